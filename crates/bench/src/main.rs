@@ -1,0 +1,3 @@
+//! The papers' experiments, each one command.
+
+fn main() {}

@@ -1,0 +1,3 @@
+//! The onecopy command line.
+
+fn main() {}

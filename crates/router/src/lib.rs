@@ -1,0 +1,1 @@
+//! One-copy serializability over a PostgreSQL leader and its followers.
