@@ -1,0 +1,1 @@
+//! SCRAM-SHA-256 on both sides of the router.

@@ -1,0 +1,1 @@
+//! What the router must know of a statement before it runs.
