@@ -1,0 +1,26 @@
+#!/bin/bash
+# Checks that need no server: layout, lints, licences, scripts. Goes on after a failure, so that one run names them all.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+failed=()
+
+check() {
+    local name=$1
+    shift
+    echo "== $name: $*"
+    "$@" || failed+=("$name")
+}
+
+check rustfmt cargo fmt --all --check
+check clippy cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
+# Not `advisories`: that check downloads a database, and a build must not need one more network service.
+check cargo-deny cargo deny --log-level error check licenses bans sources
+mapfile -t scripts < <(git ls-files '*.sh' .ci/run)
+check shellcheck shellcheck "${scripts[@]}"
+
+if ((${#failed[@]})); then
+    echo "lint: failed: ${failed[*]}"
+    exit 1
+fi
+echo "lint: rustfmt, clippy, cargo-deny (licenses, bans, sources) and shellcheck are content"

