@@ -1,0 +1,210 @@
+//! What the router knows of one statement: where it must run, what it leaves behind.
+
+use std::ops::Range;
+
+/// One statement of a message, judged against the catalog.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Statement {
+    /// What the statement does, as far as the router cares.
+    pub action: Action,
+    /// Bytes of the statement within its message, without the semicolon; leading blanks and comments may be in it.
+    /// Meaningful only for the text that was parsed: a message of one statement that came out of the cache under
+    /// its shape carries the range of the first text of that shape, so treat a lone statement as the whole message.
+    pub range: Range<usize>,
+    /// Session state that the statement leaves on its back end, so that the session cannot share back ends any more.
+    pub pins: Option<PinReason>,
+}
+
+/// Where a statement must run and what the router must do around it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// A whitelisted read: right at one epoch, on any server.
+    Read {
+        /// It depends on the time of its transaction or runs a body that nobody looked into: it must not share a
+        /// transaction that is open for long.
+        own_transaction: bool,
+    },
+    /// Must run on the leader.
+    Update {
+        /// Calls code that may hide DDL or leave session state (user-defined volatile functions, DO, CALL, user
+        /// triggers or rules, files and programs).
+        opaque: bool,
+        /// May write data. False only when that is proven.
+        writes: bool,
+        /// May commit by itself, so it cannot be wrapped in a transaction and cannot be run again (CALL, DO).
+        commits_itself: bool,
+    },
+    /// DDL and TRUNCATE: not MVCC, no epoch may be read across it.
+    Barrier {
+        /// Older snapshots stay right (CREATE INDEX, ANALYZE, VACUUM, COMMENT, REINDEX, CLUSTER).
+        harmless: bool,
+        /// Cannot run inside a transaction block.
+        alone: bool,
+        /// The database that must have no other connection.
+        database: Option<String>,
+    },
+    /// BEGIN and START TRANSACTION.
+    Begin(TransactionModes),
+    /// COMMIT and END.
+    Commit {
+        /// AND CHAIN.
+        chain: bool,
+    },
+    /// ROLLBACK and ABORT.
+    Rollback {
+        /// AND CHAIN.
+        chain: bool,
+    },
+    /// SAVEPOINT name.
+    Savepoint(String),
+    /// ROLLBACK TO SAVEPOINT name.
+    RollbackTo(String),
+    /// RELEASE SAVEPOINT name.
+    Release(String),
+    /// PREPARE TRANSACTION, COMMIT PREPARED, ROLLBACK PREPARED.
+    TwoPhase,
+    /// SET TRANSACTION (or SET of one of its three settings by name).
+    SetTransaction(TransactionModes),
+    /// SET TRANSACTION SNAPSHOT.
+    SetTransactionSnapshot,
+    /// SET SESSION CHARACTERISTICS AS TRANSACTION.
+    SetCharacteristics(TransactionModes),
+    /// SET of one setting.
+    Set {
+        /// Canonical name in lower case: `timezone` for TIME ZONE, `client_encoding` for NAMES, `search_path` for
+        /// SCHEMA, `role`, `session_authorization`.
+        name: String,
+        /// SET LOCAL.
+        local: bool,
+        /// The value when it is one constant; none for DEFAULT, lists and anything else.
+        value: Option<String>,
+    },
+    /// RESET name.
+    Reset(String),
+    /// RESET ALL.
+    ResetAll,
+    /// SHOW name, canonical as in [`Action::Set`]; `all` for SHOW ALL.
+    Show(String),
+    /// DISCARD.
+    Discard(DiscardTarget),
+    /// PREPARE on SQL level.
+    Prepare,
+    /// EXECUTE on SQL level.
+    ExecutePrepared,
+    /// DEALLOCATE; the name, or none for ALL.
+    Deallocate(Option<String>),
+    /// DECLARE CURSOR.
+    Declare {
+        /// WITH HOLD.
+        hold: bool,
+        /// Its query is a whitelisted read.
+        read: bool,
+    },
+    /// FETCH, MOVE, CLOSE.
+    CursorUse,
+    /// LISTEN.
+    Listen,
+    /// NOTIFY.
+    Notify,
+    /// UNLISTEN.
+    Unlisten,
+    /// COPY ... FROM STDIN: runs on the leader, writes.
+    CopyIn,
+    /// LOAD of a library.
+    Load,
+    /// LOCK TABLE.
+    LockTable,
+}
+
+impl Action {
+    /// An update about which nothing is known: what to assume of a statement that the parser refuses.
+    pub const UNKNOWN: Action = Action::Update { opaque: true, writes: true, commits_itself: true };
+
+    /// Whether the statement may run at an epoch on any server.
+    pub fn is_read(&self) -> bool {
+        matches!(self, Action::Read { .. })
+    }
+}
+
+/// What a transaction asks for; none means not said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TransactionModes {
+    /// ISOLATION LEVEL.
+    pub isolation: Option<Isolation>,
+    /// READ ONLY (true) or READ WRITE (false).
+    pub read_only: Option<bool>,
+    /// DEFERRABLE (true) or NOT DEFERRABLE (false).
+    pub deferrable: Option<bool>,
+}
+
+/// The isolation levels by their SQL names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// READ UNCOMMITTED.
+    ReadUncommitted,
+    /// READ COMMITTED.
+    ReadCommitted,
+    /// REPEATABLE READ.
+    RepeatableRead,
+    /// SERIALIZABLE.
+    Serializable,
+}
+
+impl Isolation {
+    /// The level of this name as settings spell it (`read committed`), in any case.
+    pub fn from_setting(value: &str) -> Option<Isolation> {
+        match value.to_ascii_lowercase().as_str() {
+            "read uncommitted" => Some(Isolation::ReadUncommitted),
+            "read committed" => Some(Isolation::ReadCommitted),
+            "repeatable read" => Some(Isolation::RepeatableRead),
+            "serializable" => Some(Isolation::Serializable),
+            _ => None,
+        }
+    }
+
+    /// The name as `SHOW transaction_isolation` prints it.
+    pub fn setting(self) -> &'static str {
+        match self {
+            Isolation::ReadUncommitted => "read uncommitted",
+            Isolation::ReadCommitted => "read committed",
+            Isolation::RepeatableRead => "repeatable read",
+            Isolation::Serializable => "serializable",
+        }
+    }
+}
+
+/// What DISCARD throws away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiscardTarget {
+    /// DISCARD ALL.
+    All,
+    /// DISCARD PLANS.
+    Plans,
+    /// DISCARD SEQUENCES.
+    Sequences,
+    /// DISCARD TEMP.
+    Temporary,
+}
+
+/// Why a session must keep its back end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PinReason {
+    /// A temporary table, view or sequence.
+    TemporaryObject,
+    /// LISTEN.
+    Listen,
+    /// A cursor WITH HOLD.
+    HoldableCursor,
+    /// A session-level advisory lock.
+    AdvisoryLock,
+    /// PREPARE on SQL level.
+    PreparedStatement,
+    /// LOAD.
+    Library,
+    /// `set_config(.., false)`, `setseed`, and other settings hidden in functions.
+    HiddenSetting,
+    /// SET ROLE or SET SESSION AUTHORIZATION.
+    Identity,
+    /// A connection or handle that a function opened (dblink, large objects).
+    Handle,
+}
