@@ -1,1 +1,42 @@
-//! A PostgreSQL server as an object.
+//! A PostgreSQL server as an object: found, initialized, configured, started, watched, copied, promoted.
+//!
+//! ```text
+//! Binaries + ServiceUser ──> ServerOptions ──> Server::create / Server::open ──> Server ──> Supervisor
+//!                                                   ▲                             │
+//!                              FollowerMaker (BaseBackup) fills a data directory  └─> ConnectionParameters ──> SQL
+//! ```
+//!
+//! Nothing here knows of a router or a cluster; what is promised holds for one server and for the pair of a primary and a standby.
+
+mod base_backup;
+mod binaries;
+mod connection;
+mod control_file;
+mod crc32c;
+mod error;
+mod follower;
+mod log_tail;
+mod lsn;
+mod postmaster;
+mod recommended;
+mod replication;
+mod server;
+mod service_user;
+mod settings;
+mod standby;
+mod supervisor;
+
+pub use base_backup::BaseBackup;
+pub use binaries::{Binaries, MAJOR_VERSION_MAX, MAJOR_VERSION_MIN};
+pub use connection::ConnectionParameters;
+pub use control_file::{ClusterState, ControlFile, ControlFileError, WalLevel};
+pub use error::PostgresError;
+pub use follower::{FollowerMaker, MakeFuture, Progress};
+pub use lsn::{InvalidLsn, Lsn};
+pub use recommended::{Role, recommended_settings};
+pub use replication::{ConnectedStandby, ReplicationState};
+pub use server::{Server, ServerOptions, StartOutcome, StopMode};
+pub use service_user::ServiceUser;
+pub use settings::{AccessRule, RuleKind, Settings};
+pub use standby::StandbyOptions;
+pub use supervisor::{Supervisor, SupervisorState};

@@ -1,0 +1,1 @@
+//! The end of a server log, for errors.

@@ -1,0 +1,1 @@
+//! The postmaster as a process.

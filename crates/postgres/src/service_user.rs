@@ -1,0 +1,241 @@
+//! The account that a server and its tools run as: PostgreSQL refuses to run as root.
+//!
+//! This is the only place that knows of it: commands are made here, and files and directories of a server are made here.
+
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::PostgresError;
+
+/// The account that Debian's and Red Hat's packages make.
+const DEFAULT_ACCOUNT: &str = "postgres";
+
+/// Environment of this process that programs of a server get to see; all else, above all `PG*`, would change what they do.
+const KEPT_VARIABLES: [&str; 4] = ["PATH", "LD_LIBRARY_PATH", "TZ", "HOME"];
+
+/// An account, and whether this process must change to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceUser {
+    name: String,
+    user_id: u32,
+    group_id: u32,
+    /// This process is root and starts programs as another account.
+    switches: bool,
+}
+
+impl ServiceUser {
+    /// As root: the account `name`, or `postgres`. Otherwise oneself, whatever `name` is.
+    ///
+    /// # Errors
+    /// [`PostgresError::UnknownServiceUser`] when the account does not exist or is root itself.
+    pub fn resolve(name: Option<&str>) -> Result<ServiceUser, PostgresError> {
+        let own_id = rustix::process::geteuid();
+        if !own_id.is_root() {
+            let user_id = own_id.as_raw();
+            let name = ask_id(&["-un"]).unwrap_or_else(|_| user_id.to_string());
+            return Ok(ServiceUser { name, user_id, group_id: rustix::process::getegid().as_raw(), switches: false });
+        }
+        let name = name.unwrap_or(DEFAULT_ACCOUNT);
+        let unknown = |reason: String| PostgresError::UnknownServiceUser { name: name.to_owned(), reason };
+        let number = |flag: &str| {
+            let answer = ask_id(&[flag, "--", name])?;
+            answer.parse::<u32>().map_err(|_| format!("id answered {answer:?}"))
+        };
+        let user_id = number("-u").map_err(unknown)?;
+        let group_id = number("-g").map_err(unknown)?;
+        if user_id == 0 {
+            return Err(unknown("it is root".to_owned()));
+        }
+        Ok(ServiceUser { name: name.to_owned(), user_id, group_id, switches: true })
+    }
+
+    /// The account's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The account's user id.
+    pub fn user_id(&self) -> u32 {
+        self.user_id
+    }
+
+    /// A command that runs as this account, in `/`, with a clean environment and English messages.
+    ///
+    /// The standard library drops the supplementary groups when it changes the user.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        use std::os::unix::process::CommandExt;
+        let mut command = Command::new(program);
+        command.current_dir("/").env_clear().env("LC_ALL", "C");
+        command.envs(KEPT_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
+        if self.switches {
+            command.uid(self.user_id).gid(self.group_id);
+            // The home of root is not for this account: libpq would look for certificates there.
+            command.env_remove("HOME");
+        }
+        command
+    }
+
+    /// Makes `path` and what is missing above it, mode 0700, owned by this account; what exists stays as it is.
+    ///
+    /// # Errors
+    /// [`PostgresError::File`]; [`PostgresError::NotReachable`] when the account cannot get there.
+    pub fn create_directory(&self, path: &Path) -> Result<(), PostgresError> {
+        let missing: Vec<&Path> = path.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
+        for directory in missing.into_iter().rev().filter(|directory| !directory.as_os_str().is_empty()) {
+            match DirBuilder::new().mode(0o700).create(directory) {
+                Ok(()) => self.own(directory)?,
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(PostgresError::file("create", directory)(error)),
+            }
+        }
+        self.check_reachable(path)
+    }
+
+    /// Checks that this account can pass every directory above `path` and enter `path` itself, if that is a directory.
+    ///
+    /// # Errors
+    /// [`PostgresError::NotReachable`] names the directory that stops it.
+    pub fn check_reachable(&self, path: &Path) -> Result<(), PostgresError> {
+        let absolute = std::path::absolute(path).map_err(PostgresError::file("resolve", path))?;
+        let mut on_the_way: Vec<&Path> = absolute.ancestors().collect();
+        on_the_way.reverse();
+        for directory in on_the_way {
+            let Ok(metadata) = fs::metadata(directory) else { break };
+            if metadata.is_dir() && !self.mode_allows_search(&metadata) && !self.can_search(directory) {
+                return Err(PostgresError::NotReachable {
+                    path: absolute.clone(),
+                    blocked_by: directory.to_owned(),
+                    user: self.name.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a file of this account with the given mode, whole or not at all, durable when it returns.
+    pub(crate) fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> Result<(), PostgresError> {
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(".new");
+        let new_path = path.with_file_name(name);
+        // A leftover of an interrupted write, or a link that somebody laid: never written through.
+        let _ = fs::remove_file(&new_path);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true).mode(mode);
+        let mut file = options.open(&new_path).map_err(PostgresError::file("create", &new_path))?;
+        self.own_file(&file, &new_path)?;
+        file.write_all(content).and_then(|()| file.sync_all()).map_err(PostgresError::file("write", &new_path))?;
+        fs::rename(&new_path, path).map_err(PostgresError::file("replace", path))?;
+        sync_directory_of(path)
+    }
+
+    /// Gives an open file to this account.
+    pub(crate) fn own_file(&self, file: &File, path: &Path) -> Result<(), PostgresError> {
+        if self.switches {
+            fchown(file, Some(self.user_id), Some(self.group_id))
+                .map_err(PostgresError::file("change the owner of", path))?;
+        }
+        Ok(())
+    }
+
+    /// Gives a file or directory to this account; a symbolic link is not followed.
+    fn own(&self, path: &Path) -> Result<(), PostgresError> {
+        if self.switches {
+            std::os::unix::fs::lchown(path, Some(self.user_id), Some(self.group_id))
+                .map_err(PostgresError::file("change the owner of", path))?;
+        }
+        Ok(())
+    }
+
+    fn mode_allows_search(&self, metadata: &fs::Metadata) -> bool {
+        let bit = match () {
+            () if metadata.uid() == self.user_id => 0o100,
+            () if metadata.gid() == self.group_id => 0o010,
+            () => 0o001,
+        };
+        metadata.mode() & bit != 0
+    }
+
+    /// Asks the kernel, as that account: an access list may allow what the mode does not say.
+    fn can_search(&self, directory: &Path) -> bool {
+        let status = self.command("test").arg("-x").arg(directory).status();
+        status.is_ok_and(|status| status.success())
+    }
+}
+
+/// Makes a rename or a new name in the directory above `path` durable.
+pub(crate) fn sync_directory_of(path: &Path) -> Result<(), PostgresError> {
+    let parent = path.parent().map_or_else(|| PathBuf::from("/"), Path::to_owned);
+    File::open(&parent).and_then(|directory| directory.sync_all()).map_err(PostgresError::file("sync", parent))
+}
+
+/// Asks `id`, which also knows accounts that are not in `/etc/passwd`.
+fn ask_id(arguments: &[&str]) -> Result<String, String> {
+    let output = Command::new("id").args(arguments).output().map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn oneself() -> ServiceUser {
+        ServiceUser::resolve(None).expect("the account of servers exists")
+    }
+
+    #[test]
+    fn a_server_never_runs_as_root() {
+        assert_ne!(oneself().user_id(), 0);
+        let output = oneself().command("id").arg("-u").output().expect("id runs");
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), oneself().user_id().to_string());
+    }
+
+    #[test]
+    fn unknown_accounts_are_named() {
+        if rustix::process::geteuid().is_root() {
+            for name in ["no-such-account", "root"] {
+                let error = ServiceUser::resolve(Some(name)).expect_err("refused").to_string();
+                assert!(error.contains(name), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_closed_parent_is_named() {
+        // Only another account than one's own can be kept out of one's own directory.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let closed = directory.path().join("closed");
+        fs::create_dir(&closed).expect("made");
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("open");
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).expect("closed");
+        let error = oneself().create_directory(&closed.join("server")).expect_err("not reachable");
+        assert!(matches!(&error, PostgresError::NotReachable { blocked_by, .. } if *blocked_by == closed), "{error}");
+        fs::set_permissions(&closed, fs::Permissions::from_mode(0o711)).expect("searchable");
+        oneself().create_directory(&closed.join("server")).expect("reachable now");
+    }
+
+    #[test]
+    fn a_file_is_replaced_with_its_mode_and_not_through_a_link() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("file");
+        let elsewhere = directory.path().join("elsewhere");
+        fs::write(&elsewhere, "precious").expect("written");
+        std::os::unix::fs::symlink(&elsewhere, directory.path().join("file.new")).expect("linked");
+        oneself().write_file(&path, b"one", 0o600).expect("written");
+        oneself().write_file(&path, b"two", 0o600).expect("replaced");
+        assert_eq!(fs::read(&path).expect("read"), b"two");
+        assert_eq!(fs::read(&elsewhere).expect("read"), b"precious");
+        let metadata = fs::metadata(&path).expect("there");
+        assert_eq!((metadata.mode() & 0o777, metadata.uid()), (0o600, oneself().user_id()));
+    }
+}
