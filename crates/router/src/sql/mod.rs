@@ -4,6 +4,15 @@
 //! [`resolve`] judges those facts against a [`Catalog`] of one database. Reads are whitelisted: whatever is not proven
 //! to be a read goes to the leader. [`ClassificationCache`] remembers the outcome under the message's [`shape`].
 
+mod builtin;
+mod catalog;
+mod classify;
+mod command;
+mod facts;
+mod parse;
 mod statement;
 
+pub use catalog::{Catalog, CatalogError, DEFINITION_BYTES_MAX, OBJECTS_MAX, Objects, Part, Scope};
+pub use classify::{VIEW_DEPTH_MAX, resolve};
+pub use parse::{ParseError, ParsedStatement, STATEMENTS_MAX, parse};
 pub use statement::{Action, DiscardTarget, Isolation, PinReason, Statement, TransactionModes};

@@ -1,0 +1,168 @@
+//! Second step: facts and catalog together say where a statement may run.
+
+use std::collections::HashSet;
+
+use super::builtin;
+use super::catalog::{Catalog, Relation};
+use super::facts::{Facts, QualifiedName};
+use super::parse::{Kind, ParsedStatement};
+use super::statement::{Action, PinReason, Statement};
+
+/// How deep views may stand on views; deeper ones are not looked into and are no reads.
+pub const VIEW_DEPTH_MAX: usize = 32;
+
+/// Judges one statement against a catalog.
+pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
+    let range = parsed.range.clone();
+    let judge = || Judgement::of(&parsed.facts, catalog);
+    let (action, pins) = match &parsed.kind {
+        Kind::Fixed(action, pins) => (action.clone(), *pins),
+        Kind::Query { own_transaction } => {
+            let judged = judge();
+            let action = if judged.read {
+                Action::Read { own_transaction: *own_transaction || judged.own_transaction }
+            } else {
+                Action::Update { opaque: judged.opaque, writes: judged.writes, commits_itself: false }
+            };
+            (action, judged.pins)
+        }
+        Kind::Write => {
+            let judged = judge();
+            (Action::Update { opaque: judged.opaque, writes: true, commits_itself: false }, judged.pins)
+        }
+        Kind::Cursor { hold } => {
+            let judged = judge();
+            let pins = if *hold { Some(PinReason::HoldableCursor) } else { judged.pins };
+            (Action::Declare { hold: *hold, read: judged.read }, pins)
+        }
+    };
+    Statement { action, range, pins }
+}
+
+/// What is known so far; it only ever gets worse.
+struct Judgement<'a> {
+    catalog: &'a Catalog,
+    read: bool,
+    own_transaction: bool,
+    writes: bool,
+    opaque: bool,
+    pins: Option<PinReason>,
+    /// Views already looked into.
+    seen: HashSet<(&'a str, String)>,
+}
+
+impl<'a> Judgement<'a> {
+    fn of(facts: &Facts, catalog: &'a Catalog) -> Judgement<'a> {
+        let mut judgement = Judgement {
+            catalog,
+            read: true,
+            own_transaction: false,
+            writes: false,
+            opaque: false,
+            pins: None,
+            seen: HashSet::new(),
+        };
+        if catalog.has_volatile_conversions() {
+            judgement.unknown_code();
+        }
+        judgement.facts(facts, facts.modifies, 0);
+        judgement
+    }
+
+    /// Something runs that nobody can judge.
+    fn unknown_code(&mut self) {
+        self.read = false;
+        self.writes = true;
+        self.opaque = true;
+    }
+
+    fn facts(&mut self, facts: &Facts, modifies: bool, depth: usize) {
+        let writes = facts.unknown || facts.locks || facts.into || facts.modifies;
+        self.read &= !writes && !facts.temporary;
+        self.writes |= writes;
+        self.own_transaction |= facts.time;
+        if facts.temporary {
+            self.pin(PinReason::TemporaryObject);
+        }
+        if facts.session_setting {
+            self.pin(PinReason::HiddenSetting);
+        }
+        for name in &facts.functions {
+            self.function(name);
+        }
+        for name in &facts.relations {
+            self.relation(name, facts, modifies, depth);
+        }
+        let volatile = facts.operators.iter().any(|name| self.catalog.is_volatile_operator(name))
+            || facts.attributes.iter().any(|name| self.catalog.is_volatile_attribute(name));
+        if volatile {
+            self.unknown_code();
+        }
+    }
+
+    fn pin(&mut self, reason: PinReason) {
+        self.pins.get_or_insert(reason);
+    }
+
+    fn function(&mut self, name: &QualifiedName) {
+        let mut known = false;
+        for functions in self.catalog.functions(name) {
+            known = true;
+            match (functions.volatile, functions.user_defined) {
+                (true, true) => self.unknown_code(),
+                (true, false) => {
+                    self.read = false;
+                    self.writes |= !builtin::volatile_without_writing(&name.name);
+                }
+                (false, true) => self.own_transaction = true,
+                (false, false) => self.read &= !builtin::speaks_of_the_server(&name.name),
+            }
+        }
+        if !known {
+            self.unknown_code();
+        }
+        self.own_transaction |= builtin::tells_the_time(&name.name);
+        if let Some(reason) = builtin::leaves_behind(&name.name) {
+            self.read = false;
+            self.pin(reason);
+        }
+    }
+
+    fn relation(&mut self, name: &QualifiedName, facts: &Facts, modifies: bool, depth: usize) {
+        let mut known = name.schema.is_none() && facts.with_names.contains(&name.name);
+        for (schema, relation) in self.catalog.relations(name) {
+            known = true;
+            self.read &= relation.permanent && !relation.odd_descendants;
+            self.opaque |= modifies && relation.hooks;
+            match relation.kind {
+                // Policies run whatever their author wrote.
+                _ if relation.row_security => self.unknown_code(),
+                b'r' | b'p' | b'm' => {}
+                b'S' => self.read = false,
+                b'v' => {
+                    // Writing to a view runs its rules and those of the tables below, which are not followed.
+                    self.opaque |= modifies;
+                    self.view(schema, &name.name, relation, depth);
+                }
+                _ => self.unknown_code(),
+            }
+            if relation.odd_descendants {
+                // A foreign table may be among them.
+                self.unknown_code();
+            }
+        }
+        if !known {
+            self.unknown_code();
+        }
+    }
+
+    fn view(&mut self, schema: &'a str, name: &str, relation: &Relation, depth: usize) {
+        if !self.seen.insert((schema, name.to_owned())) {
+            return;
+        }
+        match relation.definition_facts() {
+            Some(facts) if depth < VIEW_DEPTH_MAX => self.facts(facts, false, depth + 1),
+            _ => self.unknown_code(),
+        }
+    }
+}

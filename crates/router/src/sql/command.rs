@@ -1,0 +1,282 @@
+//! What the kind of a statement says by itself, catalog or not.
+
+use pg_query::NodeEnum;
+use pg_query::protobuf::{
+    CreateTableAsStmt, CreatedbStmt, DeclareCursorStmt, DefElem, DiscardMode, DropStmt, ExplainStmt, Node, ObjectType,
+    RangeVar, ReindexObjectType, ReindexStmt, TransactionStmt, TransactionStmtKind, VariableSetKind, VariableSetStmt,
+    a_const,
+};
+
+use super::parse::Kind;
+use super::statement::{Action, DiscardTarget, Isolation, PinReason, TransactionModes};
+
+/// CURSOR_OPT_HOLD of PostgreSQL's parsenodes.h.
+const CURSOR_OPTION_HOLD: i32 = 0x20;
+
+/// DDL that is not on a list below: every epoch must end before it and begin after it.
+const BARRIER: Action = Action::Barrier { harmless: false, alone: false, database: None };
+const BARRIER_ALONE: Action = Action::Barrier { harmless: false, alone: true, database: None };
+const HARMLESS: Action = Action::Barrier { harmless: true, alone: false, database: None };
+const HARMLESS_ALONE: Action = Action::Barrier { harmless: true, alone: true, database: None };
+/// Runs on the leader and changes neither data nor the meaning of a snapshot.
+const LEADER: Action = Action::Update { opaque: false, writes: false, commits_itself: false };
+
+/// The kind of a statement.
+pub(super) fn kind(node: &NodeEnum) -> Kind {
+    let (action, pins) = match node {
+        NodeEnum::SelectStmt(select) if select.into_clause.is_none() => return Kind::Query { own_transaction: false },
+        NodeEnum::SelectStmt(select) => made_by_query(select.into_clause.as_ref().and_then(|into| into.rel.as_ref())),
+        NodeEnum::InsertStmt(_) | NodeEnum::UpdateStmt(_) | NodeEnum::DeleteStmt(_) | NodeEnum::MergeStmt(_) => {
+            return Kind::Write;
+        }
+        NodeEnum::ExplainStmt(explain) => return explained(explain),
+        NodeEnum::CopyStmt(copy) => match (copy.is_from, copy.is_program || !copy.filename.is_empty()) {
+            (_, true) => (Action::Update { opaque: true, writes: true, commits_itself: false }, None),
+            (true, false) => (Action::CopyIn, None),
+            (false, false) if copy.query.as_ref().is_some_and(|query| !is_select(query)) => return Kind::Write,
+            (false, false) => return Kind::Query { own_transaction: true },
+        },
+        NodeEnum::DeclareCursorStmt(declare) => return declared(declare),
+        NodeEnum::TransactionStmt(statement) => (transaction(statement), None),
+        NodeEnum::VariableSetStmt(statement) => set(statement),
+        NodeEnum::VariableShowStmt(show) => (Action::Show(canonical(&show.name)), None),
+        NodeEnum::DiscardStmt(discard) => (discarded(discard.target), None),
+        NodeEnum::PrepareStmt(_) => (Action::Prepare, Some(PinReason::PreparedStatement)),
+        NodeEnum::ExecuteStmt(_) => (Action::ExecutePrepared, None),
+        NodeEnum::DeallocateStmt(deallocate) => {
+            (Action::Deallocate((!deallocate.isall).then(|| deallocate.name.clone())), None)
+        }
+        NodeEnum::FetchStmt(_) | NodeEnum::ClosePortalStmt(_) => (Action::CursorUse, None),
+        NodeEnum::ListenStmt(_) => (Action::Listen, Some(PinReason::Listen)),
+        NodeEnum::NotifyStmt(_) => (Action::Notify, None),
+        NodeEnum::UnlistenStmt(_) => (Action::Unlisten, None),
+        NodeEnum::LoadStmt(_) => (Action::Load, Some(PinReason::Library)),
+        NodeEnum::LockStmt(_) => (Action::LockTable, None),
+        NodeEnum::CallStmt(_) | NodeEnum::DoStmt(_) => (Action::UNKNOWN, None),
+        NodeEnum::ConstraintsSetStmt(_) | NodeEnum::CheckPointStmt(_) => (LEADER, None),
+        other => definition(other),
+    };
+    Kind::Fixed(action, pins)
+}
+
+/// Whatever defines, changes or maintains objects; what is unknown is a full barrier.
+fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
+    let action = match node {
+        NodeEnum::CreateStmt(create) => return made(create.relation.as_ref()),
+        NodeEnum::CreateSeqStmt(create) => return made(create.sequence.as_ref()),
+        NodeEnum::ViewStmt(view) => return made(view.view.as_ref()),
+        NodeEnum::CreateTableAsStmt(create) => return made_by_create(create),
+        NodeEnum::CommentStmt(_) | NodeEnum::CreateStatsStmt(_) => HARMLESS,
+        NodeEnum::VacuumStmt(vacuum) if !vacuum.is_vacuumcmd => HARMLESS,
+        NodeEnum::VacuumStmt(_) | NodeEnum::AlterSystemStmt(_) => HARMLESS_ALONE,
+        NodeEnum::ClusterStmt(cluster) if cluster.relation.is_some() => HARMLESS,
+        NodeEnum::ClusterStmt(_) => HARMLESS_ALONE,
+        NodeEnum::IndexStmt(index) => Action::Barrier { harmless: true, alone: index.concurrent, database: None },
+        NodeEnum::ReindexStmt(reindex) => reindexed(reindex),
+        NodeEnum::DropStmt(DropStmt { concurrent: true, .. }) => BARRIER_ALONE,
+        NodeEnum::AlterTableStmt(alter) => {
+            // DETACH PARTITION .. CONCURRENTLY is the only form with the flag.
+            let concurrent = |node: &Node| match &node.node {
+                Some(NodeEnum::AlterTableCmd(command)) => {
+                    match command.def.as_deref().and_then(|def| def.node.as_ref()) {
+                        Some(NodeEnum::PartitionCmd(partition)) => partition.concurrent,
+                        _ => false,
+                    }
+                }
+                _ => false,
+            };
+            Action::Barrier { harmless: false, alone: alter.cmds.iter().any(concurrent), database: None }
+        }
+        NodeEnum::CreateTableSpaceStmt(_)
+        | NodeEnum::DropTableSpaceStmt(_)
+        | NodeEnum::CreateSubscriptionStmt(_)
+        | NodeEnum::AlterSubscriptionStmt(_)
+        | NodeEnum::DropSubscriptionStmt(_) => BARRIER_ALONE,
+        NodeEnum::CreatedbStmt(create) => Action::Barrier { harmless: true, alone: true, database: template(create) },
+        NodeEnum::DropdbStmt(drop) => {
+            Action::Barrier { harmless: false, alone: true, database: Some(drop.dbname.clone()) }
+        }
+        NodeEnum::AlterDatabaseStmt(alter) => {
+            let moves = option(&alter.options, "tablespace").is_some();
+            Action::Barrier { harmless: false, alone: moves, database: moves.then(|| alter.dbname.clone()) }
+        }
+        NodeEnum::RenameStmt(rename) if rename.rename_type == ObjectType::ObjectDatabase as i32 => {
+            Action::Barrier { harmless: false, alone: false, database: Some(rename.subname.clone()) }
+        }
+        _ => BARRIER,
+    };
+    (action, None)
+}
+
+/// A new relation: a temporary one concerns nobody else, so it is no barrier, but it ties the session to its back end.
+fn made(relation: Option<&RangeVar>) -> (Action, Option<PinReason>) {
+    let temporary = relation.is_some_and(|name| name.relpersistence == "t" || name.schemaname.starts_with("pg_temp"));
+    if temporary {
+        let action = Action::Update { opaque: false, writes: true, commits_itself: false };
+        (action, Some(PinReason::TemporaryObject))
+    } else {
+        (BARRIER, None)
+    }
+}
+
+/// As [`made`], with a query of which nothing is known.
+fn made_by_query(relation: Option<&RangeVar>) -> (Action, Option<PinReason>) {
+    match made(relation) {
+        (Action::Update { .. }, pins) => (Action::Update { opaque: true, writes: true, commits_itself: false }, pins),
+        barrier => barrier,
+    }
+}
+
+fn made_by_create(create: &CreateTableAsStmt) -> (Action, Option<PinReason>) {
+    made_by_query(create.into.as_ref().and_then(|into| into.rel.as_ref()))
+}
+
+fn reindexed(reindex: &ReindexStmt) -> Action {
+    let one = [ReindexObjectType::ReindexObjectIndex as i32, ReindexObjectType::ReindexObjectTable as i32];
+    let concurrent = option(&reindex.params, "concurrently").is_some();
+    Action::Barrier { harmless: true, alone: concurrent || !one.contains(&reindex.kind), database: None }
+}
+
+fn template(create: &CreatedbStmt) -> Option<String> {
+    option(&create.options, "template").and_then(|option| option.arg.as_deref()).and_then(plain)
+}
+
+fn explained(explain: &ExplainStmt) -> Kind {
+    let Some(inner) = explain.query.as_deref().and_then(|query| query.node.as_ref()) else {
+        return Kind::Fixed(Action::UNKNOWN, None);
+    };
+    let analyze = option(&explain.options, "analyze").is_some_and(|option| {
+        // ANALYZE without a value is on; any value but a plain "off" is taken as on.
+        let value = option.arg.as_deref().and_then(plain).unwrap_or_default().to_ascii_lowercase();
+        !matches!(value.as_str(), "off" | "false" | "0")
+    });
+    match kind(inner) {
+        query @ Kind::Query { .. } => query,
+        inner if analyze => inner,
+        _ => Kind::Fixed(LEADER, None),
+    }
+}
+
+fn declared(declare: &DeclareCursorStmt) -> Kind {
+    let hold = declare.options & CURSOR_OPTION_HOLD != 0;
+    if declare.query.as_deref().is_some_and(is_select) {
+        Kind::Cursor { hold }
+    } else {
+        Kind::Fixed(Action::Declare { hold, read: false }, hold.then_some(PinReason::HoldableCursor))
+    }
+}
+
+fn is_select(node: &Node) -> bool {
+    matches!(&node.node, Some(NodeEnum::SelectStmt(_)))
+}
+
+fn transaction(statement: &TransactionStmt) -> Action {
+    use TransactionStmtKind as K;
+    let name = || statement.savepoint_name.clone();
+    match K::try_from(statement.kind).unwrap_or(K::Undefined) {
+        K::TransStmtBegin | K::TransStmtStart => Action::Begin(modes(&statement.options)),
+        K::TransStmtCommit => Action::Commit { chain: statement.chain },
+        K::TransStmtRollback => Action::Rollback { chain: statement.chain },
+        K::TransStmtSavepoint => Action::Savepoint(name()),
+        K::TransStmtRelease => Action::Release(name()),
+        K::TransStmtRollbackTo => Action::RollbackTo(name()),
+        K::TransStmtPrepare | K::TransStmtCommitPrepared | K::TransStmtRollbackPrepared => Action::TwoPhase,
+        K::Undefined => Action::UNKNOWN,
+    }
+}
+
+fn discarded(target: i32) -> Action {
+    Action::Discard(match DiscardMode::try_from(target) {
+        Ok(DiscardMode::DiscardPlans) => DiscardTarget::Plans,
+        Ok(DiscardMode::DiscardSequences) => DiscardTarget::Sequences,
+        Ok(DiscardMode::DiscardTemp) => DiscardTarget::Temporary,
+        _ => DiscardTarget::All,
+    })
+}
+
+fn set(statement: &VariableSetStmt) -> (Action, Option<PinReason>) {
+    use VariableSetKind as K;
+    let name = canonical(&statement.name);
+    let local = statement.is_local;
+    let identity = (!local && matches!(name.as_str(), "role" | "session_authorization")).then_some(PinReason::Identity);
+    match K::try_from(statement.kind).unwrap_or(K::Undefined) {
+        K::VarReset => (Action::Reset(name), None),
+        K::VarResetAll => (Action::ResetAll, None),
+        K::VarSetMulti => match statement.name.as_str() {
+            "TRANSACTION" => (Action::SetTransaction(modes(&statement.args)), None),
+            "SESSION CHARACTERISTICS" => (Action::SetCharacteristics(modes(&statement.args)), None),
+            "TRANSACTION SNAPSHOT" => (Action::SetTransactionSnapshot, None),
+            _ => (Action::UNKNOWN, None),
+        },
+        K::VarSetDefault | K::VarSetCurrent => (Action::Set { name, local, value: None }, identity),
+        K::VarSetValue => {
+            let value = match statement.args.as_slice() {
+                [one] => plain(one),
+                _ => None,
+            };
+            if let Some(modes) = value.as_deref().and_then(|value| modes_by_name(&name, value)) {
+                return (Action::SetTransaction(modes), None);
+            }
+            (Action::Set { name, local, value }, identity)
+        }
+        K::Undefined => (Action::UNKNOWN, None),
+    }
+}
+
+/// `SET transaction_read_only = on` says the same as SET TRANSACTION READ ONLY.
+fn modes_by_name(name: &str, value: &str) -> Option<TransactionModes> {
+    let switch = || match value.to_ascii_lowercase().as_str() {
+        "on" | "true" | "yes" | "1" => Some(true),
+        "off" | "false" | "no" | "0" => Some(false),
+        _ => None,
+    };
+    let mut modes = TransactionModes::default();
+    match name {
+        "transaction_isolation" => modes.isolation = Some(Isolation::from_setting(value)?),
+        "transaction_read_only" => modes.read_only = Some(switch()?),
+        "transaction_deferrable" => modes.deferrable = Some(switch()?),
+        _ => return None,
+    }
+    Some(modes)
+}
+
+fn modes(options: &[Node]) -> TransactionModes {
+    let value = |name: &str| option(options, name).and_then(|option| option.arg.as_deref()).and_then(plain);
+    let switch = |name: &str| value(name).map(|value| value != "0");
+    TransactionModes {
+        isolation: value("transaction_isolation").and_then(|value| Isolation::from_setting(&value)),
+        read_only: switch("transaction_read_only"),
+        deferrable: switch("transaction_deferrable"),
+    }
+}
+
+/// The last option of this name: PostgreSQL lets the last one win.
+fn option<'a>(options: &'a [Node], name: &str) -> Option<&'a DefElem> {
+    options.iter().rev().find_map(|node| match &node.node {
+        Some(NodeEnum::DefElem(element)) if element.defname == name => Some(element.as_ref()),
+        _ => None,
+    })
+}
+
+/// The text of a single constant or identifier.
+fn plain(node: &Node) -> Option<String> {
+    match node.node.as_ref()? {
+        NodeEnum::String(text) => Some(text.sval.clone()),
+        NodeEnum::Integer(number) => Some(number.ival.to_string()),
+        NodeEnum::Float(number) => Some(number.fval.clone()),
+        NodeEnum::Boolean(truth) => Some(truth.boolval.to_string()),
+        NodeEnum::AConst(constant) => match constant.val.as_ref()? {
+            a_const::Val::Sval(text) => Some(text.sval.clone()),
+            a_const::Val::Ival(number) => Some(number.ival.to_string()),
+            a_const::Val::Fval(number) => Some(number.fval.clone()),
+            a_const::Val::Boolval(truth) => Some(truth.boolval.to_string()),
+            a_const::Val::Bsval(_) => None,
+        },
+        _ => None,
+    }
+}
+
+/// Setting names are compared without case; the grammar has already turned TIME ZONE and NAMES into settings.
+fn canonical(name: &str) -> String {
+    name.to_ascii_lowercase()
+}
