@@ -5,14 +5,18 @@
 //! to be a read goes to the leader. [`ClassificationCache`] remembers the outcome under the message's [`shape`].
 
 mod builtin;
+mod cache;
 mod catalog;
 mod classify;
 mod command;
 mod facts;
 mod parse;
+mod shape;
 mod statement;
 
+pub use cache::{CACHE_BYTES_MAX, CACHE_ENTRIES_MAX, ClassificationCache};
 pub use catalog::{Catalog, CatalogError, DEFINITION_BYTES_MAX, OBJECTS_MAX, Objects, Part, Scope};
 pub use classify::{VIEW_DEPTH_MAX, resolve};
 pub use parse::{ParseError, ParsedStatement, STATEMENTS_MAX, parse};
+pub use shape::{SHAPE_BYTES_MAX, Shape, shape};
 pub use statement::{Action, DiscardTarget, Isolation, PinReason, Statement, TransactionModes};
