@@ -9,6 +9,8 @@ mod cache;
 mod catalog;
 mod classify;
 mod command;
+#[cfg(test)]
+mod command_tests;
 mod facts;
 mod parse;
 mod shape;

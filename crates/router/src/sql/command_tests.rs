@@ -1,0 +1,234 @@
+//! Every kind of statement and what its syntax alone says.
+
+use super::catalog::Catalog;
+use super::statement::{Action, DiscardTarget, Isolation, PinReason, TransactionModes};
+use super::{parse, resolve};
+
+/// The one statement of a text, judged without any catalog.
+fn judged(text: &str) -> (Action, Option<PinReason>) {
+    let parsed = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    assert_eq!(parsed.len(), 1, "{text}");
+    let statement = resolve(&parsed[0], &Catalog::empty());
+    (statement.action, statement.pins)
+}
+
+fn check(table: &[(&str, Action)]) {
+    for (text, action) in table {
+        assert_eq!(&judged(text).0, action, "{text}");
+    }
+}
+
+const fn barrier(harmless: bool, alone: bool) -> Action {
+    Action::Barrier { harmless, alone, database: None }
+}
+
+fn for_database(harmless: bool, alone: bool, name: &str) -> Action {
+    Action::Barrier { harmless, alone, database: Some(name.to_owned()) }
+}
+
+const fn update(opaque: bool, writes: bool, commits_itself: bool) -> Action {
+    Action::Update { opaque, writes, commits_itself }
+}
+
+const NO_MODES: TransactionModes = TransactionModes { isolation: None, read_only: None, deferrable: None };
+
+#[test]
+fn transactions() {
+    let serializable = TransactionModes { isolation: Some(Isolation::Serializable), ..NO_MODES };
+    let read_only = TransactionModes { read_only: Some(true), ..NO_MODES };
+    let all = TransactionModes { read_only: Some(true), deferrable: Some(true), ..serializable };
+    let name = || "a".to_owned();
+    check(&[
+        ("BEGIN", Action::Begin(NO_MODES)),
+        ("START TRANSACTION READ ONLY", Action::Begin(read_only)),
+        ("BEGIN ISOLATION LEVEL SERIALIZABLE, READ ONLY, DEFERRABLE", Action::Begin(all)),
+        ("BEGIN READ WRITE", Action::Begin(TransactionModes { read_only: Some(false), ..NO_MODES })),
+        ("BEGIN NOT DEFERRABLE", Action::Begin(TransactionModes { deferrable: Some(false), ..NO_MODES })),
+        ("COMMIT", Action::Commit { chain: false }),
+        ("END AND CHAIN", Action::Commit { chain: true }),
+        ("ROLLBACK", Action::Rollback { chain: false }),
+        ("ABORT AND CHAIN", Action::Rollback { chain: true }),
+        ("SAVEPOINT a", Action::Savepoint(name())),
+        ("ROLLBACK TO a", Action::RollbackTo(name())),
+        ("RELEASE SAVEPOINT A", Action::Release(name())),
+        ("PREPARE TRANSACTION 'x'", Action::TwoPhase),
+        ("COMMIT PREPARED 'x'", Action::TwoPhase),
+        ("ROLLBACK PREPARED 'x'", Action::TwoPhase),
+        ("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE", Action::SetTransaction(serializable)),
+        ("SET transaction_isolation = 'serializable'", Action::SetTransaction(serializable)),
+        ("SET LOCAL transaction_read_only TO on", Action::SetTransaction(read_only)),
+        ("SET TRANSACTION SNAPSHOT '1-1'", Action::SetTransactionSnapshot),
+        ("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY", Action::SetCharacteristics(read_only)),
+        ("SET CONSTRAINTS ALL DEFERRED", update(false, false, false)),
+    ]);
+}
+
+#[test]
+fn settings() {
+    let set = |name: &str, local: bool, value: Option<&str>| Action::Set {
+        name: name.to_owned(),
+        local,
+        value: value.map(str::to_owned),
+    };
+    check(&[
+        ("SET Work_Mem = '1MB'", set("work_mem", false, Some("1MB"))),
+        ("SET LOCAL work_mem TO 64", set("work_mem", true, Some("64"))),
+        ("SET search_path TO a, b", set("search_path", false, None)),
+        ("SET search_path TO a", set("search_path", false, Some("a"))),
+        ("SET SCHEMA 'a'", set("search_path", false, Some("a"))),
+        ("SET NAMES 'UTF8'", set("client_encoding", false, Some("UTF8"))),
+        ("SET TIME ZONE 'UTC'", set("timezone", false, Some("UTC"))),
+        ("SET TIME ZONE LOCAL", set("timezone", false, None)),
+        ("SET a.b = on", set("a.b", false, Some("on"))),
+        ("SET work_mem TO DEFAULT", set("work_mem", false, None)),
+        ("SET extra_float_digits = 3", set("extra_float_digits", false, Some("3"))),
+        ("SET ROLE r", set("role", false, Some("r"))),
+        ("SET SESSION AUTHORIZATION r", set("session_authorization", false, Some("r"))),
+        ("RESET work_mem", Action::Reset("work_mem".to_owned())),
+        ("RESET ROLE", Action::Reset("role".to_owned())),
+        ("RESET ALL", Action::ResetAll),
+        ("SHOW TRANSACTION ISOLATION LEVEL", Action::Show("transaction_isolation".to_owned())),
+        ("SHOW TimeZone", Action::Show("timezone".to_owned())),
+        ("SHOW TIME ZONE", Action::Show("timezone".to_owned())),
+        ("SHOW SESSION AUTHORIZATION", Action::Show("session_authorization".to_owned())),
+        ("SHOW ALL", Action::Show("all".to_owned())),
+        ("DISCARD ALL", Action::Discard(DiscardTarget::All)),
+        ("DISCARD PLANS", Action::Discard(DiscardTarget::Plans)),
+        ("DISCARD SEQUENCES", Action::Discard(DiscardTarget::Sequences)),
+        ("DISCARD TEMP", Action::Discard(DiscardTarget::Temporary)),
+    ]);
+}
+
+#[test]
+fn session_commands() {
+    let name = || Some("a".to_owned());
+    check(&[
+        ("PREPARE a AS SELECT 1", Action::Prepare),
+        ("EXECUTE a(1)", Action::ExecutePrepared),
+        ("DEALLOCATE a", Action::Deallocate(name())),
+        ("DEALLOCATE ALL", Action::Deallocate(None)),
+        ("DECLARE c CURSOR FOR SELECT 1", Action::Declare { hold: false, read: true }),
+        ("DECLARE c CURSOR WITH HOLD FOR VALUES (1)", Action::Declare { hold: true, read: true }),
+        ("DECLARE c CURSOR FOR SELECT 1 FROM t FOR UPDATE", Action::Declare { hold: false, read: false }),
+        ("FETCH 1 FROM c", Action::CursorUse),
+        ("MOVE c", Action::CursorUse),
+        ("CLOSE c", Action::CursorUse),
+        ("LISTEN a", Action::Listen),
+        ("UNLISTEN *", Action::Unlisten),
+        ("NOTIFY a, 'x'", Action::Notify),
+        ("LOAD 'x'", Action::Load),
+        ("LOCK TABLE t", Action::LockTable),
+        ("CHECKPOINT", update(false, false, false)),
+        ("CALL p()", update(true, true, true)),
+        ("DO $$BEGIN END$$", update(true, true, true)),
+        ("COPY t FROM STDIN", Action::CopyIn),
+        ("COPY t FROM '/a'", update(true, true, false)),
+        ("COPY t TO '/a'", update(true, true, false)),
+        ("COPY t TO PROGRAM 'a'", update(true, true, false)),
+        ("COPY (SELECT 1) TO STDOUT", Action::Read { own_transaction: true }),
+        ("COPY (DELETE FROM t RETURNING 1) TO STDOUT", update(true, true, false)),
+    ]);
+}
+
+#[test]
+fn queries_without_names() {
+    let read = Action::Read { own_transaction: false };
+    check(&[
+        ("SELECT 1", read.clone()),
+        ("VALUES (1), (2)", read.clone()),
+        ("WITH w AS (SELECT 1) SELECT * FROM w UNION ALL VALUES (2) ORDER BY 1 LIMIT 1", read.clone()),
+        ("EXPLAIN SELECT 1", read.clone()),
+        ("EXPLAIN (ANALYZE, BUFFERS) SELECT 1", read),
+        ("EXPLAIN UPDATE t SET a = 1", update(false, false, false)),
+        ("EXPLAIN (ANALYZE off) DELETE FROM t", update(false, false, false)),
+        ("EXPLAIN ANALYZE UPDATE t SET a = 1", update(true, true, false)),
+        ("EXPLAIN ANALYZE CREATE TABLE a AS SELECT 1", barrier(false, false)),
+        ("SELECT current_date", Action::Read { own_transaction: true }),
+        ("SELECT 1 INTO t", barrier(false, false)),
+        ("SELECT 1 INTO TEMP t", update(true, true, false)),
+        // Nothing is known of these names.
+        ("SELECT f()", update(true, true, false)),
+        ("TABLE t", update(true, true, false)),
+        ("INSERT INTO t VALUES (1)", update(true, true, false)),
+        ("MERGE INTO t USING u ON true WHEN MATCHED THEN DELETE", update(true, true, false)),
+    ]);
+}
+
+#[test]
+fn barriers() {
+    check(&[
+        ("CREATE TABLE t ()", barrier(false, false)),
+        ("CREATE TEMP TABLE t ()", update(false, true, false)),
+        ("CREATE TABLE pg_temp.t ()", update(false, true, false)),
+        ("CREATE TEMP SEQUENCE s", update(false, true, false)),
+        ("CREATE TEMP VIEW v AS SELECT 1", update(false, true, false)),
+        ("CREATE TABLE t AS SELECT 1", barrier(false, false)),
+        ("CREATE TEMP TABLE t AS SELECT 1", update(true, true, false)),
+        ("CREATE MATERIALIZED VIEW m AS SELECT 1", barrier(false, false)),
+        ("REFRESH MATERIALIZED VIEW m", barrier(false, false)),
+        ("TRUNCATE t", barrier(false, false)),
+        ("ALTER TABLE t ADD a int", barrier(false, false)),
+        ("ALTER TABLE t DETACH PARTITION p CONCURRENTLY", barrier(false, true)),
+        ("ALTER TABLE t DETACH PARTITION p", barrier(false, false)),
+        ("DROP TABLE t", barrier(false, false)),
+        ("DROP INDEX CONCURRENTLY i", barrier(false, true)),
+        ("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'", barrier(false, false)),
+        ("CREATE TRIGGER a AFTER INSERT ON t EXECUTE FUNCTION f()", barrier(false, false)),
+        ("CREATE RULE r AS ON INSERT TO t DO NOTHING", barrier(false, false)),
+        ("CREATE EXTENSION e", barrier(false, false)),
+        ("GRANT SELECT ON t TO PUBLIC", barrier(false, false)),
+        ("CREATE ROLE r", barrier(false, false)),
+        ("ALTER TYPE t ADD VALUE 'a'", barrier(false, false)),
+        ("CREATE INDEX ON t (a)", barrier(true, false)),
+        ("CREATE INDEX CONCURRENTLY ON t (a)", barrier(true, true)),
+        ("ANALYZE t", barrier(true, false)),
+        ("VACUUM t", barrier(true, true)),
+        ("VACUUM (FULL) t", barrier(true, true)),
+        ("CLUSTER t USING i", barrier(true, false)),
+        ("CLUSTER", barrier(true, true)),
+        ("REINDEX TABLE t", barrier(true, false)),
+        ("REINDEX TABLE CONCURRENTLY t", barrier(true, true)),
+        ("REINDEX DATABASE d", barrier(true, true)),
+        ("COMMENT ON TABLE t IS 'a'", barrier(true, false)),
+        ("ALTER SYSTEM SET a = 1", barrier(true, true)),
+        ("CREATE TABLESPACE s LOCATION '/a'", barrier(false, true)),
+        ("DROP TABLESPACE s", barrier(false, true)),
+        ("CREATE SUBSCRIPTION s CONNECTION '' PUBLICATION p", barrier(false, true)),
+        ("DROP SUBSCRIPTION s", barrier(false, true)),
+        ("CREATE DATABASE d", barrier(true, true)),
+        ("CREATE DATABASE d TEMPLATE x", for_database(true, true, "x")),
+        ("DROP DATABASE d", for_database(false, true, "d")),
+        ("ALTER DATABASE d RENAME TO e", for_database(false, false, "d")),
+        ("ALTER DATABASE d SET TABLESPACE s", for_database(false, true, "d")),
+        ("ALTER DATABASE d SET work_mem = 1", barrier(false, false)),
+    ]);
+}
+
+#[test]
+fn pins() {
+    for (text, pins) in [
+        ("CREATE TEMP TABLE t ()", Some(PinReason::TemporaryObject)),
+        ("SELECT 1 INTO TEMP t", Some(PinReason::TemporaryObject)),
+        ("SELECT * FROM pg_temp.t", Some(PinReason::TemporaryObject)),
+        ("LISTEN a", Some(PinReason::Listen)),
+        ("DECLARE c CURSOR WITH HOLD FOR SELECT 1", Some(PinReason::HoldableCursor)),
+        ("DECLARE c CURSOR FOR SELECT 1", None),
+        ("SELECT pg_advisory_lock(1)", Some(PinReason::AdvisoryLock)),
+        ("INSERT INTO t SELECT pg_try_advisory_lock(1)", Some(PinReason::AdvisoryLock)),
+        ("SELECT pg_advisory_xact_lock(1)", None),
+        ("PREPARE a AS SELECT 1", Some(PinReason::PreparedStatement)),
+        ("LOAD 'x'", Some(PinReason::Library)),
+        ("SELECT set_config('a.b', 'c', false)", Some(PinReason::HiddenSetting)),
+        ("SELECT pg_catalog.set_config('a.b', 'c', $1)", Some(PinReason::HiddenSetting)),
+        ("SELECT set_config('a.b', 'c', true)", None),
+        ("SELECT setseed(0)", Some(PinReason::HiddenSetting)),
+        ("SELECT lo_open(1, 2)", Some(PinReason::Handle)),
+        ("SELECT dblink_connect('x')", Some(PinReason::Handle)),
+        ("SET ROLE r", Some(PinReason::Identity)),
+        ("SET LOCAL ROLE r", None),
+        ("SET SESSION AUTHORIZATION r", Some(PinReason::Identity)),
+        ("SET work_mem = 1", None),
+    ] {
+        assert_eq!(judged(text).1, pins, "{text}");
+    }
+}
