@@ -1,0 +1,229 @@
+//! Where a cluster keeps what.
+//!
+//! ```text
+//! onecopy-data/
+//!   cluster.toml    what is remembered: ports, servers
+//!   lock            held by the daemon
+//!   secrets/        passwords, readable by their owner only
+//!   onecopy.log     what the daemon did
+//!   leader/         a server: its data directory `data/` and its log `server.log`
+//!   follower-1/     ..
+//!   run/            Unix sockets; a link to a short directory where the path would be too long for the kernel
+//! ```
+
+use std::fs::{self, DirBuilder};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+
+use onecopy_postgres::ServiceUser;
+
+use crate::{ClusterState, HostError};
+
+/// Longest path of a Unix socket. Source: unix(7), `sun_path` has 108 bytes, one of them the final zero.
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// The longest name of a socket that comes into `run/`, with that of the lock file beside it.
+const SOCKET_NAME_BYTES_MAX: usize = "/.s.PGSQL.65535.lock".len();
+
+/// The variable that names the directory when `--dir` does not.
+pub const DIRECTORY_VARIABLE: &str = "ONECOPY_DIR";
+
+/// The directory when nobody names one.
+pub const DIRECTORY_DEFAULT: &str = "onecopy-data";
+
+/// A cluster's directory, which may not exist yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Directory {
+    root: PathBuf,
+}
+
+impl Directory {
+    /// Names a directory; nothing is touched.
+    ///
+    /// # Errors
+    /// [`HostError::File`] for an empty path.
+    pub fn new(path: &Path) -> Result<Directory, HostError> {
+        // Servers run in `/`: what they are told must not depend on where this process stands.
+        let root = std::path::absolute(path).map_err(HostError::file("resolve", path))?;
+        Ok(Directory { root: fs::canonicalize(&root).unwrap_or(root) })
+    }
+
+    /// The directory itself, absolute.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where a server has its data directory and its log.
+    pub fn server_home(&self, server: &str) -> PathBuf {
+        self.root.join(server)
+    }
+
+    /// Log of the daemon.
+    pub fn daemon_log(&self) -> PathBuf {
+        self.root.join("onecopy.log")
+    }
+
+    /// Where the passwords are.
+    pub fn secrets(&self) -> PathBuf {
+        self.root.join("secrets")
+    }
+
+    /// The file that the daemon locks.
+    pub fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    /// The file of [`ClusterState`].
+    pub fn state_file(&self) -> PathBuf {
+        self.root.join("cluster.toml")
+    }
+
+    /// Where the Unix sockets are: `run`, or where that link leads.
+    pub fn sockets(&self) -> PathBuf {
+        let run = self.root.join("run");
+        fs::read_link(&run).unwrap_or(run)
+    }
+
+    /// The daemon's socket for `status` and metrics.
+    pub fn daemon_socket(&self) -> PathBuf {
+        self.sockets().join("onecopy.sock")
+    }
+
+    /// The remembered state.
+    ///
+    /// # Errors
+    /// [`HostError::NotACluster`] when there is none, and as [`ClusterState::read`].
+    pub fn state(&self) -> Result<ClusterState, HostError> {
+        ClusterState::read(&self.state_file())?.ok_or_else(|| HostError::NotACluster { directory: self.root.clone() })
+    }
+
+    /// Makes the directory itself, or checks that an existing one is empty or a cluster.
+    ///
+    /// # Errors
+    /// [`HostError::DirectoryInUse`] when something else lies there, [`HostError::File`] else.
+    pub fn make_root(&self) -> Result<(), HostError> {
+        // Servers' account passes through, it does not look around: the directory names what a cluster is.
+        match DirBuilder::new().recursive(false).mode(0o711).create(&self.root) {
+            Ok(()) => return self.set_mode(0o711),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(HostError::file("create", &self.root)(error)),
+        }
+        if self.state_file().exists() {
+            return Ok(());
+        }
+        // What an interrupted first `up` leaves is ours.
+        let ours = ["lock", "secrets", "run", "onecopy.log", "cluster.unfinished"];
+        for entry in fs::read_dir(&self.root).map_err(HostError::file("read", &self.root))? {
+            let name = entry.map_err(HostError::file("read", &self.root))?.file_name();
+            if !ours.iter().any(|known| name == *known) {
+                let found = name.to_string_lossy().into_owned();
+                return Err(HostError::DirectoryInUse { directory: self.root.clone(), found });
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what lies inside, before the first server. Returns the directory of the sockets when it must lie elsewhere.
+    ///
+    /// # Errors
+    /// [`HostError::File`], [`HostError::Postgres`] when the servers' account cannot get there,
+    /// [`HostError::SocketDirectoryForeign`].
+    pub fn make_inside(&self, user: &ServiceUser) -> Result<Option<PathBuf>, HostError> {
+        user.check_reachable(&self.root)?;
+        let secrets = self.secrets();
+        match DirBuilder::new().mode(0o700).create(&secrets) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(HostError::file("create", secrets)(error)),
+        }
+        let run = self.root.join("run");
+        let is_link = fs::symlink_metadata(&run).is_ok_and(|metadata| metadata.is_symlink());
+        if !is_link && run.as_os_str().len() + SOCKET_NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX {
+            user.create_directory(&run)?;
+            return Ok(None);
+        }
+        let short = if is_link { self.sockets() } else { short_directory(&self.root) };
+        make_private(&short, user)?;
+        if !is_link {
+            symlink(&short, &run).map_err(HostError::file("link", &run))?;
+        }
+        Ok(Some(short))
+    }
+
+    fn set_mode(&self, mode: u32) -> Result<(), HostError> {
+        // The mode given at creation passes through the umask, which may keep the servers' account out.
+        use std::os::unix::fs::PermissionsExt;
+        fs::set_permissions(&self.root, fs::Permissions::from_mode(mode))
+            .map_err(HostError::file("set the mode of", &self.root))
+    }
+}
+
+/// A directory for sockets that is short wherever the cluster lies; gone after a restart of the machine, and made again.
+fn short_directory(root: &Path) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    root.hash(&mut hasher);
+    let base = if rustix::process::geteuid().is_root() { "/run" } else { "/tmp" };
+    Path::new(base).join(format!("onecopy-{:016x}", hasher.finish()))
+}
+
+/// Makes a directory where everybody may write, and refuses one that another account has put there.
+fn make_private(path: &Path, user: &ServiceUser) -> Result<(), HostError> {
+    user.create_directory(path)?;
+    let metadata = fs::symlink_metadata(path).map_err(HostError::file("look at", path))?;
+    if !metadata.is_dir() || metadata.uid() != user.user_id() || metadata.mode() & 0o077 != 0 {
+        return Err(HostError::SocketDirectoryForeign { path: path.to_owned() });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn open_temporary_directory() -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        directory
+    }
+
+    #[test]
+    fn foreign_files_are_not_touched() {
+        let temporary = open_temporary_directory();
+        fs::write(temporary.path().join("thesis.tex"), "x").unwrap();
+        let directory = Directory::new(temporary.path()).unwrap();
+        let error = directory.make_root().unwrap_err().to_string();
+        assert!(error.contains("thesis.tex"), "{error}");
+        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_interrupted_first_start_goes_on() {
+        let temporary = open_temporary_directory();
+        let directory = Directory::new(&temporary.path().join("data")).unwrap();
+        let user = ServiceUser::resolve(None).unwrap();
+        for _ in 0..2 {
+            directory.make_root().unwrap();
+            assert_eq!(directory.make_inside(&user).unwrap(), None);
+        }
+        assert_eq!(directory.sockets(), temporary.path().join("data/run"));
+    }
+
+    #[test]
+    fn a_long_path_gets_a_short_directory_for_sockets() {
+        let temporary = open_temporary_directory();
+        let directory = Directory::new(&temporary.path().join("long".repeat(30))).unwrap();
+        directory.make_root().unwrap();
+        let user = ServiceUser::resolve(None).unwrap();
+        let short = directory.make_inside(&user).unwrap().expect("too long for the kernel");
+        assert_eq!(directory.make_inside(&user).unwrap(), Some(short.clone()));
+        assert_eq!(directory.sockets(), short);
+        assert!(short.as_os_str().len() + SOCKET_NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX);
+        fs::set_permissions(&short, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = directory.make_inside(&user).unwrap_err();
+        fs::remove_dir(&short).unwrap();
+        assert!(matches!(error, HostError::SocketDirectoryForeign { .. }), "{error}");
+    }
+}

@@ -1,0 +1,203 @@
+//! What can fail around a cluster, on what, and what to do about it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use onecopy_postgres::PostgresError;
+
+/// An operation on a cluster that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// A file or directory operation failed.
+    #[error("cannot {action} {path}: {source}")]
+    File {
+        /// What was tried, as a verb.
+        action: &'static str,
+        /// On which path.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// The directory holds no cluster.
+    #[error("{directory} holds no cluster; make one with: onecopy up --dir {directory}")]
+    NotACluster {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// A new cluster is wanted where something else lies.
+    #[error("{directory} holds other files ({found}) and no cluster; give an empty or a new directory with --dir")]
+    DirectoryInUse {
+        /// The directory.
+        directory: PathBuf,
+        /// One of the files.
+        found: String,
+    },
+    /// Another daemon runs on the directory.
+    #[error("{directory} is served by another onecopy{}; stop it with: onecopy down --dir {directory}", process(*process_id))]
+    Locked {
+        /// The directory.
+        directory: PathBuf,
+        /// The other process, when it has said its number.
+        process_id: Option<u32>,
+    },
+    /// The disk has no room for a new server.
+    #[error(
+        "{directory} has {free_bytes} bytes free, {wanted_bytes} are needed for {servers} new servers; free some space or give another directory with --dir"
+    )]
+    NoSpace {
+        /// The directory.
+        directory: PathBuf,
+        /// Free for this user.
+        free_bytes: u64,
+        /// Needed.
+        wanted_bytes: u64,
+        /// Servers to be made.
+        servers: usize,
+    },
+    /// A Unix socket would have a path that the kernel refuses, and the short directory cannot be used either.
+    #[error("the socket directory {path} belongs to another account; remove it or give a shorter directory with --dir")]
+    SocketDirectoryForeign {
+        /// The short directory.
+        path: PathBuf,
+    },
+    /// `cluster.toml` cannot be understood.
+    #[error(
+        "{path} is not a cluster's state: {reason}; restore it from a backup, the data directories beside it are untouched"
+    )]
+    InvalidState {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong in it.
+        reason: String,
+    },
+    /// A file of passwords is empty.
+    #[error("{path} holds no password; restore the file, or set the role's password in PostgreSQL and write it there")]
+    EmptyPassword {
+        /// The file.
+        path: PathBuf,
+    },
+    /// More followers than are supported.
+    #[error("{wanted} replicas are wanted, at most {maximum} fit on one machine; give --replicas a smaller number")]
+    TooManyReplicas {
+        /// What was asked for.
+        wanted: usize,
+        /// The bound.
+        maximum: usize,
+    },
+    /// Fewer followers than exist are wanted.
+    #[error(
+        "{wanted} replicas are wanted, but the cluster has {existing}: a follower holds a slot on the leader and a copy of the data, which `up` does not throw away; give --replicas {existing} or more, or leave the option out"
+    )]
+    FewerReplicas {
+        /// What was asked for.
+        wanted: usize,
+        /// What is there.
+        existing: usize,
+    },
+    /// The data directory of the leader is gone.
+    #[error(
+        "{path} is missing although cluster.toml names it: nothing else has all the data; restore it, or remove the whole directory to begin anew"
+    )]
+    LeaderMissing {
+        /// The data directory.
+        path: PathBuf,
+    },
+    /// Something around one server failed.
+    #[error("{server}: {source}")]
+    Server {
+        /// The server's name.
+        server: String,
+        /// What failed.
+        source: PostgresError,
+    },
+    /// PostgreSQL's programs or the service user are not there.
+    #[error(transparent)]
+    Postgres(#[from] PostgresError),
+    /// A statement on a server failed.
+    #[error("{server}: cannot {action}: {}", describe(source))]
+    Sql {
+        /// The server's name.
+        server: String,
+        /// What the statement was for.
+        action: &'static str,
+        /// What the server said.
+        source: tokio_postgres::Error,
+    },
+    /// The router did not start.
+    #[error("the router on {listen} did not start: {reason}")]
+    Router {
+        /// Where it should listen.
+        listen: SocketAddr,
+        /// Why not.
+        reason: String,
+    },
+    /// The page of metrics cannot be served.
+    #[error("cannot serve metrics on {listen}: {source}; give another port with --metrics-port, 0 for any free one")]
+    MetricsListen {
+        /// Where.
+        listen: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The daemon's answer cannot be understood.
+    #[error(
+        "the daemon of {directory} answered strangely: {reason}; is it of another version? its log is {directory}/onecopy.log"
+    )]
+    StrangeAnswer {
+        /// The cluster's directory.
+        directory: PathBuf,
+        /// What was wrong.
+        reason: String,
+    },
+    /// No daemon runs.
+    #[error("no onecopy serves {directory}; start it with: onecopy up --dir {directory}")]
+    NotRunning {
+        /// The directory.
+        directory: PathBuf,
+    },
+    /// The daemon did not end.
+    #[error("onecopy{} does not end within {seconds} s; what it is doing is in {directory}/onecopy.log", process(*process_id))]
+    DoesNotEnd {
+        /// The directory.
+        directory: PathBuf,
+        /// The daemon.
+        process_id: Option<u32>,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+}
+
+impl HostError {
+    /// Wraps a failed file operation; for `map_err`.
+    pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> HostError {
+        let path = path.into();
+        move |source| HostError::File { action, path, source }
+    }
+
+    /// Names the server on which something failed; for `map_err`.
+    pub(crate) fn server(name: &str) -> impl FnOnce(PostgresError) -> HostError {
+        let server = name.to_owned();
+        move |source| HostError::Server { server, source }
+    }
+
+    /// Wraps a failed statement; for `map_err`.
+    pub(crate) fn sql(name: &str, action: &'static str) -> impl FnOnce(tokio_postgres::Error) -> HostError {
+        let server = name.to_owned();
+        move |source| HostError::Sql { server, action, source }
+    }
+}
+
+/// The number of a process in brackets, when it is known.
+fn process(process_id: Option<u32>) -> String {
+    process_id.map(|number| format!(" (process {number})")).unwrap_or_default()
+}
+
+/// The server's own words: the driver's `Display` says only "db error".
+fn describe(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(server) => format!("{} ({})", server.message(), server.code().code()),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,54 @@
+//! The roles of a new cluster.
+
+use onecopy_postgres::Server;
+
+use crate::HostError;
+use crate::secret::Secrets;
+
+/// The superuser of the servers: the host and the router administer as this one.
+pub const SUPERUSER: &str = "postgres";
+
+/// Followers replicate as this one.
+pub const REPLICATION: &str = "onecopy_replication";
+
+/// Clients log in as this one. It may make tables, databases and roles, and is no superuser.
+pub const CLIENT: &str = "onecopy";
+
+/// The database for clients; it belongs to [`CLIENT`].
+pub const DATABASE: &str = "postgres";
+
+/// Makes the roles that are missing; one that exists keeps its password and its rights.
+///
+/// # Errors
+/// [`HostError::Server`] when the leader is not reachable, [`HostError::Sql`] when it refuses.
+pub async fn make_missing(name: &str, leader: &Server, secrets: &Secrets) -> Result<(), HostError> {
+    let client = leader.socket_connection().connect().await.map_err(HostError::server(name))?;
+    let exists = async |role: &str| -> Result<bool, HostError> {
+        let row = client.query_opt("SELECT FROM pg_catalog.pg_roles WHERE rolname = $1", &[&role]).await;
+        Ok(row.map_err(HostError::sql(name, "look for a role"))?.is_some())
+    };
+    let run = async |action: &'static str, statement: String| -> Result<(), HostError> {
+        // A statement that fails would stand in the server's log with its password.
+        let quietly = format!(
+            "BEGIN; SET LOCAL log_statement = 'none'; SET LOCAL log_min_error_statement = 'panic'; {statement}; COMMIT"
+        );
+        client.batch_execute(&quietly).await.map_err(HostError::sql(name, action))
+    };
+    // Passwords are letters and digits (`secret`): nothing in them needs quoting.
+    if !exists(REPLICATION).await? {
+        let password = &secrets.replication;
+        run(
+            "make the role for replication",
+            format!("CREATE ROLE {REPLICATION} LOGIN REPLICATION PASSWORD '{password}'"),
+        )
+        .await?;
+    }
+    if !exists(CLIENT).await? {
+        let password = &secrets.client;
+        let statement = format!(
+            "CREATE ROLE {CLIENT} LOGIN CREATEDB CREATEROLE PASSWORD '{password}'; ALTER DATABASE {DATABASE} OWNER TO {CLIENT}"
+        );
+        run("make the role for clients", statement).await?;
+    }
+    Ok(())
+}

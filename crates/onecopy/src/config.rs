@@ -1,0 +1,194 @@
+//! `onecopy config`: checks and shows the file of `onecopy router`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use onecopy_router::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
+
+use crate::exit::InvalidConfiguration;
+
+/// The file when nobody names one.
+pub const FILE_DEFAULT: &str = "onecopy.toml";
+
+/// Check or show the configuration of `onecopy router`
+#[derive(Debug, Args)]
+pub struct Config {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Say whether a file is good, or where it is wrong and what to write
+    Check {
+        /// The file
+        #[arg(default_value = FILE_DEFAULT)]
+        file: PathBuf,
+    },
+    /// Print a file with every setting at its default
+    Show,
+}
+
+impl Config {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<()> {
+        match &self.action {
+            Action::Check { file } => {
+                let configuration = read(file)?;
+                let followers = configuration.followers.len();
+                println!(
+                    "{} is good: a leader and {followers} followers behind {}",
+                    file.display(),
+                    configuration.router.listen
+                );
+                Ok(())
+            }
+            Action::Show => {
+                print!("{}", example()?);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Reads and checks a file.
+///
+/// # Errors
+/// [`InvalidConfiguration`] with line, column and what to write.
+pub fn read(file: &Path) -> anyhow::Result<RouterConfiguration> {
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        InvalidConfiguration(format!(
+            "cannot read {}: {error}; `onecopy config show` prints one to begin with",
+            file.display()
+        ))
+    })?;
+    Ok(parse(&text).map_err(|reason| InvalidConfiguration(format!("{}: {reason}", file.display())))?)
+}
+
+/// Understands the text of a file; the error says line, column, and what to write.
+fn parse(text: &str) -> Result<RouterConfiguration, String> {
+    let configuration: RouterConfiguration = toml::from_str(text).map_err(|error| {
+        let place = error.span().map(|span| place(text, span.start)).unwrap_or_default();
+        format!("{place}{}", error.message().trim())
+    })?;
+    let mut names = BTreeSet::new();
+    for server in std::iter::once(&configuration.leader).chain(&configuration.followers) {
+        check_server(server)?;
+        if !names.insert(&server.name) {
+            return Err(format!("two servers are called {:?}; give each a `name` of its own", server.name));
+        }
+    }
+    check_settings(&configuration.router)?;
+    Ok(configuration)
+}
+
+fn check_server(server: &ServerConfiguration) -> Result<(), String> {
+    let name = &server.name;
+    if name.is_empty() {
+        return Err("a server has an empty `name`; call it as status and metrics shall".to_owned());
+    }
+    if server.port == 0 {
+        return Err(format!("{name:?} has port 0; write the port that the server listens on"));
+    }
+    if server.password.is_some() && server.password_file.is_some() {
+        return Err(format!("{name:?} has both `password` and `password_file`; write one of them"));
+    }
+    Ok(())
+}
+
+fn check_settings(settings: &RouterSettings) -> Result<(), String> {
+    if settings.metrics_listen == Some(settings.listen) {
+        return Err(format!(
+            "`listen` and `metrics_listen` are both {}; give metrics a port of its own",
+            settings.listen
+        ));
+    }
+    let limits = [
+        ("clients_max", settings.clients_max),
+        ("leader_backends_max", settings.leader_backends_max),
+        ("reader_backends_max", settings.reader_backends_max),
+        ("message_bytes_max", settings.message_bytes_max),
+    ];
+    match limits.iter().find(|(_, value)| *value == 0) {
+        Some((name, _)) => Err(format!("`{name}` is 0, so nobody could be served; write at least 1, or leave it out")),
+        None => Ok(()),
+    }
+}
+
+/// Line and column of a byte of the text, each from 1.
+fn place(text: &str, offset: usize) -> String {
+    let before = text.get(..offset).unwrap_or(text);
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    format!("line {line}, column {column}: ")
+}
+
+/// A file with every setting at its default, and servers to replace.
+fn example() -> anyhow::Result<String> {
+    let server = |name: &str, host: &str| ServerConfiguration {
+        name: name.to_owned(),
+        host: host.to_owned(),
+        port: 5432,
+        user: "postgres".to_owned(),
+        password: None,
+        password_file: Some(PathBuf::from("superuser.password")),
+        database: "postgres".to_owned(),
+    };
+    let configuration = RouterConfiguration {
+        router: RouterSettings::default(),
+        leader: server("leader", "db1.example.org"),
+        followers: vec![server("follower-1", "db2.example.org")],
+    };
+    Ok(toml::to_string(&configuration)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEADER: &str = "[leader]\nname = \"a\"\nhost = \"h\"\nport = 5432\nuser = \"postgres\"\n";
+
+    #[test]
+    fn the_example_is_good_and_names_every_setting() {
+        let text = example().unwrap();
+        let configuration = parse(&text).unwrap();
+        assert_eq!(configuration.router, RouterSettings::default());
+        assert_eq!(configuration.followers.len(), 1);
+        assert!(text.contains("freshness = \"session\"") && text.contains("clients_max = 1000"), "{text}");
+    }
+
+    #[test]
+    fn a_wrong_file_is_refused_with_place_and_remedy() {
+        let cases = [
+            ("[router]\nlisten = \"127.0.0.1:1\"\n", "leader"),
+            (
+                "[router]\nlsten = \"127.0.0.1:1\"\n",
+                "line 2, column 1: unknown field `lsten`, expected one of `listen`",
+            ),
+            ("[router]\n\nfreshness = \"fresh\"\n", "line 3, column 13: unknown freshness \"fresh\": give \"strict\""),
+            ("[router]\nclients_max = -1\n", "line 2, column 15"),
+            ("[router\n", "line 1"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(&format!("{text}{}", if text.contains("listen") { "" } else { LEADER })).unwrap_err();
+            assert!(error.contains(expected), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        let follower = LEADER.replace("[leader]", "[[follower]]");
+        let cases = [
+            (format!("{LEADER}{follower}"), "two servers are called \"a\""),
+            (format!("{LEADER}password = \"x\"\npassword_file = \"y\"\n"), "both `password` and `password_file`"),
+            (LEADER.replace("5432", "0"), "port 0"),
+            (format!("[router]\nreader_backends_max = 0\n{LEADER}"), "`reader_backends_max` is 0"),
+            (format!("[router]\nmetrics_listen = \"127.0.0.1:6432\"\n{LEADER}"), "port of its own"),
+        ];
+        for (text, expected) in cases {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

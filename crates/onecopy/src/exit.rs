@@ -1,0 +1,70 @@
+//! How the program ends: its exit codes, and the last thing that it says.
+
+use std::process::ExitCode;
+
+use onecopy_host::HostError;
+
+/// The exit codes, for `--help`.
+pub const HELP: &str = "Exit codes: 0 done, 1 failed, 2 the command line is wrong, 3 no cluster or no daemon there, \
+4 a configuration file is wrong, 5 another onecopy serves the directory, 130 interrupted.";
+
+/// The child of `up --detach` has failed and said so in its last event.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct DetachedFailed {
+    /// What it said.
+    pub message: String,
+    /// Its exit code.
+    pub code: u8,
+}
+
+/// A configuration file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidConfiguration(pub String);
+
+/// A signal ended the work before it was done.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted; everything that was started is stopped again")]
+pub struct Interrupted;
+
+/// The exit code for an error.
+pub fn code(error: &anyhow::Error) -> ExitCode {
+    ExitCode::from(number(error))
+}
+
+/// The same as a number.
+pub fn number(error: &anyhow::Error) -> u8 {
+    if let Some(detached) = error.downcast_ref::<DetachedFailed>() {
+        return detached.code;
+    }
+    if error.is::<Interrupted>() {
+        return 130;
+    }
+    if error.is::<InvalidConfiguration>() {
+        return 4;
+    }
+    match error.downcast_ref::<HostError>() {
+        Some(HostError::NotACluster { .. } | HostError::NotRunning { .. }) => 3,
+        Some(HostError::Locked { .. }) => 5,
+        _ => 1,
+    }
+}
+
+/// Says what failed.
+pub fn tell(error: &anyhow::Error) {
+    eprintln!("onecopy: {}", text(error));
+}
+
+/// What failed, with its causes, each once.
+pub fn text(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
+}
