@@ -225,6 +225,12 @@ pub enum PostgresError {
         /// What is wrong with it.
         source: ControlFileError,
     },
+    /// A supervised server is down and is being tried again.
+    #[error("the server is down and will be tried again: {reason}")]
+    Down {
+        /// Why it is down.
+        reason: String,
+    },
     /// The supervisor's task is gone.
     #[error("the supervisor of the server has ended already")]
     SupervisorGone,

@@ -1,12 +1,29 @@
-//! One server: its data directory, its configuration and its postmaster.
+//! One server: its data directory and its postmaster.
+//!
+//! The postmaster is a direct child in a process group of its own (Ctrl-C in a terminal does not reach it); when this process ends, it
+//! runs on, and the next [`Server::start`] takes it over by its `postmaster.pid`.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+use tokio_postgres::error::SqlState;
+
+use crate::log_tail::LogFile;
+use crate::postmaster::{self, PidFile, Status};
 use crate::{
-    AccessRule, Binaries, ConnectionParameters, ControlFile, Lsn, PostgresError, ReplicationState, ServiceUser,
-    Settings, StandbyOptions,
+    ConnectionParameters, ControlFile, PostgresError, ServerOptions, Settings, StandbyOptions, configuration_files,
+    initialize,
 };
+
+/// How often a starting or stopping server is looked at.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How often a running server is looked at: how late its death is noticed, at most.
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
+/// Children of a dead postmaster notice its death at once; those that do not are killed after this.
+const ORPHANS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to stop a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +36,17 @@ pub enum StopMode {
     Immediate,
 }
 
+impl StopMode {
+    /// Source: PostgreSQL documentation, "Shutting Down the Server".
+    fn signal(self) -> Signal {
+        match self {
+            StopMode::Smart => Signal::TERM,
+            StopMode::Fast => Signal::INT,
+            StopMode::Immediate => Signal::QUIT,
+        }
+    }
+}
+
 /// What [`Server::start`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StartOutcome {
@@ -28,64 +56,24 @@ pub enum StartOutcome {
     Adopted,
 }
 
-/// What a server is made of. The configuration here is the truth: it is written before each start.
-#[derive(Debug, Clone)]
-pub struct ServerOptions {
-    /// The programs.
-    pub binaries: Binaries,
-    /// The account that it runs as.
-    pub user: ServiceUser,
-    /// The directory that holds `data/`, `server.log` and, unless said otherwise, the Unix socket.
-    pub home: PathBuf,
-    /// The directory of the Unix socket; none: `home`.
-    pub socket_directory: Option<PathBuf>,
-    /// The address for TCP, `127.0.0.1` unless other machines must reach it.
-    pub listen_address: String,
-    /// The port, also part of the Unix socket's name.
-    pub port: u16,
-    /// The superuser that initdb makes.
-    pub superuser: String,
-    /// Its password.
-    pub password: String,
-    /// Settings beside addresses, port and sockets, which come from here.
-    pub settings: Settings,
-    /// Access rules.
-    pub access_rules: Vec<AccessRule>,
-    /// How long a start may take, recovery included.
-    pub start_timeout: Duration,
-    /// How long a stop may take.
-    pub stop_timeout: Duration,
-}
-
-impl ServerOptions {
-    /// A server of this machine alone: listens on 127.0.0.1, superuser `postgres`, access by password.
-    pub fn new(binaries: Binaries, user: ServiceUser, home: PathBuf, port: u16, password: String) -> ServerOptions {
-        ServerOptions {
-            binaries,
-            user,
-            home,
-            socket_directory: None,
-            listen_address: "127.0.0.1".to_owned(),
-            port,
-            superuser: "postgres".to_owned(),
-            password,
-            settings: Settings::new(),
-            access_rules: AccessRule::local_machine(),
-            start_timeout: Duration::from_secs(300),
-            stop_timeout: Duration::from_secs(60),
-        }
-    }
-
-    /// Where the data directory is: what a [`crate::FollowerMaker`] fills before [`Server::open`].
-    pub fn data_directory(&self) -> PathBuf {
-        self.home.join("data")
-    }
-}
-
 /// A PostgreSQL server, running or not. All methods take `&self`: share it in an `Arc`.
 #[derive(Debug)]
 pub struct Server {
     options: ServerOptions,
+    data_directory: PathBuf,
+    log: LogFile,
+    /// Locked for moments only, never over an await.
+    changing: Mutex<Changing>,
+    /// Held over a whole start or stop: they exclude each other.
+    transition: tokio::sync::Mutex<()>,
+}
+
+/// What changes over a server's life.
+#[derive(Debug)]
+struct Changing {
+    settings: Settings,
+    /// The postmaster, if it is our child.
+    child: Option<Child>,
 }
 
 impl Server {
@@ -94,81 +82,198 @@ impl Server {
     /// # Errors
     /// [`PostgresError::DataDirectoryNotEmpty`], [`PostgresError::NotReachable`], [`PostgresError::SocketPathTooLong`],
     /// [`PostgresError::Program`] with what initdb said.
-    pub async fn create(_options: ServerOptions) -> Result<Server, PostgresError> {
-        todo!()
+    pub async fn create(options: ServerOptions) -> Result<Server, PostgresError> {
+        let options = options.checked()?;
+        initialize::initialize(&options).await?;
+        Server::open(options).await
     }
 
     /// Opens an existing data directory, running or not.
     ///
     /// # Errors
     /// [`PostgresError::NotADataDirectory`], [`PostgresError::VersionMismatch`], [`PostgresError::SocketPathTooLong`].
-    pub async fn open(_options: ServerOptions) -> Result<Server, PostgresError> {
-        todo!()
+    pub async fn open(options: ServerOptions) -> Result<Server, PostgresError> {
+        let options = options.checked()?;
+        let data_directory = options.data_directory();
+        let version = std::fs::read_to_string(data_directory.join("PG_VERSION")).ok();
+        let version = version.and_then(|text| text.trim().parse::<u32>().ok());
+        let data = version.ok_or_else(|| PostgresError::NotADataDirectory { path: data_directory.clone() })?;
+        let programs = options.binaries.major_version();
+        if data != programs {
+            return Err(PostgresError::VersionMismatch { path: data_directory, data, programs });
+        }
+        Ok(Server {
+            log: LogFile::new(options.home.join("server.log")),
+            changing: Mutex::new(Changing { settings: options.settings.clone(), child: None }),
+            transition: tokio::sync::Mutex::new(()),
+            data_directory,
+            options,
+        })
     }
 
-    /// What it is made of.
+    /// What it was made of; the settings may have changed since.
     pub fn options(&self) -> &ServerOptions {
         &self.options
     }
 
     /// The data directory.
     pub fn data_directory(&self) -> &Path {
-        todo!()
+        &self.data_directory
     }
 
     /// The server's log file.
     pub fn log_file(&self) -> &Path {
-        todo!()
+        self.log.path()
     }
 
     /// The last complaints in the server's log.
     pub fn log_complaints(&self) -> String {
-        todo!()
+        self.log.complaints(0)
     }
 
     /// How its superuser reaches it over TCP, database `postgres`.
     pub fn connection(&self) -> ConnectionParameters {
-        todo!()
+        self.options.connection_at(self.options.listen_address.clone())
     }
 
     /// How its superuser reaches it over the Unix socket, database `postgres`.
     pub fn socket_connection(&self) -> ConnectionParameters {
-        todo!()
+        self.options.connection_at(self.options.socket_directory().to_string_lossy().into_owned())
     }
 
     /// The configured settings, without addresses, port and sockets.
     pub fn settings(&self) -> Settings {
-        todo!()
+        self.changing().settings.clone()
     }
 
     /// Replaces the settings; they count from the next start or [`Server::reload`].
-    pub fn set_settings(&self, _settings: Settings) {
-        todo!()
+    pub fn set_settings(&self, settings: Settings) {
+        self.changing().settings = settings;
     }
 
     /// Writes the configuration, starts the postmaster and waits until it accepts connections; or takes over one that runs.
     ///
+    /// A server that is not ready in time goes on starting (it may be recovering): call it again to wait on.
+    ///
     /// # Errors
     /// [`PostgresError::StartFailed`] and [`PostgresError::NotReady`] with the server's own words,
-    /// [`PostgresError::RunningOnOtherPort`].
+    /// [`PostgresError::RunningOnOtherPort`], [`PostgresError::Connect`] when the superuser cannot log in.
     pub async fn start(&self) -> Result<StartOutcome, PostgresError> {
-        todo!()
+        let _transition = self.transition.lock().await;
+        let log_start = self.log.end();
+        if let Some(process_id) = self.process_id() {
+            self.wait_accepting(self.options.start_timeout, log_start).await?;
+            self.check_port(process_id)?;
+            return Ok(StartOutcome::Adopted);
+        }
+        self.end_orphans().await?;
+        self.log.bound(&self.options.user)?;
+        let log_start = self.log.end();
+        self.spawn_postmaster()?;
+        self.wait_accepting(self.options.start_timeout, log_start).await?;
+        Ok(StartOutcome::Started)
+    }
+
+    fn spawn_postmaster(&self) -> Result<(), PostgresError> {
+        use std::os::unix::process::CommandExt;
+        let user = &self.options.user;
+        user.check_reachable(&self.data_directory)?;
+        user.create_directory(&self.options.socket_directory())?;
+        configuration_files::write(&self.options, &self.data_directory, &self.settings())?;
+        let log = self.log.open(user)?;
+        let copy = log.try_clone().map_err(PostgresError::file("open", self.log.path()))?;
+        let program = self.options.binaries.program("postgres");
+        let mut command = user.command(&program);
+        command.arg("-D").arg(&self.data_directory).stdin(Stdio::null()).stdout(copy).stderr(log).process_group(0);
+        let child = command.spawn().map_err(|source| PostgresError::Spawn { program, source })?;
+        self.changing().child = Some(child);
+        Ok(())
+    }
+
+    /// Waits until it accepts connections.
+    ///
+    /// # Errors
+    /// [`PostgresError::NotReady`], [`PostgresError::StartFailed`] when it ends instead, [`PostgresError::Connect`] when the
+    /// superuser cannot log in.
+    pub async fn wait_ready(&self, timeout: Duration) -> Result<(), PostgresError> {
+        self.wait_accepting(timeout, self.log.end()).await
+    }
+
+    async fn wait_accepting(&self, timeout: Duration, log_start: u64) -> Result<(), PostgresError> {
+        let begin = Instant::now();
+        let path = || self.data_directory.clone();
+        loop {
+            if let Some(ended) = self.ended() {
+                let status = ended.map_or_else(|| "it is not running".to_owned(), |status| status.to_string());
+                let log = self.log.complaints(log_start);
+                return Err(PostgresError::StartFailed { path: path(), status, log });
+            }
+            let last = match PidFile::of_live_server(&self.data_directory) {
+                Some(PidFile { status: Status::Ready | Status::Standby, .. }) => match self.try_login().await? {
+                    None => return Ok(()),
+                    Some(refusal) => refusal,
+                },
+                Some(PidFile { status, .. }) => format!("{status:?}").to_lowercase(),
+                None => "the postmaster has just begun".to_owned(),
+            };
+            if begin.elapsed() >= timeout {
+                return Err(PostgresError::NotReady {
+                    path: path(),
+                    waited: timeout,
+                    last,
+                    log: self.log.complaints(log_start),
+                });
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Logs in once: none is success, a text is a refusal that may pass.
+    async fn try_login(&self) -> Result<Option<String>, PostgresError> {
+        match self.socket_connection().connect().await {
+            Ok(_) => Ok(None),
+            Err(PostgresError::Connect { target, source }) => match source.code() {
+                // Full is a way of being ready.
+                Some(code) if *code == SqlState::TOO_MANY_CONNECTIONS => Ok(None),
+                Some(code) if *code != SqlState::CANNOT_CONNECT_NOW => Err(PostgresError::Connect { target, source }),
+                _ => Ok(Some(PostgresError::Connect { target, source }.to_string())),
+            },
+            Err(passing) => Ok(Some(passing.to_string())),
+        }
+    }
+
+    fn check_port(&self, process_id: u32) -> Result<(), PostgresError> {
+        let found = PidFile::of_live_server(&self.data_directory).and_then(|file| file.port);
+        match found.filter(|found| *found != self.options.port) {
+            Some(found) => Err(PostgresError::RunningOnOtherPort {
+                path: self.data_directory.clone(),
+                process_id,
+                found,
+                wanted: self.options.port,
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Stops it and waits until all its processes are gone; a server that does not run is stopped already.
     ///
     /// # Errors
     /// [`PostgresError::NotStopped`] after the stop timeout.
-    pub async fn stop(&self, _mode: StopMode) -> Result<(), PostgresError> {
-        todo!()
+    pub async fn stop(&self, mode: StopMode) -> Result<(), PostgresError> {
+        let _transition = self.transition.lock().await;
+        if let Some(process_id) = self.process_id() {
+            self.signal_and_wait(process_id, mode.signal()).await?;
+        }
+        self.end_orphans().await
     }
 
     /// Stops and starts.
     ///
     /// # Errors
     /// Those of [`Server::stop`] and [`Server::start`].
-    pub async fn restart(&self, _mode: StopMode) -> Result<(), PostgresError> {
-        todo!()
+    pub async fn restart(&self, mode: StopMode) -> Result<(), PostgresError> {
+        self.stop(mode).await?;
+        self.start().await.map(|_| ())
     }
 
     /// Kills the postmaster (SIGKILL) and waits until its children are gone, as a crash would leave it.
@@ -176,7 +281,45 @@ impl Server {
     /// # Errors
     /// [`PostgresError::NotRunning`], [`PostgresError::NotStopped`].
     pub async fn crash_stop(&self) -> Result<(), PostgresError> {
-        todo!()
+        let _transition = self.transition.lock().await;
+        let not_running = || PostgresError::NotRunning { path: self.data_directory.clone() };
+        let process_id = self.process_id().ok_or_else(not_running)?;
+        self.signal_and_wait(process_id, Signal::KILL).await?;
+        self.end_orphans().await
+    }
+
+    async fn signal_and_wait(&self, process_id: u32, signal: Signal) -> Result<(), PostgresError> {
+        let log_start = self.log.end();
+        let begin = Instant::now();
+        postmaster::send(process_id, signal);
+        while self.is_running() {
+            if begin.elapsed() >= self.options.stop_timeout {
+                return Err(self.not_stopped(process_id, self.options.stop_timeout, log_start));
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing of a dead postmaster is left: a new one refuses to start while its shared memory is in use.
+    async fn end_orphans(&self) -> Result<(), PostgresError> {
+        let begin = Instant::now();
+        loop {
+            let orphans = postmaster::processes_of(&self.data_directory);
+            let Some(first) = orphans.first() else { return Ok(()) };
+            if begin.elapsed() >= 2 * ORPHANS_TIMEOUT {
+                return Err(self.not_stopped(*first, 2 * ORPHANS_TIMEOUT, self.log.end()));
+            }
+            if begin.elapsed() >= ORPHANS_TIMEOUT {
+                orphans.iter().for_each(|orphan| postmaster::send(*orphan, Signal::KILL));
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    fn not_stopped(&self, process_id: u32, waited: Duration, log_start: u64) -> PostgresError {
+        let log = self.log.complaints(log_start);
+        PostgresError::NotStopped { path: self.data_directory.clone(), process_id, waited, log }
     }
 
     /// Writes the configuration and makes the server read it; what needs a restart waits for one.
@@ -184,30 +327,57 @@ impl Server {
     /// # Errors
     /// [`PostgresError::NotRunning`], [`PostgresError::File`].
     pub async fn reload(&self) -> Result<(), PostgresError> {
-        todo!()
+        let _transition = self.transition.lock().await;
+        let not_running = || PostgresError::NotRunning { path: self.data_directory.clone() };
+        let process_id = self.process_id().ok_or_else(not_running)?;
+        configuration_files::write(&self.options, &self.data_directory, &self.settings())?;
+        postmaster::send(process_id, Signal::HUP);
+        Ok(())
     }
 
     /// Whether its postmaster runs.
     pub fn is_running(&self) -> bool {
-        todo!()
+        self.process_id().is_some()
     }
 
     /// The postmaster's process id, when it runs.
     pub fn process_id(&self) -> Option<u32> {
-        todo!()
+        match self.ended() {
+            Some(_) => None,
+            None => {
+                let own = self.changing().child.as_ref().map(Child::id);
+                own.or_else(|| PidFile::of_live_server(&self.data_directory).map(|file| file.process_id))
+            }
+        }
     }
 
-    /// Waits until it accepts connections.
-    ///
-    /// # Errors
-    /// [`PostgresError::NotReady`], [`PostgresError::NotRunning`].
-    pub async fn wait_ready(&self, _timeout: Duration) -> Result<(), PostgresError> {
-        todo!()
+    /// None while it runs; how it ended, if it was our child and that is known.
+    fn ended(&self) -> Option<Option<ExitStatus>> {
+        let mut changing = self.changing();
+        if let Some(child) = &mut changing.child {
+            match child.try_wait() {
+                Ok(None) => return None,
+                Ok(Some(status)) => {
+                    changing.child = None;
+                    return Some(Some(status));
+                }
+                // Somebody else has reaped it: its lock file tells.
+                Err(_) => changing.child = None,
+            }
+        }
+        PidFile::of_live_server(&self.data_directory).is_none().then_some(None)
     }
 
     /// Waits until its postmaster is gone, for whatever reason.
     pub async fn wait_exit(&self) {
-        todo!()
+        while self.is_running() {
+            tokio::time::sleep(WATCH_INTERVAL).await;
+        }
+    }
+
+    /// Cuts the log when it has become too long.
+    pub(crate) fn bound_log(&self) -> Result<(), PostgresError> {
+        self.log.bound(&self.options.user)
     }
 
     /// Reads its control file; also while it runs.
@@ -215,47 +385,19 @@ impl Server {
     /// # Errors
     /// [`PostgresError::File`], [`PostgresError::ControlFile`].
     pub fn control_file(&self) -> Result<ControlFile, PostgresError> {
-        ControlFile::read(self.data_directory())
+        ControlFile::read(&self.data_directory)
     }
 
-    /// Makes it a standby from its next start on (`standby.signal`, `primary_conninfo`, slot). Called again, it follows another primary;
-    /// a running standby then needs [`Server::reload`].
+    /// Makes it a standby from its next start on (`standby.signal`, `primary_conninfo`, slot). A running standby follows another primary
+    /// after this and [`Server::reload`].
     ///
     /// # Errors
     /// [`PostgresError::File`], [`PostgresError::InvalidSetting`].
-    pub fn make_standby(&self, _standby: &StandbyOptions) -> Result<(), PostgresError> {
-        todo!()
+    pub fn make_standby(&self, standby: &StandbyOptions) -> Result<(), PostgresError> {
+        configuration_files::write_standby(&self.options, &self.data_directory, standby)
     }
 
-    /// Makes a running standby a primary and waits until it takes updates; returns where its new timeline begins.
-    ///
-    /// # Errors
-    /// [`PostgresError::Sql`], [`PostgresError::UnexpectedAnswer`] when it does not end recovery in time.
-    pub async fn promote(&self, _timeout: Duration) -> Result<Lsn, PostgresError> {
-        todo!()
-    }
-
-    /// Makes a physical replication slot that keeps the log from now on; one that exists is left as it is.
-    ///
-    /// # Errors
-    /// [`PostgresError::Sql`].
-    pub async fn create_slot(&self, _name: &str) -> Result<(), PostgresError> {
-        todo!()
-    }
-
-    /// Drops a replication slot; one that does not exist is dropped already.
-    ///
-    /// # Errors
-    /// [`PostgresError::Sql`], also while a standby uses it.
-    pub async fn drop_slot(&self, _name: &str) -> Result<(), PostgresError> {
-        todo!()
-    }
-
-    /// Its part in replication, now.
-    ///
-    /// # Errors
-    /// [`PostgresError::Connect`], [`PostgresError::Sql`].
-    pub async fn replication_state(&self) -> Result<ReplicationState, PostgresError> {
-        todo!()
+    fn changing(&self) -> MutexGuard<'_, Changing> {
+        self.changing.lock().expect("nothing panics while it holds this lock")
     }
 }

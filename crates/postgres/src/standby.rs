@@ -1,12 +1,91 @@
-//! Making a server a standby of another one, and ending that.
+//! Following a primary, and ending that.
 
-use crate::ConnectionParameters;
+use std::time::Duration;
+
+use tokio_postgres::error::SqlState;
+
+use crate::{ConnectionParameters, Lsn, PostgresError, Server, configuration_files};
 
 /// Whom a standby follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StandbyOptions {
-    /// The primary, with a role that may replicate; `application_name` is what the primary calls the standby. The database is not used.
+    /// The primary, with a role that may replicate; `application_name` is what the primary calls the standby.
     pub primary: ConnectionParameters,
     /// A physical replication slot on the primary; none: the primary does not wait with removing its log.
     pub slot: Option<String>,
+}
+
+impl Server {
+    /// Makes a running standby a primary and waits until it takes updates; returns where its new timeline begins.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`], also when it is no standby; [`PostgresError::UnexpectedAnswer`] when recovery does not end in time.
+    pub async fn promote(&self, timeout: Duration) -> Result<Lsn, PostgresError> {
+        const ACTION: &str = "promote the standby";
+        let client = self.socket_connection().connect().await?;
+        let seconds = i32::try_from(timeout.as_secs().max(1)).unwrap_or(i32::MAX);
+        let row = client.query_one("SELECT pg_promote(true, $1)", &[&seconds]).await;
+        if !row.map_err(PostgresError::sql(ACTION))?.get::<_, bool>(0) {
+            let answer = format!("still in recovery after {seconds} s");
+            return Err(PostgresError::UnexpectedAnswer { action: ACTION, answer });
+        }
+        configuration_files::remove_standby(self.data_directory())?;
+        let row = client.query_one("SELECT substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)", &[]).await;
+        let timeline: String = row.map_err(PostgresError::sql(ACTION))?.get(0);
+        let path = self.data_directory().join("pg_wal").join(format!("{timeline}.history"));
+        let history = std::fs::read_to_string(&path).map_err(PostgresError::file("read", path))?;
+        timeline_start(&history).ok_or(PostgresError::UnexpectedAnswer { action: ACTION, answer: history })
+    }
+
+    /// Makes a physical replication slot that keeps the log from now on; one that exists is left as it is.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`].
+    pub async fn create_slot(&self, name: &str) -> Result<(), PostgresError> {
+        let client = self.socket_connection().connect().await?;
+        match client.execute("SELECT pg_create_physical_replication_slot($1, true)", &[&name]).await {
+            Err(error) if error.code() != Some(&SqlState::DUPLICATE_OBJECT) => {
+                Err(PostgresError::sql("create a replication slot")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Drops a replication slot; one that does not exist is dropped already.
+    ///
+    /// # Errors
+    /// [`PostgresError::Sql`], also while a standby uses it.
+    pub async fn drop_slot(&self, name: &str) -> Result<(), PostgresError> {
+        drop_slot(&self.socket_connection(), name).await
+    }
+}
+
+/// Drops a replication slot of any server; one that does not exist is dropped already.
+pub(crate) async fn drop_slot(server: &ConnectionParameters, name: &str) -> Result<(), PostgresError> {
+    let client = server.connect().await?;
+    match client.execute("SELECT pg_drop_replication_slot($1)", &[&name]).await {
+        Err(error) if error.code() != Some(&SqlState::UNDEFINED_OBJECT) => {
+            Err(PostgresError::sql("drop a replication slot")(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Where the last timeline begins, from the last line of a history file: parent timeline, position, reason.
+fn timeline_start(history: &str) -> Option<Lsn> {
+    let last = history.lines().rfind(|line| !line.trim().is_empty() && !line.starts_with('#'))?;
+    last.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_of_a_history_counts() {
+        let history = "1\t0/3000060\tno recovery target specified\n\n2\t0/50000A0\tno recovery target specified\n";
+        assert_eq!(timeline_start(history), Some(Lsn(0x0500_00A0)));
+        assert_eq!(timeline_start(""), None);
+        assert_eq!(timeline_start("nonsense\n"), None);
+    }
 }
