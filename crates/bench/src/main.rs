@@ -1,3 +1,32 @@
-//! The papers' experiments, each one command.
+//! The papers' experiments, each one command: `onecopy-bench NAME`.
 
-fn main() {}
+mod cluster;
+mod exposition;
+mod machine;
+mod pgbench;
+mod plot;
+mod process_cpu;
+mod proxy;
+mod router;
+mod router_report;
+mod statistics;
+
+use clap::Parser;
+
+/// The experiments.
+#[derive(Debug, Parser)]
+#[command(name = "onecopy-bench", version, about = "Measures Onecopy against what people use today")]
+enum Experiment {
+    /// pgbench directly, through PgBouncer and through Onecopy's router, interleaved.
+    Router(router::RouterOptions),
+}
+
+fn main() -> anyhow::Result<()> {
+    let experiment = Experiment::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    runtime.block_on(async {
+        match experiment {
+            Experiment::Router(options) => router::run(options).await,
+        }
+    })
+}

@@ -1,0 +1,86 @@
+//! Processor time of other processes: what one transaction costs, whatever the wall clock says on a shared machine.
+
+use std::fs;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::{Pid, SysconfVar, sysconf};
+
+/// Processor time that all threads of a process have used, from its own clock (nanoseconds, unlike `/proc`).
+pub fn process_time(process_id: u32) -> anyhow::Result<Duration> {
+    let pid = Pid::from_raw(process_id.try_into()?);
+    let clock =
+        clock_getcpuclockid(pid).with_context(|| format!("process {process_id} has no clock: has it ended?"))?;
+    Ok(clock.now().with_context(|| format!("cannot read the clock of process {process_id}"))?.into())
+}
+
+/// Processor time of a process, of its children, and of those children that have ended: a PostgreSQL server as a whole.
+/// In steps of the kernel's tick, 10 ms as a rule.
+pub fn family_time(process_id: u32) -> anyhow::Result<Duration> {
+    let mut ticks = 0;
+    let mut found = false;
+    for entry in fs::read_dir("/proc").context("cannot list processes")? {
+        let Ok(entry) = entry else { continue };
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        // A process may end between the listing and here; its parent then counts it.
+        let Ok(text) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        let stat = parse_stat(&text).ok_or_else(|| anyhow!("strange /proc/{id}/stat: {text:?}"))?;
+        if id == process_id {
+            found = true;
+            ticks += stat.own_ticks + stat.ended_children_ticks;
+        } else if stat.parent == process_id {
+            ticks += stat.own_ticks;
+        }
+    }
+    if !found {
+        return Err(anyhow!("process {process_id} has ended"));
+    }
+    let ticks_a_second = sysconf(SysconfVar::CLK_TCK)?.ok_or_else(|| anyhow!("the kernel does not tell its tick"))?;
+    Ok(Duration::from_secs_f64(ticks as f64 / ticks_a_second as f64))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    parent: u32,
+    own_ticks: u64,
+    ended_children_ticks: u64,
+}
+
+/// Reads `/proc/<pid>/stat` (`proc_pid_stat(5)`): fields 4 and 14 to 17.
+fn parse_stat(text: &str) -> Option<Stat> {
+    // The program's name, field 2, may hold spaces and parentheses: what follows its last one counts.
+    let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    Some(Stat {
+        parent: number(4)?.try_into().ok()?,
+        own_ticks: number(14)? + number(15)?,
+        ended_children_ticks: number(16)? + number(17)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_with_a_strange_name() {
+        let text = "42 (a) b) S 7 42 42 0 -1 4194560 100 200 0 0 11 22 33 44 20 0 1 0 5 6 7";
+        assert_eq!(parse_stat(text), Some(Stat { parent: 7, own_ticks: 33, ended_children_ticks: 77 }));
+        for broken in ["", "42 (a", "42 (a) S", "42 (a) S x 1 1 1 1 1 1 1 1 1 1 1 1"] {
+            assert_eq!(parse_stat(broken), None);
+        }
+    }
+
+    #[test]
+    fn own_clocks_go_forward() {
+        let me = std::process::id();
+        let before = process_time(me).unwrap();
+        let mut sum = 0_u64;
+        while process_time(me).unwrap() == before {
+            sum = std::hint::black_box(sum + 1);
+        }
+        assert!(family_time(me).is_ok());
+        assert!(process_time(u32::MAX >> 1).is_err());
+    }
+}

@@ -1,0 +1,325 @@
+//! The router's price and gain: pgbench directly to the leader, through PgBouncer and through Onecopy, interleaved.
+//!
+//! One round runs every workload over every proxy, neighbours in time next to each other, so that what the machine does
+//! beside hits all of them; a ratio is always formed within one round.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde::Serialize;
+
+use crate::cluster::Cluster;
+use crate::exposition::{self, Samples};
+use crate::machine::Machine;
+use crate::pgbench::{Counts, Protocol, Run, Script};
+use crate::proxy::Proxy;
+use crate::router_report::Report;
+
+/// Followers behind the leader.
+const FOLLOWERS: usize = 2;
+
+/// How long each proxy is warmed up with reads and with updates before the first round, in seconds.
+const WARM_UP_SECONDS: u32 = 1;
+
+/// What is run over every proxy.
+pub const WORKLOADS: [(Script, Protocol); 8] = [
+    (Script::SelectOnly, Protocol::Simple),
+    (Script::SelectOnly, Protocol::Extended),
+    (Script::SelectOnly, Protocol::Prepared),
+    (Script::TpcbLike, Protocol::Simple),
+    (Script::TpcbLike, Protocol::Extended),
+    (Script::TpcbLike, Protocol::Prepared),
+    (Script::Mixed, Protocol::Simple),
+    (Script::Mixed, Protocol::Extended),
+];
+
+/// Options of `onecopy-bench router`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct RouterOptions {
+    /// A short form of about two minutes; writes files only with --output
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Connections of pgbench
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=50))]
+    clients: u16,
+    /// Length of one run [default: 5, quick: 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=600))]
+    seconds: Option<u32>,
+    /// Rounds [default: 5, quick: 3]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pairs: Option<u32>,
+    /// pgbench's scale: 100 000 accounts, 10 tellers and one branch each
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    scale: u32,
+    /// Directory for router.md and router.png [default: docs/results, quick: none]
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// The program to measure [default: the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    onecopy: Option<PathBuf>,
+    /// Leave Onecopy out: how PgBouncer does on this machine
+    #[arg(long, conflicts_with = "onecopy")]
+    without_onecopy: bool,
+}
+
+impl RouterOptions {
+    fn seconds(&self) -> u32 {
+        self.seconds.unwrap_or(if self.quick { 1 } else { 5 })
+    }
+
+    fn pairs(&self) -> u32 {
+        self.pairs.unwrap_or(if self.quick { 3 } else { 5 })
+    }
+
+    fn output(&self) -> Option<&Path> {
+        self.output.as_deref().or((!self.quick).then_some(Path::new("docs/results")))
+    }
+
+    /// The command that makes the same figures.
+    fn command(&self) -> String {
+        format!(
+            "cargo run --release -p onecopy-bench -- router --clients {} --seconds {} --pairs {} --scale {}{}",
+            self.clients,
+            self.seconds(),
+            self.pairs(),
+            self.scale,
+            if self.without_onecopy { " --without-onecopy" } else { "" }
+        )
+    }
+
+    fn run(&self, script: Script, protocol: Protocol) -> Run {
+        Run { script, protocol, clients: usize::from(self.clients), seconds: self.seconds() }
+    }
+}
+
+/// One run of pgbench over one proxy.
+#[derive(Debug, Clone, Serialize)]
+pub struct Measurement {
+    /// Which script.
+    pub script: Script,
+    /// How it was sent.
+    pub protocol: Protocol,
+    /// Over which way.
+    pub proxy: &'static str,
+    /// In which round, from 1.
+    pub round: u32,
+    /// What pgbench counted.
+    pub counts: Counts,
+    /// Processor time of the proxy, in microseconds a transaction; none without a proxy.
+    pub proxy_cpu_us: Option<f64>,
+    /// Processor time of all servers, in microseconds a transaction.
+    pub servers_cpu_us: f64,
+    /// What the router says of its gates; none for others.
+    pub gates: Option<Gates>,
+}
+
+/// What the router's metrics say of one run. None: the router did not say, or nothing of the kind happened.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Gates {
+    /// Gates that made an epoch.
+    pub gates: Option<f64>,
+    /// Gates that found commits in the way for too long.
+    pub gave_up: Option<f64>,
+    /// Half of the gates were closed for at most this, in milliseconds.
+    pub closed_p50_ms: Option<f64>,
+    /// 99 of 100 gates were closed for at most this, in milliseconds.
+    pub closed_p99_ms: Option<f64>,
+    /// Part of the run in which commits were held out, 0 to 1.
+    pub closed_share: Option<f64>,
+    /// Age of the oldest epoch that new readers were given at the end of the run, in milliseconds.
+    pub epoch_age_ms: Option<f64>,
+    /// Commits that inserted into the tripwire.
+    pub tripwires: Option<f64>,
+    /// Those of them that the leader aborted for it.
+    pub tripwire_aborts: Option<f64>,
+}
+
+impl Gates {
+    fn between(before: &Samples, after: &Samples, wall: Duration) -> Gates {
+        let gain = after.since(before);
+        let milliseconds = |seconds: f64| seconds * 1000.0;
+        Gates {
+            gates: gain.total("onecopy_router_gate_seconds_count"),
+            gave_up: gain.total("onecopy_router_gates_gave_up_total"),
+            closed_p50_ms: gain.quantile("onecopy_router_gate_seconds", 0.5).map(milliseconds),
+            closed_p99_ms: gain.quantile("onecopy_router_gate_seconds", 0.99).map(milliseconds),
+            closed_share: gain.total("onecopy_router_gate_seconds_sum").map(|seconds| seconds / wall.as_secs_f64()),
+            epoch_age_ms: after.largest("onecopy_router_epoch_age_seconds").map(milliseconds),
+            tripwires: gain.total("onecopy_router_tripwires_total"),
+            tripwire_aborts: gain.total("onecopy_router_tripwire_aborts_total"),
+        }
+    }
+}
+
+/// Runs the experiment and reports it.
+///
+/// # Errors
+/// When servers or proxies cannot be started or the report not be written. Runs that fail are reported, left out of the
+/// figures, and make the experiment fail at its end.
+pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
+    // The account of the servers must be able to pass; each of them closes its own directory.
+    let directory = tempfile::Builder::new()
+        .prefix("onecopy-bench-")
+        .permissions(Permissions::from_mode(0o711))
+        .tempdir()
+        .context("cannot make a directory for the servers")?;
+    let machine = Machine::observe();
+    say(format_args!("starting a leader and {FOLLOWERS} followers, scale {}", options.scale));
+    let cluster = Cluster::start(directory.path(), options.scale, FOLLOWERS).await?;
+    let outcome = tokio::select! {
+        outcome = measure(&options, &cluster, directory.path()) => outcome,
+        signal = tokio::signal::ctrl_c() => match signal {
+            Ok(()) => Err(anyhow::anyhow!("interrupted")),
+            Err(error) => Err(error.into()),
+        },
+    };
+    cluster.stop().await?;
+    let (measurements, failures, proxies) = outcome?;
+    let report = Report {
+        experiment: "router",
+        command: options.command(),
+        machine,
+        versions: proxies,
+        clients: options.clients,
+        seconds: options.seconds(),
+        pairs: options.pairs(),
+        scale: options.scale,
+        followers: FOLLOWERS,
+        measurements,
+        failures,
+    };
+    if options.json {
+        println!("{}", serde_json::to_string(&report.to_json())?);
+    } else {
+        println!("{}", report.to_text());
+    }
+    if let Some(output) = options.output() {
+        report.write(output)?;
+        say(format_args!("wrote {0}/router.md and {0}/router.png", output.display()));
+    }
+    if !report.failures.is_empty() {
+        bail!("{} runs failed, first: {}", report.failures.len(), report.failures[0]);
+    }
+    Ok(())
+}
+
+type Outcome = (Vec<Measurement>, Vec<String>, Vec<String>);
+
+async fn measure(options: &RouterOptions, cluster: &Cluster, directory: &Path) -> anyhow::Result<Outcome> {
+    let clients = usize::from(options.clients);
+    let mut proxies = vec![Proxy::direct(cluster), Proxy::pgbouncer(cluster, directory, clients).await?];
+    if !options.without_onecopy {
+        proxies.push(Proxy::onecopy(cluster, directory, &onecopy_program(options)?).await?);
+    }
+    let pgbench = cluster.binaries.program("pgbench");
+    let mut failures = Vec::new();
+    for proxy in &proxies {
+        for script in [Script::SelectOnly, Script::TpcbLike] {
+            let warm_up = Run { seconds: WARM_UP_SECONDS, ..options.run(script, Protocol::Simple) };
+            if let Err(error) = warm_up.against(&pgbench, proxy.port).await {
+                failures.push(failure(proxy, &error));
+            }
+        }
+    }
+    let mut measurements = Vec::new();
+    for round in 1..=options.pairs() {
+        for (script, protocol) in WORKLOADS {
+            for proxy in proxies.iter().filter(|proxy| proxy.protocols.contains(&protocol)) {
+                match measure_once(options.run(script, protocol), proxy, cluster, &pgbench, round).await {
+                    Ok(measurement) => {
+                        say_measured(&measurement, options.pairs());
+                        measurements.push(measurement);
+                    }
+                    Err(error) => {
+                        let failure = failure(proxy, &error);
+                        say(format_args!("failed: {failure}"));
+                        failures.push(failure);
+                    }
+                }
+            }
+        }
+    }
+    Ok((measurements, failures, proxies.iter().map(|proxy| proxy.version.clone()).collect()))
+}
+
+async fn measure_once(
+    run: Run,
+    proxy: &Proxy,
+    cluster: &Cluster,
+    pgbench: &Path,
+    round: u32,
+) -> anyhow::Result<Measurement> {
+    let metrics_before = metrics(proxy).await?;
+    let (proxy_before, servers_before) = (proxy.processor_time()?, cluster.processor_time()?);
+    let start = Instant::now();
+    let counts = run.against(pgbench, proxy.port).await?;
+    let wall = start.elapsed();
+    let (proxy_after, servers_after) = (proxy.processor_time()?, cluster.processor_time()?);
+    let metrics_after = metrics(proxy).await?;
+    if counts.transactions == 0 {
+        bail!("not one transaction ended well");
+    }
+    let per_transaction = |time: Duration| time.as_secs_f64() * 1e6 / counts.transactions as f64;
+    Ok(Measurement {
+        script: run.script,
+        protocol: run.protocol,
+        proxy: proxy.name,
+        round,
+        counts,
+        proxy_cpu_us: proxy_before
+            .zip(proxy_after)
+            .map(|(before, after)| per_transaction(after.saturating_sub(before))),
+        servers_cpu_us: per_transaction(servers_after.saturating_sub(servers_before)),
+        gates: metrics_before.zip(metrics_after).map(|(before, after)| Gates::between(&before, &after, wall)),
+    })
+}
+
+async fn metrics(proxy: &Proxy) -> anyhow::Result<Option<Samples>> {
+    match proxy.metrics {
+        Some(address) => Ok(Some(exposition::fetch(address).await?)),
+        None => Ok(None),
+    }
+}
+
+fn onecopy_program(options: &RouterOptions) -> anyhow::Result<PathBuf> {
+    let program = match &options.onecopy {
+        Some(program) => program.clone(),
+        None => std::env::current_exe()?.with_file_name("onecopy"),
+    };
+    if !program.exists() {
+        bail!(
+            "{} does not exist: run `cargo build --release -p onecopy`, or give --onecopy PATH or --without-onecopy",
+            program.display()
+        );
+    }
+    Ok(program)
+}
+
+fn failure(proxy: &Proxy, error: &anyhow::Error) -> String {
+    let words = proxy.last_words();
+    let log = if words.is_empty() { String::new() } else { format!("; its log ends: {words}") };
+    format!("{}: {error:#}{log}", proxy.name)
+}
+
+/// Progress goes to standard error: standard output is the report's.
+fn say(message: std::fmt::Arguments<'_>) {
+    eprintln!("onecopy-bench: {message}");
+}
+
+fn say_measured(measurement: &Measurement, rounds: u32) {
+    say(format_args!(
+        "round {}/{rounds} {:<11} {:<8} {:<9} {:>9.0} tps{}",
+        measurement.round,
+        measurement.script.name(),
+        measurement.protocol.name(),
+        measurement.proxy,
+        measurement.counts.transactions_per_second,
+        measurement.proxy_cpu_us.map_or(String::new(), |cpu| format!(", proxy {cpu:.1} us")),
+    ));
+}
