@@ -21,7 +21,6 @@ pub(super) fn speaks_of_the_server(name: &str) -> bool {
         "current_setting",
         "pg_show_all_settings",
         "pg_settings_get_flags",
-        "pg_my_temp_schema",
         "pg_listening_channels",
         "pg_cursor",
         "pg_prepared_statement",

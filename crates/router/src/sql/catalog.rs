@@ -133,7 +133,8 @@ WITH RECURSIVE edge AS (
       WHERE p.provolatile = 'v' AND p.oid >= 16384
     UNION SELECT e.source FROM code JOIN edge e ON e.target = code.relation
 ), odd(relation) AS (
-    SELECT oid FROM pg_catalog.pg_class WHERE relkind = 'f' OR (relpersistence <> 'p' AND relkind IN ('r', 'p'))
+    SELECT i.inhparent FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+      WHERE c.relkind = 'f' OR (c.relpersistence <> 'p' AND c.relkind IN ('r', 'p'))
     UNION SELECT i.inhparent FROM odd JOIN pg_catalog.pg_inherits i ON i.inhrelid = odd.relation
 )
 SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relrowsecurity,

@@ -1,0 +1,223 @@
+//! The catalog of a real PostgreSQL server, and what statements on it are judged to be.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use onecopy_router::sql::{Action, Catalog, ClassificationCache, Objects, Part, Scope};
+use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
+
+/// A server of its own directory, on a Unix socket alone; stopped when dropped.
+struct TestServer {
+    directory: tempfile::TempDir,
+    programs: PathBuf,
+}
+
+impl TestServer {
+    fn start() -> TestServer {
+        let found = Command::new("pg_config").arg("--bindir").output().map(|output| output.stdout).unwrap_or_default();
+        let mut programs = PathBuf::from(String::from_utf8(found).unwrap().trim());
+        if !programs.join("initdb").exists() {
+            let versions = std::fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed");
+            programs =
+                versions.map(|entry| entry.unwrap().path().join("bin")).max().expect("some version is installed");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        let server = TestServer { directory, programs };
+        let data = server.data();
+        server.run("initdb", &["-D", &data, "-U", "postgres", "-A", "trust", "--no-sync"]);
+        let log = server.path().join("log");
+        let options = format!("-c listen_addresses='' -c fsync=off -k {}", server.path().display());
+        server.run("pg_ctl", &["-D", &data, "-w", "-l", log.to_str().unwrap(), "-o", &options, "start"]);
+        server
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn data(&self) -> String {
+        self.path().join("data").to_str().unwrap().to_owned()
+    }
+
+    /// PostgreSQL refuses to run as root.
+    fn run(&self, program: &str, arguments: &[&str]) {
+        let program = self.programs.join(program);
+        let mut command = if std::fs::metadata("/proc/self").unwrap().uid() == 0 {
+            let mut command = Command::new("runuser");
+            command.args(["-u", "postgres", "--"]).arg(&program);
+            command
+        } else {
+            Command::new(&program)
+        };
+        let status = command.args(arguments).current_dir(self.path()).stdout(std::process::Stdio::null()).status();
+        assert!(status.unwrap().success(), "{} {arguments:?}", program.display());
+    }
+
+    async fn connect(&self) -> Client {
+        let mut configuration = tokio_postgres::Config::new();
+        configuration.host_path(self.path()).user("postgres").dbname("postgres");
+        let (client, connection) = configuration.connect(NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client
+    }
+}
+
+impl Drop for TestServer {
+    fn drop(&mut self) {
+        if self.path().join("data/postmaster.pid").exists() {
+            self.run("pg_ctl", &["-D", &self.data(), "-w", "-m", "immediate", "stop"]);
+        }
+    }
+}
+
+async fn load(client: &Client, scope: Scope) -> Objects {
+    let mut objects = Objects::default();
+    for part in Part::ALL {
+        for message in client.simple_query(&part.query(scope)).await.unwrap() {
+            if let SimpleQueryMessage::Row(row) = message {
+                let row: Vec<Option<String>> =
+                    (0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect();
+                objects.add(part, &row).unwrap();
+            }
+        }
+    }
+    objects
+}
+
+const SCHEMA: &str = "
+CREATE TABLE plain (a int, b text);
+CREATE UNLOGGED TABLE unlogged (a int);
+CREATE TABLE secured (a int); ALTER TABLE secured ENABLE ROW LEVEL SECURITY;
+CREATE SCHEMA other; CREATE TABLE other.twin (a int); CREATE UNLOGGED TABLE twin (a int);
+CREATE TABLE parted (a int) PARTITION BY LIST (a);
+CREATE TABLE parted_good PARTITION OF parted FOR VALUES IN (1);
+CREATE TABLE mixed (a int) PARTITION BY LIST (a);
+CREATE UNLOGGED TABLE mixed_bad PARTITION OF mixed FOR VALUES IN (1);
+CREATE SEQUENCE counter;
+CREATE MATERIALIZED VIEW kept AS SELECT * FROM plain;
+CREATE VIEW over_plain AS SELECT a, count(*) FROM plain GROUP BY a;
+CREATE VIEW over_view AS SELECT * FROM over_plain;
+CREATE VIEW over_time AS SELECT now();
+CREATE VIEW over_unlogged AS SELECT * FROM unlogged;
+CREATE VIEW over_server AS SELECT * FROM pg_stat_activity;
+CREATE FUNCTION wild(int) RETURNS int LANGUAGE sql VOLATILE AS 'SELECT 1';
+CREATE FUNCTION calm(int) RETURNS int LANGUAGE sql STABLE AS 'SELECT 1';
+CREATE FUNCTION wild_row(plain) RETURNS int LANGUAGE sql VOLATILE AS 'SELECT 1';
+CREATE VIEW over_wild AS SELECT wild(a) FROM plain;
+CREATE AGGREGATE wild_sum(int) (SFUNC = wild_step, STYPE = int);
+CREATE OPERATOR @#@ (FUNCTION = wild, RIGHTARG = int);
+CREATE TABLE watched (a int PRIMARY KEY, b int);
+CREATE TRIGGER watch AFTER INSERT ON watched EXECUTE FUNCTION suppress();
+CREATE TABLE cascading (a int PRIMARY KEY);
+ALTER TABLE watched ADD FOREIGN KEY (b) REFERENCES cascading ON DELETE CASCADE;
+CREATE TABLE defaulted (a int DEFAULT wild(1));
+CREATE TABLE numbered (a serial);
+";
+
+const READ: Action = Action::Read { own_transaction: false };
+const READ_ALONE: Action = Action::Read { own_transaction: true };
+const LEADER: Action = Action::Update { opaque: false, writes: false, commits_itself: false };
+const WRITE: Action = Action::Update { opaque: false, writes: true, commits_itself: false };
+const OPAQUE: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
+
+const JUDGED: &[(&str, Action)] = &[
+    ("SELECT * FROM plain WHERE a = 1 AND b LIKE 'x%' ORDER BY lower(b) LIMIT 3", READ),
+    ("SELECT count(*), sum(a), max(b), string_agg(b, ',' ORDER BY a) FROM public.plain GROUP BY a", READ),
+    ("SELECT row_number() OVER (PARTITION BY a) FROM plain", READ),
+    ("SELECT EXTRACT(year FROM d), d + interval '1 day' FROM (VALUES (date '2020-02-02')) v(d)", READ),
+    ("WITH RECURSIVE w AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM w WHERE n < 9) SELECT * FROM w", READ),
+    ("SELECT * FROM kept JOIN parted USING (a)", READ),
+    ("SELECT * FROM other.twin", READ),
+    ("SELECT * FROM over_view", READ),
+    ("SELECT relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace", READ),
+    ("SELECT table_name FROM information_schema.tables", READ),
+    ("SELECT tablename FROM pg_tables", READ),
+    ("SELECT version(), current_database(), current_user", READ),
+    ("COPY plain TO STDOUT", READ_ALONE),
+    ("SELECT * FROM over_time", READ_ALONE),
+    ("SELECT now()", READ_ALONE),
+    ("SELECT calm(1)", READ_ALONE),
+    ("SELECT 'today'::date", READ_ALONE),
+    ("SELECT pg_backend_pid()", LEADER),
+    ("SELECT current_setting('work_mem')", LEADER),
+    ("SELECT txid_current()", LEADER),
+    ("SELECT pg_is_in_recovery()", LEADER),
+    ("SELECT pg_relation_size('plain')", LEADER),
+    ("SELECT * FROM pg_stat_activity", LEADER),
+    ("SELECT * FROM over_server", LEADER),
+    ("SELECT * FROM pg_locks", LEADER),
+    ("SELECT * FROM pg_settings", LEADER),
+    ("SELECT random(), clock_timestamp(), gen_random_uuid()", LEADER),
+    ("SELECT currval('counter'), lastval()", LEADER),
+    ("SELECT last_value FROM counter", LEADER),
+    ("SELECT * FROM unlogged", LEADER),
+    ("SELECT * FROM over_unlogged", LEADER),
+    ("SELECT * FROM twin", LEADER),
+    ("SELECT set_config('a.b', 'c', true)", LEADER),
+    ("SELECT nextval('counter')", WRITE),
+    ("SELECT * FROM plain FOR UPDATE", WRITE),
+    ("SELECT pg_notify('a', 'b')", WRITE),
+    ("WITH w AS (DELETE FROM plain RETURNING a) SELECT * FROM w", WRITE),
+    ("INSERT INTO plain SELECT a, b FROM kept", WRITE),
+    ("INSERT INTO numbered DEFAULT VALUES", WRITE),
+    ("INSERT INTO parted VALUES (1) ON CONFLICT DO NOTHING", WRITE),
+    ("UPDATE plain SET b = upper(b) WHERE a = 1 RETURNING *", WRITE),
+    ("MERGE INTO plain p USING kept k ON p.a = k.a WHEN MATCHED THEN DELETE", WRITE),
+    ("SELECT * FROM mixed", OPAQUE),
+    ("SELECT * FROM secured", OPAQUE),
+    ("SELECT * FROM nowhere", OPAQUE),
+    ("SELECT nothing(1)", OPAQUE),
+    ("SELECT wild(1)", OPAQUE),
+    ("SELECT * FROM over_wild", OPAQUE),
+    ("SELECT wild_sum(a) FROM plain", OPAQUE),
+    ("SELECT plain.wild_row FROM plain", OPAQUE),
+    ("SELECT (plain).wild_row FROM plain", OPAQUE),
+    ("SELECT @#@ 1", OPAQUE),
+    ("INSERT INTO watched VALUES (1)", OPAQUE),
+    ("DELETE FROM cascading", OPAQUE),
+    ("INSERT INTO defaulted DEFAULT VALUES", OPAQUE),
+    ("UPDATE over_plain SET a = 1", OPAQUE),
+];
+
+#[tokio::test]
+async fn statements_are_judged_by_a_real_catalog() {
+    let server = TestServer::start();
+    let client = server.connect().await;
+    client
+        .batch_execute(
+            "CREATE FUNCTION wild_step(int, int) RETURNS int LANGUAGE sql VOLATILE AS 'SELECT 1';
+             CREATE FUNCTION suppress() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';",
+        )
+        .await
+        .unwrap();
+    client.batch_execute(SCHEMA).await.unwrap();
+    let builtin = Arc::new(load(&client, Scope::Builtin).await);
+    let catalog = Catalog::new(Arc::clone(&builtin), load(&client, Scope::User).await);
+    let cache = ClassificationCache::new();
+    let mut wrong = Vec::new();
+    for (text, expected) in JUDGED {
+        let statements = cache.classify(text, &catalog).unwrap();
+        assert_eq!(statements.len(), 1, "{text}");
+        if statements[0].action != *expected {
+            wrong.push(format!("{text}: {:?} instead of {expected:?}", statements[0].action));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+
+    // What is called a read must be one to PostgreSQL as well.
+    for (text, _) in JUDGED.iter().filter(|(_, expected)| expected.is_read()) {
+        let transaction = format!("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {}; COMMIT", text);
+        if !text.starts_with("COPY") {
+            client.simple_query(&transaction).await.unwrap_or_else(|error| panic!("{text}: {error:?}"));
+        }
+    }
+
+    // A conversion with a volatile function makes every statement unsafe.
+    client.batch_execute("CREATE DOMAIN odd AS int CHECK (wild(VALUE) = 1)").await.unwrap();
+    let catalog = Catalog::new(builtin, load(&client, Scope::User).await);
+    assert_eq!(cache.classify("SELECT 1", &catalog).unwrap()[0].action, OPAQUE);
+    assert_eq!(cache.len(), 1, "the new catalog has emptied the cache");
+}
