@@ -83,15 +83,24 @@ impl LogFile {
     }
 }
 
-/// The lines in which a server says what went wrong. What it only could not do is logged at level LOG.
+/// The lines in which a server says what went wrong. What goes wrong before there is a session is often said at level LOG.
 fn complaints_in(log: &str) -> String {
-    const LEVELS: [&str; 6] = ["PANIC:  ", "FATAL:  ", "ERROR:  ", "WARNING:  ", "HINT:  ", "DETAIL:  "];
-    let complains = |line: &&str| {
-        LEVELS.iter().any(|level| line.contains(level))
-            || line.contains("could not")
-            || line.contains("was terminated by")
-            || line.starts_with("postgres: ")
-    };
+    const SIGNS: [&str; 12] = [
+        "PANIC:  ",
+        "FATAL:  ",
+        "ERROR:  ",
+        "WARNING:  ",
+        "HINT:  ",
+        "DETAIL:  ",
+        "could not",
+        "was terminated by",
+        "LOG:  invalid",
+        "LOG:  parameter",
+        "LOG:  syntax error",
+        "LOG:  unrecognized",
+    ];
+    // The loader and the first steps of the program write without a prefix.
+    let complains = |line: &&str| line.contains("postgres: ") || SIGNS.iter().any(|sign| line.contains(sign));
     let lines: Vec<&str> = log.lines().filter(complains).collect();
     lines[lines.len().saturating_sub(COMPLAINT_LINES_MAX)..].join("\n")
 }

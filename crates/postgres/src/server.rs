@@ -128,7 +128,17 @@ impl Server {
 
     /// The last complaints in the server's log.
     pub fn log_complaints(&self) -> String {
-        self.log.complaints(0)
+        self.log_complaints_since(0)
+    }
+
+    /// The last complaints that came after the log had this length in bytes.
+    pub(crate) fn log_complaints_since(&self, log_start: u64) -> String {
+        self.log.complaints(log_start)
+    }
+
+    /// The length of the log in bytes.
+    pub(crate) fn log_end(&self) -> u64 {
+        self.log.end()
     }
 
     /// How its superuser reaches it over TCP, database `postgres`.
@@ -161,9 +171,8 @@ impl Server {
     pub async fn start(&self) -> Result<StartOutcome, PostgresError> {
         let _transition = self.transition.lock().await;
         let log_start = self.log.end();
-        if let Some(process_id) = self.process_id() {
+        if self.is_running() {
             self.wait_accepting(self.options.start_timeout, log_start).await?;
-            self.check_port(process_id)?;
             return Ok(StartOutcome::Adopted);
         }
         self.end_orphans().await?;
@@ -209,11 +218,17 @@ impl Server {
                 return Err(PostgresError::StartFailed { path: path(), status, log });
             }
             let last = match PidFile::of_live_server(&self.data_directory) {
-                Some(PidFile { status: Status::Ready | Status::Standby, .. }) => match self.try_login().await? {
-                    None => return Ok(()),
-                    Some(refusal) => refusal,
-                },
-                Some(PidFile { status, .. }) => format!("{status:?}").to_lowercase(),
+                Some(file) => {
+                    self.check_port(&file)?;
+                    match file.status {
+                        Status::Ready | Status::Standby => match self.try_login().await? {
+                            None => return Ok(()),
+                            Some(refusal) => refusal,
+                        },
+                        Status::Starting => "it is starting".to_owned(),
+                        Status::Stopping => "it is stopping".to_owned(),
+                    }
+                }
                 None => "the postmaster has just begun".to_owned(),
             };
             if begin.elapsed() >= timeout {
@@ -242,12 +257,12 @@ impl Server {
         }
     }
 
-    fn check_port(&self, process_id: u32) -> Result<(), PostgresError> {
-        let found = PidFile::of_live_server(&self.data_directory).and_then(|file| file.port);
-        match found.filter(|found| *found != self.options.port) {
+    /// Nobody answers at the configured port when a server that is taken over has another one.
+    fn check_port(&self, file: &PidFile) -> Result<(), PostgresError> {
+        match file.port.filter(|found| *found != self.options.port) {
             Some(found) => Err(PostgresError::RunningOnOtherPort {
                 path: self.data_directory.clone(),
-                process_id,
+                process_id: file.process_id,
                 found,
                 wanted: self.options.port,
             }),

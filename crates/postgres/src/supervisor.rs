@@ -207,7 +207,8 @@ impl Task {
     }
 
     async fn watch(&mut self) -> Step {
-        let Some(process_id) = self.server.process_id() else { return self.died() };
+        let log_start = self.server.log_end();
+        let Some(process_id) = self.server.process_id() else { return self.died(log_start) };
         self.state.send_replace(SupervisorState::Running { process_id, restarts: self.restarts });
         let begin = Instant::now();
         let mut log_check = tokio::time::interval(LOG_CHECK_INTERVAL);
@@ -217,7 +218,7 @@ impl Task {
                     if begin.elapsed() >= HEALTHY_PERIOD {
                         self.back_off = BackOff::new();
                     }
-                    return self.died();
+                    return self.died(log_start);
                 }
                 command = self.commands.recv() => return command.map_or(Step::End, Step::Obey),
                 _ = log_check.tick() => if let Err(error) = self.server.bound_log() {
@@ -227,9 +228,9 @@ impl Task {
         }
     }
 
-    fn died(&mut self) -> Step {
+    fn died(&mut self, log_start: u64) -> Step {
         self.restarts += 1;
-        Step::BackOff(format!("its postmaster died; its log says:\n{}", self.server.log_complaints()))
+        Step::BackOff(format!("its postmaster died; its log says:\n{}", self.server.log_complaints_since(log_start)))
     }
 
     async fn wait_before_start(&mut self, reason: String) -> Step {

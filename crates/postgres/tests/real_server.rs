@@ -1,0 +1,219 @@
+//! One real server through its life: made, started, crashed, recovered, refused, supervised.
+
+mod laboratory;
+
+use std::net::TcpListener;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use laboratory::Laboratory;
+use onecopy_postgres::{
+    ClusterState, ControlFile, PostgresError, Server, StartOutcome, StopMode, Supervisor, SupervisorState, WalLevel,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What `pg_controldata` calls the state.
+fn state_in_words(state: ClusterState) -> &'static str {
+    match state {
+        ClusterState::Startup => "starting up",
+        ClusterState::ShutDown => "shut down",
+        ClusterState::ShutDownInRecovery => "shut down in recovery",
+        ClusterState::ShuttingDown => "shutting down",
+        ClusterState::InCrashRecovery => "in crash recovery",
+        ClusterState::InArchiveRecovery => "in archive recovery",
+        ClusterState::InProduction => "in production",
+    }
+}
+
+/// Compares every field of the control file with what PostgreSQL's own program says.
+fn assert_like_pg_controldata(server: &Server) -> ControlFile {
+    let control = server.control_file().expect("readable");
+    let program = server.options().binaries.program("pg_controldata");
+    let output = Command::new(program).env("LC_ALL", "C").arg(server.data_directory()).output().expect("runs");
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    let said = |label: &str| {
+        let line =
+            text.lines().find(|line| line.starts_with(label)).unwrap_or_else(|| panic!("no {label:?} in {text}"));
+        line[label.len()..].trim().to_owned()
+    };
+    assert_eq!(control.system_identifier.to_string(), said("Database system identifier:"));
+    assert_eq!(control.catalog_version.to_string(), said("Catalog version number:"));
+    assert_eq!(state_in_words(control.state), said("Database cluster state:"));
+    assert_eq!(control.checkpoint.to_string(), said("Latest checkpoint location:"));
+    assert_eq!(control.checkpoint_redo.to_string(), said("Latest checkpoint's REDO location:"));
+    assert_eq!(control.timeline.to_string(), said("Latest checkpoint's TimeLineID:"));
+    assert_eq!(control.min_recovery_point.to_string(), said("Minimum recovery ending location:"));
+    assert_eq!(control.min_recovery_timeline.to_string(), said("Min recovery ending loc's timeline:"));
+    assert_eq!(control.backup_start.to_string(), said("Backup start location:"));
+    assert_eq!(if control.wal_level == WalLevel::Replica { "replica" } else { "other" }, said("wal_level setting:"));
+    assert_eq!(if control.wal_log_hints { "on" } else { "off" }, said("wal_log_hints setting:"));
+    assert_eq!(control.max_connections.to_string(), said("max_connections setting:"));
+    assert_eq!(control.max_worker_processes.to_string(), said("max_worker_processes setting:"));
+    assert_eq!(control.max_wal_senders.to_string(), said("max_wal_senders setting:"));
+    assert_eq!(control.max_prepared_transactions.to_string(), said("max_prepared_xacts setting:"));
+    assert_eq!(control.max_locks_per_transaction.to_string(), said("max_locks_per_xact setting:"));
+    assert_eq!(control.block_bytes.to_string(), said("Database block size:"));
+    assert_eq!(control.wal_segment_bytes.to_string(), said("Bytes per WAL segment:"));
+    assert_eq!(u32::from(control.data_checksums).to_string(), said("Data page checksum version:"));
+    control
+}
+
+#[tokio::test]
+async fn a_server_lives_crashes_and_recovers() {
+    let laboratory = Laboratory::new();
+    let server = laboratory.leader().await;
+    assert!(!server.is_running());
+    let before = assert_like_pg_controldata(&server);
+    assert_eq!((before.state, before.data_checksums), (ClusterState::ShutDown, true));
+
+    assert_eq!(server.start().await.expect("starts"), StartOutcome::Started);
+    let client = server.connection().connect().await.expect("TCP with the password");
+    client
+        .batch_execute("CREATE TABLE kept (n int); INSERT INTO kept SELECT generate_series(1, 1000)")
+        .await
+        .expect("written");
+    for (name, value) in [
+        ("data_checksums", "on"),
+        ("server_encoding", "UTF8"),
+        ("max_pred_locks_per_transaction", "256"),
+        ("fsync", "on"),
+        ("synchronous_commit", "on"),
+        ("cluster_name", "it's \\ \"quoted\""),
+    ] {
+        let row = client.query_one("SELECT current_setting($1)", &[&name]).await.expect("a setting");
+        assert_eq!(row.get::<_, String>(0), value, "{name}");
+    }
+    // Nobody gets in without the password.
+    let mut stranger = server.connection();
+    stranger.password = Some("wrong".to_owned());
+    let refused = stranger.connect().await.expect_err("refused").to_string();
+    assert!(refused.contains("28P01"), "{refused}");
+
+    server.crash_stop().await.expect("crashed");
+    assert!(!server.is_running());
+    assert_eq!(assert_like_pg_controldata(&server).state, ClusterState::InProduction);
+    assert!(matches!(server.crash_stop().await, Err(PostgresError::NotRunning { .. })));
+
+    assert_eq!(server.start().await.expect("recovers"), StartOutcome::Started);
+    let client = server.socket_connection().connect().await.expect("the socket with the password");
+    let row = client.query_one("SELECT count(*) FROM kept", &[]).await.expect("counted");
+    assert_eq!(row.get::<_, i64>(0), 1000);
+    assert_like_pg_controldata(&server);
+
+    // Another process would see it like this: not its child, and running.
+    let second = Server::open(server.options().clone()).await.expect("opened again");
+    assert_eq!(second.process_id(), server.process_id());
+    assert_eq!(second.start().await.expect("taken over"), StartOutcome::Adopted);
+    let mut elsewhere = server.options().clone();
+    elsewhere.port = laboratory.free_port();
+    let elsewhere = Server::open(elsewhere).await.expect("opened again");
+    let error = elsewhere.start().await.expect_err("it runs on another port");
+    assert!(matches!(error, PostgresError::RunningOnOtherPort { .. }), "{error}");
+
+    let mut settings = server.settings();
+    settings.set("work_mem", "12MB");
+    server.set_settings(settings);
+    server.reload().await.expect("reloaded");
+    laboratory::until("the new work_mem", async || {
+        let client = server.connection().connect().await.expect("connected");
+        client.query_one("SHOW work_mem", &[]).await.expect("shown").get::<_, String>(0) == "12MB"
+    })
+    .await;
+
+    second.stop(StopMode::Fast).await.expect("stopped by who took it over");
+    assert!(!server.is_running());
+    assert_eq!(assert_like_pg_controldata(&server).state, ClusterState::ShutDown);
+    server.stop(StopMode::Fast).await.expect("stopped already");
+}
+
+#[tokio::test]
+async fn refusals_say_what_and_why() {
+    let laboratory = Laboratory::new();
+    let server = laboratory.leader().await;
+
+    // A port that somebody else has: the error holds the server's own line.
+    let _occupant = TcpListener::bind(("127.0.0.1", server.options().port)).expect("the port was free");
+    let error = server.start().await.expect_err("the port is busy");
+    assert!(matches!(error, PostgresError::StartFailed { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("could not bind") && text.contains("Address already in use"), "{text}");
+    assert!(!server.is_running());
+
+    let again = Server::create(server.options().clone()).await.expect_err("there is one already");
+    assert!(matches!(again, PostgresError::DataDirectoryNotEmpty { .. }), "{again}");
+
+    let mut settings = server.settings();
+    settings.set("shared_buffers", "many");
+    server.set_settings(settings);
+    let text = server.start().await.expect_err("no such value").to_string();
+    assert!(text.contains("invalid value for parameter \"shared_buffers\""), "{text}");
+
+    let mut options = server.options().clone();
+    options.socket_directory = Some(laboratory.path().join("x".repeat(100)));
+    let error = Server::open(options).await.expect_err("too long");
+    assert!(matches!(error, PostgresError::SocketPathTooLong { length_max: 107, .. }), "{error}");
+
+    let mut options = server.options().clone();
+    options.home = laboratory.path().join("nothing");
+    let error = Server::open(options).await.expect_err("nothing there");
+    assert!(matches!(error, PostgresError::NotADataDirectory { .. }), "{error}");
+
+    let data_directory = server.data_directory();
+    std::fs::write(data_directory.join("PG_VERSION"), "14\n").expect("written");
+    let error = Server::open(server.options().clone()).await.expect_err("version 14");
+    assert!(matches!(error, PostgresError::VersionMismatch { data: 14, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_supervised_server_comes_back_after_kill_9() {
+    let laboratory = Laboratory::new();
+    let server = Arc::new(laboratory.leader().await);
+    let supervisor = Supervisor::spawn(server.clone());
+    supervisor.wait_running().await.expect("runs");
+    let first = server.process_id().expect("runs");
+
+    let mut state = supervisor.state();
+    assert_eq!(*state.borrow_and_update(), SupervisorState::Running { process_id: first, restarts: 0 });
+    kill_process(Pid::from_raw(first.cast_signed()).expect("a process"), Signal::KILL).expect("killed");
+    let mut seen = Vec::new();
+    let second = loop {
+        state.changed().await.expect("supervised");
+        let now = state.borrow_and_update().clone();
+        seen.push(now.clone());
+        if let SupervisorState::Running { process_id, restarts } = now {
+            assert_eq!(restarts, 1);
+            break process_id;
+        }
+    };
+    assert_ne!(first, second);
+    assert!(matches!(seen.first(), Some(SupervisorState::BackingOff { .. })), "{seen:?}");
+    server.connection().connect().await.expect("serves again");
+
+    supervisor.restart(StopMode::Fast).await.expect("restarted");
+    let third = server.process_id().expect("runs");
+    assert_ne!(second, third);
+    supervisor.wait_running().await.expect("runs");
+
+    supervisor.stop(StopMode::Fast).await.expect("stopped");
+    assert_eq!(*state.borrow_and_update(), SupervisorState::Stopped { error: None });
+    assert!(!server.is_running());
+    assert_eq!(server.control_file().expect("readable").state, ClusterState::ShutDown);
+}
+
+#[tokio::test]
+async fn a_supervisor_says_why_and_can_be_stopped_while_it_backs_off() {
+    let laboratory = Laboratory::new();
+    let server = Arc::new(laboratory.leader().await);
+    let occupant = TcpListener::bind(("127.0.0.1", server.options().port)).expect("the port was free");
+    let supervisor = Supervisor::spawn(server.clone());
+    let error = supervisor.wait_running().await.expect_err("the port is busy").to_string();
+    assert!(error.contains("Address already in use"), "{error}");
+    drop(occupant);
+    let mut state = supervisor.state();
+    let running = state.wait_for(|state| matches!(state, SupervisorState::Running { .. }));
+    let running = tokio::time::timeout(Duration::from_secs(60), running).await;
+    running.expect("the port is free now").expect("supervised");
+    supervisor.stop(StopMode::Immediate).await.expect("stopped");
+    assert!(!server.is_running());
+}
