@@ -1,5 +1,7 @@
 //! The catalog of a real PostgreSQL server, and what statements on it are judged to be.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -53,10 +53,10 @@ impl ClassificationCache {
         {
             // A poisoned lock is as good as new: entries are complete before they are put in.
             let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
-            if entries.generation == catalog.generation() {
-                if let Some(statements) = entries.by_shape.get(&key) {
-                    return Ok(Arc::clone(statements));
-                }
+            if entries.generation == catalog.generation()
+                && let Some(statements) = entries.by_shape.get(&key)
+            {
+                return Ok(Arc::clone(statements));
             }
         }
         let statements = judge(text, catalog)?;

@@ -144,7 +144,7 @@ mod tests {
             format!("SELECT {}1{}", "(".repeat(deep), ")".repeat(deep)),
             format!("SELECT 1{}", "+1".repeat(deep)),
             format!("SELECT 1{}", "::int".repeat(deep)),
-            format!("SELECT {}1", "-".repeat(1) + &" -".repeat(deep)),
+            format!("SELECT {}1", "- ".repeat(deep)),
             format!("SELECT {} true", "NOT ".repeat(deep)),
             format!("SELECT 1{}", " UNION SELECT 1".repeat(deep)),
             format!("SELECT {}1{}", "(SELECT ".repeat(deep), ")".repeat(deep)),
