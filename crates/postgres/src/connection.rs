@@ -81,7 +81,7 @@ impl ConnectionParameters {
         config
     }
 
-    /// Logs in; the connection's task runs until the client is dropped.
+    /// Logs in, without TLS; the connection's task runs until the client is dropped.
     ///
     /// # Errors
     /// [`PostgresError::Connect`] with the server's message, [`PostgresError::ConnectTimeout`] after 10 s.

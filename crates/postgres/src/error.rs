@@ -158,14 +158,6 @@ pub enum PostgresError {
         /// The data directory.
         path: PathBuf,
     },
-    /// The server must not run for this.
-    #[error("the server in {path} is running (process {process_id}); stop it first")]
-    Running {
-        /// The data directory.
-        path: PathBuf,
-        /// The postmaster.
-        process_id: u32,
-    },
     /// A running server that was found listens elsewhere than it is configured to.
     #[error(
         "the server in {path} runs already (process {process_id}) on port {found}, not on {wanted}; stop it first or give that port"

@@ -15,6 +15,11 @@ pub(crate) async fn initialize(options: &ServerOptions) -> Result<(), PostgresEr
     if is_occupied(&data_directory) {
         return Err(PostgresError::DataDirectoryNotEmpty { path: data_directory });
     }
+    // initdb takes the first line of the file and says nothing of the others.
+    if options.password.is_empty() || options.password.contains(['\n', '\r', '\0']) {
+        let reason = "the superuser's password is empty or has a line end or a zero byte";
+        return Err(PostgresError::InvalidSetting { name: "password".to_owned(), reason });
+    }
     options.user.create_directory(&options.home)?;
     let new_directory = options.home.join("data.new");
     remove_if_there(&new_directory)?;

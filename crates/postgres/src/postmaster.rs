@@ -1,10 +1,32 @@
-//! The postmaster as a process: its lock file, whether it lives, its children.
+//! The postmaster as a process: its signals, its lock file, whether it lives, its children.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
+
+/// How to stop a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopMode {
+    /// Wait until all clients have left (SIGTERM).
+    Smart,
+    /// Disconnect the clients, roll back what is open, shut down cleanly (SIGINT).
+    Fast,
+    /// Do not shut down cleanly; the next start recovers (SIGQUIT).
+    Immediate,
+}
+
+impl StopMode {
+    /// Source: PostgreSQL documentation, "Shutting Down the Server".
+    pub(crate) fn signal(self) -> Signal {
+        match self {
+            StopMode::Smart => Signal::TERM,
+            StopMode::Fast => Signal::INT,
+            StopMode::Immediate => Signal::QUIT,
+        }
+    }
+}
 
 /// What `postmaster.pid` says.
 ///

@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use tokio_postgres::error::SqlState;
 
 use crate::log_tail::LogFile;
-use crate::postmaster::{self, PidFile, Status};
+use crate::postmaster::{self, PidFile, Status, StopMode};
 use crate::{
     ConnectionParameters, ControlFile, PostgresError, ServerOptions, Settings, StandbyOptions, configuration_files,
     initialize,
@@ -24,28 +24,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 /// Children of a dead postmaster notice its death at once; those that do not are killed after this.
 const ORPHANS_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How to stop a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopMode {
-    /// Wait until all clients have left (SIGTERM).
-    Smart,
-    /// Disconnect the clients, roll back what is open, shut down cleanly (SIGINT).
-    Fast,
-    /// Do not shut down cleanly; the next start recovers (SIGQUIT).
-    Immediate,
-}
-
-impl StopMode {
-    /// Source: PostgreSQL documentation, "Shutting Down the Server".
-    fn signal(self) -> Signal {
-        match self {
-            StopMode::Smart => Signal::TERM,
-            StopMode::Fast => Signal::INT,
-            StopMode::Immediate => Signal::QUIT,
-        }
-    }
-}
 
 /// What [`Server::start`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +59,7 @@ impl Server {
     ///
     /// # Errors
     /// [`PostgresError::DataDirectoryNotEmpty`], [`PostgresError::NotReachable`], [`PostgresError::SocketPathTooLong`],
-    /// [`PostgresError::Program`] with what initdb said.
+    /// [`PostgresError::InvalidSetting`] for a password that cannot be set, [`PostgresError::Program`] with what initdb said.
     pub async fn create(options: ServerOptions) -> Result<Server, PostgresError> {
         let options = options.checked()?;
         initialize::initialize(&options).await?;

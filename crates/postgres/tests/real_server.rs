@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use laboratory::Laboratory;
 use onecopy_postgres::{
-    ClusterState, ControlFile, PostgresError, Server, StartOutcome, StopMode, Supervisor, SupervisorState, WalLevel,
+    ClusterState, ControlFile, PostgresError, Role, Server, StartOutcome, StopMode, Supervisor, SupervisorState,
+    WalLevel,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, getpgid, kill_process};
 
 /// What `pg_controldata` calls the state.
 fn state_in_words(state: ClusterState) -> &'static str {
@@ -216,4 +217,58 @@ async fn a_supervisor_says_why_and_can_be_stopped_while_it_backs_off() {
     running.expect("the port is free now").expect("supervised");
     supervisor.stop(StopMode::Immediate).await.expect("stopped");
     assert!(!server.is_running());
+
+    // A supervisor that is dropped lets go: the server runs on, and the next one takes it over.
+    let supervisor = Supervisor::spawn(server.clone());
+    supervisor.wait_running().await.expect("runs");
+    let process_id = server.process_id();
+    let mut state = supervisor.state();
+    drop(supervisor);
+    while state.changed().await.is_ok() {}
+    assert_eq!(server.process_id(), process_id);
+    let supervisor = Supervisor::spawn(server.clone());
+    supervisor.wait_running().await.expect("runs");
+    assert_eq!(server.process_id(), process_id);
+    supervisor.stop(StopMode::Fast).await.expect("stopped");
+}
+
+#[tokio::test]
+async fn what_an_interrupted_initdb_left_is_no_server() {
+    let laboratory = Laboratory::new();
+    let mut options = laboratory.options("leader", Role::Leader);
+    options.user.create_directory(&options.home.join("data.new").join("base")).expect("made");
+    std::fs::write(options.home.join("data.new").join("PG_VERSION"), "15\n").expect("written");
+    let error = Server::open(options.clone()).await.expect_err("not finished");
+    assert!(matches!(error, PostgresError::NotADataDirectory { .. }), "{error}");
+
+    let password = std::mem::replace(&mut options.password, "two\nlines".to_owned());
+    let error = Server::create(options.clone()).await.expect_err("initdb would take the first line");
+    assert!(matches!(error, PostgresError::InvalidSetting { .. }), "{error}");
+
+    options.password = password;
+    let server = Server::create(options.clone()).await.expect("made over the leftover");
+    let mut left: Vec<_> =
+        std::fs::read_dir(&options.home).expect("readable").map(|entry| entry.expect("entry").file_name()).collect();
+    left.sort();
+    assert_eq!(left, ["data"], "neither the leftover nor the password's file stays");
+    assert_eq!(server.control_file().expect("readable").state, ClusterState::ShutDown);
+}
+
+#[tokio::test]
+async fn a_frozen_server_is_reported_and_can_be_killed() {
+    let laboratory = Laboratory::new();
+    let mut options = laboratory.options("leader", Role::Leader);
+    options.stop_timeout = Duration::from_secs(1);
+    let server = Server::create(options).await.expect("made");
+    server.start().await.expect("starts");
+    let postmaster = Pid::from_raw(server.process_id().expect("runs").cast_signed()).expect("a process");
+    // Ctrl-C in the terminal of this process must not reach it.
+    assert_eq!(getpgid(Some(postmaster)).expect("lives"), postmaster);
+    kill_process(postmaster, Signal::STOP).expect("frozen");
+    let error = server.stop(StopMode::Fast).await.expect_err("it cannot hear");
+    assert!(matches!(error, PostgresError::NotStopped { .. }), "{error}");
+    assert!(server.is_running());
+    server.crash_stop().await.expect("killed");
+    assert_eq!(server.start().await.expect("recovers"), StartOutcome::Started);
+    server.stop(StopMode::Immediate).await.expect("stops");
 }
