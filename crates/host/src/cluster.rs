@@ -17,6 +17,7 @@ use crate::making::Workshop;
 use crate::observation::{Observation, ObservedServer};
 use crate::secret::Secrets;
 use crate::state::{ClusterState, REPLICAS_MAX, ServerState};
+use crate::stop::stop_servers;
 use crate::{ClusterStatus, Directory, HostError, Progress, roles};
 
 /// Followers of a new cluster.
@@ -81,10 +82,11 @@ pub struct Cluster {
 impl Cluster {
     /// Makes a cluster, or continues the one in the directory, and returns when it serves clients.
     ///
-    /// Broken off at any moment, the next call goes on; servers that run already are taken over.
+    /// Broken off at any moment, the next call goes on; servers that run already are taken over. Dropped before it
+    /// returns, it leaves what it has started running: [`crate::down`] stops it.
     ///
     /// # Errors
-    /// [`HostError`]; servers that were started run on, [`crate::down`] stops them.
+    /// [`HostError`]; what was started is stopped again.
     pub async fn up(options: UpOptions, progress: &dyn Progress) -> Result<Cluster, HostError> {
         let directory = options.directory.clone();
         directory.make_root()?;
@@ -95,35 +97,32 @@ impl Cluster {
             }
         };
         let mut state = wanted_state(&options)?;
+        let metrics_listener = take_ports(&state).await?;
         let workshop = prepare(&directory, &state, progress)?;
-        state.write(&directory.state_file())?;
+        match start(&workshop, &mut state, metrics_listener, progress).await {
+            Ok(started) => Ok(Cluster::new(&workshop, &state, started, lock)),
+            Err(error) => {
+                // The servers would run on without anybody who watches them.
+                if let Err(also) = stop_servers(&workshop, &state, progress).await {
+                    progress.notice(format!("not everything is stopped again: {also}"));
+                }
+                Err(error)
+            }
+        }
+    }
 
-        let leader = start_leader(&workshop, &mut state, progress).await?;
-        let followers = start_followers(&workshop, &mut state, progress).await?;
-        let (front, metrics_listener) = open_ports(&workshop, &mut state, progress).await?;
-        state.write(&directory.state_file())?;
-
-        let names = state.servers.iter().map(|server| server.name.clone());
+    fn new(workshop: &Workshop, state: &ClusterState, started: Started, lock: DirectoryLock) -> Cluster {
+        let Started { leader, followers, observation, pages } = started;
+        let localhost = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let summary = Summary {
-            directory: directory.root().to_owned(),
+            directory: workshop.directory.root().to_owned(),
             process_id: std::process::id(),
-            router: front.local_address(),
-            metrics: metrics_listener
-                .local_addr()
-                .map_err(HostError::file("look at the socket of", directory.root()))?,
-            servers: names.collect(),
+            router: localhost(state.port),
+            metrics: localhost(state.metrics_port),
+            servers: state.servers.iter().map(|server| server.name.clone()).collect(),
             postgres_version: workshop.binaries.version().to_owned(),
         };
-        let observation = Arc::new(Observation {
-            directory: directory.clone(),
-            servers: observed(&state, &leader, &followers),
-            front: Arc::new(front),
-        });
-        let pages = vec![
-            Page::serve(metrics_listener, Arc::clone(&observation)),
-            Page::serve(listen_locally(&directory)?, Arc::clone(&observation)),
-        ];
-        Ok(Cluster { summary, observation, pages, followers, leader, _lock: lock })
+        Cluster { summary, observation, pages, followers, leader, _lock: lock }
     }
 
     /// What a user must know of it.
@@ -267,19 +266,46 @@ async fn start_followers(
     Ok(supervisors)
 }
 
-/// Starts the router and takes the port for metrics; remembers the ports that they got.
-async fn open_ports(
+/// Takes the port of the page of metrics and looks whether that of the router is free, before anything is made.
+async fn take_ports(state: &ClusterState) -> Result<TcpListener, HostError> {
+    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, state.port));
+    drop(TcpListener::bind(listen).await.map_err(|source| HostError::RouterListen { listen, source })?);
+    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, state.metrics_port));
+    TcpListener::bind(listen).await.map_err(|source| HostError::MetricsListen { listen, source })
+}
+
+/// What runs when a cluster is up.
+struct Started {
+    leader: Supervisor,
+    followers: Vec<Supervisor>,
+    observation: Arc<Observation>,
+    pages: Vec<Page>,
+}
+
+/// Makes what is missing and starts everything; remembers the ports that were any free ones.
+async fn start(
     workshop: &Workshop,
     state: &mut ClusterState,
+    metrics_listener: TcpListener,
     progress: &dyn Progress,
-) -> Result<(Front, TcpListener), HostError> {
+) -> Result<Started, HostError> {
+    let directory = &workshop.directory;
+    state.write(&directory.state_file())?;
+    let leader = start_leader(workshop, state, progress).await?;
+    let followers = start_followers(workshop, state, progress).await?;
     progress.step("starting the router".to_owned());
-    let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, state.metrics_port));
-    let listener = TcpListener::bind(listen).await.map_err(|source| HostError::MetricsListen { listen, source })?;
     let front = Front::start(router_configuration(workshop, state)).await?;
+    let metrics_address = metrics_listener.local_addr();
     state.port = front.local_address().port();
-    state.metrics_port = listener.local_addr().map_or(state.metrics_port, |address| address.port());
-    Ok((front, listener))
+    state.metrics_port = metrics_address.map_err(HostError::file("ask for the port of", directory.root()))?.port();
+    state.write(&directory.state_file())?;
+    let servers = observed(state, &leader, &followers);
+    let observation = Arc::new(Observation { directory: directory.clone(), servers, front: Arc::new(front) });
+    let pages = vec![
+        Page::serve(metrics_listener, Arc::clone(&observation)),
+        Page::serve(listen_locally(directory)?, Arc::clone(&observation)),
+    ];
+    Ok(Started { leader, followers, observation, pages })
 }
 
 fn router_configuration(workshop: &Workshop, state: &ClusterState) -> RouterConfiguration {

@@ -102,8 +102,11 @@ impl Directory {
     /// Makes the directory itself, or checks that an existing one is empty or a cluster.
     ///
     /// # Errors
-    /// [`HostError::DirectoryInUse`] when something else lies there, [`HostError::File`] else.
+    /// [`HostError::DirectoryInUse`] when something else lies there, [`HostError::Postgres`] when the servers' account
+    /// cannot get there, [`HostError::File`] else.
     pub fn make_root(&self) -> Result<(), HostError> {
+        // Before anything is made: a directory that is refused shall not exist afterwards.
+        ServiceUser::resolve(None)?.check_reachable(&self.root)?;
         // Servers' account passes through, it does not look around: the directory names what a cluster is.
         match DirBuilder::new().recursive(false).mode(0o711).create(&self.root) {
             Ok(()) => return self.set_mode(0o711),
@@ -128,10 +131,8 @@ impl Directory {
     /// Makes what lies inside, before the first server. Returns the directory of the sockets when it must lie elsewhere.
     ///
     /// # Errors
-    /// [`HostError::File`], [`HostError::Postgres`] when the servers' account cannot get there,
-    /// [`HostError::SocketDirectoryForeign`].
+    /// [`HostError::File`], [`HostError::Postgres`], [`HostError::SocketDirectoryForeign`].
     pub fn make_inside(&self, user: &ServiceUser) -> Result<Option<PathBuf>, HostError> {
-        user.check_reachable(&self.root)?;
         let secrets = self.secrets();
         match DirBuilder::new().mode(0o700).create(&secrets) {
             Ok(()) => {}

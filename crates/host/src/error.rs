@@ -125,6 +125,14 @@ pub enum HostError {
         /// What the server said.
         source: tokio_postgres::Error,
     },
+    /// The port for clients is not free.
+    #[error("cannot listen for clients on {listen}: {source}; give another port with --port, 0 for any free one")]
+    RouterListen {
+        /// Where.
+        listen: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
     /// The router did not start.
     #[error("the router on {listen} did not start: {reason}")]
     Router {

@@ -146,3 +146,22 @@ fn remove_broken(data: &Path) -> Result<(), HostError> {
         Err(error) => Err(HostError::file("remove the incomplete", data)(error)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_room_is_refused_before_anything_is_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let workshop = Workshop {
+            directory: Directory::new(directory.path()).unwrap(),
+            binaries: Binaries::find(None).unwrap(),
+            user: ServiceUser::resolve(None).unwrap(),
+            secrets: Secrets::read_or_make(directory.path()).unwrap(),
+        };
+        workshop.check_space(0).unwrap();
+        let error = workshop.check_space(1 << 32).unwrap_err();
+        assert!(matches!(error, HostError::NoSpace { servers: 0x1_0000_0000, .. }), "{error}");
+    }
+}

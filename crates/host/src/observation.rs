@@ -110,7 +110,8 @@ impl Observation {
             match standbys.iter().find(|standby| standby.name == follower.name) {
                 Some(standby) => {
                     follower.replication = Some(standby.state.clone());
-                    follower.replay_lag_bytes = Some(standby.lag_bytes);
+                    // Before its first report it has replayed nothing that is known, which is not the same as nothing.
+                    follower.replay_lag_bytes = standby.replayed.map(|_| standby.lag_bytes);
                 }
                 None => follower.replication = Some("not connected".to_owned()),
             }

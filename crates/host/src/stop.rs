@@ -45,7 +45,13 @@ pub async fn down(directory: &Directory, progress: &dyn Progress) -> Result<(), 
             }
         }
     };
-    stop_servers(directory, &state, progress).await
+    let workshop = Workshop {
+        directory: directory.clone(),
+        binaries: Binaries::find(state.pg_bindir.as_deref())?,
+        user: ServiceUser::resolve(None)?,
+        secrets: Secrets::read_or_make(&directory.secrets())?,
+    };
+    stop_servers(&workshop, &state, progress).await
 }
 
 /// Sends SIGTERM to the daemon that holds the lock, so the number is its own.
@@ -59,19 +65,17 @@ fn ask_to_end(directory: &Directory, process_id: Option<u32>, progress: &dyn Pro
     }
 }
 
-/// Stops what runs of a cluster without a daemon, followers first.
-async fn stop_servers(directory: &Directory, state: &ClusterState, progress: &dyn Progress) -> Result<(), HostError> {
-    let workshop = Workshop {
-        directory: directory.clone(),
-        binaries: Binaries::find(state.pg_bindir.as_deref())?,
-        user: ServiceUser::resolve(None)?,
-        secrets: Secrets::read_or_make(&directory.secrets())?,
-    };
+/// Stops what runs of a cluster that no supervisor watches, followers first.
+///
+/// # Errors
+/// [`HostError::Server`] of the first server that does not stop; the others are stopped all the same.
+pub(crate) async fn stop_servers(
+    workshop: &Workshop,
+    state: &ClusterState,
+    progress: &dyn Progress,
+) -> Result<(), HostError> {
     let mut outcome = Ok(());
-    for server_state in state.servers.iter().rev() {
-        if !workshop.is_there(server_state) {
-            continue;
-        }
+    for server_state in state.servers.iter().rev().filter(|server| workshop.is_there(server)) {
         // The role decides on settings only, and those count at a start.
         let server = workshop.open(server_state, Role::Follower).await?;
         if !server.is_running() {

@@ -70,7 +70,8 @@ pub async fn start(directory: &Directory, arguments: &[String], display: &Displa
         }
     }
     let status = daemon.wait().await.context("cannot wait for the daemon")?;
-    let message = format!("the daemon ended without a word ({status}); the end of {}:\n{}", log_path.display(), tail(&log_path));
+    let message =
+        format!("the daemon ended without a word ({status}); the end of {}:\n{}", log_path.display(), tail(&log_path));
     Err(DetachedFailed { message, code: 1 }.into())
 }
 

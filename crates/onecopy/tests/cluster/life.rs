@@ -1,0 +1,108 @@
+//! A cluster's ordinary life.
+
+use crate::directory::{TestDirectory, wait_until};
+
+#[test]
+fn c1_a_cluster_serves_stops_and_keeps_its_data() {
+    let directory = TestDirectory::new();
+    directory.up(2);
+    directory.sql("CREATE TABLE kept (number int); INSERT INTO kept VALUES (42)");
+    assert_eq!(directory.sql("SELECT current_user || ' ' || current_database()"), "onecopy postgres");
+    let port = directory.status()["router"]["address"].as_str().expect("an address").to_owned();
+    assert_eq!(directory.postmasters().len(), 3);
+
+    directory.run(&["down"]).ok();
+    assert_eq!(directory.postmasters(), []);
+    assert_eq!(directory.run(&["status"]).code, Some(3));
+    directory.run(&["down"]).ok();
+
+    directory.run(&["up", "--detach"]).ok();
+    assert_eq!(directory.sql("SELECT number FROM kept"), "42");
+    assert_eq!(directory.status()["router"]["address"], port.as_str());
+    assert_eq!(directory.postmasters().len(), 3);
+}
+
+#[test]
+fn c2_status_and_page_tell_of_every_server() {
+    let directory = TestDirectory::new();
+    directory.up(1);
+    wait_until("the follower has told how far it is", || directory.status()["servers"][1]["replay_lag_bytes"] == 0);
+    let status = directory.status();
+    let servers = status["servers"].as_array().expect("a list");
+    let told: Vec<_> = servers.iter().map(|server| [&server["name"], &server["role"], &server["state"]]).collect();
+    assert_eq!(told, [["leader", "leader", "running"], ["follower-1", "follower", "running"]]);
+    assert_eq!(status["servers"][1]["replication"], "streaming");
+    assert_eq!(status["process_id"], directory.daemon());
+    assert!(directory.run(&["status"]).ok().contains("streaming"));
+
+    let (line, body) = directory.page("/healthz");
+    assert!(line.ends_with("200 OK"), "{line}: {body}");
+    let (_, metrics) = directory.page("/metrics");
+    assert!(metrics.contains("onecopy_server_up{server=\"leader\",role=\"leader\"} 1\n"), "{metrics}");
+    assert!(
+        metrics.contains("onecopy_server_replay_lag_bytes{server=\"follower-1\",role=\"follower\"} 0\n"),
+        "{metrics}"
+    );
+    let (_, page) = directory.page("/status");
+    assert!(page.contains("\"follower-1\""), "{page}");
+}
+
+#[test]
+fn c3_dsn_works_with_any_client_and_is_not_a_superuser() {
+    let directory = TestDirectory::new();
+    directory.up(0);
+    let dsn = directory.run(&["dsn"]).ok();
+    let output = std::process::Command::new("psql")
+        .args([dsn.trim(), "-XAtc", "SELECT rolsuper, rolcreatedb FROM pg_roles WHERE rolname = current_user"])
+        .output()
+        .expect("run psql");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "f|t", "{output:?}");
+    let wrong = dsn.trim().replace("@", "x@");
+    let output = std::process::Command::new("psql").args([&wrong, "-XAtc", "SELECT 1"]).output().expect("run psql");
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("password authentication failed"), "{output:?}");
+}
+
+#[test]
+fn c4_replicas_are_added_and_not_thrown_away() {
+    let directory = TestDirectory::new();
+    directory.up(1);
+    directory.run(&["down"]).ok();
+    directory.run(&["up", "--detach", "--replicas=2"]).ok();
+    assert_eq!(directory.status()["servers"].as_array().map(Vec::len), Some(3));
+    directory.run(&["down"]).ok();
+    let complaint = directory.run(&["up", "--detach", "--replicas=1"]).refused(1);
+    assert!(complaint.contains("--replicas 2"), "{complaint}");
+    assert_eq!(directory.postmasters(), []);
+    let complaint = directory.run(&["up", "--detach", "--replicas=9"]).refused(1);
+    assert!(complaint.contains("at most 8"), "{complaint}");
+}
+
+#[test]
+fn c5_ctrl_c_stops_everything_cleanly() {
+    let directory = TestDirectory::new();
+    for signal in ["INT", "TERM"] {
+        let mut up = directory.spawn_up(1);
+        assert!(up.read_until("\"ready\""));
+        assert_eq!(directory.postmasters().len(), 2);
+        assert_eq!(up.end_by(signal), Some(0), "by SIG{signal}");
+        assert_eq!(directory.postmasters(), []);
+    }
+    let log = std::fs::read_to_string(directory.path().join("leader/server.log")).expect("a log");
+    assert_eq!(log.matches("database system was not properly shut down").count(), 0, "{log}");
+}
+
+#[test]
+fn c6_a_long_path_gets_its_sockets_elsewhere() {
+    let directory = TestDirectory::named(&"long".repeat(25));
+    let notice = directory.run(&["up", "--detach", "--port=0", "--replicas=1"]);
+    assert!(notice.stderr.contains("Unix sockets are in /"), "{notice:?}");
+    let sockets = std::fs::read_link(directory.path().join("run")).expect("a link");
+    assert_eq!(directory.sql("SELECT 1"), "1");
+    directory.run(&["down"]).ok();
+    std::fs::remove_dir_all(&sockets).expect("remove the sockets, as a restart of the machine does");
+    directory.run(&["up", "--detach"]).ok();
+    assert_eq!(directory.sql("SELECT 1"), "1");
+    directory.run(&["down"]).ok();
+    std::fs::remove_dir_all(&sockets).expect("leave nothing behind");
+}

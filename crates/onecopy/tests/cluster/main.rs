@@ -1,0 +1,6 @@
+//! The promises of `onecopy up`, `status`, `psql`, `dsn` and `down`, kept by the program itself with real servers.
+
+mod directory;
+mod faults;
+mod life;
+mod refusals;
