@@ -6,6 +6,7 @@
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use onecopy_postgres::{Binaries, Role, Server, ServerOptions, ServiceUser, recommended_settings};
@@ -32,10 +33,17 @@ impl Laboratory {
         self.directory.path()
     }
 
-    /// A port that nobody has now.
+    /// A port that nobody has now, and that the kernel gives to nobody: below the range of outgoing connections.
     pub fn free_port(&self) -> u16 {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
-        listener.local_addr().expect("bound").port()
+        const PORTS: std::ops::Range<u16> = 20_000..32_000;
+        static TAKEN: AtomicU32 = AtomicU32::new(0);
+        // Test programs that run at once begin at different places.
+        let begin = std::process::id().wrapping_mul(97);
+        (0..PORTS.len())
+            .map(|_| begin.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32)
+            .map(|offset| PORTS.start + u16::try_from(offset).expect("below the length of the range"))
+            .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+            .expect("a free port")
     }
 
     pub fn options(&self, name: &str, role: Role) -> ServerOptions {
