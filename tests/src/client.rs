@@ -1,0 +1,148 @@
+//! Sessions driven by hand: each statement is sent when the test says so, and one that blocks does not block the test.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::task::JoinHandle;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
+
+/// What one statement gave back.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Answer {
+    /// Rows as text, in the order in which they came.
+    pub rows: Vec<Vec<Option<String>>>,
+    /// The count in the command tag: rows read, inserted, updated or deleted.
+    pub count: u64,
+}
+
+impl Answer {
+    /// The first column of the first row.
+    ///
+    /// # Errors
+    ///
+    /// When there is no row, or it is null.
+    pub fn text(&self) -> anyhow::Result<&str> {
+        self.rows.first().and_then(|row| row.first()).and_then(Option::as_deref).context("the answer has no value")
+    }
+
+    /// The first column of the first row, as a number.
+    ///
+    /// # Errors
+    ///
+    /// When there is no row, it is null, or not a number.
+    pub fn number(&self) -> anyhow::Result<i64> {
+        let text = self.text()?;
+        text.parse().with_context(|| format!("{text:?} is not a number"))
+    }
+}
+
+/// A statement failed.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{session}: {sql:?} failed with {code}: {message}")]
+pub struct StatementError {
+    /// Which session sent it.
+    pub session: String,
+    /// What was sent.
+    pub sql: String,
+    /// SQLSTATE; `08006` when the connection broke without one.
+    pub code: String,
+    /// The server's message.
+    pub message: String,
+}
+
+impl StatementError {
+    /// Whether the transaction may simply be run again: 40001 or a deadlock, 40P01.
+    pub fn is_retryable(&self) -> bool {
+        self.code == "40001" || self.code == "40P01"
+    }
+}
+
+/// What a statement comes to.
+pub type StatementResult = Result<Answer, StatementError>;
+
+/// One connection with a name for messages.
+#[derive(Debug, Clone)]
+pub struct Session {
+    name: Arc<str>,
+    client: Arc<Client>,
+}
+
+impl Session {
+    /// Connects and keeps the connection going until the last clone is dropped.
+    ///
+    /// # Errors
+    ///
+    /// What the server or the network answered.
+    pub async fn connect(name: &str, config: &Config) -> Result<Session, StatementError> {
+        let failed = |error| statement_error(name, "connect", &error);
+        let (client, connection) = config.connect(NoTls).await.map_err(failed)?;
+        // The connection's own error reaches whoever waits for an answer.
+        tokio::spawn(connection);
+        Ok(Session { name: name.into(), client: Arc::new(client) })
+    }
+
+    /// The name given at connect.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The driver underneath, for the extended protocol.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Sends `sql` by the simple protocol and waits for its answer; of several statements the last one's.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal.
+    pub async fn run(&self, sql: &str) -> StatementResult {
+        let messages = self.client.simple_query(sql).await;
+        let messages = messages.map_err(|error| statement_error(&self.name, sql, &error))?;
+        let mut answer = Answer::default();
+        let mut complete = true;
+        for message in messages {
+            if std::mem::take(&mut complete) {
+                answer = Answer::default();
+            }
+            match message {
+                SimpleQueryMessage::Row(row) => {
+                    answer.rows.push((0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect());
+                }
+                SimpleQueryMessage::CommandComplete(count) => {
+                    answer.count = count;
+                    complete = true;
+                }
+                _ => {}
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Sends `sql` and gives back the running statement, for one that is going to block.
+    pub fn start(&self, sql: &str) -> JoinHandle<StatementResult> {
+        let (session, sql) = (self.clone(), sql.to_owned());
+        tokio::spawn(async move { session.run(&sql).await })
+    }
+
+    /// Runs each statement in turn.
+    ///
+    /// # Errors
+    ///
+    /// The first refusal; later statements are not sent.
+    pub async fn run_all(&self, statements: &[&str]) -> Result<Vec<Answer>, StatementError> {
+        let mut answers = Vec::with_capacity(statements.len());
+        for sql in statements {
+            answers.push(self.run(sql).await?);
+        }
+        Ok(answers)
+    }
+}
+
+/// Puts the driver's error into ours.
+pub fn statement_error(session: &str, sql: &str, error: &tokio_postgres::Error) -> StatementError {
+    let code = error.code().unwrap_or(&SqlState::CONNECTION_FAILURE).code().to_owned();
+    let message = error.as_db_error().map_or_else(|| format!("{error:?}"), |error| error.message().to_owned());
+    StatementError { session: session.to_owned(), sql: sql.to_owned(), code, message }
+}
