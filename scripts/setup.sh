@@ -43,6 +43,8 @@ need shellcheck command -v shellcheck
 need python3-venv python3 -c 'import ensurepip'
 # Peers and drivers that tests and experiments drive.
 need pgbouncer command -v pgbouncer
+# Plots have letters.
+need fonts-dejavu-core test -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf
 need python3-psycopg /usr/bin/python3 -c 'import psycopg'
 need libpostgresql-jdbc-java test -e /usr/share/java/postgresql.jar
 need default-jdk-headless command -v javac

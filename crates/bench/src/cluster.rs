@@ -44,26 +44,21 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Makes and starts a leader, fills pgbench's tables (100 000 accounts a unit of `scale`), makes `followers`
-    /// copies of it and waits until they follow. Everything lies in `directory`.
-    pub async fn start(directory: &Path, scale: u32, followers: usize) -> anyhow::Result<Cluster> {
-        let binaries = Binaries::find(None)?;
-        let user = ServiceUser::resolve(None)?;
-        let mut cluster = Cluster { binaries, user, servers: Vec::new(), directory: directory.to_owned() };
-        let outcome = cluster.fill(scale, followers).await;
-        match outcome {
-            Ok(()) => Ok(cluster),
-            Err(error) => {
-                cluster.stop().await.context("and the servers do not stop")?;
-                Err(error)
-            }
-        }
+    /// A cluster without servers; what [`Cluster::fill`] makes lies in `directory`.
+    ///
+    /// # Errors
+    /// When PostgreSQL's programs or the account for servers are not found.
+    pub fn new(directory: &Path) -> anyhow::Result<Cluster> {
+        let (binaries, user) = (Binaries::find(None)?, ServiceUser::resolve(None)?);
+        Ok(Cluster { binaries, user, servers: Vec::new(), directory: directory.to_owned() })
     }
 
-    async fn fill(&mut self, scale: u32, followers: usize) -> anyhow::Result<()> {
+    /// Makes and starts a leader, fills pgbench's tables (100 000 accounts a unit of `scale`), makes `followers` copies
+    /// of it and waits until they follow. Whatever became of it, [`Cluster::stop`] stops what was started.
+    pub async fn fill(&mut self, scale: u32, followers: usize) -> anyhow::Result<()> {
         let leader = Server::create(self.options("leader", Role::Leader)?).await?;
-        leader.start().await?;
         self.servers.push(leader);
+        self.leader().start().await?;
         self.make_roles_and_tables(scale).await?;
         for number in 1..=followers {
             self.add_follower(&format!("follower-{number}")).await?;
@@ -126,8 +121,8 @@ impl Cluster {
         let follower = Server::open(options).await?;
         let primary = primary.with_application_name(name);
         follower.make_standby(&StandbyOptions { primary, slot: Some(slot) })?;
-        follower.start().await?;
         self.servers.push(follower);
+        self.followers().last().expect("it was just added").start().await?;
         Ok(())
     }
 

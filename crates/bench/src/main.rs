@@ -11,6 +11,8 @@ mod router;
 mod router_report;
 mod statistics;
 
+use std::process::ExitCode;
+
 use clap::Parser;
 
 /// The experiments.
@@ -21,8 +23,18 @@ enum Experiment {
     Router(router::RouterOptions),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     let experiment = Experiment::parse();
+    match run(experiment) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("onecopy-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(experiment: Experiment) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         match experiment {

@@ -18,8 +18,8 @@ pub type Bar = Option<Spread>;
 pub struct Panel {
     /// What the bars show, and in which unit.
     pub title: String,
-    /// Names of the bars in a group, in their order.
-    pub series: Vec<String>,
+    /// Names of the bars in a group, in their order, and the number of the colour that each has in all panels.
+    pub series: Vec<(String, usize)>,
     /// Groups with a bar for each series.
     pub groups: Vec<(String, Vec<Bar>)>,
 }
@@ -37,6 +37,9 @@ const FONT_PLACES: [&str; 3] = [
     "/usr/share/fonts/dejavu-sans-fonts/DejaVuSans.ttf",
     "/usr/share/fonts/TTF/DejaVuSans.ttf",
 ];
+
+/// Room for the legend to the right of the bars, in widths of a group.
+const LEGEND_GROUPS: f64 = 0.8;
 
 const FONT: &str = "sans-serif";
 
@@ -82,13 +85,18 @@ fn draw_panel(area: &Area<'_>, panel: &Panel) -> Result<(), Box<dyn std::error::
         .margin(12)
         .x_label_area_size(30)
         .y_label_area_size(60)
-        .build_cartesian_2d(0.0..groups as f64, 0.0..top)?;
-    chart.configure_mesh().disable_x_mesh().disable_x_axis().y_label_style((FONT, 16)).draw()?;
+        .build_cartesian_2d(0.0..groups as f64 + LEGEND_GROUPS, 0.0..top)?;
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .disable_x_axis()
+        .light_line_style(WHITE)
+        .y_label_style((FONT, 16))
+        .draw()?;
 
     let width = 0.8 / panel.series.len().max(1) as f64;
-    for (index, name) in panel.series.iter().enumerate() {
-        // Series keep the colour of the last ones when there are fewer, so that a proxy looks alike in all panels.
-        let colour = COLOURS[(index + 3_usize.saturating_sub(panel.series.len())) % COLOURS.len()];
+    for (index, (name, colour)) in panel.series.iter().enumerate() {
+        let colour = COLOURS[colour % COLOURS.len()];
         let left = move |group: usize| group as f64 + 0.1 + index as f64 * width;
         let spreads =
             panel.groups.iter().enumerate().filter_map(|(group, (_, bars))| Some((group, (*bars.get(index)?)?)));
@@ -133,7 +141,7 @@ mod tests {
         let spread = |median| Some(Spread { median, min: median / 2.0, max: median * 2.0 });
         let panel = Panel {
             title: "a title".to_owned(),
-            series: vec!["one".to_owned(), "two".to_owned()],
+            series: vec![("one".to_owned(), 0), ("two".to_owned(), 5)],
             groups: vec![("first".to_owned(), vec![spread(1.0), None]), ("second".to_owned(), vec![None, spread(2.0)])],
         };
         let empty = Panel { title: String::new(), series: Vec::new(), groups: Vec::new() };

@@ -8,8 +8,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cluster::Cluster;
 use crate::exposition::{self, Samples};
@@ -55,7 +56,7 @@ pub struct RouterOptions {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     pairs: Option<u32>,
     /// pgbench's scale: 100 000 accounts, 10 tellers and one branch each
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     scale: u32,
     /// Directory for router.md and router.png [default: docs/results, quick: none]
     #[arg(long)]
@@ -170,14 +171,10 @@ pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
         .tempdir()
         .context("cannot make a directory for the servers")?;
     let machine = Machine::observe();
-    say(format_args!("starting a leader and {FOLLOWERS} followers, scale {}", options.scale));
-    let cluster = Cluster::start(directory.path(), options.scale, FOLLOWERS).await?;
+    let mut cluster = Cluster::new(directory.path())?;
     let outcome = tokio::select! {
-        outcome = measure(&options, &cluster, directory.path()) => outcome,
-        signal = tokio::signal::ctrl_c() => match signal {
-            Ok(()) => Err(anyhow::anyhow!("interrupted")),
-            Err(error) => Err(error.into()),
-        },
+        outcome = fill_and_measure(&options, &mut cluster, directory.path()) => outcome,
+        interruption = interruption() => Err(interruption),
     };
     cluster.stop().await?;
     let (measurements, failures, proxies) = outcome?;
@@ -210,6 +207,22 @@ pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
 }
 
 type Outcome = (Vec<Measurement>, Vec<String>, Vec<String>);
+
+/// Ends when somebody wants the experiment to end.
+async fn interruption() -> anyhow::Error {
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return anyhow!("cannot wait for signals") };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+    anyhow!("interrupted")
+}
+
+async fn fill_and_measure(options: &RouterOptions, cluster: &mut Cluster, directory: &Path) -> anyhow::Result<Outcome> {
+    say(format_args!("making a leader and {FOLLOWERS} followers, scale {}", options.scale));
+    cluster.fill(options.scale, FOLLOWERS).await?;
+    measure(options, cluster, directory).await
+}
 
 async fn measure(options: &RouterOptions, cluster: &Cluster, directory: &Path) -> anyhow::Result<Outcome> {
     let clients = usize::from(options.clients);

@@ -197,13 +197,16 @@ impl Report {
 
     fn panels(&self) -> [Panel; 2] {
         let rows = self.rows();
-        let panel = |title: &str, proxies: &'static [&'static str], value: fn(&Row) -> Option<Spread>| Panel {
+        let measured = |way: &(usize, &str)| rows.iter().any(|row| row.proxy == way.1);
+        let ways: Vec<(usize, &str)> = PROXIES.into_iter().enumerate().filter(measured).collect();
+        let behind_proxies = ways.iter().copied().filter(|way| way.1 != "direct").collect();
+        let panel = |title: &str, proxies: Vec<(usize, &'static str)>, value: fn(&Row) -> Option<Spread>| Panel {
             title: title.to_owned(),
-            series: proxies.iter().map(|proxy| (*proxy).to_owned()).collect(),
+            series: proxies.iter().map(|(colour, proxy)| ((*proxy).to_owned(), *colour)).collect(),
             groups: WORKLOADS
                 .iter()
                 .map(|(script, protocol)| {
-                    let bar = |proxy: &&str| -> Bar {
+                    let bar = |(_, proxy): &(usize, &'static str)| -> Bar {
                         rows.iter()
                             .find(|row| (row.script, row.protocol, row.proxy) == (*script, *protocol, *proxy))
                             .and_then(value)
@@ -213,8 +216,8 @@ impl Report {
                 .collect(),
         };
         [
-            panel("throughput, ratio to direct", &PROXIES, |row| row.throughput_ratio),
-            panel("processor time of the proxy, us a transaction", &PROXIES[1..], |row| row.proxy_cpu_us),
+            panel("throughput, ratio to direct", ways, |row| row.throughput_ratio),
+            panel("processor time of the proxy, us a transaction", behind_proxies, |row| row.proxy_cpu_us),
         ]
     }
 }
