@@ -90,6 +90,16 @@ fn works_in(process_id: u32, data_directory: &Path) -> bool {
             .is_ok_and(|program| program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("postgres")))
 }
 
+/// Whether this process still executes; a zombie does not. A dying process has left its directory a moment before it has ended.
+pub(crate) fn lives(process_id: u32) -> bool {
+    let Ok(text) = fs::read_to_string(Path::new("/proc").join(process_id.to_string()).join("stat")) else {
+        return false;
+    };
+    // proc_pid_stat(5): the state follows the program's name, which is in parentheses and may hold some itself.
+    let state = text.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    !matches!(state, None | Some('Z' | 'X' | 'x'))
+}
+
 /// All processes of the server of this data directory.
 pub(crate) fn processes_of(data_directory: &Path) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -121,6 +131,20 @@ mod tests {
         for none in ["", "\n", "0\n", "-1\n", "x\n", "4294967295\n"] {
             assert_eq!(PidFile::parse(none), None, "{none:?}");
         }
+    }
+
+    #[test]
+    fn a_zombie_does_not_live() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleeps");
+        assert!(lives(child.id()));
+        send(child.id(), Signal::KILL);
+        // Dead and not reaped: WNOWAIT leaves it a zombie.
+        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        let process = Pid::from_child(&child);
+        waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).expect("it died");
+        assert!(!lives(child.id()));
+        child.wait().expect("reaped");
+        assert!(!lives(child.id()));
     }
 
     #[test]

@@ -285,7 +285,7 @@ impl Server {
         let log_start = self.log.end();
         let begin = Instant::now();
         postmaster::send(process_id, signal);
-        while self.is_running() {
+        while self.is_running() || postmaster::lives(process_id) {
             if begin.elapsed() >= self.options.stop_timeout {
                 return Err(self.not_stopped(process_id, self.options.stop_timeout, log_start));
             }
