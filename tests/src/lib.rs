@@ -2,8 +2,12 @@
 
 pub mod checker;
 pub mod client;
+pub mod closed_batch;
 pub mod cluster;
+pub mod fingerprint;
 pub mod graph;
 pub mod history;
+pub mod list_append;
 pub mod schedule;
 pub mod servers;
+pub mod verdict;
