@@ -11,7 +11,8 @@ use crate::servers::{DATABASE, Servers};
 pub type Fingerprint = BTreeMap<String, String>;
 
 /// Tables that live in the write-ahead log: unlogged ones, the tripwire among them, are not on a standby.
-const TABLES: &str = "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+const TABLES: &str =
+    "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND n.nspname NOT IN ('pg_catalog', 'information_schema')
     AND n.nspname NOT LIKE 'pg_toast%' ORDER BY 1";
 

@@ -125,7 +125,11 @@ impl Client {
                 let _ = self.shared.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
             } else {
                 refusals += 1;
-                anyhow::ensure!(refusals < REFUSALS_MAX, "client {} was refused {refusals} times in a row", self.number);
+                anyhow::ensure!(
+                    refusals < REFUSALS_MAX,
+                    "client {} was refused {refusals} times in a row",
+                    self.number
+                );
             }
         }
         Ok(())

@@ -179,6 +179,19 @@ impl<'a> Stage<'a> {
         self.cluster.settle().await
     }
 
+    /// Drops what [`Stage::create_tables`] made, for the next scenario.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal.
+    pub async fn drop_tables(&self) -> anyhow::Result<()> {
+        for table in self.scenario.tables.split("CREATE TABLE ").skip(1) {
+            let name = table.split_whitespace().next().context("a table has a name")?;
+            self.control.run(&format!("DROP TABLE {name}")).await?;
+        }
+        self.cluster.settle().await
+    }
+
     /// Plays one schedule: a letter is the next step of its program, spaces are for the reader's eye. A step that waits
     /// for a lock lets the schedule go on; what its program has to do next is done as soon as it can.
     ///

@@ -37,6 +37,11 @@ pub fn judge(history: &History, level: Level) -> anyhow::Result<Verdict> {
         Valid::False => ours.is_err(),
         Valid::Unknown => false,
     };
-    ensure!(agreed, "the checkers disagree on {level:?}: ours {ours:?}, adya {:?} {:?}", adya.valid, adya.anomaly_types);
+    ensure!(
+        agreed,
+        "the checkers disagree on {level:?}: ours {ours:?}, adya {:?} {:?}",
+        adya.valid,
+        adya.anomaly_types
+    );
     Ok(Verdict { ours, adya })
 }

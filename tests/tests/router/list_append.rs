@@ -15,7 +15,13 @@ async fn control_reads_on_plain_standbys_are_not_serializable() -> anyhow::Resul
     for seed in 1..=CONTROL_RUNS_MAX {
         let history = Workload::usual(seed).run(&cluster).await?;
         let verdict = judge(&history, Level::Serializable)?;
-        println!("seed {seed}: {} of {} committed, {:?}, {:?}", history.committed_count(), history.transactions.len(), verdict.adya.anomaly_types, verdict.ours);
+        println!(
+            "seed {seed}: {} of {} committed, {:?}, {:?}",
+            history.committed_count(),
+            history.transactions.len(),
+            verdict.adya.anomaly_types,
+            verdict.ours
+        );
         if !verdict.is_valid() {
             ensure_servers_equal(&cluster.servers).await?;
             return Ok(());

@@ -1,5 +1,7 @@
 //! The router's promises, on real servers. The promises are numbered in `SPECIFICATION.md`.
 
+mod anomalies;
 mod closed_batch;
+mod hermitage;
 mod list_append;
 mod receipt_report;
