@@ -1,7 +1,9 @@
 //! The servers of an experiment: a leader with the pgbench tables and its followers, in a directory that goes away.
 
 use std::net::TcpListener;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -179,8 +181,19 @@ pub fn verifier() -> anyhow::Result<String> {
     Ok(ScramVerifier::encode(PASSWORD.as_bytes(), SALT, ITERATIONS)?)
 }
 
-/// A TCP port of this machine that nobody uses just now.
+/// A TCP port of this machine that nobody uses just now, below the range from which the kernel takes ports for outgoing
+/// connections.
 pub fn free_port() -> anyhow::Result<u16> {
-    let listener = TcpListener::bind(("127.0.0.1", 0)).context("no free port on 127.0.0.1")?;
-    Ok(listener.local_addr()?.port())
+    const PORTS: Range<u16> = 20_000..32_000;
+    // What was given once is not given again: its user may not have bound it yet.
+    static NEXT: AtomicU16 = AtomicU16::new(PORTS.start);
+    loop {
+        let port = NEXT.fetch_add(1, Ordering::Relaxed);
+        if !PORTS.contains(&port) {
+            bail!("no free port on 127.0.0.1 from {} to {}", PORTS.start, PORTS.end);
+        }
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
 }
