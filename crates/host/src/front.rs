@@ -55,7 +55,25 @@ impl Front {
         String::new()
     }
 
+    pub async fn reload(&self, _configuration: RouterConfiguration) -> Result<(), HostError> {
+        Ok(())
+    }
+
     pub async fn shutdown(&self) {
         self.task.abort();
+    }
+}
+
+impl crate::http::Observed for Front {
+    async fn metrics(&self) -> String {
+        Front::metrics(self).await
+    }
+
+    async fn status(&self) -> serde_json::Value {
+        serde_json::to_value(Front::status(self).await).expect("a status is strings, numbers and lists")
+    }
+
+    async fn health(&self) -> Result<(), String> {
+        Ok(())
     }
 }

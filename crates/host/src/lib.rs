@@ -29,6 +29,7 @@ pub use access::ClientAccess;
 pub use cluster::{Cluster, Summary, UpOptions};
 pub use directory::{DIRECTORY_DEFAULT, DIRECTORY_VARIABLE, Directory};
 pub use error::HostError;
+pub use front::Front;
 pub use http::{Observed, Page};
 pub use inquiry::{is_running, metrics, status};
 pub use progress::{Event, Progress};

@@ -19,7 +19,7 @@ use tokio::process::{Child, Command};
 
 use crate::exit::DetachedFailed;
 use crate::progress::Display;
-use crate::signals::StopSignal;
+use crate::signals::{HangUp, StopSignal};
 
 /// More than all events of a start take together.
 const EVENT_BYTES_MAX: u64 = 16 << 20;
@@ -32,7 +32,7 @@ const LOG_LINES_SHOWN: usize = 20;
 
 /// Starts the daemon with `arguments` and returns when it serves clients. A signal meanwhile stops it again.
 pub async fn start(directory: &Directory, arguments: &[String], display: &Display) -> anyhow::Result<Summary> {
-    let signal = StopSignal::listen()?;
+    let signal = StopSignal::listen(HangUp::Stops)?;
     directory.make_root()?;
     let log_path = directory.daemon_log();
     turn_over(&log_path)?;

@@ -56,7 +56,9 @@ impl Display {
     /// Takes a moving line away.
     pub fn finish(&self) {
         if let Display::Terminal(bar) = self {
-            bar.lock().expect("showing does not panic").finish_and_clear();
+            let bar = bar.lock().expect("showing does not panic");
+            leave_done(&bar);
+            bar.finish_and_clear();
         }
     }
 }
@@ -70,21 +72,34 @@ impl Progress for Display {
 fn show_on_terminal(bar: &ProgressBar, event: Event) {
     match event {
         Event::Step { message } => {
-            let previous = bar.message();
-            if !previous.is_empty() {
-                bar.println(format!("  done: {previous}"));
+            leave_done(bar);
+            if bar.is_finished() {
+                bar.reset();
             }
             bar.set_style(ProgressStyle::default_spinner());
             bar.set_message(message);
         }
         Event::Copying { done_bytes, total_bytes, .. } => {
-            let style = ProgressStyle::with_template("{spinner} {msg} [{bar:30}] {bytes}/{total_bytes}");
+            let style = ProgressStyle::with_template("{spinner} {msg} [{bar:16}] {bytes}/{total_bytes}");
             bar.set_style(style.expect("the template is constant and well formed"));
             bar.set_length(total_bytes.max(done_bytes));
             bar.set_position(done_bytes);
         }
         Event::Notice { message } => bar.println(format!("  note: {message}")),
-        Event::Ready { .. } | Event::Failed { .. } => bar.finish_and_clear(),
+        Event::Ready { .. } => {
+            leave_done(bar);
+            bar.finish_and_clear();
+        }
+        Event::Failed { .. } => bar.finish_and_clear(),
+    }
+}
+
+/// Leaves the step that has ended as a line.
+fn leave_done(bar: &ProgressBar) {
+    let step = bar.message();
+    if !step.is_empty() {
+        bar.println(format!("  done: {step}"));
+        bar.set_message("");
     }
 }
 

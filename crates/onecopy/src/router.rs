@@ -1,21 +1,70 @@
 //! `onecopy router`: the router alone, over servers that exist already.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use anyhow::Context;
 use clap::Args;
+use onecopy_host::{Front, Page};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::signals::{HangUp, StopSignal};
+use crate::{config, logging};
 
 /// Run the router alone, over a leader and standbys that exist already
 #[derive(Debug, Args)]
 pub struct Router {
     /// The file that names the servers
-    #[arg(long, value_name = "FILE", default_value = crate::config::FILE_DEFAULT)]
+    #[arg(long, value_name = "FILE", default_value = config::FILE_DEFAULT)]
     config: PathBuf,
 }
 
 impl Router {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<()> {
-        let _configuration = crate::config::read(&self.config)?;
-        todo!()
+        let configuration = config::read(&self.config)?;
+        logging::start("info");
+        crate::block_on(async {
+            let signal = StopSignal::listen(HangUp::IsLeftAlone)?;
+            let metrics_listen = configuration.router.metrics_listen;
+            let front = Arc::new(Front::start(configuration).await?);
+            let _page = match metrics_listen {
+                Some(address) => {
+                    let listener = TcpListener::bind(address).await.with_context(|| {
+                        format!(
+                            "cannot serve metrics on {address}; write another `metrics_listen` into {}",
+                            self.config.display()
+                        )
+                    })?;
+                    Some(Page::serve(listener, Arc::clone(&front)))
+                }
+                None => None,
+            };
+            println!("The router is on {}.", front.local_address());
+            self.serve(&front, &signal).await?;
+            front.shutdown().await;
+            Ok(())
+        })
+    }
+
+    /// Reads the file again at each SIGHUP, until a signal to stop.
+    async fn serve(&self, front: &Front, stop: &StopSignal) -> anyhow::Result<()> {
+        let mut hang_ups = signal(SignalKind::hangup())?;
+        loop {
+            tokio::select! {
+                () = stop.received() => return Ok(()),
+                _ = hang_ups.recv() => match self.reload(front).await {
+                    Ok(()) => tracing::info!(file = %self.config.display(), "read again"),
+                    // A router that serves is worth more than one that has died of a typing error.
+                    Err(error) => tracing::error!(%error, "goes on with the configuration that it had"),
+                },
+            }
+        }
+    }
+
+    async fn reload(&self, front: &Front) -> anyhow::Result<()> {
+        front.reload(config::read(&self.config)?).await?;
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use onecopy_router::config::Freshness;
 use crate::directory::DirectoryOption;
 use crate::exit::Interrupted;
 use crate::progress::Display;
-use crate::signals::StopSignal;
+use crate::signals::{HangUp, StopSignal};
 use crate::{detach, exit, logging};
 
 /// Start a cluster on this machine: a leader, followers, and the router on one port
@@ -94,7 +94,7 @@ impl Up {
     }
 
     async fn serve(&self, directory: Directory) -> anyhow::Result<()> {
-        let signal = Arc::new(StopSignal::listen()?);
+        let signal = Arc::new(StopSignal::listen(HangUp::Stops)?);
         let display = Arc::new(Display::choose(self.json));
         let progress = display.telling(Arc::clone(&signal));
         let cluster = tokio::select! {
