@@ -171,9 +171,10 @@ pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
         .tempdir()
         .context("cannot make a directory for the servers")?;
     let machine = Machine::observe();
+    let onecopy = if options.without_onecopy { None } else { Some(onecopy_program(&options)?) };
     let mut cluster = Cluster::new(directory.path())?;
     let outcome = tokio::select! {
-        outcome = fill_and_measure(&options, &mut cluster, directory.path()) => outcome,
+        outcome = fill_and_measure(&options, onecopy.as_deref(), &mut cluster, directory.path()) => outcome,
         interruption = interruption() => Err(interruption),
     };
     cluster.stop().await?;
@@ -221,14 +222,19 @@ async fn interruption() -> anyhow::Error {
 async fn fill_and_measure(options: &RouterOptions, cluster: &mut Cluster, directory: &Path) -> anyhow::Result<Outcome> {
     say(format_args!("making a leader and {FOLLOWERS} followers, scale {}", options.scale));
     cluster.fill(options.scale, FOLLOWERS).await?;
-    measure(options, cluster, directory).await
+    measure(options, onecopy, cluster, directory).await
 }
 
-async fn measure(options: &RouterOptions, cluster: &Cluster, directory: &Path) -> anyhow::Result<Outcome> {
+async fn measure(
+    options: &RouterOptions,
+    onecopy: Option<&Path>,
+    cluster: &Cluster,
+    directory: &Path,
+) -> anyhow::Result<Outcome> {
     let clients = usize::from(options.clients);
     let mut proxies = vec![Proxy::direct(cluster), Proxy::pgbouncer(cluster, directory, clients).await?];
-    if !options.without_onecopy {
-        proxies.push(Proxy::onecopy(cluster, directory, &onecopy_program(options)?).await?);
+    if let Some(program) = onecopy {
+        proxies.push(Proxy::onecopy(cluster, directory, program).await?);
     }
     let pgbench = cluster.binaries.program("pgbench");
     let mut failures = Vec::new();
