@@ -44,6 +44,9 @@ pub struct RouterSettings {
     pub backend_wait_ms: u64,
     /// Shortest time between two gates of one database, in milliseconds.
     pub gate_interval_min_ms: u64,
+    /// How often a new epoch is made while commits and readers come, in milliseconds; a reader that needs one sooner
+    /// asks for it.
+    pub epoch_interval_ms: u64,
     /// A gate that could not close within this gives up and is tried again, in milliseconds.
     pub gate_timeout_ms: u64,
     /// A follower that has not replayed up to the gate's marker within this leaves the epoch, in milliseconds.
@@ -73,6 +76,7 @@ impl Default for RouterSettings {
             reader_backends_max: 32,
             backend_wait_ms: 10_000,
             gate_interval_min_ms: 5,
+            epoch_interval_ms: 50,
             gate_timeout_ms: 50,
             follower_timeout_ms: 100,
             epoch_age_max_ms: 1000,
@@ -99,9 +103,16 @@ pub struct ServerConfiguration {
     /// Its password; none for `trust` or `peer`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password: Option<String>,
+    /// The database in which the router asks after the server's health.
+    #[serde(default = "maintenance_database")]
+    pub database: String,
     /// A file whose first line is the password, instead of `password`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password_file: Option<PathBuf>,
+}
+
+fn maintenance_database() -> String {
+    "postgres".to_owned()
 }
 
 /// Which epochs a reader may take.

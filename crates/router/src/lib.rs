@@ -1,5 +1,33 @@
 //! One-copy serializability over a PostgreSQL leader and its followers.
+//!
+//! Updates run on the leader, SERIALIZABLE. Reads run anywhere, each at one *epoch*: a prefix of the leader's commit
+//! order that is open on every replica at once. The way of a statement through this crate:
+//!
+//! ```text
+//! client -> session (log-in, messages) -> sql (what is it?) -+-> pool::LeaderPool -> epoch::Room -> leader
+//!                                                            +-> epoch::Epochs -> pool::ReaderPool -> any server
+//! ```
 
 pub mod authentication;
+pub mod backend;
 pub mod config;
+mod domain;
+pub mod epoch;
+mod error;
+mod health;
+mod metrics;
+mod pool;
+mod router;
+mod servers;
+mod session;
+mod settings;
 pub mod sql;
+mod state;
+mod status;
+pub mod wire;
+
+pub use epoch::GateSummary;
+pub use error::RouterError;
+pub use router::{Router, RouterObserver};
+pub use servers::{Health, Role};
+pub use status::{DatabaseStatus, RouterStatus, ServerStatus};

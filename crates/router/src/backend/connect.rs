@@ -1,0 +1,226 @@
+//! Logging in to a server.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+
+use super::{Backend, BackendError, PreparedStatements};
+use crate::authentication::{MECHANISM, ScramClient, ScramCredential, ScramKeys};
+use crate::servers::{Role, Server};
+use crate::settings::Settings;
+use crate::wire::{Channel, ErrorFields, Frame, Reply, Socket, begin_message, end_message};
+
+/// A server that does not complete a log-in within this is taken for dead.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// With what the router logs in as a role.
+pub struct Credentials {
+    /// The role.
+    pub user: String,
+    secret: Mutex<Secret>,
+}
+
+#[derive(Clone)]
+enum Secret {
+    None,
+    Password(String),
+    Keys(ScramKeys),
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// Those of the router itself, from its configuration.
+    pub fn of_router(server: &Server) -> Credentials {
+        let secret = server.password.clone().map_or(Secret::None, Secret::Password);
+        Credentials { user: server.user.clone(), secret: Mutex::new(secret) }
+    }
+
+    /// Those that a client proved to the router.
+    pub fn proved(user: String, keys: ScramKeys) -> Credentials {
+        Credentials { user, secret: Mutex::new(Secret::Keys(keys)) }
+    }
+
+    fn scram(&self) -> Option<ScramCredential> {
+        match &*self.secret.lock().expect("no code panics while it holds this lock") {
+            Secret::None => None,
+            Secret::Password(password) => Some(ScramCredential::Password(password.clone().into_bytes())),
+            Secret::Keys(keys) => Some(ScramCredential::Keys(keys.clone())),
+        }
+    }
+}
+
+impl Backend {
+    /// Connects to `database` on `server` and logs in. On the leader, transactions of this connection are SERIALIZABLE
+    /// unless they say otherwise.
+    pub async fn connect(
+        server: &Arc<Server>,
+        database: &str,
+        credentials: &Credentials,
+        application_name: &str,
+    ) -> Result<Backend, BackendError> {
+        match tokio::time::timeout(LOGIN_TIMEOUT, login(server, database, credentials, application_name)).await {
+            Ok(result) => result,
+            Err(_) => {
+                Err(BackendError::TimedOut { server: server.name.clone(), milliseconds: LOGIN_TIMEOUT.as_millis() })
+            }
+        }
+    }
+}
+
+async fn login(
+    server: &Arc<Server>,
+    database: &str,
+    credentials: &Credentials,
+    application_name: &str,
+) -> Result<Backend, BackendError> {
+    let socket = Socket::connect(&server.address).await.map_err(|source| BackendError::Connect {
+        server: server.name.clone(),
+        address: server.address.clone(),
+        source,
+    })?;
+    const MESSAGE_BYTES_MAX: usize = 0x3fff_ffff;
+    let mut backend = Backend {
+        channel: Channel::new(socket, MESSAGE_BYTES_MAX),
+        server: server.clone(),
+        process_id: 0,
+        secret: Bytes::new(),
+        parameters: Vec::new(),
+        settings: Arc::new(Settings::default()),
+        prepared: PreparedStatements::default(),
+        epoch: None,
+        in_transaction: false,
+        idle_since: Instant::now(),
+        permit: None,
+    };
+    let isolation = match server.role {
+        Role::Leader => "serializable",
+        Role::Follower => "repeatable read",
+    };
+    put_startup(
+        &mut backend.channel.output,
+        &[
+            ("user", &credentials.user),
+            ("database", database),
+            ("application_name", application_name),
+            ("client_encoding", "UTF8"),
+            ("default_transaction_isolation", isolation),
+        ],
+    );
+    authenticate(&mut backend, credentials).await?;
+    loop {
+        let frame = next_frame(&mut backend).await?;
+        match frame.tag {
+            b'S' => {
+                if let Some(parameter) = parameter_status(&frame.body()) {
+                    backend.parameters.push(parameter);
+                }
+            }
+            b'K' if frame.bytes.len() >= 9 => {
+                let mut body = frame.body();
+                backend.process_id = body.get_u32();
+                backend.secret = body;
+            }
+            b'Z' => return Ok(backend),
+            _ => {}
+        }
+    }
+}
+
+fn put_startup(output: &mut BytesMut, parameters: &[(&str, &str)]) {
+    let start = output.len();
+    output.put_u32(0);
+    output.put_u32(3 << 16);
+    for (name, value) in parameters {
+        for text in [name, value] {
+            output.put_slice(text.as_bytes());
+            output.put_u8(0);
+        }
+    }
+    output.put_u8(0);
+    let length = u32::try_from(output.len() - start).expect("start-up parameters are short");
+    output[start..start + 4].copy_from_slice(&length.to_be_bytes());
+}
+
+/// The next message; an `ErrorResponse` is an error.
+async fn next_frame(backend: &mut Backend) -> Result<Frame, BackendError> {
+    let result = async {
+        backend.channel.flush().await?;
+        backend.channel.frame().await
+    };
+    let frame = match result.await {
+        Ok(frame) => frame,
+        Err(error) => return Err(backend.lost(error)),
+    };
+    if frame.tag == b'E' {
+        let fields = ErrorFields::parse(&frame.body());
+        return Err(BackendError::Sql { server: backend.server.name.clone(), fields });
+    }
+    Ok(frame)
+}
+
+async fn authenticate(backend: &mut Backend, credentials: &Credentials) -> Result<(), BackendError> {
+    const OK: u32 = 0;
+    const SASL: u32 = 10;
+    let server = backend.server.name.clone();
+    let refused = |reason: String| BackendError::Login { server: server.clone(), reason };
+    let frame = next_frame(backend).await?;
+    match authentication_code(&frame) {
+        Some(OK) => Ok(()),
+        Some(SASL) => {
+            let credential = credentials.scram().ok_or_else(|| {
+                refused(format!("it asks for a password of {:?} and none is configured", credentials.user))
+            })?;
+            let keys = exchange(backend, credential).await?;
+            *credentials.secret.lock().expect("no code panics while it holds this lock") = Secret::Keys(keys);
+            Ok(())
+        }
+        Some(code) => Err(refused(format!(
+            "it asks for authentication method {code}; set password_encryption to scram-sha-256 and the password anew, \
+             and scram-sha-256 in pg_hba.conf"
+        ))),
+        None => Err(refused("its first answer is no authentication message".to_owned())),
+    }
+}
+
+async fn exchange(backend: &mut Backend, credential: ScramCredential) -> Result<ScramKeys, BackendError> {
+    let server = backend.server.name.clone();
+    let refused = |reason: String| BackendError::Login { server: server.clone(), reason };
+    let client = ScramClient::new(credential);
+    let first = client.client_first();
+    let output = &mut backend.channel.output;
+    let start = begin_message(output, b'p');
+    output.put_slice(MECHANISM.as_bytes());
+    output.put_u8(0);
+    output.put_u32(first.len() as u32);
+    output.put_slice(first.as_bytes());
+    end_message(output, start);
+    let frame = next_frame(backend).await?;
+    let (client, last) =
+        client.client_final(frame.bytes.get(9..).unwrap_or_default()).map_err(|e| refused(e.to_string()))?;
+    backend.channel.output.message(b'p', last.as_bytes());
+    let frame = next_frame(backend).await?;
+    let keys = client.verify(frame.bytes.get(9..).unwrap_or_default()).map_err(|e| refused(e.to_string()))?;
+    let frame = next_frame(backend).await?;
+    match authentication_code(&frame) {
+        Some(0) => Ok(keys),
+        _ => Err(refused("it did not end the exchange".to_owned())),
+    }
+}
+
+fn authentication_code(frame: &Frame) -> Option<u32> {
+    let code = frame.bytes.get(5..9)?;
+    (frame.tag == b'R').then(|| u32::from_be_bytes([code[0], code[1], code[2], code[3]]))
+}
+
+/// Name and value of a `ParameterStatus` body.
+pub(crate) fn parameter_status(body: &[u8]) -> Option<(String, String)> {
+    let mut texts = body.split(|&byte| byte == 0).map(|text| String::from_utf8_lossy(text).into_owned());
+    Some((texts.next()?, texts.next()?))
+}

@@ -1,0 +1,230 @@
+//! A connection of the router to a server: made, logged in, asked, cancelled.
+
+mod connect;
+mod prepared;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
+
+pub use connect::Credentials;
+pub use prepared::PreparedStatements;
+
+use crate::servers::Server;
+use crate::settings::Settings;
+use crate::wire::{Address, Channel, ChannelError, ErrorFields, Reply, Socket, SqlError, sqlstate};
+
+/// Why a server did not do what the router asked.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// No connection.
+    #[error("cannot connect to {server} at {address}: {source}")]
+    Connect {
+        /// The server's name.
+        server: String,
+        /// Where it should listen.
+        address: Address,
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
+    /// The connection ended or broke.
+    #[error("lost the connection to {server}: {source}")]
+    Lost {
+        /// The server's name.
+        server: String,
+        /// Why.
+        source: ChannelError,
+    },
+    /// The server answered with an error.
+    #[error("{server} answered {}: {} (SQLSTATE {})", fields.severity, fields.message, fields.code)]
+    Sql {
+        /// The server's name.
+        server: String,
+        /// What it said.
+        fields: ErrorFields,
+    },
+    /// The log-in cannot go on.
+    #[error("cannot log in to {server}: {reason}")]
+    Login {
+        /// The server's name.
+        server: String,
+        /// Why.
+        reason: String,
+    },
+    /// No answer in time.
+    #[error("{server} did not answer within {milliseconds} ms")]
+    TimedOut {
+        /// The server's name.
+        server: String,
+        /// How long was waited.
+        milliseconds: u128,
+    },
+}
+
+impl BackendError {
+    /// What a client is told of it.
+    pub fn to_sql(&self) -> SqlError {
+        match self {
+            BackendError::Sql { fields, .. } => SqlError::error(&fields.code, fields.message.clone()),
+            BackendError::Connect { .. } | BackendError::TimedOut { .. } => {
+                SqlError::error(sqlstate::CANNOT_CONNECT_NOW, self.to_string())
+                    .hint("Try again; the router connects as soon as the server is back.")
+            }
+            BackendError::Login { .. } => SqlError::error(sqlstate::INVALID_AUTHORIZATION, self.to_string()),
+            BackendError::Lost { .. } => SqlError::error(sqlstate::ADMIN_SHUTDOWN, self.to_string()),
+        }
+    }
+}
+
+/// One row of text values.
+pub type Row = Vec<Option<String>>;
+
+/// A logged-in connection. Dropping it closes it; the server then rolls back what was open.
+#[derive(Debug)]
+pub struct Backend {
+    /// The wire.
+    pub channel: Channel,
+    /// The server at its other end.
+    pub server: Arc<Server>,
+    /// The server process, for cancelling and for making sure that it has ended.
+    pub process_id: u32,
+    secret: Bytes,
+    /// What the server reported at log-in.
+    pub parameters: Vec<(String, String)>,
+    /// The session settings in force there.
+    pub settings: Arc<Settings>,
+    /// Statements prepared there.
+    pub prepared: PreparedStatements,
+    /// The epoch whose snapshot its open transaction has.
+    pub epoch: Option<u64>,
+    /// A transaction is open, or failed and not yet rolled back.
+    pub in_transaction: bool,
+    /// When it was last given back.
+    pub idle_since: Instant,
+    /// Counts it against its pool's bound until it is dropped.
+    pub permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Backend {
+    /// Whether the connection is still there and silent; reads nothing that a statement is answered with.
+    pub fn is_alive(&mut self) -> bool {
+        self.channel.peek().is_ok() && !self.channel.has_input()
+    }
+
+    fn lost(&self, source: impl Into<ChannelError>) -> BackendError {
+        BackendError::Lost { server: self.server.name.clone(), source: source.into() }
+    }
+
+    /// Runs `statements`, one simple query each, all sent at once; gives the rows of each.
+    pub async fn pipeline(&mut self, statements: &[&str]) -> Result<Vec<Vec<Row>>, BackendError> {
+        for statement in statements {
+            self.channel.output.query(statement);
+        }
+        self.channel.flush().await.map_err(|error| self.lost(error))?;
+        let mut results = Vec::with_capacity(statements.len());
+        let mut failure = None;
+        for _ in statements {
+            match self.answer().await? {
+                Ok(rows) => results.push(rows),
+                Err(fields) => {
+                    failure.get_or_insert(fields);
+                }
+            }
+        }
+        match failure {
+            Some(fields) => Err(BackendError::Sql { server: self.server.name.clone(), fields }),
+            None => Ok(results),
+        }
+    }
+
+    /// Runs one simple query and gives its rows.
+    pub async fn rows(&mut self, statement: &str) -> Result<Vec<Row>, BackendError> {
+        Ok(self.pipeline(&[statement]).await?.pop().unwrap_or_default())
+    }
+
+    /// Reads one answer up to `ReadyForQuery`.
+    async fn answer(&mut self) -> Result<Result<Vec<Row>, ErrorFields>, BackendError> {
+        let mut rows = Vec::new();
+        let mut failure = None;
+        loop {
+            let frame = match self.channel.frame().await {
+                Ok(frame) => frame,
+                Err(error) => return Err(self.lost(error)),
+            };
+            match frame.tag {
+                b'D' => rows.push(text_row(&frame.body())),
+                b'E' => failure = Some(ErrorFields::parse(&frame.body())),
+                b'Z' => {
+                    self.in_transaction = frame.bytes.get(5) != Some(&b'I');
+                    return Ok(match failure {
+                        Some(fields) => Err(fields),
+                        None => Ok(rows),
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// What is needed to cancel its running statement from elsewhere.
+    pub fn cancel_key(&self) -> CancelKey {
+        CancelKey { address: self.server.address.clone(), process_id: self.process_id, secret: self.secret.clone() }
+    }
+}
+
+/// Values of a `DataRow`; a row cut short ends early.
+fn text_row(body: &Bytes) -> Row {
+    let mut row = Vec::new();
+    let mut rest: &[u8] = body.get(2..).unwrap_or_default();
+    while let Some((length, after)) = rest.split_first_chunk::<4>() {
+        match usize::try_from(i32::from_be_bytes(*length)) {
+            Err(_) => {
+                row.push(None);
+                rest = after;
+            }
+            Ok(length) => {
+                let Some(value) = after.get(..length) else { break };
+                row.push(Some(String::from_utf8_lossy(value).into_owned()));
+                rest = &after[length..];
+            }
+        }
+    }
+    row
+}
+
+/// Cancels a statement of one back end.
+#[derive(Debug, Clone)]
+pub struct CancelKey {
+    address: Address,
+    process_id: u32,
+    secret: Bytes,
+}
+
+impl CancelKey {
+    /// Sends the request; whether it hits is never said (PostgreSQL's protocol).
+    pub async fn send(&self) -> std::io::Result<()> {
+        use tokio::io::AsyncWriteExt;
+        const CANCEL_REQUEST: u32 = 80_877_102;
+        let mut socket = Socket::connect(&self.address).await?;
+        let mut packet = Vec::with_capacity(12 + self.secret.len());
+        packet.extend_from_slice(&(12 + self.secret.len() as u32).to_be_bytes());
+        packet.extend_from_slice(&CANCEL_REQUEST.to_be_bytes());
+        packet.extend_from_slice(&self.process_id.to_be_bytes());
+        packet.extend_from_slice(&self.secret);
+        socket.write_all(&packet).await?;
+        socket.shutdown().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_that_was_cut_short_ends_early() {
+        let row = text_row(&Bytes::from_static(b"\0\x03\0\0\0\x02ab\xff\xff\xff\xff\0\0\0\x09x"));
+        assert_eq!(row, vec![Some("ab".to_owned()), None]);
+    }
+}

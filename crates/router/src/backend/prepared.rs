@@ -1,0 +1,70 @@
+//! Which statements are prepared on one back end, under the router's names for them.
+
+use std::collections::HashMap;
+
+/// Statements kept prepared on one back end; the one unused longest is closed for a new one.
+pub const PREPARED_STATEMENTS_MAX: usize = 256;
+
+/// Statements by the router's number for them.
+#[derive(Debug, Default)]
+pub struct PreparedStatements {
+    used: HashMap<u64, u64>,
+    clock: u64,
+    /// The statement that the server holds under the empty name.
+    pub unnamed: Option<u64>,
+}
+
+impl PreparedStatements {
+    /// The server's name of statement `number`.
+    pub fn name(number: u64) -> String {
+        format!("onecopy_{number}")
+    }
+
+    /// Whether `number` is prepared; counts as a use.
+    pub fn touch(&mut self, number: u64) -> bool {
+        self.clock += 1;
+        let clock = self.clock;
+        self.used.get_mut(&number).map(|used| *used = clock).is_some()
+    }
+
+    /// Notes that `number` is prepared now; gives the statement to close for it.
+    pub fn insert(&mut self, number: u64) -> Option<u64> {
+        let evicted = (self.used.len() >= PREPARED_STATEMENTS_MAX)
+            .then(|| self.used.iter().min_by_key(|(_, used)| **used).map(|(number, _)| *number))
+            .flatten();
+        if let Some(evicted) = evicted {
+            self.used.remove(&evicted);
+        }
+        self.clock += 1;
+        self.used.insert(number, self.clock);
+        evicted
+    }
+
+    /// Forgets one, for example because its preparation failed.
+    pub fn remove(&mut self, number: u64) {
+        self.used.remove(&number);
+    }
+
+    /// Forgets all, after `DISCARD ALL` or `DEALLOCATE ALL`.
+    pub fn clear(&mut self) {
+        self.used.clear();
+        self.unnamed = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_statement_unused_longest_gives_way() {
+        let mut prepared = PreparedStatements::default();
+        for number in 0..PREPARED_STATEMENTS_MAX as u64 {
+            assert_eq!(prepared.insert(number), None);
+        }
+        assert!(prepared.touch(0));
+        assert_eq!(prepared.insert(10_000), Some(1));
+        assert!(!prepared.touch(1));
+        assert!(prepared.touch(0));
+    }
+}

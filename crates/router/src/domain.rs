@@ -1,0 +1,312 @@
+//! One database behind the router: its commit room, epochs, back ends, and what is known of its statements.
+//!
+//! Databases share nothing that a serial order is about (PostgreSQL's transactions live in one database), so each has
+//! its own room and its own epochs.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use crate::backend::{Backend, BackendError, Credentials};
+use crate::config::RouterSettings;
+use crate::epoch::{Epochs, Gatekeeper, Room};
+use crate::pool::{LeaderPool, ReaderPool};
+use crate::servers::{Health, Server};
+use crate::sql::{Catalog, ClassificationCache, Objects, ParseError, Part, Scope, Shape, Statement, shape};
+
+/// Statements remembered as updates although they look like reads, or as long; forgotten all at once beyond this.
+const REMEMBERED_MAX: usize = 10_000;
+
+/// How often idle back ends are looked through.
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+
+/// The catalog is read anew at least this often, for changes that did not come through this router.
+const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
+
+const TRIPWIRE_EXISTS: &str = "SELECT pg_catalog.to_regclass('onecopy.tripwire') IS NOT NULL";
+
+const MAKE_TRIPWIRE: &str = "SET default_transaction_isolation = 'read committed'; \
+     CREATE SCHEMA IF NOT EXISTS onecopy; \
+     CREATE UNLOGGED TABLE IF NOT EXISTS onecopy.tripwire (t bigint); \
+     GRANT USAGE ON SCHEMA onecopy TO PUBLIC; \
+     GRANT INSERT ON onecopy.tripwire TO PUBLIC";
+
+/// The text of a prepared statement, shared by all clients that prepared the same.
+#[derive(Debug)]
+pub struct PreparedText {
+    /// The router's number for it; part of its name on servers.
+    pub number: u64,
+    /// The statement.
+    pub sql: Bytes,
+    /// Number and OIDs of parameter types, as the client sent them.
+    pub types: Bytes,
+}
+
+/// Texts of prepared statements by content.
+type PreparedTexts = HashMap<(Bytes, Bytes), Weak<PreparedText>>;
+
+/// Permits for back ends, by server, shared by all databases.
+#[derive(Debug)]
+pub struct Permits {
+    /// Sessions' back ends on the leader.
+    pub leader: Arc<Semaphore>,
+    /// Readers' back ends by server.
+    pub readers: Vec<Arc<Semaphore>>,
+}
+
+/// One database.
+pub struct Domain {
+    /// Its name.
+    pub database: Arc<str>,
+    /// All servers, the leader first.
+    pub servers: Arc<[Arc<Server>]>,
+    /// The router's settings when the database was opened.
+    pub settings: Arc<RouterSettings>,
+    /// Commits.
+    pub room: Arc<Room>,
+    /// Epochs.
+    pub epochs: Arc<Epochs>,
+    /// Readers' back ends, by server.
+    pub readers: Vec<ReaderPool>,
+    /// Sessions' back ends on the leader.
+    pub leader: LeaderPool,
+    /// Clients logged in.
+    pub clients: AtomicUsize,
+    classification: ClassificationCache,
+    catalog: Mutex<Arc<Catalog>>,
+    catalog_is_stale: AtomicBool,
+    remembered_updates: Mutex<HashSet<Shape>>,
+    remembered_long: Arc<Mutex<HashSet<u64>>>,
+    prepared_texts: Mutex<(u64, PreparedTexts)>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        for task in lock(&self.tasks).drain(..) {
+            task.abort();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("no code panics while it holds this lock")
+}
+
+impl Domain {
+    /// Opens `database`: makes the tripwire if it is missing, reads the catalog, starts the gatekeeper.
+    ///
+    /// # Errors
+    /// When no server lets the router into that database.
+    pub async fn open(
+        database: &str,
+        servers: Arc<[Arc<Server>]>,
+        settings: Arc<RouterSettings>,
+        permits: &Permits,
+    ) -> Result<Arc<Domain>, BackendError> {
+        let database: Arc<str> = database.into();
+        let (catalog, leader_is_there) = match prepare_on_leader(&servers[0], &database).await {
+            Ok(catalog) => (catalog, true),
+            Err(error @ BackendError::Sql { .. }) => return Err(error),
+            Err(error) => (catalog_of_any(&servers[1..], &database).await.ok_or(error)?, false),
+        };
+        let readers = servers.iter().map(|server| {
+            let permits = permits.readers[server.index].clone();
+            ReaderPool::new(server.clone(), database.clone(), permits, settings.reader_backends_max)
+        });
+        let leader =
+            LeaderPool::new(servers[0].clone(), database.clone(), permits.leader.clone(), settings.leader_backends_max);
+        let domain = Arc::new(Domain {
+            readers: readers.collect(),
+            leader,
+            room: Arc::default(),
+            epochs: Arc::default(),
+            clients: AtomicUsize::new(0),
+            classification: ClassificationCache::new(),
+            catalog: Mutex::new(Arc::new(catalog)),
+            catalog_is_stale: AtomicBool::new(!leader_is_there),
+            remembered_updates: Mutex::default(),
+            remembered_long: Arc::default(),
+            prepared_texts: Mutex::default(),
+            tasks: Mutex::default(),
+            database,
+            servers,
+            settings,
+        });
+        domain.start_tasks();
+        Ok(domain)
+    }
+
+    fn start_tasks(self: &Arc<Self>) {
+        let remembered_long = self.remembered_long.clone();
+        let gatekeeper = Gatekeeper::new(
+            self.epochs.clone(),
+            self.room.clone(),
+            self.settings.clone(),
+            &self.servers,
+            &self.database,
+            Box::new(move |occupants| {
+                for occupant in occupants {
+                    tracing::info!(session = occupant.session, since = ?occupant.since.elapsed(), "kept a gate from closing");
+                    if let Some(statement) = occupant.statement {
+                        remember(&remembered_long, statement);
+                    }
+                }
+            }),
+        );
+        let mut tasks = lock(&self.tasks);
+        tasks.push(tokio::spawn(gatekeeper.run()));
+        tasks.push(tokio::spawn(sweep(Arc::downgrade(self))));
+    }
+
+    /// Stops gates and closes idle back ends, so that the database can be dropped.
+    pub fn close(&self) {
+        for task in lock(&self.tasks).drain(..) {
+            task.abort();
+        }
+        self.readers.iter().for_each(ReaderPool::clear);
+        self.leader.clear();
+    }
+
+    /// What the statements of `text` are.
+    pub async fn classify(&self, text: &str) -> Result<Arc<[Statement]>, ParseError> {
+        let catalog = self.catalog().await;
+        self.classification.classify(text, &catalog)
+    }
+
+    async fn catalog(&self) -> Arc<Catalog> {
+        if self.catalog_is_stale.load(SeqCst) {
+            self.catalog_is_stale.store(false, SeqCst);
+            let builtin = lock(&self.catalog).builtin();
+            let fresh = match reload(&self.servers[0], &self.database, builtin).await {
+                Ok(catalog) => catalog,
+                Err(error) => {
+                    // Nothing is known any more, so nothing counts as a read until the leader can be asked again.
+                    tracing::warn!(database = &*self.database, %error, "cannot read the catalog");
+                    self.catalog_is_stale.store(true, SeqCst);
+                    if self.servers[0].health() == Health::Up {
+                        Catalog::empty()
+                    } else {
+                        return lock(&self.catalog).clone();
+                    }
+                }
+            };
+            *lock(&self.catalog) = Arc::new(fresh);
+        }
+        lock(&self.catalog).clone()
+    }
+
+    /// The catalog has changed: statements are judged anew, and prepared anew.
+    pub fn catalog_changed(&self) {
+        self.catalog_is_stale.store(true, SeqCst);
+        lock(&self.prepared_texts).1.clear();
+    }
+
+    /// Whether a statement that looks like a read was refused by a replica as a write before.
+    pub fn is_remembered_update(&self, text: &str) -> bool {
+        let remembered = lock(&self.remembered_updates);
+        !remembered.is_empty() && remembered.contains(&shape(text))
+    }
+
+    /// A replica refused `text` as a write.
+    pub fn remember_update(&self, text: &str) {
+        remember(&self.remembered_updates, shape(text));
+    }
+
+    /// Whether statements like this one kept a gate from closing before.
+    pub fn is_remembered_long(&self, statement: u64) -> bool {
+        lock(&self.remembered_long).contains(&statement)
+    }
+
+    /// The shared text of a prepared statement.
+    pub fn prepared_text(&self, sql: Bytes, types: Bytes) -> Arc<PreparedText> {
+        let mut guard = lock(&self.prepared_texts);
+        let (last, texts) = &mut *guard;
+        let key = (sql, types);
+        if let Some(text) = texts.get(&key).and_then(Weak::upgrade) {
+            return text;
+        }
+        if texts.len() >= REMEMBERED_MAX {
+            texts.retain(|_, text| text.strong_count() > 0);
+        }
+        *last += 1;
+        let text = Arc::new(PreparedText { number: *last, sql: key.0.clone(), types: key.1.clone() });
+        texts.insert(key, Arc::downgrade(&text));
+        text
+    }
+}
+
+fn remember<T: std::hash::Hash + Eq>(set: &Mutex<HashSet<T>>, value: T) {
+    let mut set = lock(set);
+    if set.len() >= REMEMBERED_MAX {
+        set.clear();
+    }
+    set.insert(value);
+}
+
+async fn sweep(domain: Weak<Domain>) {
+    let mut catalog_age = Duration::ZERO;
+    loop {
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+        let Some(domain) = domain.upgrade() else { return };
+        let current = domain.epochs.current().map(|epoch| epoch.id);
+        for pool in &domain.readers {
+            // A stopped server must not keep the others' back ends from being looked after.
+            let _ = tokio::time::timeout(SWEEP_INTERVAL, pool.sweep(current)).await;
+        }
+        domain.leader.sweep();
+        catalog_age += SWEEP_INTERVAL;
+        if catalog_age > CATALOG_AGE_MAX {
+            catalog_age = Duration::ZERO;
+            domain.catalog_is_stale.store(true, SeqCst);
+        }
+    }
+}
+
+async fn prepare_on_leader(leader: &Arc<Server>, database: &str) -> Result<Catalog, BackendError> {
+    let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), "onecopy catalog").await?;
+    let exists = backend.rows(TRIPWIRE_EXISTS).await?;
+    if exists.first().and_then(|row| row.first()?.as_deref()) != Some("t") {
+        backend.rows(MAKE_TRIPWIRE).await?;
+    }
+    let builtin = Arc::new(load(&mut backend, Scope::Builtin).await?);
+    Ok(Catalog::new(builtin, load(&mut backend, Scope::User).await?))
+}
+
+async fn catalog_of_any(followers: &[Arc<Server>], database: &str) -> Option<Catalog> {
+    for follower in followers {
+        let credentials = Credentials::of_router(follower);
+        let Ok(mut backend) = Backend::connect(follower, database, &credentials, "onecopy catalog").await else {
+            continue;
+        };
+        if let (Ok(builtin), Ok(user)) =
+            (load(&mut backend, Scope::Builtin).await, load(&mut backend, Scope::User).await)
+        {
+            return Some(Catalog::new(Arc::new(builtin), user));
+        }
+    }
+    None
+}
+
+async fn reload(leader: &Arc<Server>, database: &str, builtin: Arc<Objects>) -> Result<Catalog, BackendError> {
+    let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), "onecopy catalog").await?;
+    Ok(Catalog::new(builtin, load(&mut backend, Scope::User).await?))
+}
+
+async fn load(backend: &mut Backend, scope: Scope) -> Result<Objects, BackendError> {
+    let mut objects = Objects::default();
+    for part in Part::ALL {
+        for row in backend.rows(&part.query(scope)).await? {
+            objects.add(part, &row).map_err(|error| BackendError::Login {
+                server: backend.server.name.clone(),
+                reason: format!("its catalog cannot be read: {error}"),
+            })?;
+        }
+    }
+    Ok(objects)
+}

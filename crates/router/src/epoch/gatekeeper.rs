@@ -1,0 +1,309 @@
+//! The task that closes gates: one a database.
+//!
+//! A gate: close the commit room; on the leader, the marker (a tiny commit whose WAL position every follower must
+//! replay) beside the canary and the leader's snapshot; on every follower, wait for the marker and open the snapshot;
+//! publish; reopen. A follower that misses its deadline leaves the epoch; the others go on.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+use super::member::Member;
+use super::{Epoch, Epochs, Room};
+use crate::backend::{Backend, BackendError, Credentials};
+use crate::config::RouterSettings;
+use crate::servers::Server;
+
+/// The leader must do its part of a gate within this.
+const LEADER_TIMEOUT: Duration = Duration::from_millis(1000);
+
+/// How long the first gate waits for the followers' first connections.
+const FIRST_JOIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A server process without an answer must be gone within this for a gate to be tried.
+const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The tripwire is emptied after this many inserts, so that the canary stays cheap.
+const TRIPWIRES_KEPT_MAX: u64 = 2000;
+
+/// The marker is flushed whatever the role's settings say, and nobody waits for remote confirmation: each follower is
+/// asked on its own. It must not fill the pool of serializable transactions.
+const PREPARE_MARKER: &str =
+    "SET synchronous_commit = local; SET default_transaction_isolation = 'read committed'; SET lock_timeout = '20ms'";
+
+/// A commit whose position marks the gate in the WAL.
+const MARKER: &str = "SELECT pg_catalog.pg_logical_emit_message(true, 'onecopy', '')";
+
+/// Why a gate made no epoch.
+#[derive(Debug, thiserror::Error)]
+enum GateError {
+    #[error("sessions {0:?} held their commits open too long")]
+    Occupied(Vec<u64>),
+    #[error("a commit without an answer may still happen")]
+    Unsettled,
+    #[error("the leader is not there")]
+    NoLeader,
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+}
+
+/// Makes the epochs of one database.
+pub struct Gatekeeper {
+    epochs: Arc<Epochs>,
+    room: Arc<Room>,
+    settings: Arc<RouterSettings>,
+    credentials: Arc<Credentials>,
+    database: Arc<str>,
+    /// The leader first.
+    members: Vec<Member>,
+    marker: Option<Backend>,
+    marker_position: Option<String>,
+    tripwires_emptied: u64,
+    on_occupied: Box<dyn Fn(&[super::room::Occupant]) + Send>,
+}
+
+impl Gatekeeper {
+    /// A gatekeeper of `database`; `on_occupied` hears who kept a gate from closing.
+    pub fn new(
+        epochs: Arc<Epochs>,
+        room: Arc<Room>,
+        settings: Arc<RouterSettings>,
+        servers: &[Arc<Server>],
+        database: &str,
+        on_occupied: Box<dyn Fn(&[super::room::Occupant]) + Send>,
+    ) -> Gatekeeper {
+        let database: Arc<str> = database.into();
+        let credentials = Arc::new(Credentials::of_router(&servers[0]));
+        let members = servers
+            .iter()
+            .map(|server| Member::new(server.clone(), database.clone(), Arc::new(Credentials::of_router(server))))
+            .collect();
+        Gatekeeper {
+            epochs,
+            room,
+            settings,
+            credentials,
+            database,
+            members,
+            marker: None,
+            marker_position: None,
+            tripwires_emptied: 0,
+            on_occupied,
+        }
+    }
+
+    /// Runs until the task is aborted.
+    pub async fn run(mut self) {
+        let interval = Duration::from_millis(self.settings.epoch_interval_ms);
+        for member in &mut self.members {
+            member.advance(None).await;
+        }
+        let first = async {
+            for member in &mut self.members {
+                member.joined().await;
+            }
+        };
+        let _ = tokio::time::timeout(FIRST_JOIN_TIMEOUT, first).await;
+        loop {
+            let asked = tokio::time::timeout(interval, self.epochs.wanted.notified()).await.is_ok();
+            if self.epochs.has_barrier() {
+                self.release().await;
+                tokio::time::sleep(Duration::from_millis(self.settings.gate_interval_min_ms)).await;
+                continue;
+            }
+            if !self.is_due(asked) {
+                self.let_lapse().await;
+                continue;
+            }
+            if let Err(error) = self.attempt().await {
+                match &error {
+                    GateError::Occupied(_) => self.epochs.statistics.note_gave_up(),
+                    _ => self.epochs.statistics.note_failed(),
+                }
+                tracing::debug!(database = &*self.database, %error, "no epoch");
+            }
+            self.epochs.attempts.send_modify(|attempts| *attempts += 1);
+            tokio::time::sleep(Duration::from_millis(self.settings.gate_interval_min_ms)).await;
+        }
+    }
+
+    /// Whether anything would be gained by a gate now.
+    fn is_due(&mut self, asked: bool) -> bool {
+        let Some(epoch) = self.epochs.current() else {
+            return asked;
+        };
+        let newer = self.room.commits_begun() > epoch.commits;
+        let joined = self.members.iter().any(|member| member.is_in() && epoch.snapshots[member.server.index].is_none());
+        (asked || self.epochs.readers.load(SeqCst) > 0) && (newer || asked || joined)
+    }
+
+    /// Lets an epoch end that nobody reads and that holds the vacuum horizon back.
+    async fn let_lapse(&mut self) {
+        for member in &mut self.members {
+            member.advance(self.marker_position.as_deref()).await;
+        }
+        let Some(epoch) = self.epochs.current() else { return };
+        let old = epoch.closed_at.elapsed() > Duration::from_millis(self.settings.epoch_age_max_ms);
+        if old && self.room.commits_begun() > epoch.commits {
+            self.release().await;
+        }
+    }
+
+    /// Ends the current epoch for new readers and all snapshots held for it.
+    async fn release(&mut self) {
+        self.epochs.retire();
+        for member in &mut self.members {
+            if let Err(error) = member.release().await {
+                member.leave(&error);
+            }
+        }
+    }
+
+    async fn attempt(&mut self) -> Result<(), GateError> {
+        self.epochs.readers.store(0, SeqCst);
+        self.settle().await?;
+        for member in &mut self.members {
+            member.advance(self.marker_position.as_deref()).await;
+        }
+        if self.marker.is_none() {
+            let leader = &self.members[0].server;
+            let mut marker = Backend::connect(leader, &self.database, &self.credentials, "onecopy gate").await?;
+            marker.rows(PREPARE_MARKER).await?;
+            self.marker = Some(marker);
+        }
+        if !self.members[0].is_in() {
+            return Err(GateError::NoLeader);
+        }
+        let timeout = Duration::from_millis(self.settings.gate_timeout_ms);
+        let room = self.room.clone();
+        let Some(closed) = room.close(timeout).await else {
+            let occupants = self.room.occupants_now();
+            (self.on_occupied)(&occupants);
+            return Err(GateError::Occupied(occupants.iter().map(|occupant| occupant.session).collect()));
+        };
+        let commits = closed.commits().ok_or(GateError::Unsettled)?;
+        let closed_at = Instant::now();
+        let snapshots = self.open_everywhere(commits).await?;
+        let id = self.epochs.next_id();
+        self.epochs.publish(Arc::new(Epoch::new(id, commits, closed_at, snapshots, &self.epochs)));
+        drop(closed);
+        self.epochs.statistics.note_closed(closed_at.elapsed());
+        for member in &mut self.members {
+            if let Err(error) = member.turn().await {
+                member.leave(&error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that server processes whose commits were never answered have ended.
+    async fn settle(&mut self) -> Result<(), GateError> {
+        let unsettled = self.room.unsettled();
+        if unsettled.is_empty() {
+            return Ok(());
+        }
+        let leader = self.members[0].server.clone();
+        let list = unsettled.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let mut backend = Backend::connect(&leader, &self.database, &self.credentials, "onecopy gate").await?;
+        let deadline = Instant::now() + SETTLE_TIMEOUT;
+        while Instant::now() < deadline {
+            let sql = format!(
+                "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity \
+                 WHERE pid IN ({list}) AND usename IS NOT NULL AND application_name = 'onecopy session'"
+            );
+            if backend.rows(&sql).await?.is_empty() {
+                self.room.settle(&unsettled);
+                return Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Err(GateError::Unsettled)
+    }
+
+    /// The snapshots of all servers that make it in time, by server index. The room is closed.
+    async fn open_everywhere(&mut self, commits: u64) -> Result<Vec<Option<String>>, GateError> {
+        let (leader, followers) = self.members.split_first_mut().expect("the leader is always a member");
+        let marker = self.marker.as_mut().ok_or(GateError::NoLeader)?;
+        let empty_tripwire = self.epochs.statistics.tripwires() - self.tripwires_emptied > TRIPWIRES_KEPT_MAX;
+        let both = async { tokio::try_join!(send_marker(marker, empty_tripwire), leader.open_snapshot(None)) };
+        let result = match tokio::time::timeout(LEADER_TIMEOUT, both).await {
+            Ok(result) => result,
+            Err(_) => Err(BackendError::TimedOut {
+                server: leader.server.name.clone(),
+                milliseconds: LEADER_TIMEOUT.as_millis(),
+            }),
+        };
+        let (position, leader_snapshot) = match result {
+            Ok(result) => result,
+            Err(error) => {
+                self.marker = None;
+                leader.leave(&error);
+                return Err(error.into());
+            }
+        };
+        // From here on transactions that began before this gate are caught, whether or not an epoch comes of it.
+        self.epochs.canary_commits.store(commits, SeqCst);
+        if empty_tripwire {
+            self.tripwires_emptied = self.epochs.statistics.tripwires();
+        }
+        let mut snapshots = vec![None; followers.len() + 1];
+        snapshots[leader.server.index] = Some(leader_snapshot);
+        let timeout = Duration::from_millis(self.settings.follower_timeout_ms);
+        let position = &position;
+        let opened = join_all(followers.iter_mut().filter(|member| member.is_in()).map(|member| async move {
+            match tokio::time::timeout(timeout, member.open_snapshot(Some(position))).await {
+                Ok(Ok(snapshot)) => Some((member.server.index, snapshot)),
+                Ok(Err(error)) => {
+                    member.leave(&error);
+                    None
+                }
+                Err(_) => {
+                    member.leave(&format_args!("has not replayed the marker within {} ms", timeout.as_millis()));
+                    None
+                }
+            }
+        }))
+        .await;
+        for (index, snapshot) in opened.into_iter().flatten() {
+            snapshots[index] = Some(snapshot);
+        }
+        self.marker_position = Some(position.clone());
+        Ok(snapshots)
+    }
+}
+
+/// Commits the marker and gives its WAL position.
+async fn send_marker(backend: &mut Backend, empty_tripwire: bool) -> Result<String, BackendError> {
+    if empty_tripwire {
+        // Outside a serializable transaction, or PostgreSQL would take it for a write that the canary must see.
+        match backend.rows("TRUNCATE onecopy.tripwire").await {
+            Err(BackendError::Sql { fields, .. }) => tracing::debug!(?fields, "the tripwire was not emptied"),
+            result => drop(result?),
+        }
+    }
+    let rows = backend.rows(MARKER).await?;
+    let position = rows.into_iter().next().and_then(|row| row.into_iter().next()?);
+    position.ok_or_else(|| BackendError::Login {
+        server: backend.server.name.clone(),
+        reason: "pg_logical_emit_message() gave no position".to_owned(),
+    })
+}
+
+/// Runs all at once and waits for all.
+async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut futures: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|context| {
+        let mut waiting = false;
+        for (future, output) in &mut futures {
+            if output.is_none() {
+                match future.as_mut().poll(context) {
+                    std::task::Poll::Ready(value) => *output = Some(value),
+                    std::task::Poll::Pending => waiting = true,
+                }
+            }
+        }
+        if waiting { std::task::Poll::Pending } else { std::task::Poll::Ready(()) }
+    })
+    .await;
+    futures.into_iter().filter_map(|(_, output)| output).collect()
+}

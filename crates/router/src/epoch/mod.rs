@@ -1,0 +1,211 @@
+//! Epochs: prefixes of the leader's commit order, open for reading on every replica at once.
+//!
+//! [`Room`] knows which commits are in flight, [`Gatekeeper`] makes epochs, [`Epochs`] hands them to readers.
+//!
+//! An epoch is *doomed* when something that is not MVCC (DDL, TRUNCATE) commits after it: what a reader sees at it from
+//! then on may be wrong. The flag is set before such a commit is sent and read after each answer, so no answer that saw
+//! the commit is ever believed.
+
+mod gatekeeper;
+mod member;
+mod room;
+mod statistics;
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, RwLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+
+pub use gatekeeper::Gatekeeper;
+pub use room::{Commit, Room};
+pub use statistics::{GateStatistics, GateSummary};
+
+use crate::config::Freshness;
+
+/// One prefix of the commit order.
+#[derive(Debug)]
+pub struct Epoch {
+    /// Grows by one an epoch.
+    pub id: u64,
+    /// How many commits it holds.
+    pub commits: u64,
+    /// When its gate closed.
+    pub closed_at: Instant,
+    /// By server: the exported snapshot to read it with; none where it is not open.
+    pub snapshots: Vec<Option<String>>,
+    doomed_up_to: Arc<AtomicU64>,
+}
+
+impl Epoch {
+    fn new(id: u64, commits: u64, closed_at: Instant, snapshots: Vec<Option<String>>, epochs: &Epochs) -> Epoch {
+        Epoch { id, commits, closed_at, snapshots, doomed_up_to: epochs.doomed_up_to.clone() }
+    }
+
+    /// No epoch at all: each reader has a snapshot of its own. For tests that must fail without epochs.
+    pub fn unsafe_fake(servers: usize) -> Epoch {
+        static ID: AtomicU64 = AtomicU64::new(1);
+        let id = ID.fetch_add(1, SeqCst);
+        Epoch {
+            id,
+            commits: 0,
+            closed_at: Instant::now(),
+            snapshots: vec![Some(String::new()); servers],
+            doomed_up_to: Arc::default(),
+        }
+    }
+
+    /// Whether what is read at it can no longer be believed.
+    pub fn is_doomed(&self) -> bool {
+        self.id <= self.doomed_up_to.load(SeqCst)
+    }
+}
+
+/// What a reader demands of an epoch.
+#[derive(Debug, Clone, Copy)]
+pub enum Demand {
+    /// At least this many commits.
+    Commits(u64),
+    /// Not older than this, unless nothing committed since.
+    Age(Duration),
+}
+
+impl Demand {
+    /// The demand of a reader that arrives now and has seen `commits_seen` commits.
+    pub fn of(freshness: Freshness, room: &Room, commits_seen: u64) -> Demand {
+        match freshness {
+            Freshness::Strict => Demand::Commits(room.commits_begun()),
+            Freshness::Session => Demand::Commits(commits_seen),
+            Freshness::Bounded(age) => Demand::Age(age),
+        }
+    }
+
+    fn is_met_by(self, epoch: &Epoch, room: &Room) -> bool {
+        match self {
+            Demand::Commits(commits) => epoch.commits >= commits,
+            Demand::Age(age) => epoch.commits >= room.commits_begun() || epoch.closed_at.elapsed() <= age,
+        }
+    }
+}
+
+/// Why a reader gets no epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoEpoch {
+    /// DDL is going on: read on the leader.
+    Barrier,
+    /// No gate could be closed in time.
+    TimedOut,
+}
+
+/// The epochs of one database as readers see them.
+#[derive(Debug)]
+pub struct Epochs {
+    current: RwLock<Option<Arc<Epoch>>>,
+    /// Counts gates, closed or failed, so that waiting readers look again.
+    attempts: watch::Sender<u64>,
+    wanted: Notify,
+    /// Readers since the last gate, so that nobody is served epochs that nobody reads.
+    readers: AtomicUsize,
+    barriers: AtomicUsize,
+    /// Commits at the newest gate whose canary ran.
+    canary_commits: AtomicU64,
+    last_id: AtomicU64,
+    doomed_up_to: Arc<AtomicU64>,
+    /// How gates went.
+    pub statistics: GateStatistics,
+}
+
+impl Default for Epochs {
+    fn default() -> Self {
+        Epochs {
+            current: RwLock::new(None),
+            attempts: watch::Sender::new(0),
+            wanted: Notify::new(),
+            readers: AtomicUsize::new(0),
+            barriers: AtomicUsize::new(0),
+            canary_commits: AtomicU64::new(0),
+            last_id: AtomicU64::new(0),
+            doomed_up_to: Arc::default(),
+            statistics: GateStatistics::default(),
+        }
+    }
+}
+
+impl Epochs {
+    /// The newest epoch.
+    pub fn current(&self) -> Option<Arc<Epoch>> {
+        self.current.read().expect("no code panics while it holds this lock").clone()
+    }
+
+    /// An epoch that meets `demand`, waited for at most `timeout`.
+    pub async fn take(&self, demand: Demand, room: &Room, timeout: Duration) -> Result<Arc<Epoch>, NoEpoch> {
+        self.readers.fetch_add(1, SeqCst);
+        let deadline = Instant::now() + timeout;
+        let mut attempts = None;
+        loop {
+            if self.barriers.load(SeqCst) > 0 {
+                return Err(NoEpoch::Barrier);
+            }
+            if let Some(epoch) = self.current()
+                && demand.is_met_by(&epoch, room)
+                && !epoch.is_doomed()
+            {
+                return Ok(epoch);
+            }
+            let attempts = attempts.get_or_insert_with(|| self.attempts.subscribe());
+            self.wanted.notify_one();
+            if tokio::time::timeout_at(deadline.into(), attempts.changed()).await.is_err() {
+                return Err(NoEpoch::TimedOut);
+            }
+        }
+    }
+
+    /// Whether a transaction whose snapshot holds at least `commits` must pass the tripwire before it commits:
+    /// a gate closed after its snapshot, and something that it may not have seen committed before that gate.
+    pub fn needs_tripwire(&self, commits: u64) -> bool {
+        self.canary_commits.load(SeqCst) > commits
+    }
+
+    /// Keeps readers off epochs until the returned guard is dropped.
+    pub fn begin_barrier(self: &Arc<Self>) -> Barrier {
+        self.barriers.fetch_add(1, SeqCst);
+        self.retire();
+        Barrier(self.clone())
+    }
+
+    /// Whether DDL is going on.
+    pub fn has_barrier(&self) -> bool {
+        self.barriers.load(SeqCst) > 0
+    }
+
+    /// Dooms every epoch up to now. Call it under a [`Barrier`], before and after whatever dooms them: a gate that was
+    /// under way at the first call has published at the second, and nobody took its epoch in between.
+    pub fn doom(&self) {
+        self.doomed_up_to.store(self.last_id.load(SeqCst), SeqCst);
+        self.retire();
+    }
+
+    fn next_id(&self) -> u64 {
+        self.last_id.fetch_add(1, SeqCst) + 1
+    }
+
+    /// Takes the current epoch away from new readers.
+    fn retire(&self) {
+        *self.current.write().expect("no code panics while it holds this lock") = None;
+    }
+
+    fn publish(&self, epoch: Arc<Epoch>) {
+        *self.current.write().expect("no code panics while it holds this lock") = Some(epoch);
+    }
+}
+
+/// DDL is going on while this lives.
+#[derive(Debug)]
+pub struct Barrier(Arc<Epochs>);
+
+impl Drop for Barrier {
+    fn drop(&mut self) {
+        self.0.barriers.fetch_sub(1, SeqCst);
+        self.0.attempts.send_modify(|attempts| *attempts += 1);
+    }
+}

@@ -1,0 +1,160 @@
+//! The commit room: commits enter it side by side, a gate has it alone.
+//!
+//! Every commit that may write runs inside the room. The gate waits until the room is empty and holds newcomers out, so
+//! that while it is closed no commit is in flight on the leader. The room counts commits; the count at a gate tells
+//! which commits an epoch holds.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// Commits of one database.
+#[derive(Debug, Default)]
+pub struct Room {
+    door: RwLock<()>,
+    begun: AtomicU64,
+    done: AtomicU64,
+    occupants: Mutex<HashMap<u64, Occupant>>,
+    /// Server processes whose commit was sent and never answered: it may still happen.
+    unsettled: Mutex<Vec<u32>>,
+}
+
+/// Who is in the room.
+#[derive(Debug, Clone)]
+pub struct Occupant {
+    /// The client's session.
+    pub session: u64,
+    /// Since when.
+    pub since: Instant,
+    /// What a statement of its kind is remembered by, when it is one statement rather than a COMMIT.
+    pub statement: Option<u64>,
+}
+
+impl Room {
+    /// Commits that were sent, whether or not they have ended: an upper bound of what anybody can have seen.
+    pub fn commits_begun(&self) -> u64 {
+        self.begun.load(SeqCst)
+    }
+
+    /// Commits that have ended: a lower bound of what a snapshot taken from now on holds.
+    pub fn commits_done(&self) -> u64 {
+        self.done.load(SeqCst)
+    }
+
+    /// Enters with a commit of `session` that server process `process_id` will run.
+    pub async fn enter(&self, session: u64, process_id: u32, statement: Option<u64>) -> Commit<'_> {
+        let guard = self.door.read().await;
+        self.begun.fetch_add(1, SeqCst);
+        self.occupants().insert(session, Occupant { session, since: Instant::now(), statement });
+        Commit { room: self, _door: guard, session, process_id, settled: false }
+    }
+
+    /// Closes the room once it is empty; none when that takes longer than `timeout`.
+    pub async fn close(&self, timeout: Duration) -> Option<ClosedRoom<'_>> {
+        let guard = tokio::time::timeout(timeout, self.door.write()).await.ok()?;
+        Some(ClosedRoom { room: self, _door: guard })
+    }
+
+    /// Who is in the room now.
+    pub fn occupants_now(&self) -> Vec<Occupant> {
+        self.occupants().values().cloned().collect()
+    }
+
+    /// Server processes whose commits may still happen.
+    pub fn unsettled(&self) -> Vec<u32> {
+        self.unsettled.lock().expect("no code panics while it holds this lock").clone()
+    }
+
+    /// Notes that `process_ids` have ended.
+    pub fn settle(&self, process_ids: &[u32]) {
+        self.unsettled
+            .lock()
+            .expect("no code panics while it holds this lock")
+            .retain(|process_id| !process_ids.contains(process_id));
+    }
+
+    fn occupants(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Occupant>> {
+        self.occupants.lock().expect("no code panics while it holds this lock")
+    }
+}
+
+/// A commit inside the room.
+#[derive(Debug)]
+pub struct Commit<'a> {
+    room: &'a Room,
+    _door: RwLockReadGuard<'a, ()>,
+    session: u64,
+    process_id: u32,
+    settled: bool,
+}
+
+impl Commit<'_> {
+    /// The server has answered, with success or an error; gives the number of commits begun so far.
+    pub fn settle(mut self) -> u64 {
+        self.settled = true;
+        self.room.done.fetch_add(1, SeqCst);
+        self.room.commits_begun()
+    }
+}
+
+impl Drop for Commit<'_> {
+    fn drop(&mut self) {
+        self.room.occupants().remove(&self.session);
+        if !self.settled {
+            // The next gate must not close before this server process is known to have ended.
+            self.room.unsettled.lock().expect("no code panics while it holds this lock").push(self.process_id);
+        }
+    }
+}
+
+/// The room while a gate has it alone.
+#[derive(Debug)]
+pub struct ClosedRoom<'a> {
+    room: &'a Room,
+    _door: RwLockWriteGuard<'a, ()>,
+}
+
+impl ClosedRoom<'_> {
+    /// Commits so far; none is in flight. None when one without an answer may still happen.
+    pub fn commits(&self) -> Option<u64> {
+        if !self.room.unsettled().is_empty() {
+            return None;
+        }
+        let begun = self.room.commits_begun();
+        self.room.done.store(begun, SeqCst);
+        Some(begun)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_gate_closes_only_when_no_commit_is_in_flight() {
+        let room = Room::default();
+        let commit = room.enter(1, 10, None).await;
+        assert!(room.close(Duration::from_millis(5)).await.is_none());
+        assert_eq!(room.occupants_now()[0].session, 1);
+        assert_eq!(commit.settle(), 1);
+        let closed = room.close(Duration::from_millis(5)).await.expect("empty");
+        assert_eq!(closed.commits(), Some(1));
+    }
+
+    #[tokio::test]
+    async fn a_commit_without_an_answer_keeps_the_gate_from_counting() {
+        let room = Room::default();
+        drop(room.enter(1, 10, None).await);
+        assert_eq!((room.commits_begun(), room.commits_done()), (1, 0));
+        {
+            let closed = room.close(Duration::from_millis(5)).await.expect("empty");
+            assert_eq!(closed.commits(), None);
+        }
+        room.settle(&[10]);
+        let closed = room.close(Duration::from_millis(5)).await.expect("empty");
+        assert_eq!((closed.commits(), room.commits_done()), (Some(1), 1));
+    }
+}

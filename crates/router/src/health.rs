@@ -1,0 +1,61 @@
+//! Asks each server, again and again, whether it answers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use crate::backend::{Backend, BackendError, Credentials};
+use crate::servers::{Health, Role, Server};
+
+/// Time between two probes of a server that is up.
+const PROBE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Bytes of WAL since the beginning, as a number.
+const PROBE_LEADER: &str = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), '0/0')::bigint";
+const PROBE_FOLLOWER: &str = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_last_wal_replay_lsn(), '0/0')::bigint";
+
+/// Probes `server` until the task is aborted; an answer is waited for at most `timeout`.
+pub async fn watch(server: Arc<Server>, database: String, timeout: Duration) {
+    let credentials = Credentials::of_router(&server);
+    let mut connection: Option<Backend> = None;
+    loop {
+        let health = match tokio::time::timeout(timeout, probe(&server, &database, &credentials, &mut connection)).await
+        {
+            Ok(Ok(position)) => {
+                server.wal_position_bytes.store(position, Relaxed);
+                Health::Up
+            }
+            Ok(Err(error)) => {
+                tracing::debug!(server = server.name, %error, "probe");
+                connection = None;
+                Health::Down
+            }
+            Err(_) => {
+                connection = None;
+                Health::Unresponsive
+            }
+        };
+        server.set_health(health);
+        tokio::time::sleep(PROBE_INTERVAL).await;
+    }
+}
+
+async fn probe(
+    server: &Arc<Server>,
+    database: &str,
+    credentials: &Credentials,
+    connection: &mut Option<Backend>,
+) -> Result<u64, BackendError> {
+    let backend = match connection {
+        Some(backend) => backend,
+        None => connection.insert(Backend::connect(server, database, credentials, "onecopy probe").await?),
+    };
+    let rows = backend
+        .rows(match server.role {
+            Role::Leader => PROBE_LEADER,
+            Role::Follower => PROBE_FOLLOWER,
+        })
+        .await?;
+    let position = rows.first().and_then(|row| row.first()?.as_deref()?.parse().ok());
+    Ok(position.unwrap_or_default())
+}

@@ -1,0 +1,121 @@
+//! A router's state as Prometheus text (exposition format 0.0.4).
+
+use std::fmt::Write;
+
+use crate::servers::Health;
+use crate::status::RouterStatus;
+
+/// One metric with its samples.
+struct Metric<'a> {
+    text: &'a mut String,
+    name: &'static str,
+}
+
+impl<'a> Metric<'a> {
+    fn new(text: &'a mut String, name: &'static str, kind: &str, help: &str) -> Metric<'a> {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        Metric { text, name }
+    }
+
+    fn sample(&mut self, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        let labels: Vec<String> = labels
+            .iter()
+            .map(|(name, value)| {
+                let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+                format!("{name}=\"{value}\"")
+            })
+            .collect();
+        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let _ = writeln!(self.text, "{}{labels} {value}", self.name);
+    }
+}
+
+/// All metrics of a router.
+pub fn text(status: &RouterStatus) -> String {
+    let mut text = String::new();
+    Metric::new(&mut text, "onecopy_router_clients_count", "gauge", "Clients connected.").sample(&[], status.clients);
+    for (name, help, value) in [
+        ("onecopy_router_logins_total", "Clients that logged in.", status.logins),
+        ("onecopy_router_refused_total", "Clients that were refused.", status.refused),
+        ("onecopy_router_reads_total", "Units of work that only read.", status.reads),
+        ("onecopy_router_updates_total", "Units of work that may write.", status.updates),
+        ("onecopy_router_read_retries_total", "Reads that ran again on another server or epoch.", status.read_retries),
+        (
+            "onecopy_router_update_retries_total",
+            "Autocommit updates that ran again after 40001.",
+            status.update_retries,
+        ),
+    ] {
+        Metric::new(&mut text, name, "counter", help).sample(&[], value);
+    }
+    servers(&mut text, status);
+    databases(&mut text, status);
+    text
+}
+
+fn servers(text: &mut String, status: &RouterStatus) {
+    let mut up = Metric::new(text, "onecopy_server_up_count", "gauge", "1 when the server answers.");
+    for server in &status.servers {
+        up.sample(&[("server", &server.name)], u8::from(server.health == Health::Up));
+    }
+    let mut reads = Metric::new(text, "onecopy_server_reads_total", "counter", "Reads answered by the server.");
+    for server in &status.servers {
+        reads.sample(&[("server", &server.name)], server.reads);
+    }
+    let mut lag = Metric::new(text, "onecopy_server_replay_lag_bytes", "gauge", "WAL not yet replayed there.");
+    for server in &status.servers {
+        lag.sample(&[("server", &server.name)], server.replay_lag_bytes);
+    }
+}
+
+fn databases(text: &mut String, status: &RouterStatus) {
+    type Value = fn(&crate::status::DatabaseStatus) -> Option<f64>;
+    const SECOND: f64 = 1e6;
+    let metrics: [(&'static str, &str, &str, Value); 9] = [
+        ("onecopy_epoch_age_seconds", "gauge", "Since the newest epoch's gate closed.", |database| {
+            database.epoch_age_ms.map(|age| age as f64 / 1000.0)
+        }),
+        ("onecopy_epoch_servers_count", "gauge", "Servers on which the newest epoch is open.", |database| {
+            Some(database.epoch_servers.len() as f64)
+        }),
+        ("onecopy_database_commits_total", "counter", "Commits of updates.", |database| Some(database.commits as f64)),
+        ("onecopy_gate_epochs_total", "counter", "Gates that made an epoch.", |database| {
+            Some(database.gates.epochs as f64)
+        }),
+        ("onecopy_gate_gave_up_total", "counter", "Gates that found commits in flight for too long.", |database| {
+            Some(database.gates.gave_up as f64)
+        }),
+        ("onecopy_gate_failed_total", "counter", "Gates that a failure ended.", |database| {
+            Some(database.gates.failed as f64)
+        }),
+        ("onecopy_gate_closed_seconds_total", "counter", "Time in which gates held commits.", |database| {
+            Some(database.gates.closed_microseconds as f64 / SECOND)
+        }),
+        ("onecopy_tripwire_commits_total", "counter", "Commits through the tripwire.", |database| {
+            Some(database.gates.tripwires as f64)
+        }),
+        ("onecopy_tripwire_aborts_total", "counter", "Commits that the tripwire aborted.", |database| {
+            Some(database.gates.tripwire_aborts as f64)
+        }),
+    ];
+    for (name, kind, help, value) in metrics {
+        let mut metric = Metric::new(text, name, kind, help);
+        for database in &status.databases {
+            if let Some(value) = value(database) {
+                metric.sample(&[("database", &database.name)], value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_quoted() {
+        let mut text = String::new();
+        Metric::new(&mut text, "x_total", "counter", "X.").sample(&[("name", "a\"b\\c")], 3);
+        assert_eq!(text, "# HELP x_total X.\n# TYPE x_total counter\nx_total{name=\"a\\\"b\\\\c\"} 3\n");
+    }
+}

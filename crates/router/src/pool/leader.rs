@@ -1,0 +1,128 @@
+//! Back ends on the leader, in one database.
+//!
+//! A session keeps the back end of its last transaction *parked* here under its own number. When there are too few, the
+//! one parked longest is taken from its session, cleaned with `DISCARD ALL`, and given to another. A session with state
+//! that cannot be shared does not park its back end at all.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+
+use super::{IDLE_MAX, PoolError};
+use crate::backend::{Backend, Credentials};
+use crate::servers::Server;
+use crate::settings::Settings;
+
+/// A session that waits for a back end looks this often whether one was parked meanwhile.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Back ends of one database on the leader.
+#[derive(Debug)]
+pub struct LeaderPool {
+    /// The leader.
+    pub server: Arc<Server>,
+    database: Arc<str>,
+    parked: Mutex<HashMap<u64, Parked>>,
+    permits: Arc<Semaphore>,
+    limit: usize,
+}
+
+#[derive(Debug)]
+struct Parked {
+    user: String,
+    backend: Backend,
+}
+
+impl LeaderPool {
+    /// A pool of `database`; `permits` counts all back ends of sessions on the leader, `limit` at the most.
+    pub fn new(server: Arc<Server>, database: Arc<str>, permits: Arc<Semaphore>, limit: usize) -> LeaderPool {
+        LeaderPool { server, database, parked: Mutex::default(), permits, limit }
+    }
+
+    fn parked(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Parked>> {
+        self.parked.lock().expect("no code panics while it holds this lock")
+    }
+
+    /// A back end for a transaction of `session`: its own of last time if nobody took it.
+    pub async fn take(&self, session: u64, credentials: &Credentials, timeout: Duration) -> Result<Backend, PoolError> {
+        let own = self.parked().remove(&session);
+        if let Some(mut own) = own
+            && own.backend.is_alive()
+        {
+            return Ok(own.backend);
+        }
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+                let mut backend =
+                    Backend::connect(&self.server, &self.database, credentials, "onecopy session").await?;
+                backend.permit = Some(permit);
+                return Ok(backend);
+            }
+            if let Some(backend) = self.steal(&credentials.user).await {
+                return Ok(backend);
+            }
+            if Instant::now() > deadline {
+                return Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.limit });
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Takes the back end parked longest from its session; one of another role is closed and makes room.
+    async fn steal(&self, user: &str) -> Option<Backend> {
+        let stolen = {
+            let mut parked = self.parked();
+            let oldest = |same_user: bool| {
+                parked
+                    .iter()
+                    .filter(|(_, parked)| (parked.user == user) == same_user)
+                    .min_by_key(|(_, parked)| parked.backend.idle_since)
+                    .map(|(session, _)| *session)
+            };
+            let session = oldest(true).or_else(|| oldest(false))?;
+            parked.remove(&session)?
+        };
+        if stolen.user != user {
+            return None;
+        }
+        let mut backend = stolen.backend;
+        backend.rows("DISCARD ALL").await.ok()?;
+        backend.settings = Arc::new(Settings::default());
+        backend.prepared.clear();
+        Some(backend)
+    }
+
+    /// Keeps `backend` for the next transaction of `session`.
+    pub fn park(&self, session: u64, user: &str, mut backend: Backend) {
+        backend.idle_since = Instant::now();
+        self.parked().insert(session, Parked { user: user.to_owned(), backend });
+    }
+
+    /// The back end that `session` has parked, if nobody took it.
+    pub fn unpark(&self, session: u64) -> Option<Backend> {
+        self.parked().remove(&session).map(|parked| parked.backend)
+    }
+
+    /// The session has ended: its back end is closed.
+    pub fn forget(&self, session: u64) {
+        self.parked().remove(&session);
+    }
+
+    /// Closes what was parked too long.
+    pub fn sweep(&self) {
+        self.parked().retain(|_, parked| parked.backend.idle_since.elapsed() < IDLE_MAX);
+    }
+
+    /// Closes all that are parked.
+    pub fn clear(&self) {
+        self.parked().clear();
+    }
+
+    /// How many are parked.
+    pub fn parked_count(&self) -> usize {
+        self.parked().len()
+    }
+}

@@ -1,0 +1,43 @@
+//! Back ends for clients: for reads at epochs, shared by all; on the leader, kept by their sessions while there are
+//! enough.
+
+mod leader;
+mod reader;
+
+pub use leader::LeaderPool;
+pub use reader::ReaderPool;
+
+use std::time::Duration;
+
+use crate::backend::BackendError;
+use crate::wire::{SqlError, sqlstate};
+
+/// A back end that nobody used for this long is closed.
+pub const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// Why a session gets no back end.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The server does not let us in.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// All are in use.
+    #[error("all {limit} back ends of {server} are in use")]
+    Exhausted {
+        /// The server's name.
+        server: String,
+        /// The bound in force.
+        limit: usize,
+    },
+}
+
+impl PoolError {
+    /// What a client is told of it.
+    pub fn to_sql(&self) -> SqlError {
+        match self {
+            PoolError::Backend(error) => error.to_sql(),
+            PoolError::Exhausted { .. } => SqlError::error(sqlstate::TOO_MANY_CONNECTIONS, self.to_string())
+                .hint("Try again, or raise leader_backends_max or reader_backends_max."),
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Statements that the router carries out itself: the bounds of transactions, and what resets a session.
+
+use super::transaction::Transaction;
+use super::unit::Outcome;
+use super::{Characteristics, Session, SessionEnd};
+use crate::sql::{Action, DiscardTarget, Isolation, TransactionModes};
+use crate::wire::{Reply, SqlError, sqlstate};
+
+impl Characteristics {
+    fn with(mut self, modes: TransactionModes) -> Characteristics {
+        self.isolation = modes.isolation.or(self.isolation);
+        self.read_only = modes.read_only.unwrap_or(self.read_only);
+        self.deferrable = modes.deferrable.unwrap_or(self.deferrable);
+        self
+    }
+}
+
+/// Whether the router carries the statement out itself.
+pub(super) fn is_routers_own(action: &Action) -> bool {
+    match action {
+        Action::Begin(_)
+        | Action::Commit { .. }
+        | Action::Rollback { .. }
+        | Action::TwoPhase
+        | Action::SetTransaction(_)
+        | Action::SetTransactionSnapshot
+        | Action::SetCharacteristics(_)
+        | Action::Set { .. }
+        | Action::Reset(_)
+        | Action::ResetAll
+        | Action::Discard(_)
+        | Action::Deallocate(_) => true,
+        Action::Show(name) => Session::shows(name),
+        _ => false,
+    }
+}
+
+impl Session {
+    /// Carries out one of the router's own statements, up to its `CommandComplete`. `describes`: a result is preceded by
+    /// its description (simple protocol).
+    pub(super) async fn run_action(
+        &mut self,
+        action: &Action,
+        text: &str,
+        describes: bool,
+    ) -> Result<Outcome, SessionEnd> {
+        let failed = self.transaction.as_ref().is_some_and(|transaction| transaction.failed);
+        if failed && !matches!(action, Action::Commit { .. } | Action::Rollback { .. }) {
+            self.fail(SqlError::error(
+                sqlstate::IN_FAILED_SQL_TRANSACTION,
+                "current transaction is aborted, commands ignored until end of transaction block",
+            ));
+            return Ok(Outcome::Failed);
+        }
+        match action {
+            Action::Begin(modes) => {
+                self.begin(*modes);
+                Ok(Outcome::Done)
+            }
+            Action::Commit { chain } => self.end(*chain, true).await,
+            Action::Rollback { chain } => self.end(*chain, false).await,
+            Action::TwoPhase => Ok(self.refuse(
+                "prepared transactions are not supported: one that outlives its session could commit across epochs",
+            )),
+            Action::SetTransactionSnapshot => {
+                Ok(self.refuse("SET TRANSACTION SNAPSHOT is not supported: the router chooses the epoch"))
+            }
+            Action::SetTransaction(modes) => self.set_transaction(*modes, text).await,
+            Action::SetCharacteristics(modes) => self.set_characteristics(*modes).await,
+            Action::Set { name, local, value } => self.set(name, *local, value.as_deref(), text).await,
+            Action::Reset(name) => self.reset(name, text).await,
+            Action::ResetAll => {
+                self.reset_all();
+                self.client.output.command_complete("RESET");
+                Ok(Outcome::Done)
+            }
+            Action::Show(name) => {
+                self.show(name, describes);
+                Ok(Outcome::Done)
+            }
+            Action::Discard(target) => self.discard(*target, text).await,
+            Action::Deallocate(name) => self.deallocate(name.as_deref(), text).await,
+            _ => Ok(Outcome::Done),
+        }
+    }
+
+    fn refuse(&mut self, message: &str) -> Outcome {
+        self.fail(SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, message));
+        Outcome::Failed
+    }
+
+    fn begin(&mut self, modes: TransactionModes) {
+        match &mut self.transaction {
+            Some(transaction) if transaction.implicit => transaction.implicit = false,
+            Some(_) => self
+                .client
+                .output
+                .warning(sqlstate::ACTIVE_SQL_TRANSACTION, "there is already a transaction in progress"),
+            None => self.transaction = Some(Transaction::explicit(self, self.characteristics.with(modes))),
+        }
+        self.client.output.command_complete("BEGIN");
+    }
+
+    async fn end(&mut self, chain: bool, commits: bool) -> Result<Outcome, SessionEnd> {
+        let tag = if commits { "COMMIT" } else { "ROLLBACK" };
+        let Some(transaction) = self.transaction.as_ref().filter(|transaction| !transaction.implicit || !chain) else {
+            if chain {
+                let text = format!("{tag} AND CHAIN can only be used in transaction blocks");
+                self.fail(SqlError::error(sqlstate::NO_ACTIVE_SQL_TRANSACTION, text));
+                return Ok(Outcome::Failed);
+            }
+            self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, "there is no transaction in progress");
+            self.client.output.command_complete(tag);
+            return Ok(Outcome::Done);
+        };
+        let characteristics = transaction.characteristics;
+        let outcome = if commits {
+            self.commit(true).await?
+        } else {
+            self.roll_back(true).await?;
+            Outcome::Done
+        };
+        self.portals.clear();
+        if chain && outcome == Outcome::Done {
+            self.transaction = Some(Transaction::explicit(self, characteristics));
+        }
+        Ok(outcome)
+    }
+
+    async fn set_transaction(&mut self, modes: TransactionModes, text: &str) -> Result<Outcome, SessionEnd> {
+        let Some(transaction) = self.transaction.as_mut().filter(|transaction| !transaction.implicit) else {
+            let warning = "SET TRANSACTION can only be used in transaction blocks";
+            self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
+            self.client.output.command_complete("SET");
+            return Ok(Outcome::Done);
+        };
+        if !transaction.has_started() {
+            transaction.characteristics = transaction.characteristics.with(modes);
+            self.client.output.command_complete("SET");
+            return Ok(Outcome::Done);
+        }
+        if modes.isolation.is_some() && modes.isolation != transaction.characteristics.isolation {
+            self.fail(SqlError::error(
+                sqlstate::ACTIVE_SQL_TRANSACTION,
+                "SET TRANSACTION ISOLATION LEVEL must be called before any query",
+            ));
+            return Ok(Outcome::Failed);
+        }
+        if modes.read_only == Some(true) && transaction.wrote() {
+            return Ok(
+                self.refuse("a transaction that has written cannot be made READ ONLY: it must pass the tripwire")
+            );
+        }
+        if modes.isolation.is_some() && modes.read_only.is_none() && modes.deferrable.is_none() {
+            self.client.output.command_complete("SET");
+            return Ok(Outcome::Done);
+        }
+        let outcome = self.run_text_in_transaction(text).await?;
+        if let (Outcome::Done, Some(transaction)) = (outcome, &mut self.transaction) {
+            transaction.characteristics = transaction.characteristics.with(modes);
+        }
+        Ok(outcome)
+    }
+
+    async fn set_characteristics(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
+        self.characteristics = self.characteristics.with(modes);
+        if let Some(read_only) = modes.read_only {
+            // Statements outside transactions must be refused by the server as well.
+            let value = if read_only { "on" } else { "off" };
+            if !self.settings.set("default_transaction_read_only", value.to_owned()) {
+                return Ok(self.too_many_settings());
+            }
+        }
+        self.client.output.command_complete("SET");
+        Ok(Outcome::Done)
+    }
+
+    /// What a setting of the kind `default_transaction_...` means for the session.
+    pub(super) fn note_transaction_default(&mut self, name: &str, value: &str) {
+        match name {
+            "default_transaction_read_only" => self.characteristics.read_only = value == "on",
+            "default_transaction_deferrable" => self.characteristics.deferrable = value == "on",
+            _ => {}
+        }
+    }
+
+    /// The isolation level that the session, or its transaction, has asked for.
+    pub(super) fn isolation_asked(&self, of_transaction: bool) -> Isolation {
+        let of_session = self.characteristics.isolation;
+        let asked = match &self.transaction {
+            Some(transaction) if of_transaction => transaction.characteristics.isolation,
+            _ => of_session,
+        };
+        asked.unwrap_or(Isolation::Serializable)
+    }
+
+    async fn discard(&mut self, target: DiscardTarget, text: &str) -> Result<Outcome, SessionEnd> {
+        if target == DiscardTarget::All {
+            if self.transaction.is_some() {
+                self.fail(SqlError::error(
+                    sqlstate::ACTIVE_SQL_TRANSACTION,
+                    "DISCARD ALL cannot run inside a transaction block",
+                ));
+                return Ok(Outcome::Failed);
+            }
+            // All state that a server holds for this session goes with its back end.
+            self.own_backend = None;
+            self.domain.leader.forget(self.number);
+            self.pinned = None;
+            self.keeps_backend = false;
+            self.statements.clear();
+            self.portals.clear();
+            self.reset_all();
+            self.client.output.command_complete("DISCARD ALL");
+            return Ok(Outcome::Done);
+        }
+        let outcome = self.run_text_on_leader(text).await?;
+        if outcome == Outcome::Done && target == DiscardTarget::Plans {
+            tracing::trace!("plans of this session's back end are discarded; those of shared readers are not");
+        }
+        Ok(outcome)
+    }
+
+    async fn deallocate(&mut self, name: Option<&str>, text: &str) -> Result<Outcome, SessionEnd> {
+        match name {
+            Some(name) if self.statements.remove(name.as_bytes()).is_some() => {
+                self.client.output.command_complete("DEALLOCATE");
+                Ok(Outcome::Done)
+            }
+            Some(_) => self.run_text_on_leader(text).await,
+            None => {
+                self.statements.clear();
+                if let Some(backend) = &mut self.own_backend {
+                    backend.prepared.clear();
+                    return self.run_text_on_leader(text).await;
+                }
+                self.client.output.command_complete("DEALLOCATE ALL");
+                Ok(Outcome::Done)
+            }
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! The extended protocol: batches of messages up to `Sync`.
+//!
+//! A batch is read whole (or up to `Flush`, or a bound) before any of it runs, so that where it must run is known. It is
+//! cut at the router's own statements (BEGIN, COMMIT, SET ...); each piece between is one request to one server.
+
+use bytes::{Bytes, BytesMut};
+
+use super::action::is_routers_own;
+use super::relay;
+use super::request::{Item, Request};
+use super::simple::readable;
+use super::transaction::Transaction;
+use super::unit::Outcome;
+use super::work::Work;
+use super::{ClientStatement, STATEMENTS_MAX, Session, SessionEnd};
+use crate::sql::{Action, Statement};
+use crate::wire::{Bind, Close, CloseTarget, Describe, Execute, Frame, Parse, Reply, SqlError, sqlstate};
+
+/// Bytes of a batch that are read before it runs; the rest of a longer one follows in the same transaction.
+const BATCH_BYTES_MAX: usize = 4 << 20;
+
+/// Words that make a bound text parameter depend on the time of its transaction.
+const TIME_WORDS: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
+
+/// How a batch was ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The client's `Sync`.
+    Sync,
+    /// The client's `Flush`.
+    Flush,
+    /// By its size.
+    Size,
+}
+
+/// Messages for one server, and what they execute.
+struct Piece {
+    request: Request,
+    work: Work,
+}
+
+impl Piece {
+    fn new() -> Piece {
+        Piece { request: Request::default(), work: Work::nothing() }
+    }
+}
+
+const PARSE_COMPLETE: &[u8] = b"1\0\0\0\x04";
+const BIND_COMPLETE: &[u8] = b"2\0\0\0\x04";
+const CLOSE_COMPLETE: &[u8] = b"3\0\0\0\x04";
+const NO_DATA: &[u8] = b"n\0\0\0\x04";
+const NO_PARAMETERS: &[u8] = b"t\0\0\0\x06\0\0";
+const EMPTY_QUERY: &[u8] = b"I\0\0\0\x04";
+
+impl Session {
+    /// `Sync` alone.
+    pub(super) async fn sync(&mut self) -> Result<(), SessionEnd> {
+        self.skips_until_sync = false;
+        self.in_extended_batch = false;
+        if let Some(transaction) = self.transaction.as_ref().filter(|transaction| transaction.implicit) {
+            let outcome = if transaction.failed { Outcome::Failed } else { Outcome::Done };
+            self.end_implicit(outcome).await?;
+        }
+        if self.transaction.is_none() {
+            self.portals.clear();
+        }
+        self.skips_until_sync = false;
+        self.ready();
+        Ok(())
+    }
+
+    /// A batch that starts with `first`.
+    pub(super) async fn extended_batch(&mut self, first: Frame) -> Result<(), SessionEnd> {
+        let mut bytes = 0;
+        let mut frames = vec![];
+        let mut next = first;
+        let end = loop {
+            bytes += next.bytes.len();
+            match next.tag {
+                b'S' => break End::Sync,
+                b'H' => break End::Flush,
+                b'P' | b'B' | b'D' | b'E' | b'C' => frames.push(next),
+                b'X' => return Err(SessionEnd::Terminated),
+                tag => {
+                    let text = format!("message type {tag} inside an extended batch");
+                    return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, text)));
+                }
+            }
+            if bytes > BATCH_BYTES_MAX {
+                break End::Size;
+            }
+            next = match self.client.buffered_frame()? {
+                Some(frame) => frame,
+                None => {
+                    relay::flush(&mut self.client).await?;
+                    self.client.frame().await?
+                }
+            };
+        };
+        self.in_extended_batch = true;
+        self.run_batch(frames, end).await?;
+        match end {
+            End::Sync => self.sync().await?,
+            End::Flush => relay::flush(&mut self.client).await?,
+            End::Size => {}
+        }
+        Ok(())
+    }
+
+    async fn run_batch(&mut self, frames: Vec<Frame>, end: End) -> Result<(), SessionEnd> {
+        let mut piece = Piece::new();
+        for frame in frames {
+            let executes = frame.tag == b'E';
+            match self.take_message(frame, &mut piece).await? {
+                Next::Go => {}
+                Next::Run(statement, text) => {
+                    let before = std::mem::replace(&mut piece, Piece::new());
+                    if self.run_piece(before, end).await? == Outcome::Done {
+                        self.run_action(&statement.action, &text, false).await?;
+                    }
+                }
+                Next::Error(error) => {
+                    let before = std::mem::replace(&mut piece, Piece::new());
+                    if self.run_piece(before, end).await? == Outcome::Done {
+                        self.fail(error);
+                    }
+                }
+            }
+            if executes && piece.work.commits_itself {
+                let before = std::mem::replace(&mut piece, Piece::new());
+                self.run_piece(before, end).await?;
+            }
+            if self.skips_until_sync {
+                return Ok(());
+            }
+        }
+        self.run_piece(piece, end).await?;
+        Ok(())
+    }
+
+    async fn run_piece(&mut self, piece: Piece, end: End) -> Result<Outcome, SessionEnd> {
+        let Piece { request, work } = piece;
+        if request.items.is_empty() {
+            return Ok(Outcome::Done);
+        }
+        if work.statements > 0 && self.is_barred(&Action::UNKNOWN) {
+            return Ok(Outcome::Failed);
+        }
+        // What follows belongs to the same transaction until the client's Sync, and is not known yet.
+        if end != End::Sync && work.statements > 0 && self.transaction.is_none() && !work.commits_itself {
+            let alone = work.barrier.as_ref().is_some_and(|barrier| barrier.alone);
+            if !alone {
+                self.transaction = Some(Transaction::implicit(self));
+            }
+        }
+        self.run_unit(request, work).await
+    }
+
+    async fn take_message(&mut self, frame: Frame, piece: &mut Piece) -> Result<Next, SessionEnd> {
+        let next = match frame.tag {
+            b'P' => self.take_parse(Parse::parse(&frame).map_err(Session::malformed)?, piece).await,
+            b'B' => self.take_bind(Bind::parse(&frame).map_err(Session::malformed)?, piece),
+            b'D' => self.take_describe(&Describe::parse(&frame).map_err(Session::malformed)?, frame, piece),
+            b'E' => self.take_execute(&Execute::parse(&frame).map_err(Session::malformed)?, frame, piece),
+            _ => self.take_close(&Close::parse(&frame).map_err(Session::malformed)?, frame, piece),
+        };
+        Ok(next)
+    }
+
+    async fn take_parse(&mut self, parse: Parse, piece: &mut Piece) -> Next {
+        let named = !parse.name.is_empty();
+        if named && self.statements.contains_key(&parse.name) {
+            let name = String::from_utf8_lossy(&parse.name);
+            return Next::Error(SqlError::error(
+                sqlstate::DUPLICATE_PREPARED_STATEMENT,
+                format!("prepared statement \"{name}\" already exists"),
+            ));
+        }
+        if self.statements.len() >= STATEMENTS_MAX {
+            return Next::Error(
+                SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, "too many prepared statements in this session")
+                    .hint("Close or DEALLOCATE those that are not needed any more."),
+            );
+        }
+        let text = readable(&parse.sql).into_owned();
+        let unknown = Statement { action: Action::UNKNOWN, range: 0..text.len(), pins: None };
+        let statement = match self.domain.classify(&text).await {
+            Ok(statements) if statements.len() > 1 => {
+                return Next::Error(SqlError::error(
+                    sqlstate::SYNTAX_ERROR,
+                    "cannot insert multiple commands into a prepared statement",
+                ));
+            }
+            Ok(statements) => statements.first().cloned(),
+            Err(_) => Some(unknown),
+        };
+        let own = statement.as_ref().is_none_or(|statement| is_routers_own(&statement.action));
+        let prepared = self.domain.prepared_text(parse.sql, parse.types);
+        if own {
+            piece.request.items.push(Item::Answer(Bytes::from_static(PARSE_COMPLETE)));
+        } else {
+            piece.request.items.push(Item::Parse { text: prepared.clone(), named });
+            self.mark_place(statement.as_ref(), &text, piece);
+        }
+        self.statements.insert(parse.name, ClientStatement { text: prepared, statement, named });
+        Next::Go
+    }
+
+    /// Preparing and describing a statement must happen where it can run, though it writes nothing.
+    fn mark_place(&self, statement: Option<&Statement>, text: &str, piece: &mut Piece) {
+        if let Some(statement) = statement {
+            piece.work.reads_only &= Work::of(statement, text).reads_only;
+        }
+    }
+
+    fn statement_named(&self, name: &Bytes) -> Result<ClientStatement, SqlError> {
+        self.statements.get(name).cloned().ok_or_else(|| {
+            let text = if name.is_empty() {
+                "unnamed prepared statement does not exist".to_owned()
+            } else {
+                format!("prepared statement \"{}\" does not exist", String::from_utf8_lossy(name))
+            };
+            SqlError::error(sqlstate::INVALID_SQL_STATEMENT_NAME, text)
+        })
+    }
+
+    fn portal_named(&self, name: &Bytes) -> Result<ClientStatement, SqlError> {
+        self.portals.get(name).cloned().ok_or_else(|| {
+            let text = format!("portal \"{}\" does not exist", String::from_utf8_lossy(name));
+            SqlError::error(sqlstate::INVALID_CURSOR_NAME, text)
+        })
+    }
+
+    fn take_bind(&mut self, bind: Bind, piece: &mut Piece) -> Next {
+        let statement = match self.statement_named(&bind.statement) {
+            Ok(statement) => statement,
+            Err(error) => return Next::Error(error),
+        };
+        self.portals.insert(bind.portal.clone(), statement.clone());
+        if statement.is_routers_own() {
+            piece.request.items.push(Item::Answer(Bytes::from_static(BIND_COMPLETE)));
+        } else {
+            piece.work.own_transaction |= names_time(&bind.values);
+            self.mark_place(statement.statement.as_ref(), &readable(&statement.text.sql), piece);
+            piece.request.items.push(Item::Bind { bind, text: statement.text, named: statement.named });
+        }
+        Next::Go
+    }
+
+    fn take_describe(&mut self, describe: &Describe, frame: Frame, piece: &mut Piece) -> Next {
+        let statement = match describe.target {
+            CloseTarget::Statement => self.statement_named(&describe.name),
+            CloseTarget::Portal => self.portal_named(&describe.name),
+        };
+        let statement = match statement {
+            Ok(statement) => statement,
+            Err(error) => return Next::Error(error),
+        };
+        let of_statement = describe.target == CloseTarget::Statement;
+        if statement.is_routers_own() {
+            let mut answer = BytesMut::new();
+            if of_statement {
+                answer.extend_from_slice(NO_PARAMETERS);
+            }
+            match statement.statement.map(|statement| statement.action) {
+                Some(Action::Show(name)) => answer.text_columns(&[&name]),
+                _ => answer.extend_from_slice(NO_DATA),
+            }
+            piece.request.items.push(Item::Answer(answer.freeze()));
+        } else if of_statement {
+            self.mark_place(statement.statement.as_ref(), &readable(&statement.text.sql), piece);
+            piece.request.items.push(Item::DescribeStatement { text: statement.text, named: statement.named });
+        } else {
+            piece.request.items.push(Item::Portal(frame));
+        }
+        Next::Go
+    }
+
+    fn take_execute(&mut self, execute: &Execute, frame: Frame, piece: &mut Piece) -> Next {
+        let portal = match self.portal_named(&execute.portal) {
+            Ok(portal) => portal,
+            Err(error) => return Next::Error(error),
+        };
+        let text = readable(&portal.text.sql).into_owned();
+        match portal.statement {
+            None => {
+                piece.request.items.push(Item::Answer(Bytes::from_static(EMPTY_QUERY)));
+                Next::Go
+            }
+            Some(statement) if is_routers_own(&statement.action) => Next::Run(statement, text),
+            Some(statement) => {
+                let work = Work::of(&statement, &text);
+                if let (Action::Savepoint(_), Some(transaction)) = (&statement.action, &mut self.transaction) {
+                    transaction.savepoints += 1;
+                }
+                if let (Action::RollbackTo(_), Some(transaction)) = (&statement.action, &mut self.transaction) {
+                    transaction.failed = false;
+                }
+                piece.work.add(work);
+                piece.request.items.push(Item::Portal(frame));
+                Next::Go
+            }
+        }
+    }
+
+    fn take_close(&mut self, close: &Close, frame: Frame, piece: &mut Piece) -> Next {
+        let own_answer = match close.target {
+            CloseTarget::Statement => {
+                self.statements.remove(&close.name);
+                true
+            }
+            CloseTarget::Portal => self.portals.remove(&close.name).is_none_or(|portal| portal.is_routers_own()),
+        };
+        piece.request.items.push(if own_answer {
+            Item::Answer(Bytes::from_static(CLOSE_COMPLETE))
+        } else {
+            Item::Portal(frame)
+        });
+        Next::Go
+    }
+}
+
+impl ClientStatement {
+    fn is_routers_own(&self) -> bool {
+        self.statement.as_ref().is_none_or(|statement| is_routers_own(&statement.action))
+    }
+}
+
+/// Whether a bound value could be read as the time of its transaction.
+fn names_time(values: &[u8]) -> bool {
+    TIME_WORDS.iter().any(|word| values.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word)))
+}
+
+/// What follows a message.
+enum Next {
+    /// The next message.
+    Go,
+    /// The piece so far runs, then this statement of the router's own.
+    Run(Statement, String),
+    /// The piece so far runs, then the batch has failed.
+    Error(SqlError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_words_are_found_in_bound_values() {
+        assert!(names_time(b"\0\0\0\x01\0\0\0\x03NOW\0\0"));
+        assert!(!names_time(b"\0\0\0\x01\0\0\0\x02no\0\0"));
+    }
+}

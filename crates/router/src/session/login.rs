@@ -1,0 +1,508 @@
+//! A client's way in: encryption refused, SCRAM, a first look at a server, `ReadyForQuery`.
+//!
+//! Nothing runs SQL for a client before it is authenticated, and until then it can make the router hold no more than a
+//! start-up packet.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes};
+
+use super::relay::{self, Ended, Hold, Relay};
+use super::request::put_own;
+use super::{CancelSlot, Characteristics, Session};
+use crate::authentication::{AuthenticationError, MECHANISM, ScramKeys, ScramServer, ScramVerifier};
+use crate::backend::{Backend, BackendError, Credentials};
+use crate::config::Freshness;
+use crate::domain::Domain;
+use crate::settings::{Settings, quote};
+use crate::state::RouterState;
+use crate::wire::{
+    Channel, ChannelError, Reply, Socket, SqlError, StartupPacket, begin_message, end_message, sqlstate,
+};
+
+/// A client must be logged in within this, as with PostgreSQL's `authentication_timeout`.
+const LOGIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Largest message of a client that is not yet logged in, in bytes.
+const LOGIN_MESSAGE_BYTES_MAX: usize = 10_000;
+
+/// How long a log-in waits for a back end.
+const FIRST_BACKEND_WAIT: Duration = Duration::from_secs(5);
+
+/// A log-in that does not become a session.
+#[derive(Debug, thiserror::Error)]
+enum LoginError {
+    #[error("lost the client: {0}")]
+    Client(#[from] ChannelError),
+    #[error("refused: {0}")]
+    Refused(SqlError),
+}
+
+impl From<std::io::Error> for LoginError {
+    fn from(error: std::io::Error) -> Self {
+        LoginError::Client(error.into())
+    }
+}
+
+/// Serves one connection until it ends.
+pub async fn serve(router: Arc<RouterState>, socket: Socket) {
+    let _place = Place::take(&router);
+    let mut client = Channel::new(socket, LOGIN_MESSAGE_BYTES_MAX);
+    let logged_in = match tokio::time::timeout(LOGIN_TIMEOUT, log_in(&router, &mut client)).await {
+        Ok(result) => result,
+        Err(_) => return,
+    };
+    match logged_in {
+        Ok(Some(session)) => {
+            let number = session.number;
+            let mut session = session.into_session(client);
+            session.client.message_bytes_max = session.domain.settings.message_bytes_max;
+            let slot_key = session.cancel_key();
+            let end = session.run().await;
+            cancels(&router).remove(&slot_key);
+            tracing::debug!(session = number, %end, "session ended");
+        }
+        Ok(None) => {}
+        Err(LoginError::Refused(error)) => {
+            router.counters.refused.fetch_add(1, Relaxed);
+            tracing::info!(%error, "a client was refused");
+            error.encode(&mut client.output);
+            // The client may be gone already.
+            let _ = relay::flush(&mut client).await;
+        }
+        Err(LoginError::Client(error @ ChannelError::Length { .. })) => {
+            SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, error.to_string()).encode(&mut client.output);
+            let _ = relay::flush(&mut client).await;
+        }
+        Err(LoginError::Client(error)) => tracing::debug!(%error, "lost a client while it logged in"),
+    }
+}
+
+/// One of the clients that the router counts.
+struct Place(Arc<RouterState>);
+
+impl Place {
+    fn take(router: &Arc<RouterState>) -> Place {
+        router.clients.fetch_add(1, SeqCst);
+        Place(router.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.clients.fetch_sub(1, SeqCst);
+    }
+}
+
+fn cancels(router: &RouterState) -> std::sync::MutexGuard<'_, crate::state::CancelKeys> {
+    router.cancels.lock().expect("no code panics while it holds this lock")
+}
+
+/// A session that is ready but for its channel.
+struct LoggedIn {
+    router: Arc<RouterState>,
+    domain: Arc<Domain>,
+    number: u64,
+    secret: u32,
+    user: String,
+    credentials: Arc<Credentials>,
+    settings: Arc<Settings>,
+    freshness: Freshness,
+    server_choice: Option<usize>,
+    cancel: Arc<CancelSlot>,
+}
+
+impl LoggedIn {
+    fn into_session(self, client: Channel) -> Session {
+        let read_only = self.settings.get("default_transaction_read_only").is_some_and(|value| value == "on");
+        Session {
+            number: self.number,
+            settings_at_login: self.settings.clone(),
+            characteristics: Characteristics { read_only, ..Characteristics::default() },
+            statements: Default::default(),
+            portals: Default::default(),
+            transaction: None,
+            own_backend: None,
+            pinned: None,
+            keeps_backend: false,
+            commits_seen: 0,
+            skips_until_sync: false,
+            in_extended_batch: false,
+            secret: self.secret,
+            router: self.router,
+            domain: self.domain,
+            client,
+            user: self.user,
+            credentials: self.credentials,
+            settings: self.settings,
+            freshness: self.freshness,
+            server_choice: self.server_choice,
+            cancel: self.cancel,
+        }
+    }
+}
+
+impl Session {
+    fn cancel_key(&self) -> (u32, u32) {
+        (self.number as u32, self.secret)
+    }
+}
+
+async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Option<LoggedIn>, LoginError> {
+    let parameters = loop {
+        let packet = client.startup_packet().await?;
+        let refused = |error: crate::wire::FrontendError| {
+            LoginError::Refused(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, error.to_string()))
+        };
+        match StartupPacket::parse(&packet).map_err(refused)? {
+            StartupPacket::Ssl | StartupPacket::Gss => client.answer_byte(b'N').await?,
+            StartupPacket::Cancel { process_id, secret } => {
+                cancel(router, process_id, secret).await;
+                return Ok(None);
+            }
+            StartupPacket::Session { version: (3, minor), parameters } => {
+                negotiate(client, minor, &parameters);
+                break parameters;
+            }
+            StartupPacket::Session { version: (major, minor), .. } => {
+                let text = format!("unsupported frontend protocol {major}.{minor}: this router speaks 3.0");
+                return Err(LoginError::Refused(SqlError::fatal(sqlstate::FEATURE_NOT_SUPPORTED, text)));
+            }
+        }
+    };
+    if router.clients.load(SeqCst) > router.settings().clients_max {
+        return Err(LoginError::Refused(SqlError::fatal(
+            sqlstate::TOO_MANY_CONNECTIONS,
+            "sorry, too many clients already",
+        )));
+    }
+    let wishes = Wishes::of(parameters).map_err(LoginError::Refused)?;
+    let keys = authenticate(router, client, &wishes.user).await?;
+    let credentials = Arc::new(Credentials::proved(wishes.user.clone(), keys));
+    let logged_in = open_session(router, client, wishes, credentials).await?;
+    router.counters.logins.fetch_add(1, Relaxed);
+    Ok(Some(logged_in))
+}
+
+/// Later minor versions and protocol options are answered by what this router speaks.
+fn negotiate(client: &mut Channel, minor: u16, parameters: &[(String, String)]) {
+    let options: Vec<&str> =
+        parameters.iter().map(|(name, _)| name.as_str()).filter(|name| name.starts_with("_pq_.")).collect();
+    if minor == 0 && options.is_empty() {
+        return;
+    }
+    let start = begin_message(&mut client.output, b'v');
+    client.output.put_u32(3 << 16);
+    client.output.put_u32(options.len() as u32);
+    for option in options {
+        client.output.put_slice(option.as_bytes());
+        client.output.put_u8(0);
+    }
+    end_message(&mut client.output, start);
+}
+
+async fn cancel(router: &RouterState, process_id: u32, secret: u32) {
+    let slot = cancels(router).get(&(process_id, secret)).and_then(std::sync::Weak::upgrade);
+    if let Some(key) = slot.and_then(|slot| slot.cancel())
+        && let Err(error) = key.send().await
+    {
+        tracing::debug!(%error, "a cancel request did not reach its server");
+    }
+}
+
+/// What a client asks for in its start-up packet.
+struct Wishes {
+    user: String,
+    database: String,
+    settings: Vec<(String, String)>,
+}
+
+impl Wishes {
+    fn of(parameters: Vec<(String, String)>) -> Result<Wishes, SqlError> {
+        let mut wishes = Wishes { user: String::new(), database: String::new(), settings: Vec::new() };
+        for (name, value) in parameters {
+            match name.as_str() {
+                "user" => wishes.user = value,
+                "database" => wishes.database = value,
+                "replication" if !matches!(value.as_str(), "false" | "off" | "no" | "0") => {
+                    return Err(SqlError::fatal(
+                        sqlstate::FEATURE_NOT_SUPPORTED,
+                        "replication connections are not supported through the router",
+                    )
+                    .hint("Connect to the leader itself."));
+                }
+                "replication" => {}
+                "options" => wishes.settings.extend(options(&value)?),
+                name if name.starts_with("_pq_.") => {}
+                name => wishes.settings.push((name.to_ascii_lowercase(), value)),
+            }
+        }
+        if wishes.user.is_empty() {
+            return Err(SqlError::fatal(
+                sqlstate::INVALID_AUTHORIZATION,
+                "no PostgreSQL user name specified in startup packet",
+            ));
+        }
+        if wishes.database.is_empty() {
+            wishes.database = wishes.user.clone();
+        }
+        Ok(wishes)
+    }
+}
+
+/// `-c name=value` and `--name=value`, with backslashes before blanks inside values.
+fn options(text: &str) -> Result<Vec<(String, String)>, SqlError> {
+    let mut words = vec![String::new()];
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' => words.last_mut().expect("never empty").extend(characters.next()),
+            character if character.is_whitespace() => words.push(String::new()),
+            character => words.last_mut().expect("never empty").push(character),
+        }
+    }
+    let mut settings = Vec::new();
+    let mut words = words.into_iter().filter(|word| !word.is_empty());
+    while let Some(word) = words.next() {
+        let assignment = if word == "-c" {
+            words.next()
+        } else {
+            word.strip_prefix("--").or_else(|| word.strip_prefix("-c")).map(str::to_owned)
+        };
+        match assignment.as_deref().and_then(|assignment| assignment.split_once('=')) {
+            Some((name, value)) => settings.push((name.replace('-', "_").to_ascii_lowercase(), value.to_owned())),
+            None => {
+                return Err(SqlError::fatal(
+                    sqlstate::SYNTAX_ERROR,
+                    format!("invalid command-line argument for server process: {word}"),
+                ));
+            }
+        }
+    }
+    Ok(settings)
+}
+
+async fn authenticate(router: &Arc<RouterState>, client: &mut Channel, user: &str) -> Result<ScramKeys, LoginError> {
+    let verifier = match look_up_verifier(router, user).await {
+        Ok(Some(stored)) => ScramVerifier::parse(&stored).unwrap_or_else(|error| {
+            tracing::info!(user, %error, "this role has no SCRAM verifier; set its password anew");
+            ScramVerifier::mock(&router.mock_secret, user)
+        }),
+        Ok(None) => ScramVerifier::mock(&router.mock_secret, user),
+        Err(error) => {
+            let mut error = error.to_sql();
+            error.severity = "FATAL";
+            return Err(LoginError::Refused(error));
+        }
+    };
+    let refused = |error: AuthenticationError| LoginError::Refused(refusal(user, &error));
+    let start = begin_message(&mut client.output, b'R');
+    client.output.put_u32(10);
+    client.output.put_slice(MECHANISM.as_bytes());
+    client.output.put_slice(b"\0\0");
+    end_message(&mut client.output, start);
+    let first = password_message(client).await?;
+    let end = first.iter().position(|&byte| byte == 0).unwrap_or(first.len());
+    let (server, answer) =
+        ScramServer::start(verifier, &first[..end], first.get(end + 5..).unwrap_or_default()).map_err(refused)?;
+    put_authentication(client, 11, answer.as_bytes());
+    let last = password_message(client).await?;
+    let (answer, keys) = server.finish(&last).map_err(refused)?;
+    put_authentication(client, 12, answer.as_bytes());
+    put_authentication(client, 0, b"");
+    Ok(keys)
+}
+
+fn refusal(user: &str, error: &AuthenticationError) -> SqlError {
+    match error.sqlstate() {
+        sqlstate::INVALID_PASSWORD => {
+            SqlError::fatal(sqlstate::INVALID_PASSWORD, format!("password authentication failed for user \"{user}\""))
+        }
+        code => SqlError::fatal(code, error.to_string()),
+    }
+}
+
+fn put_authentication(client: &mut Channel, code: u32, data: &[u8]) {
+    let start = begin_message(&mut client.output, b'R');
+    client.output.put_u32(code);
+    client.output.put_slice(data);
+    end_message(&mut client.output, start);
+}
+
+async fn password_message(client: &mut Channel) -> Result<Bytes, LoginError> {
+    relay::flush(client).await?;
+    let frame = client.frame().await?;
+    if frame.tag == b'p' {
+        return Ok(frame.body());
+    }
+    let text = format!("expected password response, got message type {}", frame.tag);
+    Err(LoginError::Refused(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, text)))
+}
+
+/// The stored password of a role that may log in, asked of the leader, or of a follower while the leader is gone.
+async fn look_up_verifier(router: &RouterState, user: &str) -> Result<Option<String>, BackendError> {
+    let sql = format!(
+        "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = {} AND rolcanlogin \
+         AND (rolvaliduntil IS NULL OR rolvaliduntil > pg_catalog.now())",
+        quote(user)
+    );
+    let mut connection = router.verifiers.lock().await;
+    if let Some(backend) = connection.as_mut()
+        && backend.channel.peek().is_ok()
+        && let Ok(Ok(rows)) = tokio::time::timeout(FIRST_BACKEND_WAIT, backend.rows(&sql)).await
+    {
+        return Ok(rows.into_iter().next().and_then(|row| row.into_iter().next()?));
+    }
+    *connection = None;
+    let mut first_error = None;
+    for server in router.servers.iter() {
+        let asked = async {
+            let credentials = Credentials::of_router(server);
+            let mut backend =
+                Backend::connect(server, &router.maintenance_database, &credentials, "onecopy login").await?;
+            let rows = backend.rows(&sql).await?;
+            Ok::<_, BackendError>((backend, rows))
+        };
+        match tokio::time::timeout(FIRST_BACKEND_WAIT, asked).await {
+            Ok(Ok((backend, rows))) => {
+                *connection = Some(backend);
+                return Ok(rows.into_iter().next().and_then(|row| row.into_iter().next()?));
+            }
+            Ok(Err(error)) => first_error = first_error.or(Some(error)),
+            Err(_) => {
+                first_error = first_error.or(Some(BackendError::TimedOut {
+                    server: server.name.clone(),
+                    milliseconds: FIRST_BACKEND_WAIT.as_millis(),
+                }));
+            }
+        }
+    }
+    Err(first_error.expect("there is always a leader"))
+}
+
+async fn open_session(
+    router: &Arc<RouterState>,
+    client: &mut Channel,
+    wishes: Wishes,
+    credentials: Arc<Credentials>,
+) -> Result<LoggedIn, LoginError> {
+    let fatal = |error: SqlError| LoginError::Refused(SqlError { severity: "FATAL", ..error });
+    let domain = router.domain(&wishes.database).await.map_err(|error| fatal(error.to_sql()))?;
+    domain.clients.fetch_add(1, SeqCst);
+    let number = router.last_session.fetch_add(1, Relaxed) + 1;
+    let mut logged_in = LoggedIn {
+        router: router.clone(),
+        freshness: domain.settings.freshness,
+        domain,
+        number,
+        secret: rand::random(),
+        user: wishes.user,
+        credentials,
+        settings: Arc::default(),
+        server_choice: None,
+        cancel: Arc::default(),
+    };
+    let result = greet(&mut logged_in, client, wishes.settings).await;
+    if let Err(error) = result {
+        logged_in.domain.clients.fetch_sub(1, SeqCst);
+        return Err(error);
+    }
+    cancels(router).insert((number as u32, logged_in.secret), Arc::downgrade(&logged_in.cancel));
+    client.output.message(b'K', &[(number as u32).to_be_bytes(), logged_in.secret.to_be_bytes()].concat());
+    client.output.ready_for_query(b'I');
+    relay::flush(client).await?;
+    Ok(logged_in)
+}
+
+/// Checks that the servers let this role into the database with these settings, and passes on what they report.
+async fn greet(
+    session: &mut LoggedIn,
+    client: &mut Channel,
+    settings: Vec<(String, String)>,
+) -> Result<(), LoginError> {
+    let fatal = |error: SqlError| LoginError::Refused(SqlError { severity: "FATAL", ..error });
+    for (name, value) in settings {
+        let invalid = || {
+            fatal(SqlError::error(
+                sqlstate::INVALID_PARAMETER_VALUE,
+                format!("invalid value for parameter \"{name}\": \"{value}\""),
+            ))
+        };
+        match name.as_str() {
+            "onecopy.freshness" => session.freshness = value.parse().map_err(|_| invalid())?,
+            "onecopy.server" => {
+                let position = session.domain.servers.iter().position(|server| server.name == value);
+                session.server_choice = Some(position.ok_or_else(invalid)?);
+            }
+            // The client gets SERIALIZABLE whatever it asks for.
+            "default_transaction_isolation" => {}
+            "client_encoding" if value.eq_ignore_ascii_case("utf8") || value.eq_ignore_ascii_case("unicode") => {}
+            _ => {
+                if !session.settings.set(&name, value.clone()) {
+                    return Err(fatal(SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, "too many settings")));
+                }
+            }
+        }
+    }
+    let mut backend = first_backend(session).await.map_err(fatal)?;
+    for (name, value) in &backend.parameters {
+        let value = if name == "in_hot_standby" { "off" } else { value };
+        client.output.parameter_status(name, value);
+    }
+    if let Some(change) = backend.settings.change_to(&session.settings) {
+        let mut expected = VecDeque::new();
+        let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
+        put_own(&mut backend, &format!("{end}{change}"), true, &mut expected);
+        let Ended { result, .. } = Relay::new(client, &mut backend, expected, Hold::InRoom).run().await;
+        match result {
+            Ok(relayed) => {
+                if let Some(fields) = relayed.own_error {
+                    client.output.clear();
+                    return Err(fatal(SqlError::error(&fields.code, fields.message)));
+                }
+            }
+            Err(error) => return Err(fatal(SqlError::error(sqlstate::CANNOT_CONNECT_NOW, error.to_string()))),
+        }
+        backend.settings = session.settings.clone();
+        backend.epoch = None;
+    }
+    session.domain.readers[backend.server.index].give_back(&session.user, backend);
+    Ok(())
+}
+
+/// A reader's back end on any server, followers first; the leader's refusal is the one that counts.
+async fn first_backend(session: &LoggedIn) -> Result<Backend, SqlError> {
+    let mut refusal = None;
+    for pool in session.domain.readers.iter().rev() {
+        if pool.server.health() == crate::servers::Health::Unresponsive {
+            continue;
+        }
+        match pool.take(&session.credentials, &session.settings, FIRST_BACKEND_WAIT).await {
+            Ok(backend) => return Ok(backend),
+            Err(error) => refusal = Some(error.to_sql()),
+        }
+    }
+    Err(refusal.unwrap_or_else(|| SqlError::error(sqlstate::CANNOT_CONNECT_NOW, "no server is there")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_read_as_postgresql_reads_them() {
+        let settings = options(r"-c geqo=off --work-mem=4MB -c search_path=a\ b").expect("well formed");
+        let expected = [("geqo", "off"), ("work_mem", "4MB"), ("search_path", "a b")];
+        assert_eq!(settings, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        assert!(options("-x").is_err());
+    }
+
+    #[test]
+    fn a_replication_connection_is_refused() {
+        let parameters = vec![("user".to_owned(), "u".to_owned()), ("replication".to_owned(), "database".to_owned())];
+        assert_eq!(Wishes::of(parameters).err().map(|error| error.code), Some("0A000".to_owned()));
+    }
+}

@@ -1,0 +1,288 @@
+//! A client's session: its messages in, answers out.
+//!
+//! ```text
+//!            Query                      Parse Bind Describe Execute Close ... Sync
+//!              |                                   |
+//!          simple.rs                          extended.rs          split into statements and units of work
+//!              \________________  _________________/
+//!                               \/
+//!        action.rs (BEGIN, COMMIT, SET, SHOW ...: the router's own)      unit.rs (what a server runs)
+//!                                                                        /                     \
+//!                                              outside a transaction: autocommit.rs    inside: transaction.rs
+//!                                                                        \                     /
+//!                                                                         relay.rs  (answers back)
+//! ```
+
+mod action;
+mod autocommit;
+mod extended;
+mod login;
+mod relay;
+mod request;
+mod setting;
+mod simple;
+mod transaction;
+mod unit;
+mod work;
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub use login::serve;
+
+use crate::backend::{Backend, CancelKey, Credentials};
+use crate::config::Freshness;
+use crate::domain::{Domain, PreparedText};
+use crate::pool::PoolError;
+use crate::settings::Settings;
+use crate::sql::{Isolation, PinReason, Statement};
+use crate::state::RouterState;
+use crate::wire::{Channel, ChannelError, FrontendError, Reply, SqlError, sqlstate};
+use transaction::Transaction;
+
+/// Prepared statements a client may keep before it is refused with 54000.
+const STATEMENTS_MAX: usize = 10_000;
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionEnd {
+    /// The client said goodbye.
+    #[error("the client ended the session")]
+    Terminated,
+    /// The client is gone, or sent what is no message.
+    #[error("lost the client: {0}")]
+    Client(#[from] ChannelError),
+    /// The session cannot go on; the client has been told.
+    #[error("ended by an error: {0}")]
+    Fatal(SqlError),
+}
+
+/// A statement that the client has prepared.
+#[derive(Debug, Clone)]
+struct ClientStatement {
+    text: Arc<PreparedText>,
+    /// None for an empty statement.
+    statement: Option<Statement>,
+    named: bool,
+}
+
+/// What a cancel request of this client hits.
+#[derive(Debug, Default)]
+pub struct CancelSlot {
+    running: Mutex<Running>,
+}
+
+#[derive(Debug, Default)]
+struct Running {
+    key: Option<CancelKey>,
+    cancelled: bool,
+}
+
+impl CancelSlot {
+    fn running(&self) -> std::sync::MutexGuard<'_, Running> {
+        self.running.lock().expect("no code panics while it holds this lock")
+    }
+
+    fn begin(&self, key: CancelKey) {
+        *self.running() = Running { key: Some(key), cancelled: false };
+    }
+
+    /// The statement has ended; whether a cancel request was on its way to its back end.
+    fn end(&self) -> bool {
+        std::mem::take(&mut *self.running()).cancelled
+    }
+
+    /// What to cancel now, if a statement is running.
+    pub fn cancel(&self) -> Option<CancelKey> {
+        let mut running = self.running();
+        running.cancelled |= running.key.is_some();
+        running.key.clone()
+    }
+}
+
+/// What transactions are unless they say otherwise.
+#[derive(Debug, Clone, Copy, Default)]
+struct Characteristics {
+    /// What the client asked for; it always gets SERIALIZABLE.
+    isolation: Option<Isolation>,
+    read_only: bool,
+    deferrable: bool,
+}
+
+/// One client that is logged in.
+pub struct Session {
+    router: Arc<RouterState>,
+    domain: Arc<Domain>,
+    client: Channel,
+    number: u64,
+    secret: u32,
+    user: String,
+    credentials: Arc<Credentials>,
+    settings: Arc<Settings>,
+    settings_at_login: Arc<Settings>,
+    characteristics: Characteristics,
+    freshness: Freshness,
+    /// Reads at epochs run on this server only.
+    server_choice: Option<usize>,
+    statements: HashMap<Bytes, ClientStatement>,
+    portals: HashMap<Bytes, ClientStatement>,
+    transaction: Option<Transaction>,
+    /// The back end on the leader that holds state of this session.
+    own_backend: Option<Backend>,
+    pinned: Option<PinReason>,
+    /// A user's function may have left state on the back end: it must not be given to others.
+    keeps_backend: bool,
+    /// Commits that this session may have seen; an epoch for it holds at least these.
+    commits_seen: u64,
+    cancel: Arc<CancelSlot>,
+    skips_until_sync: bool,
+    in_extended_batch: bool,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.domain.leader.forget(self.number);
+        self.domain.clients.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Session {
+    /// Serves messages until the client goes.
+    async fn run(mut self) -> SessionEnd {
+        match self.messages().await {
+            Ok(end) => end,
+            Err(SessionEnd::Fatal(error)) => {
+                error.encode(&mut self.client.output);
+                // The client may be gone already; the session ends in any case.
+                let _ = relay::flush(&mut self.client).await;
+                SessionEnd::Fatal(error)
+            }
+            Err(SessionEnd::Client(error @ ChannelError::Length { .. })) => {
+                SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, error.to_string()).encode(&mut self.client.output);
+                let _ = relay::flush(&mut self.client).await;
+                SessionEnd::Client(error)
+            }
+            Err(end) => end,
+        }
+    }
+
+    async fn messages(&mut self) -> Result<SessionEnd, SessionEnd> {
+        loop {
+            let frame = match self.client.buffered_frame()? {
+                Some(frame) => frame,
+                None => {
+                    relay::flush(&mut self.client).await?;
+                    self.next_frame().await?
+                }
+            };
+            match frame.tag {
+                b'X' => return Ok(SessionEnd::Terminated),
+                b'Q' => {
+                    self.skips_until_sync = false;
+                    self.simple_query(&frame).await?;
+                }
+                b'S' => self.sync().await?,
+                _ if self.skips_until_sync => {}
+                b'P' | b'B' | b'D' | b'E' | b'C' | b'H' => self.extended_batch(frame).await?,
+                // Left over from a COPY that has failed.
+                b'd' | b'c' | b'f' => {}
+                b'F' => {
+                    self.fail(
+                        SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, "function call messages are not supported")
+                            .hint("Call the function in a SELECT."),
+                    );
+                    self.ready();
+                }
+                tag => {
+                    let text = format!("invalid frontend message type {tag}");
+                    return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, text)));
+                }
+            }
+        }
+    }
+
+    /// The client's next message; meanwhile notifications of its own back end are passed on.
+    async fn next_frame(&mut self) -> Result<crate::wire::Frame, SessionEnd> {
+        loop {
+            let (Some(backend), None) = (&mut self.own_backend, &self.transaction) else {
+                return Ok(self.client.frame().await?);
+            };
+            tokio::select! {
+                biased;
+                frame = self.client.frame() => return Ok(frame?),
+                frame = backend.channel.frame() => {
+                    let Ok(frame) = frame else {
+                        return Err(self.lost_own_backend());
+                    };
+                    self.client.output.extend_from_slice(&frame.bytes);
+                    relay::flush(&mut self.client).await?;
+                }
+            }
+        }
+    }
+
+    fn lost_own_backend(&mut self) -> SessionEnd {
+        self.own_backend = None;
+        SessionEnd::Fatal(
+            SqlError::fatal(sqlstate::ADMIN_SHUTDOWN, "the server process that holds this session's state has ended")
+                .hint("Connect again."),
+        )
+    }
+
+    /// Reports an error; an open transaction has failed with it.
+    fn fail(&mut self, error: SqlError) {
+        error.encode(&mut self.client.output);
+        if let Some(transaction) = &mut self.transaction {
+            transaction.failed = true;
+        }
+        if self.in_extended_batch {
+            self.skips_until_sync = true;
+        }
+    }
+
+    /// `ReadyForQuery`.
+    fn ready(&mut self) {
+        let status = match &self.transaction {
+            None => b'I',
+            Some(transaction) if transaction.failed => b'E',
+            Some(_) => b'T',
+        };
+        self.client.output.ready_for_query(status);
+    }
+
+    fn malformed(error: FrontendError) -> SessionEnd {
+        SessionEnd::Fatal(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, error.to_string()))
+    }
+
+    /// A back end on the leader for this session.
+    async fn take_leader(&mut self) -> Result<Backend, PoolError> {
+        if let Some(backend) = self.own_backend.take() {
+            return Ok(backend);
+        }
+        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
+        self.domain.leader.take(self.number, &self.credentials, wait).await
+    }
+
+    /// Keeps a back end on the leader for this session's next transaction.
+    fn return_leader(&mut self, backend: Backend) {
+        if self.pinned.is_some() || self.keeps_backend {
+            self.own_backend = Some(backend);
+        } else {
+            self.domain.leader.park(self.number, &self.user, backend);
+        }
+    }
+
+    /// Notes that a statement ended on `backend`; false when a cancel request may still be on its way there.
+    fn statement_ended(&self) -> bool {
+        !self.cancel.end()
+    }
+
+    fn count(&self, reads: bool) {
+        let counter = if reads { &self.router.counters.reads } else { &self.router.counters.updates };
+        counter.fetch_add(1, Relaxed);
+    }
+}

@@ -1,0 +1,289 @@
+//! Carries a server's answers to the client.
+//!
+//! Answers are held back up to [`HELD_BYTES_MAX`], so that most statements can be run again elsewhere without the client
+//! having seen anything of the first try.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes};
+
+use super::request::Expected;
+use crate::backend::Backend;
+use crate::servers::Health;
+use crate::wire::{Channel, ChannelError, ErrorFields, Frame};
+
+/// Bytes of an answer held back before the first of them go to the client.
+pub const HELD_BYTES_MAX: usize = 32 * 1024;
+
+/// Bytes of an answer held back while its statement is in the commit room, where no client may be waited for.
+pub const HELD_IN_ROOM_BYTES_MAX: usize = 16 << 20;
+
+/// A client that takes nothing for this long is given up.
+pub const CLIENT_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Whether answers may go out before the statement has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// As soon as there is much of them.
+    Briefly,
+    /// Only when there is very much of them: while the client is waited for, no gate can close.
+    InRoom,
+}
+
+/// How an answer ended.
+#[derive(Debug, Default)]
+pub struct Relayed {
+    /// What the server said of the transaction: `I`, `T`, `E`; 0 when no `ReadyForQuery` was due.
+    pub status: u8,
+    /// The client's statement failed with this; the message is in the client's output.
+    pub error: Option<ErrorFields>,
+    /// A statement of the router's own failed with this.
+    pub own_error: Option<ErrorFields>,
+    /// Bodies of the rows of the router's own queries.
+    pub own_rows: Vec<Bytes>,
+    /// Tag of the last command of the router's own.
+    pub own_tag: Bytes,
+}
+
+/// Why an answer did not end.
+#[derive(Debug, thiserror::Error)]
+pub enum RelayError {
+    /// The server is lost.
+    #[error("lost the connection to the server: {0}")]
+    Server(ChannelError),
+    /// The server does not answer.
+    #[error("the server does not answer")]
+    Unresponsive,
+    /// The client is lost.
+    #[error("lost the client: {0}")]
+    Client(ChannelError),
+}
+
+/// What became of an answer.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub result: Result<Relayed, RelayError>,
+    /// Something of it has reached the client, so it cannot be taken back.
+    pub went_out: bool,
+}
+
+/// Carries answers from `backend` to `client` until all that is `expected` is there.
+pub struct Relay<'a> {
+    client: &'a mut Channel,
+    backend: &'a mut Backend,
+    expected: VecDeque<Expected>,
+    hold: Hold,
+    start: usize,
+    /// `Sync` was swallowed by COPY and must be sent again after it.
+    extended: bool,
+    relayed: Relayed,
+    went_out: bool,
+}
+
+impl<'a> Relay<'a> {
+    /// A relay whose requests are encoded already. `start` is where this answer begins in the client's output.
+    pub fn new(
+        client: &'a mut Channel,
+        backend: &'a mut Backend,
+        expected: VecDeque<Expected>,
+        hold: Hold,
+    ) -> Relay<'a> {
+        let start = client.output.len();
+        let extended = expected.iter().any(|expected| matches!(expected, Expected::Execute));
+        Relay { client, backend, expected, hold, start, extended, relayed: Relayed::default(), went_out: false }
+    }
+
+    /// Runs to the end.
+    pub async fn run(mut self) -> Ended {
+        let result = self.answers().await.map(|()| std::mem::take(&mut self.relayed));
+        Ended { result, went_out: self.went_out }
+    }
+
+    async fn answers(&mut self) -> Result<(), RelayError> {
+        self.backend.channel.flush().await.map_err(|error| RelayError::Server(error.into()))?;
+        loop {
+            while let Some(Expected::Answer(bytes)) = self.expected.front() {
+                self.client.output.put_slice(bytes);
+                self.expected.pop_front();
+            }
+            if self.expected.is_empty() {
+                return Ok(());
+            }
+            let frame = match self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
+                Some(frame) => frame,
+                None => self.wait().await?,
+            };
+            self.take(frame).await?;
+        }
+    }
+
+    async fn wait(&mut self) -> Result<Frame, RelayError> {
+        let server = self.backend.server.clone();
+        tokio::select! {
+            biased;
+            frame = self.backend.channel.frame() => frame.map_err(RelayError::Server),
+            () = server.unresponsive() => {
+                debug_assert_eq!(server.health(), Health::Unresponsive);
+                Err(RelayError::Unresponsive)
+            }
+        }
+    }
+
+    async fn take(&mut self, frame: Frame) -> Result<(), RelayError> {
+        match frame.tag {
+            b'N' | b'S' | b'A' => {
+                if !matches!(self.expected.front(), Some(Expected::Own { heard: false })) {
+                    self.give(&frame).await?;
+                }
+                return Ok(());
+            }
+            b'E' => return self.take_error(frame).await,
+            b'G' => return self.copy_in(frame).await,
+            _ => {}
+        }
+        let Some(expected) = self.expected.front() else { return Ok(()) };
+        let (visible, ends) = match (expected, frame.tag) {
+            (Expected::Own { .. }, b'D') => {
+                self.relayed.own_rows.push(frame.body());
+                (false, false)
+            }
+            (Expected::Own { .. }, b'C') => {
+                self.relayed.own_tag = frame.body();
+                (false, false)
+            }
+            (Expected::Own { .. } | Expected::Simple | Expected::Sync, b'Z') => {
+                self.note_status(&frame);
+                (false, true)
+            }
+            (Expected::Own { .. }, _) => (false, false),
+            (Expected::Parse { visible, .. }, b'1') => (*visible, true),
+            (Expected::Evicted, b'3') => (false, true),
+            (Expected::Bind, b'2') | (Expected::Close, b'3') => (true, true),
+            (Expected::DescribeStatement | Expected::DescribePortal, b'T' | b'n') => (true, true),
+            (Expected::Execute, b'C' | b's' | b'I') => (true, true),
+            _ => (true, false),
+        };
+        if visible {
+            self.give(&frame).await?;
+        }
+        if ends {
+            self.expected.pop_front();
+        }
+        Ok(())
+    }
+
+    fn note_status(&mut self, frame: &Frame) {
+        self.relayed.status = frame.bytes.get(5).copied().unwrap_or(b'I');
+        self.backend.in_transaction = self.relayed.status != b'I';
+    }
+
+    async fn take_error(&mut self, frame: Frame) -> Result<(), RelayError> {
+        let fields = ErrorFields::parse(&frame.body());
+        if matches!(self.expected.front(), Some(Expected::Own { .. })) {
+            self.relayed.own_error.get_or_insert(fields);
+            return Ok(());
+        }
+        if matches!(self.expected.front(), Some(Expected::Simple)) {
+            self.relayed.error.get_or_insert(fields);
+            return self.give(&frame).await;
+        }
+        // In the extended protocol the server skips everything up to Sync.
+        while let Some(expected) = self.expected.front() {
+            match expected {
+                Expected::Sync | Expected::Own { .. } | Expected::Simple => break,
+                Expected::Parse { number, .. } => {
+                    self.backend.prepared.remove(*number);
+                    if self.backend.prepared.unnamed == Some(*number) {
+                        self.backend.prepared.unnamed = None;
+                    }
+                }
+                _ => {}
+            }
+            self.expected.pop_front();
+        }
+        self.relayed.error.get_or_insert(fields);
+        self.give(&frame).await
+    }
+
+    async fn give(&mut self, frame: &Frame) -> Result<(), RelayError> {
+        self.client.output.put_slice(&frame.bytes);
+        let held = self.client.output.len() - self.start.min(self.client.output.len());
+        match self.hold {
+            Hold::InRoom if held > HELD_IN_ROOM_BYTES_MAX => self.flush_client().await,
+            Hold::Briefly if held > HELD_BYTES_MAX => self.flush_client().await,
+            _ => Ok(()),
+        }
+    }
+
+    async fn flush_client(&mut self) -> Result<(), RelayError> {
+        self.went_out = true;
+        self.start = 0;
+        flush(self.client).await.map_err(RelayError::Client)
+    }
+
+    /// COPY FROM STDIN: the client's data goes to the server until either ends it.
+    async fn copy_in(&mut self, frame: Frame) -> Result<(), RelayError> {
+        self.give(&frame).await?;
+        self.flush_client().await?;
+        loop {
+            tokio::select! {
+                biased;
+                frame = self.backend.channel.frame() => {
+                    let frame = frame.map_err(RelayError::Server)?;
+                    let failed = frame.tag == b'E';
+                    if failed && self.extended {
+                        self.take_error(frame).await?;
+                        self.flush_client().await?;
+                        return self.pass_on_sync().await;
+                    }
+                    Box::pin(self.take(frame)).await?;
+                    if failed {
+                        return Ok(());
+                    }
+                }
+                frame = self.client.frame() => {
+                    let frame = frame.map_err(RelayError::Client)?;
+                    match frame.tag {
+                        b'd' | b'c' | b'f' => {
+                            self.backend.channel.output.put_slice(&frame.bytes);
+                            let ended = frame.tag != b'd';
+                            if ended || !self.client.has_input() {
+                                self.backend.channel.flush().await.map_err(|error| RelayError::Server(error.into()))?;
+                            }
+                            if ended {
+                                return if self.extended { self.pass_on_sync().await } else { Ok(()) };
+                            }
+                        }
+                        // The server ignores these during COPY as well.
+                        b'H' | b'S' => {}
+                        _ => {
+                            let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "unexpected message during COPY");
+                            return Err(RelayError::Client(error.into()));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The server ignored the `Sync` that was sent with COPY; the client sends another after it.
+    async fn pass_on_sync(&mut self) -> Result<(), RelayError> {
+        loop {
+            let frame = self.client.frame().await.map_err(RelayError::Client)?;
+            if frame.tag == b'S' {
+                self.backend.channel.output.put_slice(&frame.bytes);
+                return self.backend.channel.flush().await.map_err(|error| RelayError::Server(error.into()));
+            }
+        }
+    }
+}
+
+/// Writes the client's output; a client that takes nothing is given up.
+pub async fn flush(client: &mut Channel) -> Result<(), ChannelError> {
+    match tokio::time::timeout(CLIENT_WRITE_TIMEOUT, client.flush()).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "the client does not read").into()),
+    }
+}

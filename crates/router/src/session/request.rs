@@ -1,0 +1,196 @@
+//! What one unit of work sends to a back end, and which answers it expects.
+//!
+//! A request can be encoded again for another back end, as long as nothing of its answer went to the client.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::backend::{Backend, PreparedStatements};
+use crate::domain::PreparedText;
+use crate::wire::{Bind, Frame, Parse, Reply, begin_message, end_message, rename_bind};
+
+/// One message to the server, or an answer that the router gives in its place.
+#[derive(Debug, Clone)]
+pub enum Item {
+    /// A simple query.
+    Simple(Bytes),
+    /// The client's `Parse`.
+    Parse {
+        /// The text.
+        text: Arc<PreparedText>,
+        /// Not the unnamed statement.
+        named: bool,
+    },
+    /// The client's `Bind` of a statement with this text.
+    Bind {
+        /// The message.
+        bind: Bind,
+        /// The statement's text.
+        text: Arc<PreparedText>,
+        /// Not the unnamed statement.
+        named: bool,
+    },
+    /// The client's `Describe` of a statement with this text.
+    DescribeStatement {
+        /// The statement's text.
+        text: Arc<PreparedText>,
+        /// Not the unnamed statement.
+        named: bool,
+    },
+    /// The client's `Describe` or `Close` of a portal, or its `Execute`, as sent.
+    Portal(Frame),
+    /// Whole messages that the router answers itself, at their place among the others.
+    Answer(Bytes),
+}
+
+/// Messages that are sent together.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    /// In order.
+    pub items: Vec<Item>,
+}
+
+/// What the next messages of the server answer.
+#[derive(Debug)]
+pub enum Expected {
+    /// A simple query of the router's own, up to its `ReadyForQuery`.
+    Own {
+        /// Notices and parameter changes are the client's: it asked for the like of it (COMMIT, ROLLBACK).
+        heard: bool,
+    },
+    /// A simple query of the client, up to its `ReadyForQuery`.
+    Simple,
+    /// `ParseComplete`, for the client or not; on an error the statement is not prepared.
+    Parse { visible: bool, number: u64 },
+    /// `CloseComplete` for a statement that gave way.
+    Evicted,
+    /// `BindComplete`.
+    Bind,
+    /// `ParameterDescription`, then as `DescribePortal`.
+    DescribeStatement,
+    /// `RowDescription` or `NoData`.
+    DescribePortal,
+    /// Rows up to their end.
+    Execute,
+    /// `CloseComplete` for a portal.
+    Close,
+    /// An answer of the router at its place.
+    Answer(Bytes),
+    /// `ReadyForQuery`.
+    Sync,
+}
+
+impl Request {
+    /// A simple query.
+    pub fn simple(sql: Bytes) -> Request {
+        Request { items: vec![Item::Simple(sql)] }
+    }
+
+    /// Whether it is of the extended protocol.
+    pub fn is_extended(&self) -> bool {
+        !matches!(self.items.first(), Some(Item::Simple(_)))
+    }
+
+    /// Whether a server is needed at all.
+    pub fn needs_server(&self) -> bool {
+        self.items.iter().any(|item| !matches!(item, Item::Answer(_)))
+    }
+
+    /// Whether it leaves a named portal behind.
+    pub fn binds_named_portal(&self) -> bool {
+        self.items.iter().any(|item| matches!(item, Item::Bind { bind, .. } if !bind.portal.is_empty()))
+    }
+
+    /// Appends the messages for `backend` to its output, and what will be answered to `expected`.
+    pub fn encode(&self, backend: &mut Backend, expected: &mut VecDeque<Expected>) {
+        for item in &self.items {
+            match item {
+                Item::Simple(sql) => {
+                    backend.channel.output.message(b'Q', &[sql, &b"\0"[..]].concat());
+                    expected.push_back(Expected::Simple);
+                }
+                Item::Parse { text, named: false } => {
+                    put_unnamed(backend, text, true, expected);
+                }
+                Item::Parse { text, named: true } => {
+                    if backend.prepared.touch(text.number) {
+                        expected.push_back(Expected::Answer(Bytes::from_static(b"1\0\0\0\x04")));
+                    } else {
+                        put_named(backend, text, true, expected);
+                    }
+                }
+                Item::Bind { bind, text, named } => {
+                    let name = ensure(backend, text, *named, expected);
+                    rename_bind(bind, &name, &mut backend.channel.output);
+                    expected.push_back(Expected::Bind);
+                }
+                Item::DescribeStatement { text, named } => {
+                    let name = ensure(backend, text, *named, expected);
+                    put_target(&mut backend.channel.output, b'D', &name);
+                    expected.push_back(Expected::DescribeStatement);
+                }
+                Item::Portal(frame) => {
+                    backend.channel.output.put_slice(&frame.bytes);
+                    expected.push_back(match frame.tag {
+                        b'D' => Expected::DescribePortal,
+                        b'C' => Expected::Close,
+                        _ => Expected::Execute,
+                    });
+                }
+                Item::Answer(bytes) => expected.push_back(Expected::Answer(bytes.clone())),
+            }
+        }
+        if self.is_extended() && self.needs_server() {
+            backend.channel.output.message(b'S', b"");
+            expected.push_back(Expected::Sync);
+        }
+    }
+}
+
+fn put_unnamed(backend: &mut Backend, text: &PreparedText, visible: bool, expected: &mut VecDeque<Expected>) {
+    Parse::encode_as(&text.sql, &text.types, "", &mut backend.channel.output);
+    backend.prepared.unnamed = Some(text.number);
+    expected.push_back(Expected::Parse { visible, number: text.number });
+}
+
+fn put_named(backend: &mut Backend, text: &PreparedText, visible: bool, expected: &mut VecDeque<Expected>) {
+    if let Some(evicted) = backend.prepared.insert(text.number) {
+        put_target(&mut backend.channel.output, b'C', &PreparedStatements::name(evicted));
+        expected.push_back(Expected::Evicted);
+    }
+    let name = PreparedStatements::name(text.number);
+    Parse::encode_as(&text.sql, &text.types, &name, &mut backend.channel.output);
+    expected.push_back(Expected::Parse { visible, number: text.number });
+}
+
+/// Sends a simple query of the router's own.
+pub fn put_own(backend: &mut Backend, sql: &str, heard: bool, expected: &mut VecDeque<Expected>) {
+    backend.channel.output.query(sql);
+    expected.push_back(Expected::Own { heard });
+}
+
+/// Makes sure that the statement is prepared there; gives the server's name for it.
+fn ensure(backend: &mut Backend, text: &PreparedText, named: bool, expected: &mut VecDeque<Expected>) -> String {
+    if named {
+        if !backend.prepared.touch(text.number) {
+            put_named(backend, text, false, expected);
+        }
+        PreparedStatements::name(text.number)
+    } else {
+        if backend.prepared.unnamed != Some(text.number) {
+            put_unnamed(backend, text, false, expected);
+        }
+        String::new()
+    }
+}
+
+/// `Describe` or `Close` of a statement.
+fn put_target(output: &mut BytesMut, tag: u8, name: &str) {
+    let start = begin_message(output, tag);
+    output.put_u8(b'S');
+    output.put_slice(name.as_bytes());
+    output.put_u8(0);
+    end_message(output, start);
+}

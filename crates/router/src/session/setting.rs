@@ -1,0 +1,345 @@
+//! SET, RESET and SHOW.
+//!
+//! Most settings mean the same on every server, so they follow the session (see [`crate::settings`]). A few are the
+//! router's own, and a few belong to the session's identity and pin it to its back end on the leader.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::relay::{Ended, Hold, RelayError};
+use super::request::{Request, put_own};
+use super::unit::Outcome;
+use super::work::Work;
+use super::{Session, SessionEnd};
+use crate::backend::Backend;
+use crate::servers::Health;
+use crate::settings::quote;
+use crate::sql::{Isolation, PinReason};
+use crate::wire::{Reply, SqlError, sqlstate};
+
+/// Client encodings in which a byte of a character can look like ASCII; the router could misread such SQL.
+const UNSAFE_ENCODINGS: [&str; 7] = ["SJIS", "BIG5", "GBK", "UHC", "GB18030", "JOHAB", "SHIFT_JIS_2004"];
+
+impl Session {
+    /// Whether the router answers SHOW of this name.
+    pub(super) fn shows(name: &str) -> bool {
+        matches!(
+            name,
+            "transaction_isolation" | "default_transaction_isolation" | "onecopy.freshness" | "onecopy.server"
+        )
+    }
+
+    /// Answers SHOW.
+    pub(super) fn show(&mut self, name: &str, describes: bool) {
+        let value = match name {
+            "transaction_isolation" => self.isolation_asked(true).setting().to_owned(),
+            "default_transaction_isolation" => self.isolation_asked(false).setting().to_owned(),
+            "onecopy.freshness" => self.freshness.to_string(),
+            _ => self.server_choice.map(|index| self.domain.servers[index].name.clone()).unwrap_or_default(),
+        };
+        let output = &mut self.client.output;
+        if describes {
+            output.text_columns(&[name]);
+        }
+        output.text_row(&[Some(value)]);
+        output.command_complete("SHOW");
+    }
+
+    pub(super) fn too_many_settings(&mut self) -> Outcome {
+        self.fail(
+            SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, "too many settings are changed in this session")
+                .hint("RESET those that are not needed any more."),
+        );
+        Outcome::Failed
+    }
+
+    /// SET.
+    pub(super) async fn set(
+        &mut self,
+        name: &str,
+        local: bool,
+        value: Option<&str>,
+        text: &str,
+    ) -> Result<Outcome, SessionEnd> {
+        match name {
+            "onecopy.freshness" | "onecopy.server" => return Ok(self.set_of_router(name, value)),
+            "default_transaction_isolation" => {
+                return Ok(match value.map(Isolation::from_setting) {
+                    Some(None) => self.invalid_value(name, value.unwrap_or_default()),
+                    level => {
+                        self.characteristics.isolation = level.flatten();
+                        self.client.output.command_complete("SET");
+                        Outcome::Done
+                    }
+                });
+            }
+            "standard_conforming_strings" if value != Some("on") => {
+                self.fail(SqlError::error(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    "standard_conforming_strings must stay on: the router reads SQL by the standard's rules",
+                ));
+                return Ok(Outcome::Failed);
+            }
+            "client_encoding" if value.is_some_and(is_unsafe_encoding) => {
+                self.fail(
+                    SqlError::error(
+                        sqlstate::FEATURE_NOT_SUPPORTED,
+                        "this client encoding is not supported: its characters can contain ASCII bytes",
+                    )
+                    .hint("Use UTF8."),
+                );
+                return Ok(Outcome::Failed);
+            }
+            "role" | "session_authorization" => return self.set_identity(text).await,
+            _ => {}
+        }
+        if local {
+            return match &self.transaction {
+                Some(_) => self.run_text_in_transaction(text).await,
+                None => {
+                    let warning = "SET LOCAL can only be used in transaction blocks";
+                    self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
+                    self.client.output.command_complete("SET");
+                    Ok(Outcome::Done)
+                }
+            };
+        }
+        self.set_and_follow(name, text).await
+    }
+
+    /// Runs SET where it is checked, reads the effective value back, and lets it follow the session.
+    async fn set_and_follow(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
+        let read_back = format!("SELECT pg_catalog.current_setting({})", quote(name));
+        if self.transaction.is_some() {
+            return self.set_in_transaction(name, text, &read_back).await;
+        }
+        let (mut backend, reader) = match self.any_backend().await {
+            Ok(taken) => taken,
+            Err(error) => {
+                self.fail(error);
+                return Ok(Outcome::Failed);
+            }
+        };
+        let mut expected = VecDeque::new();
+        self.put_settings(&mut backend, &mut expected);
+        if backend.in_transaction {
+            put_own(&mut backend, "ROLLBACK", false, &mut expected);
+            backend.epoch = None;
+        }
+        Request::simple(text.to_owned().into()).encode(&mut backend, &mut expected);
+        put_own(&mut backend, &read_back, false, &mut expected);
+        let Ended { result, .. } = self.relay(&mut backend, expected, Hold::InRoom).await;
+        self.statement_ended();
+        let relayed = match result {
+            Ok(relayed) => relayed,
+            Err(RelayError::Client(error)) => return Err(error.into()),
+            Err(error) => {
+                self.fail(self.server_lost(&backend.server.name, &error));
+                return Ok(Outcome::Failed);
+            }
+        };
+        if relayed.error.is_some() {
+            self.give_back_any(backend, reader);
+            self.note_failure();
+            return Ok(Outcome::Failed);
+        }
+        let value = first_value(relayed.own_rows.last());
+        self.note_transaction_default(name, &value);
+        if !self.settings.set(name, value) {
+            return Ok(self.too_many_settings());
+        }
+        backend.settings = self.settings.clone();
+        self.give_back_any(backend, reader);
+        Ok(Outcome::Done)
+    }
+
+    async fn set_in_transaction(&mut self, name: &str, text: &str, read_back: &str) -> Result<Outcome, SessionEnd> {
+        if self.run_text_in_transaction(text).await? == Outcome::Failed {
+            return Ok(Outcome::Failed);
+        }
+        if self.transaction.as_ref().is_some_and(|transaction| transaction.savepoints > 0) {
+            // ROLLBACK TO may take the setting back without our knowing to which value.
+            self.pin(PinReason::HiddenSetting);
+        }
+        let mut expected = VecDeque::new();
+        let Some(mut transaction) = self.transaction.take() else { return Ok(Outcome::Done) };
+        let result = match transaction.backend() {
+            Some(backend) => {
+                put_own(backend, read_back, false, &mut expected);
+                self.relay(backend, expected, Hold::InRoom).await.result
+            }
+            None => Ok(Default::default()),
+        };
+        self.statement_ended();
+        self.transaction = Some(transaction);
+        match result {
+            Ok(relayed) => {
+                let value = first_value(relayed.own_rows.last());
+                if self.settings.set(name, value) { Ok(Outcome::Done) } else { Ok(self.too_many_settings()) }
+            }
+            Err(RelayError::Client(error)) => Err(error.into()),
+            Err(error) => {
+                self.fail(self.server_lost("the server", &error));
+                Ok(Outcome::Failed)
+            }
+        }
+    }
+
+    /// A back end outside any transaction of this session: the leader's, or a reader while the leader is gone.
+    pub(super) async fn any_backend(&mut self) -> Result<(Backend, bool), SqlError> {
+        if self.pinned.is_some() || self.own_backend.is_some() || self.domain.servers[0].health() == Health::Up {
+            match self.take_leader().await {
+                Ok(backend) => return Ok((backend, false)),
+                Err(error) if self.domain.readers.len() == 1 => return Err(error.to_sql()),
+                Err(_) => {}
+            }
+        }
+        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
+        let mut last = SqlError::error(sqlstate::CANNOT_CONNECT_NOW, "no server is there");
+        for pool in self.domain.readers.iter().rev() {
+            match pool.take(&self.credentials, &self.settings, wait).await {
+                Ok(backend) => return Ok((backend, true)),
+                Err(error) => last = error.to_sql(),
+            }
+        }
+        Err(last)
+    }
+
+    fn give_back_any(&mut self, backend: Backend, reader: bool) {
+        if reader {
+            self.domain.readers[backend.server.index].give_back(&self.user, backend);
+        } else {
+            self.return_leader(backend);
+        }
+    }
+
+    fn set_of_router(&mut self, name: &str, value: Option<&str>) -> Outcome {
+        let valid = match (name, value) {
+            ("onecopy.freshness", None) => {
+                self.freshness = self.domain.settings.freshness;
+                true
+            }
+            ("onecopy.freshness", Some(value)) => value.parse().map(|freshness| self.freshness = freshness).is_ok(),
+            (_, None | Some("")) => {
+                self.server_choice = None;
+                true
+            }
+            (_, Some(value)) => {
+                let chosen = self.domain.servers.iter().position(|server| server.name == value);
+                self.server_choice = chosen.or(self.server_choice);
+                chosen.is_some()
+            }
+        };
+        if !valid {
+            return self.invalid_value(name, value.unwrap_or_default());
+        }
+        self.client.output.command_complete("SET");
+        Outcome::Done
+    }
+
+    fn invalid_value(&mut self, name: &str, value: &str) -> Outcome {
+        let error = SqlError::error(
+            sqlstate::INVALID_PARAMETER_VALUE,
+            format!("invalid value for parameter \"{name}\": \"{value}\""),
+        );
+        self.fail(match name {
+            "onecopy.freshness" => error.hint("Available values: strict, session, bounded:<milliseconds>."),
+            "onecopy.server" => {
+                let names: Vec<&str> = self.domain.servers.iter().map(|server| server.name.as_str()).collect();
+                error.hint(format!("Available values: {}.", names.join(", ")))
+            }
+            _ => error,
+        });
+        Outcome::Failed
+    }
+
+    /// SET ROLE and SET SESSION AUTHORIZATION: who the session is, on its back end on the leader only.
+    async fn set_identity(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
+        let outcome = match &self.transaction {
+            Some(_) => self.run_text_in_transaction(text).await?,
+            None => self.run_text_on_leader(text).await?,
+        };
+        if outcome == Outcome::Done {
+            self.pin(PinReason::Identity);
+            if self.transaction.is_none()
+                && let Some(backend) = self.domain.leader.unpark(self.number)
+            {
+                self.own_backend = Some(backend);
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// RESET.
+    pub(super) async fn reset(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
+        match name {
+            "onecopy.freshness" | "onecopy.server" => {
+                let outcome = self.set_of_router(name, None);
+                return Ok(outcome);
+            }
+            "default_transaction_isolation" => {
+                self.characteristics.isolation = None;
+                self.client.output.command_complete("RESET");
+                return Ok(Outcome::Done);
+            }
+            "role" | "session_authorization" => return self.run_text_on_leader(text).await,
+            _ => {}
+        }
+        if let Some(value) = self.settings_at_login.get(name).map(str::to_owned) {
+            let text = format!("SET {name} TO {}", quote(&value));
+            return self.set_and_follow(name, &text).await;
+        }
+        let outcome = match &self.transaction {
+            Some(_) => self.run_text_in_transaction(text).await?,
+            None => self.run_text_on_leader(text).await?,
+        };
+        if outcome == Outcome::Done {
+            self.settings.reset(name);
+            match name {
+                "default_transaction_read_only" => self.characteristics.read_only = false,
+                "default_transaction_deferrable" => self.characteristics.deferrable = false,
+                _ => {}
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// RESET ALL, without its answer.
+    pub(super) fn reset_all(&mut self) {
+        self.settings = Arc::clone(&self.settings_at_login);
+        self.characteristics = Default::default();
+        self.freshness = self.domain.settings.freshness;
+        self.server_choice = None;
+    }
+
+    /// Runs one statement of the client's as it is in the open transaction.
+    pub(super) async fn run_text_in_transaction(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
+        let work = Work { reads_only: true, statements: 1, ..Work::default() };
+        self.run_in_transaction(&Request::simple(text.to_owned().into()), &work).await
+    }
+
+    /// Runs one statement of the client's as it is on the leader.
+    pub(super) async fn run_text_on_leader(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
+        let work = Work { statements: 1, ..Work::default() };
+        let request = Request::simple(text.to_owned().into());
+        match &self.transaction {
+            Some(_) => self.run_in_transaction(&request, &work).await,
+            None => self.run_on_leader(&request, &work).await,
+        }
+    }
+}
+
+fn is_unsafe_encoding(name: &str) -> bool {
+    let name = name.to_ascii_uppercase();
+    UNSAFE_ENCODINGS.contains(&name.as_str())
+}
+
+/// The first value of a `DataRow` body.
+fn first_value(row: Option<&bytes::Bytes>) -> String {
+    let value = row.and_then(|row| {
+        let length = i32::from_be_bytes(row.get(2..6)?.try_into().ok()?);
+        row.get(6..6 + usize::try_from(length).ok()?)
+    });
+    String::from_utf8_lossy(value.unwrap_or_default()).into_owned()
+}

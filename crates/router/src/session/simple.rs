@@ -1,0 +1,137 @@
+//! The simple protocol: one message, any number of statements.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::action::is_routers_own;
+use super::request::Request;
+use super::transaction::Transaction;
+use super::unit::Outcome;
+use super::work::Work;
+use super::{Session, SessionEnd};
+use crate::sql::{Action, ParseError, Statement};
+use crate::wire::{Frame, SqlError, begin_message, end_message, sql_of_query, sqlstate};
+
+impl Session {
+    /// A `Query` message, up to `ReadyForQuery`.
+    pub(super) async fn simple_query(&mut self, frame: &Frame) -> Result<(), SessionEnd> {
+        let sql = sql_of_query(frame).map_err(Session::malformed)?;
+        let text = readable(&sql);
+        // A simple query destroys the unnamed statement and portal.
+        self.statements.remove(&b""[..]);
+        if self.transaction.is_none() {
+            self.portals.clear();
+        }
+        match self.domain.classify(&text).await {
+            Ok(statements) if statements.is_empty() => {
+                let start = begin_message(&mut self.client.output, b'I');
+                end_message(&mut self.client.output, start);
+            }
+            Ok(statements) if statements.len() == 1 => {
+                self.run_statement(&statements[0], &text, &sql).await?;
+            }
+            Ok(statements) => self.run_statements(&statements, &text, &sql).await?,
+            Err(error) => self.run_unreadable(error, &sql).await?,
+        }
+        self.ready();
+        Ok(())
+    }
+
+    /// One statement; `sql` are the bytes to send.
+    async fn run_statement(&mut self, statement: &Statement, text: &str, sql: &[u8]) -> Result<Outcome, SessionEnd> {
+        if is_routers_own(&statement.action) {
+            return self.run_action(&statement.action, text, true).await;
+        }
+        if self.is_barred(&statement.action) {
+            return Ok(Outcome::Failed);
+        }
+        let work = Work::of(statement, text);
+        let outcome = self.run_unit(Request::simple(sql.to_vec().into()), work).await?;
+        self.note_savepoint(&statement.action, outcome);
+        Ok(outcome)
+    }
+
+    /// Whether the open transaction has failed and allows the statement no more; the client is told.
+    pub(super) fn is_barred(&mut self, action: &Action) -> bool {
+        let failed = self.transaction.as_ref().is_some_and(|transaction| transaction.failed);
+        if !failed || matches!(action, Action::RollbackTo(_)) {
+            return false;
+        }
+        self.fail(SqlError::error(
+            sqlstate::IN_FAILED_SQL_TRANSACTION,
+            "current transaction is aborted, commands ignored until end of transaction block",
+        ));
+        true
+    }
+
+    /// Keeps count of savepoints; ROLLBACK TO makes a failed transaction whole again.
+    pub(super) fn note_savepoint(&mut self, action: &Action, outcome: Outcome) {
+        let (Some(transaction), Outcome::Done) = (&mut self.transaction, outcome) else { return };
+        match action {
+            Action::Savepoint(_) => transaction.savepoints += 1,
+            Action::RollbackTo(_) => transaction.failed = false,
+            _ => {}
+        }
+    }
+
+    /// Several statements of one message: one transaction, unless they say otherwise themselves.
+    async fn run_statements(
+        &mut self,
+        statements: &Arc<[Statement]>,
+        text: &str,
+        sql: &[u8],
+    ) -> Result<(), SessionEnd> {
+        let reads_only = statements.iter().all(|statement| statement.action.is_read());
+        for statement in statements.iter() {
+            if self.transaction.is_none() && !matches!(statement.action, Action::Begin(_)) {
+                let mut transaction = Transaction::implicit(self);
+                transaction.characteristics.read_only |= reads_only;
+                self.transaction = Some(transaction);
+            }
+            let range = statement.range.clone();
+            let outcome = self.run_statement(statement, &text[range.clone()], &sql[range]).await?;
+            if outcome == Outcome::Failed {
+                break;
+            }
+        }
+        if let Some(transaction) = self.transaction.as_ref().filter(|transaction| transaction.implicit) {
+            let outcome = if transaction.failed { Outcome::Failed } else { Outcome::Done };
+            self.end_implicit(outcome).await?;
+        }
+        Ok(())
+    }
+
+    /// A message that the parser refuses: the leader gives PostgreSQL's own answer.
+    async fn run_unreadable(&mut self, error: ParseError, sql: &[u8]) -> Result<(), SessionEnd> {
+        if let ParseError::TooManyStatements { .. } = error {
+            self.fail(SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, error.to_string()));
+            return Ok(());
+        }
+        if self.is_barred(&Action::UNKNOWN) {
+            return Ok(());
+        }
+        let work = Work { writes: true, opaque: true, commits_itself: true, statements: 1, ..Work::default() };
+        self.run_unit(Request::simple(sql.to_vec().into()), work).await?;
+        Ok(())
+    }
+}
+
+/// SQL as text of the same length. Bytes that are no UTF-8 can only stand in names and constants (encodings in which
+/// they could hide ASCII are refused), so for judging a statement any letter does in their place.
+pub(super) fn readable(sql: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(sql) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => Cow::Owned(sql.iter().map(|&byte| if byte.is_ascii() { byte as char } else { 'x' }).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_in_another_encoding_keeps_its_length() {
+        assert_eq!(readable(b"select '\xe9t\xe9'"), "select 'xtx'");
+        assert_eq!(readable("select 'été'".as_bytes()), "select 'été'");
+    }
+}

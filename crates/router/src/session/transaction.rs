@@ -1,0 +1,532 @@
+//! Transactions: begun lazily, placed by their first statement, committed inside the room.
+//!
+//! ```text
+//!  BEGIN --> Nowhere --first statement--> AtEpoch (declared READ ONLY, a whitelisted read) --COMMIT--> done
+//!                                     \-> OnLeader (all others, SERIALIZABLE) --COMMIT in the room--> done
+//!  any --error--> failed --ROLLBACK or COMMIT--> rolled back
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::autocommit::{InFlight, NotAtEpoch, epoch_closed};
+use super::relay::{Ended, Hold, RelayError, Relayed};
+use super::request::{Request, put_own};
+use super::unit::Outcome;
+use super::work::Work;
+use super::{Characteristics, Session, SessionEnd};
+use crate::backend::Backend;
+use crate::epoch::{Barrier, Epoch};
+use crate::settings::Settings;
+use crate::state::SerializableTransaction;
+use crate::wire::{Reply, SqlError, sqlstate};
+
+/// Tries to open a read-only transaction's epoch before the leader takes it.
+const OPEN_TRIES_MAX: usize = 6;
+
+/// A relation that is locked like this by a transaction was changed by DDL or TRUNCATE hidden in a function.
+const HIDDEN_DDL: &str = "SELECT 1 FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid() \
+     AND locktype = 'relation' AND mode = 'AccessExclusiveLock' LIMIT 1";
+
+/// A transaction that the client, or the router for it, has begun.
+pub(super) struct Transaction {
+    /// What it is.
+    pub characteristics: Characteristics,
+    /// Begun by the router around the statements of one message.
+    pub implicit: bool,
+    /// Only ROLLBACK can follow.
+    pub failed: bool,
+    /// Savepoints that are open.
+    pub savepoints: usize,
+    /// The session's settings before it.
+    pub settings_before: Arc<Settings>,
+    place: Place,
+}
+
+/// Where a transaction runs.
+enum Place {
+    /// Nothing was sent yet.
+    Nowhere,
+    /// Reads one epoch.
+    AtEpoch { backend: Backend, epoch: Arc<Epoch>, _in_flight: InFlight },
+    /// Runs on the leader.
+    OnLeader(Box<LeaderTransaction>),
+    /// Its server was lost.
+    Lost,
+}
+
+struct LeaderTransaction {
+    backend: Backend,
+    /// Commits that its snapshot holds at least.
+    commits_at_snapshot: u64,
+    serializable: SerializableTransaction,
+    wrote: bool,
+    opaque: bool,
+    barrier: Option<Barrier>,
+    /// Epochs up to its commit are wrong afterwards.
+    dooms: bool,
+}
+
+impl Transaction {
+    fn new(session: &Session, characteristics: Characteristics, implicit: bool) -> Transaction {
+        Transaction {
+            characteristics,
+            implicit,
+            failed: false,
+            savepoints: 0,
+            settings_before: session.settings.clone(),
+            place: Place::Nowhere,
+        }
+    }
+
+    /// One that the client begins.
+    pub(super) fn explicit(session: &Session, characteristics: Characteristics) -> Transaction {
+        Transaction::new(session, characteristics, false)
+    }
+
+    /// One around the statements of a message.
+    pub(super) fn implicit(session: &Session) -> Transaction {
+        Transaction::new(session, session.characteristics, true)
+    }
+
+    /// Whether a statement was sent already.
+    pub(super) fn has_started(&self) -> bool {
+        !matches!(self.place, Place::Nowhere)
+    }
+
+    /// Whether it may have written.
+    pub(super) fn wrote(&self) -> bool {
+        matches!(&self.place, Place::OnLeader(leader) if leader.wrote)
+    }
+
+    /// Its back end.
+    pub(super) fn backend(&mut self) -> Option<&mut Backend> {
+        match &mut self.place {
+            Place::AtEpoch { backend, .. } => Some(backend),
+            Place::OnLeader(leader) => Some(&mut leader.backend),
+            Place::Nowhere | Place::Lost => None,
+        }
+    }
+}
+
+fn aborted() -> SqlError {
+    SqlError::error(
+        sqlstate::IN_FAILED_SQL_TRANSACTION,
+        "current transaction is aborted, commands ignored until end of transaction block",
+    )
+}
+
+impl Session {
+    /// Runs one unit inside the open transaction.
+    pub(super) async fn run_in_transaction(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
+        let Some(mut transaction) = self.transaction.take() else { return Ok(Outcome::Failed) };
+        let result = self.run_placed(&mut transaction, request, work).await;
+        self.transaction = Some(transaction);
+        match result? {
+            Ok(()) => Ok(Outcome::Done),
+            Err(Reported::ByServer) => {
+                self.note_failure();
+                Ok(Outcome::Failed)
+            }
+            Err(Reported::Here(error)) => {
+                self.fail(error);
+                Ok(Outcome::Failed)
+            }
+        }
+    }
+
+    async fn run_placed(
+        &mut self,
+        transaction: &mut Transaction,
+        request: &Request,
+        work: &Work,
+    ) -> Result<Result<(), Reported>, SessionEnd> {
+        if matches!(transaction.place, Place::Lost) {
+            return Ok(Err(Reported::Here(aborted())));
+        }
+        if work.barrier.as_ref().is_some_and(|barrier| barrier.alone) && !transaction.implicit {
+            // The server refuses it in its own words.
+            tracing::debug!(session = self.number, "a statement that cannot run in a transaction block");
+        }
+        let reads_an_epoch = transaction.characteristics.read_only && work.reads_only && self.pinned.is_none();
+        if !transaction.has_started() && reads_an_epoch {
+            match self.open_epoch_transaction(transaction, request, work).await? {
+                Some(result) => return Ok(result),
+                None => tracing::debug!(session = self.number, "a read-only transaction runs on the leader"),
+            }
+        }
+        if !transaction.has_started()
+            && let Err(error) = self.place_on_leader(transaction).await
+        {
+            return Ok(Err(Reported::Here(error)));
+        }
+        match &mut transaction.place {
+            Place::AtEpoch { .. } => self.run_at_transaction_epoch(transaction, request, work).await,
+            _ => self.run_in_leader_transaction(transaction, request, work).await,
+        }
+    }
+
+    /// Opens a read-only transaction at an epoch with its first unit; none when the leader must take it.
+    async fn open_epoch_transaction(
+        &mut self,
+        transaction: &mut Transaction,
+        request: &Request,
+        work: &Work,
+    ) -> Result<Option<Result<(), Reported>>, SessionEnd> {
+        let demand = self.demand();
+        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
+        let mut avoid = Vec::new();
+        for _ in 0..OPEN_TRIES_MAX {
+            let chosen = match self.take_epoch(demand).await {
+                Ok(epoch) => self.choose_server(&epoch, &avoid).map(|server| (epoch, server)),
+                Err(reason) => Err(reason),
+            };
+            let (epoch, server) = match chosen {
+                Ok(chosen) => chosen,
+                Err(NotAtEpoch::AskLeader) => return Ok(None),
+                Err(NotAtEpoch::Error(error)) => return Ok(Some(Err(Reported::Here(error)))),
+            };
+            let in_flight = InFlight::on(&server);
+            let Ok(mut backend) = self.domain.readers[server.index].take(&self.credentials, &self.settings, wait).await
+            else {
+                avoid.push(server.index);
+                continue;
+            };
+            // The epoch is opened in a step of its own, so that the client's statement runs only if it is open.
+            let mut expected = VecDeque::new();
+            self.put_settings(&mut backend, &mut expected);
+            self.put_epoch(&mut backend, &epoch, true, &mut expected);
+            let start = self.client.output.len();
+            let Ended { result, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
+            self.statement_ended();
+            self.client.output.truncate(start);
+            match result {
+                Ok(relayed) if relayed.own_error.is_none() => {
+                    transaction.place = Place::AtEpoch { backend, epoch, _in_flight: in_flight };
+                    return self.run_at_transaction_epoch(transaction, request, work).await.map(Some);
+                }
+                Ok(_) => {}
+                Err(RelayError::Client(error)) => return Err(error.into()),
+                Err(_) => avoid.push(server.index),
+            }
+        }
+        Ok(None)
+    }
+
+    async fn run_at_transaction_epoch(
+        &mut self,
+        transaction: &mut Transaction,
+        request: &Request,
+        work: &Work,
+    ) -> Result<Result<(), Reported>, SessionEnd> {
+        if work.pins.is_some() || work.opaque || work.barrier.is_some() || work.waits_for_client {
+            return Ok(Err(Reported::Here(
+                SqlError::error(
+                    sqlstate::READ_ONLY_SQL_TRANSACTION,
+                    "this statement cannot run in a read-only transaction that reads an epoch",
+                )
+                .hint("Run it first in its transaction, or begin the transaction without READ ONLY."),
+            )));
+        }
+        let Place::AtEpoch { backend, epoch, .. } = &mut transaction.place else { return Ok(Ok(())) };
+        let mut expected = VecDeque::new();
+        request.encode(backend, &mut expected);
+        let Ended { result, went_out } = self.relay(backend, expected, Hold::Briefly).await;
+        self.statement_ended();
+        let server = backend.server.clone();
+        match result {
+            Err(RelayError::Client(error)) => Err(error.into()),
+            Err(error) => {
+                transaction.place = Place::Lost;
+                if went_out {
+                    self.client.output.clear();
+                }
+                Ok(Err(Reported::Here(self.server_lost(&server.name, &error))))
+            }
+            Ok(_) if epoch.is_doomed() => {
+                self.client.output.clear();
+                Ok(Err(Reported::Here(epoch_closed())))
+            }
+            Ok(Relayed { error: Some(_), .. }) => Ok(Err(Reported::ByServer)),
+            Ok(_) => {
+                server.reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                Ok(Ok(()))
+            }
+        }
+    }
+
+    /// Begins the transaction on the leader.
+    async fn place_on_leader(&mut self, transaction: &mut Transaction) -> Result<(), SqlError> {
+        let mut backend = self.take_leader().await.map_err(|error| error.to_sql())?;
+        let serializable = self.router.serializable.begin(&backend.server);
+        let commits_at_snapshot = self.domain.room.commits_done();
+        let mut expected = VecDeque::new();
+        self.put_settings(&mut backend, &mut expected);
+        let characteristics = transaction.characteristics;
+        let mode = if characteristics.read_only { " READ ONLY" } else { " READ WRITE" };
+        let wait = if characteristics.deferrable { " DEFERRABLE" } else { "" };
+        put_own(&mut backend, &format!("BEGIN ISOLATION LEVEL SERIALIZABLE{mode}{wait}"), false, &mut expected);
+        let Ended { result, .. } = self.relay(&mut backend, expected, Hold::InRoom).await;
+        self.statement_ended();
+        match result {
+            Ok(Relayed { own_error: None, .. }) => {}
+            Ok(Relayed { own_error: Some(fields), .. }) => return Err(SqlError::error(&fields.code, fields.message)),
+            Err(error) => return Err(self.server_lost(&backend.server.name, &error)),
+        }
+        transaction.place = Place::OnLeader(Box::new(LeaderTransaction {
+            backend,
+            commits_at_snapshot,
+            serializable,
+            wrote: false,
+            opaque: false,
+            barrier: None,
+            dooms: false,
+        }));
+        Ok(())
+    }
+
+    async fn run_in_leader_transaction(
+        &mut self,
+        transaction: &mut Transaction,
+        request: &Request,
+        work: &Work,
+    ) -> Result<Result<(), Reported>, SessionEnd> {
+        let Place::OnLeader(leader) = &mut transaction.place else { return Ok(Err(Reported::Here(aborted()))) };
+        if leader.serializable.may_be_forgotten() {
+            return Ok(Err(Reported::Here(too_many_transactions())));
+        }
+        leader.wrote |= work.writes && !transaction.characteristics.read_only;
+        leader.opaque |= work.opaque;
+        if let Some(barrier) = &work.barrier {
+            if leader.barrier.is_none() {
+                leader.barrier = Some(self.domain.epochs.begin_barrier());
+                self.release_readers().await;
+            }
+            leader.dooms |= !barrier.harmless;
+        }
+        let mut expected = VecDeque::new();
+        request.encode(&mut leader.backend, &mut expected);
+        let Ended { result, went_out } = self.relay(&mut leader.backend, expected, Hold::Briefly).await;
+        self.statement_ended();
+        let relayed = match result {
+            Ok(relayed) => relayed,
+            Err(RelayError::Client(error)) => return Err(error.into()),
+            Err(error) => {
+                let name = leader.backend.server.name.clone();
+                transaction.place = Place::Lost;
+                if went_out {
+                    self.client.output.clear();
+                }
+                let lost = self.server_lost(&name, &error);
+                if self.pinned.is_some() || self.keeps_backend {
+                    return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..lost }));
+                }
+                return Ok(Err(Reported::Here(lost)));
+            }
+        };
+        self.after_leader_statement(work, relayed.error.is_none());
+        match relayed.error {
+            Some(_) => Ok(Err(Reported::ByServer)),
+            None => Ok(Ok(())),
+        }
+    }
+
+    /// Idle readers hold locks in their epoch's transaction; DDL must not wait for them.
+    pub(super) async fn release_readers(&self) {
+        for pool in &self.domain.readers {
+            let _ = tokio::time::timeout(Duration::from_millis(100), pool.sweep(None)).await;
+        }
+    }
+
+    /// COMMIT. `answers`: the client gets a `CommandComplete`. Fails only when an error was reported.
+    pub(super) async fn commit(&mut self, answers: bool) -> Result<Outcome, SessionEnd> {
+        let Some(mut transaction) = self.transaction.take() else { return Ok(Outcome::Done) };
+        if transaction.failed {
+            self.transaction = Some(transaction);
+            // No error: the client is told ROLLBACK.
+            self.roll_back(answers).await?;
+            return Ok(Outcome::Done);
+        }
+        match std::mem::replace(&mut transaction.place, Place::Lost) {
+            Place::Nowhere => {}
+            Place::AtEpoch { backend, .. } => self.give_back_reader(backend),
+            Place::OnLeader(leader) => match self.commit_on_leader(*leader).await? {
+                Committed::Yes => {}
+                Committed::RolledBack => {
+                    self.settings = transaction.settings_before;
+                    if answers {
+                        self.client.output.command_complete("ROLLBACK");
+                    }
+                    return Ok(Outcome::Done);
+                }
+                Committed::Error(error) => {
+                    self.settings = transaction.settings_before;
+                    self.fail(error);
+                    return Ok(Outcome::Failed);
+                }
+            },
+            Place::Lost => {
+                self.fail(aborted());
+                return Ok(Outcome::Failed);
+            }
+        }
+        if answers {
+            self.client.output.command_complete("COMMIT");
+        }
+        Ok(Outcome::Done)
+    }
+
+    async fn commit_on_leader(&mut self, mut leader: LeaderTransaction) -> Result<Committed, SessionEnd> {
+        if !leader.wrote {
+            let relayed = self.own_statement(&mut leader.backend, "COMMIT", true).await?;
+            self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
+            return self.committed(leader, relayed, false).await;
+        }
+        if leader.serializable.may_be_forgotten() {
+            drop(leader);
+            return Ok(Committed::Error(too_many_transactions()));
+        }
+        if leader.opaque && !leader.dooms {
+            match self.own_statement(&mut leader.backend, HIDDEN_DDL, false).await? {
+                Ok(relayed) => leader.dooms = !relayed.own_rows.is_empty(),
+                Err(error) => return Ok(Committed::Error(self.server_lost("the leader", &error))),
+            }
+        }
+        if leader.dooms {
+            leader.barrier.get_or_insert_with(|| self.domain.epochs.begin_barrier());
+            self.domain.epochs.doom();
+        }
+        let domain = self.domain.clone();
+        let commit = domain.room.enter(self.number, leader.backend.process_id, None).await;
+        let tripwire =
+            domain.epochs.needs_tripwire(leader.commits_at_snapshot) && !domain.settings.unsafe_without_tripwire;
+        let sql = if tripwire { "INSERT INTO onecopy.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
+        let relayed = self.own_statement(&mut leader.backend, sql, true).await?;
+        if let Ok(relayed) = &relayed {
+            self.commits_seen = commit.settle();
+            if tripwire {
+                let aborted =
+                    relayed.own_error.as_ref().is_some_and(|error| error.code == sqlstate::SERIALIZATION_FAILURE);
+                domain.epochs.statistics.note_tripwire(aborted);
+            }
+        } else {
+            drop(commit);
+        }
+        self.committed(leader, relayed, true).await
+    }
+
+    /// What came of a COMMIT.
+    async fn committed(
+        &mut self,
+        mut leader: LeaderTransaction,
+        relayed: Result<Relayed, RelayError>,
+        wrote: bool,
+    ) -> Result<Committed, SessionEnd> {
+        if leader.dooms {
+            self.domain.epochs.doom();
+        }
+        if leader.barrier.take().is_some() {
+            self.domain.catalog_changed();
+        }
+        let relayed = match relayed {
+            Ok(relayed) => relayed,
+            Err(error) if wrote => return Ok(Committed::Error(self.commit_unknown(&leader.backend, &error))),
+            Err(error) => return Ok(Committed::Error(self.server_lost(&leader.backend.server.name, &error))),
+        };
+        // When the tripwire fails, COMMIT is skipped and the transaction is still there.
+        let rolled_back =
+            relayed.status == b'I' || self.own_statement(&mut leader.backend, "ROLLBACK", false).await?.is_ok();
+        if rolled_back {
+            if relayed.own_error.is_none() && !relayed.own_tag.starts_with(b"ROLLBACK") {
+                leader.backend.settings = self.settings.clone();
+            }
+            self.return_leader(leader.backend);
+        }
+        Ok(match relayed.own_error {
+            Some(fields) => Committed::Error(
+                SqlError::error(&fields.code, fields.message).hint("The transaction might succeed if retried."),
+            ),
+            None if relayed.own_tag.starts_with(b"ROLLBACK") => Committed::RolledBack,
+            None => Committed::Yes,
+        })
+    }
+
+    fn commit_unknown(&self, backend: &Backend, error: &RelayError) -> SqlError {
+        SqlError::error(
+            sqlstate::TRANSACTION_RESOLUTION_UNKNOWN,
+            format!("lost {} while it committed: {error}; whether it did is unknown", backend.server.name),
+        )
+        .hint("Look whether the transaction's effect is there before you run it again.")
+    }
+
+    /// Runs a statement of the router's own on `backend`.
+    async fn own_statement(
+        &mut self,
+        backend: &mut Backend,
+        sql: &str,
+        heard: bool,
+    ) -> Result<Result<Relayed, RelayError>, SessionEnd> {
+        let mut expected = VecDeque::new();
+        put_own(backend, sql, heard, &mut expected);
+        let Ended { result, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        self.statement_ended();
+        match result {
+            Err(RelayError::Client(error)) => Err(error.into()),
+            result => Ok(result),
+        }
+    }
+
+    /// ROLLBACK. `answers`: the client gets a `CommandComplete`.
+    pub(super) async fn roll_back(&mut self, answers: bool) -> Result<(), SessionEnd> {
+        let Some(transaction) = self.transaction.take() else { return Ok(()) };
+        self.settings = transaction.settings_before;
+        match transaction.place {
+            Place::Nowhere | Place::Lost => {}
+            Place::AtEpoch { backend, .. } => self.give_back_reader(backend),
+            Place::OnLeader(mut leader) => {
+                self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
+                let settings = self.settings.clone();
+                match self.own_statement(&mut leader.backend, "ROLLBACK", true).await? {
+                    Ok(relayed) if relayed.own_error.is_none() => {
+                        leader.backend.settings = settings;
+                        self.return_leader(leader.backend);
+                    }
+                    _ if self.pinned.is_some() || self.keeps_backend => return Err(self.lost_own_backend()),
+                    _ => {}
+                }
+            }
+        }
+        if answers {
+            self.client.output.command_complete("ROLLBACK");
+        }
+        Ok(())
+    }
+
+    fn give_back_reader(&self, mut backend: Backend) {
+        // What SET has changed there is gone with the rollback before its next use; its record is that of before.
+        backend.epoch = None;
+        self.domain.readers[backend.server.index].give_back(&self.user, backend);
+    }
+}
+
+fn too_many_transactions() -> SqlError {
+    SqlError::error(
+        sqlstate::SERIALIZATION_FAILURE,
+        "could not serialize access: too many transactions have run since this one began for PostgreSQL to remember \
+         what it read",
+    )
+    .hint("The transaction might succeed if retried. Keep update transactions short.")
+}
+
+/// Who has told the client of an error.
+enum Reported {
+    ByServer,
+    Here(SqlError),
+}
+
+enum Committed {
+    Yes,
+    RolledBack,
+    Error(SqlError),
+}

@@ -1,0 +1,113 @@
+//! Runs one unit of work where it belongs.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::relay::{Ended, Hold, Relay, RelayError};
+use super::request::{Expected, Request, put_own};
+use super::transaction::Transaction;
+use super::work::Work;
+use super::{Session, SessionEnd};
+use crate::backend::Backend;
+use crate::epoch::Epoch;
+use crate::wire::{SqlError, sqlstate};
+
+/// How a unit ended, as far as the session goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is done.
+    Done,
+    /// An error has been reported.
+    Failed,
+}
+
+impl Session {
+    /// Runs `request`; its answers, or one error, are in the client's output afterwards.
+    pub(super) async fn run_unit(&mut self, request: Request, work: Work) -> Result<Outcome, SessionEnd> {
+        if !request.needs_server() {
+            for item in &request.items {
+                if let super::request::Item::Answer(bytes) = item {
+                    self.client.output.extend_from_slice(bytes);
+                }
+            }
+            return Ok(Outcome::Done);
+        }
+        self.count(work.reads_only);
+        if self.transaction.is_some() {
+            return self.run_in_transaction(&request, &work).await;
+        }
+        if work.must_be_wrapped() || work.fingerprint.is_some_and(|statement| self.domain.is_remembered_long(statement))
+        {
+            return self.run_wrapped(&request, &work).await;
+        }
+        if work.reads_only && !work.within_transaction && self.pinned.is_none() {
+            return self.run_at_epoch(&request, &work).await;
+        }
+        self.run_on_leader(&request, &work).await
+    }
+
+    /// Runs a lone statement inside a transaction of the router's own.
+    pub(super) async fn run_wrapped(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
+        self.transaction = Some(Transaction::implicit(self));
+        let outcome = self.run_in_transaction(request, work).await?;
+        self.end_implicit(outcome).await
+    }
+
+    /// Commits or rolls back a transaction of the router's own.
+    pub(super) async fn end_implicit(&mut self, outcome: Outcome) -> Result<Outcome, SessionEnd> {
+        if outcome == Outcome::Done {
+            self.commit(false).await
+        } else {
+            self.roll_back(false).await?;
+            Ok(Outcome::Failed)
+        }
+    }
+
+    /// Sends what is encoded and carries the answers back.
+    pub(super) async fn relay(&mut self, backend: &mut Backend, expected: VecDeque<Expected>, hold: Hold) -> Ended {
+        self.cancel.begin(backend.cancel_key());
+        Relay::new(&mut self.client, backend, expected, hold).run().await
+    }
+
+    /// Encodes what gives `backend` this session's settings.
+    pub(super) fn put_settings(&self, backend: &mut Backend, expected: &mut VecDeque<Expected>) {
+        if backend.settings == self.settings {
+            return;
+        }
+        if let Some(change) = backend.settings.change_to(&self.settings) {
+            let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
+            put_own(backend, &format!("{end}{change}"), false, expected);
+            backend.in_transaction = false;
+            backend.epoch = None;
+        }
+        backend.settings = self.settings.clone();
+    }
+
+    /// Encodes what opens `epoch` on `backend`, unless it has it open and may share it.
+    pub(super) fn put_epoch(
+        &self,
+        backend: &mut Backend,
+        epoch: &Arc<Epoch>,
+        own_transaction: bool,
+        expected: &mut VecDeque<Expected>,
+    ) {
+        if backend.in_transaction && backend.epoch == Some(epoch.id) && !own_transaction {
+            return;
+        }
+        let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
+        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+        let snapshot = match (&epoch.snapshots[backend.server.index], self.domain.settings.unsafe_without_epochs) {
+            (Some(snapshot), false) => format!("; SET TRANSACTION SNAPSHOT '{snapshot}'"),
+            _ => String::new(),
+        };
+        put_own(backend, &format!("{end}{begin}{snapshot}"), false, expected);
+        backend.in_transaction = true;
+        backend.epoch = Some(epoch.id);
+    }
+
+    /// What a client is told when the server was lost under its statement.
+    pub(super) fn server_lost(&self, server: &str, error: &RelayError) -> SqlError {
+        SqlError::error(sqlstate::ADMIN_SHUTDOWN, format!("lost {server} while it ran the statement: {error}"))
+            .hint("The transaction is rolled back; run it again.")
+    }
+}

@@ -1,0 +1,238 @@
+//! What all sessions of a router share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, RwLock, Weak};
+
+use tokio::sync::{OnceCell, Semaphore};
+
+use crate::authentication::MockSecret;
+use crate::backend::{Backend, BackendError};
+use crate::config::{RouterConfiguration, RouterSettings};
+use crate::domain::{Domain, Permits};
+use crate::error::RouterError;
+use crate::servers::{Server, servers_of};
+use crate::session::CancelSlot;
+
+/// PostgreSQL's pool of serializable transactions holds ten for each back end (`predicate.c`); the router stops trusting
+/// it at this share.
+const SERIALIZABLE_POOL_SHARE_PERCENT: u64 = 80;
+
+/// The pool's size while the leader has not been asked: that of PostgreSQL's default settings.
+const SERIALIZABLE_POOL_DEFAULT: u64 = 10 * 100;
+
+/// Counters of all sessions.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Units of work that only read.
+    pub reads: AtomicU64,
+    /// Units of work that may write.
+    pub updates: AtomicU64,
+    /// Reads that ran again on another server or epoch.
+    pub read_retries: AtomicU64,
+    /// Autocommit updates that ran again after 40001.
+    pub update_retries: AtomicU64,
+    /// Clients that logged in.
+    pub logins: AtomicU64,
+    /// Clients that were refused.
+    pub refused: AtomicU64,
+}
+
+/// Serializable transactions on the leader, counted, because PostgreSQL forgets what one has read when too many others
+/// have run during its life.
+#[derive(Debug)]
+pub struct SerializableTransactions {
+    begun: Arc<AtomicU64>,
+    limit: Arc<AtomicU64>,
+}
+
+impl Default for SerializableTransactions {
+    fn default() -> Self {
+        SerializableTransactions {
+            begun: Arc::default(),
+            limit: Arc::new(AtomicU64::new(SERIALIZABLE_POOL_DEFAULT * SERIALIZABLE_POOL_SHARE_PERCENT / 100)),
+        }
+    }
+}
+
+impl SerializableTransactions {
+    /// Counts one more.
+    pub fn begin(&self, leader: &Arc<Server>) -> SerializableTransaction {
+        leader.updates_in_flight.fetch_add(1, Relaxed);
+        let begun_at = self.begun.fetch_add(1, SeqCst);
+        SerializableTransaction {
+            begun_at,
+            begun: self.begun.clone(),
+            limit: self.limit.clone(),
+            leader: leader.clone(),
+        }
+    }
+
+    /// Notes for how many transactions the leader has room.
+    pub fn set_pool_size(&self, transactions: u64) {
+        self.limit.store(transactions * SERIALIZABLE_POOL_SHARE_PERCENT / 100, SeqCst);
+    }
+}
+
+/// One of them, while it is open.
+#[derive(Debug)]
+pub struct SerializableTransaction {
+    begun_at: u64,
+    begun: Arc<AtomicU64>,
+    limit: Arc<AtomicU64>,
+    leader: Arc<Server>,
+}
+
+impl SerializableTransaction {
+    /// Whether so many others have begun since that PostgreSQL may have forgotten what this one has read.
+    pub fn may_be_forgotten(&self) -> bool {
+        self.begun.load(SeqCst) - self.begun_at > self.limit.load(SeqCst)
+    }
+}
+
+impl Drop for SerializableTransaction {
+    fn drop(&mut self) {
+        self.leader.updates_in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A client's entry for cancel requests.
+pub(crate) type CancelKeys = HashMap<(u32, u32), Weak<CancelSlot>>;
+
+/// What all sessions share.
+pub struct RouterState {
+    /// The leader first.
+    pub servers: Arc<[Arc<Server>]>,
+    settings: RwLock<Arc<RouterSettings>>,
+    permits: Permits,
+    domains: Mutex<HashMap<String, Arc<OnceCell<Arc<Domain>>>>>,
+    /// Counters.
+    pub counters: Counters,
+    /// Serializable transactions on the leader.
+    pub serializable: SerializableTransactions,
+    /// Whose turn it is among equally busy servers.
+    pub turn: AtomicUsize,
+    /// Clients that are logged in or logging in.
+    pub clients: AtomicUsize,
+    pub(crate) cancels: Mutex<CancelKeys>,
+    /// Where verifiers are looked up.
+    pub(crate) verifiers: tokio::sync::Mutex<Option<Backend>>,
+    /// For exchanges with roles that do not exist.
+    pub(crate) mock_secret: MockSecret,
+    pub(crate) last_session: AtomicU64,
+    /// In which database the router looks up roles.
+    pub(crate) maintenance_database: String,
+}
+
+impl RouterState {
+    /// The state of a router that starts.
+    pub fn new(configuration: &RouterConfiguration) -> Result<RouterState, RouterError> {
+        let servers = servers_of(configuration)?;
+        let settings = &configuration.router;
+        let permits = Permits {
+            leader: Arc::new(Semaphore::new(settings.leader_backends_max)),
+            readers: servers.iter().map(|_| Arc::new(Semaphore::new(settings.reader_backends_max))).collect(),
+        };
+        Ok(RouterState {
+            servers,
+            settings: RwLock::new(Arc::new(settings.clone())),
+            permits,
+            domains: Mutex::default(),
+            counters: Counters::default(),
+            serializable: SerializableTransactions::default(),
+            turn: AtomicUsize::new(0),
+            clients: AtomicUsize::new(0),
+            cancels: Mutex::default(),
+            verifiers: tokio::sync::Mutex::default(),
+            mock_secret: MockSecret::random(),
+            last_session: AtomicU64::new(0),
+            maintenance_database: configuration.leader.database.clone(),
+        })
+    }
+
+    /// The settings for what begins now.
+    pub fn settings(&self) -> Arc<RouterSettings> {
+        self.settings.read().expect("no code panics while it holds this lock").clone()
+    }
+
+    /// Takes new settings over for databases and sessions that begin from now on.
+    pub fn set_settings(&self, settings: RouterSettings) {
+        *self.settings.write().expect("no code panics while it holds this lock") = Arc::new(settings);
+    }
+
+    /// The database of this name, opened if it is not open yet.
+    pub async fn domain(&self, database: &str) -> Result<Arc<Domain>, BackendError> {
+        let cell = self.domains().entry(database.to_owned()).or_default().clone();
+        let opened =
+            cell.get_or_try_init(|| Domain::open(database, self.servers.clone(), self.settings(), &self.permits)).await;
+        match opened {
+            Ok(domain) => Ok(domain.clone()),
+            Err(error) => {
+                let mut domains = self.domains();
+                if domains.get(database).is_some_and(|known| known.get().is_none()) {
+                    domains.remove(database);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Databases that are open.
+    pub fn open_domains(&self) -> Vec<Arc<Domain>> {
+        self.domains().values().filter_map(|cell| cell.get().cloned()).collect()
+    }
+
+    /// Gives a database up that is to be dropped or copied, if no client is in it.
+    pub async fn close_domain(&self, database: &str) {
+        let closed = {
+            let mut domains = self.domains();
+            let unused = domains
+                .get(database)
+                .and_then(|cell| cell.get())
+                .is_some_and(|domain| domain.clients.load(SeqCst) == 0);
+            if unused { domains.remove(database) } else { None }
+        };
+        if let Some(domain) = closed.as_ref().and_then(|cell| cell.get()) {
+            domain.close();
+            // Servers notice closed connections a moment later.
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    }
+
+    fn domains(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<OnceCell<Arc<Domain>>>>> {
+        self.domains.lock().expect("no code panics while it holds this lock")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ServerConfiguration;
+
+    #[test]
+    fn a_transaction_is_forgotten_only_after_the_pool_could_have_overflowed() {
+        let leader = ServerConfiguration {
+            name: "leader".into(),
+            host: "localhost".into(),
+            port: 1,
+            user: "u".into(),
+            password: None,
+            password_file: None,
+            database: "postgres".into(),
+        };
+        let settings = RouterSettings::default();
+        let servers =
+            servers_of(&RouterConfiguration { router: settings, leader, followers: vec![] }).expect("one server");
+        let transactions = SerializableTransactions::default();
+        transactions.set_pool_size(100);
+        let oldest = transactions.begin(&servers[0]);
+        for _ in 0..80 {
+            drop(transactions.begin(&servers[0]));
+        }
+        assert!(!oldest.may_be_forgotten());
+        drop(transactions.begin(&servers[0]));
+        assert!(oldest.may_be_forgotten());
+        drop(oldest);
+        assert_eq!(servers[0].updates_in_flight.load(Relaxed), 0);
+    }
+}

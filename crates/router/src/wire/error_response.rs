@@ -1,0 +1,169 @@
+//! Errors as PostgreSQL sends them.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+/// The SQLSTATE codes that the router itself gives; the meanings are PostgreSQL's, appendix "Error Codes".
+pub mod sqlstate {
+    /// protocol_violation
+    pub const PROTOCOL_VIOLATION: &str = "08P01";
+    /// connection_failure
+    pub const CONNECTION_FAILURE: &str = "08006";
+    /// transaction_resolution_unknown
+    pub const TRANSACTION_RESOLUTION_UNKNOWN: &str = "08007";
+    /// feature_not_supported
+    pub const FEATURE_NOT_SUPPORTED: &str = "0A000";
+    /// invalid_parameter_value
+    pub const INVALID_PARAMETER_VALUE: &str = "22023";
+    /// active_sql_transaction
+    pub const ACTIVE_SQL_TRANSACTION: &str = "25001";
+    /// read_only_sql_transaction
+    pub const READ_ONLY_SQL_TRANSACTION: &str = "25006";
+    /// no_active_sql_transaction
+    pub const NO_ACTIVE_SQL_TRANSACTION: &str = "25P01";
+    /// in_failed_sql_transaction
+    pub const IN_FAILED_SQL_TRANSACTION: &str = "25P02";
+    /// invalid_sql_statement_name
+    pub const INVALID_SQL_STATEMENT_NAME: &str = "26000";
+    /// invalid_authorization_specification
+    pub const INVALID_AUTHORIZATION: &str = "28000";
+    /// invalid_password
+    pub const INVALID_PASSWORD: &str = "28P01";
+    /// serialization_failure
+    pub const SERIALIZATION_FAILURE: &str = "40001";
+    /// invalid_cursor_name
+    pub const INVALID_CURSOR_NAME: &str = "34000";
+    /// duplicate_prepared_statement
+    pub const DUPLICATE_PREPARED_STATEMENT: &str = "42P05";
+    /// syntax_error
+    pub const SYNTAX_ERROR: &str = "42601";
+    /// too_many_connections
+    pub const TOO_MANY_CONNECTIONS: &str = "53300";
+    /// program_limit_exceeded
+    pub const PROGRAM_LIMIT_EXCEEDED: &str = "54000";
+    /// query_canceled
+    pub const QUERY_CANCELED: &str = "57014";
+    /// admin_shutdown
+    pub const ADMIN_SHUTDOWN: &str = "57P01";
+    /// cannot_connect_now
+    pub const CANNOT_CONNECT_NOW: &str = "57P03";
+    /// object_not_in_prerequisite_state
+    pub const OBJECT_NOT_IN_PREREQUISITE_STATE: &str = "55000";
+    /// invalid_catalog_name
+    pub const INVALID_CATALOG_NAME: &str = "3D000";
+}
+
+/// An error that the router gives to a client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{severity}: {message} ({code})")]
+pub struct SqlError {
+    /// `ERROR`, or `FATAL` when the connection ends with it.
+    pub severity: &'static str,
+    /// SQLSTATE.
+    pub code: String,
+    /// What failed, on what.
+    pub message: String,
+    /// Why.
+    pub detail: Option<String>,
+    /// What to do.
+    pub hint: Option<String>,
+}
+
+impl SqlError {
+    /// An error after which the session goes on.
+    pub fn error(code: &str, message: impl Into<String>) -> SqlError {
+        SqlError { severity: "ERROR", code: code.to_owned(), message: message.into(), detail: None, hint: None }
+    }
+
+    /// An error with which the session ends.
+    pub fn fatal(code: &str, message: impl Into<String>) -> SqlError {
+        SqlError { severity: "FATAL", ..SqlError::error(code, message) }
+    }
+
+    /// Adds the reason.
+    pub fn detail(mut self, detail: impl Into<String>) -> SqlError {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    /// Adds the remedy.
+    pub fn hint(mut self, hint: impl Into<String>) -> SqlError {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Appends the `ErrorResponse` message.
+    pub fn encode(&self, output: &mut BytesMut) {
+        let start = super::begin_message(output, b'E');
+        let mut field = |kind: u8, value: &str| {
+            output.put_u8(kind);
+            output.put_slice(value.as_bytes());
+            output.put_u8(0);
+        };
+        field(b'S', self.severity);
+        field(b'V', self.severity);
+        field(b'C', &self.code);
+        field(b'M', &self.message);
+        if let Some(detail) = &self.detail {
+            field(b'D', detail);
+        }
+        if let Some(hint) = &self.hint {
+            field(b'H', hint);
+        }
+        output.put_u8(0);
+        super::end_message(output, start);
+    }
+}
+
+/// What a server's `ErrorResponse` says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ErrorFields {
+    /// Not localised: `ERROR`, `FATAL` or `PANIC`.
+    pub severity: String,
+    /// SQLSTATE.
+    pub code: String,
+    /// The message.
+    pub message: String,
+}
+
+impl ErrorFields {
+    /// Reads the fields of an `ErrorResponse` body; what is missing stays empty.
+    pub fn parse(body: &Bytes) -> ErrorFields {
+        let mut fields = ErrorFields::default();
+        let mut rest: &[u8] = body;
+        while let Some((&kind, after)) = rest.split_first() {
+            if kind == 0 {
+                break;
+            }
+            let Some(end) = after.iter().position(|&byte| byte == 0) else { break };
+            let value = String::from_utf8_lossy(&after[..end]).into_owned();
+            match kind {
+                b'V' => fields.severity = value,
+                b'C' => fields.code = value,
+                b'M' => fields.message = value,
+                _ => {}
+            }
+            rest = &after[end + 1..];
+        }
+        fields
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_encoded_is_read_again() {
+        let mut output = BytesMut::new();
+        SqlError::fatal(sqlstate::INVALID_PASSWORD, "no").hint("yes").encode(&mut output);
+        assert_eq!(output[0], b'E');
+        assert_eq!(u32::from_be_bytes([output[1], output[2], output[3], output[4]]) as usize, output.len() - 1);
+        let fields = ErrorFields::parse(&output.freeze().slice(5..));
+        assert_eq!((fields.severity.as_str(), fields.code.as_str(), fields.message.as_str()), ("FATAL", "28P01", "no"));
+    }
+
+    #[test]
+    fn a_cut_off_error_does_not_panic() {
+        assert_eq!(ErrorFields::parse(&Bytes::from_static(b"C400")), ErrorFields::default());
+    }
+}

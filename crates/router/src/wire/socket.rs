@@ -1,0 +1,125 @@
+//! TCP and Unix sockets behind one type: servers are reached by either, clients come by either.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+/// Where a server listens.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// Host name or address, and port.
+    Tcp(String, u16),
+    /// The socket file, `<directory>/.s.PGSQL.<port>`.
+    Unix(PathBuf),
+}
+
+impl Address {
+    /// The address that libpq would use for `host` and `port`: a host that starts with `/` is a socket directory.
+    pub fn of(host: &str, port: u16) -> Address {
+        if host.starts_with('/') {
+            Address::Unix(PathBuf::from(host).join(format!(".s.PGSQL.{port}")))
+        } else {
+            Address::Tcp(host.to_owned(), port)
+        }
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Address::Tcp(host, port) => write!(formatter, "{host}:{port}"),
+            Address::Unix(path) => write!(formatter, "{}", path.display()),
+        }
+    }
+}
+
+/// A connected stream.
+#[derive(Debug)]
+pub enum Socket {
+    /// TCP, without Nagle's delay.
+    Tcp(TcpStream),
+    /// Unix domain.
+    Unix(UnixStream),
+}
+
+impl Socket {
+    /// Connects to `address`.
+    pub async fn connect(address: &Address) -> io::Result<Socket> {
+        match address {
+            Address::Tcp(host, port) => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await?;
+                stream.set_nodelay(true)?;
+                Ok(Socket::Tcp(stream))
+            }
+            Address::Unix(path) => Ok(Socket::Unix(UnixStream::connect(path).await?)),
+        }
+    }
+
+    /// Reads what is there without waiting; `WouldBlock` when nothing is.
+    pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => stream.try_read(buffer),
+            Socket::Unix(stream) => stream.try_read(buffer),
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Socket::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Socket::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Socket::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Socket::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Socket::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Socket::Unix(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Socket::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Socket::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+/// Where clients arrive.
+#[derive(Debug)]
+pub struct Listener(TcpListener);
+
+impl Listener {
+    /// Listens on `address`; port 0 takes a free one.
+    pub async fn bind(address: SocketAddr) -> io::Result<Listener> {
+        Ok(Listener(TcpListener::bind(address).await?))
+    }
+
+    /// The address with the port that was taken.
+    pub fn local_address(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+
+    /// The next client.
+    pub async fn accept(&self) -> io::Result<(Socket, SocketAddr)> {
+        let (stream, peer) = self.0.accept().await?;
+        stream.set_nodelay(true)?;
+        Ok((Socket::Tcp(stream), peer))
+    }
+}
