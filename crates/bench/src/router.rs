@@ -219,7 +219,12 @@ async fn interruption() -> anyhow::Error {
     anyhow!("interrupted")
 }
 
-async fn fill_and_measure(options: &RouterOptions, cluster: &mut Cluster, directory: &Path) -> anyhow::Result<Outcome> {
+async fn fill_and_measure(
+    options: &RouterOptions,
+    onecopy: Option<&Path>,
+    cluster: &mut Cluster,
+    directory: &Path,
+) -> anyhow::Result<Outcome> {
     say(format_args!("making a leader and {FOLLOWERS} followers, scale {}", options.scale));
     cluster.fill(options.scale, FOLLOWERS).await?;
     measure(options, onecopy, cluster, directory).await
