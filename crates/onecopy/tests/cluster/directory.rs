@@ -14,9 +14,9 @@ const WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Stops the cluster and removes the directory when dropped, also by a failing test.
 pub struct TestDirectory {
-    // Dropped after `drop` below has stopped the servers in it.
-    temporary: tempfile::TempDir,
-    name: String,
+    path: PathBuf,
+    // Dropped after `drop` below has stopped the servers in it; none inside another one's.
+    _temporary: Option<tempfile::TempDir>,
 }
 
 /// What a run of the program did.
@@ -57,11 +57,15 @@ impl TestDirectory {
         let temporary = tempfile::tempdir().expect("a temporary directory");
         // The servers' account must pass.
         std::fs::set_permissions(temporary.path(), std::fs::Permissions::from_mode(0o755)).expect("set the mode");
-        TestDirectory { temporary, name: name.to_owned() }
+        TestDirectory { path: temporary.path().join(name), _temporary: Some(temporary) }
+    }
+
+    pub fn inside(outer: &TestDirectory, name: &str) -> TestDirectory {
+        TestDirectory { path: outer.path().join(name), _temporary: None }
     }
 
     pub fn path(&self) -> PathBuf {
-        self.temporary.path().join(&self.name)
+        self.path.clone()
     }
 
     fn command(&self, arguments: &[&str]) -> Command {

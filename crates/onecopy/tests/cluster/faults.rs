@@ -1,5 +1,8 @@
 //! Kills at every step, and what the next command makes of it.
 
+use std::path::PathBuf;
+use std::process::Command;
+
 use crate::directory::{TestDirectory, send, wait_until};
 
 #[test]
@@ -94,4 +97,53 @@ fn c12_a_follower_without_data_is_copied_again() {
     let complaint = directory.run(&["up", "--detach"]).refused(1);
     assert!(complaint.contains("nothing else has all the data"), "{complaint}");
     assert!(!directory.path().join("leader/data").exists(), "an empty leader must not take the place of a lost one");
+}
+
+/// A file system of its own, so that nothing else runs out of space; taken away when dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(path: PathBuf, size: &str) -> SmallDisk {
+        std::fs::create_dir(&path).expect("make the mount point");
+        let options = format!("size={size},mode=755");
+        let status = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&path).status();
+        assert!(status.expect("run mount").success(), "mount a small file system");
+        SmallDisk(path)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Detached at once and gone with the last process in it, so that a failing test leaves no mount.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn c20_a_disk_that_fills_up_loses_nothing() {
+    // Only root may mount; what is tested is the same for everybody.
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not run: mounting a small disk needs root");
+        return;
+    }
+    let place = TestDirectory::new();
+    let _disk = SmallDisk::mount(place.path(), "300m");
+    let directory = TestDirectory::inside(&place, "data");
+    let complaint = directory.run(&["up", "--detach", "--port=0", "--replicas=2"]).refused(1);
+    assert!(complaint.contains("bytes free"), "{complaint}");
+
+    let ballast = place.path().join("ballast");
+    directory.up(0);
+    directory.sql("CREATE TABLE kept AS SELECT 7 AS number");
+    std::fs::write(&ballast, vec![0; 120 << 20]).expect("fill most of the disk");
+    let fill = "CREATE TABLE big AS SELECT repeat('x', 1000) FROM generate_series(1, 1000000)";
+    let ran = directory.run(&["psql", "--", "-XAtqc", fill]);
+    assert_ne!(ran.code, Some(0), "{ran:?}");
+    assert!(ran.stderr.contains("No space left") || ran.stderr.contains("terminat"), "{ran:?}");
+
+    std::fs::remove_file(&ballast).expect("free some space");
+    wait_until("the leader serves again", || directory.run(&["psql", "--", "-XAtqc", "SELECT 1"]).stdout.trim() == "1");
+    assert_eq!(directory.sql("SELECT number FROM kept"), "7");
+    directory.sql("INSERT INTO kept VALUES (8)");
+    assert_eq!(directory.sql("SELECT count(*) FROM kept"), "2");
 }
