@@ -1,66 +1,64 @@
 //! The router of a cluster: started in this process, before the servers.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use onecopy_router::config::RouterConfiguration;
+use onecopy_router::{Health, Router, RouterStatus};
 use serde::{Deserialize, Serialize};
-use tokio::net::{TcpListener, UnixStream};
 
 use crate::HostError;
 
-/// SEAM: stands in for the router until it exists; hands every connection to the leader.
-#[derive(Debug)]
-pub struct Front {
-    address: SocketAddr,
-    task: tokio::task::JoinHandle<()>,
-}
+/// A running router, as pages look at it.
+pub struct Front(Router);
 
 /// What the router tells about itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct FrontStatus {
     /// Where clients connect.
     pub address: SocketAddr,
+    /// What it does.
+    #[serde(flatten)]
+    pub router: RouterStatus,
 }
 
 impl Front {
+    /// Starts the router.
+    ///
+    /// # Errors
+    /// [`HostError::Router`] with the router's own reason.
     pub async fn start(configuration: RouterConfiguration) -> Result<Front, HostError> {
         let listen = configuration.router.listen;
-        let listener =
-            TcpListener::bind(listen).await.map_err(|error| HostError::Router { listen, reason: error.to_string() })?;
-        let address = listener.local_addr().map_err(HostError::file("look at", ""))?;
-        let leader = PathBuf::from(&configuration.leader.host).join(format!(".s.PGSQL.{}", configuration.leader.port));
-        let task = tokio::spawn(async move {
-            while let Ok((mut client, _)) = listener.accept().await {
-                let leader = leader.clone();
-                tokio::spawn(async move {
-                    if let Ok(mut server) = UnixStream::connect(leader).await {
-                        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
-                    }
-                });
-            }
-        });
-        Ok(Front { address, task })
+        let router = Router::start(configuration).await;
+        router.map(Front).map_err(|error| HostError::Router { listen, reason: error.to_string() })
     }
 
+    /// Where clients connect.
     pub fn local_address(&self) -> SocketAddr {
-        self.address
+        self.0.local_address()
     }
 
+    /// What the router does now.
     pub async fn status(&self) -> FrontStatus {
-        FrontStatus { address: self.address }
+        FrontStatus { address: self.0.local_address(), router: self.0.status() }
     }
 
+    /// Its metrics in Prometheus' text form.
     pub async fn metrics(&self) -> String {
-        String::new()
+        self.0.metrics()
     }
 
-    pub async fn reload(&self, _configuration: RouterConfiguration) -> Result<(), HostError> {
+    /// Takes a changed configuration over, as far as it can change while the router runs.
+    ///
+    /// # Errors
+    /// None today; a changed address or server is left alone until the next start.
+    pub async fn reload(&self, configuration: RouterConfiguration) -> Result<(), HostError> {
+        self.0.reload(&configuration);
         Ok(())
     }
 
+    /// Ends all sessions and stops listening.
     pub async fn shutdown(&self) {
-        self.task.abort();
+        self.0.shutdown().await;
     }
 }
 
@@ -74,6 +72,15 @@ impl crate::http::Observed for Front {
     }
 
     async fn health(&self) -> Result<(), String> {
-        Ok(())
+        match self.0.status().servers.first() {
+            Some(leader) if leader.health != Health::Up => Err(format!("the leader {} does not answer", leader.name)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Debug for Front {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Front").field("address", &self.0.local_address()).finish()
     }
 }

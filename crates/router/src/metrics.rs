@@ -18,6 +18,11 @@ impl<'a> Metric<'a> {
     }
 
     fn sample(&mut self, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.sample_of("", labels, value);
+    }
+
+    /// One of the series of which a histogram consists.
+    fn sample_of(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
         let labels: Vec<String> = labels
             .iter()
             .map(|(name, value)| {
@@ -26,7 +31,7 @@ impl<'a> Metric<'a> {
             })
             .collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        let _ = writeln!(self.text, "{}{labels} {value}", self.name);
+        let _ = writeln!(self.text, "{}{suffix}{labels} {value}", self.name);
     }
 }
 
@@ -50,6 +55,7 @@ pub fn text(status: &RouterStatus) -> String {
     }
     servers(&mut text, status);
     databases(&mut text, status);
+    gates(&mut text, status);
     text
 }
 
@@ -105,6 +111,27 @@ fn databases(text: &mut String, status: &RouterStatus) {
                 metric.sample(&[("database", &database.name)], value);
             }
         }
+    }
+}
+
+/// How long gates held commits, as a histogram: quantiles of any span of time can be computed from its samples.
+fn gates(text: &mut String, status: &RouterStatus) {
+    const NAME: &str = "onecopy_gate_seconds";
+    let seconds = |microseconds: u64| microseconds as f64 / 1e6;
+    Metric::new(text, NAME, "histogram", "Time for which a gate held commits.");
+    for database in &status.databases {
+        let gates = &database.gates;
+        let mut series = |suffix: &'static str, bound: Option<String>, value: f64| {
+            let mut labels = vec![("database", database.name.as_str())];
+            labels.extend(bound.as_deref().map(|bound| ("le", bound)));
+            Metric { text: &mut *text, name: NAME }.sample_of(suffix, &labels, value);
+        };
+        for (bound, count) in &gates.gate_buckets {
+            series("_bucket", Some(seconds(*bound).to_string()), *count as f64);
+        }
+        series("_bucket", Some("+Inf".to_owned()), gates.epochs as f64);
+        series("_sum", None, seconds(gates.closed_microseconds));
+        series("_count", None, gates.epochs as f64);
     }
 }
 

@@ -30,7 +30,7 @@ const LOOK_AT_LEADER: &str = "SELECT pg_catalog.pg_is_in_recovery(), \
 pub struct Router {
     state: Arc<RouterState>,
     local_address: SocketAddr,
-    tasks: JoinSet<()>,
+    tasks: std::sync::Mutex<JoinSet<()>>,
     stop: tokio::sync::watch::Sender<bool>,
 }
 
@@ -55,7 +55,7 @@ impl Router {
         }
         tasks.spawn(accept(state.clone(), listener, stop.subscribe()));
         tracing::info!(%local_address, "listening");
-        Ok(Router { state, local_address, tasks, stop })
+        Ok(Router { state, local_address, tasks: tasks.into(), stop })
     }
 
     /// Where clients connect.
@@ -73,11 +73,6 @@ impl Router {
         metrics::text(&self.status())
     }
 
-    /// A handle for [`Router::status`] that outlives borrows of the router.
-    pub fn observer(&self) -> RouterObserver {
-        RouterObserver(self.state.clone())
-    }
-
     /// Takes over the settings of `configuration` for databases and sessions that begin from now on. Servers and the
     /// address cannot change while the router runs.
     pub fn reload(&self, configuration: &RouterConfiguration) {
@@ -85,9 +80,10 @@ impl Router {
     }
 
     /// Stops listening, lets statements end for a moment, ends all sessions.
-    pub async fn shutdown(mut self) {
+    pub async fn shutdown(&self) {
         self.stop.send_replace(true);
-        self.tasks.shutdown().await;
+        let mut tasks = std::mem::take(&mut *self.tasks.lock().expect("no code panics while it holds this lock"));
+        tasks.shutdown().await;
         let deadline = tokio::time::Instant::now() + STOP_TIMEOUT;
         while self.state.clients.load(std::sync::atomic::Ordering::SeqCst) > 0 && tokio::time::Instant::now() < deadline
         {
@@ -96,22 +92,6 @@ impl Router {
         for domain in self.state.open_domains() {
             domain.close();
         }
-    }
-}
-
-/// Looks at a running router.
-#[derive(Clone)]
-pub struct RouterObserver(Arc<RouterState>);
-
-impl RouterObserver {
-    /// What it does now.
-    pub fn status(&self) -> RouterStatus {
-        RouterStatus::of(&self.0)
-    }
-
-    /// The same as Prometheus text.
-    pub fn metrics(&self) -> String {
-        metrics::text(&self.status())
     }
 }
 

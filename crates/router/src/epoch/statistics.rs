@@ -52,6 +52,10 @@ pub struct GateSummary {
     pub failed: u64,
     /// Time that commits were held out, all together, in microseconds.
     pub closed_microseconds: u64,
+    /// How many gates took at most so many microseconds: upper bounds with the count of all gates up to each; the last
+    /// bucket, which has no bound, is left out: it is `epochs`.
+    #[serde(default)]
+    pub gate_buckets: Vec<(u64, u64)>,
     /// Half of the gates took at most this, in microseconds (upper bound of a bucket).
     pub gate_p50_microseconds: u64,
     /// 99 of 100 gates took at most this, in microseconds (upper bound of a bucket).
@@ -97,11 +101,23 @@ impl GateStatistics {
             gave_up: self.gave_up.load(Relaxed),
             failed: self.failed.load(Relaxed),
             closed_microseconds: self.closed_microseconds.load(Relaxed),
+            gate_buckets: self.cumulative_buckets(),
             gate_p50_microseconds: self.quantile(50),
             gate_p99_microseconds: self.quantile(99),
             tripwires: self.tripwires.load(Relaxed),
             tripwire_aborts: self.tripwire_aborts.load(Relaxed),
         }
+    }
+
+    fn cumulative_buckets(&self) -> Vec<(u64, u64)> {
+        let mut seen = 0;
+        let bounded = self.buckets.iter().zip(BUCKET_MICROSECONDS).take(BUCKET_MICROSECONDS.len() - 1);
+        bounded
+            .map(|(bucket, bound)| {
+                seen += bucket.load(Relaxed);
+                (bound, seen)
+            })
+            .collect()
     }
 
     fn quantile(&self, percent: u64) -> u64 {
@@ -132,5 +148,7 @@ mod tests {
         let summary = statistics.summary();
         assert_eq!((summary.gate_p50_microseconds, summary.gate_p99_microseconds), (500, 100_000));
         assert_eq!(summary.closed_microseconds, 90_890);
+        let up_to = |bound| summary.gate_buckets.iter().find(|bucket| bucket.0 == bound).unwrap().1;
+        assert_eq!((up_to(100), up_to(330), up_to(500), up_to(65_000), up_to(500_000)), (1, 1, 3, 3, 4));
     }
 }
