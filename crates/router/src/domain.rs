@@ -28,13 +28,13 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 /// The catalog is read anew at least this often, for changes that did not come through this router.
 const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 
-const TRIPWIRE_EXISTS: &str = "SELECT pg_catalog.to_regclass('onecopy.tripwire') IS NOT NULL";
+const TRIPWIRE_EXISTS: &str = "SELECT pg_catalog.to_regclass('onecopy_router.tripwire') IS NOT NULL";
 
 const MAKE_TRIPWIRE: &str = "SET default_transaction_isolation = 'read committed'; \
-     CREATE SCHEMA IF NOT EXISTS onecopy; \
-     CREATE UNLOGGED TABLE IF NOT EXISTS onecopy.tripwire (t bigint); \
-     GRANT USAGE ON SCHEMA onecopy TO PUBLIC; \
-     GRANT INSERT ON onecopy.tripwire TO PUBLIC";
+     CREATE SCHEMA IF NOT EXISTS onecopy_router; \
+     CREATE UNLOGGED TABLE IF NOT EXISTS onecopy_router.tripwire (t bigint); \
+     GRANT USAGE ON SCHEMA onecopy_router TO PUBLIC; \
+     GRANT INSERT ON onecopy_router.tripwire TO PUBLIC";
 
 /// The text of a prepared statement, shared by all clients that prepared the same.
 #[derive(Debug)]

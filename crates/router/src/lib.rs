@@ -28,6 +28,6 @@ pub mod wire;
 
 pub use epoch::GateSummary;
 pub use error::RouterError;
-pub use router::Router;
+pub use router::{Router, RouterObserver};
 pub use servers::{Health, Role};
 pub use status::{DatabaseStatus, RouterStatus, ServerStatus};

@@ -145,4 +145,47 @@ mod tests {
         Metric::new(&mut text, "x_total", "counter", "X.").sample(&[("name", "a\"b\\c")], 3);
         assert_eq!(text, "# HELP x_total X.\n# TYPE x_total counter\nx_total{name=\"a\\\"b\\\\c\"} 3\n");
     }
+
+    #[test]
+    fn gates_are_a_histogram() {
+        let gate_buckets = vec![(100, 1), (1_500, 3)];
+        let gates =
+            crate::epoch::GateSummary { epochs: 4, closed_microseconds: 2_500, gate_buckets, ..Default::default() };
+        let database = crate::status::DatabaseStatus {
+            name: "shop".to_owned(),
+            clients: 0,
+            epoch: None,
+            epoch_age_ms: None,
+            epoch_commits_behind: None,
+            epoch_servers: Vec::new(),
+            commits: 0,
+            gates,
+            idle_readers: Vec::new(),
+            parked: 0,
+        };
+        let status = RouterStatus {
+            freshness: String::new(),
+            clients: 0,
+            logins: 0,
+            refused: 0,
+            reads: 0,
+            updates: 0,
+            read_retries: 0,
+            update_retries: 0,
+            servers: Vec::new(),
+            databases: vec![database],
+        };
+        let text = text(&status);
+        let series: Vec<&str> = text.lines().filter(|line| line.starts_with("onecopy_gate_seconds")).collect();
+        assert_eq!(
+            series,
+            [
+                "onecopy_gate_seconds_bucket{database=\"shop\",le=\"0.0001\"} 1",
+                "onecopy_gate_seconds_bucket{database=\"shop\",le=\"0.0015\"} 3",
+                "onecopy_gate_seconds_bucket{database=\"shop\",le=\"+Inf\"} 4",
+                "onecopy_gate_seconds_sum{database=\"shop\"} 0.0025",
+                "onecopy_gate_seconds_count{database=\"shop\"} 4",
+            ]
+        );
+    }
 }

@@ -73,6 +73,11 @@ impl Router {
         metrics::text(&self.status())
     }
 
+    /// A handle for [`Router::status`] that outlives borrows of the router.
+    pub fn observer(&self) -> RouterObserver {
+        RouterObserver(self.state.clone())
+    }
+
     /// Takes over the settings of `configuration` for databases and sessions that begin from now on. Servers and the
     /// address cannot change while the router runs.
     pub fn reload(&self, configuration: &RouterConfiguration) {
@@ -92,6 +97,28 @@ impl Router {
         for domain in self.state.open_domains() {
             domain.close();
         }
+    }
+}
+
+/// Looks at a running router.
+#[derive(Clone)]
+pub struct RouterObserver(Arc<RouterState>);
+
+impl std::fmt::Debug for RouterObserver {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_tuple("RouterObserver").finish()
+    }
+}
+
+impl RouterObserver {
+    /// What it does now.
+    pub fn status(&self) -> RouterStatus {
+        RouterStatus::of(&self.0)
+    }
+
+    /// The same as Prometheus text.
+    pub fn metrics(&self) -> String {
+        metrics::text(&self.status())
     }
 }
 

@@ -276,7 +276,7 @@ impl Gatekeeper {
 async fn send_marker(backend: &mut Backend, empty_tripwire: bool) -> Result<String, BackendError> {
     if empty_tripwire {
         // Outside a serializable transaction, or PostgreSQL would take it for a write that the canary must see.
-        match backend.rows("TRUNCATE onecopy.tripwire").await {
+        match backend.rows("TRUNCATE onecopy_router.tripwire").await {
             Err(BackendError::Sql { fields, .. }) => tracing::debug!(?fields, "the tripwire was not emptied"),
             result => drop(result?),
         }

@@ -31,7 +31,8 @@ const LOOKS_WITHOUT_PAUSE: u32 = 30;
 const OPEN_SNAPSHOT: [&str; 2] =
     ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SELECT pg_catalog.pg_export_snapshot()"];
 
-const CANARY: &str = "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY; SELECT 1 FROM onecopy.tripwire LIMIT 1; COMMIT";
+const CANARY: &str =
+    "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY; SELECT 1 FROM onecopy_router.tripwire LIMIT 1; COMMIT";
 
 /// One server in the epochs of one database.
 #[derive(Debug)]

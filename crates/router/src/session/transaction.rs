@@ -401,7 +401,7 @@ impl Session {
         let commit = domain.room.enter(self.number, leader.backend.process_id, None).await;
         let tripwire =
             domain.epochs.needs_tripwire(leader.commits_at_snapshot) && !domain.settings.unsafe_without_tripwire;
-        let sql = if tripwire { "INSERT INTO onecopy.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
+        let sql = if tripwire { "INSERT INTO onecopy_router.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
         let relayed = self.own_statement(&mut leader.backend, sql, true).await?;
         if let Ok(relayed) = &relayed {
             self.commits_seen = commit.settle();
