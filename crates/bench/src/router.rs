@@ -18,12 +18,16 @@ use crate::machine::Machine;
 use crate::pgbench::{Counts, Protocol, Run, Script};
 use crate::proxy::Proxy;
 use crate::router_report::Report;
+use crate::statistics::Spread;
 
 /// Followers behind the leader.
 const FOLLOWERS: usize = 2;
 
 /// How long each proxy is warmed up with reads and with updates before the first round, in seconds.
 const WARM_UP_SECONDS: u32 = 1;
+
+/// How often the age of the epoch is looked at: seldom enough not to show in the proxy's processor time.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What is run over every proxy.
 pub const WORKLOADS: [(Script, Protocol); 8] = [
@@ -133,7 +137,7 @@ pub struct Gates {
     pub closed_p99_ms: Option<f64>,
     /// Part of the run in which commits were held out, 0 to 1.
     pub closed_share: Option<f64>,
-    /// Age of the oldest epoch that new readers were given at the end of the run, in milliseconds.
+    /// Age of the newest epoch, in milliseconds: the median of looks at it during the run.
     pub epoch_age_ms: Option<f64>,
     /// Commits that inserted into the tripwire.
     pub tripwires: Option<f64>,
@@ -142,18 +146,18 @@ pub struct Gates {
 }
 
 impl Gates {
-    fn between(before: &Samples, after: &Samples, wall: Duration) -> Gates {
+    fn between(before: &Samples, after: &Samples, epoch_ages_seconds: &[f64], wall: Duration) -> Gates {
         let gain = after.since(before);
         let milliseconds = |seconds: f64| seconds * 1000.0;
         Gates {
-            gates: gain.total("onecopy_router_gate_seconds_count"),
-            gave_up: gain.total("onecopy_router_gates_gave_up_total"),
-            closed_p50_ms: gain.quantile("onecopy_router_gate_seconds", 0.5).map(milliseconds),
-            closed_p99_ms: gain.quantile("onecopy_router_gate_seconds", 0.99).map(milliseconds),
-            closed_share: gain.total("onecopy_router_gate_seconds_sum").map(|seconds| seconds / wall.as_secs_f64()),
-            epoch_age_ms: after.largest("onecopy_router_epoch_age_seconds").map(milliseconds),
-            tripwires: gain.total("onecopy_router_tripwires_total"),
-            tripwire_aborts: gain.total("onecopy_router_tripwire_aborts_total"),
+            gates: gain.total("onecopy_gate_seconds_count"),
+            gave_up: gain.total("onecopy_gate_gave_up_total"),
+            closed_p50_ms: gain.quantile("onecopy_gate_seconds", 0.5).map(milliseconds),
+            closed_p99_ms: gain.quantile("onecopy_gate_seconds", 0.99).map(milliseconds),
+            closed_share: gain.total("onecopy_gate_seconds_sum").map(|seconds| seconds / wall.as_secs_f64()),
+            epoch_age_ms: Spread::of(epoch_ages_seconds).map(|ages| milliseconds(ages.median)),
+            tripwires: gain.total("onecopy_tripwire_commits_total"),
+            tripwire_aborts: gain.total("onecopy_tripwire_aborts_total"),
         }
     }
 }
@@ -282,7 +286,11 @@ async fn measure_once(
     let metrics_before = metrics(proxy).await?;
     let (proxy_before, servers_before) = (proxy.processor_time()?, cluster.processor_time()?);
     let start = Instant::now();
-    let counts = run.against(pgbench, proxy.port).await?;
+    let mut epoch_ages_seconds = Vec::new();
+    let counts = tokio::select! {
+        counts = run.against(pgbench, proxy.port) => counts?,
+        error = watch_epochs(proxy, &mut epoch_ages_seconds) => return Err(error),
+    };
     let wall = start.elapsed();
     let (proxy_after, servers_after) = (proxy.processor_time()?, cluster.processor_time()?);
     let metrics_after = metrics(proxy).await?;
@@ -300,8 +308,19 @@ async fn measure_once(
             .zip(proxy_after)
             .map(|(before, after)| per_transaction(after.saturating_sub(before))),
         servers_cpu_us: per_transaction(servers_after.saturating_sub(servers_before)),
-        gates: metrics_before.zip(metrics_after).map(|(before, after)| Gates::between(&before, &after, wall)),
+        gates: metrics_before.zip(metrics_after).map(|(before, after)| Gates::between(&before, &after, &epoch_ages_seconds, wall)),
     })
+}
+
+/// Looks at the age of the router's epoch again and again; ends only by an error.
+async fn watch_epochs(proxy: &Proxy, ages_seconds: &mut Vec<f64>) -> anyhow::Error {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        match metrics(proxy).await {
+            Ok(samples) => ages_seconds.extend(samples.and_then(|samples| samples.largest("onecopy_epoch_age_seconds"))),
+            Err(error) => return error,
+        }
+    }
 }
 
 async fn metrics(proxy: &Proxy) -> anyhow::Result<Option<Samples>> {
