@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use onecopy_postgres::{Binaries, Role, Server, ServiceUser, StopMode, Supervisor};
+use onecopy_router::Router;
 use onecopy_router::config::{Freshness, RouterConfiguration, RouterSettings, ServerConfiguration};
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 
-use crate::front::Front;
 use crate::http::Page;
 use crate::lock::{DirectoryLock, LockState};
 use crate::making::Workshop;
@@ -68,11 +68,11 @@ pub struct Summary {
 }
 
 /// A cluster that serves clients. Dropped without [`Cluster::down`], its servers run on.
-#[derive(Debug)]
 pub struct Cluster {
     summary: Summary,
     observation: Arc<Observation>,
     pages: Vec<Page>,
+    router: Arc<Router>,
     followers: Vec<Supervisor>,
     leader: Supervisor,
     /// Given back last: until then nobody else may touch the servers.
@@ -112,7 +112,7 @@ impl Cluster {
     }
 
     fn new(workshop: &Workshop, state: &ClusterState, started: Started, lock: DirectoryLock) -> Cluster {
-        let Started { leader, followers, observation, pages } = started;
+        let Started { leader, followers, router, observation, pages } = started;
         let localhost = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let summary = Summary {
             directory: workshop.directory.root().to_owned(),
@@ -122,7 +122,7 @@ impl Cluster {
             servers: state.servers.iter().map(|server| server.name.clone()).collect(),
             postgres_version: workshop.binaries.version().to_owned(),
         };
-        Cluster { summary, observation, pages, followers, leader, _lock: lock }
+        Cluster { summary, observation, pages, router, followers, leader, _lock: lock }
     }
 
     /// What a user must know of it.
@@ -140,11 +140,11 @@ impl Cluster {
     /// # Errors
     /// [`HostError::Server`] of the first server that does not stop; the others are stopped all the same.
     pub async fn down(self, progress: &dyn Progress) -> Result<(), HostError> {
-        let Cluster { observation, pages, followers, leader, _lock, .. } = self;
+        let Cluster { observation, pages, router, followers, leader, _lock, .. } = self;
         drop(pages);
         let _ = std::fs::remove_file(observation.directory.daemon_socket());
         progress.step("stopping the router".to_owned());
-        observation.front.shutdown().await;
+        router.shutdown().await;
         progress.step(format!("stopping {} followers", followers.len()));
         let mut stops = JoinSet::new();
         for (supervisor, server) in followers.into_iter().zip(&observation.servers[1..]) {
@@ -280,6 +280,7 @@ struct Started {
     followers: Vec<Supervisor>,
     observation: Arc<Observation>,
     pages: Vec<Page>,
+    router: Arc<Router>,
 }
 
 /// Makes what is missing and starts everything; remembers the ports that were any free ones.
@@ -294,18 +295,20 @@ async fn start(
     let leader = start_leader(workshop, state, progress).await?;
     let followers = start_followers(workshop, state, progress).await?;
     progress.step("starting the router".to_owned());
-    let front = Front::start(router_configuration(workshop, state)).await?;
+    let router = Arc::new(Router::start(router_configuration(workshop, state)).await?);
+    let address = router.local_address();
     let metrics_address = metrics_listener.local_addr();
-    state.port = front.local_address().port();
+    state.port = address.port();
     state.metrics_port = metrics_address.map_err(HostError::file("ask for the port of", directory.root()))?.port();
     state.write(&directory.state_file())?;
     let servers = observed(state, &leader, &followers);
-    let observation = Arc::new(Observation { directory: directory.clone(), servers, front: Arc::new(front) });
+    let observation =
+        Arc::new(Observation { directory: directory.clone(), servers, address, router: Arc::clone(&router) });
     let pages = vec![
         Page::serve(metrics_listener, Arc::clone(&observation)),
         Page::serve(listen_locally(directory)?, Arc::clone(&observation)),
     ];
-    Ok(Started { leader, followers, observation, pages })
+    Ok(Started { leader, followers, router, observation, pages })
 }
 
 fn router_configuration(workshop: &Workshop, state: &ClusterState) -> RouterConfiguration {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use onecopy_postgres::PostgresError;
+use onecopy_router::RouterError;
 
 /// An operation on a cluster that failed.
 #[derive(Debug, thiserror::Error)]
@@ -134,13 +135,8 @@ pub enum HostError {
         source: io::Error,
     },
     /// The router did not start.
-    #[error("the router on {listen} did not start: {reason}")]
-    Router {
-        /// Where it should listen.
-        listen: SocketAddr,
-        /// Why not.
-        reason: String,
-    },
+    #[error("the router did not start: {0}")]
+    Router(#[from] RouterError),
     /// The page of metrics cannot be served.
     #[error("cannot serve metrics on {listen}: {source}; give another port with --metrics-port, 0 for any free one")]
     MetricsListen {

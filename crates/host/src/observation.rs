@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use onecopy_postgres::{ConnectedStandby, ReplicationState, Role, Server, Supervisor, SupervisorState};
+use onecopy_router::{Health, Router};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::front::Front;
 use crate::http::Observed;
 use crate::{ClusterStatus, Directory, ServerStatus};
 
@@ -85,14 +86,15 @@ impl ObservedServer {
 }
 
 /// A cluster that can be looked at.
-#[derive(Debug)]
 pub struct Observation {
     /// Its directory.
     pub directory: Directory,
     /// Its servers, the leader first.
     pub servers: Vec<ObservedServer>,
+    /// Where clients connect.
+    pub address: SocketAddr,
     /// Its router.
-    pub front: Arc<Front>,
+    pub router: Arc<Router>,
 }
 
 impl Observation {
@@ -126,15 +128,17 @@ impl Observation {
             process_id: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             servers: self.servers().await,
-            router: self.front.status().await,
+            address: self.address,
+            router: self.router.status(),
         }
     }
 }
 
 impl Observed for Observation {
     async fn metrics(&self) -> String {
-        let mut text = self.front.metrics().await;
-        server_metrics(&self.servers().await, &mut text);
+        let mut text = self.router.metrics();
+        let servers: Vec<ServerStatus> = self.servers.iter().map(ObservedServer::known).collect();
+        instance_metrics(&servers, &mut text);
         text
     }
 
@@ -158,8 +162,27 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// The servers' part of the metrics.
-fn server_metrics(servers: &[ServerStatus], text: &mut String) {
+impl Observed for Router {
+    async fn metrics(&self) -> String {
+        Router::metrics(self)
+    }
+
+    async fn status(&self) -> serde_json::Value {
+        serde_json::to_value(Router::status(self)).expect("a status is strings, numbers and lists")
+    }
+
+    async fn health(&self) -> Result<(), String> {
+        let status = Router::status(self);
+        let leader = status.servers.first().expect("a router has a leader");
+        match leader.health {
+            Health::Up => Ok(()),
+            health => Err(format!("the leader {} is {health:?}", leader.name)),
+        }
+    }
+}
+
+/// What the host adds to the router's metrics: the processes that it watches.
+fn instance_metrics(servers: &[ServerStatus], text: &mut String) {
     let mut family = |name: &str, kind: &str, help: &str, value: &dyn Fn(&ServerStatus) -> Option<u64>| {
         // Writing to a String cannot fail.
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -169,13 +192,10 @@ fn server_metrics(servers: &[ServerStatus], text: &mut String) {
             }
         }
     };
-    family("onecopy_server_up", "gauge", "1 when the server runs and answers.", &|server| {
-        Some(u64::from(server.state == "running" && server.problem.is_none()))
+    family("onecopy_instance_running_count", "gauge", "1 when the server's process runs.", &|server| {
+        Some(u64::from(server.process_id.is_some()))
     });
-    family("onecopy_server_restarts_total", "counter", "Starts after the first.", &|server| server.restarts);
-    family("onecopy_server_replay_lag_bytes", "gauge", "Written by the leader and not yet replayed.", &|server| {
-        server.replay_lag_bytes
-    });
+    family("onecopy_instance_restarts_total", "counter", "Starts after the first.", &|server| server.restarts);
 }
 
 #[cfg(test)]
@@ -184,25 +204,28 @@ mod tests {
 
     #[test]
     fn metrics_have_one_line_a_known_value() {
-        let server = |name: &str, role, lag| ServerStatus {
+        let server = |name: &str, role, restarts: Option<u64>| ServerStatus {
             name: name.to_owned(),
             role: role_name(role).to_owned(),
             state: "running".to_owned(),
-            process_id: Some(1),
-            restarts: Some(2),
+            process_id: restarts.map(|_| 1),
+            restarts,
             position: None,
-            replay_lag_bytes: lag,
+            replay_lag_bytes: None,
             replication: None,
             problem: None,
         };
         let mut text = String::new();
-        server_metrics(
-            &[server("leader", Role::Leader, None), server("follower-1", Role::Follower, Some(7))],
-            &mut text,
+        let servers = [server("leader", Role::Leader, Some(2)), server("follower-1", Role::Follower, None)];
+        instance_metrics(&servers, &mut text);
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(
+            samples,
+            [
+                "onecopy_instance_running_count{server=\"leader\",role=\"leader\"} 1",
+                "onecopy_instance_running_count{server=\"follower-1\",role=\"follower\"} 0",
+                "onecopy_instance_restarts_total{server=\"leader\",role=\"leader\"} 2",
+            ]
         );
-        assert!(text.contains("onecopy_server_up{server=\"leader\",role=\"leader\"} 1\n"));
-        assert!(text.contains("onecopy_server_restarts_total{server=\"follower-1\",role=\"follower\"} 2\n"));
-        let lags: Vec<&str> = text.lines().filter(|line| line.starts_with("onecopy_server_replay_lag_bytes")).collect();
-        assert_eq!(lags, ["onecopy_server_replay_lag_bytes{server=\"follower-1\",role=\"follower\"} 7"]);
     }
 }

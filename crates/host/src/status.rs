@@ -1,12 +1,14 @@
 //! What `onecopy status` tells about a cluster.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use onecopy_postgres::Lsn;
+use onecopy_router::RouterStatus;
 use serde::{Deserialize, Serialize};
 
 /// A cluster, now.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClusterStatus {
     /// Its directory.
     pub directory: PathBuf,
@@ -16,8 +18,10 @@ pub struct ClusterStatus {
     pub version: String,
     /// The servers, the leader first.
     pub servers: Vec<ServerStatus>,
+    /// Where clients connect.
+    pub address: SocketAddr,
     /// The router.
-    pub router: crate::front::FrontStatus,
+    pub router: RouterStatus,
 }
 
 /// One server, now.

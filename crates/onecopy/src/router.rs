@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
-use onecopy_host::{Front, Page};
+use onecopy_host::Page;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,7 +28,8 @@ impl Router {
         crate::block_on(async {
             let signal = StopSignal::listen(HangUp::IsLeftAlone)?;
             let metrics_listen = configuration.router.metrics_listen;
-            let front = Arc::new(Front::start(configuration).await?);
+            let router =
+                Arc::new(onecopy_router::Router::start(configuration).await.context("the router did not start")?);
             let _page = match metrics_listen {
                 Some(address) => {
                     let listener = TcpListener::bind(address).await.with_context(|| {
@@ -37,24 +38,24 @@ impl Router {
                             self.config.display()
                         )
                     })?;
-                    Some(Page::serve(listener, Arc::clone(&front)))
+                    Some(Page::serve(listener, Arc::clone(&router)))
                 }
                 None => None,
             };
-            println!("The router is on {}.", front.local_address());
-            self.serve(&front, &signal).await?;
-            front.shutdown().await;
+            println!("The router is on {}.", router.local_address());
+            self.serve(&router, &signal).await?;
+            router.shutdown().await;
             Ok(())
         })
     }
 
     /// Reads the file again at each SIGHUP, until a signal to stop.
-    async fn serve(&self, front: &Front, stop: &StopSignal) -> anyhow::Result<()> {
+    async fn serve(&self, router: &onecopy_router::Router, stop: &StopSignal) -> anyhow::Result<()> {
         let mut hang_ups = signal(SignalKind::hangup())?;
         loop {
             tokio::select! {
                 () = stop.received() => return Ok(()),
-                _ = hang_ups.recv() => match self.reload(front).await {
+                _ = hang_ups.recv() => match self.reload(router) {
                     Ok(()) => tracing::info!(file = %self.config.display(), "read again"),
                     // A router that serves is worth more than one that has died of a typing error.
                     Err(error) => tracing::error!(%error, "goes on with the configuration that it had"),
@@ -63,8 +64,8 @@ impl Router {
         }
     }
 
-    async fn reload(&self, front: &Front) -> anyhow::Result<()> {
-        front.reload(config::read(&self.config)?).await?;
+    fn reload(&self, router: &onecopy_router::Router) -> anyhow::Result<()> {
+        router.reload(&config::read(&self.config)?);
         Ok(())
     }
 }

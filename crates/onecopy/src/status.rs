@@ -53,13 +53,8 @@ impl Status {
 fn table(status: &ClusterStatus) -> String {
     let mut text = String::new();
     // Writing to a String cannot fail.
-    let _ = writeln!(
-        text,
-        "router   {}   daemon {}   {}",
-        status.router.address,
-        status.process_id,
-        status.directory.display()
-    );
+    let _ =
+        writeln!(text, "router   {}   daemon {}   {}", status.address, status.process_id, status.directory.display());
     let _ = writeln!(
         text,
         "{:<12} {:<9} {:<12} {:>8} {:<12} {:>12} {:>9}",

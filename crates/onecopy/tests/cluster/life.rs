@@ -1,5 +1,7 @@
 //! A cluster's ordinary life.
 
+use std::collections::BTreeSet;
+
 use crate::directory::{TestDirectory, wait_until};
 
 #[test]
@@ -8,7 +10,7 @@ fn c1_a_cluster_serves_stops_and_keeps_its_data() {
     directory.up(2);
     directory.sql("CREATE TABLE kept (number int); INSERT INTO kept VALUES (42)");
     assert_eq!(directory.sql("SELECT current_user || ' ' || current_database()"), "onecopy postgres");
-    let port = directory.status()["router"]["address"].as_str().expect("an address").to_owned();
+    let port = directory.status()["address"].as_str().expect("an address").to_owned();
     assert_eq!(directory.postmasters().len(), 3);
 
     directory.run(&["down"]).ok();
@@ -18,7 +20,7 @@ fn c1_a_cluster_serves_stops_and_keeps_its_data() {
 
     directory.run(&["up", "--detach"]).ok();
     assert_eq!(directory.sql("SELECT number FROM kept"), "42");
-    assert_eq!(directory.status()["router"]["address"], port.as_str());
+    assert_eq!(directory.status()["address"], port.as_str());
     assert_eq!(directory.postmasters().len(), 3);
 }
 
@@ -38,11 +40,17 @@ fn c2_status_and_page_tell_of_every_server() {
     let (line, body) = directory.page("/healthz");
     assert!(line.ends_with("200 OK"), "{line}: {body}");
     let (_, metrics) = directory.page("/metrics");
-    assert!(metrics.contains("onecopy_server_up{server=\"leader\",role=\"leader\"} 1\n"), "{metrics}");
     assert!(
-        metrics.contains("onecopy_server_replay_lag_bytes{server=\"follower-1\",role=\"follower\"} 0\n"),
+        metrics.contains("onecopy_instance_running_count{server=\"follower-1\",role=\"follower\"} 1\n"),
         "{metrics}"
     );
+    let guide = include_str!("../../../../docs/guide.md");
+    let names: BTreeSet<&str> =
+        metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    assert_eq!(metrics.matches("# TYPE ").count(), names.len(), "a metric comes twice: {metrics}");
+    for name in names {
+        assert!(guide.contains(name), "the guide does not name the metric {name}");
+    }
     let (_, page) = directory.page("/status");
     assert!(page.contains("\"follower-1\""), "{page}");
 }
