@@ -30,20 +30,19 @@ impl Router {
             let metrics_listen = configuration.router.metrics_listen;
             let router =
                 Arc::new(onecopy_router::Router::start(configuration).await.context("the router did not start")?);
-            let _page = match metrics_listen {
-                Some(address) => {
-                    let listener = TcpListener::bind(address).await.with_context(|| {
-                        format!(
-                            "cannot serve metrics on {address}; write another `metrics_listen` into {}",
-                            self.config.display()
-                        )
-                    })?;
-                    Some(Page::serve(listener, Arc::clone(&router)))
-                }
-                None => None,
-            };
-            println!("The router is on {}.", router.local_address());
+            let mut announcement = format!("The router is on {}", router.local_address());
+            let mut pages = Vec::new();
+            if let Some(address) = metrics_listen {
+                let listener = TcpListener::bind(address).await.with_context(|| {
+                    let file = self.config.display();
+                    format!("cannot serve metrics on {address}; write another `metrics_listen` into {file}")
+                })?;
+                announcement += &format!(", metrics are on {}", listener.local_addr()?);
+                pages.push(Page::serve(listener, Arc::clone(&router)));
+            }
+            println!("{announcement}.");
             self.serve(&router, &signal).await?;
+            drop(pages);
             router.shutdown().await;
             Ok(())
         })

@@ -137,13 +137,18 @@ impl TestDirectory {
     pub fn page(&self, path: &str) -> (String, String) {
         let state = std::fs::read_to_string(self.path().join("cluster.toml")).expect("a state");
         let port = state.lines().find_map(|line| line.strip_prefix("metrics_port = ")).expect("a port for metrics");
-        let mut stream = TcpStream::connect(("127.0.0.1", port.parse().expect("a number"))).expect("connect");
-        write!(stream, "GET {path} HTTP/1.0\r\n\r\n").expect("ask");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
-        (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+        page_of(&format!("127.0.0.1:{port}"), path)
     }
+}
+
+/// The answer of a page: status line and body.
+pub fn page_of(address: &str, path: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).expect("connect");
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").expect("ask");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+    (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
 }
 
 impl Drop for TestDirectory {

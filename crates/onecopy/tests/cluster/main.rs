@@ -4,3 +4,4 @@ mod directory;
 mod faults;
 mod life;
 mod refusals;
+mod router_alone;
