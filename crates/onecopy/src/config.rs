@@ -98,7 +98,8 @@ fn check_server(server: &ServerConfiguration) -> Result<(), String> {
 }
 
 fn check_settings(settings: &RouterSettings) -> Result<(), String> {
-    if settings.metrics_listen == Some(settings.listen) {
+    // Port 0 is any free port, each time another.
+    if settings.listen.port() != 0 && settings.metrics_listen == Some(settings.listen) {
         return Err(format!(
             "`listen` and `metrics_listen` are both {}; give metrics a port of its own",
             settings.listen
