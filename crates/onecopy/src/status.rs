@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use clap::Args;
-use onecopy_host::{ClusterStatus, ServerStatus};
+use onecopy_host::ClusterStatus;
 
 use crate::directory::DirectoryOption;
 
@@ -51,36 +51,74 @@ impl Status {
 
 /// The status for people.
 fn table(status: &ClusterStatus) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ =
-        writeln!(text, "router   {}   daemon {}   {}", status.address, status.process_id, status.directory.display());
-    let _ = writeln!(
-        text,
-        "{:<12} {:<9} {:<12} {:>8} {:<12} {:>12} {:>9}",
-        "server", "role", "state", "process", "position", "lag", "restarts"
+    let router = &status.router;
+    let mut text = format!(
+        "{} in {}, daemon {}\n{} clients, {} reads, {} updates, reads are {}\n\n",
+        status.address,
+        status.directory.display(),
+        status.process_id,
+        router.clients,
+        router.reads,
+        router.updates,
+        router.freshness
     );
-    for server in &status.servers {
-        line(server, &mut text);
+    server_lines(status, &mut text);
+    if !router.databases.is_empty() {
+        database_lines(status, &mut text);
     }
     text
 }
 
-fn line(server: &ServerStatus, text: &mut String) {
-    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    let lag = server.replay_lag_bytes.map(|bytes| format!("{bytes} B"));
+fn server_lines(status: &ClusterStatus, text: &mut String) {
+    // Writing to a String cannot fail, here and below.
     let _ = writeln!(
         text,
-        "{:<12} {:<9} {:<12} {:>8} {:<12} {:>12} {:>9}",
-        server.name,
-        server.role,
-        server.replication.as_ref().filter(|_| server.state == "running").unwrap_or(&server.state),
-        or_dash(server.process_id.map(|number| number.to_string())),
-        or_dash(server.position.map(|position| position.to_string())),
-        or_dash(lag),
-        or_dash(server.restarts.map(|restarts| restarts.to_string())),
+        "{:<12} {:<9} {:<14} {:>8} {:<12} {:>10} {:>10} {:>8}",
+        "server", "role", "state", "process", "position", "lag", "reads", "restarts"
     );
-    if let Some(problem) = &server.problem {
-        let _ = writeln!(text, "  {problem}");
+    for server in &status.servers {
+        let reads = status.router.servers.iter().find(|routed| routed.name == server.name).map(|routed| routed.reads);
+        let _ = writeln!(
+            text,
+            "{:<12} {:<9} {:<14} {:>8} {:<12} {:>10} {:>10} {:>8}",
+            server.name,
+            server.role,
+            server.replication.as_ref().filter(|_| server.state == "running").unwrap_or(&server.state),
+            or_dash(server.process_id),
+            or_dash(server.position),
+            or_dash(server.replay_lag_bytes.map(|bytes| format!("{bytes} B"))),
+            or_dash(reads),
+            or_dash(server.restarts),
+        );
+        if let Some(problem) = &server.problem {
+            let _ = writeln!(text, "  {problem}");
+        }
     }
+}
+
+fn database_lines(status: &ClusterStatus, text: &mut String) {
+    let _ = writeln!(
+        text,
+        "\n{:<12} {:>7} {:>9} {:>8} {:>10} {:>9} {:>9} {:>8}",
+        "database", "clients", "epoch age", "servers", "commits", "gates", "gate p50", "tripped"
+    );
+    for database in &status.router.databases {
+        let _ = writeln!(
+            text,
+            "{:<12} {:>7} {:>9} {:>8} {:>10} {:>9} {:>9} {:>8}",
+            database.name,
+            database.clients,
+            or_dash(database.epoch_age_ms.map(|age| format!("{age} ms"))),
+            database.epoch_servers.len(),
+            database.commits,
+            database.gates.epochs,
+            format!("{:.1} ms", database.gates.gate_p50_microseconds as f64 / 1000.0),
+            database.gates.tripwire_aborts,
+        );
+    }
+}
+
+/// What is known, or a dash.
+fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
