@@ -106,7 +106,7 @@ impl Gatekeeper {
         let _ = tokio::time::timeout(FIRST_JOIN_TIMEOUT, first).await;
         loop {
             let asked = tokio::time::timeout(interval, self.epochs.wanted.notified()).await.is_ok();
-            if self.epochs.has_barrier() {
+            if self.epochs.has_barrier() || self.epochs.is_to_be_released() {
                 self.release().await;
                 tokio::time::sleep(Duration::from_millis(self.settings.gate_interval_min_ms)).await;
                 continue;
@@ -209,7 +209,7 @@ impl Gatekeeper {
         while Instant::now() < deadline {
             let sql = format!(
                 "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity \
-                 WHERE pid IN ({list}) AND usename IS NOT NULL AND application_name = 'onecopy session'"
+                 WHERE pid IN ({list}) AND pid <> pg_catalog.pg_backend_pid() AND backend_type = 'client backend'"
             );
             if backend.rows(&sql).await?.is_empty() {
                 self.room.settle(&unsettled);

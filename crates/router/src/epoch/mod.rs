@@ -11,7 +11,7 @@ mod member;
 mod room;
 mod statistics;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, RwLock};
 use std::time::{Duration, Instant};
 
@@ -110,6 +110,7 @@ pub struct Epochs {
     /// Commits at the newest gate whose canary ran.
     canary_commits: AtomicU64,
     last_id: AtomicU64,
+    release: AtomicBool,
     doomed_up_to: Arc<AtomicU64>,
     /// How gates went.
     pub statistics: GateStatistics,
@@ -125,6 +126,7 @@ impl Default for Epochs {
             barriers: AtomicUsize::new(0),
             canary_commits: AtomicU64::new(0),
             last_id: AtomicU64::new(0),
+            release: AtomicBool::new(false),
             doomed_up_to: Arc::default(),
             statistics: GateStatistics::default(),
         }
@@ -176,6 +178,16 @@ impl Epochs {
     /// Whether DDL is going on.
     pub fn has_barrier(&self) -> bool {
         self.barriers.load(SeqCst) > 0
+    }
+
+    /// Has all snapshots of the current epoch closed soon: something waits for them (CREATE INDEX CONCURRENTLY, REINDEX).
+    pub fn ask_for_release(&self) {
+        self.release.store(true, SeqCst);
+        self.wanted.notify_one();
+    }
+
+    fn is_to_be_released(&self) -> bool {
+        self.release.swap(false, SeqCst)
     }
 
     /// Dooms every epoch up to now. Call it under a [`Barrier`], before and after whatever dooms them: a gate that was

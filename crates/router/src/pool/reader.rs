@@ -105,7 +105,8 @@ impl ReaderPool {
             for (user, backends) in idle.iter_mut() {
                 backends.retain(|backend| backend.idle_since.elapsed() < IDLE_MAX);
                 for index in (0..backends.len()).rev() {
-                    if backends[index].in_transaction && backends[index].epoch != current {
+                    let backend = &backends[index];
+                    if backend.in_transaction && (backend.epoch.is_none() || backend.epoch != current) {
                         stale.push((user.clone(), backends.swap_remove(index)));
                     }
                 }

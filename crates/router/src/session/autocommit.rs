@@ -10,10 +10,11 @@ use super::request::Request;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Session, SessionEnd};
+use crate::domain::Domain;
 use crate::epoch::{Barrier, Demand, Epoch};
 use crate::servers::{Health, Role, Server};
 use crate::sql::PinReason;
-use crate::wire::{SqlError, sqlstate};
+use crate::wire::{ErrorFields, SqlError, sqlstate};
 
 /// Tries of a read on different servers or epochs before the leader itself must answer it.
 const EPOCH_TRIES_MAX: usize = 6;
@@ -30,6 +31,9 @@ const EPOCH_WAIT: Duration = Duration::from_secs(1);
 /// The same while the leader is known to be gone, so that no gate can close.
 const EPOCH_WAIT_WITHOUT_LEADER: Duration = Duration::from_millis(100);
 
+/// How often snapshots are released for a command that waits for them.
+const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
+
 /// Why a read was not answered at an epoch.
 #[derive(Debug)]
 pub(super) enum NotAtEpoch {
@@ -37,6 +41,26 @@ pub(super) enum NotAtEpoch {
     AskLeader,
     /// The client shall get this error.
     Error(SqlError),
+}
+
+/// While it lives, snapshots and idle readers' locks are released again and again.
+pub(super) struct Releasing(tokio::task::JoinHandle<()>);
+
+impl Releasing {
+    fn start(domain: Arc<Domain>) -> Releasing {
+        Releasing(tokio::spawn(async move {
+            loop {
+                domain.epochs.ask_for_release();
+                tokio::time::sleep(RELEASE_INTERVAL).await;
+            }
+        }))
+    }
+}
+
+impl Drop for Releasing {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// One read in flight on a server.
@@ -147,7 +171,7 @@ impl Session {
             }
             self.router.counters.read_retries.fetch_add(1, Relaxed);
         }
-        self.run_on_leader(request, work).await
+        self.read_on_leader(request, work).await
     }
 
     async fn try_at_epoch(
@@ -169,14 +193,14 @@ impl Session {
         self.put_epoch(&mut backend, epoch, own_transaction, &mut expected);
         request.encode(&mut backend, &mut expected);
         let start = self.client.output.len();
-        let Ended { result, went_out } = self.relay(&mut backend, expected, Hold::Briefly).await;
+        let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
         let reusable = self.statement_ended();
         let relayed = match result {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) if went_out => {
                 self.client.output.clear();
-                self.fail(self.server_lost(&server.name, &error));
+                self.fail(self.server_lost(&server.name, &error, last_words));
                 return Ok(Tried::Done(Outcome::Failed));
             }
             Err(_) => {
@@ -257,6 +281,7 @@ impl Session {
 
     /// Runs one unit on the leader, SERIALIZABLE, in a transaction of the server's own.
     pub(super) async fn run_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
+        let _releasing = self.releasing_around(work);
         let _barrier = self.barrier_around(work).await;
         let mut pause = UPDATE_PAUSE;
         for attempt in 1.. {
@@ -278,12 +303,18 @@ impl Session {
         unreachable!("the last try gives an outcome")
     }
 
+    /// For commands that wait for old snapshots or for readers' locks, but leave old epochs right.
+    pub(super) fn releasing_around(&self, work: &Work) -> Option<Releasing> {
+        let harmless = work.barrier.as_ref().is_some_and(|barrier| barrier.harmless);
+        harmless.then(|| Releasing::start(self.domain.clone()))
+    }
+
     /// For DDL that runs alone, and for CALL and DO, which may hide it.
     async fn barrier_around(&mut self, work: &Work) -> Option<Barrier> {
         if let Some(database) = work.barrier.as_ref().and_then(|barrier| barrier.database.as_deref()) {
             self.router.close_domain(database).await;
         }
-        if !work.commits_itself && work.barrier.is_none() {
+        if !work.commits_itself && work.barrier.as_ref().is_none_or(|barrier| barrier.harmless) {
             return None;
         }
         let barrier = self.domain.epochs.begin_barrier();
@@ -321,7 +352,7 @@ impl Session {
             None
         };
         let hold = if commit.is_some() { Hold::InRoom } else { Hold::Briefly };
-        let Ended { result, went_out } = self.relay(&mut backend, expected, hold).await;
+        let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, hold).await;
         // A cancel request that comes late hits a back end that this session keeps.
         self.statement_ended();
         let relayed = match result {
@@ -335,7 +366,7 @@ impl Session {
                 } else {
                     self.client.output.truncate(start);
                 }
-                return self.leader_lost(work, &error).map(Some);
+                return self.leader_lost(work, &error, last_words).map(Some);
             }
         };
         self.commits_seen = match commit {
@@ -376,7 +407,12 @@ impl Session {
     }
 
     /// The leader was lost under an autocommit statement.
-    fn leader_lost(&mut self, work: &Work, error: &RelayError) -> Result<Outcome, SessionEnd> {
+    fn leader_lost(
+        &mut self,
+        work: &Work,
+        error: &RelayError,
+        last_words: Option<ErrorFields>,
+    ) -> Result<Outcome, SessionEnd> {
         let name = &self.domain.servers[0].name;
         let sql_error = if work.writes {
             SqlError::error(
@@ -385,7 +421,7 @@ impl Session {
             )
             .hint("Look whether its effect is there before you run it again.")
         } else {
-            self.server_lost(name, error)
+            self.server_lost(name, error, last_words)
         };
         if self.pinned.is_some() || self.keeps_backend {
             return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..sql_error }));

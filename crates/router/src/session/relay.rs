@@ -67,6 +67,10 @@ pub struct Ended {
     pub result: Result<Relayed, RelayError>,
     /// Something of it has reached the client, so it cannot be taken back.
     pub went_out: bool,
+    /// Where the answer, or what of it has not gone out, begins in the client's output.
+    pub start: usize,
+    /// What the server said before the connection broke.
+    pub last_words: Option<ErrorFields>,
 }
 
 /// Carries answers from `backend` to `client` until all that is `expected` is there.
@@ -97,8 +101,10 @@ impl<'a> Relay<'a> {
 
     /// Runs to the end.
     pub async fn run(mut self) -> Ended {
-        let result = self.answers().await.map(|()| std::mem::take(&mut self.relayed));
-        Ended { result, went_out: self.went_out }
+        let result = self.answers().await;
+        let relayed = std::mem::take(&mut self.relayed);
+        let last_words = relayed.error.clone().or_else(|| relayed.own_error.clone());
+        Ended { result: result.map(|()| relayed), went_out: self.went_out, start: self.start, last_words }
     }
 
     async fn answers(&mut self) -> Result<(), RelayError> {

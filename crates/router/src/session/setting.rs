@@ -135,7 +135,7 @@ impl Session {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
-                self.fail(self.server_lost(&backend.server.name, &error));
+                self.fail(self.server_lost(&backend.server.name, &error, None));
                 return Ok(Outcome::Failed);
             }
         };
@@ -180,7 +180,7 @@ impl Session {
             }
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => {
-                self.fail(self.server_lost("the server", &error));
+                self.fail(self.server_lost("the server", &error, None));
                 Ok(Outcome::Failed)
             }
         }

@@ -17,6 +17,7 @@ impl Session {
     pub(super) async fn simple_query(&mut self, frame: &Frame) -> Result<(), SessionEnd> {
         let sql = sql_of_query(frame).map_err(Session::malformed)?;
         let text = readable(&sql);
+        self.in_extended_batch = false;
         // A simple query destroys the unnamed statement and portal.
         self.statements.remove(&b""[..]);
         if self.transaction.is_none() {

@@ -41,6 +41,10 @@ pub(super) struct Transaction {
     pub savepoints: usize,
     /// The session's settings before it.
     pub settings_before: Arc<Settings>,
+    /// Runs on the leader even if it only reads.
+    pub shuns_epochs: bool,
+    /// The server refused a statement because the transaction is read-only.
+    pub refused_as_write: bool,
     place: Place,
 }
 
@@ -58,6 +62,8 @@ enum Place {
 
 struct LeaderTransaction {
     backend: Backend,
+    /// Not sent yet.
+    begin: Option<String>,
     /// Commits that its snapshot holds at least.
     commits_at_snapshot: u64,
     serializable: SerializableTransaction,
@@ -76,6 +82,8 @@ impl Transaction {
             failed: false,
             savepoints: 0,
             settings_before: session.settings.clone(),
+            shuns_epochs: false,
+            refused_as_write: false,
             place: Place::Nowhere,
         }
     }
@@ -145,11 +153,10 @@ impl Session {
         if matches!(transaction.place, Place::Lost) {
             return Ok(Err(Reported::Here(aborted())));
         }
-        if work.barrier.as_ref().is_some_and(|barrier| barrier.alone) && !transaction.implicit {
-            // The server refuses it in its own words.
-            tracing::debug!(session = self.number, "a statement that cannot run in a transaction block");
-        }
-        let reads_an_epoch = transaction.characteristics.read_only && work.reads_only && self.pinned.is_none();
+        let reads_an_epoch = transaction.characteristics.read_only
+            && work.reads_only
+            && self.pinned.is_none()
+            && !transaction.shuns_epochs;
         if !transaction.has_started() && reads_an_epoch {
             match self.open_epoch_transaction(transaction, request, work).await? {
                 Some(result) => return Ok(result),
@@ -232,20 +239,19 @@ impl Session {
         let Place::AtEpoch { backend, epoch, .. } = &mut transaction.place else { return Ok(Ok(())) };
         let mut expected = VecDeque::new();
         request.encode(backend, &mut expected);
-        let Ended { result, went_out } = self.relay(backend, expected, Hold::Briefly).await;
+        let Ended { result, went_out, start, last_words } = self.relay(backend, expected, Hold::Briefly).await;
         self.statement_ended();
         let server = backend.server.clone();
+        let taken_back = if went_out { 0 } else { start };
         match result {
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => {
                 transaction.place = Place::Lost;
-                if went_out {
-                    self.client.output.clear();
-                }
-                Ok(Err(Reported::Here(self.server_lost(&server.name, &error))))
+                self.client.output.truncate(taken_back);
+                Ok(Err(Reported::Here(self.server_lost(&server.name, &error, last_words))))
             }
             Ok(_) if epoch.is_doomed() => {
-                self.client.output.clear();
+                self.client.output.truncate(taken_back);
                 Ok(Err(Reported::Here(epoch_closed())))
             }
             Ok(Relayed { error: Some(_), .. }) => Ok(Err(Reported::ByServer)),
@@ -256,28 +262,17 @@ impl Session {
         }
     }
 
-    /// Begins the transaction on the leader.
+    /// Places the transaction on the leader; BEGIN goes with its first statement.
     async fn place_on_leader(&mut self, transaction: &mut Transaction) -> Result<(), SqlError> {
-        let mut backend = self.take_leader().await.map_err(|error| error.to_sql())?;
-        let serializable = self.router.serializable.begin(&backend.server);
-        let commits_at_snapshot = self.domain.room.commits_done();
-        let mut expected = VecDeque::new();
-        self.put_settings(&mut backend, &mut expected);
+        let backend = self.take_leader().await.map_err(|error| error.to_sql())?;
         let characteristics = transaction.characteristics;
         let mode = if characteristics.read_only { " READ ONLY" } else { " READ WRITE" };
         let wait = if characteristics.deferrable { " DEFERRABLE" } else { "" };
-        put_own(&mut backend, &format!("BEGIN ISOLATION LEVEL SERIALIZABLE{mode}{wait}"), false, &mut expected);
-        let Ended { result, .. } = self.relay(&mut backend, expected, Hold::InRoom).await;
-        self.statement_ended();
-        match result {
-            Ok(Relayed { own_error: None, .. }) => {}
-            Ok(Relayed { own_error: Some(fields), .. }) => return Err(SqlError::error(&fields.code, fields.message)),
-            Err(error) => return Err(self.server_lost(&backend.server.name, &error)),
-        }
         transaction.place = Place::OnLeader(Box::new(LeaderTransaction {
+            serializable: self.router.serializable.begin(&backend.server),
             backend,
-            commits_at_snapshot,
-            serializable,
+            begin: Some(format!("BEGIN ISOLATION LEVEL SERIALIZABLE{mode}{wait}")),
+            commits_at_snapshot: self.domain.room.commits_done(),
             wrote: false,
             opaque: false,
             barrier: None,
@@ -298,16 +293,20 @@ impl Session {
         }
         leader.wrote |= work.writes && !transaction.characteristics.read_only;
         leader.opaque |= work.opaque;
-        if let Some(barrier) = &work.barrier {
-            if leader.barrier.is_none() {
-                leader.barrier = Some(self.domain.epochs.begin_barrier());
-                self.release_readers().await;
-            }
-            leader.dooms |= !barrier.harmless;
+        let _releasing = self.releasing_around(work);
+        if work.barrier.as_ref().is_some_and(|barrier| !barrier.harmless) && leader.barrier.is_none() {
+            leader.barrier = Some(self.domain.epochs.begin_barrier());
+            leader.dooms = true;
+            self.release_readers().await;
         }
         let mut expected = VecDeque::new();
+        if let Some(begin) = leader.begin.take() {
+            self.put_settings(&mut leader.backend, &mut expected);
+            put_own(&mut leader.backend, &begin, false, &mut expected);
+        }
         request.encode(&mut leader.backend, &mut expected);
-        let Ended { result, went_out } = self.relay(&mut leader.backend, expected, Hold::Briefly).await;
+        let Ended { result, went_out, start, last_words } =
+            self.relay(&mut leader.backend, expected, Hold::Briefly).await;
         self.statement_ended();
         let relayed = match result {
             Ok(relayed) => relayed,
@@ -315,10 +314,8 @@ impl Session {
             Err(error) => {
                 let name = leader.backend.server.name.clone();
                 transaction.place = Place::Lost;
-                if went_out {
-                    self.client.output.clear();
-                }
-                let lost = self.server_lost(&name, &error);
+                self.client.output.truncate(if went_out { 0 } else { start });
+                let lost = self.server_lost(&name, &error, last_words);
                 if self.pinned.is_some() || self.keeps_backend {
                     return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..lost }));
                 }
@@ -326,8 +323,15 @@ impl Session {
             }
         };
         self.after_leader_statement(work, relayed.error.is_none());
+        if let Some(fields) = relayed.own_error {
+            self.client.output.truncate(if went_out { 0 } else { start });
+            return Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))));
+        }
         match relayed.error {
-            Some(_) => Ok(Err(Reported::ByServer)),
+            Some(fields) => {
+                transaction.refused_as_write = fields.code == sqlstate::READ_ONLY_SQL_TRANSACTION && !went_out;
+                Ok(Err(Reported::ByServer))
+            }
             None => Ok(Ok(())),
         }
     }
@@ -390,7 +394,7 @@ impl Session {
         if leader.opaque && !leader.dooms {
             match self.own_statement(&mut leader.backend, HIDDEN_DDL, false).await? {
                 Ok(relayed) => leader.dooms = !relayed.own_rows.is_empty(),
-                Err(error) => return Ok(Committed::Error(self.server_lost("the leader", &error))),
+                Err(error) => return Ok(Committed::Error(self.server_lost("the leader", &error, None))),
             }
         }
         if leader.dooms {
@@ -432,7 +436,7 @@ impl Session {
         let relayed = match relayed {
             Ok(relayed) => relayed,
             Err(error) if wrote => return Ok(Committed::Error(self.commit_unknown(&leader.backend, &error))),
-            Err(error) => return Ok(Committed::Error(self.server_lost(&leader.backend.server.name, &error))),
+            Err(error) => return Ok(Committed::Error(self.server_lost(&leader.backend.server.name, &error, None))),
         };
         // When the tripwire fails, COMMIT is skipped and the transaction is still there.
         let rolled_back =

@@ -10,7 +10,7 @@ use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::Epoch;
-use crate::wire::{SqlError, sqlstate};
+use crate::wire::{ErrorFields, SqlError, sqlstate};
 
 /// How a unit ended, as far as the session goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,10 +40,32 @@ impl Session {
         {
             return self.run_wrapped(&request, &work).await;
         }
-        if work.reads_only && !work.within_transaction && self.pinned.is_none() {
+        if !work.reads_only || work.within_transaction {
+            return self.run_on_leader(&request, &work).await;
+        }
+        if self.pinned.is_none() {
             return self.run_at_epoch(&request, &work).await;
         }
-        self.run_on_leader(&request, &work).await
+        self.read_on_leader(&request, &work).await
+    }
+
+    /// Runs a read on the leader. It is READ ONLY there as well: what writes after all must commit in the room.
+    pub(super) async fn read_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
+        let mut transaction = Transaction::implicit(self);
+        transaction.characteristics.read_only = true;
+        transaction.shuns_epochs = true;
+        self.transaction = Some(transaction);
+        let start = self.client.output.len();
+        let outcome = self.run_in_transaction(request, work).await?;
+        let refused_as_write = self.transaction.as_ref().is_some_and(|transaction| transaction.refused_as_write);
+        let outcome = self.end_implicit(outcome).await?;
+        if refused_as_write && self.client.output.len() >= start {
+            self.client.output.truncate(start);
+            self.skips_until_sync = false;
+            let work = Work { reads_only: false, writes: true, opaque: true, ..work.clone() };
+            return self.run_wrapped(request, &work).await;
+        }
+        Ok(outcome)
     }
 
     /// Runs a lone statement inside a transaction of the router's own.
@@ -105,9 +127,16 @@ impl Session {
         backend.epoch = Some(epoch.id);
     }
 
-    /// What a client is told when the server was lost under its statement.
-    pub(super) fn server_lost(&self, server: &str, error: &RelayError) -> SqlError {
-        SqlError::error(sqlstate::ADMIN_SHUTDOWN, format!("lost {server} while it ran the statement: {error}"))
-            .hint("The transaction is rolled back; run it again.")
+    /// What a client is told when the server was lost under its statement; the server's own last words if it had any.
+    pub(super) fn server_lost(&self, server: &str, error: &RelayError, last_words: Option<ErrorFields>) -> SqlError {
+        match last_words {
+            Some(fields) if fields.severity != "ERROR" => {
+                SqlError::error(&fields.code, format!("{server} ended the connection: {}", fields.message))
+            }
+            _ => {
+                SqlError::error(sqlstate::ADMIN_SHUTDOWN, format!("lost {server} while it ran the statement: {error}"))
+            }
+        }
+        .hint("The transaction is rolled back; run it again.")
     }
 }

@@ -73,6 +73,9 @@ impl Work {
             }
             Action::Declare { read, hold } => {
                 work.reads_only = *read && !*hold;
+                // What FETCH runs is judged here, when its query is known.
+                work.writes = !*read;
+                work.opaque = !*read;
                 work.within_transaction = true;
             }
             Action::CursorUse | Action::Savepoint(_) | Action::RollbackTo(_) | Action::Release(_) => {
