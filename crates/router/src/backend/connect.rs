@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::{Backend, BackendError, PreparedStatements};
+use super::{Backend, BackendError, CancelKey, PreparedStatements};
 use crate::authentication::{MECHANISM, ScramClient, ScramCredential, ScramKeys};
 use crate::servers::{Role, Server};
 use crate::settings::Settings;
@@ -90,7 +90,7 @@ async fn login(
         channel: Channel::new(socket, MESSAGE_BYTES_MAX),
         server: server.clone(),
         process_id: 0,
-        secret: Bytes::new(),
+        cancel_key: Arc::new(CancelKey { address: server.address.clone(), process_id: 0, secret: Bytes::new() }),
         parameters: Vec::new(),
         settings: Arc::new(Settings::default()),
         prepared: PreparedStatements::default(),
@@ -125,7 +125,11 @@ async fn login(
             b'K' if frame.bytes.len() >= 9 => {
                 let mut body = frame.body();
                 backend.process_id = body.get_u32();
-                backend.secret = body;
+                backend.cancel_key = Arc::new(CancelKey {
+                    address: server.address.clone(),
+                    process_id: backend.process_id,
+                    secret: body,
+                });
             }
             b'Z' => return Ok(backend),
             _ => {}

@@ -90,7 +90,7 @@ pub struct Backend {
     pub server: Arc<Server>,
     /// The server process, for cancelling and for making sure that it has ended.
     pub process_id: u32,
-    secret: Bytes,
+    cancel_key: Arc<CancelKey>,
     /// What the server reported at log-in.
     pub parameters: Vec<(String, String)>,
     /// The session settings in force there.
@@ -169,8 +169,8 @@ impl Backend {
     }
 
     /// What is needed to cancel its running statement from elsewhere.
-    pub fn cancel_key(&self) -> CancelKey {
-        CancelKey { address: self.server.address.clone(), process_id: self.process_id, secret: self.secret.clone() }
+    pub fn cancel_key(&self) -> Arc<CancelKey> {
+        self.cancel_key.clone()
     }
 }
 
@@ -195,7 +195,7 @@ fn text_row(body: &Bytes) -> Row {
 }
 
 /// Cancels a statement of one back end.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct CancelKey {
     address: Address,
     process_id: u32,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::relay::{Ended, Hold, RelayError};
 use super::request::Request;
+use super::simple::readable;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Session, SessionEnd};
@@ -146,7 +147,7 @@ impl Session {
 
     /// Runs reads at an epoch on some server; on the leader when that cannot be.
     pub(super) async fn run_at_epoch(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
-        if work.text.as_deref().is_some_and(|text| self.domain.is_remembered_update(text)) {
+        if work.text.as_ref().is_some_and(|text| self.domain.is_remembered_update(&readable(text))) {
             return self.run_on_leader(request, &Work { reads_only: false, writes: true, ..work.clone() }).await;
         }
         let demand = self.demand();
@@ -245,7 +246,7 @@ impl Session {
             // PostgreSQL says that it was a write after all.
             sqlstate::READ_ONLY_SQL_TRANSACTION => {
                 if let Some(text) = &work.text {
-                    self.domain.remember_update(text);
+                    self.domain.remember_update(&readable(text));
                 }
                 Some(Tried::AskLeader)
             }

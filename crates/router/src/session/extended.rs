@@ -200,16 +200,17 @@ impl Session {
             piece.request.items.push(Item::Answer(Bytes::from_static(PARSE_COMPLETE)));
         } else {
             piece.request.items.push(Item::Parse { text: prepared.clone(), named });
-            self.mark_place(statement.as_ref(), &text, piece);
+            self.mark_place(statement.as_ref(), piece);
         }
         self.statements.insert(parse.name, ClientStatement { text: prepared, statement, named });
         Next::Go
     }
 
     /// Preparing and describing a statement must happen where it can run, though it writes nothing.
-    fn mark_place(&self, statement: Option<&Statement>, text: &str, piece: &mut Piece) {
+    fn mark_place(&self, statement: Option<&Statement>, piece: &mut Piece) {
         if let Some(statement) = statement {
-            piece.work.reads_only &= Work::of(statement, text).reads_only;
+            let reads_only = statement.action.is_read() || Work::of(statement, "", &Bytes::new()).reads_only;
+            piece.work.reads_only &= reads_only;
         }
     }
 
@@ -241,7 +242,7 @@ impl Session {
             piece.request.items.push(Item::Answer(Bytes::from_static(BIND_COMPLETE)));
         } else {
             piece.work.own_transaction |= names_time(&bind.values);
-            self.mark_place(statement.statement.as_ref(), &readable(&statement.text.sql), piece);
+            self.mark_place(statement.statement.as_ref(), piece);
             piece.request.items.push(Item::Bind { bind, text: statement.text, named: statement.named });
         }
         Next::Go
@@ -268,7 +269,7 @@ impl Session {
             }
             piece.request.items.push(Item::Answer(answer.freeze()));
         } else if of_statement {
-            self.mark_place(statement.statement.as_ref(), &readable(&statement.text.sql), piece);
+            self.mark_place(statement.statement.as_ref(), piece);
             piece.request.items.push(Item::DescribeStatement { text: statement.text, named: statement.named });
         } else {
             piece.request.items.push(Item::Portal(frame));
@@ -289,7 +290,7 @@ impl Session {
             }
             Some(statement) if is_routers_own(&statement.action) => Next::Run(statement, text),
             Some(statement) => {
-                let work = Work::of(&statement, &text);
+                let work = Work::of(&statement, &text, &portal.text.sql);
                 if let (Action::Savepoint(_), Some(transaction)) = (&statement.action, &mut self.transaction) {
                     transaction.savepoints += 1;
                 }

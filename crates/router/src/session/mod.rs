@@ -78,7 +78,7 @@ pub struct CancelSlot {
 
 #[derive(Debug, Default)]
 struct Running {
-    key: Option<CancelKey>,
+    key: Option<Arc<CancelKey>>,
     cancelled: bool,
 }
 
@@ -87,7 +87,7 @@ impl CancelSlot {
         self.running.lock().expect("no code panics while it holds this lock")
     }
 
-    fn begin(&self, key: CancelKey) {
+    fn begin(&self, key: Arc<CancelKey>) {
         *self.running() = Running { key: Some(key), cancelled: false };
     }
 
@@ -97,7 +97,7 @@ impl CancelSlot {
     }
 
     /// What to cancel now, if a statement is running.
-    pub fn cancel(&self) -> Option<CancelKey> {
+    pub fn cancel(&self) -> Option<Arc<CancelKey>> {
         let mut running = self.running();
         running.cancelled |= running.key.is_some();
         running.key.clone()

@@ -108,7 +108,10 @@ impl Request {
         for item in &self.items {
             match item {
                 Item::Simple(sql) => {
-                    backend.channel.output.message(b'Q', &[sql, &b"\0"[..]].concat());
+                    let start = begin_message(&mut backend.channel.output, b'Q');
+                    backend.channel.output.put_slice(sql);
+                    backend.channel.output.put_u8(0);
+                    end_message(&mut backend.channel.output, start);
                     expected.push_back(Expected::Simple);
                 }
                 Item::Parse { text, named: false } => {

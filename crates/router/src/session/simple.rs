@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::action::is_routers_own;
 use super::request::Request;
 use super::transaction::Transaction;
@@ -29,25 +31,25 @@ impl Session {
                 end_message(&mut self.client.output, start);
             }
             Ok(statements) if statements.len() == 1 => {
-                self.run_statement(&statements[0], &text, &sql).await?;
+                self.run_statement(&statements[0], &text, sql.clone()).await?;
             }
             Ok(statements) => self.run_statements(&statements, &text, &sql).await?,
-            Err(error) => self.run_unreadable(error, &sql).await?,
+            Err(error) => self.run_unreadable(error, sql.clone()).await?,
         }
         self.ready();
         Ok(())
     }
 
     /// One statement; `sql` are the bytes to send.
-    async fn run_statement(&mut self, statement: &Statement, text: &str, sql: &[u8]) -> Result<Outcome, SessionEnd> {
+    async fn run_statement(&mut self, statement: &Statement, text: &str, sql: Bytes) -> Result<Outcome, SessionEnd> {
         if is_routers_own(&statement.action) {
             return self.run_action(&statement.action, text, true).await;
         }
         if self.is_barred(&statement.action) {
             return Ok(Outcome::Failed);
         }
-        let work = Work::of(statement, text);
-        let outcome = self.run_unit(Request::simple(sql.to_vec().into()), work).await?;
+        let work = Work::of(statement, text, &sql);
+        let outcome = self.run_unit(Request::simple(sql), work).await?;
         self.note_savepoint(&statement.action, outcome);
         Ok(outcome)
     }
@@ -80,7 +82,7 @@ impl Session {
         &mut self,
         statements: &Arc<[Statement]>,
         text: &str,
-        sql: &[u8],
+        sql: &Bytes,
     ) -> Result<(), SessionEnd> {
         let reads_only = statements.iter().all(|statement| statement.action.is_read());
         for statement in statements.iter() {
@@ -90,7 +92,7 @@ impl Session {
                 self.transaction = Some(transaction);
             }
             let range = statement.range.clone();
-            let outcome = self.run_statement(statement, &text[range.clone()], &sql[range]).await?;
+            let outcome = self.run_statement(statement, &text[range.clone()], sql.slice(range)).await?;
             if outcome == Outcome::Failed {
                 break;
             }
@@ -103,7 +105,7 @@ impl Session {
     }
 
     /// A message that the parser refuses: the leader gives PostgreSQL's own answer.
-    async fn run_unreadable(&mut self, error: ParseError, sql: &[u8]) -> Result<(), SessionEnd> {
+    async fn run_unreadable(&mut self, error: ParseError, sql: Bytes) -> Result<(), SessionEnd> {
         if let ParseError::TooManyStatements { .. } = error {
             self.fail(SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, error.to_string()));
             return Ok(());
@@ -112,7 +114,7 @@ impl Session {
             return Ok(());
         }
         let work = Work { writes: true, opaque: true, commits_itself: true, statements: 1, ..Work::default() };
-        self.run_unit(Request::simple(sql.to_vec().into()), work).await?;
+        self.run_unit(Request::simple(sql), work).await?;
         Ok(())
     }
 }

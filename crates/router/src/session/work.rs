@@ -2,6 +2,8 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use bytes::Bytes;
+
 use crate::sql::{Action, PinReason, Statement, shape};
 
 /// One simple statement, or all that an extended batch executes between two of the router's own actions.
@@ -30,7 +32,7 @@ pub struct Work {
     /// By what an update of one statement is remembered.
     pub fingerprint: Option<u64>,
     /// The text of a lone statement.
-    pub text: Option<String>,
+    pub text: Option<Bytes>,
 }
 
 /// What kind of DDL.
@@ -50,9 +52,9 @@ impl Work {
         Work { reads_only: true, ..Work::default() }
     }
 
-    /// The work of one statement with this text.
-    pub fn of(statement: &Statement, text: &str) -> Work {
-        let mut work = Work { pins: statement.pins, statements: 1, text: Some(text.to_owned()), ..Work::default() };
+    /// The work of one statement with this text; `sql` is the same as it is sent.
+    pub fn of(statement: &Statement, text: &str, sql: &Bytes) -> Work {
+        let mut work = Work { pins: statement.pins, statements: 1, text: Some(sql.clone()), ..Work::default() };
         match &statement.action {
             Action::Read { own_transaction } => {
                 work.reads_only = true;
