@@ -74,7 +74,7 @@ pub struct Domain {
     /// Readers' back ends, by server.
     pub readers: Vec<ReaderPool>,
     /// Sessions' back ends on the leader.
-    pub leader: LeaderPool,
+    pub leader: Arc<LeaderPool>,
     /// Clients logged in.
     pub clients: AtomicUsize,
     classification: ClassificationCache,
@@ -123,7 +123,7 @@ impl Domain {
             LeaderPool::new(servers[0].clone(), database.clone(), permits.leader.clone(), settings.leader_backends_max);
         let domain = Arc::new(Domain {
             readers: readers.collect(),
-            leader,
+            leader: Arc::new(leader),
             room: Arc::default(),
             epochs: Arc::default(),
             clients: AtomicUsize::new(0),

@@ -73,7 +73,7 @@ pub struct DatabaseStatus {
     pub gates: GateSummary,
     /// Idle back ends of readers, by server.
     pub idle_readers: Vec<usize>,
-    /// Back ends that sessions have parked on the leader.
+    /// Back ends on the leader that no transaction uses.
     pub parked: usize,
 }
 
@@ -125,6 +125,6 @@ fn database_status(domain: &crate::domain::Domain) -> DatabaseStatus {
         commits,
         gates: domain.epochs.statistics.summary(),
         idle_readers: domain.readers.iter().map(|pool| pool.idle_count()).collect(),
-        parked: domain.leader.parked_count(),
+        parked: domain.leader.idle_count(),
     }
 }

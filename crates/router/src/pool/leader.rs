@@ -2,7 +2,8 @@
 //!
 //! A session keeps the back end of its last transaction *parked* here under its own number. When there are too few, the
 //! one parked longest is taken from its session, cleaned with `DISCARD ALL`, and given to another. A session with state
-//! that cannot be shared does not park its back end at all.
+//! that cannot be shared does not park its back end at all. When a session ends, its parked back end is cleaned and free
+//! for anybody of the same role.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -25,6 +26,7 @@ pub struct LeaderPool {
     pub server: Arc<Server>,
     database: Arc<str>,
     parked: Mutex<HashMap<u64, Parked>>,
+    free: Mutex<HashMap<String, Vec<Backend>>>,
     permits: Arc<Semaphore>,
     limit: usize,
 }
@@ -38,7 +40,7 @@ struct Parked {
 impl LeaderPool {
     /// A pool of `database`; `permits` counts all back ends of sessions on the leader, `limit` at the most.
     pub fn new(server: Arc<Server>, database: Arc<str>, permits: Arc<Semaphore>, limit: usize) -> LeaderPool {
-        LeaderPool { server, database, parked: Mutex::default(), permits, limit }
+        LeaderPool { server, database, parked: Mutex::default(), free: Mutex::default(), permits, limit }
     }
 
     fn parked(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Parked>> {
@@ -54,12 +56,21 @@ impl LeaderPool {
             return Ok(own.backend);
         }
         let deadline = Instant::now() + timeout;
+        while let Some(mut backend) = self.take_free(&credentials.user) {
+            if backend.is_alive() {
+                return Ok(backend);
+            }
+        }
         loop {
             if let Ok(permit) = self.permits.clone().try_acquire_owned() {
                 let mut backend =
                     Backend::connect(&self.server, &self.database, credentials, "onecopy session").await?;
                 backend.permit = Some(permit);
                 return Ok(backend);
+            }
+            // One of another role makes room.
+            if self.close_one_free() {
+                continue;
             }
             if let Some(backend) = self.steal(&credentials.user).await {
                 return Ok(backend);
@@ -88,11 +99,19 @@ impl LeaderPool {
         if stolen.user != user {
             return None;
         }
-        let mut backend = stolen.backend;
-        backend.rows("DISCARD ALL").await.ok()?;
-        backend.settings = Arc::new(Settings::default());
-        backend.prepared.clear();
-        Some(backend)
+        clean(stolen.backend).await
+    }
+
+    fn free(&self) -> std::sync::MutexGuard<'_, HashMap<String, Vec<Backend>>> {
+        self.free.lock().expect("no code panics while it holds this lock")
+    }
+
+    fn take_free(&self, user: &str) -> Option<Backend> {
+        self.free().get_mut(user)?.pop()
+    }
+
+    fn close_one_free(&self) -> bool {
+        self.free().values_mut().find_map(Vec::pop).is_some()
     }
 
     /// Keeps `backend` for the next transaction of `session`.
@@ -106,23 +125,45 @@ impl LeaderPool {
         self.parked().remove(&session).map(|parked| parked.backend)
     }
 
-    /// The session has ended: its back end is closed.
-    pub fn forget(&self, session: u64) {
-        self.parked().remove(&session);
+    /// The session has ended, or wants none of its state any more: its back end is cleaned for others.
+    pub fn forget(self: &Arc<Self>, session: u64) {
+        let parked = self.parked().remove(&session);
+        if let (Some(Parked { user, backend }), Ok(runtime)) = (parked, tokio::runtime::Handle::try_current()) {
+            let pool = self.clone();
+            runtime.spawn(async move {
+                if let Some(mut backend) = clean(backend).await {
+                    backend.idle_since = Instant::now();
+                    pool.free().entry(user).or_default().push(backend);
+                }
+            });
+        }
     }
 
-    /// Closes what was parked too long.
+    /// Closes what nobody used for long.
     pub fn sweep(&self) {
         self.parked().retain(|_, parked| parked.backend.idle_since.elapsed() < IDLE_MAX);
+        self.free().retain(|_, backends| {
+            backends.retain(|backend| backend.idle_since.elapsed() < IDLE_MAX);
+            !backends.is_empty()
+        });
     }
 
-    /// Closes all that are parked.
+    /// Closes all that no session has in its hands.
     pub fn clear(&self) {
         self.parked().clear();
+        self.free().clear();
     }
 
-    /// How many are parked.
-    pub fn parked_count(&self) -> usize {
-        self.parked().len()
+    /// How many no session has in its hands.
+    pub fn idle_count(&self) -> usize {
+        self.parked().len() + self.free().values().map(Vec::len).sum::<usize>()
     }
+}
+
+/// Takes everything off a back end that a session may have left there.
+async fn clean(mut backend: Backend) -> Option<Backend> {
+    backend.rows("DISCARD ALL").await.ok()?;
+    backend.settings = Arc::new(Settings::default());
+    backend.prepared.clear();
+    Some(backend)
 }
