@@ -15,29 +15,43 @@ pub fn process_time(process_id: u32) -> anyhow::Result<Duration> {
     Ok(clock.now().with_context(|| format!("cannot read the clock of process {process_id}"))?.into())
 }
 
+/// How often a family is counted anew because a child has ended meanwhile.
+const COUNTS_MAX: usize = 100;
+
 /// Processor time of a process, of its children, and of those children that have ended: a PostgreSQL server as a whole.
 /// In steps of the kernel's tick, 10 ms as a rule.
 pub fn family_time(process_id: u32) -> anyhow::Result<Duration> {
+    let ticks_a_second = sysconf(SysconfVar::CLK_TCK)?.ok_or_else(|| anyhow!("the kernel does not tell its tick"))?;
+    for _ in 0..COUNTS_MAX {
+        let before = stat(process_id)?;
+        let children = children_ticks(process_id)?;
+        // A child that ends moves from its own line to its parent's: it may be counted twice, or not at all.
+        if stat(process_id)?.ended_children_ticks == before.ended_children_ticks {
+            let ticks = before.own_ticks + before.ended_children_ticks + children;
+            return Ok(Duration::from_secs_f64(ticks as f64 / ticks_a_second as f64));
+        }
+    }
+    Err(anyhow!("the children of process {process_id} come and go too fast to be counted"))
+}
+
+fn stat(process_id: u32) -> anyhow::Result<Stat> {
+    let path = format!("/proc/{process_id}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("process {process_id} has ended"))?;
+    parse_stat(&text).ok_or_else(|| anyhow!("strange {path}: {text:?}"))
+}
+
+fn children_ticks(parent: u32) -> anyhow::Result<u64> {
     let mut ticks = 0;
-    let mut found = false;
     for entry in fs::read_dir("/proc").context("cannot list processes")? {
         let Ok(entry) = entry else { continue };
         let Some(id) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        // A process may end between the listing and here; its parent then counts it.
-        let Ok(text) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        let stat = parse_stat(&text).ok_or_else(|| anyhow!("strange /proc/{id}/stat: {text:?}"))?;
-        if id == process_id {
-            found = true;
-            ticks += stat.own_ticks + stat.ended_children_ticks;
-        } else if stat.parent == process_id {
+        // Any process may end between the listing and here.
+        let Ok(stat) = stat(id) else { continue };
+        if stat.parent == parent {
             ticks += stat.own_ticks;
         }
     }
-    if !found {
-        return Err(anyhow!("process {process_id} has ended"));
-    }
-    let ticks_a_second = sysconf(SysconfVar::CLK_TCK)?.ok_or_else(|| anyhow!("the kernel does not tell its tick"))?;
-    Ok(Duration::from_secs_f64(ticks as f64 / ticks_a_second as f64))
+    Ok(ticks)
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -308,7 +308,9 @@ async fn measure_once(
             .zip(proxy_after)
             .map(|(before, after)| per_transaction(after.saturating_sub(before))),
         servers_cpu_us: per_transaction(servers_after.saturating_sub(servers_before)),
-        gates: metrics_before.zip(metrics_after).map(|(before, after)| Gates::between(&before, &after, &epoch_ages_seconds, wall)),
+        gates: metrics_before
+            .zip(metrics_after)
+            .map(|(before, after)| Gates::between(&before, &after, &epoch_ages_seconds, wall)),
     })
 }
 
@@ -317,7 +319,9 @@ async fn watch_epochs(proxy: &Proxy, ages_seconds: &mut Vec<f64>) -> anyhow::Err
     loop {
         tokio::time::sleep(LOOK_INTERVAL).await;
         match metrics(proxy).await {
-            Ok(samples) => ages_seconds.extend(samples.and_then(|samples| samples.largest("onecopy_epoch_age_seconds"))),
+            Ok(samples) => {
+                ages_seconds.extend(samples.and_then(|samples| samples.largest("onecopy_epoch_age_seconds")))
+            }
             Err(error) => return error,
         }
     }

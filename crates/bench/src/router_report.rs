@@ -174,7 +174,8 @@ impl Report {
         if !gates.is_empty() {
             page.push_str("\n## Gates and tripwire\n\n");
             page.push_str(&table(&GATE_HEAD, &gates.iter().map(gate_cells).collect::<Vec<_>>()));
-            page.push_str("\n`-`: nothing of the kind happened in the runs, or the router does not say.\n");
+            page.push_str("\n*closed*: commits wait while a gate takes the epoch on all servers. An epoch that lacks no commit stays fresh however\n\
+                 old it is, and nobody makes a new one while nobody reads. `-`: nothing of the kind happened.\n");
         }
         page.push_str("\n## The bars\n\n");
         page.push_str(&table(&["what", "bar"], &BARS.map(|(what, bar)| vec![what.to_owned(), bar.to_owned()])));
