@@ -149,7 +149,7 @@ impl Observed for Observation {
     async fn health(&self) -> Result<(), String> {
         let leader = self.servers.first().expect("a cluster has a leader").known();
         match leader.process_id {
-            Some(_) => Ok(()),
+            Some(_) => Observed::health(&*self.router).await,
             None => Err(format!("the leader is {}: {}", leader.state, leader.problem.unwrap_or_default())),
         }
     }
@@ -175,8 +175,9 @@ impl Observed for Router {
         let status = Router::status(self);
         let leader = status.servers.first().expect("a router has a leader");
         match leader.health {
-            Health::Up => Ok(()),
-            health => Err(format!("the leader {} is {health:?}", leader.name)),
+            // Not asked yet is the first moment of a router, which has found it fit when it started.
+            Health::Up | Health::Unknown => Ok(()),
+            health => Err(format!("{} is {}", leader.name, format!("{health:?}").to_lowercase())),
         }
     }
 }

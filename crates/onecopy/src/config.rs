@@ -1,6 +1,7 @@
 //! `onecopy config`: checks and shows the file of `onecopy router`.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
@@ -45,7 +46,7 @@ impl Config {
                 Ok(())
             }
             Action::Show => {
-                print!("{}", example()?);
+                std::io::stdout().write_all(example()?.as_bytes())?;
                 Ok(())
             }
         }

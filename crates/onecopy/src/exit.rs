@@ -44,6 +44,9 @@ pub fn number(error: &anyhow::Error) -> u8 {
     if error.is::<InvalidConfiguration>() {
         return 4;
     }
+    if is_closed_output(error) {
+        return 0;
+    }
     match error.downcast_ref::<HostError>() {
         Some(HostError::NotACluster { .. } | HostError::NotRunning { .. }) => 3,
         Some(HostError::Locked { .. }) => 5,
@@ -51,8 +54,16 @@ pub fn number(error: &anyhow::Error) -> u8 {
     }
 }
 
+/// Whether whoever read the output has seen enough of it, as `head` does: then nothing failed.
+fn is_closed_output(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
 /// Says what failed.
 pub fn tell(error: &anyhow::Error) {
+    if is_closed_output(error) {
+        return;
+    }
     eprintln!("onecopy: {}", text(error));
 }
 

@@ -1,7 +1,7 @@
 //! `onecopy status`: the servers and the router of a running cluster.
 
-use std::fmt::Write;
-use std::io::IsTerminal;
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
 use std::time::Duration;
 
 use clap::Args;
@@ -32,14 +32,17 @@ impl Status {
         crate::block_on(async {
             loop {
                 let status = onecopy_host::status(&directory).await?;
-                if self.watch && !self.json && std::io::stdout().is_terminal() {
+                let mut output = std::io::stdout().lock();
+                if self.watch && !self.json && output.is_terminal() {
                     // Source: ECMA-48, cursor to the first place and erase the display.
-                    print!("\x1b[H\x1b[2J");
+                    output.write_all(b"\x1b[H\x1b[2J")?;
                 }
                 match self.json {
-                    true => println!("{}", serde_json::to_string(&status)?),
-                    false => print!("{}", table(&status)),
+                    true => writeln!(output, "{}", serde_json::to_string(&status)?)?,
+                    false => output.write_all(table(&status).as_bytes())?,
                 }
+                output.flush()?;
+                drop(output);
                 if !self.watch {
                     return Ok(());
                 }

@@ -196,6 +196,18 @@ pub fn lives(process: u32) -> bool {
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
+/// The processes that `parent` has started and that live.
+pub fn children_of(parent: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").expect("the list of processes").flatten();
+    let numbers = processes.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
+    // Source: proc_pid_stat(5); behind the name in brackets come the state and the parent.
+    let parent_of = |process: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        stat.rsplit(") ").next()?.split(' ').nth(1)?.parse::<u32>().ok()
+    };
+    numbers.filter(|process| parent_of(*process) == Some(parent)).collect()
+}
+
 pub fn send(signal: &str, process: u32) {
     let status = Command::new("kill").args([format!("-{signal}"), process.to_string()]).status();
     assert!(status.expect("run kill").success(), "kill -{signal} {process}");

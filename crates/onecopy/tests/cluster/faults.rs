@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::directory::{TestDirectory, send, wait_until};
+use crate::directory::{TestDirectory, children_of, send, wait_until};
 
 #[test]
 fn c7_a_killed_daemon_loses_nothing() {
@@ -97,6 +97,52 @@ fn c12_a_follower_without_data_is_copied_again() {
     let complaint = directory.run(&["up", "--detach"]).refused(1);
     assert!(complaint.contains("nothing else has all the data"), "{complaint}");
     assert!(!directory.path().join("leader/data").exists(), "an empty leader must not take the place of a lost one");
+}
+
+/// A server whose processes all stand still; they go on when this is dropped, so that a failing test can stop its cluster.
+struct Frozen(Vec<u32>);
+
+impl Frozen {
+    fn new(postmaster: u32) -> Frozen {
+        // The postmaster first: it makes no more children then.
+        send("STOP", postmaster);
+        let mut frozen = Frozen(vec![postmaster]);
+        for child in children_of(postmaster) {
+            send("STOP", child);
+            frozen.0.push(child);
+        }
+        frozen
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        for process in self.0.iter().rev() {
+            // One that has ended meanwhile needs none: not a reason to leave the others standing.
+            let _ = Command::new("kill").args(["-CONT", &process.to_string()]).status();
+        }
+    }
+}
+
+#[test]
+fn c22_a_server_that_does_not_answer_is_told() {
+    let directory = TestDirectory::new();
+    directory.up(1);
+    let postmaster = |name: &str| {
+        let (_, number) = directory.postmasters().into_iter().find(|(found, _)| found == name).expect("it runs");
+        number
+    };
+    let follower = Frozen::new(postmaster("follower-1"));
+    assert_eq!(directory.status()["servers"][1]["state"], "silent");
+    assert_eq!(directory.status()["servers"][0]["state"], "running");
+    assert!(directory.page("/healthz").0.ends_with("200 OK"), "the leader serves");
+    drop(follower);
+    let leader = Frozen::new(postmaster("leader"));
+    assert_eq!(directory.status()["servers"][0]["state"], "silent");
+    wait_until("/healthz says so", || directory.page("/healthz").0.contains("503"));
+    drop(leader);
+    wait_until("/healthz is good again", || directory.page("/healthz").0.ends_with("200 OK"));
+    assert_eq!(directory.sql("SELECT 1"), "1");
 }
 
 /// A file system of its own, so that nothing else runs out of space; taken away when dropped.
