@@ -1,14 +1,20 @@
 //! A cluster as its clients see it: the servers, and before them a router or, as a control, nothing.
 
+use onecopy_router::Router;
+use onecopy_router::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
 use tokio_postgres::Config;
 
 use crate::client::Session;
-use crate::servers::{DATABASE, ReplayWatch, Servers};
+use crate::servers::{DATABASE, LEADER, PASSWORD, ReplayWatch, Servers, TestServer, USER};
+
+/// How long a gate waits for a follower.
+const FOLLOWER_TIMEOUT_MS: u64 = 5000;
 
 /// Servers with or without a router.
 pub struct TestCluster {
     /// The servers themselves.
     pub servers: Servers,
+    router: Option<Router>,
     replay: ReplayWatch,
 }
 
@@ -22,17 +28,55 @@ impl TestCluster {
     pub async fn without_router(followers: usize) -> anyhow::Result<TestCluster> {
         let servers = Servers::start(followers).await?;
         let replay = ReplayWatch::open(&servers).await?;
-        Ok(TestCluster { servers, replay })
+        Ok(TestCluster { servers, router: None, replay })
+    }
+
+    /// Servers behind a router, in this process, with what `change` makes of the default settings.
+    ///
+    /// # Errors
+    ///
+    /// What a server or the router said that did not start.
+    pub async fn with_router(
+        followers: usize,
+        change: impl FnOnce(&mut RouterSettings),
+    ) -> anyhow::Result<TestCluster> {
+        // The router's own words, when asked for by RUST_LOG; a second router in one process finds them set up.
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_test_writer()
+            .try_init();
+        let mut cluster = TestCluster::without_router(followers).await?;
+        let mut settings = RouterSettings {
+            listen: ([127, 0, 0, 1], 0).into(),
+            // On a busy machine nobody is to be left behind, except by tests of just that.
+            follower_timeout_ms: FOLLOWER_TIMEOUT_MS,
+            ..RouterSettings::default()
+        };
+        change(&mut settings);
+        cluster.router = Some(Router::start(router_configuration(&cluster.servers, settings)).await?);
+        Ok(cluster)
+    }
+
+    /// The router; panics when there is none, which is a mistake in the test.
+    pub fn router(&self) -> &Router {
+        self.router.as_ref().expect("the test started a router")
     }
 
     /// Whether a router stands before the servers.
     pub fn has_router(&self) -> bool {
-        false
+        self.router.is_some()
     }
 
     /// How a client connects.
     pub fn client_config(&self) -> Config {
-        self.servers.leader().config(DATABASE)
+        let mut config = self.servers.leader().config(DATABASE);
+        if let Some(router) = &self.router {
+            config = Config::new();
+            let address = router.local_address();
+            config.host(address.ip().to_string()).port(address.port());
+            config.user(USER).password(PASSWORD).dbname(DATABASE);
+        }
+        config
     }
 
     /// A session for updates.
@@ -66,7 +110,7 @@ impl TestCluster {
     /// The statement that begins a read-only transaction on `server`. A hot standby knows no SERIALIZABLE, the router
     /// gives it.
     pub fn begin_read(&self, server: &str) -> &'static str {
-        if self.has_router() || server == crate::servers::LEADER {
+        if self.has_router() || server == LEADER {
             "BEGIN ISOLATION LEVEL SERIALIZABLE, READ ONLY"
         } else {
             "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -80,5 +124,33 @@ impl TestCluster {
     /// A follower that does not replay.
     pub async fn settle(&self) -> anyhow::Result<()> {
         if self.has_router() { Ok(()) } else { self.replay.wait().await }
+    }
+
+    /// Stops the router, if there is one, and gives back the servers.
+    pub async fn stop_router(&mut self) {
+        if let Some(router) = self.router.take() {
+            router.shutdown().await;
+        }
+    }
+}
+
+/// The configuration of a router before `servers`.
+pub fn router_configuration(servers: &Servers, settings: RouterSettings) -> RouterConfiguration {
+    RouterConfiguration {
+        router: settings,
+        leader: server_configuration(servers.leader()),
+        followers: servers.followers().iter().map(server_configuration).collect(),
+    }
+}
+
+fn server_configuration(server: &TestServer) -> ServerConfiguration {
+    ServerConfiguration {
+        name: server.name.clone(),
+        host: "127.0.0.1".to_owned(),
+        port: server.port(),
+        user: USER.to_owned(),
+        password: Some(PASSWORD.to_owned()),
+        database: "postgres".to_owned(),
+        password_file: None,
     }
 }

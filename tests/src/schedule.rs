@@ -5,19 +5,17 @@
 
 use std::collections::HashMap;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::client::{Answer, Session};
+use crate::client::{Answer, Session, StatementError};
 use crate::cluster::TestCluster;
-use crate::servers::LEADER;
+use crate::servers::{JUDGE_DATABASE, LEADER};
 
 /// How long a step may neither end nor wait for a lock before the run is given up.
 const STEP_DEADLINE: std::time::Duration = std::time::Duration::from_secs(20);
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(3);
-/// The judge's own database.
-const JUDGE_DATABASE: &str = "judge";
 
 /// One transaction of a scenario.
 #[derive(Debug, Clone)]
@@ -72,14 +70,14 @@ pub struct Scenario {
 }
 
 /// What became of one transaction.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct ProgramOutcome {
     /// The answers of its statements, as far as it came.
     pub answers: Vec<Answer>,
     /// Whether its COMMIT was acknowledged.
     pub committed: bool,
-    /// The SQLSTATE that ended it.
-    pub error_code: Option<String>,
+    /// What ended it.
+    pub error: Option<StatementError>,
     /// Position in the schedule at which it was sent first.
     pub began: usize,
     /// Position in the schedule after which it was known to have ended.
@@ -93,6 +91,13 @@ pub struct Outcome {
     pub programs: Vec<ProgramOutcome>,
     /// What the leader holds in the end.
     pub final_state: Vec<Vec<Option<String>>>,
+}
+
+impl ProgramOutcome {
+    /// The SQLSTATE that ended it.
+    pub fn error_code(&self) -> Option<&str> {
+        self.error.as_ref().map(|error| error.code.as_str())
+    }
 }
 
 impl Outcome {
@@ -205,6 +210,10 @@ impl<'a> Stage<'a> {
         for (position, letter) in schedule.chars().filter(|letter| !letter.is_whitespace()).enumerate() {
             let program = self.scenario.programs.iter().position(|program| program.letter == letter);
             let number = program.with_context(|| format!("no program is called {letter:?}"))?;
+            ensure!(
+                players[number].sent < self.scenario.programs[number].steps_count(),
+                "too many {letter:?}: {schedule}"
+            );
             players[number].send(position)?;
             self.wait_quiet(&mut players, position).await.with_context(|| format!("in schedule {schedule}"))?;
         }
@@ -262,7 +271,7 @@ async fn retrying(session: &Session, sql: &str) -> anyhow::Result<Answer> {
 /// What a finished step tells.
 enum Report {
     Answer(Answer),
-    Failed(String),
+    Failed(StatementError),
     Ended { committed: bool },
     Skipped,
 }
@@ -285,7 +294,7 @@ impl Player {
         let (report, reports) = mpsc::unbounded_channel();
         let task = tokio::spawn(play_steps(session.clone(), begin, program.clone(), received, report));
         let outcome =
-            ProgramOutcome { answers: Vec::new(), committed: false, error_code: None, began: 0, ended: usize::MAX };
+            ProgramOutcome { answers: Vec::new(), committed: false, error: None, began: 0, ended: usize::MAX };
         Player { steps, reports, waiting: None, sent: 0, reported: 0, outcome, task }
     }
 
@@ -317,8 +326,8 @@ impl Player {
             match report {
                 Report::Answer(answer) => self.outcome.answers.push(answer),
                 Report::Skipped => {}
-                Report::Failed(code) => {
-                    self.outcome.error_code = Some(code);
+                Report::Failed(error) => {
+                    self.outcome.error = Some(error);
                     self.outcome.ended = position;
                     ended = true;
                 }
@@ -373,7 +382,7 @@ async fn play_steps(
                     failed = true;
                     // Frees its locks; after a failed COMMIT it only warns.
                     open = session.run("ROLLBACK").await.is_err();
-                    Report::Failed(error.code)
+                    Report::Failed(error)
                 }
             }
         };
@@ -401,16 +410,14 @@ struct SerialOutcome {
 }
 
 impl<'a> Judge<'a> {
-    /// Makes the judge's database on the leader, behind the router's back: no client reads there.
+    /// Empties the judge's database and makes the tables there, behind the router's back: no client reads there.
     ///
     /// # Errors
     ///
     /// The server's refusal.
     pub async fn open(cluster: &TestCluster, scenario: &'a Scenario) -> anyhow::Result<Judge<'a>> {
-        let maker = cluster.servers.leader().connect("judge").await?;
-        let name = format!("{JUDGE_DATABASE}_{}", maker.run("SELECT pg_backend_pid()").await?.text()?);
-        maker.run(&format!("CREATE DATABASE {name}")).await?;
-        let session = Session::connect("judge", &cluster.servers.leader().config(&name)).await?;
+        let session = Session::connect("judge", &cluster.servers.leader().config(JUDGE_DATABASE)).await?;
+        session.run("SET client_min_messages = error; DROP SCHEMA public CASCADE; CREATE SCHEMA public").await?;
         session.run(scenario.tables).await?;
         Ok(Judge { scenario, session, known: HashMap::new() })
     }

@@ -16,6 +16,8 @@ use crate::client::Session;
 pub const LEADER: &str = "leader";
 /// The database that tests use.
 pub const DATABASE: &str = "shop";
+/// The database in which outcomes are judged; no test reads there.
+pub const JUDGE_DATABASE: &str = "judge";
 /// The role that tests log in as, on the servers and through the router.
 pub const USER: &str = "postgres";
 /// Its password.
@@ -68,6 +70,7 @@ impl Servers {
         }
         let session = Session::connect("setup", &servers.leader().config("postgres")).await?;
         session.run(&format!("CREATE DATABASE {DATABASE}")).await?;
+        session.run(&format!("CREATE DATABASE {JUDGE_DATABASE}")).await?;
         servers.wait_replayed().await?;
         Ok(servers)
     }

@@ -3,6 +3,7 @@
 //! Each runs through the router with its reader on every server, at each freshness level, and some serial order must
 //! explain what committed. The same schedules on plain servers are the control: where `control` says so, none does.
 
+use onecopy_router::config::RouterSettings;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::{ensure_servers_equal, fingerprint};
 use onecopy_tests::schedule::{Judge, Outcome, Program, Scenario, Stage};
@@ -76,7 +77,7 @@ fn v4() -> Case {
 }
 
 /// V5: two readers on two servers while two updates commit that touch nothing in common.
-fn v5() -> Case {
+fn v5(schedule: &'static str) -> Case {
     let read_both = ["SELECT v FROM a WHERE id = 1", "SELECT v FROM b WHERE id = 1"];
     let programs = vec![
         Program::update('1', &["UPDATE a SET v = 1 WHERE id = 1"]),
@@ -84,7 +85,7 @@ fn v5() -> Case {
         Program::read('R', &read_both),
         Program::read('S', &read_both),
     ];
-    pair_case("V5", programs, "1 2 R S 1 R S 2 S R R S", false)
+    pair_case("V5", programs, schedule, false)
 }
 
 /// V6: an update transaction whose first statement is a write that reads.
@@ -140,7 +141,7 @@ async fn control_v0_one_server_refuses_the_same_schedules() -> anyhow::Result<()
     for case in [v1(), v2(), v3()] {
         let (outcome, explanation) = play(&cluster, &case, &[LEADER], "session").await?;
         assert!(explanation.is_some(), "{}: {outcome:?}", case.name);
-        let codes: Vec<&str> = outcome.programs.iter().filter_map(|program| program.error_code.as_deref()).collect();
+        let codes: Vec<&str> = outcome.programs.iter().filter_map(|program| program.error_code()).collect();
         assert_eq!(codes, ["40001"], "{}", case.name);
     }
     Ok(())
@@ -211,3 +212,131 @@ const NONDETERMINISTIC: [&str; 8] = [
     "INSERT INTO names (x) SELECT txid_current()::text FROM generate_series(1, 3)",
     "UPDATE names SET x = x || ctid::text WHERE id IN (SELECT id FROM names LIMIT 1)",
 ];
+
+/// Every server as the reader's place.
+const PLACES: [&str; 3] = [LEADER, "follower-1", "follower-2"];
+
+#[tokio::test]
+async fn r6_v1_to_v6_are_serializable_on_every_server() -> anyhow::Result<()> {
+    let cluster = TestCluster::with_router(2, |_| {}).await?;
+    let mut cases = vec![v1(), v2(), v3(), v4(), v5("1 2 1 R 2 S RR SS"), v5("1 2 S 1 R 2 SS RR"), v6()];
+    cases.extend(order_variants());
+    for case in &cases {
+        for place in PLACES {
+            for freshness in ["strict", "session", "bounded:200"] {
+                let (outcome, explanation) = play(&cluster, case, &[place, "follower-2"], freshness).await?;
+                assert!(explanation.is_some(), "{} on {place}, {freshness}: {outcome:?}", case.name);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A read that must be fresh sees the closed batch, so the receipt on its way into it must be refused, and nothing else.
+#[tokio::test]
+async fn r7_the_tripwire_hits_what_an_epoch_has_overtaken() -> anyhow::Result<()> {
+    let cluster = TestCluster::with_router(2, quiet).await?;
+    for case in [v1(), v2(), v3()] {
+        for place in PLACES {
+            let (outcome, _) = play(&cluster, &case, &[place], "strict").await?;
+            assert_eq!(outcome.committed(&case.scenario), "CR", "{} on {place}: {outcome:?}", case.name);
+            assert_eq!(outcome.programs[0].error_code(), Some("40001"), "{} on {place}", case.name);
+        }
+    }
+    Ok(())
+}
+
+/// Update transactions over which an epoch was taken, but which no reader can have overtaken, commit.
+#[tokio::test]
+async fn r7_the_tripwire_misses_what_is_safe() -> anyhow::Result<()> {
+    let cluster = TestCluster::with_router(2, quiet).await?;
+    let write_a = "UPDATE a SET v = 1 WHERE id = 1";
+    let read_b = "SELECT v FROM b WHERE id = 1";
+    let write_b = "UPDATE b SET v = 2 WHERE id = 1";
+    let read_both = ["SELECT v FROM a WHERE id = 1", "SELECT v FROM b WHERE id = 1"];
+    let reader = || Program::read('R', &read_both);
+    let cases = [
+        // X reads what nobody changes; another commit and an epoch lie over it.
+        (
+            "no conflict",
+            vec![
+                Program::update('X', &[write_a]),
+                Program::update('Y', &["UPDATE b SET v = 2 WHERE id = 2"]),
+                reader(),
+            ],
+            "X YY RRR X",
+            "XYR",
+        ),
+        // X read what Y changes, but Y commits after the epoch: R before X before Y. Z makes X pass the tripwire.
+        (
+            "conflict out to a later commit",
+            vec![
+                Program::update('X', &[read_b, write_a]),
+                Program::update('Y', &[write_b]),
+                Program::update('Z', &["UPDATE b SET v = 3 WHERE id = 3"]),
+                reader(),
+            ],
+            "XX ZZ RRR YY X",
+            "XYZR",
+        ),
+        // X begins after the epoch.
+        (
+            "begun after the epoch",
+            vec![Program::update('X', &[read_b, write_a]), Program::update('Y', &[write_b]), reader()],
+            "YY RRR XXX",
+            "XYR",
+        ),
+        // X wrote nothing: nobody can have missed what it wrote.
+        (
+            "wrote nothing",
+            vec![
+                Program::update('X', &[read_b, "SELECT v FROM a WHERE id = 1"]),
+                Program::update('Y', &[write_b]),
+                reader(),
+            ],
+            "XX YY RRR X",
+            "XYR",
+        ),
+    ];
+    for (name, programs, schedule, committed) in cases {
+        for place in PLACES {
+            let case = pair_case(name, programs.clone(), schedule, false);
+            let (outcome, explanation) = play(&cluster, &case, &[place], "strict").await?;
+            assert_eq!(outcome.committed(&case.scenario), committed, "{name} on {place}: {outcome:?}");
+            assert!(explanation.is_some(), "{name} on {place}: {outcome:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Epochs only when a reader asks, so that a schedule decides where they lie.
+fn quiet(settings: &mut RouterSettings) {
+    settings.epoch_interval_ms = 60_000;
+    settings.epoch_age_max_ms = 60_000;
+}
+
+#[tokio::test]
+async fn r7_without_the_tripwire_v1_to_v3_are_not_serializable() -> anyhow::Result<()> {
+    let cluster = TestCluster::with_router(1, |settings| settings.unsafe_without_tripwire = true).await?;
+    for case in [v1(), v2(), v3()] {
+        let (outcome, explanation) = play(&cluster, &case, &["follower-1"], "strict").await?;
+        assert_eq!(outcome.committed(&case.scenario), "NCR", "{}: {outcome:?}", case.name);
+        assert!(explanation.is_none(), "{}: {outcome:?}", case.name);
+    }
+    Ok(())
+}
+
+/// V7 through the router: whatever a statement's outcome depends on, every server holds the same rows.
+#[tokio::test]
+async fn r11_v7_nondeterministic_statements_leave_servers_equal() -> anyhow::Result<()> {
+    let cluster = TestCluster::with_router(2, |_| {}).await?;
+    let session = cluster.updater("writer").await?;
+    let mut refused = 0;
+    for statement in NONDETERMINISTIC {
+        refused += usize::from(session.run(statement).await.is_err());
+    }
+    assert_eq!(refused, 1, "one insert violates its key on purpose");
+    let tables = ensure_servers_equal(&cluster.servers).await?;
+    assert_eq!(tables.len(), 3, "{tables:?}");
+    Ok(())
+}

@@ -175,24 +175,22 @@ async fn play_all(cluster: &TestCluster, server: &str, declared: bool) -> anyhow
         final_state: READ_ALL,
         programs: Vec::new(),
     };
-    let mut has_tables = false;
     for case in cases() {
         scenario.programs = case.programs;
         for program in &mut scenario.programs {
             program.read_only &= declared;
         }
         let stage = Stage::open(cluster, &scenario, &[server], Some("strict")).await?;
-        if !std::mem::replace(&mut has_tables, true) {
-            stage.create_tables().await?;
-        }
+        stage.create_tables().await?;
         let outcome = stage.play(case.schedule).await?;
         let order = Judge::open(cluster, &scenario).await?.explain(&outcome, true).await?;
         assert!(order.is_some(), "{} (reads on {server}): {outcome:?}", case.name);
         let committed = outcome.committed(&scenario);
         assert!(case.committed.contains(&committed.as_str()), "{} (reads on {server}): {outcome:?}", case.name);
-        for program in outcome.programs.iter().filter_map(|program| program.error_code.as_deref()) {
+        for program in outcome.programs.iter().filter_map(|program| program.error_code()) {
             assert_eq!(program, "40001", "{}: {outcome:?}", case.name);
         }
+        stage.drop_tables().await?;
     }
     Ok(())
 }
@@ -201,5 +199,14 @@ async fn play_all(cluster: &TestCluster, server: &str, declared: bool) -> anyhow
 async fn control_hermitage_on_one_server() -> anyhow::Result<()> {
     let cluster = TestCluster::without_router(0).await?;
     play_all(&cluster, LEADER, true).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn r8_hermitage_commits_through_the_router_what_one_server_commits() -> anyhow::Result<()> {
+    let cluster = TestCluster::with_router(1, |_| {}).await?;
+    play_all(&cluster, "follower-1", true).await?;
+    play_all(&cluster, LEADER, true).await?;
+    play_all(&cluster, LEADER, false).await?;
     Ok(())
 }

@@ -1,31 +1,76 @@
 //! Random list-append histories, judged by two checkers that do not know of each other.
 
+use onecopy_router::config::{Freshness, RouterSettings};
 use onecopy_tests::checker::Level;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::ensure_servers_equal;
 use onecopy_tests::list_append::Workload;
 use onecopy_tests::verdict::judge;
 
-/// Runs until a violation shows; each takes another seed.
+/// A control runs until a violation shows; each run takes another seed.
 const CONTROL_RUNS_MAX: u64 = 5;
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn control_reads_on_plain_standbys_are_not_serializable() -> anyhow::Result<()> {
-    let cluster = TestCluster::without_router(2).await?;
+/// One run through a router that is held to `level`.
+async fn holds(freshness: &str, level: Level, seed: u64) -> anyhow::Result<()> {
+    let freshness: Freshness = freshness.parse()?;
+    let cluster = TestCluster::with_router(2, |settings| settings.freshness = freshness).await?;
+    let workload = Workload::usual(seed);
+    let history = workload.run(&cluster).await?;
+    println!(
+        "seed {seed}, {freshness}: {} of {} committed, {:?}",
+        history.committed_count(),
+        history.transactions.len(),
+        cluster.router().status()
+    );
+    assert!(history.committed_count() >= workload.transactions);
+    let verdict = judge(&history, level)?;
+    assert!(verdict.is_valid(), "seed {seed}, {freshness}: {:?} {:?}", verdict.ours, verdict.adya);
+    ensure_servers_equal(&cluster.servers).await?;
+    Ok(())
+}
+
+/// Runs until both checkers see a violation.
+async fn must_fail(cluster: &TestCluster) -> anyhow::Result<()> {
     for seed in 1..=CONTROL_RUNS_MAX {
-        let history = Workload::usual(seed).run(&cluster).await?;
+        let history = Workload::usual(seed).run(cluster).await?;
         let verdict = judge(&history, Level::Serializable)?;
-        println!(
-            "seed {seed}: {} of {} committed, {:?}, {:?}",
-            history.committed_count(),
-            history.transactions.len(),
-            verdict.adya.anomaly_types,
-            verdict.ours
-        );
+        println!("seed {seed}: {} committed, {:?}", history.committed_count(), verdict.adya.anomaly_types);
         if !verdict.is_valid() {
             ensure_servers_equal(&cluster.servers).await?;
             return Ok(());
         }
     }
     panic!("no violation in {CONTROL_RUNS_MAX} runs: the workload does not provoke what it must");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn control_reads_on_plain_standbys_are_not_serializable() -> anyhow::Result<()> {
+    must_fail(&TestCluster::without_router(2).await?).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r2_without_epochs_both_checkers_fail() -> anyhow::Result<()> {
+    let change = |settings: &mut RouterSettings| settings.unsafe_without_epochs = true;
+    must_fail(&TestCluster::with_router(2, change).await?).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r2_without_the_tripwire_both_checkers_fail() -> anyhow::Result<()> {
+    let change = |settings: &mut RouterSettings| settings.unsafe_without_tripwire = true;
+    must_fail(&TestCluster::with_router(2, change).await?).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r3_strict_freshness_is_strictly_serializable() -> anyhow::Result<()> {
+    holds("strict", Level::StrictSerializable, 11).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r4_session_freshness_keeps_each_sessions_order() -> anyhow::Result<()> {
+    holds("session", Level::SessionSerializable, 12).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r5_bounded_freshness_is_serializable() -> anyhow::Result<()> {
+    holds("bounded:200", Level::Serializable, 13).await
 }

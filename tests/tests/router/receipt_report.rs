@@ -46,6 +46,7 @@ async fn anomalies(cluster: &TestCluster, server: &str) -> anyhow::Result<Vec<St
             unexplained.push(schedule);
         }
     }
+    stage.drop_tables().await?;
     Ok(unexplained)
 }
 
@@ -61,5 +62,14 @@ async fn control_receipt_report_on_plain_standbys_shows_the_anomaly() -> anyhow:
 async fn control_receipt_report_on_the_leader_alone_is_serializable() -> anyhow::Result<()> {
     let cluster = TestCluster::without_router(0).await?;
     assert_eq!(anomalies(&cluster, LEADER).await?, Vec::<String>::new());
+    Ok(())
+}
+
+#[tokio::test]
+async fn r9_receipt_report_is_serializable_in_all_permutations_on_every_server() -> anyhow::Result<()> {
+    let cluster = TestCluster::with_router(2, |_| {}).await?;
+    for server in [LEADER, "follower-1", "follower-2"] {
+        assert_eq!(anomalies(&cluster, server).await?, Vec::<String>::new(), "reports on {server}");
+    }
     Ok(())
 }

@@ -1,0 +1,112 @@
+//! COPY in both directions and both protocols, with ends of every kind.
+
+use crate::laboratory::{busy_back_ends, start_usual, wait_until};
+use crate::wire::{Wire, bind, execute, message, parse, query, run_extended, sync};
+
+fn data(text: &str) -> Vec<u8> {
+    message(b'd', text.as_bytes())
+}
+
+const DONE: u8 = b'c';
+const FAIL: u8 = b'f';
+
+fn copy_in(extended: bool) -> Vec<u8> {
+    let sql = "COPY numbers FROM STDIN";
+    if extended { [parse("", sql), bind("", "", &[]), execute("", 0), sync()].concat() } else { query(sql) }
+}
+
+async fn until(wire: &mut Wire, tag: u8) -> anyhow::Result<()> {
+    while wire.next().await?.tag != tag {}
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copy_in_ends_as_the_client_ends_it() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let mut id = 1000;
+    for begin in ["SELECT", "BEGIN"] {
+        for extended in [false, true] {
+            let what = format!("{begin}, extended {extended}");
+            let end = if extended { sync() } else { Vec::new() };
+            wire.query(begin).await?;
+            wire.send(&copy_in(extended)).await?;
+            until(&mut wire, b'G').await?;
+            wire.send(&data(&format!("{id}\t1\n{}\t", id + 1))).await?;
+            wire.send(&[data("2\n"), message(DONE, b""), end.clone()].concat()).await?;
+            let answer = wire.answer().await?;
+            assert_eq!((answer.commands(), answer.code().as_str()), (vec!["COPY 2".to_owned()], "00000"), "{what}");
+            wire.query("COMMIT").await?;
+            for (bytes, code) in [
+                (data("not\ta number\n"), "22P02"),
+                (data(&format!("{id}\t1\n")), "23505"),
+                (message(FAIL, b"no more\0"), "57014"),
+            ] {
+                wire.send(&copy_in(extended)).await?;
+                until(&mut wire, b'G').await?;
+                let done = if bytes[0] == b'd' { message(DONE, b"") } else { Vec::new() };
+                wire.send(&[bytes, done, end.clone()].concat()).await?;
+                let answer = wire.answer().await?;
+                assert_eq!((answer.code().as_str(), answer.status()?), (code, 'I'), "{what}");
+                // The session is in step: the next answer belongs to the next question.
+                assert_eq!(wire.query("SELECT 'in step'").await?.text_rows(), ["in step"], "{what}, {code}");
+            }
+            id += 10;
+        }
+    }
+    assert_eq!(wire.query("SELECT count(*) FROM numbers WHERE id >= 1000").await?.text_rows(), ["8"]);
+    assert_eq!(busy_back_ends(&cluster).await?, 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copy_out_gives_all_rows_from_any_server() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    for sql in ["COPY numbers TO STDOUT", "COPY (SELECT * FROM numbers ORDER BY id) TO STDOUT (FORMAT binary)"] {
+        for begin in ["SELECT", "BEGIN", "BEGIN READ ONLY"] {
+            wire.query(begin).await?;
+            for bytes in [query(sql), [run_extended(sql, &[]), sync()].concat()] {
+                let answer = wire.ask(&bytes).await?;
+                assert_eq!(
+                    (answer.code().as_str(), answer.commands()),
+                    ("00000", vec!["COPY 10".to_owned()]),
+                    "{begin}: {sql}"
+                );
+                let parts = answer.frames.iter().filter(|frame| frame.tag == b'd').count();
+                assert!((10..=12).contains(&parts), "{parts}");
+            }
+            wire.query("ROLLBACK").await?;
+        }
+    }
+    assert_eq!(wire.query("COPY numbers TO '/nowhere/at/all'").await?.code(), "58P01");
+    Ok(())
+}
+
+/// A large load passes through in parts, and a gate does not wait for its client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_a_client_pauses_in_copy_others_commit_and_read() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut loader = Wire::connect(&cluster).await?;
+    loader.send(&copy_in(false)).await?;
+    until(&mut loader, b'G').await?;
+    let rows: String = (2000..12_000).map(|id| format!("{id}\t0\n")).collect();
+    loader.send(&data(&rows)).await?;
+    let mut other = Wire::connect(&cluster).await?;
+    other.query("SET onecopy.freshness = 'strict'").await?;
+    for value in 1..=5 {
+        assert_eq!(
+            other.query(&format!("UPDATE numbers SET value = {value} WHERE id = 1")).await?.commands(),
+            ["UPDATE 1"]
+        );
+        let answer = other.query("SELECT value, (SELECT count(*) FROM numbers) FROM numbers WHERE id = 1").await?;
+        assert_eq!(answer.text_rows(), [format!("{value}|10")]);
+    }
+    loader.send(&message(DONE, b"")).await?;
+    assert_eq!(loader.answer().await?.commands(), ["COPY 10000"]);
+    wait_until("the load is seen", || async {
+        let mut reader = Wire::connect(&cluster).await?;
+        Ok(reader.query("SELECT count(*) FROM numbers").await?.text_rows() == ["10010"])
+    })
+    .await
+}

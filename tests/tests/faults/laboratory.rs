@@ -1,0 +1,119 @@
+//! A cluster for tests of faults, and what is looked at from outside while they happen.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use onecopy_router::Health;
+use onecopy_router::config::RouterSettings;
+use onecopy_tests::client::{Answer, Session, StatementResult};
+use onecopy_tests::cluster::TestCluster;
+use onecopy_tests::servers::DATABASE;
+
+/// What has not become true by then never does.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Between two looks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A router before a leader and `followers`, with a table `numbers (id, value)` of ten rows.
+pub async fn start(followers: usize, change: impl FnOnce(&mut RouterSettings)) -> anyhow::Result<TestCluster> {
+    let cluster = TestCluster::with_router(followers, change).await?;
+    let session = cluster.updater("setup").await?;
+    session.run("CREATE TABLE numbers (id int PRIMARY KEY, value int NOT NULL)").await?;
+    session.run("INSERT INTO numbers SELECT id, 0 FROM generate_series(1, 10) id").await?;
+    Ok(cluster)
+}
+
+/// A router with the settings as they are.
+pub async fn start_usual(followers: usize) -> anyhow::Result<TestCluster> {
+    start(followers, |_| {}).await
+}
+
+/// Fails when `work` takes for ever.
+pub async fn bounded<T>(what: &str, work: impl Future<Output = T>) -> anyhow::Result<T> {
+    tokio::time::timeout(DEADLINE, work).await.with_context(|| format!("{what} hangs"))
+}
+
+/// The SQLSTATE of a result; `00000` for success.
+pub fn code<T>(result: &Result<T, onecopy_tests::client::StatementError>) -> String {
+    result.as_ref().err().map_or_else(|| "00000".to_owned(), |error| error.code.clone())
+}
+
+/// Runs a statement that must not hang.
+pub async fn run(session: &Session, sql: &str) -> anyhow::Result<StatementResult> {
+    bounded(sql, session.run(sql)).await
+}
+
+/// Looks until `condition` holds.
+pub async fn wait_until<F: Future<Output = anyhow::Result<bool>>>(
+    what: &str,
+    mut condition: impl FnMut() -> F,
+) -> anyhow::Result<()> {
+    let deadline = tokio::time::Instant::now() + DEADLINE;
+    loop {
+        let holds = bounded(what, condition()).await??;
+        if holds {
+            return Ok(());
+        }
+        ensure!(tokio::time::Instant::now() < deadline, "never came true: {what}");
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// Waits until an update goes through the router again.
+pub async fn wait_for_updates(cluster: &TestCluster) -> anyhow::Result<()> {
+    wait_until("updates go through", || async {
+        let Ok(session) = cluster.updater("probe").await else { return Ok(false) };
+        Ok(session.run("UPDATE numbers SET value = value WHERE id = 10").await.is_ok())
+    })
+    .await
+}
+
+/// Waits until the current epoch of the tests' database is open on exactly `count` servers.
+pub async fn wait_for_epoch_on(cluster: &TestCluster, count: usize) -> anyhow::Result<()> {
+    let session = cluster.updater("epoch").await?;
+    wait_until("the epoch is open on that many servers", || async {
+        // A reader asks for epochs, a commit makes the present one old.
+        session.run("UPDATE numbers SET value = value WHERE id = 10").await?;
+        session.run("SELECT 1 FROM numbers").await?;
+        Ok(epoch_servers(cluster).len() == count)
+    })
+    .await
+}
+
+/// The servers on which the current epoch is open.
+pub fn epoch_servers(cluster: &TestCluster) -> Vec<String> {
+    let status = cluster.router().status();
+    status.databases.into_iter().find(|one| one.name == DATABASE).map(|one| one.epoch_servers).unwrap_or_default()
+}
+
+/// Waits until the router finds a server in this state.
+pub async fn wait_for_health(cluster: &TestCluster, name: &str, health: Health) -> anyhow::Result<()> {
+    wait_until("the server's health", || async {
+        let status = cluster.router().status();
+        Ok(status.servers.iter().any(|server| server.name == name && server.health == health))
+    })
+    .await
+}
+
+/// The leader, asked without the router.
+pub async fn leader(cluster: &TestCluster) -> anyhow::Result<Session> {
+    cluster.servers.leader().connect("observer").await
+}
+
+/// The leader's answer, asked without the router.
+pub async fn on_leader(cluster: &TestCluster, sql: &str) -> anyhow::Result<Answer> {
+    Ok(leader(cluster).await?.run(sql).await?)
+}
+
+/// Back ends of clients' transactions that are not idle on the leader.
+pub async fn busy_back_ends(cluster: &TestCluster) -> anyhow::Result<i64> {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy session' AND state <> 'idle'";
+    on_leader(cluster, sql).await?.number()
+}
+
+/// All back ends of clients' transactions on the leader.
+pub async fn session_back_ends(cluster: &TestCluster) -> anyhow::Result<i64> {
+    let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy session'";
+    on_leader(cluster, sql).await?.number()
+}

@@ -1,0 +1,19 @@
+//! Bad input, lost clients and lost servers, through a router before real servers: every client gets an answer, the
+//! right one or the right SQLSTATE, and nothing is left behind.
+
+mod laboratory;
+mod wire;
+
+mod cancels;
+mod copy;
+mod ddl;
+mod frozen_followers;
+mod limits;
+mod log_in;
+mod lost_back_ends;
+mod lost_leader;
+mod malformed;
+mod pipelines;
+mod results;
+mod session_state;
+mod vanished_clients;

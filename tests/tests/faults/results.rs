@@ -1,0 +1,185 @@
+//! Values, notices and errors come through the router as the server sent them.
+
+use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
+
+use crate::laboratory::start_usual;
+use crate::wire::{Wire, bind_in, describe, execute, message, parse, sync};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn binary_values_and_nulls_come_through_unchanged() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.query("CREATE TABLE blobs (id int, body bytea, note text)").await?;
+    let every_byte: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+    let id = 1_i32.to_be_bytes();
+    let insert = [
+        parse("", "INSERT INTO blobs VALUES ($1, $2, $3)"),
+        bind_in("", "", &[Some(&id), Some(&every_byte), None], 1, 1),
+        execute("", 0),
+        sync(),
+    ];
+    assert_eq!(wire.ask(&insert.concat()).await?.commands(), ["INSERT 0 1"]);
+    for begin in ["SELECT", "BEGIN", "BEGIN READ ONLY"] {
+        wire.query(begin).await?;
+        let select = [
+            parse("", "SELECT id, body, note FROM blobs WHERE id = $1"),
+            bind_in("", "", &[Some(&id)], 1, 1),
+            describe('P', ""),
+            execute("", 0),
+            sync(),
+        ];
+        let answer = wire.ask(&select.concat()).await?;
+        let rows = answer.rows();
+        assert_eq!(rows.len(), 1, "{begin}: {:?}", answer.errors());
+        assert_eq!(rows[0][0].as_deref(), Some(&id[..]));
+        assert_eq!(rows[0][1].as_deref(), Some(&every_byte[..]));
+        assert_eq!(rows[0][2], None);
+        if begin != "SELECT" {
+            wire.query("COMMIT").await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zero_bytes_end_a_query_and_are_refused_in_values() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    // What follows the zero is not part of the statement: PostgreSQL refuses such a message.
+    wire.send(&message(b'Q', b"SELECT 1\0; UPDATE numbers SET value = 99\0")).await?;
+    let frame = wire.next().await?;
+    assert!(frame.tag == b'E' || frame.tag == b'T', "{frame:?}");
+    let mut wire = Wire::connect(&cluster).await?;
+    let insert = [parse("", "SELECT $1::text"), bind_in("", "", &[Some(b"a\0b")], 0, 0), execute("", 0), sync()];
+    assert_eq!(wire.ask(&insert.concat()).await?.code(), "22021");
+    assert_eq!(wire.query("SELECT sum(value) FROM numbers").await?.text_rows(), ["0"]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn errors_and_notices_keep_all_their_fields() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.query(
+        "CREATE TABLE orders (id int PRIMARY KEY, amount int CONSTRAINT positive CHECK (amount > 0));
+        CREATE FUNCTION complain(boolean) RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+            RAISE NOTICE 'noticed' USING DETAIL = 'a detail', HINT = 'a hint', ERRCODE = '01234';
+            IF $1 THEN RAISE EXCEPTION 'raised' USING DETAIL = 'why', HINT = 'what', ERRCODE = 'XY123',
+                TABLE = 'orders', COLUMN = 'amount', SCHEMA = 'public'; END IF;
+            RETURN 1; END $$",
+    )
+    .await?;
+    let fields = |expected: &[(char, &str)], found: Vec<(char, String)>| {
+        for (name, value) in expected {
+            assert!(found.contains(&(*name, (*value).to_owned())), "{name}={value} in {found:?}");
+        }
+        for name in ['F', 'L', 'R'] {
+            assert!(found.iter().any(|(found, _)| *found == name), "{name} in {found:?}");
+        }
+    };
+    for begin in ["SELECT", "BEGIN"] {
+        wire.query(begin).await?;
+        let answer = wire.query("SELECT complain(true)").await?;
+        fields(
+            &[('S', "NOTICE"), ('C', "01234"), ('M', "noticed"), ('D', "a detail"), ('H', "a hint")],
+            answer.fields(b'N')?,
+        );
+        let raised = [
+            ('S', "ERROR"),
+            ('C', "XY123"),
+            ('M', "raised"),
+            ('D', "why"),
+            ('H', "what"),
+            ('t', "orders"),
+            ('c', "amount"),
+            ('s', "public"),
+        ];
+        fields(&raised, answer.fields(b'E')?);
+        assert!(answer.fields(b'E')?.iter().any(|(name, text)| *name == 'W' && text.contains("complain")));
+        wire.query("ROLLBACK").await?;
+        let answer = wire.query("INSERT INTO orders VALUES (1, -1)").await?;
+        fields(&[('C', "23514"), ('n', "positive"), ('t', "orders")], answer.fields(b'E')?);
+    }
+    let answer = wire.query("SELECT value FROM numbers WHERE idd = 1").await?;
+    fields(&[('C', "42703"), ('P', "32")], answer.fields(b'E')?);
+    let answer = wire.query("DROP TABLE IF EXISTS missing").await?;
+    fields(&[('C', "00000"), ('S', "NOTICE")], answer.fields(b'N')?);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_isolation_was_asked_for_is_what_show_answers() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let show = "SHOW transaction_isolation";
+    assert_eq!(wire.query(show).await?.text_rows(), ["serializable"]);
+    for level in ["read committed", "repeatable read", "serializable", "read uncommitted"] {
+        wire.query(&format!("BEGIN ISOLATION LEVEL {level}")).await?;
+        assert_eq!(wire.query(show).await?.text_rows(), [level]);
+        // What it gets is more: the server runs it SERIALIZABLE.
+        let real = "SELECT setting FROM pg_settings WHERE name = 'transaction_isolation'";
+        assert_eq!(wire.query(real).await?.text_rows(), ["serializable"], "{level}");
+        wire.query("COMMIT").await?;
+        wire.query(&format!("SET default_transaction_isolation = '{level}'")).await?;
+        assert_eq!(wire.query("SHOW default_transaction_isolation").await?.text_rows(), [level]);
+        wire.query("BEGIN").await?;
+        assert_eq!(wire.query(show).await?.text_rows(), [level]);
+        wire.query("ROLLBACK").await?;
+    }
+    wire.query("RESET default_transaction_isolation").await?;
+    assert_eq!(wire.query("SHOW default_transaction_isolation").await?.text_rows(), ["serializable"]);
+    assert_eq!(wire.query("SET default_transaction_isolation = 'snapshot'").await?.code(), "22023");
+    let extended = [parse("", show), bind_in("", "", &[], 0, 0), describe('P', ""), execute("", 0), sync()].concat();
+    let answer = wire.ask(&extended).await?;
+    assert_eq!((answer.tags().as_str(), answer.text_rows()), ("12TDCZ", vec!["serializable".to_owned()]));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_function_that_lies_about_writing_still_writes_on_the_leader() -> anyhow::Result<()> {
+    let cluster = start_usual(2).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.query(
+        "CREATE FUNCTION liar(int) RETURNS int LANGUAGE plpgsql STABLE AS $$ BEGIN
+            EXECUTE 'UPDATE numbers SET value = value + 1 WHERE id = ' || $1; RETURN 1; END $$",
+    )
+    .await?;
+    // PostgreSQL refuses writes in STABLE functions of PL/pgSQL unless they are hidden in a VOLATILE one.
+    wire.query(
+        "CREATE FUNCTION writer(int) RETURNS int LANGUAGE plpgsql VOLATILE AS $$ BEGIN
+            UPDATE numbers SET value = value + 1 WHERE id = $1; RETURN 1; END $$;
+        CREATE FUNCTION hidden(int) RETURNS int LANGUAGE plpgsql STABLE AS $$ BEGIN RETURN writer($1); END $$",
+    )
+    .await?;
+    assert_eq!(wire.query("SELECT liar(1)").await?.code(), "0A000");
+    for round in 1..=6 {
+        let answer = wire.query("SELECT hidden(1)").await?;
+        assert_eq!((answer.code().as_str(), answer.text_rows()), ("00000", vec!["1".to_owned()]), "{round}");
+        assert_eq!(wire.query("SELECT value FROM numbers WHERE id = 1").await?.text_rows(), [round.to_string()]);
+    }
+    wire.query("BEGIN READ ONLY").await?;
+    assert_eq!(wire.query("SELECT hidden(2)").await?.code(), "25006");
+    wire.query("ROLLBACK").await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_of_the_start_up_packet_hold_on_every_server() -> anyhow::Result<()> {
+    let cluster = start_usual(2).await?;
+    let parameters = [
+        ("user", USER),
+        ("database", DATABASE),
+        ("application_name", "a program"),
+        ("options", "-c work_mem=5MB -c search_path=a\\ b"),
+        ("DateStyle", "German"),
+    ];
+    let mut wire = Wire::log_in(&cluster, &parameters, PASSWORD).await?.expect("may log in");
+    let ask = "SELECT current_setting('application_name'), current_setting('work_mem'), '2001-02-03'::date";
+    for server in ["leader", "follower-1", "follower-2"] {
+        wire.query(&format!("SET onecopy.server = '{server}'")).await?;
+        assert_eq!(wire.query(ask).await?.text_rows(), ["a program|5MB|03.02.2001"], "{server}");
+    }
+    wire.query("BEGIN").await?;
+    assert_eq!(wire.query(ask).await?.text_rows(), ["a program|5MB|03.02.2001"]);
+    Ok(())
+}

@@ -1,0 +1,282 @@
+//! What a session has set, made and prepared stays right wherever its statements run, and goes when it should.
+
+use crate::laboratory::{session_back_ends, start, start_usual};
+use crate::wire::Wire;
+
+const SERVERS: [&str; 3] = ["leader", "follower-1", "follower-2"];
+
+async fn expect(wire: &mut Wire, sql: &str, rows: &[&str]) -> anyhow::Result<()> {
+    let answer = wire.query(sql).await?;
+    assert_eq!(
+        (answer.code().as_str(), answer.text_rows()),
+        ("00000", rows.iter().map(|row| (*row).to_owned()).collect()),
+        "{sql}"
+    );
+    Ok(())
+}
+
+async fn expect_everywhere(wire: &mut Wire, sql: &str, value: &str) -> anyhow::Result<()> {
+    for server in SERVERS {
+        wire.query(&format!("SET onecopy.server = '{server}'")).await?;
+        expect(wire, sql, &[value]).await?;
+    }
+    wire.query("RESET onecopy.server").await?;
+    wire.query("BEGIN").await?;
+    expect(wire, sql, &[value]).await?;
+    wire.query("COMMIT").await?;
+    Ok(())
+}
+
+const SETTINGS: &str = "SELECT current_setting('work_mem'), current_setting('search_path'), current_setting('TimeZone'), \
+     coalesce(current_setting('shop.tenant', true), '')";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_follow_the_session_to_every_server_and_back() -> anyhow::Result<()> {
+    let cluster = start_usual(2).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let mut other = Wire::connect(&cluster).await?;
+    expect(&mut wire, "SHOW work_mem", &["4MB"]).await?;
+    for sql in [
+        "SET work_mem = '6MB'",
+        "SET search_path = one, \"Two\", public",
+        "SET TIME ZONE 'Asia/Tokyo'",
+        "SET shop.tenant = '42'",
+    ] {
+        assert_eq!(wire.query(sql).await?.commands(), ["SET"], "{sql}");
+    }
+    let set = "6MB|one, \"Two\", public|Asia/Tokyo|42";
+    expect_everywhere(&mut wire, SETTINGS, set).await?;
+    let usual = "4MB|\"$user\", public|Etc/UTC|";
+    let usual_zone = other.query("SHOW TimeZone").await?.text_rows()[0].clone();
+    let usual = usual.replace("Etc/UTC", &usual_zone);
+    expect_everywhere(&mut other, SETTINGS, &usual).await?;
+    assert_eq!(wire.query("SET work_mem = 'much'").await?.code(), "22023");
+    assert_eq!(wire.query("SET no_such_setting = 1").await?.code(), "42704");
+    expect_everywhere(&mut wire, SETTINGS, set).await?;
+    wire.query("RESET work_mem").await?;
+    expect_everywhere(&mut wire, SETTINGS, &set.replace("6MB", "4MB")).await?;
+    wire.query("SET work_mem TO DEFAULT").await?;
+    expect_everywhere(&mut wire, SETTINGS, &set.replace("6MB", "4MB")).await?;
+    assert_eq!(wire.query("DISCARD ALL").await?.commands(), ["DISCARD ALL"]);
+    expect_everywhere(&mut wire, SETTINGS, &usual).await?;
+    wire.query("SET work_mem = '7MB'; SET shop.tenant = '43'").await?;
+    assert_eq!(wire.query("RESET ALL").await?.commands(), ["RESET"]);
+    expect_everywhere(&mut wire, SETTINGS, &usual).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_of_a_transaction_last_as_long_as_postgresql_says() -> anyhow::Result<()> {
+    let cluster = start_usual(2).await?;
+    let show = "SELECT current_setting('work_mem')";
+    for begin in ["BEGIN", "BEGIN READ ONLY"] {
+        let mut wire = Wire::connect(&cluster).await?;
+        // The last column: what holds after each statement; then after the end.
+        let cases: [(&str, &[(&str, &str)], &str); 7] = [
+            ("COMMIT", &[("SET work_mem = '5MB'", "5MB")], "5MB"),
+            ("ROLLBACK", &[("SET work_mem = '6MB'", "6MB")], "4MB"),
+            ("COMMIT", &[("SET LOCAL work_mem = '7MB'", "7MB")], "4MB"),
+            ("COMMIT", &[("SET work_mem = '8MB'", "8MB"), ("SET LOCAL work_mem = '9MB'", "9MB")], "8MB"),
+            ("COMMIT", &[("SAVEPOINT a", "4MB"), ("SET work_mem = '5MB'", "5MB"), ("ROLLBACK TO a", "4MB")], "4MB"),
+            (
+                "COMMIT",
+                &[
+                    ("SET work_mem = '5MB'", "5MB"),
+                    ("SAVEPOINT a", "5MB"),
+                    ("SET work_mem = '6MB'", "6MB"),
+                    ("ROLLBACK TO a", "5MB"),
+                ],
+                "5MB",
+            ),
+            ("COMMIT", &[("SET work_mem = '5MB'", "5MB"), ("RESET work_mem", "4MB")], "4MB"),
+        ];
+        for (number, (end, statements, after)) in cases.iter().enumerate() {
+            let what = format!("{begin}, case {number}");
+            wire.query("DISCARD ALL").await?;
+            wire.query(begin).await?;
+            for (sql, value) in *statements {
+                assert_eq!(wire.query(sql).await?.code(), "00000", "{what}: {sql}");
+                assert_eq!(wire.query(show).await?.text_rows(), [*value], "{what}: {sql}");
+            }
+            wire.query(end).await?;
+            for _ in 0..6 {
+                assert_eq!(wire.query(show).await?.text_rows(), [*after], "{what}");
+            }
+            wire.query("BEGIN").await?;
+            assert_eq!(wire.query(show).await?.text_rows(), [*after], "{what}, on the leader");
+            wire.query("COMMIT").await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn state_of_a_session_stays_with_it() -> anyhow::Result<()> {
+    let cluster = start_usual(2).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let mut other = Wire::connect(&cluster).await?;
+    for sql in [
+        "CREATE SEQUENCE counter",
+        "SELECT nextval('counter')",
+        "CREATE TEMP TABLE mine AS SELECT 1 AS a",
+        "PREPARE twice(int) AS SELECT 2 * $1",
+        "BEGIN; DECLARE held CURSOR WITH HOLD FOR SELECT id FROM numbers ORDER BY id; COMMIT",
+        "SELECT pg_advisory_lock(7)",
+    ] {
+        assert_eq!(wire.query(sql).await?.code(), "00000", "{sql}");
+    }
+    for round in 0..5 {
+        expect(&mut other, "SELECT count(*) FROM numbers", &["10"]).await?;
+        expect(&mut wire, "SELECT currval('counter')", &["1"]).await?;
+        expect(&mut wire, "SELECT count(*) FROM mine", &[&(round + 1).to_string()]).await?;
+        wire.query("INSERT INTO mine VALUES (2)").await?;
+        expect(&mut wire, "EXECUTE twice(21)", &["42"]).await?;
+        expect(&mut wire, "FETCH 1 FROM held", &[&(round + 1).to_string()]).await?;
+        expect(&mut other, "SELECT pg_try_advisory_lock(7)", &["f"]).await?;
+    }
+    assert_eq!(other.query("SELECT currval('counter')").await?.code(), "55000");
+    assert_eq!(other.query("SELECT count(*) FROM mine").await?.code(), "42P01");
+    assert_eq!(other.query("EXECUTE twice(1)").await?.code(), "26000");
+    assert_eq!(other.query("FETCH 1 FROM held").await?.code(), "34000");
+    assert_eq!(wire.query("DISCARD ALL").await?.code(), "00000");
+    expect(&mut other, "SELECT pg_try_advisory_lock(7)", &["t"]).await?;
+    assert_eq!(wire.query("SELECT count(*) FROM mine").await?.code(), "42P01");
+    assert_eq!(wire.query("EXECUTE twice(1)").await?.code(), "26000");
+    expect(&mut wire, "SELECT count(*) FROM numbers", &["10"]).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn notifications_reach_an_idle_listener() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut listener = Wire::connect(&cluster).await?;
+    let mut sender = Wire::connect(&cluster).await?;
+    listener.query("LISTEN news").await?;
+    for (sql, payload) in [("NOTIFY news, 'one'", "one"), ("SELECT pg_notify('news', 'two')", "two")] {
+        assert_eq!(sender.query(sql).await?.code(), "00000");
+        let frame = listener.next().await?;
+        assert_eq!(frame.tag, b'A');
+        let body = String::from_utf8_lossy(&frame.body()[4..]).into_owned();
+        assert_eq!(body, format!("news\0{payload}\0"));
+    }
+    sender.query("BEGIN; NOTIFY news, 'rolled back'; ROLLBACK; NOTIFY news, 'three'").await?;
+    assert!(listener.next().await?.body().ends_with(b"news\0three\0"));
+    listener.query("UNLISTEN *").await?;
+    sender.query("NOTIFY news, 'unheard'").await?;
+    assert_eq!(listener.query("SELECT 1").await?.tags(), "TDCZ");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_objects_are_written_and_read_in_transactions() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.query("BEGIN").await?;
+    let id = wire.query("SELECT lo_create(0)").await?.text_rows()[0].clone();
+    expect(&mut wire, &format!("SELECT lo_open({id}, 131072)"), &["0"]).await?;
+    expect(&mut wire, "SELECT lowrite(0, 'large')", &["5"]).await?;
+    wire.query("COMMIT").await?;
+    wire.query("BEGIN").await?;
+    expect(&mut wire, &format!("SELECT lo_open({id}, 262144)"), &["0"]).await?;
+    expect(&mut wire, "SELECT encode(loread(0, 10), 'escape')", &["large"]).await?;
+    wire.query("COMMIT").await?;
+    expect(&mut wire, &format!("SELECT encode(lo_get({id}), 'escape')"), &["large"]).await?;
+    expect(&mut wire, &format!("SELECT lo_unlink({id})"), &["1"]).await?;
+    assert_eq!(wire.query(&format!("SELECT lo_get({id})")).await?.code(), "42704");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_with_transactions_inside_end_as_on_one_server() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let add = |by: i32| format!("UPDATE numbers SET value = value + {by} WHERE id = 1");
+    // Message, SQLSTATE, status afterwards, value afterwards (after a rollback of what is open).
+    let cases = [
+        (format!("{}; {}", add(1), add(1)), "00000", 'I', 2),
+        (format!("{}; SELECT 1/0; {}", add(1), add(1)), "22012", 'I', 2),
+        (format!("BEGIN; {}; COMMIT; {}; SELECT 1/0", add(1), add(10)), "22012", 'I', 3),
+        (format!("{}; BEGIN; {}", add(1), add(1)), "00000", 'T', 3),
+        (format!("{}; COMMIT; {}", add(1), add(1)), "00000", 'I', 5),
+        (format!("BEGIN; {}; SELECT 1/0; COMMIT; {}", add(1), add(1)), "22012", 'E', 5),
+        (format!("BEGIN; {}; ROLLBACK; {}", add(1), add(1)), "00000", 'I', 6),
+        (format!("{}; ROLLBACK; SELECT 1", add(1)), "00000", 'I', 6),
+        (format!("BEGIN; SAVEPOINT a; {}; ROLLBACK TO a; {}; RELEASE a; COMMIT", add(10), add(1)), "00000", 'I', 7),
+        (format!("BEGIN READ ONLY; {}", add(1)), "25006", 'E', 7),
+        ("BEGIN; SELECT 1; COMMIT; BEGIN; SELECT 2".to_owned(), "00000", 'T', 7),
+        (" ; ;; ".to_owned(), "00000", 'I', 7),
+    ];
+    for (sql, code, status, value) in cases {
+        let answer = wire.query(&sql).await?;
+        assert_eq!((answer.code().as_str(), answer.status()?), (code, status), "{sql}: {:?}", answer.errors());
+        if status != 'I' {
+            wire.query("ROLLBACK").await?;
+        }
+        expect(&mut wire, "SELECT value FROM numbers WHERE id = 1", &[&value.to_string()]).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn savepoints_take_back_what_came_after_them() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.query("BEGIN").await?;
+    wire.query("UPDATE numbers SET value = 1 WHERE id = 1").await?;
+    wire.query("SAVEPOINT one").await?;
+    assert_eq!(wire.query("UPDATE numbers SET value = 1 / 0").await?.status()?, 'E');
+    assert_eq!(wire.query("SELECT 1").await?.code(), "25P02");
+    assert_eq!(wire.query("ROLLBACK TO one").await?.status()?, 'T');
+    expect(&mut wire, "SELECT value FROM numbers WHERE id = 1", &["1"]).await?;
+    assert_eq!(wire.query("ROLLBACK TO missing").await?.code(), "3B001");
+    assert_eq!(wire.query("ROLLBACK TO one").await?.status()?, 'T');
+    wire.query("UPDATE numbers SET value = 2 WHERE id = 2").await?;
+    assert_eq!(wire.query("COMMIT").await?.commands(), ["COMMIT"]);
+    expect(&mut wire, "SELECT value FROM numbers WHERE id < 3 ORDER BY id", &["1", "2"]).await?;
+    assert_eq!(wire.query("SAVEPOINT outside").await?.code(), "25P01");
+    // In a read-only transaction at an epoch as well.
+    wire.query("BEGIN READ ONLY").await?;
+    expect(&mut wire, "SELECT value FROM numbers WHERE id = 1", &["1"]).await?;
+    wire.query("SAVEPOINT one").await?;
+    assert_eq!(wire.query("SELECT 1 / 0").await?.code(), "22012");
+    wire.query("ROLLBACK TO one").await?;
+    expect(&mut wire, "SELECT value FROM numbers WHERE id = 2", &["2"]).await?;
+    assert_eq!(wire.query("COMMIT").await?.commands(), ["COMMIT"]);
+    Ok(())
+}
+
+/// With fewer back ends than sessions each gets one when it needs it, and nobody sees another's state.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn back_ends_passed_between_idle_sessions_keep_their_states_apart() -> anyhow::Result<()> {
+    let cluster = start(1, |settings| settings.leader_backends_max = 2).await?;
+    let mut sessions = Vec::new();
+    for number in 0..6 {
+        let mut wire = Wire::connect(&cluster).await?;
+        wire.query(&format!("SET work_mem = '{}MB'", 10 + number)).await?;
+        let prepare = crate::wire::parse("mine", &format!("SELECT {number} + value FROM numbers WHERE id = $1"));
+        wire.ask(&[prepare, crate::wire::sync()].concat()).await?;
+        sessions.push(wire);
+    }
+    for round in 0..4 {
+        for (number, wire) in sessions.iter_mut().enumerate() {
+            wire.query("BEGIN").await?;
+            expect(wire, "SHOW work_mem", &[&format!("{}MB", 10 + number)]).await?;
+            wire.query("UPDATE numbers SET value = value + 1 WHERE id = 1").await?;
+            let run =
+                [crate::wire::bind("", "mine", &["1"]), crate::wire::execute("", 0), crate::wire::sync()].concat();
+            let value = round * 6 + number + 1 + number;
+            assert_eq!(wire.ask(&run).await?.text_rows(), [value.to_string()]);
+            assert_eq!(wire.query("COMMIT").await?.commands(), ["COMMIT"]);
+        }
+    }
+    assert!(session_back_ends(&cluster).await? <= 2);
+    // Sessions with state that cannot be moved keep theirs, also a sequence's last value.
+    let mut first = sessions.remove(0);
+    first.query("CREATE TEMP TABLE mine (a int)").await?;
+    let mut second = sessions.remove(0);
+    second.query("CREATE SEQUENCE counter").await?;
+    expect(&mut second, "SELECT nextval('counter')", &["1"]).await?;
+    for wire in &mut sessions {
+        let _ = wire.query("SELECT count(*) FROM numbers").await?;
+    }
+    expect(&mut first, "SELECT count(*) FROM mine", &["0"]).await?;
+    expect(&mut second, "SELECT currval('counter')", &["1"]).await
+}
