@@ -131,8 +131,9 @@ impl Directory {
     /// Makes what lies inside, before the first server. Returns the directory of the sockets when it must lie elsewhere.
     ///
     /// # Errors
-    /// [`HostError::File`], [`HostError::Postgres`], [`HostError::SocketDirectoryForeign`].
+    /// [`HostError::File`], [`HostError::Postgres`], [`HostError::OtherAccount`], [`HostError::SocketDirectoryForeign`].
     pub fn make_inside(&self, user: &ServiceUser) -> Result<Option<PathBuf>, HostError> {
+        self.check_owner(user)?;
         let secrets = self.secrets();
         match DirBuilder::new().mode(0o700).create(&secrets) {
             Ok(()) => {}
@@ -151,6 +152,19 @@ impl Directory {
             symlink(&short, &run).map_err(HostError::file("link", &run))?;
         }
         Ok(Some(short))
+    }
+
+    /// Refuses a cluster whose servers ran as another account: they could not read their own files any more.
+    fn check_owner(&self, user: &ServiceUser) -> Result<(), HostError> {
+        let run = self.root.join("run");
+        match fs::metadata(&run) {
+            Ok(metadata) if metadata.uid() != user.user_id() => Err(HostError::OtherAccount {
+                directory: self.root.clone(),
+                owner_id: metadata.uid(),
+                user: user.name().to_owned(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn set_mode(&self, mode: u32) -> Result<(), HostError> {
@@ -210,6 +224,22 @@ mod tests {
             assert_eq!(directory.make_inside(&user).unwrap(), None);
         }
         assert_eq!(directory.sockets(), temporary.path().join("data/run"));
+    }
+
+    #[test]
+    fn a_cluster_of_another_account_is_refused() {
+        // Only root can give a directory away.
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let temporary = open_temporary_directory();
+        let directory = Directory::new(&temporary.path().join("data")).unwrap();
+        let user = ServiceUser::resolve(None).unwrap();
+        directory.make_root().unwrap();
+        directory.make_inside(&user).unwrap();
+        std::os::unix::fs::chown(directory.sockets(), Some(user.user_id() + 1), None).unwrap();
+        let error = directory.make_inside(&user).unwrap_err();
+        assert!(matches!(error, HostError::OtherAccount { owner_id, .. } if owner_id == user.user_id() + 1), "{error}");
     }
 
     #[test]

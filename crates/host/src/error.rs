@@ -63,6 +63,18 @@ pub enum HostError {
         /// The short directory.
         path: PathBuf,
     },
+    /// The cluster's servers ran as another account.
+    #[error(
+        "the servers in {directory} belong to the account with number {owner_id}, here they would run as {user:?}; run onecopy as the account that made the cluster"
+    )]
+    OtherAccount {
+        /// The cluster's directory.
+        directory: PathBuf,
+        /// Who owns its servers.
+        owner_id: u32,
+        /// Who would run them now.
+        user: String,
+    },
     /// `cluster.toml` cannot be understood.
     #[error(
         "{path} is not a cluster's state: {reason}; restore it from a backup, the data directories beside it are untouched"
