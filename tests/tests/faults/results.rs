@@ -101,7 +101,7 @@ async fn errors_and_notices_keep_all_their_fields() -> anyhow::Result<()> {
         fields(&[('C', "23514"), ('n', "positive"), ('t', "orders")], answer.fields(b'E')?);
     }
     let answer = wire.query("SELECT value FROM numbers WHERE idd = 1").await?;
-    fields(&[('C', "42703"), ('P', "32")], answer.fields(b'E')?);
+    fields(&[('C', "42703"), ('P', "33")], answer.fields(b'E')?);
     let answer = wire.query("DROP TABLE IF EXISTS missing").await?;
     fields(&[('C', "00000"), ('S', "NOTICE")], answer.fields(b'N')?);
     Ok(())
@@ -170,7 +170,7 @@ async fn settings_of_the_start_up_packet_hold_on_every_server() -> anyhow::Resul
         ("user", USER),
         ("database", DATABASE),
         ("application_name", "a program"),
-        ("options", "-c work_mem=5MB -c search_path=a\\ b"),
+        ("options", "-c work_mem=5MB -c search_path=a,\\ public"),
         ("DateStyle", "German"),
     ];
     let mut wire = Wire::log_in(&cluster, &parameters, PASSWORD).await?.expect("may log in");
