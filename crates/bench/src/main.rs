@@ -1,6 +1,7 @@
 //! The papers' experiments, each one command: `onecopy-bench NAME`.
 
 mod cluster;
+mod demo;
 mod exposition;
 mod machine;
 mod pgbench;
@@ -21,6 +22,8 @@ use clap::Parser;
 enum Experiment {
     /// pgbench directly, through PgBouncer and through Onecopy's router, interleaved.
     Router(router::RouterOptions),
+    /// A cluster with two followers, a web shop's load, and an anomaly that does not happen.
+    Demo(demo::DemoOptions),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +42,7 @@ fn run(experiment: Experiment) -> anyhow::Result<()> {
     runtime.block_on(async {
         match experiment {
             Experiment::Router(options) => router::run(options).await,
+            Experiment::Demo(options) => demo::run(options).await,
         }
     })
 }

@@ -1,0 +1,217 @@
+//! The mixed load: customers and auditors on connections of their own, and one line a second of what they get.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use onecopy_router::RouterStatus;
+use tokio::task::JoinSet;
+use tokio_postgres::{Client, Row};
+
+use super::claims::{Claims, grouped};
+use super::cluster::Cluster;
+use super::customer::Customer;
+use super::shop::DATABASE;
+
+/// How long an auditor rests: an audit reads whole tables.
+const AUDIT_PAUSE: Duration = Duration::from_millis(300);
+
+/// How long clients may take to end what they are doing.
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// What clients count, all together.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// The shop closes: clients end after what they are doing.
+    pub closing: AtomicBool,
+    /// Transactions that only read, done.
+    pub reads: AtomicU64,
+    /// Transactions that write, committed.
+    pub updates: AtomicU64,
+    /// Serialization failures, each followed by another attempt.
+    pub retries: AtomicU64,
+    /// Orders placed.
+    pub orders: AtomicU64,
+    /// Orders whose customer did not see them right after.
+    pub own_orders_unseen: AtomicU64,
+    /// Looks at a customer's orders.
+    pub histories: AtomicU64,
+    /// Those in which an order was not the sum of its lines.
+    pub histories_wrong: AtomicU64,
+    /// Looks at the whole shop.
+    pub audits: AtomicU64,
+    /// Those in which the books did not balance.
+    pub audits_wrong: AtomicU64,
+}
+
+/// How much is to be done.
+#[derive(Debug, Clone, Copy)]
+pub struct Load {
+    /// Customers at a time.
+    pub clients: u16,
+    /// For how long, in seconds.
+    pub seconds: u32,
+}
+
+/// Runs the load, prints a line a second and judges what its clients saw. Returns how many orders they placed.
+///
+/// # Errors
+/// When a client gets any error but a serialization failure, or the status cannot be asked for.
+pub async fn run(load: Load, cluster: &Cluster, claims: &mut Claims) -> anyhow::Result<u64> {
+    let tally = Arc::new(Tally::default());
+    let before = cluster.status().await?.router;
+    let mut clients = JoinSet::new();
+    for seed in 0..load.clients {
+        let customer = Customer::enter(cluster.connect(DATABASE).await?, seed.into(), Arc::clone(&tally)).await?;
+        clients.spawn(customer.shop());
+    }
+    for server in &before.servers {
+        let auditor = cluster.connect(DATABASE).await?;
+        auditor.batch_execute(&format!("SET onecopy.server = '{}'", server.name)).await?;
+        clients.spawn(audit(auditor, Arc::clone(&tally)));
+    }
+    tokio::select! {
+        watched = watch(load.seconds, cluster, &before, &tally) => watched?,
+        Some(ended) = clients.join_next() => {
+            ended?.context("a client of the load has failed")?;
+            bail!("a client of the load has ended before its time");
+        }
+    }
+    // A commit that were cut off could be there and not be counted.
+    tally.closing.store(true, Relaxed);
+    let all_ended = async {
+        while let Some(ended) = clients.join_next().await {
+            ended?.context("a client of the load has failed")?;
+        }
+        anyhow::Ok(())
+    };
+    let in_time = tokio::time::timeout(CLOSING_TIMEOUT, all_ended).await;
+    in_time.with_context(|| format!("a client's transaction has not ended in {} s", CLOSING_TIMEOUT.as_secs()))??;
+    let after = cluster.status().await?.router;
+    println!();
+    judge(&tally, &before, &after, claims);
+    Ok(tally.orders.load(Relaxed))
+}
+
+/// Looks at the whole shop in one read-only transaction of two statements, over and over: no piece may be lost or
+/// appear, no cent may be spent that was not charged.
+async fn audit(client: Client, tally: Arc<Tally>) -> anyhow::Result<()> {
+    let mut client = client;
+    while !tally.closing.load(Relaxed) {
+        let transaction = client.build_transaction().read_only(true).start().await?;
+        let shelf = transaction
+            .query_one(
+                "SELECT (SELECT sum(initial_stock - stock)::bigint FROM items), \
+                 (SELECT sum(spent_cents)::bigint FROM customers)",
+                &[],
+            )
+            .await?;
+        let books = transaction
+            .query_one("SELECT sum(quantity)::bigint, sum(quantity * price_cents)::bigint FROM order_lines", &[])
+            .await?;
+        transaction.commit().await?;
+        let numbers = |row: &Row| -> (i64, i64) { (row.get(0), row.get(1)) };
+        if numbers(&shelf) != numbers(&books) {
+            tally.audits_wrong.fetch_add(1, Relaxed);
+        }
+        tally.audits.fetch_add(1, Relaxed);
+        tally.reads.fetch_add(1, Relaxed);
+        tokio::time::sleep(AUDIT_PAUSE).await;
+    }
+    Ok(())
+}
+
+/// Prints a line a second.
+async fn watch(seconds: u32, cluster: &Cluster, before: &RouterStatus, tally: &Tally) -> anyhow::Result<()> {
+    let names = before.servers.iter().map(|server| format!("{:>11}", server.name)).collect::<String>();
+    println!("                                       reads on");
+    println!("  second  reads/s  updates/s  retries {names}  epoch age");
+    let mut ticks = tokio::time::interval(Duration::from_secs(1));
+    ticks.tick().await;
+    let mut last = (Instant::now(), Counts::of(tally), before.clone());
+    for second in 1..=seconds {
+        ticks.tick().await;
+        let now = (Instant::now(), Counts::of(tally), cluster.status().await?.router);
+        let rate = |count: u64| (count as f64 / (now.0 - last.0).as_secs_f64()).round() as u64;
+        println!(
+            "  {second:>6} {:>8} {:>10} {:>8} {}  {:>9}",
+            grouped(rate(now.1.reads - last.1.reads)),
+            grouped(rate(now.1.updates - last.1.updates)),
+            (now.1.retries - last.1.retries) + (now.2.update_retries - last.2.update_retries),
+            shares(&last.2, &now.2).iter().map(|share| format!("{share:>9.0} %")).collect::<String>(),
+            epoch_age(&now.2),
+        );
+        last = now;
+    }
+    Ok(())
+}
+
+/// What has been counted up to one moment.
+struct Counts {
+    reads: u64,
+    updates: u64,
+    retries: u64,
+}
+
+impl Counts {
+    fn of(tally: &Tally) -> Counts {
+        Counts {
+            reads: tally.reads.load(Relaxed),
+            updates: tally.updates.load(Relaxed),
+            retries: tally.retries.load(Relaxed),
+        }
+    }
+}
+
+/// Reads that each server answered between two looks.
+fn reads_by_server(before: &RouterStatus, after: &RouterStatus) -> Vec<u64> {
+    before.servers.iter().zip(&after.servers).map(|(before, after)| after.reads.saturating_sub(before.reads)).collect()
+}
+
+/// The same in percent.
+fn shares(before: &RouterStatus, after: &RouterStatus) -> Vec<f64> {
+    let reads = reads_by_server(before, after);
+    let sum = reads.iter().sum::<u64>().max(1);
+    reads.iter().map(|reads| *reads as f64 * 100.0 / sum as f64).collect()
+}
+
+/// How old the shop's newest epoch is.
+fn epoch_age(status: &RouterStatus) -> String {
+    let shop = status.databases.iter().find(|database| database.name == DATABASE);
+    shop.and_then(|database| database.epoch_age_ms).map_or("-".to_owned(), |age_ms| format!("{age_ms} ms"))
+}
+
+fn judge(tally: &Tally, before: &RouterStatus, after: &RouterStatus, claims: &mut Claims) {
+    let counted = |counter: &AtomicU64| counter.load(Relaxed);
+    let (orders, unseen) = (counted(&tally.orders), counted(&tally.own_orders_unseen));
+    claims.add(
+        orders > 0 && unseen == 0,
+        format!("{} orders, each seen by its customer's next read, on whatever server ({unseen} not)", grouped(orders)),
+    );
+    let (histories, wrong) = (counted(&tally.histories), counted(&tally.histories_wrong));
+    claims.add(
+        histories > 0 && wrong == 0,
+        format!("{} looks at a customer's orders, each total the sum of its lines ({wrong} not)", grouped(histories)),
+    );
+    let (audits, wrong) = (counted(&tally.audits), counted(&tally.audits_wrong));
+    claims.add(
+        audits > 0 && wrong == 0,
+        format!("{} audits amid the load, on every server: stock and books agree ({wrong} not)", grouped(audits)),
+    );
+    let on_servers = reads_by_server(before, after);
+    let told =
+        before.servers.iter().zip(&on_servers).map(|(server, reads)| format!("{} {}", server.name, grouped(*reads)));
+    claims.add(
+        on_servers.iter().all(|reads| *reads > 0),
+        format!("every server answered reads: {}", told.collect::<Vec<_>>().join(", ")),
+    );
+    println!(
+        "  {} reads, {} updates; serialization failures: {} tried again by clients, {} by the router",
+        grouped(counted(&tally.reads)),
+        grouped(counted(&tally.updates)),
+        grouped(counted(&tally.retries)),
+        grouped(after.update_retries - before.update_retries),
+    );
+}

@@ -1,0 +1,145 @@
+//! `onecopy-bench demo`: the main job on real input, for whoever sees Onecopy for the first time.
+//!
+//! It makes a cluster as a user does, opens a web shop on it, lets customers in, plays an anomaly without the router and
+//! through it, and checks the shop's books. Every line that claims something is the result of a check, and the exit code
+//! tells whether all of them held.
+
+mod anomaly;
+mod claims;
+mod cluster;
+mod customer;
+mod invariants;
+mod load;
+mod shop;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, anyhow, bail};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use claims::{Claims, grouped};
+use cluster::Cluster;
+use load::Load;
+
+/// Followers behind the leader.
+const FOLLOWERS: usize = 2;
+
+/// Options of `onecopy-bench demo`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct DemoOptions {
+    /// How long customers come
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    /// Customers at a time, each on a connection of its own
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=50))]
+    clients: u16,
+    /// Leave the cluster running, to try things on it
+    #[arg(long)]
+    keep: bool,
+    /// The program to show [default: the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    onecopy: Option<PathBuf>,
+}
+
+/// Runs the demonstration. Whatever happens, the cluster is stopped and its directory removed, unless it is to be kept.
+///
+/// # Errors
+/// When something fails, a claim does not hold, or somebody interrupts it.
+pub async fn run(options: DemoOptions) -> anyhow::Result<()> {
+    let started_at = Instant::now();
+    let mut interruption = Interruption::listen()?;
+    let mut cluster = Cluster::new(options.onecopy.as_deref())?;
+    let mut claims = Claims::default();
+    tokio::select! {
+        played = play(&options, &mut cluster, &mut claims) => played?,
+        () = interruption.received() => {
+            eprintln!("onecopy-bench: interrupted; stopping the cluster");
+            drop(cluster);
+            return Err(anyhow!("interrupted"));
+        }
+    }
+    conclude(options.keep, cluster, &claims).await?;
+    println!("Done in {} s.", started_at.elapsed().as_secs());
+    match claims.failed() {
+        [] => Ok(()),
+        failed => bail!("{} of {} checks failed: {}", failed.len(), claims.held() + failed.len(), failed.join("; ")),
+    }
+}
+
+async fn play(options: &DemoOptions, cluster: &mut Cluster, claims: &mut Claims) -> anyhow::Result<()> {
+    heading(1, "A leader, two followers and a router: what you would type");
+    cluster.up(FOLLOWERS).await?;
+    let servers: Vec<String> = cluster.status().await?.servers.into_iter().map(|server| server.name).collect();
+
+    heading(2, "A web shop, loaded through the router like any PostgreSQL");
+    cluster.connect("postgres").await?.batch_execute(&format!("CREATE DATABASE {}", shop::DATABASE)).await?;
+    let filling_since = Instant::now();
+    let rows = shop::fill(&cluster.connect(shop::DATABASE).await?).await.context("cannot fill the shop")?;
+    let tables = shop::tables().collect::<Vec<_>>().join(", ");
+    println!("  {} rows in {:.1} s: {tables}", grouped(rows), filling_since.elapsed().as_secs_f64());
+
+    heading(3, &format!("{} customers for {} s, and on each server an auditor", options.clients, options.seconds));
+    let load = Load { clients: options.clients, seconds: options.seconds };
+    let placed = load::run(load, cluster, claims).await?;
+
+    heading(4, "A closed batch must not change: plain standbys against Onecopy, same statements, same order");
+    anomaly::show(cluster, &servers, claims).await.context("cannot play the closed batch")?;
+
+    heading(5, "The shop's books, read on every server");
+    invariants::check(cluster, &servers, placed, claims).await.context("cannot check the shop")
+}
+
+/// Sums up, says what to try next, and ends or keeps the cluster.
+async fn conclude(keep: bool, cluster: Cluster, claims: &Claims) -> anyhow::Result<()> {
+    heading(6, "Summary");
+    let checks = claims.held() + claims.failed().len();
+    println!("  {} of {checks} checks held.", claims.held());
+    if claims.failed().is_empty() {
+        println!(
+            "  Clients used one port and saw one serializable database; three ordinary PostgreSQL servers answered."
+        );
+    }
+    println!();
+    if keep {
+        println!("The cluster goes on. Use it, and stop it:");
+        println!("  {}      then \\c {}", cluster.command_line("psql"), shop::DATABASE);
+        println!("  {} --watch", cluster.command_line("status"));
+        println!("  {} && rm -r {}", cluster.command_line("down"), cluster.directory().display());
+        cluster.keep();
+    } else {
+        println!("Try next:");
+        println!("  make demo DEMO=--keep              the same, and the cluster stays for you to use");
+        println!("  make demo DEMO='--clients 32'      more customers");
+        println!("  onecopy up                         a cluster of your own; docs/guide.md says what it can do");
+        cluster.down().await?;
+    }
+    println!();
+    Ok(())
+}
+
+fn heading(number: u32, text: &str) {
+    println!("\n{number}. {text}\n");
+}
+
+/// Ctrl-C, a terminal that goes away, and kill.
+struct Interruption {
+    signals: [Signal; 3],
+}
+
+impl Interruption {
+    fn listen() -> anyhow::Result<Interruption> {
+        let kinds = [SignalKind::interrupt(), SignalKind::hangup(), SignalKind::terminate()];
+        let [one, two, three] = kinds.map(|kind| signal(kind).context("cannot listen for signals"));
+        Ok(Interruption { signals: [one?, two?, three?] })
+    }
+
+    async fn received(&mut self) {
+        let [interrupt, hang_up, terminate] = &mut self.signals;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = hang_up.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    }
+}
