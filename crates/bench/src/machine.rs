@@ -35,6 +35,12 @@ impl Machine {
     }
 }
 
+/// Load average over the last minute; not a number where the kernel does not tell.
+pub fn load() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(f64::NAN)
+}
+
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cluster::Cluster;
 use crate::exposition::{self, Samples};
-use crate::machine::Machine;
+use crate::machine::{self, Machine};
 use crate::pgbench::{Counts, Protocol, Run, Script};
 use crate::proxy::Proxy;
 use crate::router_report::Report;
@@ -187,6 +187,7 @@ pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
         experiment: "router",
         command: options.command(),
         machine,
+        load_after: machine::load(),
         versions: proxies,
         clients: options.clients,
         seconds: options.seconds(),

@@ -45,6 +45,8 @@ pub struct Report {
     pub command: String,
     /// On what it ran.
     pub machine: Machine,
+    /// Load average over the last minute of the experiment, its own work included.
+    pub load_after: f64,
     /// What ran.
     pub versions: Vec<String>,
     /// Connections of pgbench.
@@ -147,7 +149,7 @@ impl Report {
              {} followers on the same machine. Every figure is the median of the rounds, with the smallest and the largest in\n\
              parentheses; ratios are formed within a round. *direct* is the physical limit of this machine without a proxy: clients,\n\
              servers and proxies share its processors, so whatever a proxy uses is missing elsewhere.\n\n\
-             - Command: `{}`\n- Machine: {}, {} processors, {} MiB memory, Linux {}; load before: {:.2}\n- Versions: {}\n\n",
+             - Command: `{}`\n- Machine: {}, {} processors, {} MiB memory, Linux {}; load {:.1} before, {:.1} at the end\n- Versions: {}\n\n",
             self.clients,
             self.seconds,
             self.pairs,
@@ -161,8 +163,16 @@ impl Report {
             machine.memory_mib,
             machine.kernel,
             machine.load_before,
+            self.load_after,
             self.versions.join("; "),
         );
+        // Half a processor's worth of other work is enough to blur a comparison of wall times.
+        if machine.load_before > 0.5 {
+            page.push_str(
+                "**The machine had other work during this experiment**: its throughputs and their ratios are blurred, as their\n\
+                 spread shows, and so are times of gates; processor times stand.\n\n",
+            );
+        }
         page.push_str("![throughput and processor time](router.png)\n\n## Throughput and processor time\n\n");
         page.push_str(&table(&ROW_HEAD, &self.rows().iter().map(row_cells).collect::<Vec<_>>()));
         page.push_str(
@@ -360,7 +370,8 @@ mod tests {
         Report {
             experiment: "router",
             command: "onecopy-bench router".to_owned(),
-            machine: Machine::observe(),
+            machine: Machine { load_before: 3.0, ..Machine::observe() },
+            load_after: 4.0,
             versions: vec!["PostgreSQL 15".to_owned()],
             clients: 8,
             seconds: 1,
@@ -395,7 +406,9 @@ mod tests {
     fn the_page_names_command_machine_bars_and_failures() {
         let report = report();
         let page = report.to_page();
-        for expected in ["`onecopy-bench router`", &report.machine.kernel, "<= 15 us", "direct: broke / twice"] {
+        for expected in
+            ["`onecopy-bench router`", &report.machine.kernel, "<= 15 us", "direct: broke / twice", "other work"]
+        {
             assert!(page.contains(expected), "{expected}");
         }
         let lines: Vec<&str> = page.lines().filter(|line| line.starts_with("| select-only simple")).collect();
