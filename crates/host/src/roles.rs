@@ -11,7 +11,8 @@ pub const SUPERUSER: &str = "postgres";
 /// Followers replicate as this one.
 pub const REPLICATION: &str = "onecopy_replication";
 
-/// Clients log in as this one. It may make tables, databases and roles, and is no superuser.
+/// Clients log in as this one. It may make tables, databases and roles, look at the router's console, and is no
+/// superuser.
 pub const CLIENT: &str = "onecopy";
 
 /// The database for clients; it belongs to [`CLIENT`].
@@ -46,7 +47,7 @@ pub async fn make_missing(name: &str, leader: &Server, secrets: &Secrets) -> Res
     if !exists(CLIENT).await? {
         let password = &secrets.client;
         let statement = format!(
-            "CREATE ROLE {CLIENT} LOGIN CREATEDB CREATEROLE PASSWORD '{password}'; ALTER DATABASE {DATABASE} OWNER TO {CLIENT}"
+            "CREATE ROLE {CLIENT} LOGIN CREATEDB CREATEROLE PASSWORD '{password}'; GRANT pg_monitor TO {CLIENT}; ALTER DATABASE {DATABASE} OWNER TO {CLIENT}"
         );
         run("make the role for clients", statement).await?;
     }

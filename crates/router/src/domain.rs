@@ -28,6 +28,9 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 /// The catalog is read anew at least this often, for changes that did not come through this router.
 const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 
+/// The leader must give its catalog within this; statements wait for it.
+const CATALOG_TIMEOUT: Duration = Duration::from_secs(5);
+
 const TRIPWIRE_EXISTS: &str = "SELECT pg_catalog.to_regclass('onecopy_router.tripwire') IS NOT NULL";
 
 const MAKE_TRIPWIRE: &str = "SET default_transaction_isolation = 'read committed'; \
@@ -180,10 +183,11 @@ impl Domain {
     }
 
     async fn catalog(&self) -> Arc<Catalog> {
-        if self.catalog_is_stale.load(SeqCst) {
+        let leader_is_gone = matches!(self.servers[0].health(), Health::Down | Health::Unresponsive);
+        if self.catalog_is_stale.load(SeqCst) && !leader_is_gone {
             self.catalog_is_stale.store(false, SeqCst);
             let builtin = lock(&self.catalog).builtin();
-            let fresh = match reload(&self.servers[0], &self.database, builtin).await {
+            let fresh = match reload_in_time(&self.servers[0], &self.database, builtin).await {
                 Ok(catalog) => catalog,
                 Err(error) => {
                     // Nothing is known any more, so nothing counts as a read until the leader can be asked again.
@@ -296,6 +300,19 @@ async fn catalog_of_any(followers: &[Arc<Server>], database: &str) -> Option<Cat
 async fn reload(leader: &Arc<Server>, database: &str, builtin: Arc<Objects>) -> Result<Catalog, BackendError> {
     let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), "onecopy catalog").await?;
     Ok(Catalog::new(builtin, load(&mut backend, Scope::User).await?))
+}
+
+async fn reload_in_time(
+    leader: &Arc<Server>,
+    database: &str,
+    builtin: Arc<Objects>,
+) -> Result<Catalog, BackendError> {
+    match tokio::time::timeout(CATALOG_TIMEOUT, reload(leader, database, builtin)).await {
+        Ok(result) => result,
+        Err(_) => {
+            Err(BackendError::TimedOut { server: leader.name.clone(), milliseconds: CATALOG_TIMEOUT.as_millis() })
+        }
+    }
 }
 
 async fn load(backend: &mut Backend, scope: Scope) -> Result<Objects, BackendError> {

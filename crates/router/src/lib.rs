@@ -11,6 +11,7 @@
 pub mod authentication;
 pub mod backend;
 pub mod config;
+mod console;
 mod domain;
 pub mod epoch;
 mod error;

@@ -20,6 +20,12 @@ const LEADER_TIMEOUT: Duration = Duration::from_millis(1000);
 /// How long the first gate waits for the followers' first connections.
 const FIRST_JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A server must close a snapshot within this.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Connections of the gate's own must be made, and their questions answered, within this.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A server process without an answer must be gone within this for a gate to be tried.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -153,23 +159,19 @@ impl Gatekeeper {
     async fn release(&mut self) {
         self.epochs.retire();
         for member in &mut self.members {
-            if let Err(error) = member.release().await {
-                member.leave(&error);
-            }
+            let released = tokio::time::timeout(CLOSE_TIMEOUT, member.release()).await;
+            leave_unless_done(member, released);
         }
     }
 
     async fn attempt(&mut self) -> Result<(), GateError> {
         self.epochs.readers.store(0, SeqCst);
-        self.settle().await?;
         for member in &mut self.members {
             member.advance(self.marker_position.as_deref()).await;
         }
-        if self.marker.is_none() {
-            let leader = &self.members[0].server;
-            let mut marker = Backend::connect(leader, &self.database, &self.credentials, "onecopy gate").await?;
-            marker.rows(PREPARE_MARKER).await?;
-            self.marker = Some(marker);
+        match tokio::time::timeout(PREPARE_TIMEOUT, self.prepare()).await {
+            Ok(result) => result?,
+            Err(_) => return Err(GateError::NoLeader),
         }
         if !self.members[0].is_in() {
             return Err(GateError::NoLeader);
@@ -189,9 +191,20 @@ impl Gatekeeper {
         drop(closed);
         self.epochs.statistics.note_closed(closed_at.elapsed());
         for member in &mut self.members {
-            if let Err(error) = member.turn().await {
-                member.leave(&error);
-            }
+            let turned = tokio::time::timeout(CLOSE_TIMEOUT, member.turn()).await;
+            leave_unless_done(member, turned);
+        }
+        Ok(())
+    }
+
+    /// What must be there before the room is closed: the marker's connection, and no commit without an answer.
+    async fn prepare(&mut self) -> Result<(), GateError> {
+        self.settle().await?;
+        if self.marker.is_none() {
+            let leader = &self.members[0].server;
+            let mut marker = Backend::connect(leader, &self.database, &self.credentials, "onecopy gate").await?;
+            marker.rows(PREPARE_MARKER).await?;
+            self.marker = Some(marker);
         }
         Ok(())
     }
@@ -269,6 +282,15 @@ impl Gatekeeper {
         }
         self.marker_position = Some(position.clone());
         Ok(snapshots)
+    }
+}
+
+/// A server that has not closed a snapshot, or not in time, leaves the epochs.
+fn leave_unless_done(member: &mut Member, result: Result<Result<(), BackendError>, tokio::time::error::Elapsed>) {
+    match result {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => member.leave(&error),
+        Err(_) => member.leave(&format_args!("has not closed a snapshot within {} ms", CLOSE_TIMEOUT.as_millis())),
     }
 }
 

@@ -19,6 +19,9 @@ use crate::settings::Settings;
 /// A session that waits for a back end looks this often whether one was parked meanwhile.
 const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
+/// A back end that is not clean within this is closed.
+const CLEAN_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Back ends of one database on the leader.
 #[derive(Debug)]
 pub struct LeaderPool {
@@ -162,7 +165,7 @@ impl LeaderPool {
 
 /// Takes everything off a back end that a session may have left there.
 async fn clean(mut backend: Backend) -> Option<Backend> {
-    backend.rows("DISCARD ALL").await.ok()?;
+    tokio::time::timeout(CLEAN_TIMEOUT, backend.rows("DISCARD ALL")).await.ok()?.ok()?;
     backend.settings = Arc::new(Settings::default());
     backend.prepared.clear();
     Some(backend)

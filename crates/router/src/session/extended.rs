@@ -183,7 +183,6 @@ impl Session {
             );
         }
         let text = readable(&parse.sql).into_owned();
-        let unknown = Statement { action: Action::UNKNOWN, range: 0..text.len(), pins: None };
         let statement = match self.domain.classify(&text).await {
             Ok(statements) if statements.len() > 1 => {
                 return Next::Error(SqlError::error(
@@ -192,7 +191,14 @@ impl Session {
                 ));
             }
             Ok(statements) => statements.first().cloned(),
-            Err(_) => Some(unknown),
+            Err(_) => {
+                // The leader's parser says in its words what is wrong; the statement exists for nobody.
+                let text = self.domain.prepared_text(parse.sql, parse.types);
+                piece.request.items.push(Item::Parse { text, named: false });
+                piece.work.reads_only = false;
+                self.statements.remove(&parse.name);
+                return Next::Go;
+            }
         };
         let own = statement.as_ref().is_none_or(|statement| is_routers_own(&statement.action));
         let prepared = self.domain.prepared_text(parse.sql, parse.types);

@@ -16,6 +16,7 @@ use super::{CancelSlot, Characteristics, Session};
 use crate::authentication::{AuthenticationError, MECHANISM, ScramKeys, ScramServer, ScramVerifier};
 use crate::backend::{Backend, BackendError, Credentials};
 use crate::config::Freshness;
+use crate::console;
 use crate::domain::Domain;
 use crate::settings::{Settings, quote};
 use crate::state::RouterState;
@@ -181,6 +182,17 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
     }
     let wishes = Wishes::of(parameters).map_err(LoginError::Refused)?;
     let keys = authenticate(router, client, &wishes.user).await?;
+    if wishes.database == console::DATABASE {
+        if !may_look(router, &wishes.user).await {
+            let text = format!("role \"{}\" may not look at the router", wishes.user);
+            let error = SqlError::fatal(sqlstate::INSUFFICIENT_PRIVILEGE, text);
+            return Err(LoginError::Refused(
+                error.hint("GRANT pg_monitor to the role, or connect to another database."),
+            ));
+        }
+        console::serve(router, client).await?;
+        return Ok(None);
+    }
     let credentials = Arc::new(Credentials::proved(wishes.user.clone(), keys));
     let logged_in = open_session(router, client, wishes, credentials).await?;
     router.counters.logins.fetch_add(1, Relaxed);
@@ -349,10 +361,22 @@ async fn look_up_verifier(router: &RouterState, user: &str) -> Result<Option<Str
          AND (rolvaliduntil IS NULL OR rolvaliduntil > pg_catalog.now())",
         quote(user)
     );
+    look_up(router, &sql).await
+}
+
+/// Whether the role may use the admin console.
+async fn may_look(router: &RouterState, user: &str) -> bool {
+    let role = quote(user);
+    let sql = format!("SELECT pg_catalog.pg_has_role({role}, 'pg_monitor', 'member')");
+    matches!(look_up(router, &sql).await, Ok(Some(answer)) if answer == "t")
+}
+
+/// The first value of a query in the maintenance database.
+async fn look_up(router: &RouterState, sql: &str) -> Result<Option<String>, BackendError> {
     let mut connection = router.verifiers.lock().await;
     if let Some(backend) = connection.as_mut()
         && backend.channel.peek().is_ok()
-        && let Ok(Ok(rows)) = tokio::time::timeout(FIRST_BACKEND_WAIT, backend.rows(&sql)).await
+        && let Ok(Ok(rows)) = tokio::time::timeout(FIRST_BACKEND_WAIT, backend.rows(sql)).await
     {
         return Ok(rows.into_iter().next().and_then(|row| row.into_iter().next()?));
     }
@@ -363,7 +387,7 @@ async fn look_up_verifier(router: &RouterState, user: &str) -> Result<Option<Str
             let credentials = Credentials::of_router(server);
             let mut backend =
                 Backend::connect(server, &router.maintenance_database, &credentials, "onecopy login").await?;
-            let rows = backend.rows(&sql).await?;
+            let rows = backend.rows(sql).await?;
             Ok::<_, BackendError>((backend, rows))
         };
         match tokio::time::timeout(FIRST_BACKEND_WAIT, asked).await {

@@ -108,14 +108,13 @@ impl<'a> Relay<'a> {
     }
 
     async fn answers(&mut self) -> Result<(), RelayError> {
-        self.backend.channel.flush().await.map_err(|error| RelayError::Server(error.into()))?;
         loop {
             while let Some(Expected::Answer(bytes)) = self.expected.front() {
                 self.client.output.put_slice(bytes);
                 self.expected.pop_front();
             }
             if self.expected.is_empty() {
-                return Ok(());
+                return self.flush_server().await;
             }
             let frame = match self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
                 Some(frame) => frame,
@@ -129,11 +128,20 @@ impl<'a> Relay<'a> {
         let server = self.backend.server.clone();
         tokio::select! {
             biased;
-            frame = self.backend.channel.frame() => frame.map_err(RelayError::Server),
+            frame = self.backend.channel.exchange() => frame.map_err(RelayError::Server),
             () = server.unresponsive() => {
                 debug_assert_eq!(server.health(), Health::Unresponsive);
                 Err(RelayError::Unresponsive)
             }
+        }
+    }
+
+    async fn flush_server(&mut self) -> Result<(), RelayError> {
+        let server = self.backend.server.clone();
+        tokio::select! {
+            biased;
+            flushed = self.backend.channel.flush() => flushed.map_err(|error| RelayError::Server(error.into())),
+            () = server.unresponsive() => Err(RelayError::Unresponsive),
         }
     }
 
@@ -233,9 +241,11 @@ impl<'a> Relay<'a> {
     async fn copy_in(&mut self, frame: Frame) -> Result<(), RelayError> {
         self.give(&frame).await?;
         self.flush_client().await?;
+        let server = self.backend.server.clone();
         loop {
             tokio::select! {
                 biased;
+                () = server.unresponsive() => return Err(RelayError::Unresponsive),
                 frame = self.backend.channel.frame() => {
                     let frame = frame.map_err(RelayError::Server)?;
                     let failed = frame.tag == b'E';
@@ -256,7 +266,7 @@ impl<'a> Relay<'a> {
                             self.backend.channel.output.put_slice(&frame.bytes);
                             let ended = frame.tag != b'd';
                             if ended || !self.client.has_input() {
-                                self.backend.channel.flush().await.map_err(|error| RelayError::Server(error.into()))?;
+                                self.flush_server().await?;
                             }
                             if ended {
                                 return if self.extended { self.pass_on_sync().await } else { Ok(()) };
@@ -280,7 +290,7 @@ impl<'a> Relay<'a> {
             let frame = self.client.frame().await.map_err(RelayError::Client)?;
             if frame.tag == b'S' {
                 self.backend.channel.output.put_slice(&frame.bytes);
-                return self.backend.channel.flush().await.map_err(|error| RelayError::Server(error.into()));
+                return self.flush_server().await;
             }
         }
     }

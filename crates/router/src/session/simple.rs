@@ -6,13 +6,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::action::is_routers_own;
-use super::request::Request;
+use super::request::{Item, Request};
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::sql::{Action, ParseError, Statement};
 use crate::wire::{Frame, SqlError, begin_message, end_message, sql_of_query, sqlstate};
+
+/// A `Parse` message's count of parameter types: none is given.
+const NO_TYPES: &[u8] = &[0, 0];
 
 impl Session {
     /// A `Query` message, up to `ReadyForQuery`.
@@ -104,7 +107,8 @@ impl Session {
         Ok(())
     }
 
-    /// A message that the parser refuses: the leader gives PostgreSQL's own answer.
+    /// A message that the parser refuses: the leader's own parser gives PostgreSQL's answer, and nothing runs. What that
+    /// one accepts is refused all the same, because what it would do is unknown.
     async fn run_unreadable(&mut self, error: ParseError, sql: Bytes) -> Result<(), SessionEnd> {
         if let ParseError::TooManyStatements { .. } = error {
             self.fail(SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, error.to_string()));
@@ -113,8 +117,19 @@ impl Session {
         if self.is_barred(&Action::UNKNOWN) {
             return Ok(());
         }
-        let work = Work { writes: true, opaque: true, commits_itself: true, statements: 1, ..Work::default() };
-        self.run_unit(Request::simple(sql), work).await?;
+        let text = self.domain.prepared_text(sql, Bytes::from_static(NO_TYPES));
+        let request = Request { items: vec![Item::Parse { text, named: false }] };
+        let start = self.client.output.len();
+        if self.run_unit(request, Work::default()).await? == Outcome::Done {
+            self.client.output.truncate(start);
+            self.fail(
+                SqlError::error(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    format!("the router cannot read this statement: {error}"),
+                )
+                .hint("Write it as PostgreSQL 18 and older understand it."),
+            );
+        }
         Ok(())
     }
 }

@@ -1,9 +1,11 @@
 //! A socket with a buffer on each side, read frame by frame.
 
 use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::Socket;
 
@@ -137,6 +139,47 @@ impl Channel {
         Ok(())
     }
 
+    /// The next frame, waited for while `output` is written: a peer that writes before it has read everything is never
+    /// waited for in vain.
+    pub async fn exchange(&mut self) -> Result<Frame, ChannelError> {
+        loop {
+            if let Some(frame) = self.buffered_frame()? {
+                return Ok(frame);
+            }
+            std::future::poll_fn(|context| self.poll_either(context)).await?;
+        }
+    }
+
+    /// Writes or reads something.
+    fn poll_either(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut done = false;
+        while !self.output.is_empty() {
+            match Pin::new(&mut self.socket).poll_write(context, &self.output)? {
+                Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(count) => {
+                    self.output.advance(count);
+                    done = true;
+                }
+                Poll::Pending => break,
+            }
+        }
+        self.give_back_output();
+        self.input.reserve(READ_BYTES);
+        let read = pin!(self.socket.read_buf(&mut self.input));
+        match read.poll(context)? {
+            Poll::Ready(0) => Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+            Poll::Ready(_) => Poll::Ready(Ok(())),
+            Poll::Pending if done => Poll::Ready(Ok(())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn give_back_output(&mut self) {
+        if self.output.is_empty() && self.output.capacity() > BUFFER_KEEP_BYTES_MAX {
+            self.output = BytesMut::new();
+        }
+    }
+
     /// Writes everything in `output`.
     pub async fn flush(&mut self) -> io::Result<()> {
         while !self.output.is_empty() {
@@ -144,9 +187,7 @@ impl Channel {
                 return Err(io::ErrorKind::WriteZero.into());
             }
         }
-        if self.output.capacity() > BUFFER_KEEP_BYTES_MAX {
-            self.output = BytesMut::new();
-        }
+        self.give_back_output();
         Ok(())
     }
 

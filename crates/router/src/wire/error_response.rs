@@ -34,6 +34,8 @@ pub mod sqlstate {
     pub const INVALID_CURSOR_NAME: &str = "34000";
     /// duplicate_prepared_statement
     pub const DUPLICATE_PREPARED_STATEMENT: &str = "42P05";
+    /// insufficient_privilege
+    pub const INSUFFICIENT_PRIVILEGE: &str = "42501";
     /// syntax_error
     pub const SYNTAX_ERROR: &str = "42601";
     /// too_many_connections
