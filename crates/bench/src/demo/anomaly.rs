@@ -13,6 +13,7 @@ use tokio_postgres::error::SqlState;
 
 use super::claims::Claims;
 use super::cluster::{Cluster, wait_replayed};
+use super::patience::until_back;
 
 /// Database for the play without the router, which the router never opens.
 const PLAIN_DATABASE: &str = "receipts_plain";
@@ -88,7 +89,8 @@ pub async fn show(cluster: &Cluster, servers: &[String], claims: &mut Claims) ->
     let mut routed = Vec::new();
     for freshness in FRESHNESS {
         for server in followers.iter().chain([leader]) {
-            routed.push(play(&routed_stage(cluster, server, freshness).await?).await?);
+            let run = until_back(async || play(&routed_stage(cluster, server, freshness).await?).await);
+            routed.push(run.await?);
         }
     }
     print_beside(&plain[0], &routed[0], &followers[0]);

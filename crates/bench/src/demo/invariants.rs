@@ -5,6 +5,7 @@ use tokio_postgres::Client;
 
 use super::claims::{Claims, grouped};
 use super::cluster::{Cluster, wait_replayed};
+use super::patience::until_back;
 use super::shop::{DATABASE, ORDERS, tables};
 
 /// Each: what must hold, and the query that counts where it does not.
@@ -59,7 +60,7 @@ async fn on_each(client: &Client, servers: &[String], question: &str) -> anyhow:
     let mut numbers = Vec::new();
     for server in servers {
         client.batch_execute(&format!("SET onecopy.server = '{server}'")).await?;
-        numbers.push(client.query_one(question, &[]).await?.get(0));
+        numbers.push(until_back(async || Ok(client.query_one(question, &[]).await?.get(0))).await?);
     }
     Ok(numbers)
 }

@@ -13,6 +13,7 @@ use tokio_postgres::{Client, Row};
 use super::claims::{Claims, grouped};
 use super::cluster::Cluster;
 use super::customer::Customer;
+use super::patience::until_back;
 use super::shop::DATABASE;
 
 /// How long an auditor rests: an audit reads whole tables.
@@ -95,25 +96,11 @@ pub async fn run(load: Load, cluster: &Cluster, claims: &mut Claims) -> anyhow::
     Ok(tally.orders.load(Relaxed))
 }
 
-/// Looks at the whole shop in one read-only transaction of two statements, over and over: no piece may be lost or
-/// appear, no cent may be spent that was not charged.
-async fn audit(client: Client, tally: Arc<Tally>) -> anyhow::Result<()> {
-    let mut client = client;
+/// Audits over and over. Stock and books must agree: no piece is lost or appears, no cent is spent that was not charged.
+async fn audit(mut client: Client, tally: Arc<Tally>) -> anyhow::Result<()> {
     while !tally.closing.load(Relaxed) {
-        let transaction = client.build_transaction().read_only(true).start().await?;
-        let shelf = transaction
-            .query_one(
-                "SELECT (SELECT sum(initial_stock - stock)::bigint FROM items), \
-                 (SELECT sum(spent_cents)::bigint FROM customers)",
-                &[],
-            )
-            .await?;
-        let books = transaction
-            .query_one("SELECT sum(quantity)::bigint, sum(quantity * price_cents)::bigint FROM order_lines", &[])
-            .await?;
-        transaction.commit().await?;
-        let numbers = |row: &Row| -> (i64, i64) { (row.get(0), row.get(1)) };
-        if numbers(&shelf) != numbers(&books) {
+        let (stock, books) = until_back(async || Ok(look_at_everything(&mut client).await?)).await?;
+        if stock != books {
             tally.audits_wrong.fetch_add(1, Relaxed);
         }
         tally.audits.fetch_add(1, Relaxed);
@@ -121,6 +108,23 @@ async fn audit(client: Client, tally: Arc<Tally>) -> anyhow::Result<()> {
         tokio::time::sleep(AUDIT_PAUSE).await;
     }
     Ok(())
+}
+
+/// Pieces and cents.
+type Totals = (i64, i64);
+
+/// What has left the stock and what customers have spent; then, by a second statement of the same transaction, what the
+/// lines of all orders say.
+async fn look_at_everything(client: &mut Client) -> Result<(Totals, Totals), tokio_postgres::Error> {
+    const STOCK: &str = "SELECT (SELECT sum(initial_stock - stock)::bigint FROM items), \
+                         (SELECT sum(spent_cents)::bigint FROM customers)";
+    const BOOKS: &str = "SELECT sum(quantity)::bigint, sum(quantity * price_cents)::bigint FROM order_lines";
+    let totals = |row: Row| (row.get(0), row.get(1));
+    let transaction = client.build_transaction().read_only(true).start().await?;
+    let stock = totals(transaction.query_one(STOCK, &[]).await?);
+    let books = totals(transaction.query_one(BOOKS, &[]).await?);
+    transaction.commit().await?;
+    Ok((stock, books))
 }
 
 /// Prints a line a second.

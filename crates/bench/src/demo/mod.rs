@@ -10,6 +10,7 @@ mod cluster;
 mod customer;
 mod invariants;
 mod load;
+mod patience;
 mod shop;
 
 use std::path::PathBuf;
