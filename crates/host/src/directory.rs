@@ -133,6 +133,7 @@ impl Directory {
     /// # Errors
     /// [`HostError::File`], [`HostError::Postgres`], [`HostError::OtherAccount`], [`HostError::SocketDirectoryForeign`].
     pub fn make_inside(&self, user: &ServiceUser) -> Result<Option<PathBuf>, HostError> {
+        remove_unowned(&self.root.join("run"), user)?;
         self.check_owner(user)?;
         let secrets = self.secrets();
         match DirBuilder::new().mode(0o700).create(&secrets) {
@@ -183,8 +184,22 @@ fn short_directory(root: &Path) -> PathBuf {
     Path::new(base).join(format!("onecopy-{:016x}", hasher.finish()))
 }
 
+/// Removes an empty directory that root made and, killed in between, did not give to the servers' account.
+fn remove_unowned(path: &Path, user: &ServiceUser) -> Result<(), HostError> {
+    let by_root = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == 0);
+    if !by_root || user.user_id() == 0 || !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    match fs::remove_dir(path) {
+        // Somebody's files are in it: whoever needs the directory says that it is not theirs.
+        Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
+        other => other.map_err(HostError::file("remove the empty", path)),
+    }
+}
+
 /// Makes a directory where everybody may write, and refuses one that another account has put there.
 fn make_private(path: &Path, user: &ServiceUser) -> Result<(), HostError> {
+    remove_unowned(path, user)?;
     user.create_directory(path)?;
     let metadata = fs::symlink_metadata(path).map_err(HostError::file("look at", path))?;
     if !metadata.is_dir() || metadata.uid() != user.user_id() || metadata.mode() & 0o077 != 0 {
@@ -236,7 +251,9 @@ mod tests {
         let directory = Directory::new(&temporary.path().join("data")).unwrap();
         let user = ServiceUser::resolve(None).unwrap();
         directory.make_root().unwrap();
-        directory.make_inside(&user).unwrap();
+        fs::create_dir(directory.root().join("run")).unwrap();
+        directory.make_inside(&user).expect("an empty one of root's is half made, not foreign");
+        assert_eq!(fs::metadata(directory.sockets()).unwrap().uid(), user.user_id());
         std::os::unix::fs::chown(directory.sockets(), Some(user.user_id() + 1), None).unwrap();
         let error = directory.make_inside(&user).unwrap_err();
         assert!(matches!(error, HostError::OtherAccount { owner_id, .. } if owner_id == user.user_id() + 1), "{error}");

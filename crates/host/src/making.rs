@@ -65,7 +65,7 @@ impl Workshop {
     /// [`HostError::Server`] with what initdb said.
     pub async fn make_leader(&self, state: &ServerState) -> Result<Arc<Server>, HostError> {
         let options = self.options(state, Role::Leader);
-        remove_broken(&options.data_directory())?;
+        remove_broken(&options.home)?;
         Server::create(options).await.map(Arc::new).map_err(HostError::server(&state.name))
     }
 
@@ -94,8 +94,9 @@ impl Workshop {
     ) -> Result<(), HostError> {
         let options = self.options(follower, Role::Follower);
         let target = options.data_directory();
+        // All of it: even the directory may be half made, without its owner.
+        remove_broken(&options.home)?;
         self.user.create_directory(&options.home)?;
-        remove_broken(&target)?;
         let maker =
             BaseBackup { binaries: self.binaries.clone(), user: self.user.clone(), slot: slot_name(&follower.name) };
         let server = follower.name.clone();
@@ -138,12 +139,12 @@ fn slot_name(follower: &str) -> String {
     follower.replace('-', "_")
 }
 
-/// Removes a data directory that was never complete.
-fn remove_broken(data: &Path) -> Result<(), HostError> {
-    match fs::remove_dir_all(data) {
+/// Removes a server that was never complete.
+fn remove_broken(home: &Path) -> Result<(), HostError> {
+    match fs::remove_dir_all(home) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(HostError::file("remove the incomplete", data)(error)),
+        Err(error) => Err(HostError::file("remove the incomplete", home)(error)),
     }
 }
 
