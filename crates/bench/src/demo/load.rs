@@ -13,7 +13,7 @@ use tokio_postgres::{Client, Row};
 use super::claims::{Claims, grouped};
 use super::cluster::Cluster;
 use super::customer::Customer;
-use super::patience::until_back;
+use super::patience::Patience;
 use super::shop::DATABASE;
 
 /// How long an auditor rests: an audit reads whole tables.
@@ -99,7 +99,13 @@ pub async fn run(load: Load, cluster: &Cluster, claims: &mut Claims) -> anyhow::
 /// Audits over and over. Stock and books must agree: no piece is lost or appears, no cent is spent that was not charged.
 async fn audit(mut client: Client, tally: Arc<Tally>) -> anyhow::Result<()> {
     while !tally.closing.load(Relaxed) {
-        let (stock, books) = until_back(async || Ok(look_at_everything(&mut client).await?)).await?;
+        let patience = Patience::new();
+        let (stock, books) = loop {
+            match look_at_everything(&mut client).await {
+                Ok(totals) => break totals,
+                Err(error) => patience.bear(error.into()).await?,
+            }
+        };
         if stock != books {
             tally.audits_wrong.fetch_add(1, Relaxed);
         }

@@ -15,16 +15,40 @@ const ABSENCE_MAX: Duration = Duration::from_secs(15);
 /// How long to wait before trying again.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// How long one thing has been waited for.
+pub struct Patience {
+    ends_at: Instant,
+}
+
+impl Patience {
+    /// Full patience.
+    pub fn new() -> Patience {
+        Patience { ends_at: Instant::now() + ABSENCE_MAX }
+    }
+
+    /// Waits a moment when `error` says that the server is away; then it is time for the next attempt.
+    ///
+    /// # Errors
+    /// `error`, when it says anything else or the server has been away for too long.
+    pub async fn bear(&self, error: anyhow::Error) -> anyhow::Result<()> {
+        if !is_away(&error) || Instant::now() >= self.ends_at {
+            return Err(error);
+        }
+        tokio::time::sleep(PAUSE).await;
+        Ok(())
+    }
+}
+
 /// Runs `attempt`, and again while its server is away.
 ///
 /// # Errors
-/// Any other error of `attempt`, and the last one when the server does not come back.
+/// As [`Patience::bear`].
 pub async fn until_back<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let deadline = Instant::now() + ABSENCE_MAX;
+    let patience = Patience::new();
     loop {
         match attempt().await {
-            Err(error) if is_away(&error) && Instant::now() < deadline => tokio::time::sleep(PAUSE).await,
-            outcome => return outcome,
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => patience.bear(error).await?,
         }
     }
 }
