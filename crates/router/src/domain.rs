@@ -302,11 +302,7 @@ async fn reload(leader: &Arc<Server>, database: &str, builtin: Arc<Objects>) -> 
     Ok(Catalog::new(builtin, load(&mut backend, Scope::User).await?))
 }
 
-async fn reload_in_time(
-    leader: &Arc<Server>,
-    database: &str,
-    builtin: Arc<Objects>,
-) -> Result<Catalog, BackendError> {
+async fn reload_in_time(leader: &Arc<Server>, database: &str, builtin: Arc<Objects>) -> Result<Catalog, BackendError> {
     match tokio::time::timeout(CATALOG_TIMEOUT, reload(leader, database, builtin)).await {
         Ok(result) => result,
         Err(_) => {
