@@ -75,7 +75,7 @@ impl Default for RouterSettings {
             leader_backends_max: 64,
             reader_backends_max: 32,
             backend_wait_ms: 10_000,
-            gate_interval_min_ms: 5,
+            gate_interval_min_ms: 10,
             epoch_interval_ms: 50,
             gate_timeout_ms: 50,
             follower_timeout_ms: 100,

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
+use sha2::{Digest, Sha256};
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::authentication::MockSecret;
 use crate::backend::{Backend, BackendError};
-use crate::config::{RouterConfiguration, RouterSettings};
+use crate::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
 use crate::domain::{Domain, Permits};
 use crate::error::RouterError;
 use crate::servers::{Server, servers_of};
@@ -71,6 +72,15 @@ impl SerializableTransactions {
     /// Notes for how many transactions the leader has room.
     pub fn set_pool_size(&self, transactions: u64) {
         self.limit.store(transactions * SERIALIZABLE_POOL_SHARE_PERCENT / 100, SeqCst);
+    }
+}
+
+/// Salts of roles that do not exist must be the same after a restart, so they come from what is kept: the router's own
+/// password. Without one they last as long as this process.
+fn mock_secret(leader: &ServerConfiguration) -> MockSecret {
+    match &leader.password {
+        Some(password) => MockSecret::new(Sha256::digest(format!("onecopy mock {password}")).into()),
+        None => MockSecret::random(),
     }
 }
 
@@ -144,7 +154,7 @@ impl RouterState {
             clients: AtomicUsize::new(0),
             cancels: Mutex::default(),
             verifiers: tokio::sync::Mutex::default(),
-            mock_secret: MockSecret::random(),
+            mock_secret: mock_secret(&configuration.leader),
             last_session: AtomicU64::new(0),
             maintenance_database: configuration.leader.database.clone(),
         })
@@ -207,7 +217,6 @@ impl RouterState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ServerConfiguration;
 
     #[test]
     fn a_transaction_is_forgotten_only_after_the_pool_could_have_overflowed() {

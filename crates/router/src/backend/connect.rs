@@ -22,11 +22,10 @@ pub struct Credentials {
     secret: Mutex<Secret>,
 }
 
-#[derive(Clone)]
-enum Secret {
-    None,
-    Password(String),
-    Keys(ScramKeys),
+struct Secret {
+    password: Option<String>,
+    /// Of the last log-in; they save deriving them from the password again.
+    keys: Option<ScramKeys>,
 }
 
 impl fmt::Debug for Credentials {
@@ -38,21 +37,29 @@ impl fmt::Debug for Credentials {
 impl Credentials {
     /// Those of the router itself, from its configuration.
     pub fn of_router(server: &Server) -> Credentials {
-        let secret = server.password.clone().map_or(Secret::None, Secret::Password);
+        let secret = Secret { password: server.password.clone(), keys: None };
         Credentials { user: server.user.clone(), secret: Mutex::new(secret) }
     }
 
     /// Those that a client proved to the router.
     pub fn proved(user: String, keys: ScramKeys) -> Credentials {
-        Credentials { user, secret: Mutex::new(Secret::Keys(keys)) }
+        Credentials { user, secret: Mutex::new(Secret { password: None, keys: Some(keys) }) }
     }
 
     fn scram(&self) -> Option<ScramCredential> {
-        match &*self.secret.lock().expect("no code panics while it holds this lock") {
-            Secret::None => None,
-            Secret::Password(password) => Some(ScramCredential::Password(password.clone().into_bytes())),
-            Secret::Keys(keys) => Some(ScramCredential::Keys(keys.clone())),
-        }
+        let secret = self.secret();
+        let password = || secret.password.clone().map(|password| ScramCredential::Password(password.into_bytes()));
+        secret.keys.clone().map(ScramCredential::Keys).or_else(password)
+    }
+
+    /// Forgets keys that a server has refused; true when there is a password to try instead.
+    fn forget_keys(&self) -> bool {
+        let mut secret = self.secret();
+        secret.password.is_some() && secret.keys.take().is_some()
+    }
+
+    fn secret(&self) -> std::sync::MutexGuard<'_, Secret> {
+        self.secret.lock().expect("no code panics while it holds this lock")
     }
 }
 
@@ -66,6 +73,10 @@ impl Backend {
         application_name: &str,
     ) -> Result<Backend, BackendError> {
         match tokio::time::timeout(LOGIN_TIMEOUT, login(server, database, credentials, application_name)).await {
+            // The password may have been set anew since the keys were derived.
+            Ok(Err(BackendError::Login { .. } | BackendError::Sql { .. })) if credentials.forget_keys() => {
+                login(server, database, credentials, application_name).await
+            }
             Ok(result) => result,
             Err(_) => {
                 Err(BackendError::TimedOut { server: server.name.clone(), milliseconds: LOGIN_TIMEOUT.as_millis() })
@@ -182,7 +193,7 @@ async fn authenticate(backend: &mut Backend, credentials: &Credentials) -> Resul
                 refused(format!("it asks for a password of {:?} and none is configured", credentials.user))
             })?;
             let keys = exchange(backend, credential).await?;
-            *credentials.secret.lock().expect("no code panics while it holds this lock") = Secret::Keys(keys);
+            credentials.secret().keys = Some(keys);
             Ok(())
         }
         Some(code) => Err(refused(format!(

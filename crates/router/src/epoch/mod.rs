@@ -139,6 +139,19 @@ impl Epochs {
         self.current.read().expect("no code panics while it holds this lock").clone()
     }
 
+    /// A reader that went elsewhere would rather have had an epoch.
+    pub fn note_reader(&self) {
+        self.readers.fetch_add(1, SeqCst);
+        if self.current().is_none() {
+            self.wanted.notify_one();
+        }
+    }
+
+    /// Whether an epoch that meets `demand` is open already.
+    pub fn is_ready(&self, demand: Demand, room: &Room) -> bool {
+        self.current().is_some_and(|epoch| demand.is_met_by(&epoch, room) && !epoch.is_doomed())
+    }
+
     /// An epoch that meets `demand`, waited for at most `timeout`.
     pub async fn take(&self, demand: Demand, room: &Room, timeout: Duration) -> Result<Arc<Epoch>, NoEpoch> {
         self.readers.fetch_add(1, SeqCst);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use super::relay::{Ended, Hold, RelayError};
-use super::request::Request;
+use super::request::{Request, put_own};
 use super::simple::readable;
 use super::unit::Outcome;
 use super::work::Work;
@@ -145,12 +145,30 @@ impl Session {
         servers.filter(open).min_by_key(load).cloned().ok_or(NotAtEpoch::AskLeader)
     }
 
+    /// Whether the leader answers sooner than a gate could be closed for this read: it is no busier than the others.
+    fn leader_is_better(&self, demand: Demand) -> bool {
+        if self.server_choice.is_some()
+            || self.domain.settings.unsafe_without_epochs
+            || self.domain.epochs.is_ready(demand, &self.domain.room)
+        {
+            return false;
+        }
+        self.domain.epochs.note_reader();
+        let load = |server: &Arc<Server>| server.reads_in_flight.load(Relaxed) + server.updates_in_flight.load(Relaxed);
+        let servers = &self.domain.servers;
+        let all: usize = servers.iter().map(load).sum();
+        servers[0].health() == Health::Up && load(&servers[0]) * servers.len() <= all
+    }
+
     /// Runs reads at an epoch on some server; on the leader when that cannot be.
     pub(super) async fn run_at_epoch(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
         if work.text.as_ref().is_some_and(|text| self.domain.is_remembered_update(&readable(text))) {
             return self.run_on_leader(request, &Work { reads_only: false, writes: true, ..work.clone() }).await;
         }
         let demand = self.demand();
+        if self.leader_is_better(demand) {
+            return self.read_on_leader(request, work).await;
+        }
         let mut avoid = Vec::new();
         for _ in 0..EPOCH_TRIES_MAX {
             let chosen = match self.take_epoch(demand).await {
@@ -278,6 +296,71 @@ impl Session {
         if self.in_extended_batch {
             self.skips_until_sync = true;
         }
+    }
+
+    /// Runs a read on the leader, in a SERIALIZABLE transaction that is sent with it at once. It is READ ONLY there as
+    /// well: what writes after all must commit in the room.
+    pub(super) async fn read_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
+        for attempt in 1.. {
+            let mut backend = match self.take_leader().await {
+                Ok(backend) => backend,
+                Err(error) => {
+                    self.fail(error.to_sql());
+                    return Ok(Outcome::Failed);
+                }
+            };
+            let leader = backend.server.clone();
+            let _transaction = self.router.serializable.begin(&leader);
+            let mut expected = VecDeque::new();
+            self.put_settings(&mut backend, &mut expected);
+            put_own(&mut backend, "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY", false, &mut expected);
+            request.encode(&mut backend, &mut expected);
+            put_own(&mut backend, "COMMIT", false, &mut expected);
+            let Ended { result, went_out, start, last_words } = self.relay(&mut backend, expected, Hold::Briefly).await;
+            self.statement_ended();
+            let taken_back = if went_out { 0 } else { start };
+            let relayed = match result {
+                Ok(relayed) => relayed,
+                Err(RelayError::Client(error)) => return Err(error.into()),
+                Err(error) => {
+                    self.client.output.truncate(taken_back);
+                    return self.leader_lost(work, &error, last_words);
+                }
+            };
+            self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
+            if relayed.own_error.is_none() || self.pinned.is_some() || self.keeps_backend {
+                self.return_leader(backend);
+            }
+            let reported = relayed.error.is_some();
+            let failed = relayed.error.or(relayed.own_error);
+            match failed.as_ref().map(|fields| fields.code.as_str()) {
+                None => {
+                    leader.reads.fetch_add(1, Relaxed);
+                    return Ok(Outcome::Done);
+                }
+                Some(sqlstate::READ_ONLY_SQL_TRANSACTION) if !went_out => {
+                    self.client.output.truncate(start);
+                    let work = Work { reads_only: false, writes: true, opaque: true, ..work.clone() };
+                    return self.run_wrapped(request, &work).await;
+                }
+                Some(sqlstate::SERIALIZATION_FAILURE) if !went_out && attempt < UPDATE_TRIES_MAX => {
+                    self.client.output.truncate(start);
+                    self.router.counters.read_retries.fetch_add(1, Relaxed);
+                }
+                Some(_) if reported => {
+                    self.note_failure();
+                    return Ok(Outcome::Failed);
+                }
+                Some(code) => {
+                    let message = failed.as_ref().map(|fields| fields.message.clone()).unwrap_or_default();
+                    let error = SqlError::error(code, message);
+                    self.client.output.truncate(taken_back);
+                    self.fail(error);
+                    return Ok(Outcome::Failed);
+                }
+            }
+        }
+        unreachable!("the last try gives an outcome")
     }
 
     /// Runs one unit on the leader, SERIALIZABLE, in a transaction of the server's own.

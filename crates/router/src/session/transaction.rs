@@ -41,10 +41,6 @@ pub(super) struct Transaction {
     pub savepoints: usize,
     /// The session's settings before it.
     pub settings_before: Arc<Settings>,
-    /// Runs on the leader even if it only reads.
-    pub shuns_epochs: bool,
-    /// The server refused a statement because the transaction is read-only.
-    pub refused_as_write: bool,
     place: Place,
 }
 
@@ -82,8 +78,6 @@ impl Transaction {
             failed: false,
             savepoints: 0,
             settings_before: session.settings.clone(),
-            shuns_epochs: false,
-            refused_as_write: false,
             place: Place::Nowhere,
         }
     }
@@ -153,10 +147,7 @@ impl Session {
         if matches!(transaction.place, Place::Lost) {
             return Ok(Err(Reported::Here(aborted())));
         }
-        let reads_an_epoch = transaction.characteristics.read_only
-            && work.reads_only
-            && self.pinned.is_none()
-            && !transaction.shuns_epochs;
+        let reads_an_epoch = transaction.characteristics.read_only && work.reads_only && self.pinned.is_none();
         if !transaction.has_started() && reads_an_epoch {
             match self.open_epoch_transaction(transaction, request, work).await? {
                 Some(result) => return Ok(result),
@@ -328,10 +319,7 @@ impl Session {
             return Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))));
         }
         match relayed.error {
-            Some(fields) => {
-                transaction.refused_as_write = fields.code == sqlstate::READ_ONLY_SQL_TRANSACTION && !went_out;
-                Ok(Err(Reported::ByServer))
-            }
+            Some(_) => Ok(Err(Reported::ByServer)),
             None => Ok(Ok(())),
         }
     }

@@ -49,25 +49,6 @@ impl Session {
         self.read_on_leader(&request, &work).await
     }
 
-    /// Runs a read on the leader. It is READ ONLY there as well: what writes after all must commit in the room.
-    pub(super) async fn read_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
-        let mut transaction = Transaction::implicit(self);
-        transaction.characteristics.read_only = true;
-        transaction.shuns_epochs = true;
-        self.transaction = Some(transaction);
-        let start = self.client.output.len();
-        let outcome = self.run_in_transaction(request, work).await?;
-        let refused_as_write = self.transaction.as_ref().is_some_and(|transaction| transaction.refused_as_write);
-        let outcome = self.end_implicit(outcome).await?;
-        if refused_as_write && self.client.output.len() >= start {
-            self.client.output.truncate(start);
-            self.skips_until_sync = false;
-            let work = Work { reads_only: false, writes: true, opaque: true, ..work.clone() };
-            return self.run_wrapped(request, &work).await;
-        }
-        Ok(outcome)
-    }
-
     /// Runs a lone statement inside a transaction of the router's own.
     pub(super) async fn run_wrapped(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
         self.transaction = Some(Transaction::implicit(self));
