@@ -117,6 +117,28 @@ pub enum HostError {
         /// The data directory.
         path: PathBuf,
     },
+    /// A tool that a killed daemon left behind does not end.
+    #[error(
+        "process {process_id} still writes into {home} and does not end when killed; see why, then call `onecopy up` again"
+    )]
+    OrphanStays {
+        /// The process.
+        process_id: i32,
+        /// The incomplete server.
+        home: PathBuf,
+    },
+    /// A slot of an incomplete follower is still in use.
+    #[error(
+        "{leader}: the replication slot {slot:?} is still in use by process {process_id}; end that process, then call `onecopy up` again"
+    )]
+    SlotInUse {
+        /// The leader.
+        leader: String,
+        /// The slot.
+        slot: String,
+        /// The leader's process that serves it.
+        process_id: i32,
+    },
     /// Something around one server failed.
     #[error("{server}: {source}")]
     Server {

@@ -17,6 +17,7 @@ mod inquiry;
 mod lock;
 mod making;
 mod observation;
+mod orphans;
 mod progress;
 mod roles;
 mod secret;

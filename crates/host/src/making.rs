@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use onecopy_postgres::{
     AccessRule, BaseBackup, Binaries, ConnectionParameters, FollowerMaker, Role, Server, ServerOptions, ServiceUser,
@@ -11,10 +12,16 @@ use onecopy_postgres::{
 
 use crate::secret::Secrets;
 use crate::state::ServerState;
-use crate::{Directory, Event, HostError, Progress, roles};
+use crate::{Directory, Event, HostError, Progress, orphans, roles};
 
 /// What a new server takes at first, with room for its log: 40 MB of catalogs, then segments of 16 MB.
 const NEW_SERVER_BYTES: u64 = 160 << 20;
+
+/// How long the leader may take to notice that a copy was broken off.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether it has.
+const SLOT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What all servers of a cluster are made with.
 #[derive(Debug, Clone)]
@@ -65,7 +72,7 @@ impl Workshop {
     /// [`HostError::Server`] with what initdb said.
     pub async fn make_leader(&self, state: &ServerState) -> Result<Arc<Server>, HostError> {
         let options = self.options(state, Role::Leader);
-        remove_broken(&options.home)?;
+        self.remove_broken(&options.home).await?;
         Server::create(options).await.map(Arc::new).map_err(HostError::server(&state.name))
     }
 
@@ -94,9 +101,9 @@ impl Workshop {
     ) -> Result<(), HostError> {
         let options = self.options(follower, Role::Follower);
         let target = options.data_directory();
-        // All of it: even the directory may be half made, without its owner.
-        remove_broken(&options.home)?;
+        self.remove_broken(&options.home).await?;
         self.user.create_directory(&options.home)?;
+        self.free_slot(leader, &slot_name(&follower.name)).await?;
         let maker =
             BaseBackup { binaries: self.binaries.clone(), user: self.user.clone(), slot: slot_name(&follower.name) };
         let server = follower.name.clone();
@@ -122,6 +129,36 @@ impl Workshop {
         Ok(server)
     }
 
+    /// Removes a server that was never complete, and ends what still makes it.
+    async fn remove_broken(&self, home: &Path) -> Result<(), HostError> {
+        orphans::end(home, self.user.user_id()).await?;
+        // All of it: even the directory may be half made, without its owner.
+        match fs::remove_dir_all(home) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(HostError::file("remove the incomplete", home)(error)),
+        }
+    }
+
+    /// Ends the leader's own side of a copy that was broken off: until it notices, the slot cannot be made anew.
+    async fn free_slot(&self, leader: &ServerState, slot: &str) -> Result<(), HostError> {
+        let server = self.open(leader, Role::Leader).await?;
+        let client = server.socket_connection().connect().await.map_err(HostError::server(&leader.name))?;
+        let users = "SELECT active_pid, pg_catalog.pg_terminate_backend(active_pid) \
+             FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL";
+        let mut waited = Duration::ZERO;
+        loop {
+            let user = client.query_opt(users, &[&slot]).await.map_err(HostError::sql(&leader.name, "free a slot"))?;
+            let Some(user) = user else { return Ok(()) };
+            if waited >= SLOT_TIMEOUT {
+                let (leader, slot) = (leader.name.clone(), slot.to_owned());
+                return Err(HostError::SlotInUse { leader, slot, process_id: user.get(0) });
+            }
+            tokio::time::sleep(SLOT_INTERVAL).await;
+            waited += SLOT_INTERVAL;
+        }
+    }
+
     fn replication_access(&self, leader: &ServerState, follower: &ServerState) -> ConnectionParameters {
         ConnectionParameters {
             host: self.directory.sockets().to_string_lossy().into_owned(),
@@ -137,15 +174,6 @@ impl Workshop {
 /// A slot's name has letters, digits and underscores only.
 fn slot_name(follower: &str) -> String {
     follower.replace('-', "_")
-}
-
-/// Removes a server that was never complete.
-fn remove_broken(home: &Path) -> Result<(), HostError> {
-    match fs::remove_dir_all(home) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(HostError::file("remove the incomplete", home)(error)),
-    }
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use crate::directory::{TestDirectory, children_of, send, wait_until};
 
@@ -34,19 +35,36 @@ fn c8_down_stops_servers_whose_daemon_was_killed() {
 const STEPS: [&str; 5] =
     ["making the leader", "starting the leader", "copying the leader", "starting 1 followers", "starting the router"];
 
-#[test]
-fn c9_a_first_start_killed_at_any_step_goes_on() {
-    for step in STEPS {
+/// Kills first starts at a step, each so many milliseconds after it began, and expects the next `up` to go on.
+fn first_starts_killed_at(kills: &[(&str, u64)]) {
+    for (step, delay_ms) in kills {
         let directory = TestDirectory::new();
         let mut up = directory.spawn_up(1);
         assert!(up.read_until(step), "no step {step:?}");
+        // Another moment within the step; whichever it is, what follows must hold.
+        std::thread::sleep(Duration::from_millis(*delay_ms));
         up.end_by("KILL");
-        directory.up(1);
-        assert_eq!(directory.sql("SELECT 1"), "1", "killed at {step:?}");
+        let killed = format!("killed {delay_ms} ms after {step:?}");
+        let ran = directory.run(&["up", "--detach", "--port=0", "--replicas=1"]);
+        assert_eq!(ran.code, Some(0), "{killed}: {ran:?}");
+        assert_eq!(directory.sql("SELECT 1"), "1", "{killed}");
         let status = directory.status();
-        assert_eq!(status["servers"].as_array().map(Vec::len), Some(2), "killed at {step:?}");
-        assert_eq!(status["servers"][1]["state"], "running", "killed at {step:?}: {status}");
+        assert_eq!(status["servers"].as_array().map(Vec::len), Some(2), "{killed}");
+        assert_eq!(status["servers"][1]["state"], "running", "{killed}: {status}");
     }
+}
+
+#[test]
+fn c9_a_first_start_killed_while_the_leader_is_made_goes_on() {
+    let making = "making the leader";
+    first_starts_killed_at(&[(making, 0), (making, 200), (making, 500), (making, 900), ("starting the leader", 0)]);
+}
+
+#[test]
+fn c9_a_first_start_killed_while_followers_are_made_goes_on() {
+    let copying = "copying the leader";
+    let others = [("starting 1 followers", 0), ("starting the router", 0)];
+    first_starts_killed_at(&[(copying, 0), (copying, 100), (copying, 300), others[0], others[1]]);
 }
 
 #[test]

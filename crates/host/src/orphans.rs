@@ -1,0 +1,105 @@
+//! Ending what a killed daemon had begun: tools of PostgreSQL that still write into an incomplete server.
+//!
+//! They are found by what they work on, since nobody is left who knows their numbers.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::HostError;
+
+/// Programs that make a server, as the kernel names them.
+const PROGRAMS: [&str; 3] = ["initdb", "postgres", "pg_basebackup"];
+
+/// How long a killed process may take to go away.
+const GONE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether it has.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Kills every tool of the account `user_id` that works below `home` and returns when none is left.
+///
+/// # Errors
+/// [`HostError::OrphanStays`] when one does not go away.
+pub async fn end(home: &Path, user_id: u32) -> Result<(), HostError> {
+    let mut waited = Duration::ZERO;
+    loop {
+        let orphans = find(home, user_id);
+        let Some(first) = orphans.first() else { return Ok(()) };
+        if waited >= GONE_TIMEOUT {
+            return Err(HostError::OrphanStays { process_id: first.as_raw_nonzero().get(), home: home.to_owned() });
+        }
+        for orphan in orphans {
+            tracing::warn!(process = orphan.as_raw_nonzero(), home = %home.display(), "ending what was left behind");
+            // One that has ended by itself is what is wanted.
+            let _ = kill_process(orphan, Signal::KILL);
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        waited += LOOK_INTERVAL;
+    }
+}
+
+fn find(home: &Path, user_id: u32) -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    numbers.filter_map(Pid::from_raw).filter(|process| works_below(*process, home, user_id).unwrap_or(false)).collect()
+}
+
+/// Whether a process is such a tool; none when it has ended meanwhile. Source: proc(5).
+fn works_below(process: Pid, home: &Path, user_id: u32) -> Option<bool> {
+    let directory = Path::new("/proc").join(process.as_raw_nonzero().to_string());
+    if fs::metadata(&directory).ok()?.uid() != user_id {
+        return Some(false);
+    }
+    let name = fs::read_to_string(directory.join("comm")).ok()?;
+    if !PROGRAMS.contains(&name.trim_end()) {
+        return Some(false);
+    }
+    // A dead one whose parent has not looked yet has neither.
+    let arguments = fs::read(directory.join("cmdline")).ok()?;
+    let named = String::from_utf8_lossy(&arguments).split('\0').any(|argument| Path::new(argument).starts_with(home));
+    let stands_in = fs::read_link(directory.join("cwd")).is_ok_and(|working| working.starts_with(home));
+    Some(named || stands_in)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
+    /// A process with this name in `comm` and this argument, that would live on.
+    fn sleeper(name: &str, argument: &Path, directory: &Path) -> std::process::Child {
+        let program = directory.join(name);
+        fs::copy("/bin/sleep", &program).unwrap();
+        let mut command = Command::new(&program);
+        // Its own argument is what it is found by; `sleep` sees only the seconds.
+        command.arg0(argument).arg("600").stdin(Stdio::null()).spawn().unwrap()
+    }
+
+    #[tokio::test]
+    async fn only_tools_that_work_there_are_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = directory.path().join("leader");
+        let user_id = rustix::process::geteuid().as_raw();
+        let mut cases = [
+            (sleeper("initdb", &home.join("data.new"), directory.path()), true),
+            (sleeper("pg_basebackup", &home.join("data.new"), directory.path()), true),
+            (sleeper("postgres", &directory.path().join("leader-2/data"), directory.path()), false),
+            (sleeper("vi", &home.join("data/postgresql.conf"), directory.path()), false),
+        ];
+        end(&home, user_id + 1).await.unwrap();
+        let all_stayed = cases.iter_mut().all(|(child, _)| child.try_wait().unwrap().is_none());
+        end(&home, user_id).await.unwrap();
+        let ended: Vec<bool> = cases.iter_mut().map(|(child, _)| child.try_wait().unwrap().is_some()).collect();
+        for (child, _) in &mut cases {
+            let _ = child.kill();
+            child.wait().unwrap();
+        }
+        assert!(all_stayed, "another account's tools are not ours to end");
+        assert_eq!(ended, cases.map(|(_, expected)| expected));
+    }
+}
