@@ -2,6 +2,8 @@
 //!
 //! It needs the program `onecopy` beside `onecopy-bench`; `make test` builds both.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::fs::PermissionsExt;

@@ -206,8 +206,7 @@ fn ending(outcome: Result<(), tokio_postgres::Error>) -> anyhow::Result<Ending> 
 }
 
 fn print_beside(plain: &Outcome, routed: &Outcome, follower: &str) {
-    let line =
-        |who: &str, what: &str, plain: &str, routed: &str| println!("  {who:<7} {what:<44} {plain:<15} {routed}");
+    let line = |who: &str, what: &str, plain: &str, routed: &str| say!("  {who:<7} {what:<44} {plain:<15} {routed}");
     let both = |who: &str, what: &str, answer: fn(&Outcome) -> String| line(who, what, &answer(plain), &answer(routed));
     line("", "", "plain standbys", "through Onecopy");
     both("NEW", "begins, reads which batch is open", |outcome| outcome.batch.to_string());
@@ -225,7 +224,7 @@ fn print_beside(plain: &Outcome, routed: &Outcome, follower: &str) {
     both("", "so the report of the closed batch was", |outcome| {
         if outcome.is_serializable() { "right".to_owned() } else { "wrong".to_owned() }
     });
-    println!();
+    say!();
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ impl Claims {
     /// Prints a claim and whether it holds.
     pub fn add(&mut self, held: bool, claim: impl Into<String>) {
         let claim = claim.into();
-        println!("  [{}] {claim}", if held { " ok " } else { "FAIL" });
+        say!("  [{}] {claim}", if held { " ok " } else { "FAIL" });
         if held { self.held += 1 } else { self.failed.push(claim) }
     }
 

@@ -1,6 +1,7 @@
 //! The demonstration's cluster, driven by the commands that a user types, in a directory that goes away.
 
 use std::fs::Permissions;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -67,7 +68,7 @@ impl Cluster {
     pub async fn up(&mut self, followers: usize) -> anyhow::Result<()> {
         let replicas = followers.to_string();
         let arguments = ["--replicas", &replicas, "--port", "0", "--metrics-port", "0", "--detach"];
-        println!("$ {} {}", self.command_line("up"), arguments.join(" "));
+        say!("$ {} {}", self.command_line("up"), arguments.join(" "));
         let status = tokio::process::Command::from(self.command("up"))
             .args(arguments)
             .kill_on_drop(true)
@@ -173,7 +174,9 @@ impl Drop for Cluster {
             Err(error) => error.to_string(),
         };
         let root = self.directory.take().map(TempDir::keep).unwrap_or_default();
-        eprintln!("onecopy-bench: the cluster in {} was not stopped: {problem}", root.display());
+        // Not `eprintln!`: a second panic while one unwinds would end the program here.
+        let _ =
+            writeln!(std::io::stderr(), "onecopy-bench: the cluster in {} was not stopped: {problem}", root.display());
     }
 }
 

@@ -91,7 +91,7 @@ pub async fn run(load: Load, cluster: &Cluster, claims: &mut Claims) -> anyhow::
     let in_time = tokio::time::timeout(CLOSING_TIMEOUT, all_ended).await;
     in_time.with_context(|| format!("a client's transaction has not ended in {} s", CLOSING_TIMEOUT.as_secs()))??;
     let after = cluster.status().await?.router;
-    println!();
+    say!();
     judge(&tally, &before, &after, claims);
     Ok(tally.orders.load(Relaxed))
 }
@@ -136,8 +136,8 @@ async fn look_at_everything(client: &mut Client) -> Result<(Totals, Totals), tok
 /// Prints a line a second.
 async fn watch(seconds: u32, cluster: &Cluster, before: &RouterStatus, tally: &Tally) -> anyhow::Result<()> {
     let names = before.servers.iter().map(|server| format!("{:>11}", server.name)).collect::<String>();
-    println!("                                       reads on");
-    println!("  second  reads/s  updates/s  retries {names}  epoch age");
+    say!("                                       reads on");
+    say!("  second  reads/s  updates/s  retries {names}  epoch age");
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     ticks.tick().await;
     let mut last = (Instant::now(), Counts::of(tally), before.clone());
@@ -145,7 +145,7 @@ async fn watch(seconds: u32, cluster: &Cluster, before: &RouterStatus, tally: &T
         ticks.tick().await;
         let now = (Instant::now(), Counts::of(tally), cluster.status().await?.router);
         let rate = |count: u64| (count as f64 / (now.0 - last.0).as_secs_f64()).round() as u64;
-        println!(
+        say!(
             "  {second:>6} {:>8} {:>10} {:>8} {}  {:>9}",
             grouped(rate(now.1.reads - last.1.reads)),
             grouped(rate(now.1.updates - last.1.updates)),
@@ -210,14 +210,13 @@ fn judge(tally: &Tally, before: &RouterStatus, after: &RouterStatus, claims: &mu
         audits > 0 && wrong == 0,
         format!("{} audits amid the load, on every server: stock and books agree ({wrong} not)", grouped(audits)),
     );
-    let on_servers = reads_by_server(before, after);
-    let told =
-        before.servers.iter().zip(&on_servers).map(|(server, reads)| format!("{} {}", server.name, grouped(*reads)));
+    let told = before.servers.iter().zip(shares(before, after));
+    let told: Vec<String> = told.map(|(server, share)| format!("{share:.0} % on {}", server.name)).collect();
     claims.add(
-        on_servers.iter().all(|reads| *reads > 0),
-        format!("every server answered reads: {}", told.collect::<Vec<_>>().join(", ")),
+        reads_by_server(before, after).iter().all(|reads| *reads > 0),
+        format!("every server answered reads: {}", told.join(", ")),
     );
-    println!(
+    say!(
         "  {} reads, {} updates; serialization failures: {} tried again by clients, {} by the router",
         grouped(counted(&tally.reads)),
         grouped(counted(&tally.updates)),

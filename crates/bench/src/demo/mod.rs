@@ -4,6 +4,14 @@
 //! through it, and checks the shop's books. Every line that claims something is the result of a check, and the exit code
 //! tells whether all of them held.
 
+/// Prints a line. Who no longer reads does not stop the demonstration: its exit code still counts.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
 mod anomaly;
 mod claims;
 mod cluster;
@@ -13,6 +21,7 @@ mod load;
 mod patience;
 mod shop;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -55,13 +64,14 @@ pub async fn run(options: DemoOptions) -> anyhow::Result<()> {
     tokio::select! {
         played = play(&options, &mut cluster, &mut claims) => played?,
         () = interruption.received() => {
-            eprintln!("onecopy-bench: interrupted; stopping the cluster");
+            // Not `eprintln!`: after a hang-up nobody may be there to read it.
+            let _ = writeln!(std::io::stderr(), "onecopy-bench: stopping the cluster");
             drop(cluster);
             return Err(anyhow!("interrupted"));
         }
     }
     conclude(options.keep, cluster, &claims).await?;
-    println!("Done in {} s.", started_at.elapsed().as_secs());
+    say!("Done in {} s.", started_at.elapsed().as_secs());
     match claims.failed() {
         [] => Ok(()),
         failed => bail!("{} of {} checks failed: {}", failed.len(), claims.held() + failed.len(), failed.join("; ")),
@@ -78,13 +88,18 @@ async fn play(options: &DemoOptions, cluster: &mut Cluster, claims: &mut Claims)
     let filling_since = Instant::now();
     let rows = shop::fill(&cluster.connect(shop::DATABASE).await?).await.context("cannot fill the shop")?;
     let tables = shop::tables().collect::<Vec<_>>().join(", ");
-    println!("  {} rows in {:.1} s: {tables}", grouped(rows), filling_since.elapsed().as_secs_f64());
+    say!("  {} rows in {:.1} s: {tables}", grouped(rows), filling_since.elapsed().as_secs_f64());
 
     heading(3, &format!("{} customers for {} s, and on each server an auditor", options.clients, options.seconds));
+    say!("  Updates run on the leader; reads run on all servers, each at an epoch that is the same on every server.");
+    say!("  A retry is a transaction that SERIALIZABLE has refused (40001) and that was run again.\n");
     let load = Load { clients: options.clients, seconds: options.seconds };
     let placed = load::run(load, cluster, claims).await?;
 
     heading(4, "A closed batch must not change: plain standbys against Onecopy, same statements, same order");
+    say!(
+        "  Receipts are booked into the open batch; once a batch is closed and reported, its sum must stay as it is.\n"
+    );
     anomaly::show(cluster, &servers, claims).await.context("cannot play the closed batch")?;
 
     heading(5, "The shop's books, read on every server");
@@ -95,32 +110,32 @@ async fn play(options: &DemoOptions, cluster: &mut Cluster, claims: &mut Claims)
 async fn conclude(keep: bool, cluster: Cluster, claims: &Claims) -> anyhow::Result<()> {
     heading(6, "Summary");
     let checks = claims.held() + claims.failed().len();
-    println!("  {} of {checks} checks held.", claims.held());
+    say!("  {} of {checks} checks held.", claims.held());
     if claims.failed().is_empty() {
-        println!(
-            "  Clients used one port and saw one serializable database; three ordinary PostgreSQL servers answered."
-        );
+        say!("  Clients used one port and saw one serializable database; three ordinary PostgreSQL servers answered.");
     }
-    println!();
+    say!();
     if keep {
-        println!("The cluster goes on. Use it, and stop it:");
-        println!("  {}      then \\c {}", cluster.command_line("psql"), shop::DATABASE);
-        println!("  {} --watch", cluster.command_line("status"));
-        println!("  {} && rm -r {}", cluster.command_line("down"), cluster.directory().display());
+        say!("The cluster goes on. Use it, and stop it:");
+        say!("  {}      then \\c {}", cluster.command_line("psql"), shop::DATABASE);
+        say!("  {} --watch", cluster.command_line("status"));
+        say!("  {} && rm -r {}", cluster.command_line("down"), cluster.directory().display());
+        say!();
         cluster.keep();
     } else {
-        println!("Try next:");
-        println!("  make demo DEMO=--keep              the same, and the cluster stays for you to use");
-        println!("  make demo DEMO='--clients 32'      more customers");
-        println!("  onecopy up                         a cluster of your own; docs/guide.md says what it can do");
+        say!("Try next:");
+        say!("  make demo DEMO=--keep              the same, and the cluster stays for you to use");
+        say!("  make demo DEMO='--clients 32'      more customers");
+        say!("  onecopy up                         a cluster of your own; docs/guide.md says what it can do");
+        say!();
         cluster.down().await?;
+        say!("The cluster of this demonstration is stopped and its directory is removed.");
     }
-    println!();
     Ok(())
 }
 
 fn heading(number: u32, text: &str) {
-    println!("\n{number}. {text}\n");
+    say!("\n{number}. {text}\n");
 }
 
 /// Ctrl-C, a terminal that goes away, and kill.
