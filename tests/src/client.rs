@@ -98,26 +98,32 @@ impl Session {
     ///
     /// The server's refusal.
     pub async fn run(&self, sql: &str) -> StatementResult {
+        Ok(self.run_script(sql).await?.pop().unwrap_or_default())
+    }
+
+    /// Sends several statements in one message and waits for all their answers.
+    ///
+    /// # Errors
+    ///
+    /// The first refusal.
+    pub async fn run_script(&self, sql: &str) -> Result<Vec<Answer>, StatementError> {
         let messages = self.client.simple_query(sql).await;
         let messages = messages.map_err(|error| statement_error(&self.name, sql, &error))?;
+        let mut answers = Vec::new();
         let mut answer = Answer::default();
-        let mut complete = true;
         for message in messages {
-            if std::mem::take(&mut complete) {
-                answer = Answer::default();
-            }
             match message {
                 SimpleQueryMessage::Row(row) => {
                     answer.rows.push((0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect());
                 }
                 SimpleQueryMessage::CommandComplete(count) => {
                     answer.count = count;
-                    complete = true;
+                    answers.push(std::mem::take(&mut answer));
                 }
                 _ => {}
             }
         }
-        Ok(answer)
+        Ok(answers)
     }
 
     /// Sends `sql` and gives back the running statement, for one that is going to block.

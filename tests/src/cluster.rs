@@ -26,7 +26,15 @@ impl TestCluster {
     ///
     /// What a server said that did not start.
     pub async fn without_router(followers: usize) -> anyhow::Result<TestCluster> {
-        let servers = Servers::start(followers).await?;
+        TestCluster::before(Servers::start(followers).await?).await
+    }
+
+    /// A client's view of servers that run already.
+    ///
+    /// # Errors
+    ///
+    /// A server's refusal.
+    pub async fn before(servers: Servers) -> anyhow::Result<TestCluster> {
         let replay = ReplayWatch::open(&servers).await?;
         Ok(TestCluster { servers, router: None, replay })
     }
@@ -40,12 +48,23 @@ impl TestCluster {
         followers: usize,
         change: impl FnOnce(&mut RouterSettings),
     ) -> anyhow::Result<TestCluster> {
+        let mut cluster = TestCluster::without_router(followers).await?;
+        cluster.start_router(change).await?;
+        Ok(cluster)
+    }
+
+    /// Puts a router before the servers, in the place of one that stood there.
+    ///
+    /// # Errors
+    ///
+    /// What the router said that did not start.
+    pub async fn start_router(&mut self, change: impl FnOnce(&mut RouterSettings)) -> anyhow::Result<()> {
         // The router's own words, when asked for by RUST_LOG; a second router in one process finds them set up.
         let _ = tracing_subscriber::fmt()
             .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
             .with_test_writer()
             .try_init();
-        let mut cluster = TestCluster::without_router(followers).await?;
+        self.stop_router().await;
         let mut settings = RouterSettings {
             listen: ([127, 0, 0, 1], 0).into(),
             // On a busy machine nobody is to be left behind, except by tests of just that.
@@ -53,8 +72,8 @@ impl TestCluster {
             ..RouterSettings::default()
         };
         change(&mut settings);
-        cluster.router = Some(Router::start(router_configuration(&cluster.servers, settings)).await?);
-        Ok(cluster)
+        self.router = Some(Router::start(router_configuration(&self.servers, settings)).await?);
+        Ok(())
     }
 
     /// The router; panics when there is none, which is a mistake in the test.
@@ -85,7 +104,12 @@ impl TestCluster {
     ///
     /// A refused connection.
     pub async fn updater(&self, name: &str) -> anyhow::Result<Session> {
-        Ok(Session::connect(name, &self.client_config()).await?)
+        let session = Session::connect(name, &self.client_config()).await?;
+        if !self.has_router() {
+            // What the router gives to every statement outside a transaction.
+            session.run("SET default_transaction_isolation = 'serializable'").await?;
+        }
+        Ok(session)
     }
 
     /// A session whose read-only transactions run on `server`.
@@ -126,7 +150,7 @@ impl TestCluster {
         if self.has_router() { Ok(()) } else { self.replay.wait().await }
     }
 
-    /// Stops the router, if there is one, and gives back the servers.
+    /// Stops the router, if there is one.
     pub async fn stop_router(&mut self) {
         if let Some(router) = self.router.take() {
             router.shutdown().await;

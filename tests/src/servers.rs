@@ -6,7 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use onecopy_postgres::{Binaries, Role, Server, ServerOptions, ServiceUser, StandbyOptions, recommended_settings};
+use onecopy_postgres::{
+    Binaries, Role, Server, ServerOptions, ServiceUser, Settings, StandbyOptions, recommended_settings,
+};
 use rustix::process::{Pid, Signal};
 use tokio_postgres::Config;
 
@@ -33,6 +35,7 @@ const KILL_ROUNDS_MAX: usize = 100;
 #[derive(Debug)]
 pub struct Servers {
     all: Vec<TestServer>,
+    settings: Settings,
     directory: tempfile::TempDir,
 }
 
@@ -53,10 +56,19 @@ impl Servers {
     ///
     /// What a program said that failed.
     pub async fn start(followers: usize) -> anyhow::Result<Servers> {
+        Servers::start_with(followers, &Settings::new()).await
+    }
+
+    /// The same with further settings for every server.
+    ///
+    /// # Errors
+    ///
+    /// What a program said that failed.
+    pub async fn start_with(followers: usize, settings: &Settings) -> anyhow::Result<Servers> {
         let directory = tempfile::tempdir()?;
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755))?;
         // From here on a failure removes what is there.
-        let mut servers = Servers { all: Vec::new(), directory };
+        let mut servers = Servers { all: Vec::new(), settings: settings.clone(), directory };
         let leader = Server::create(servers.options(LEADER, Role::Leader)?).await?;
         let mut waiting = Vec::new();
         for number in 1..=followers {
@@ -81,6 +93,7 @@ impl Servers {
         let mut options = ServerOptions::new(binaries, user, home, free_port()?, PASSWORD.to_owned());
         options.settings = recommended_settings(role, name);
         options.settings.set("fsync", "off").set("full_page_writes", "off").set("shared_buffers", "32MB");
+        options.settings.merge(&self.settings);
         options.start_timeout = START_TIMEOUT;
         Ok(options)
     }

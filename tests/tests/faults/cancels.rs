@@ -1,1 +1,107 @@
-//! (being written)
+//! Cancel requests hit the statement that they mean and no other.
+
+use tokio::io::AsyncReadExt;
+
+use crate::laboratory::{busy_back_ends, start_usual, wait_until};
+use crate::wire::{ANSWER_TIMEOUT, Wire, query, with_length};
+use onecopy_tests::cluster::TestCluster;
+
+const CANCEL: u32 = 80_877_102;
+
+async fn cancel(cluster: &TestCluster, key: &[u8]) -> anyhow::Result<()> {
+    let mut wire = tokio::net::TcpStream::connect(cluster.router().local_address()).await?;
+    let packet = with_length(&[&CANCEL.to_be_bytes(), key].concat());
+    tokio::io::AsyncWriteExt::write_all(&mut wire, &packet).await?;
+    let mut answer = Vec::new();
+    tokio::time::timeout(ANSWER_TIMEOUT, wire.read_to_end(&mut answer)).await??;
+    assert_eq!(answer, b"", "a cancel request is answered by closing");
+    Ok(())
+}
+
+async fn wait_for_sleepers(cluster: &TestCluster, count: i64) -> anyhow::Result<()> {
+    wait_until("the statements run", || async {
+        let mut running = 0;
+        for server in cluster.servers.all() {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+            running += server.connect("observer").await?.run(sql).await?.number()?;
+        }
+        Ok(running == count)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancel_request_ends_its_own_clients_statement_only() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    for (begin, sql) in [
+        ("SELECT", "SELECT pg_sleep(60)"),
+        ("BEGIN", "SELECT pg_sleep(60)"),
+        ("BEGIN READ ONLY", "SELECT count(*), pg_sleep(60) FROM numbers"),
+        ("SELECT", "UPDATE numbers SET value = 1 WHERE pg_sleep(60) IS NOT NULL"),
+        ("SELECT", "SELECT 1; SELECT pg_sleep(60)"),
+    ] {
+        let mut one = Wire::connect(&cluster).await?;
+        let mut two = Wire::connect(&cluster).await?;
+        for wire in [&mut one, &mut two] {
+            wire.query(begin).await?;
+            if begin == "SELECT" && sql.starts_with("SELECT pg") {
+                wire.query("SET onecopy.server = 'follower-1'").await?;
+            }
+            let own = if sql.starts_with("UPDATE") { "SELECT pg_sleep(60)" } else { sql };
+            wire.send(&query(own)).await?;
+        }
+        wait_for_sleepers(&cluster, 2).await?;
+        cancel(&cluster, &one.cancel_key.clone()).await?;
+        let answer = one.answer().await?;
+        assert_eq!(answer.code(), "57014", "{begin}; {sql}");
+        assert_eq!(answer.status()?, if begin == "SELECT" { 'I' } else { 'E' }, "{begin}; {sql}");
+        wait_for_sleepers(&cluster, 1).await?;
+        one.query("ROLLBACK").await?;
+        assert_eq!(one.query("SELECT 'on'").await?.text_rows(), ["on"]);
+        cancel(&cluster, &two.cancel_key.clone()).await?;
+        assert_eq!(two.answer().await?.code(), "57014", "{begin}; {sql}");
+        two.query("ROLLBACK").await?;
+    }
+    assert_eq!(busy_back_ends(&cluster).await?, 0);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancel_requests_with_wrong_keys_or_for_idle_clients_do_nothing() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let key = wire.cancel_key.to_vec();
+    let mut wrong = key.clone();
+    wrong[7] ^= 1;
+    wire.send(&query("SELECT pg_sleep(0.5), 'slept'")).await?;
+    wait_for_sleepers(&cluster, 1).await?;
+    for key in [&wrong[..], &key[..4], &[0; 8][..], &[]] {
+        let mut stranger = tokio::net::TcpStream::connect(cluster.router().local_address()).await?;
+        let packet = with_length(&[&CANCEL.to_be_bytes(), key].concat());
+        tokio::io::AsyncWriteExt::write_all(&mut stranger, &packet).await?;
+    }
+    assert_eq!(wire.answer().await?.text_rows(), ["|slept"]);
+    // For a client that is idle, and in a storm while it works: its statements are whole or cancelled, nothing else.
+    cancel(&cluster, &key).await?;
+    assert_eq!(wire.query("SELECT 1").await?.text_rows(), ["1"]);
+    let mut bystander = Wire::connect(&cluster).await?;
+    let mut done = 0;
+    for _ in 0..40 {
+        wire.send(&query("UPDATE numbers SET value = value + 1 WHERE id = 1")).await?;
+        let (answer, sent, other) = tokio::join!(
+            wire.answer(),
+            cancel(&cluster, &key),
+            bystander.query("UPDATE numbers SET value = value + 1 WHERE id = 2")
+        );
+        sent?;
+        assert_eq!(other?.code(), "00000", "a cancel request hit another client");
+        match answer?.code().as_str() {
+            "00000" => done += 1,
+            "57014" => {}
+            code => panic!("{code}"),
+        }
+    }
+    let values = bystander.query("SELECT value FROM numbers WHERE id IN (1, 2) ORDER BY id").await?.text_rows();
+    assert_eq!(values, [done.to_string(), "40".to_owned()]);
+    Ok(())
+}

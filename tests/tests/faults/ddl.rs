@@ -1,1 +1,142 @@
-//! (being written)
+//! DDL while others read: no reader ever sees what no serial order explains.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use crate::laboratory::{bounded, run, start_usual};
+use crate::wire::Wire;
+
+/// TRUNCATE is not MVCC: at an older epoch the table would look empty.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_reader_never_sees_a_truncated_table_empty() -> anyhow::Result<()> {
+    let cluster = start_usual(2).await?;
+    for server in ["leader", "follower-1", "follower-2"] {
+        for truncate in ["TRUNCATE filled", "BEGIN; TRUNCATE filled; COMMIT", "DO 'BEGIN TRUNCATE filled; END'"] {
+            let what = format!("{server}: {truncate}");
+            let writer = cluster.updater("writer").await?;
+            writer.run("DROP TABLE IF EXISTS filled").await?;
+            writer.run("CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)").await?;
+            let reader = cluster.reader("reader", server).await?;
+            run(&reader, "SELECT count(*) FROM filled").await??;
+            reader.run("BEGIN READ ONLY").await?;
+            assert_eq!(run(&reader, "SELECT count(*) FROM numbers").await??.number()?, 10, "{what}");
+            bounded(&what, writer.run(truncate)).await??;
+            let error = run(&reader, "SELECT count(*) FROM filled").await?.expect_err("a doomed epoch");
+            assert_eq!(error.code, "40001", "{what}: {error}");
+            reader.run("ROLLBACK").await?;
+            assert_eq!(run(&reader, "SELECT count(*) FROM filled").await??.number()?, 0, "{what}");
+        }
+    }
+    Ok(())
+}
+
+/// Readers at all servers, in autocommit and in transactions, while the table is truncated and filled in one transaction.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_under_truncate_and_refill_see_all_rows_or_an_error() -> anyhow::Result<()> {
+    let cluster = Arc::new(start_usual(2).await?);
+    let writer = cluster.updater("writer").await?;
+    writer.run("CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)").await?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let (good, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let mut readers = tokio::task::JoinSet::new();
+    for number in 0..4 {
+        let session = cluster.updater("reader").await?;
+        let (stop, good, refused) = (stop.clone(), good.clone(), refused.clone());
+        readers.spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                let result = if number % 2 == 0 {
+                    session.run("SELECT count(*) FROM filled").await
+                } else {
+                    session.run("BEGIN READ ONLY; SELECT 1; SELECT count(*) FROM filled").await
+                };
+                match result {
+                    Ok(answer) => {
+                        assert_eq!(answer.number()?, 10);
+                        good.fetch_add(1, Ordering::Relaxed);
+                    }
+                    Err(error) => {
+                        assert_eq!(error.code, "40001", "{error}");
+                        refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+                if number % 2 == 1 {
+                    session.run("ROLLBACK").await?;
+                }
+            }
+            anyhow::Ok(())
+        });
+    }
+    for _ in 0..60 {
+        let refill = "BEGIN; TRUNCATE filled; INSERT INTO filled SELECT 1 FROM generate_series(1, 10); COMMIT";
+        match run(&writer, refill).await? {
+            Ok(_) => {}
+            Err(error) => {
+                assert!(error.is_retryable(), "{error}");
+                writer.run("ROLLBACK").await?;
+            }
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    while let Some(result) = bounded("readers", readers.join_next()).await? {
+        result??;
+    }
+    assert!(good.load(Ordering::Relaxed) > 0, "nobody read anything");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ddl_that_must_run_alone_runs_and_later_reads_see_it() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let mut idle = Wire::connect(&cluster).await?;
+    idle.query("SELECT count(*) FROM numbers").await?;
+    for sql in [
+        "CREATE INDEX CONCURRENTLY by_value ON numbers (value)",
+        "REINDEX INDEX CONCURRENTLY by_value",
+        "VACUUM ANALYZE numbers",
+        "DROP INDEX CONCURRENTLY by_value",
+        "CREATE DATABASE other",
+        "ALTER SYSTEM SET work_mem = '4MB'",
+    ] {
+        let answer = bounded(sql, wire.query(sql)).await??;
+        assert_eq!((answer.code().as_str(), answer.status()?), ("00000", 'I'), "{sql}: {:?}", answer.errors());
+        assert_eq!(wire.query("SELECT count(*) FROM numbers").await?.text_rows(), ["10"], "{sql}");
+        wire.query("BEGIN").await?;
+        assert_eq!(wire.query(sql).await?.code(), "25001", "{sql} in a transaction");
+        wire.query("ROLLBACK").await?;
+        if sql.starts_with("DROP INDEX") {
+            wire.query("DROP INDEX IF EXISTS by_value").await?;
+        }
+    }
+    // A prepared statement of another session goes on after its table has changed.
+    idle.ask(&[crate::wire::parse("all", "SELECT * FROM numbers WHERE id = 1"), crate::wire::sync()].concat()).await?;
+    wire.query("ALTER TABLE numbers ADD COLUMN more text DEFAULT 'new'").await?;
+    let all = [crate::wire::bind("", "all", &[]), crate::wire::execute("", 0), crate::wire::sync()].concat();
+    let answer = idle.ask(&all).await?;
+    // PostgreSQL itself refuses a changed result type; what must not come is the old one.
+    assert!(answer.text_rows() == ["1|0|new"] || answer.code() == "0A000", "{answer:?}");
+    assert_eq!(idle.query("SELECT more FROM numbers WHERE id = 1").await?.text_rows(), ["new"]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_is_dropped_and_made_again_through_the_router() -> anyhow::Result<()> {
+    use onecopy_tests::servers::{PASSWORD, USER};
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    for round in 0..2 {
+        assert_eq!(bounded("CREATE DATABASE", wire.query("CREATE DATABASE other")).await??.code(), "00000", "{round}");
+        let parameters = [("user", USER), ("database", "other")];
+        let mut other = Wire::log_in(&cluster, &parameters, PASSWORD).await?.expect("may log in");
+        assert_eq!(other.query("CREATE TABLE here (a int)").await?.code(), "00000", "{round}");
+        assert_eq!(other.query("SELECT count(*) FROM here").await?.text_rows(), ["0"], "{round}");
+        other.send(&crate::wire::message(b'X', b"")).await?;
+        other.until_closed().await?;
+        let answer = bounded("DROP DATABASE", wire.query("DROP DATABASE other")).await??;
+        assert_eq!(answer.code(), "00000", "{round}: {:?}", answer.errors());
+        let refused = Wire::log_in(&cluster, &parameters, PASSWORD).await?.err().expect("it is gone");
+        assert_eq!(refused.code, "3D000", "{round}");
+    }
+    Ok(())
+}

@@ -1,1 +1,81 @@
-//! (being written)
+//! Too many of anything: 53300, and nobody else notices.
+
+use crate::laboratory::{bounded, start, wait_until};
+use crate::wire::{Wire, query};
+use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_client_too_many_is_refused_and_a_place_that_gets_free_is_given() -> anyhow::Result<()> {
+    let cluster = start(0, |settings| settings.clients_max = 3).await?;
+    wait_until("the setup's client has gone", || async { Ok(cluster.router().status().clients == 0) }).await?;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(Wire::connect(&cluster).await?);
+    }
+    for _ in 0..5 {
+        let parameters = [("user", USER), ("database", DATABASE)];
+        let refused = Wire::log_in(&cluster, &parameters, PASSWORD).await?.err().expect("too many");
+        assert_eq!((refused.code.as_str(), refused.severity.as_str()), ("53300", "FATAL"));
+    }
+    for wire in &mut clients {
+        assert_eq!(wire.query("SELECT count(*) FROM numbers").await?.text_rows(), ["10"]);
+    }
+    drop(clients.pop());
+    wait_until("a place is free", || async { Ok(Wire::connect(&cluster).await.is_ok()) }).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_waits_for_a_back_end_and_gets_53300_when_none_comes() -> anyhow::Result<()> {
+    let cluster = start(1, |settings| {
+        settings.leader_backends_max = 2;
+        settings.backend_wait_ms = 500;
+    })
+    .await?;
+    let mut holders = Vec::new();
+    for id in 1..=2 {
+        let mut wire = Wire::connect(&cluster).await?;
+        wire.query("BEGIN").await?;
+        let update = format!("UPDATE numbers SET value = 1 WHERE id = {id}");
+        assert_eq!(wire.query(&update).await?.code(), "00000");
+        holders.push(wire);
+    }
+    let mut third = Wire::connect(&cluster).await?;
+    for (begin, status) in [("SELECT", 'I'), ("BEGIN", 'E')] {
+        third.query(begin).await?;
+        let answer = third.query("UPDATE numbers SET value = 1 WHERE id = 3").await?;
+        assert_eq!((answer.code().as_str(), answer.status()?), ("53300", status), "{begin}");
+    }
+    third.query("ROLLBACK").await?;
+    // Reads need none.
+    assert_eq!(third.query("SELECT sum(value) FROM numbers").await?.text_rows(), ["0"]);
+    third.send(&query("UPDATE numbers SET value = 1 WHERE id = 3")).await?;
+    assert_eq!(holders[0].query("COMMIT").await?.commands(), ["COMMIT"]);
+    assert_eq!(third.answer().await?.commands(), ["UPDATE 1"]);
+    assert_eq!(holders[1].query("COMMIT").await?.commands(), ["COMMIT"]);
+    assert_eq!(third.query("SELECT sum(value) FROM numbers").await?.text_rows(), ["3"]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_readers_than_back_ends_all_read() -> anyhow::Result<()> {
+    let cluster = start(1, |settings| settings.reader_backends_max = 2).await?;
+    let mut readers = tokio::task::JoinSet::new();
+    for _ in 0..16 {
+        let session = cluster.updater("reader").await?;
+        readers.spawn(async move {
+            for _ in 0..20 {
+                assert_eq!(session.run("SELECT count(*) FROM numbers").await?.number()?, 10);
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(result) = bounded("readers", readers.join_next()).await? {
+        result??;
+    }
+    for server in cluster.servers.all() {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy reader'";
+        let count = server.connect("observer").await?.run(sql).await?.number()?;
+        assert!(count <= 2, "{count} on {}", server.name);
+    }
+    Ok(())
+}

@@ -1,1 +1,208 @@
-//! (being written)
+//! A server process killed in every state of a transaction: the client gets 57P01 (08007 for a commit), goes on with
+//! the same connection, and what it was told is true.
+
+use std::time::Duration;
+
+use onecopy_tests::client::{Session, StatementResult};
+use onecopy_tests::cluster::TestCluster;
+use rustix::process::{Pid, Signal};
+
+use crate::laboratory::{bounded, code, leader, run, start_usual, wait_for_updates, wait_until};
+
+/// In which state a transaction is when its server process is lost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    Idle,
+    Begun,
+    HasRead,
+    HasWritten,
+    DuringStatement,
+    DuringCommit,
+    AutocommitRead,
+    AutocommitUpdate,
+}
+
+const STATES: [State; 8] = [
+    State::Idle,
+    State::Begun,
+    State::HasRead,
+    State::HasWritten,
+    State::DuringStatement,
+    State::DuringCommit,
+    State::AutocommitRead,
+    State::AutocommitUpdate,
+];
+
+const READ: &str = "SELECT value FROM numbers WHERE id = 1";
+const WRITE: &str = "UPDATE numbers SET value = value + 1 WHERE id = 1";
+/// The commit sleeps in this trigger.
+const SLOW_COMMIT: &str = "CREATE TABLE slow (a int);
+    CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1.5); RETURN NULL; END';
+    CREATE CONSTRAINT TRIGGER slowly AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION sleep()";
+
+/// Runs a transaction up to `state`, calls `harm`, and goes on to the end. Gives the result of what was under way, or of
+/// what came next.
+async fn drive(
+    session: &Session,
+    state: State,
+    harm: impl AsyncFnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<StatementResult> {
+    let before: &[&str] = match state {
+        State::Idle | State::AutocommitRead | State::AutocommitUpdate => &[WRITE],
+        State::Begun => &["BEGIN"],
+        State::HasRead => &["BEGIN", READ],
+        State::HasWritten | State::DuringStatement => &["BEGIN", READ, WRITE],
+        State::DuringCommit => &["BEGIN", READ, WRITE, "INSERT INTO slow VALUES (1)"],
+    };
+    for sql in before {
+        run(session, sql).await??;
+    }
+    let running = match state {
+        State::DuringStatement | State::AutocommitRead => Some("SELECT pg_sleep(3)"),
+        State::DuringCommit => Some("COMMIT"),
+        State::AutocommitUpdate => Some("INSERT INTO numbers SELECT 77, 0 FROM pg_sleep(3)"),
+        _ => None,
+    };
+    let started = running.map(|sql| session.start(sql));
+    if started.is_some() {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+    }
+    harm().await?;
+    match started {
+        Some(started) => Ok(bounded("the statement under way", started).await??),
+        None => run(session, WRITE).await,
+    }
+}
+
+/// The SQLSTATEs that are true to what happens in `state`.
+fn due(state: State) -> &'static [&'static str] {
+    match state {
+        // A router may find the loss first, and take another server process: both are right.
+        State::Idle | State::Begun => &["00000", "57P01", "08007"],
+        State::HasRead | State::HasWritten | State::DuringStatement => &["57P01", "57P02"],
+        State::AutocommitRead => &["00000", "57P01", "57P02"],
+        State::DuringCommit | State::AutocommitUpdate => &["08007", "57P01", "57P02"],
+    }
+}
+
+async fn value(cluster: &TestCluster) -> anyhow::Result<i64> {
+    leader(cluster).await?.run(READ).await?.number()
+}
+
+/// Ends the process of every session on the leader.
+async fn end_sessions(cluster: &TestCluster) -> anyhow::Result<()> {
+    let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'onecopy %' \
+         AND pid <> pg_backend_pid()";
+    leader(cluster).await?.run(sql).await?;
+    Ok(())
+}
+
+async fn after(
+    cluster: &TestCluster,
+    session: &Session,
+    state: State,
+    result: &StatementResult,
+    before: i64,
+) -> anyhow::Result<()> {
+    let code = code(result);
+    assert!(due(state).contains(&code.as_str()), "{state:?}: {result:?}");
+    let _ = run(session, "ROLLBACK").await?;
+    wait_for_updates(cluster).await?;
+    // The same connection goes on, after at most one more refusal: the router may not know yet.
+    wait_until("the session goes on", || async { Ok(session.run(READ).await.is_ok()) }).await?;
+    wait_until("the session writes", || async {
+        Ok(session.run("UPDATE numbers SET value = value WHERE id = 2").await.is_ok())
+    })
+    .await?;
+    let now = value(cluster).await?;
+    match (state, code.as_str()) {
+        (State::Idle, "00000") => assert_eq!(now, before + 2, "{state:?}"),
+        (State::Idle, "57P01") | (State::AutocommitRead | State::AutocommitUpdate, _) => {
+            assert_eq!(now, before + 1, "{state:?}");
+        }
+        (State::Idle | State::DuringCommit, "08007") => {}
+        // It was rolled back after the update succeeded, or could not be run.
+        _ => assert_eq!(now, before, "{state:?}: {result:?}"),
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_back_end_that_is_ended_in_any_state_is_reported_and_replaced() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    cluster.updater("setup").await?.run(SLOW_COMMIT).await?;
+    for state in STATES {
+        let session = cluster.updater("session").await?;
+        let before = value(&cluster).await?;
+        let result = drive(&session, state, async || end_sessions(&cluster).await).await?;
+        after(&cluster, &session, state, &result, before).await?;
+    }
+    Ok(())
+}
+
+/// SIGKILL of one process makes the postmaster end all of them and recover.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes_back() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    cluster.updater("setup").await?.run(SLOW_COMMIT).await?;
+    for state in STATES {
+        let session = cluster.updater("session").await?;
+        let before = value(&cluster).await?;
+        let kill = async || {
+            let sql = "SELECT coalesce(min(pid), 0) FROM pg_stat_activity WHERE application_name = 'onecopy session'";
+            let process = i32::try_from(leader(&cluster).await?.run(sql).await?.number()?)?;
+            if let Some(process) = Pid::from_raw(process) {
+                rustix::process::kill_process(process, Signal::KILL)?;
+            }
+            Ok(())
+        };
+        let result = drive(&session, state, kill).await?;
+        wait_until("the leader recovers", || async { Ok(leader(&cluster).await.is_ok()) }).await?;
+        after(&cluster, &session, state, &result, before).await?;
+    }
+    Ok(())
+}
+
+/// A whole server that says nothing any more. What waits for it is given up within the bound; after it wakes up, all
+/// goes on, and nothing is there that was reported as failed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Result<()> {
+    let cluster = crate::laboratory::start(1, |settings| {
+        settings.server_timeout_ms = 500;
+        settings.backend_wait_ms = 2000;
+    })
+    .await?;
+    cluster.updater("setup").await?.run(SLOW_COMMIT).await?;
+    for state in STATES {
+        let session = cluster.updater("session").await?;
+        let before = value(&cluster).await?;
+        let server = cluster.servers.leader();
+        let frozen = Frozen(server);
+        let result = drive(&session, state, async || Ok(server.signal(Signal::STOP)?)).await?;
+        let code = code(&result);
+        let known = ["57P01", "57P03", "08007"];
+        assert!(known.contains(&code.as_str()), "{state:?}: {result:?}");
+        assert!(state != State::DuringCommit || code == "08007", "{state:?}: {result:?}");
+        drop(frozen);
+        let _ = run(&session, "ROLLBACK").await?;
+        wait_for_updates(&cluster).await?;
+        wait_until("the session goes on", || async { Ok(session.run(READ).await.is_ok()) }).await?;
+        let now = value(&cluster).await?;
+        match (state, code.as_str()) {
+            (_, "08007") => assert!(now >= before, "{state:?}"),
+            (State::Idle | State::AutocommitRead, _) => assert_eq!(now, before + 1, "{state:?}"),
+            _ => assert_eq!(now, before, "{state:?}: {result:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// A frozen server, let go when dropped.
+struct Frozen<'a>(&'a onecopy_tests::servers::TestServer);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.signal(Signal::CONT);
+    }
+}

@@ -1,7 +1,9 @@
 //! The extended protocol: batches, several at once, errors in their middle, statements and portals by name.
 
 use crate::laboratory::start_usual;
-use crate::wire::{Wire, bind, close, describe, execute, flush, parse, query, run_extended, sync};
+use crate::wire::{
+    ANSWER_TIMEOUT, Answer, Wire, bind, close, describe, execute, flush, parse, query, run_extended, sync,
+};
 
 const ADD: &str = "UPDATE numbers SET value = value + $1::int WHERE id = $2::int";
 
@@ -168,15 +170,39 @@ async fn a_batch_of_megabytes_with_answers_of_megabytes_does_not_hang() -> anyho
     for begin in ["SELECT 1", "BEGIN", "BEGIN READ ONLY"] {
         let mut wire = Wire::connect(&cluster).await?;
         wire.query(begin).await?;
-        let value = "y".repeat(10_000);
-        let mut batch = parse("", "SELECT $1::text, repeat('x', 30000)");
-        for _ in 0..350 {
-            batch.extend(bind("", "", &[&value]));
-            batch.extend(execute("", 0));
-        }
-        batch.extend(sync());
-        let answer = wire.ask(&batch).await?;
-        assert_eq!((answer.code().as_str(), answer.rows().len()), ("00000", 350), "{begin}");
+        // More than all socket buffers hold, in both directions, and the answer comes first.
+        let value = "y".repeat(40_000_000);
+        let batch = [
+            parse("", "SELECT repeat($1, 40000000)"),
+            bind("", "", &["x"]),
+            execute("", 0),
+            bind("", "", &["z"]),
+            execute("", 0),
+            parse("", "SELECT length($1::text)"),
+            bind("", "", &[&value]),
+            execute("", 0),
+            sync(),
+        ]
+        .concat();
+        let answer = both_ways(&mut wire, &batch).await?;
+        let lengths: Vec<usize> =
+            answer.frames.iter().filter(|frame| frame.tag == b'D').map(|frame| frame.bytes.len()).collect();
+        assert_eq!(lengths, [40_000_011, 40_000_011, 19], "{begin}");
+        assert_eq!(answer.text_rows()[2], "40000000", "{begin}");
     }
     Ok(())
+}
+
+/// Sends and reads at the same time, as a client of large batches must.
+async fn both_ways(wire: &mut Wire, batch: &[u8]) -> anyhow::Result<Answer> {
+    wire.channel.output.extend_from_slice(batch);
+    let mut frames = Vec::new();
+    loop {
+        let frame = tokio::time::timeout(ANSWER_TIMEOUT, wire.channel.exchange()).await??;
+        let ends = frame.tag == b'Z';
+        frames.push(frame);
+        if ends {
+            return Ok(Answer { frames });
+        }
+    }
 }

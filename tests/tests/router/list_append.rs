@@ -16,13 +16,14 @@ async fn holds(freshness: &str, level: Level, seed: u64) -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |settings| settings.freshness = freshness).await?;
     let workload = Workload::usual(seed);
     let history = workload.run(&cluster).await?;
-    println!(
-        "seed {seed}, {freshness}: {} of {} committed, {:?}",
-        history.committed_count(),
-        history.transactions.len(),
-        cluster.router().status()
-    );
+    let status = cluster.router().status();
+    println!("seed {seed}, {freshness}: {} of {} committed", history.committed_count(), history.transactions.len());
+    println!("{status:?}");
     assert!(history.committed_count() >= workload.transactions);
+    // Nothing is proven when the epochs, the tripwire or a server did not take part.
+    let gates = &status.databases[0].gates;
+    assert!(gates.epochs > 20 && gates.tripwires > 20 && gates.tripwire_aborts > 0, "{gates:?}");
+    assert!(status.servers.iter().all(|server| server.reads > status.reads / 20), "{:?}", status.servers);
     let verdict = judge(&history, level)?;
     assert!(verdict.is_valid(), "seed {seed}, {freshness}: {:?} {:?}", verdict.ours, verdict.adya);
     ensure_servers_equal(&cluster.servers).await?;

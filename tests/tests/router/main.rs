@@ -1,7 +1,9 @@
 //! The router's promises, on real servers. The promises are numbered in `SPECIFICATION.md`.
 
 mod anomalies;
+mod certifier;
 mod closed_batch;
 mod hermitage;
 mod list_append;
 mod receipt_report;
+mod under_faults;
