@@ -31,9 +31,13 @@ fn the_guide_names_every_command_option_and_setting() {
         }
     }
     let settings = onecopy(&["config", "show"]);
-    let names: Vec<&str> = settings.lines().filter_map(|line| line.split_once(" = ")).map(|(name, _)| name).collect();
-    assert!(names.contains(&"listen"), "{settings}");
-    for name in names {
-        assert!(guide.contains(name), "the guide does not name the setting {name}");
+    let router = settings.split("\n[leader]").next().expect("the router comes first");
+    let pairs: Vec<(&str, &str)> = router.lines().filter_map(|line| line.split_once(" = ")).collect();
+    assert!(pairs.contains(&("listen", "\"127.0.0.1:6432\"")), "{settings}");
+    for (name, default) in pairs {
+        let row = guide.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
+        let row = row.unwrap_or_else(|| panic!("the guide has no row for the setting {name}"));
+        let told = row.trim_end_matches(" |").rsplit("| ").next().unwrap_or_default().trim_matches('`');
+        assert_eq!(told, default.trim_matches('"'), "the default of {name}");
     }
 }
