@@ -44,4 +44,14 @@ pub enum RouterError {
         /// The server.
         server: String,
     },
+    /// Transactions of an earlier router do not end.
+    #[error(
+        "transactions of an earlier router still run on {server:?} (server processes {processes}); stop that router, or end them with pg_terminate_backend()"
+    )]
+    Predecessor {
+        /// The server.
+        server: String,
+        /// Their process ids.
+        processes: String,
+    },
 }

@@ -18,6 +18,7 @@ mod error;
 mod health;
 mod metrics;
 mod pool;
+mod predecessor;
 mod router;
 mod servers;
 mod session;

@@ -11,6 +11,7 @@ use crate::config::RouterConfiguration;
 use crate::error::RouterError;
 use crate::health;
 use crate::metrics;
+use crate::predecessor;
 use crate::session;
 use crate::state::RouterState;
 use crate::status::RouterStatus;
@@ -146,7 +147,7 @@ async fn look_at_leader(state: &RouterState, configuration: &RouterConfiguration
     if let Some(size) = value(2).and_then(|size| size.parse().ok()) {
         state.serializable.set_pool_size(size);
     }
-    Ok(())
+    predecessor::end_transactions(&mut backend).await
 }
 
 async fn accept(state: Arc<RouterState>, listener: Listener, mut stop: tokio::sync::watch::Receiver<bool>) {

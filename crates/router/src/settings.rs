@@ -69,6 +69,50 @@ fn quote_setting_name(name: &str) -> String {
     name.split('.').map(|part| format!("\"{}\"", part.replace('"', "\"\""))).collect::<Vec<_>>().join(".")
 }
 
+/// Client encodings in which a byte of a character can look like ASCII, by all names that PostgreSQL knows for them
+/// (`encnames.c`), without punctuation.
+const UNSAFE_ENCODINGS: [&str; 19] = [
+    "SJIS",
+    "MSKANJI",
+    "SHIFTJIS",
+    "WIN932",
+    "WINDOWS932",
+    "SHIFTJIS2004",
+    "BIG5",
+    "WIN950",
+    "WINDOWS950",
+    "GBK",
+    "WIN936",
+    "WINDOWS936",
+    "UHC",
+    "WIN949",
+    "WINDOWS949",
+    "GB18030",
+    "JOHAB",
+    "EUCJIS2004",
+    "MULEINTERNAL",
+];
+
+/// Whether the router reads SQL as the server does when `name` is set to `value`.
+pub fn is_readable_with(name: &str, value: &str) -> bool {
+    match name {
+        "standard_conforming_strings" => is_on(value),
+        "client_encoding" => {
+            let name: String = value.chars().filter(char::is_ascii_alphanumeric).collect();
+            !UNSAFE_ENCODINGS.contains(&name.to_ascii_uppercase().as_str())
+        }
+        _ => true,
+    }
+}
+
+/// Whether PostgreSQL reads `value` as true (`parse_bool`).
+pub fn is_on(value: &str) -> bool {
+    let value = value.to_ascii_lowercase();
+    value == "1"
+        || value == "on"
+        || [("true", 1), ("yes", 1)].iter().any(|(word, least)| value.len() >= *least && word.starts_with(&value))
+}
+
 /// `text` as an SQL string constant that means the same whatever `standard_conforming_strings` says.
 pub fn quote(text: &str) -> String {
     let escaped = text.replace('\'', "''");
@@ -92,6 +136,16 @@ mod tests {
             old.change_to(&new).as_deref(),
             Some("RESET \"app\".\"user\"; SELECT pg_catalog.set_config('search_path', '\"a''b\", c', false)")
         );
+    }
+
+    #[test]
+    fn encodings_that_hide_ascii_are_refused_by_all_their_names() {
+        for value in ["SJIS", "shift_jis", "Windows-932", "big5", "GB18030"] {
+            assert!(!is_readable_with("client_encoding", value), "{value}");
+        }
+        assert!(is_readable_with("client_encoding", "LATIN1"));
+        assert!(!is_readable_with("standard_conforming_strings", "off"));
+        assert!(is_on("TRUE") && is_on("t") && is_on("yes") && !is_on("off") && !is_on(""));
     }
 
     #[test]

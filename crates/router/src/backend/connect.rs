@@ -121,6 +121,8 @@ async fn login(
             ("database", database),
             ("application_name", application_name),
             ("client_encoding", "UTF8"),
+            // The router reads SQL by these rules, whatever the role's or the database's settings say.
+            ("standard_conforming_strings", "on"),
             ("default_transaction_isolation", isolation),
         ],
     );

@@ -65,15 +65,11 @@ impl Session {
             Action::SetTransactionSnapshot => {
                 Ok(self.refuse("SET TRANSACTION SNAPSHOT is not supported: the router chooses the epoch"))
             }
-            Action::SetTransaction(modes) => self.set_transaction(*modes, text).await,
+            Action::SetTransaction(modes) => self.set_transaction(*modes).await,
             Action::SetCharacteristics(modes) => self.set_characteristics(*modes).await,
             Action::Set { name, local, value } => self.set(name, *local, value.as_deref(), text).await,
             Action::Reset(name) => self.reset(name, text).await,
-            Action::ResetAll => {
-                self.reset_all();
-                self.client.output.command_complete("RESET");
-                Ok(Outcome::Done)
-            }
+            Action::ResetAll => self.reset_all().await,
             Action::Show(name) => {
                 self.show(name, describes);
                 Ok(Outcome::Done)
@@ -127,7 +123,7 @@ impl Session {
         Ok(outcome)
     }
 
-    async fn set_transaction(&mut self, modes: TransactionModes, text: &str) -> Result<Outcome, SessionEnd> {
+    async fn set_transaction(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
         let Some(transaction) = self.transaction.as_mut().filter(|transaction| !transaction.implicit) else {
             let warning = "SET TRANSACTION can only be used in transaction blocks";
             self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
@@ -151,11 +147,15 @@ impl Session {
                 self.refuse("a transaction that has written cannot be made READ ONLY: it must pass the tripwire")
             );
         }
-        if modes.isolation.is_some() && modes.read_only.is_none() && modes.deferrable.is_none() {
+        // The level stays SERIALIZABLE whatever was asked for.
+        let mut wanted = Vec::new();
+        wanted.extend(modes.read_only.map(|on| if on { "READ ONLY" } else { "READ WRITE" }));
+        wanted.extend(modes.deferrable.map(|on| if on { "DEFERRABLE" } else { "NOT DEFERRABLE" }));
+        if wanted.is_empty() {
             self.client.output.command_complete("SET");
             return Ok(Outcome::Done);
         }
-        let outcome = self.run_text_in_transaction(text).await?;
+        let outcome = self.run_text_in_transaction(&format!("SET TRANSACTION {}", wanted.join(", "))).await?;
         if let (Outcome::Done, Some(transaction)) = (outcome, &mut self.transaction) {
             transaction.characteristics = transaction.characteristics.with(modes);
         }
@@ -163,14 +163,19 @@ impl Session {
     }
 
     async fn set_characteristics(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
-        self.characteristics = self.characteristics.with(modes);
         if let Some(read_only) = modes.read_only {
             // Statements outside transactions must be refused by the server as well.
             let value = if read_only { "on" } else { "off" };
+            if self.transaction.is_some() {
+                self.characteristics = self.characteristics.with(modes);
+                let name = "default_transaction_read_only";
+                return self.set(name, false, Some(value), &format!("SET {name} TO {value}")).await;
+            }
             if !self.settings.set("default_transaction_read_only", value.to_owned()) {
                 return Ok(self.too_many_settings());
             }
         }
+        self.characteristics = self.characteristics.with(modes);
         self.client.output.command_complete("SET");
         Ok(Outcome::Done)
     }
@@ -207,10 +212,9 @@ impl Session {
             self.own_backend = None;
             self.domain.leader.forget(self.number);
             self.pinned = None;
-            self.keeps_backend = false;
             self.statements.clear();
             self.portals.clear();
-            self.reset_all();
+            self.forget_settings();
             self.client.output.command_complete("DISCARD ALL");
             return Ok(Outcome::Done);
         }

@@ -328,7 +328,7 @@ impl Session {
                 }
             };
             self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
-            if relayed.own_error.is_none() || self.pinned.is_some() || self.keeps_backend {
+            if relayed.own_error.is_none() || self.pinned.is_some() {
                 self.return_leader(backend);
             }
             let reported = relayed.error.is_some();
@@ -426,6 +426,10 @@ impl Session {
         let _update = self.router.serializable.begin(&leader);
         let mut expected = VecDeque::new();
         self.put_settings(&mut backend, &mut expected);
+        if self.pinned.is_some() {
+            // A function may have changed the default of this back end.
+            put_own(&mut backend, "SET default_transaction_isolation = serializable", false, &mut expected);
+        }
         request.encode(&mut backend, &mut expected);
         let start = self.client.output.len();
         let domain = self.domain.clone();
@@ -477,7 +481,6 @@ impl Session {
 
     /// Notes what a statement has left behind on the session's back end.
     pub(super) fn after_leader_statement(&mut self, work: &Work, succeeded: bool) {
-        self.keeps_backend |= work.opaque;
         if succeeded && let Some(reason) = work.pins {
             self.pin(reason);
         }
@@ -507,7 +510,7 @@ impl Session {
         } else {
             self.server_lost(name, error, last_words)
         };
-        if self.pinned.is_some() || self.keeps_backend {
+        if self.pinned.is_some() {
             return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..sql_error }));
         }
         self.fail(sql_error);

@@ -115,30 +115,31 @@ impl Session {
                 Next::Go => {}
                 Next::Run(statement, text) => {
                     let before = std::mem::replace(&mut piece, Piece::new());
-                    if self.run_piece(before, end).await? == Outcome::Done {
+                    if self.run_piece(before, true).await? == Outcome::Done {
                         self.run_action(&statement.action, &text, false).await?;
                     }
                 }
                 Next::Error(error) => {
                     let before = std::mem::replace(&mut piece, Piece::new());
-                    if self.run_piece(before, end).await? == Outcome::Done {
+                    if self.run_piece(before, true).await? == Outcome::Done {
                         self.fail(error);
                     }
                 }
             }
             if executes && piece.work.commits_itself {
                 let before = std::mem::replace(&mut piece, Piece::new());
-                self.run_piece(before, end).await?;
+                self.run_piece(before, false).await?;
             }
             if self.skips_until_sync {
                 return Ok(());
             }
         }
-        self.run_piece(piece, end).await?;
+        self.run_piece(piece, end != End::Sync).await?;
         Ok(())
     }
 
-    async fn run_piece(&mut self, piece: Piece, end: End) -> Result<Outcome, SessionEnd> {
+    /// `goes_on`: the client's `Sync` does not follow at once, and with it the end of the implicit transaction.
+    async fn run_piece(&mut self, piece: Piece, goes_on: bool) -> Result<Outcome, SessionEnd> {
         let Piece { request, work } = piece;
         if request.items.is_empty() {
             return Ok(Outcome::Done);
@@ -146,8 +147,9 @@ impl Session {
         if work.statements > 0 && self.is_barred(&Action::UNKNOWN) {
             return Ok(Outcome::Failed);
         }
-        // What follows belongs to the same transaction until the client's Sync, and is not known yet.
-        if end != End::Sync && work.statements > 0 && self.transaction.is_none() && !work.commits_itself {
+        // What follows belongs to the same transaction until the client's Sync, and portals live as long.
+        let opens = work.statements > 0 || request.binds_portal();
+        if goes_on && opens && self.transaction.is_none() && !work.commits_itself {
             let alone = work.barrier.as_ref().is_some_and(|barrier| barrier.alone);
             if !alone {
                 self.transaction = Some(Transaction::implicit(self));

@@ -18,7 +18,7 @@ use crate::backend::{Backend, BackendError, Credentials};
 use crate::config::Freshness;
 use crate::console;
 use crate::domain::Domain;
-use crate::settings::{Settings, quote};
+use crate::settings::{Settings, is_on, is_readable_with, quote};
 use crate::state::RouterState;
 use crate::wire::{
     Channel, ChannelError, Reply, Socket, SqlError, StartupPacket, begin_message, end_message, sqlstate,
@@ -114,21 +114,23 @@ struct LoggedIn {
     freshness: Freshness,
     server_choice: Option<usize>,
     cancel: Arc<CancelSlot>,
+    /// Transactions of this role in this database are read-only unless they say otherwise.
+    is_read_only: bool,
 }
 
 impl LoggedIn {
     fn into_session(self, client: Channel) -> Session {
-        let read_only = self.settings.get("default_transaction_read_only").is_some_and(|value| value == "on");
+        let read_only = self.settings.get("default_transaction_read_only").map_or(self.is_read_only, is_on);
         Session {
             number: self.number,
             settings_at_login: self.settings.clone(),
             characteristics: Characteristics { read_only, ..Characteristics::default() },
+            characteristics_at_login: Characteristics { read_only, ..Characteristics::default() },
             statements: Default::default(),
             portals: Default::default(),
             transaction: None,
             own_backend: None,
             pinned: None,
-            keeps_backend: false,
             commits_seen: 0,
             skips_until_sync: false,
             in_extended_batch: false,
@@ -374,13 +376,14 @@ async fn may_look(router: &RouterState, user: &str) -> bool {
 /// The first value of a query in the maintenance database.
 async fn look_up(router: &RouterState, sql: &str) -> Result<Option<String>, BackendError> {
     let mut connection = router.verifiers.lock().await;
-    if let Some(backend) = connection.as_mut()
-        && backend.channel.peek().is_ok()
+    // It goes back only after a whole answer: an answer left in it would be believed to be that of the next question.
+    if let Some(mut backend) = connection.take()
+        && backend.is_alive()
         && let Ok(Ok(rows)) = tokio::time::timeout(FIRST_BACKEND_WAIT, backend.rows(sql)).await
     {
+        *connection = Some(backend);
         return Ok(rows.into_iter().next().and_then(|row| row.into_iter().next()?));
     }
-    *connection = None;
     let mut first_error = None;
     for server in router.servers.iter() {
         let asked = async {
@@ -428,6 +431,7 @@ async fn open_session(
         settings: Arc::default(),
         server_choice: None,
         cancel: Arc::default(),
+        is_read_only: false,
     };
     let result = greet(&mut logged_in, client, wishes.settings).await;
     if let Err(error) = result {
@@ -464,6 +468,12 @@ async fn greet(
             // The client gets SERIALIZABLE whatever it asks for.
             "default_transaction_isolation" => {}
             "client_encoding" if value.eq_ignore_ascii_case("utf8") || value.eq_ignore_ascii_case("unicode") => {}
+            _ if !is_readable_with(&name, &value) => {
+                return Err(fatal(SqlError::error(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    format!("{name} = {value} is not supported: the router could misread SQL"),
+                )));
+            }
             _ => {
                 if !session.settings.set(&name, value.clone()) {
                     return Err(fatal(SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, "too many settings")));
@@ -474,6 +484,7 @@ async fn greet(
     let mut backend = first_backend(session).await.map_err(fatal)?;
     for (name, value) in &backend.parameters {
         let value = if name == "in_hot_standby" { "off" } else { value };
+        session.is_read_only |= name == "default_transaction_read_only" && is_on(value);
         client.output.parameter_status(name, value);
     }
     if let Some(change) = backend.settings.change_to(&session.settings) {

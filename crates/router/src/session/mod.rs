@@ -125,6 +125,7 @@ pub struct Session {
     settings: Arc<Settings>,
     settings_at_login: Arc<Settings>,
     characteristics: Characteristics,
+    characteristics_at_login: Characteristics,
     freshness: Freshness,
     /// Reads at epochs run on this server only.
     server_choice: Option<usize>,
@@ -134,8 +135,6 @@ pub struct Session {
     /// The back end on the leader that holds state of this session.
     own_backend: Option<Backend>,
     pinned: Option<PinReason>,
-    /// A user's function may have left state on the back end: it must not be given to others.
-    keeps_backend: bool,
     /// Commits that this session may have seen; an epoch for it holds at least these.
     commits_seen: u64,
     cancel: Arc<CancelSlot>,
@@ -269,7 +268,7 @@ impl Session {
 
     /// Keeps a back end on the leader for this session's next transaction.
     fn return_leader(&mut self, backend: Backend) {
-        if self.pinned.is_some() || self.keeps_backend {
+        if self.pinned.is_some() {
             self.own_backend = Some(backend);
         } else {
             self.domain.leader.park(self.number, &self.user, backend);

@@ -98,6 +98,11 @@ impl Request {
         self.items.iter().any(|item| !matches!(item, Item::Answer(_)))
     }
 
+    /// Whether it leaves a portal behind.
+    pub fn binds_portal(&self) -> bool {
+        self.items.iter().any(|item| matches!(item, Item::Bind { .. }))
+    }
+
     /// Whether it leaves a named portal behind.
     pub fn binds_named_portal(&self) -> bool {
         self.items.iter().any(|item| matches!(item, Item::Bind { bind, .. } if !bind.portal.is_empty()))

@@ -9,17 +9,15 @@ use std::time::Duration;
 
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
+use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::servers::Health;
-use crate::settings::quote;
+use crate::settings::{Settings, is_readable_with, quote};
 use crate::sql::{Isolation, PinReason};
 use crate::wire::{Reply, SqlError, sqlstate};
-
-/// Client encodings in which a byte of a character can look like ASCII; the router could misread such SQL.
-const UNSAFE_ENCODINGS: [&str; 7] = ["SJIS", "BIG5", "GBK", "UHC", "GB18030", "JOHAB", "SHIFT_JIS_2004"];
 
 impl Session {
     /// Whether the router answers SHOW of this name.
@@ -74,20 +72,18 @@ impl Session {
                     }
                 });
             }
-            "standard_conforming_strings" if value != Some("on") => {
-                self.fail(SqlError::error(
-                    sqlstate::FEATURE_NOT_SUPPORTED,
-                    "standard_conforming_strings must stay on: the router reads SQL by the standard's rules",
-                ));
-                return Ok(Outcome::Failed);
+            "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" => {
+                // To DEFAULT: what the transaction has already.
+                self.client.output.command_complete("SET");
+                return Ok(Outcome::Done);
             }
-            "client_encoding" if value.is_some_and(is_unsafe_encoding) => {
+            "standard_conforming_strings" | "client_encoding" if value.is_none_or(|v| !is_readable_with(name, v)) => {
                 self.fail(
                     SqlError::error(
                         sqlstate::FEATURE_NOT_SUPPORTED,
-                        "this client encoding is not supported: its characters can contain ASCII bytes",
+                        format!("this value of {name} is not supported: the router could misread SQL"),
                     )
-                    .hint("Use UTF8."),
+                    .hint("Use standard_conforming_strings = on and client_encoding = UTF8."),
                 );
                 return Ok(Outcome::Failed);
             }
@@ -176,7 +172,12 @@ impl Session {
         match result {
             Ok(relayed) => {
                 let value = first_value(relayed.own_rows.last());
-                if self.settings.set(name, value) { Ok(Outcome::Done) } else { Ok(self.too_many_settings()) }
+                self.note_transaction_default(name, &value);
+                if !self.settings.set(name, value) {
+                    return Ok(self.too_many_settings());
+                }
+                self.note_settings_there(self.settings.clone());
+                Ok(Outcome::Done)
             }
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => {
@@ -256,17 +257,22 @@ impl Session {
 
     /// SET ROLE and SET SESSION AUTHORIZATION: who the session is, on its back end on the leader only.
     async fn set_identity(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
-        let outcome = match &self.transaction {
-            Some(_) => self.run_text_in_transaction(text).await?,
-            None => self.run_text_on_leader(text).await?,
-        };
-        if outcome == Outcome::Done {
-            self.pin(PinReason::Identity);
-            if self.transaction.is_none()
-                && let Some(backend) = self.domain.leader.unpark(self.number)
-            {
-                self.own_backend = Some(backend);
-            }
+        if self.transaction.as_ref().is_some_and(Transaction::reads_an_epoch) {
+            self.fail(
+                SqlError::error(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    "a transaction that reads an epoch cannot change its role",
+                )
+                .hint("Change it before the transaction, or begin the transaction without READ ONLY."),
+            );
+            return Ok(Outcome::Failed);
+        }
+        // First of all, so that the back end is kept from then on.
+        let pinned_before = self.pinned;
+        self.pin(PinReason::Identity);
+        let outcome = self.run_text_on_leader(text).await?;
+        if outcome == Outcome::Failed && self.transaction.is_none() {
+            self.pinned = pinned_before;
         }
         Ok(outcome)
     }
@@ -283,6 +289,10 @@ impl Session {
                 self.client.output.command_complete("RESET");
                 return Ok(Outcome::Done);
             }
+            "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" => {
+                self.client.output.command_complete("RESET");
+                return Ok(Outcome::Done);
+            }
             "role" | "session_authorization" => return self.run_text_on_leader(text).await,
             _ => {}
         }
@@ -296,6 +306,7 @@ impl Session {
         };
         if outcome == Outcome::Done {
             self.settings.reset(name);
+            self.note_settings_there(self.settings.clone());
             match name {
                 "default_transaction_read_only" => self.characteristics.read_only = false,
                 "default_transaction_deferrable" => self.characteristics.deferrable = false,
@@ -305,12 +316,33 @@ impl Session {
         Ok(outcome)
     }
 
-    /// RESET ALL, without its answer.
-    pub(super) fn reset_all(&mut self) {
+    /// RESET ALL.
+    pub(super) async fn reset_all(&mut self) -> Result<Outcome, SessionEnd> {
+        if self.transaction.is_some() {
+            if self.run_text_in_transaction("RESET ALL").await? == Outcome::Failed {
+                return Ok(Outcome::Failed);
+            }
+            self.note_settings_there(Arc::default());
+        } else {
+            self.client.output.command_complete("RESET");
+        }
+        self.forget_settings();
+        Ok(Outcome::Done)
+    }
+
+    /// Takes the session's settings back to those of its log-in.
+    pub(super) fn forget_settings(&mut self) {
         self.settings = Arc::clone(&self.settings_at_login);
-        self.characteristics = Default::default();
+        self.characteristics = self.characteristics_at_login;
         self.freshness = self.domain.settings.freshness;
         self.server_choice = None;
+    }
+
+    /// The back end of the open transaction has these settings if it commits.
+    fn note_settings_there(&mut self, settings: Arc<Settings>) {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.note_settings_there(settings);
+        }
     }
 
     /// Runs one statement of the client's as it is in the open transaction.
@@ -328,11 +360,6 @@ impl Session {
             None => self.run_on_leader(&request, &work).await,
         }
     }
-}
-
-fn is_unsafe_encoding(name: &str) -> bool {
-    let name = name.to_ascii_uppercase();
-    UNSAFE_ENCODINGS.contains(&name.as_str())
 }
 
 /// The first value of a `DataRow` body.

@@ -26,7 +26,8 @@ use crate::wire::{Reply, SqlError, sqlstate};
 const OPEN_TRIES_MAX: usize = 6;
 
 /// A relation that is locked like this by a transaction was changed by DDL or TRUNCATE hidden in a function.
-const HIDDEN_DDL: &str = "SELECT 1 FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid() \
+/// Deferred triggers run before the look.
+const HIDDEN_DDL: &str = "SET CONSTRAINTS ALL IMMEDIATE; SELECT 1 FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid() \
      AND locktype = 'relation' AND mode = 'AccessExclusiveLock' LIMIT 1";
 
 /// A transaction that the client, or the router for it, has begun.
@@ -41,6 +42,8 @@ pub(super) struct Transaction {
     pub savepoints: usize,
     /// The session's settings before it.
     pub settings_before: Arc<Settings>,
+    /// The session's characteristics before it.
+    characteristics_before: Characteristics,
     place: Place,
 }
 
@@ -63,6 +66,8 @@ struct LeaderTransaction {
     /// Commits that its snapshot holds at least.
     commits_at_snapshot: u64,
     serializable: SerializableTransaction,
+    /// The settings of the back end if it commits.
+    settings_there: Arc<Settings>,
     wrote: bool,
     opaque: bool,
     barrier: Option<Barrier>,
@@ -78,6 +83,7 @@ impl Transaction {
             failed: false,
             savepoints: 0,
             settings_before: session.settings.clone(),
+            characteristics_before: session.characteristics,
             place: Place::Nowhere,
         }
     }
@@ -95,6 +101,18 @@ impl Transaction {
     /// Whether a statement was sent already.
     pub(super) fn has_started(&self) -> bool {
         !matches!(self.place, Place::Nowhere)
+    }
+
+    /// Whether it runs at an epoch.
+    pub(super) fn reads_an_epoch(&self) -> bool {
+        matches!(self.place, Place::AtEpoch { .. })
+    }
+
+    /// What settings its back end on the leader has if it commits.
+    pub(super) fn note_settings_there(&mut self, settings: Arc<Settings>) {
+        if let Place::OnLeader(leader) = &mut self.place {
+            leader.settings_there = settings;
+        }
     }
 
     /// Whether it may have written.
@@ -264,6 +282,7 @@ impl Session {
             backend,
             begin: Some(format!("BEGIN ISOLATION LEVEL SERIALIZABLE{mode}{wait}")),
             commits_at_snapshot: self.domain.room.commits_done(),
+            settings_there: self.settings.clone(),
             wrote: false,
             opaque: false,
             barrier: None,
@@ -282,7 +301,9 @@ impl Session {
         if leader.serializable.may_be_forgotten() {
             return Ok(Err(Reported::Here(too_many_transactions())));
         }
-        leader.wrote |= work.writes && !transaction.characteristics.read_only;
+        // A user's function may write although it is declared STABLE; PostgreSQL does not look further than one call.
+        let may_write = work.writes || work.own_transaction;
+        leader.wrote |= may_write && !transaction.characteristics.read_only;
         leader.opaque |= work.opaque;
         let _releasing = self.releasing_around(work);
         if work.barrier.as_ref().is_some_and(|barrier| !barrier.harmless) && leader.barrier.is_none() {
@@ -305,9 +326,10 @@ impl Session {
             Err(error) => {
                 let name = leader.backend.server.name.clone();
                 transaction.place = Place::Lost;
+                self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
                 self.client.output.truncate(if went_out { 0 } else { start });
                 let lost = self.server_lost(&name, &error, last_words);
-                if self.pinned.is_some() || self.keeps_backend {
+                if self.pinned.is_some() {
                     return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..lost }));
                 }
                 return Ok(Err(Reported::Here(lost)));
@@ -347,6 +369,7 @@ impl Session {
                 Committed::Yes => {}
                 Committed::RolledBack => {
                     self.settings = transaction.settings_before;
+                    self.characteristics = transaction.characteristics_before;
                     if answers {
                         self.client.output.command_complete("ROLLBACK");
                     }
@@ -354,6 +377,7 @@ impl Session {
                 }
                 Committed::Error(error) => {
                     self.settings = transaction.settings_before;
+                    self.characteristics = transaction.characteristics_before;
                     self.fail(error);
                     return Ok(Outcome::Failed);
                 }
@@ -381,6 +405,13 @@ impl Session {
         }
         if leader.opaque && !leader.dooms {
             match self.own_statement(&mut leader.backend, HIDDEN_DDL, false).await? {
+                Ok(Relayed { own_error: Some(fields), .. }) => {
+                    let outcome = self.own_statement(&mut leader.backend, "ROLLBACK", false).await?;
+                    if outcome.is_ok() {
+                        self.return_leader(leader.backend);
+                    }
+                    return Ok(Committed::Error(SqlError::error(&fields.code, fields.message)));
+                }
                 Ok(relayed) => leader.dooms = !relayed.own_rows.is_empty(),
                 Err(error) => return Ok(Committed::Error(self.server_lost("the leader", &error, None))),
             }
@@ -431,7 +462,7 @@ impl Session {
             relayed.status == b'I' || self.own_statement(&mut leader.backend, "ROLLBACK", false).await?.is_ok();
         if rolled_back {
             if relayed.own_error.is_none() && !relayed.own_tag.starts_with(b"ROLLBACK") {
-                leader.backend.settings = self.settings.clone();
+                leader.backend.settings = leader.settings_there;
             }
             self.return_leader(leader.backend);
         }
@@ -473,6 +504,7 @@ impl Session {
     pub(super) async fn roll_back(&mut self, answers: bool) -> Result<(), SessionEnd> {
         let Some(transaction) = self.transaction.take() else { return Ok(()) };
         self.settings = transaction.settings_before;
+        self.characteristics = transaction.characteristics_before;
         match transaction.place {
             Place::Nowhere | Place::Lost => {}
             Place::AtEpoch { backend, .. } => self.give_back_reader(backend),
@@ -484,7 +516,7 @@ impl Session {
                         leader.backend.settings = settings;
                         self.return_leader(leader.backend);
                     }
-                    _ if self.pinned.is_some() || self.keeps_backend => return Err(self.lost_own_backend()),
+                    _ if self.pinned.is_some() => return Err(self.lost_own_backend()),
                     _ => {}
                 }
             }
