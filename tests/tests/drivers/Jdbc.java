@@ -136,6 +136,8 @@ public class Jdbc {
             properties.setProperty("user", System.getenv("PGUSER"));
             properties.setProperty("password", System.getenv("PGPASSWORD"));
             properties.setProperty("preferQueryMode", mode);
+            // By default the driver declares only explicit transactions.
+            properties.setProperty("readOnlyMode", "always");
             try (Connection connection = DriverManager.getConnection(arguments[0], properties)) {
                 try (Statement statement = connection.createStatement()) {
                     statement.execute("DROP TABLE IF EXISTS items");

@@ -15,6 +15,7 @@ async fn pgbench_runs_in_every_protocol_and_its_sums_agree() -> anyhow::Result<(
     init.args(["-i", "-q", "-s", "1"]);
     run_well(init, "").await?;
     let session = cluster.updater("auditor").await?;
+    session.run("SET onecopy.freshness = 'strict'").await?;
     let transactions = TRANSACTIONS.to_string();
     let mut updates = 0;
     for protocol in ["simple", "extended", "prepared"] {
@@ -29,7 +30,11 @@ async fn pgbench_runs_in_every_protocol_and_its_sums_agree() -> anyhow::Result<(
             if script != "select-only" {
                 updates += i64::from(4 * TRANSACTIONS);
             }
-            assert_eq!(session.run("SELECT count(*) FROM pgbench_history").await?.number()?, updates, "{protocol} {script}");
+            assert_eq!(
+                session.run("SELECT count(*) FROM pgbench_history").await?.number()?,
+                updates,
+                "{protocol} {script}"
+            );
         }
     }
     let sums = "SELECT (SELECT sum(abalance) FROM pgbench_accounts) = (SELECT sum(delta) FROM pgbench_history), \

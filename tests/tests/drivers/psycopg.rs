@@ -11,7 +11,7 @@ const PYTHON: &str = "/usr/bin/python3";
 async fn psycopg_gets_right_results_in_every_mode() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;
     let mut python = command(PYTHON, &cluster);
-    python.arg(source("psycopg.py"));
+    python.arg(source("psycopg_client.py"));
     assert_eq!(run_well(python, "").await?, "all right\n");
     Ok(())
 }

@@ -6,4 +6,5 @@ mod closed_batch;
 mod hermitage;
 mod list_append;
 mod receipt_report;
+mod successor;
 mod under_faults;

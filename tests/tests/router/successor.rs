@@ -1,0 +1,53 @@
+//! A router that takes over from another: what the first left running on the leader must not slip past the second's epochs.
+
+use onecopy_tests::cluster::TestCluster;
+use onecopy_tests::fingerprint::ensure_servers_equal;
+
+/// A receipt whose COMMIT waits for an advisory lock: the test decides when it is done.
+const TABLES: &str = "CREATE TABLE control (k text PRIMARY KEY, batch int NOT NULL);
+    CREATE TABLE receipts (id int PRIMARY KEY, batch int NOT NULL, amount int NOT NULL);
+    INSERT INTO control VALUES ('receipt', 1);
+    CREATE FUNCTION wait_for_lock() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
+    CREATE CONSTRAINT TRIGGER wait_at_commit AFTER INSERT ON receipts DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION wait_for_lock();";
+const WAITING: &str = "SELECT coalesce(max(pid), 0) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn r14_a_commit_left_by_an_earlier_router_cannot_undo_a_later_ones_epoch() -> anyhow::Result<()> {
+    let mut cluster = TestCluster::with_router(1, |_| {}).await?;
+    let setup = cluster.updater("setup").await?;
+    setup.run(TABLES).await?;
+    let holder = cluster.servers.leader().connect("holder").await?;
+    holder.run("SELECT pg_advisory_lock(42)").await?;
+
+    let receiver = cluster.updater("receiver").await?;
+    let sql = ["BEGIN", "SELECT batch FROM control", "INSERT INTO receipts VALUES (1, 1, 100)"];
+    receiver.run_all(&sql).await?;
+    let commit = receiver.start("COMMIT");
+    let process = loop {
+        match holder.run(WAITING).await?.number()? {
+            0 => tokio::task::yield_now().await,
+            process => break process,
+        }
+    };
+    setup.run_all(&["BEGIN", "SELECT batch FROM control", "UPDATE control SET batch = 2", "COMMIT"]).await?;
+
+    cluster.stop_router().await;
+    assert!(commit.await?.is_err(), "the first router is gone before the answer");
+    cluster.start_router(|_| {}).await?;
+    let reporter = cluster.reader("reporter", "follower-1").await?;
+    reporter.run("SET onecopy.freshness = 'strict'").await?;
+    let question = "SELECT batch, (SELECT coalesce(sum(amount), 0) FROM receipts WHERE batch = 1) FROM control";
+    let report = reporter.run(question).await?;
+    holder.run("SELECT pg_advisory_unlock(42)").await?;
+    let lives = format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {process}");
+    while holder.run(&lives).await?.number()? > 0 {}
+
+    // A strict read of the later router sees what the earlier one committed; the sum of batch 1 is final from then on.
+    assert_eq!(report.rows[0][0].as_deref(), Some("2"));
+    let last = holder.run(question).await?;
+    assert_eq!(report, last, "a receipt came into a batch that was reported as closed");
+    ensure_servers_equal(&cluster.servers).await?;
+    Ok(())
+}
