@@ -8,6 +8,9 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 # `make build PROFILE=release` builds what one would install; tests and the demo use the quicker `dev`.
 PROFILE ?= dev
+# What `build` has built is run as it is: `cargo run -p` may choose other features and compile again.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+BIN = $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 # `make test TESTS='-p onecopy-postgres'` runs a part.
 TESTS ?= --workspace
 # `make demo DEMO='--seconds 60'` passes options on.
@@ -28,13 +31,14 @@ build: setup ## compile everything, tests included
 	cargo build --locked --workspace --all-targets --profile $(PROFILE)
 
 demo: setup build ## a cluster with two followers, a web shop's load, the anomaly that does not happen
-	cargo run --locked --quiet --profile $(PROFILE) -p onecopy-bench -- demo $(DEMO)
+	$(BIN)/onecopy-bench demo $(DEMO)
 
 test: setup build ## all tests, those with real servers included
 	cargo nextest run --locked --cargo-profile $(PROFILE) --profile $${NEXTEST_PROFILE:-ci} $(TESTS)
 
 bench: setup ## the experiments; writes docs/results
-	cargo run --locked --release -p onecopy-bench -- router $(BENCH)
+	cargo build --locked --release -p onecopy -p onecopy-bench
+	$(TARGET)/release/onecopy-bench router $(BENCH)
 
 lint: setup ## rustfmt, clippy, cargo-deny, shellcheck
 	@scripts/lint.sh
