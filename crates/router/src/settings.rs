@@ -21,6 +21,11 @@ impl Settings {
         self.values.get(name).map(String::as_str)
     }
 
+    /// The names of what is set.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.values.keys().map(String::as_str)
+    }
+
     /// Sets `name`; false when there are too many.
     #[must_use]
     pub fn set(self: &mut Arc<Self>, name: &str, value: String) -> bool {

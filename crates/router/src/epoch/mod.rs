@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
-pub use gatekeeper::Gatekeeper;
+pub use gatekeeper::{GateHooks, Gatekeeper};
 pub use room::{Commit, Room};
 pub use statistics::{GateStatistics, GateSummary};
 
@@ -110,7 +110,13 @@ pub struct Epochs {
     /// Commits at the newest gate whose canary ran.
     canary_commits: AtomicU64,
     last_id: AtomicU64,
+    /// Calls of [`Epochs::doom`].
+    dooms: AtomicU64,
+    /// Commits in flight that doom epochs.
+    dooming: AtomicUsize,
     release: AtomicBool,
+    /// The last gate found the room occupied too long.
+    occupied: AtomicBool,
     doomed_up_to: Arc<AtomicU64>,
     /// How gates went.
     pub statistics: GateStatistics,
@@ -126,7 +132,10 @@ impl Default for Epochs {
             barriers: AtomicUsize::new(0),
             canary_commits: AtomicU64::new(0),
             last_id: AtomicU64::new(0),
+            dooms: AtomicU64::new(0),
+            dooming: AtomicUsize::new(0),
             release: AtomicBool::new(false),
+            occupied: AtomicBool::new(false),
             doomed_up_to: Arc::default(),
             statistics: GateStatistics::default(),
         }
@@ -169,7 +178,8 @@ impl Epochs {
             }
             let attempts = attempts.get_or_insert_with(|| self.attempts.subscribe());
             self.wanted.notify_one();
-            if tokio::time::timeout_at(deadline.into(), attempts.changed()).await.is_err() {
+            if tokio::time::timeout_at(deadline.into(), attempts.changed()).await.is_err() || self.occupied.load(SeqCst)
+            {
                 return Err(NoEpoch::TimedOut);
             }
         }
@@ -185,6 +195,7 @@ impl Epochs {
     pub fn begin_barrier(self: &Arc<Self>) -> Barrier {
         self.barriers.fetch_add(1, SeqCst);
         self.retire();
+        self.attempts.send_modify(|attempts| *attempts += 1);
         Barrier(self.clone())
     }
 
@@ -206,8 +217,32 @@ impl Epochs {
     /// Dooms every epoch up to now. Call it under a [`Barrier`], before and after whatever dooms them: a gate that was
     /// under way at the first call has published at the second, and nobody took its epoch in between.
     pub fn doom(&self) {
+        self.dooms.fetch_add(1, SeqCst);
         self.doomed_up_to.store(self.last_id.load(SeqCst), SeqCst);
         self.retire();
+    }
+
+    /// Dooms all epochs now and once more when the commit that dooms them has ended, with the guard.
+    pub fn begin_dooming(self: &Arc<Self>) -> Dooming {
+        self.dooming.fetch_add(1, SeqCst);
+        self.doom();
+        Dooming(self.clone())
+    }
+
+    /// To be taken before a snapshot on the leader, for [`Epochs::leader_snapshot_stands`].
+    pub fn doom_mark(&self) -> u64 {
+        self.dooms.load(SeqCst)
+    }
+
+    /// Whether nothing that is not MVCC has committed since `mark`: otherwise a statement on the leader may have opened
+    /// a table after a TRUNCATE with a snapshot of before it, and found it empty.
+    pub fn leader_snapshot_stands(&self, mark: u64) -> bool {
+        self.dooming.load(SeqCst) == 0 && self.dooms.load(SeqCst) == mark
+    }
+
+    fn note_attempt(&self, occupied: bool) {
+        self.occupied.store(occupied, SeqCst);
+        self.attempts.send_modify(|attempts| *attempts += 1);
     }
 
     fn next_id(&self) -> u64 {
@@ -221,6 +256,17 @@ impl Epochs {
 
     fn publish(&self, epoch: Arc<Epoch>) {
         *self.current.write().expect("no code panics while it holds this lock") = Some(epoch);
+    }
+}
+
+/// A commit that dooms epochs is in flight while this lives.
+#[derive(Debug)]
+pub struct Dooming(Arc<Epochs>);
+
+impl Drop for Dooming {
+    fn drop(&mut self) {
+        self.0.doom();
+        self.0.dooming.fetch_sub(1, SeqCst);
     }
 }
 

@@ -26,6 +26,9 @@ const UPDATE_TRIES_MAX: u32 = 5;
 /// First pause before such a try; doubled each time.
 const UPDATE_PAUSE: Duration = Duration::from_millis(1);
 
+/// Half the first pause before a read on the leader is tried again that DDL has overtaken; doubled each time.
+const DOOM_PAUSE: Duration = Duration::from_millis(5);
+
 /// How long a reader waits for an epoch that is fresh enough before it reads on the leader.
 const EPOCH_WAIT: Duration = Duration::from_secs(1);
 
@@ -313,6 +316,7 @@ impl Session {
             let _transaction = self.router.serializable.begin(&leader);
             let mut expected = VecDeque::new();
             self.put_settings(&mut backend, &mut expected);
+            let doom_mark = self.domain.epochs.doom_mark();
             put_own(&mut backend, "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY", false, &mut expected);
             request.encode(&mut backend, &mut expected);
             put_own(&mut backend, "COMMIT", false, &mut expected);
@@ -334,6 +338,14 @@ impl Session {
             let reported = relayed.error.is_some();
             let failed = relayed.error.or(relayed.own_error);
             match failed.as_ref().map(|fields| fields.code.as_str()) {
+                None if !self.domain.epochs.leader_snapshot_stands(doom_mark) => {
+                    self.client.output.truncate(taken_back);
+                    if went_out || attempt == UPDATE_TRIES_MAX {
+                        self.fail(epoch_closed());
+                        return Ok(Outcome::Failed);
+                    }
+                    tokio::time::sleep(DOOM_PAUSE * 2_u32.pow(attempt)).await;
+                }
                 None => {
                     leader.reads.fetch_add(1, Relaxed);
                     return Ok(Outcome::Done);

@@ -154,7 +154,8 @@ impl Session {
         if self.run_text_in_transaction(text).await? == Outcome::Failed {
             return Ok(Outcome::Failed);
         }
-        if self.transaction.as_ref().is_some_and(|transaction| transaction.savepoints > 0) {
+        if self.transaction.as_ref().is_some_and(|transaction| transaction.savepoints > 0 && transaction.is_on_leader())
+        {
             // ROLLBACK TO may take the setting back without our knowing to which value.
             self.pin(PinReason::HiddenSetting);
         }
@@ -184,6 +185,38 @@ impl Session {
                 self.fail(self.server_lost("the server", &error, None));
                 Ok(Outcome::Failed)
             }
+        }
+    }
+
+    /// Ends the transaction on `backend` and learns what its savepoints have left of the session's settings.
+    pub(super) async fn read_settings_back(&mut self, backend: &mut Backend) -> Result<(), SessionEnd> {
+        let names: Vec<String> = self.settings.names().map(str::to_owned).collect();
+        let mut expected = VecDeque::new();
+        put_own(backend, "COMMIT", false, &mut expected);
+        for name in &names {
+            put_own(
+                backend,
+                &format!("SELECT pg_catalog.current_setting({}, true)", quote(name)),
+                false,
+                &mut expected,
+            );
+        }
+        let Ended { result, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        self.statement_ended();
+        match result {
+            Ok(relayed) if relayed.own_error.is_none() => {
+                for (name, row) in names.iter().zip(&relayed.own_rows) {
+                    // None is added, so there cannot be too many.
+                    let _ = self.settings.set(name, first_value(Some(row)));
+                }
+                backend.settings = self.settings.clone();
+                Ok(())
+            }
+            Err(RelayError::Client(error)) => Err(error.into()),
+            _ => Err(SessionEnd::Fatal(
+                SqlError::fatal(sqlstate::ADMIN_SHUTDOWN, "lost the server that knew the session's settings")
+                    .hint("Connect again."),
+            )),
         }
     }
 

@@ -17,7 +17,7 @@ use super::unit::Outcome;
 use super::work::Work;
 use super::{Characteristics, Session, SessionEnd};
 use crate::backend::Backend;
-use crate::epoch::{Barrier, Epoch};
+use crate::epoch::{Barrier, Dooming, Epoch};
 use crate::settings::Settings;
 use crate::state::SerializableTransaction;
 use crate::wire::{Reply, SqlError, sqlstate};
@@ -73,6 +73,10 @@ struct LeaderTransaction {
     barrier: Option<Barrier>,
     /// Epochs up to its commit are wrong afterwards.
     dooms: bool,
+    /// Lives while a commit that dooms epochs is in flight.
+    dooming: Option<Dooming>,
+    /// What TRUNCATE and the like had committed when its snapshot was not yet taken.
+    doom_mark: u64,
 }
 
 impl Transaction {
@@ -118,6 +122,11 @@ impl Transaction {
     /// Whether it may have written.
     pub(super) fn wrote(&self) -> bool {
         matches!(&self.place, Place::OnLeader(leader) if leader.wrote)
+    }
+
+    /// Whether it runs on the leader.
+    pub(super) fn is_on_leader(&self) -> bool {
+        matches!(self.place, Place::OnLeader(_))
     }
 
     /// Its back end.
@@ -287,6 +296,8 @@ impl Session {
             opaque: false,
             barrier: None,
             dooms: false,
+            dooming: None,
+            doom_mark: self.domain.epochs.doom_mark(),
         }));
         Ok(())
     }
@@ -340,6 +351,11 @@ impl Session {
             self.client.output.truncate(if went_out { 0 } else { start });
             return Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))));
         }
+        let stands = work.barrier.is_some() || self.domain.epochs.leader_snapshot_stands(leader.doom_mark);
+        if relayed.error.is_none() && !stands {
+            self.client.output.truncate(if went_out { 0 } else { start });
+            return Ok(Err(Reported::Here(epoch_closed())));
+        }
         match relayed.error {
             Some(_) => Ok(Err(Reported::ByServer)),
             None => Ok(Ok(())),
@@ -364,7 +380,12 @@ impl Session {
         }
         match std::mem::replace(&mut transaction.place, Place::Lost) {
             Place::Nowhere => {}
-            Place::AtEpoch { backend, .. } => self.give_back_reader(backend),
+            Place::AtEpoch { mut backend, .. } => {
+                if transaction.savepoints > 0 && self.settings != transaction.settings_before {
+                    self.read_settings_back(&mut backend).await?;
+                }
+                self.give_back_reader(backend);
+            }
             Place::OnLeader(leader) => match self.commit_on_leader(*leader).await? {
                 Committed::Yes => {}
                 Committed::RolledBack => {
@@ -418,7 +439,7 @@ impl Session {
         }
         if leader.dooms {
             leader.barrier.get_or_insert_with(|| self.domain.epochs.begin_barrier());
-            self.domain.epochs.doom();
+            leader.dooming = Some(self.domain.epochs.begin_dooming());
         }
         let domain = self.domain.clone();
         let commit = domain.room.enter(self.number, leader.backend.process_id, None).await;
@@ -446,9 +467,7 @@ impl Session {
         relayed: Result<Relayed, RelayError>,
         wrote: bool,
     ) -> Result<Committed, SessionEnd> {
-        if leader.dooms {
-            self.domain.epochs.doom();
-        }
+        drop(leader.dooming.take());
         if leader.barrier.take().is_some() {
             self.domain.catalog_changed();
         }
