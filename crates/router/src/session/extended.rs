@@ -37,11 +37,13 @@ enum End {
 struct Piece {
     request: Request,
     work: Work,
+    /// Names of the statements that its `Parse` messages prepare on a server.
+    parses: Vec<Bytes>,
 }
 
 impl Piece {
     fn new() -> Piece {
-        Piece { request: Request::default(), work: Work::nothing() }
+        Piece { request: Request::default(), work: Work::nothing(), parses: Vec::new() }
     }
 }
 
@@ -140,11 +142,12 @@ impl Session {
 
     /// `goes_on`: the client's `Sync` does not follow at once, and with it the end of the implicit transaction.
     async fn run_piece(&mut self, piece: Piece, goes_on: bool) -> Result<Outcome, SessionEnd> {
-        let Piece { request, work } = piece;
+        let Piece { request, work, parses } = piece;
         if request.items.is_empty() {
             return Ok(Outcome::Done);
         }
         if work.statements > 0 && self.is_barred(&Action::UNKNOWN) {
+            self.forget_statements(&parses);
             return Ok(Outcome::Failed);
         }
         // What follows belongs to the same transaction until the client's Sync, and portals live as long.
@@ -155,7 +158,19 @@ impl Session {
                 self.transaction = Some(Transaction::implicit(self));
             }
         }
-        self.run_unit(request, work).await
+        self.parsed = 0;
+        let outcome = self.run_unit(request, work).await?;
+        if outcome == Outcome::Failed {
+            self.forget_statements(parses.get(self.parsed..).unwrap_or_default());
+        }
+        Ok(outcome)
+    }
+
+    /// Statements whose preparation has failed do not exist.
+    fn forget_statements(&mut self, names: &[Bytes]) {
+        for name in names {
+            self.statements.remove(name);
+        }
     }
 
     async fn take_message(&mut self, frame: Frame, piece: &mut Piece) -> Result<Next, SessionEnd> {
@@ -208,6 +223,7 @@ impl Session {
             piece.request.items.push(Item::Answer(Bytes::from_static(PARSE_COMPLETE)));
         } else {
             piece.request.items.push(Item::Parse { text: prepared.clone(), named });
+            piece.parses.push(parse.name.clone());
             self.mark_place(statement.as_ref(), piece);
         }
         self.statements.insert(parse.name, ClientStatement { text: prepared, statement, named });
@@ -256,7 +272,17 @@ impl Session {
         Next::Go
     }
 
+    /// Whether a portal that no Bind has made may exist on this session's server: DECLARE makes one as well.
+    fn may_be_cursor(&self, name: &Bytes) -> bool {
+        !name.is_empty() && !self.portals.contains_key(name) && (self.transaction.is_some() || self.own_backend.is_some())
+    }
+
     fn take_describe(&mut self, describe: &Describe, frame: Frame, piece: &mut Piece) -> Next {
+        if describe.target == CloseTarget::Portal && self.may_be_cursor(&describe.name) {
+            piece.work.within_transaction = true;
+            piece.request.items.push(Item::Portal(frame));
+            return Next::Go;
+        }
         let statement = match describe.target {
             CloseTarget::Statement => self.statement_named(&describe.name),
             CloseTarget::Portal => self.portal_named(&describe.name),
@@ -286,6 +312,12 @@ impl Session {
     }
 
     fn take_execute(&mut self, execute: &Execute, frame: Frame, piece: &mut Piece) -> Next {
+        if self.may_be_cursor(&execute.portal) {
+            // What it does was judged when it was declared.
+            piece.work.add(Work { reads_only: true, within_transaction: true, statements: 1, ..Work::default() });
+            piece.request.items.push(Item::Portal(frame));
+            return Next::Go;
+        }
         let portal = match self.portal_named(&execute.portal) {
             Ok(portal) => portal,
             Err(error) => return Next::Error(error),
@@ -313,6 +345,11 @@ impl Session {
     }
 
     fn take_close(&mut self, close: &Close, frame: Frame, piece: &mut Piece) -> Next {
+        if close.target == CloseTarget::Portal && self.may_be_cursor(&close.name) {
+            piece.work.within_transaction = true;
+            piece.request.items.push(Item::Portal(frame));
+            return Next::Go;
+        }
         let own_answer = match close.target {
             CloseTarget::Statement => {
                 self.statements.remove(&close.name);
