@@ -36,9 +36,9 @@ pub struct RouterSettings {
     pub freshness: Freshness,
     /// Most clients at once; one more is refused with 53300.
     pub clients_max: usize,
-    /// Most back ends on the leader for sessions' transactions; a transaction waits for a free one.
+    /// Most back ends on the leader for the transactions of one database's sessions; a transaction waits for a free one.
     pub leader_backends_max: usize,
-    /// Most back ends on one server for reads at epochs.
+    /// Most back ends on one server for reads of one database at epochs.
     pub reader_backends_max: usize,
     /// How long a client waits for a back end before it gets 53300, in milliseconds.
     pub backend_wait_ms: u64,

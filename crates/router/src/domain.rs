@@ -4,20 +4,20 @@
 //! its own room and its own epochs.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials};
 use crate::config::RouterSettings;
-use crate::epoch::{Epochs, Gatekeeper, Room};
+use crate::epoch::{Epochs, GateHooks, Gatekeeper, Room};
 use crate::pool::{LeaderPool, ReaderPool};
 use crate::servers::{Health, Server};
 use crate::sql::{Catalog, ClassificationCache, Objects, ParseError, Part, Scope, Shape, Statement, shape};
+use crate::state::SerializableTransactions;
 
 /// Statements remembered as updates although they look like reads, or as long; forgotten all at once beyond this.
 const REMEMBERED_MAX: usize = 10_000;
@@ -30,6 +30,10 @@ const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// The leader must give its catalog within this; statements wait for it.
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Server processes in this database that are at something, other than the one that asks.
+const LEFT_RUNNING: &str = "SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
+     AND backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_catalog.pg_backend_pid()";
 
 const TRIPWIRE_EXISTS: &str = "SELECT pg_catalog.to_regclass('onecopy_router.tripwire') IS NOT NULL";
 
@@ -53,13 +57,10 @@ pub struct PreparedText {
 /// Texts of prepared statements by content.
 type PreparedTexts = HashMap<(Bytes, Bytes), Weak<PreparedText>>;
 
-/// Permits for back ends, by server, shared by all databases.
-#[derive(Debug)]
-pub struct Permits {
-    /// Sessions' back ends on the leader.
-    pub leader: Arc<Semaphore>,
-    /// Readers' back ends by server.
-    pub readers: Vec<Arc<Semaphore>>,
+/// A catalog, and up to which change it is right.
+struct Known {
+    catalog: Arc<Catalog>,
+    version: u64,
 }
 
 /// One database.
@@ -81,8 +82,10 @@ pub struct Domain {
     /// Clients logged in.
     pub clients: AtomicUsize,
     classification: ClassificationCache,
-    catalog: Mutex<Arc<Catalog>>,
-    catalog_is_stale: AtomicBool,
+    catalog: Mutex<Known>,
+    /// Grows by one when the catalog changes.
+    catalog_version: AtomicU64,
+    catalog_reload: tokio::sync::Mutex<()>,
     remembered_updates: Mutex<HashSet<Shape>>,
     remembered_long: Arc<Mutex<HashSet<u64>>>,
     prepared_texts: Mutex<(u64, PreparedTexts)>,
@@ -110,29 +113,29 @@ impl Domain {
         database: &str,
         servers: Arc<[Arc<Server>]>,
         settings: Arc<RouterSettings>,
-        permits: &Permits,
+        serializable: SerializableTransactions,
     ) -> Result<Arc<Domain>, BackendError> {
         let database: Arc<str> = database.into();
-        let (catalog, leader_is_there) = match prepare_on_leader(&servers[0], &database).await {
+        let room = Arc::new(Room::default());
+        let (catalog, leader_is_there) = match prepare_on_leader(&servers[0], &database, &room).await {
             Ok(catalog) => (catalog, true),
             Err(error @ BackendError::Sql { .. }) => return Err(error),
             Err(error) => (catalog_of_any(&servers[1..], &database).await.ok_or(error)?, false),
         };
-        let readers = servers.iter().map(|server| {
-            let permits = permits.readers[server.index].clone();
-            ReaderPool::new(server.clone(), database.clone(), permits, settings.reader_backends_max)
-        });
-        let leader =
-            LeaderPool::new(servers[0].clone(), database.clone(), permits.leader.clone(), settings.leader_backends_max);
+        let readers = servers
+            .iter()
+            .map(|server| ReaderPool::new(server.clone(), database.clone(), settings.reader_backends_max));
+        let leader = LeaderPool::new(servers[0].clone(), database.clone(), settings.leader_backends_max);
         let domain = Arc::new(Domain {
             readers: readers.collect(),
             leader: Arc::new(leader),
-            room: Arc::default(),
+            room,
             epochs: Arc::default(),
             clients: AtomicUsize::new(0),
             classification: ClassificationCache::new(),
-            catalog: Mutex::new(Arc::new(catalog)),
-            catalog_is_stale: AtomicBool::new(!leader_is_there),
+            catalog: Mutex::new(Known { catalog: Arc::new(catalog), version: u64::from(leader_is_there) }),
+            catalog_version: AtomicU64::new(1),
+            catalog_reload: tokio::sync::Mutex::default(),
             remembered_updates: Mutex::default(),
             remembered_long: Arc::default(),
             prepared_texts: Mutex::default(),
@@ -141,11 +144,11 @@ impl Domain {
             servers,
             settings,
         });
-        domain.start_tasks();
+        domain.start_tasks(serializable);
         Ok(domain)
     }
 
-    fn start_tasks(self: &Arc<Self>) {
+    fn start_tasks(self: &Arc<Self>, serializable: SerializableTransactions) {
         let remembered_long = self.remembered_long.clone();
         let gatekeeper = Gatekeeper::new(
             self.epochs.clone(),
@@ -153,14 +156,18 @@ impl Domain {
             self.settings.clone(),
             &self.servers,
             &self.database,
-            Box::new(move |occupants| {
-                for occupant in occupants {
-                    tracing::info!(session = occupant.session, since = ?occupant.since.elapsed(), "kept a gate from closing");
-                    if let Some(statement) = occupant.statement {
-                        remember(&remembered_long, statement);
+            GateHooks {
+                on_occupied: Box::new(move |occupants| {
+                    for occupant in occupants {
+                        let since = occupant.since.elapsed();
+                        tracing::info!(session = occupant.session, ?since, "kept a gate from closing");
+                        if let Some(statement) = occupant.statement {
+                            remember(&remembered_long, statement);
+                        }
                     }
-                }
-            }),
+                }),
+                on_canary: Box::new(move || serializable.note_short()),
+            },
         );
         let mut tasks = lock(&self.tasks);
         tasks.push(tokio::spawn(gatekeeper.run()));
@@ -182,32 +189,43 @@ impl Domain {
         self.classification.classify(text, &catalog)
     }
 
+    /// The catalog with every change that this router has seen.
     async fn catalog(&self) -> Arc<Catalog> {
-        let leader_is_gone = matches!(self.servers[0].health(), Health::Down | Health::Unresponsive);
-        if self.catalog_is_stale.load(SeqCst) && !leader_is_gone {
-            self.catalog_is_stale.store(false, SeqCst);
-            let builtin = lock(&self.catalog).builtin();
-            let fresh = match reload_in_time(&self.servers[0], &self.database, builtin).await {
-                Ok(catalog) => catalog,
-                Err(error) => {
-                    // Nothing is known any more, so nothing counts as a read until the leader can be asked again.
-                    tracing::warn!(database = &*self.database, %error, "cannot read the catalog");
-                    self.catalog_is_stale.store(true, SeqCst);
-                    if self.servers[0].health() == Health::Up {
-                        Catalog::empty()
-                    } else {
-                        return lock(&self.catalog).clone();
-                    }
-                }
-            };
-            *lock(&self.catalog) = Arc::new(fresh);
+        if let Some(catalog) = self.current_catalog() {
+            return catalog;
         }
-        lock(&self.catalog).clone()
+        if matches!(self.servers[0].health(), Health::Down | Health::Unresponsive) {
+            // While the leader is gone nothing changes; reads go on by what is known.
+            return lock(&self.catalog).catalog.clone();
+        }
+        let _reload = self.catalog_reload.lock().await;
+        if let Some(catalog) = self.current_catalog() {
+            return catalog;
+        }
+        let version = self.catalog_version.load(SeqCst);
+        let builtin = lock(&self.catalog).catalog.builtin();
+        match reload_in_time(&self.servers[0], &self.database, builtin).await {
+            Ok(catalog) => {
+                let catalog = Arc::new(catalog);
+                *lock(&self.catalog) = Known { catalog: catalog.clone(), version };
+                catalog
+            }
+            Err(error) => {
+                tracing::warn!(database = &*self.database, %error, "cannot read the catalog");
+                // Nothing is known any more, so nothing counts as a read until the leader can be asked again.
+                Arc::new(Catalog::empty())
+            }
+        }
+    }
+
+    fn current_catalog(&self) -> Option<Arc<Catalog>> {
+        let known = lock(&self.catalog);
+        (known.version >= self.catalog_version.load(SeqCst)).then(|| known.catalog.clone())
     }
 
     /// The catalog has changed: statements are judged anew, and prepared anew.
     pub fn catalog_changed(&self) {
-        self.catalog_is_stale.store(true, SeqCst);
+        self.catalog_version.fetch_add(1, SeqCst);
         lock(&self.prepared_texts).1.clear();
     }
 
@@ -267,13 +285,19 @@ async fn sweep(domain: Weak<Domain>) {
         catalog_age += SWEEP_INTERVAL;
         if catalog_age > CATALOG_AGE_MAX {
             catalog_age = Duration::ZERO;
-            domain.catalog_is_stale.store(true, SeqCst);
+            domain.catalog_version.fetch_add(1, SeqCst);
         }
     }
 }
 
-async fn prepare_on_leader(leader: &Arc<Server>, database: &str) -> Result<Catalog, BackendError> {
+async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) -> Result<Catalog, BackendError> {
     let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), "onecopy catalog").await?;
+    // What a router before this one left running may commit at any time: the first gate waits until it has ended.
+    for row in backend.rows(LEFT_RUNNING).await? {
+        if let Some(process_id) = row.first().and_then(|value| value.as_deref()?.parse().ok()) {
+            room.note_unsettled(process_id);
+        }
+    }
     let exists = backend.rows(TRIPWIRE_EXISTS).await?;
     if exists.first().and_then(|row| row.first()?.as_deref()) != Some("t") {
         backend.rows(MAKE_TRIPWIRE).await?;

@@ -12,7 +12,6 @@ use crate::error::RouterError;
 use crate::health;
 use crate::metrics;
 use crate::predecessor;
-use crate::session;
 use crate::state::RouterState;
 use crate::status::RouterStatus;
 use crate::wire::Listener;
@@ -85,16 +84,12 @@ impl Router {
         self.state.set_settings(configuration.router.clone());
     }
 
-    /// Stops listening, lets statements end for a moment, ends all sessions.
+    /// Stops listening and ends all sessions, each after the statement it is at (but not later than a bound).
     pub async fn shutdown(&self) {
         self.stop.send_replace(true);
         let mut tasks = std::mem::take(&mut *self.tasks.lock().expect("no code panics while it holds this lock"));
         tasks.shutdown().await;
-        let deadline = tokio::time::Instant::now() + STOP_TIMEOUT;
-        while self.state.clients.load(std::sync::atomic::Ordering::SeqCst) > 0 && tokio::time::Instant::now() < deadline
-        {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        self.state.end_sessions(STOP_TIMEOUT).await;
         for domain in self.state.open_domains() {
             domain.close();
         }
@@ -164,13 +159,6 @@ async fn accept(state: Arc<RouterState>, listener: Listener, mut stop: tokio::sy
             },
             _ = stop.changed() => return,
         };
-        let state = state.clone();
-        let mut stop = stop.clone();
-        tokio::spawn(async move {
-            tokio::select! {
-                () = session::serve(state, socket) => {}
-                _ = stop.wait_for(|stop| *stop) => {}
-            }
-        });
+        state.start_session(socket);
     }
 }

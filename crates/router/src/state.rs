@@ -5,15 +5,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::Seq
 use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use sha2::{Digest, Sha256};
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::{OnceCell, watch};
+use tokio::task::JoinSet;
 
 use crate::authentication::MockSecret;
 use crate::backend::{Backend, BackendError};
 use crate::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
-use crate::domain::{Domain, Permits};
+use crate::domain::Domain;
 use crate::error::RouterError;
 use crate::servers::{Server, servers_of};
 use crate::session::CancelSlot;
+use crate::wire::Socket;
 
 /// PostgreSQL's pool of serializable transactions holds ten for each back end (`predicate.c`); the router stops trusting
 /// it at this share.
@@ -41,7 +43,7 @@ pub struct Counters {
 
 /// Serializable transactions on the leader, counted, because PostgreSQL forgets what one has read when too many others
 /// have run during its life.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct SerializableTransactions {
     begun: Arc<AtomicU64>,
     limit: Arc<AtomicU64>,
@@ -67,6 +69,11 @@ impl SerializableTransactions {
             limit: self.limit.clone(),
             leader: leader.clone(),
         }
+    }
+
+    /// Counts one that is over at once.
+    pub fn note_short(&self) {
+        self.begun.fetch_add(1, SeqCst);
     }
 
     /// Notes for how many transactions the leader has room.
@@ -114,7 +121,6 @@ pub struct RouterState {
     /// The leader first.
     pub servers: Arc<[Arc<Server>]>,
     settings: RwLock<Arc<RouterSettings>>,
-    permits: Permits,
     domains: Mutex<HashMap<String, Arc<OnceCell<Arc<Domain>>>>>,
     /// Counters.
     pub counters: Counters,
@@ -125,6 +131,9 @@ pub struct RouterState {
     /// Clients that are logged in or logging in.
     pub clients: AtomicUsize,
     pub(crate) cancels: Mutex<CancelKeys>,
+    sessions: Mutex<JoinSet<()>>,
+    /// True once sessions shall end.
+    pub(crate) stopping: watch::Sender<bool>,
     /// Where verifiers are looked up.
     pub(crate) verifiers: tokio::sync::Mutex<Option<Backend>>,
     /// For exchanges with roles that do not exist.
@@ -139,20 +148,17 @@ impl RouterState {
     pub fn new(configuration: &RouterConfiguration) -> Result<RouterState, RouterError> {
         let servers = servers_of(configuration)?;
         let settings = &configuration.router;
-        let permits = Permits {
-            leader: Arc::new(Semaphore::new(settings.leader_backends_max)),
-            readers: servers.iter().map(|_| Arc::new(Semaphore::new(settings.reader_backends_max))).collect(),
-        };
         Ok(RouterState {
             servers,
             settings: RwLock::new(Arc::new(settings.clone())),
-            permits,
             domains: Mutex::default(),
             counters: Counters::default(),
             serializable: SerializableTransactions::default(),
             turn: AtomicUsize::new(0),
             clients: AtomicUsize::new(0),
             cancels: Mutex::default(),
+            sessions: Mutex::default(),
+            stopping: watch::Sender::new(false),
             verifiers: tokio::sync::Mutex::default(),
             mock_secret: mock_secret(&configuration.leader),
             last_session: AtomicU64::new(0),
@@ -173,8 +179,11 @@ impl RouterState {
     /// The database of this name, opened if it is not open yet.
     pub async fn domain(&self, database: &str) -> Result<Arc<Domain>, BackendError> {
         let cell = self.domains().entry(database.to_owned()).or_default().clone();
-        let opened =
-            cell.get_or_try_init(|| Domain::open(database, self.servers.clone(), self.settings(), &self.permits)).await;
+        let opened = cell
+            .get_or_try_init(|| {
+                Domain::open(database, self.servers.clone(), self.settings(), self.serializable.clone())
+            })
+            .await;
         match opened {
             Ok(domain) => Ok(domain.clone()),
             Err(error) => {
@@ -190,6 +199,27 @@ impl RouterState {
     /// Databases that are open.
     pub fn open_domains(&self) -> Vec<Arc<Domain>> {
         self.domains().values().filter_map(|cell| cell.get().cloned()).collect()
+    }
+
+    /// Serves a client in a task of its own.
+    pub fn start_session(self: &Arc<Self>, socket: Socket) {
+        let mut sessions = self.sessions();
+        while sessions.try_join_next().is_some() {}
+        sessions.spawn(crate::session::serve(self.clone(), socket));
+    }
+
+    /// Tells all sessions to end, each after the statement it is at; those that go on after `timeout` are cut off.
+    pub async fn end_sessions(&self, timeout: std::time::Duration) {
+        self.stopping.send_replace(true);
+        let mut sessions = std::mem::take(&mut *self.sessions());
+        let all = async { while sessions.join_next().await.is_some() {} };
+        if tokio::time::timeout(timeout, all).await.is_err() {
+            sessions.shutdown().await;
+        }
+    }
+
+    fn sessions(&self) -> std::sync::MutexGuard<'_, JoinSet<()>> {
+        self.sessions.lock().expect("no code panics while it holds this lock")
     }
 
     /// Gives a database up that is to be dropped or copied, if no client is in it.

@@ -122,6 +122,7 @@ impl Backend {
         for statement in statements {
             self.channel.output.query(statement);
         }
+        self.prepared.unnamed = None;
         self.channel.flush().await.map_err(|error| self.lost(error))?;
         let mut results = Vec::with_capacity(statements.len());
         let mut failure = None;

@@ -12,7 +12,7 @@ use super::member::Member;
 use super::{Epoch, Epochs, Room};
 use crate::backend::{Backend, BackendError, Credentials};
 use crate::config::RouterSettings;
-use crate::servers::Server;
+use crate::servers::{Health, Server};
 
 /// The leader must do its part of a gate within this.
 const LEADER_TIMEOUT: Duration = Duration::from_millis(1000);
@@ -25,6 +25,10 @@ const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Connections of the gate's own must be made, and their questions answered, within this.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// First and longest pause after a gate that found the room occupied too long.
+const OCCUPIED_PAUSE_MIN: Duration = Duration::from_millis(50);
+const OCCUPIED_PAUSE_MAX: Duration = Duration::from_millis(1000);
 
 /// A server process without an answer must be gone within this for a gate to be tried.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -65,18 +69,29 @@ pub struct Gatekeeper {
     marker: Option<Backend>,
     marker_position: Option<String>,
     tripwires_emptied: u64,
-    on_occupied: Box<dyn Fn(&[super::room::Occupant]) + Send>,
+    hooks: GateHooks,
+}
+
+/// Hears who kept a gate from closing.
+type OnOccupied = Box<dyn Fn(&[super::room::Occupant]) + Send>;
+
+/// What others do when something happens at a gate.
+pub struct GateHooks {
+    /// These sessions kept a gate from closing.
+    pub on_occupied: OnOccupied,
+    /// A canary ran: one more serializable transaction on the leader.
+    pub on_canary: Box<dyn Fn() + Send>,
 }
 
 impl Gatekeeper {
-    /// A gatekeeper of `database`; `on_occupied` hears who kept a gate from closing.
+    /// A gatekeeper of `database`.
     pub fn new(
         epochs: Arc<Epochs>,
         room: Arc<Room>,
         settings: Arc<RouterSettings>,
         servers: &[Arc<Server>],
         database: &str,
-        on_occupied: Box<dyn Fn(&[super::room::Occupant]) + Send>,
+        hooks: GateHooks,
     ) -> Gatekeeper {
         let database: Arc<str> = database.into();
         let credentials = Arc::new(Credentials::of_router(&servers[0]));
@@ -94,7 +109,7 @@ impl Gatekeeper {
             marker: None,
             marker_position: None,
             tripwires_emptied: 0,
-            on_occupied,
+            hooks,
         }
     }
 
@@ -110,6 +125,8 @@ impl Gatekeeper {
             }
         };
         let _ = tokio::time::timeout(FIRST_JOIN_TIMEOUT, first).await;
+        let pause = Duration::from_millis(self.settings.gate_interval_min_ms);
+        let mut occupied_pause = Duration::ZERO;
         loop {
             let asked = tokio::time::timeout(interval, self.epochs.wanted.notified()).await.is_ok();
             if self.epochs.has_barrier() || self.epochs.is_to_be_released() {
@@ -121,15 +138,21 @@ impl Gatekeeper {
                 self.let_lapse().await;
                 continue;
             }
-            if let Err(error) = self.attempt().await {
-                match &error {
-                    GateError::Occupied(_) => self.epochs.statistics.note_gave_up(),
-                    _ => self.epochs.statistics.note_failed(),
+            let result = self.attempt().await;
+            match &result {
+                Ok(()) => occupied_pause = Duration::ZERO,
+                Err(GateError::Occupied(_)) => {
+                    // Each attempt holds commits for its time-out: the longer somebody stays, the rarer they get.
+                    self.epochs.statistics.note_gave_up();
+                    occupied_pause = (occupied_pause * 2).clamp(OCCUPIED_PAUSE_MIN, OCCUPIED_PAUSE_MAX);
                 }
+                Err(_) => self.epochs.statistics.note_failed(),
+            }
+            if let Err(error) = &result {
                 tracing::debug!(database = &*self.database, %error, "no epoch");
             }
-            self.epochs.attempts.send_modify(|attempts| *attempts += 1);
-            tokio::time::sleep(Duration::from_millis(self.settings.gate_interval_min_ms)).await;
+            self.epochs.note_attempt(occupied_pause > Duration::ZERO);
+            tokio::time::sleep(pause.max(occupied_pause)).await;
         }
     }
 
@@ -149,6 +172,10 @@ impl Gatekeeper {
             member.advance(self.marker_position.as_deref()).await;
         }
         let Some(epoch) = self.epochs.current() else { return };
+        if self.members[0].server.health() != Health::Up {
+            // No other epoch can come in its place.
+            return;
+        }
         let old = epoch.closed_at.elapsed() > Duration::from_millis(self.settings.epoch_age_max_ms);
         if old && self.room.commits_begun() > epoch.commits {
             self.release().await;
@@ -180,7 +207,7 @@ impl Gatekeeper {
         let room = self.room.clone();
         let Some(closed) = room.close(timeout).await else {
             let occupants = self.room.occupants_now();
-            (self.on_occupied)(&occupants);
+            (self.hooks.on_occupied)(&occupants);
             return Err(GateError::Occupied(occupants.iter().map(|occupant| occupant.session).collect()));
         };
         let commits = closed.commits().ok_or(GateError::Unsettled)?;
@@ -237,6 +264,7 @@ impl Gatekeeper {
     async fn open_everywhere(&mut self, commits: u64) -> Result<Vec<Option<String>>, GateError> {
         let (leader, followers) = self.members.split_first_mut().expect("the leader is always a member");
         let marker = self.marker.as_mut().ok_or(GateError::NoLeader)?;
+        (self.hooks.on_canary)();
         let empty_tripwire = self.epochs.statistics.tripwires() - self.tripwires_emptied > TRIPWIRES_KEPT_MAX;
         let both = async { tokio::try_join!(send_marker(marker, empty_tripwire), leader.open_snapshot(None)) };
         let result = match tokio::time::timeout(LEADER_TIMEOUT, both).await {

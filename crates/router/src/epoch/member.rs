@@ -47,7 +47,7 @@ pub(super) struct Member {
 enum State {
     Out { retry_at: Instant, pause: Duration },
     Joining { task: JoinHandle<Result<[Backend; 2], BackendError>>, pause: Duration },
-    In { holders: [Backend; 2], next: usize },
+    In { holders: Box<[Backend; 2]>, next: usize },
 }
 
 impl Member {
@@ -77,7 +77,7 @@ impl Member {
                 self.state = match task.await {
                     Ok(Ok(holders)) => {
                         tracing::info!(server = self.server.name, database = &*self.database, "joins the epochs");
-                        State::In { holders, next: 0 }
+                        State::In { holders: Box::new(holders), next: 0 }
                     }
                     Ok(Err(error)) => {
                         tracing::debug!(server = self.server.name, %error, "cannot join the epochs yet");
@@ -144,7 +144,7 @@ impl Member {
     /// Ends all snapshots here.
     pub(super) async fn release(&mut self) -> Result<(), BackendError> {
         if let State::In { holders, .. } = &mut self.state {
-            for holder in holders {
+            for holder in holders.iter_mut() {
                 close_snapshot(holder).await?;
             }
         }

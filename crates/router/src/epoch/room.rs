@@ -63,6 +63,11 @@ impl Room {
         self.occupants().values().cloned().collect()
     }
 
+    /// Notes a server process that nobody here waits for and that may still commit.
+    pub fn note_unsettled(&self, process_id: u32) {
+        self.unsettled.lock().expect("no code panics while it holds this lock").push(process_id);
+    }
+
     /// Server processes whose commits may still happen.
     pub fn unsettled(&self) -> Vec<u32> {
         self.unsettled.lock().expect("no code panics while it holds this lock").clone()
@@ -105,7 +110,7 @@ impl Drop for Commit<'_> {
         self.room.occupants().remove(&self.session);
         if !self.settled {
             // The next gate must not close before this server process is known to have ended.
-            self.room.unsettled.lock().expect("no code panics while it holds this lock").push(self.process_id);
+            self.room.note_unsettled(self.process_id);
         }
     }
 }

@@ -41,9 +41,16 @@ struct Parked {
 }
 
 impl LeaderPool {
-    /// A pool of `database`; `permits` counts all back ends of sessions on the leader, `limit` at the most.
-    pub fn new(server: Arc<Server>, database: Arc<str>, permits: Arc<Semaphore>, limit: usize) -> LeaderPool {
-        LeaderPool { server, database, parked: Mutex::default(), free: Mutex::default(), permits, limit }
+    /// A pool of `database` with `limit` back ends at the most.
+    pub fn new(server: Arc<Server>, database: Arc<str>, limit: usize) -> LeaderPool {
+        LeaderPool {
+            server,
+            database,
+            parked: Mutex::default(),
+            free: Mutex::default(),
+            permits: Arc::new(Semaphore::new(limit)),
+            limit,
+        }
     }
 
     fn parked(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Parked>> {
@@ -121,11 +128,6 @@ impl LeaderPool {
     pub fn park(&self, session: u64, user: &str, mut backend: Backend) {
         backend.idle_since = Instant::now();
         self.parked().insert(session, Parked { user: user.to_owned(), backend });
-    }
-
-    /// The back end that `session` has parked, if nobody took it.
-    pub fn unpark(&self, session: u64) -> Option<Backend> {
-        self.parked().remove(&session).map(|parked| parked.backend)
     }
 
     /// The session has ended, or wants none of its state any more: its back end is cleaned for others.

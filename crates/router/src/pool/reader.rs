@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 use super::{IDLE_MAX, PoolError};
 use crate::backend::{Backend, Credentials};
@@ -13,6 +13,9 @@ use crate::settings::Settings;
 
 /// How many idle back ends are looked at for one with the right settings.
 const LOOKED_AT_MAX: usize = 8;
+
+/// A reader that waits for a back end looks this often whether one is to be had.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Idle back ends by role.
 #[derive(Debug)]
@@ -23,12 +26,20 @@ pub struct ReaderPool {
     idle: Mutex<HashMap<String, Vec<Backend>>>,
     permits: Arc<Semaphore>,
     limit: usize,
+    given_back: Notify,
 }
 
 impl ReaderPool {
-    /// A pool of `database` on `server`; `permits` counts all back ends of that server, `limit` at the most.
-    pub fn new(server: Arc<Server>, database: Arc<str>, permits: Arc<Semaphore>, limit: usize) -> ReaderPool {
-        ReaderPool { server, database, idle: Mutex::default(), permits, limit }
+    /// A pool of `database` on `server` with `limit` back ends at the most.
+    pub fn new(server: Arc<Server>, database: Arc<str>, limit: usize) -> ReaderPool {
+        ReaderPool {
+            server,
+            database,
+            idle: Mutex::default(),
+            permits: Arc::new(Semaphore::new(limit)),
+            limit,
+            given_back: Notify::new(),
+        }
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, HashMap<String, Vec<Backend>>> {
@@ -53,36 +64,40 @@ impl ReaderPool {
         settings: &Settings,
         timeout: Duration,
     ) -> Result<Backend, PoolError> {
-        while let Some(mut backend) = self.take_idle(&credentials.user, settings) {
-            if backend.is_alive() {
-                return Ok(backend);
+        let deadline = Instant::now() + timeout;
+        let permit = loop {
+            while let Some(mut backend) = self.take_idle(&credentials.user, settings) {
+                if backend.is_alive() {
+                    return Ok(backend);
+                }
             }
-        }
-        let permit = match self.permits.clone().try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => {
-                self.evict_one();
-                let waited = tokio::time::timeout(timeout, self.permits.clone().acquire_owned()).await;
-                waited
-                    .ok()
-                    .and_then(Result::ok)
-                    .ok_or_else(|| PoolError::Exhausted { server: self.server.name.clone(), limit: self.limit })?
+            if let Ok(permit) = self.permits.clone().try_acquire_owned() {
+                break permit;
             }
+            self.evict_one_of_others(&credentials.user);
+            if Instant::now() >= deadline {
+                return Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.limit });
+            }
+            // A back end that is given back wakes one waiter; one that is closed, or of another database, is found by
+            // looking again.
+            let look_again = deadline.min(Instant::now() + LOOK_INTERVAL);
+            let _ = tokio::time::timeout_at(look_again.into(), self.given_back.notified()).await;
         };
         let mut backend = Backend::connect(&self.server, &self.database, credentials, "onecopy reader").await?;
         backend.permit = Some(permit);
         Ok(backend)
     }
 
-    /// Closes one idle back end, so that another role or database gets its place.
-    fn evict_one(&self) {
+    /// Closes the back end of another role that was idle longest, so that this one gets its place.
+    fn evict_one_of_others(&self, user: &str) {
         let mut idle = self.idle();
         let oldest = idle
             .iter()
-            .filter_map(|(user, backends)| Some((user, backends.iter().map(|backend| backend.idle_since).min()?)))
+            .filter(|(other, _)| *other != user)
+            .filter_map(|(other, backends)| Some((other, backends.iter().map(|backend| backend.idle_since).min()?)))
             .min_by_key(|(_, since)| *since)
-            .map(|(user, _)| user.clone());
-        if let Some(backends) = oldest.and_then(|user| idle.get_mut(&user)) {
+            .map(|(other, _)| other.clone());
+        if let Some(backends) = oldest.and_then(|other| idle.get_mut(&other)) {
             backends.remove(0);
         }
     }
@@ -95,6 +110,8 @@ impl ReaderPool {
             Some(backends) => backends.push(backend),
             None => drop(idle.insert(user.to_owned(), vec![backend])),
         }
+        drop(idle);
+        self.given_back.notify_one();
     }
 
     /// Ends transactions that idle back ends hold in other epochs than `current`, and closes what was idle too long.

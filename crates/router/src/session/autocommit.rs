@@ -216,7 +216,8 @@ impl Session {
         request.encode(&mut backend, &mut expected);
         let start = self.client.output.len();
         let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
-        let reusable = self.statement_ended();
+        self.statement_ended();
+        let reusable = !std::mem::take(&mut self.may_be_cancelled_late);
         let relayed = match result {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
@@ -320,7 +321,8 @@ impl Session {
             put_own(&mut backend, "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY", false, &mut expected);
             request.encode(&mut backend, &mut expected);
             put_own(&mut backend, "COMMIT", false, &mut expected);
-            let Ended { result, went_out, start, last_words } = self.relay(&mut backend, expected, Hold::Briefly).await;
+            let Ended { result, went_out, start, last_words, .. } =
+                self.relay(&mut backend, expected, Hold::Briefly).await;
             self.statement_ended();
             let taken_back = if went_out { 0 } else { start };
             let relayed = match result {
@@ -453,7 +455,6 @@ impl Session {
         };
         let hold = if commit.is_some() { Hold::InRoom } else { Hold::Briefly };
         let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, hold).await;
-        // A cancel request that comes late hits a back end that this session keeps.
         self.statement_ended();
         let relayed = match result {
             Ok(relayed) => relayed,

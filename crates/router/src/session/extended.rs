@@ -175,11 +175,11 @@ impl Session {
 
     async fn take_message(&mut self, frame: Frame, piece: &mut Piece) -> Result<Next, SessionEnd> {
         let next = match frame.tag {
-            b'P' => self.take_parse(Parse::parse(&frame).map_err(Session::malformed)?, piece).await,
-            b'B' => self.take_bind(Bind::parse(&frame).map_err(Session::malformed)?, piece),
-            b'D' => self.take_describe(&Describe::parse(&frame).map_err(Session::malformed)?, frame, piece),
-            b'E' => self.take_execute(&Execute::parse(&frame).map_err(Session::malformed)?, frame, piece),
-            _ => self.take_close(&Close::parse(&frame).map_err(Session::malformed)?, frame, piece),
+            b'P' => self.take_parse(Parse::read(&frame).map_err(Session::malformed)?, piece).await,
+            b'B' => self.take_bind(Bind::read(&frame).map_err(Session::malformed)?, piece),
+            b'D' => self.take_describe(&Describe::read(&frame).map_err(Session::malformed)?, frame, piece),
+            b'E' => self.take_execute(&Execute::read(&frame).map_err(Session::malformed)?, frame, piece),
+            _ => self.take_close(&Close::read(&frame).map_err(Session::malformed)?, frame, piece),
         };
         Ok(next)
     }
@@ -274,7 +274,9 @@ impl Session {
 
     /// Whether a portal that no Bind has made may exist on this session's server: DECLARE makes one as well.
     fn may_be_cursor(&self, name: &Bytes) -> bool {
-        !name.is_empty() && !self.portals.contains_key(name) && (self.transaction.is_some() || self.own_backend.is_some())
+        !name.is_empty()
+            && !self.portals.contains_key(name)
+            && (self.transaction.is_some() || self.own_backend.is_some())
     }
 
     fn take_describe(&mut self, describe: &Describe, frame: Frame, piece: &mut Piece) -> Next {

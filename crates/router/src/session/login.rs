@@ -58,12 +58,10 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
     };
     match logged_in {
         Ok(Some(session)) => {
-            let number = session.number;
+            let number = session.inside.number;
             let mut session = session.into_session(client);
             session.client.message_bytes_max = session.domain.settings.message_bytes_max;
-            let slot_key = session.cancel_key();
             let end = session.run().await;
-            cancels(&router).remove(&slot_key);
             tracing::debug!(session = number, %end, "session ended");
         }
         Ok(None) => {}
@@ -102,12 +100,37 @@ fn cancels(router: &RouterState) -> std::sync::MutexGuard<'_, crate::state::Canc
     router.cancels.lock().expect("no code panics while it holds this lock")
 }
 
-/// A session that is ready but for its channel.
-struct LoggedIn {
+/// A client inside a database; leaves it, its back end and its cancel key when dropped.
+pub(super) struct Inside {
     router: Arc<RouterState>,
     domain: Arc<Domain>,
     number: u64,
     secret: u32,
+}
+
+impl Inside {
+    fn enter(router: &Arc<RouterState>, domain: &Arc<Domain>, cancel: &Arc<CancelSlot>) -> Inside {
+        domain.clients.fetch_add(1, SeqCst);
+        let number = router.last_session.fetch_add(1, Relaxed) + 1;
+        let secret = rand::random();
+        cancels(router).insert((number as u32, secret), Arc::downgrade(cancel));
+        Inside { router: router.clone(), domain: domain.clone(), number, secret }
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.domain.clients.fetch_sub(1, SeqCst);
+        self.domain.leader.forget(self.number);
+        cancels(&self.router).remove(&(self.number as u32, self.secret));
+    }
+}
+
+/// A session that is ready but for its channel.
+struct LoggedIn {
+    router: Arc<RouterState>,
+    domain: Arc<Domain>,
+    inside: Inside,
     user: String,
     credentials: Arc<Credentials>,
     settings: Arc<Settings>,
@@ -122,7 +145,7 @@ impl LoggedIn {
     fn into_session(self, client: Channel) -> Session {
         let read_only = self.settings.get("default_transaction_read_only").map_or(self.is_read_only, is_on);
         Session {
-            number: self.number,
+            number: self.inside.number,
             settings_at_login: self.settings.clone(),
             characteristics: Characteristics { read_only, ..Characteristics::default() },
             characteristics_at_login: Characteristics { read_only, ..Characteristics::default() },
@@ -134,7 +157,10 @@ impl LoggedIn {
             commits_seen: 0,
             skips_until_sync: false,
             in_extended_batch: false,
-            secret: self.secret,
+            may_be_cancelled_late: false,
+            stopping: self.router.stopping.subscribe(),
+            parsed: 0,
+            _inside: self.inside,
             router: self.router,
             domain: self.domain,
             client,
@@ -145,12 +171,6 @@ impl LoggedIn {
             server_choice: self.server_choice,
             cancel: self.cancel,
         }
-    }
-}
-
-impl Session {
-    fn cancel_key(&self) -> (u32, u32) {
-        (self.number as u32, self.secret)
     }
 }
 
@@ -418,28 +438,22 @@ async fn open_session(
 ) -> Result<LoggedIn, LoginError> {
     let fatal = |error: SqlError| LoginError::Refused(SqlError { severity: "FATAL", ..error });
     let domain = router.domain(&wishes.database).await.map_err(|error| fatal(error.to_sql()))?;
-    domain.clients.fetch_add(1, SeqCst);
-    let number = router.last_session.fetch_add(1, Relaxed) + 1;
+    let cancel = Arc::default();
     let mut logged_in = LoggedIn {
         router: router.clone(),
         freshness: domain.settings.freshness,
+        inside: Inside::enter(router, &domain, &cancel),
         domain,
-        number,
-        secret: rand::random(),
         user: wishes.user,
         credentials,
         settings: Arc::default(),
         server_choice: None,
-        cancel: Arc::default(),
+        cancel,
         is_read_only: false,
     };
-    let result = greet(&mut logged_in, client, wishes.settings).await;
-    if let Err(error) = result {
-        logged_in.domain.clients.fetch_sub(1, SeqCst);
-        return Err(error);
-    }
-    cancels(router).insert((number as u32, logged_in.secret), Arc::downgrade(&logged_in.cancel));
-    client.output.message(b'K', &[(number as u32).to_be_bytes(), logged_in.secret.to_be_bytes()].concat());
+    greet(&mut logged_in, client, wishes.settings).await?;
+    let Inside { number, secret, .. } = &logged_in.inside;
+    client.output.message(b'K', &[(*number as u32).to_be_bytes(), secret.to_be_bytes()].concat());
     client.output.ready_for_query(b'I');
     relay::flush(client).await?;
     Ok(logged_in)

@@ -26,11 +26,12 @@ mod unit;
 mod work;
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 
 pub use login::serve;
 
@@ -119,7 +120,7 @@ pub struct Session {
     domain: Arc<Domain>,
     client: Channel,
     number: u64,
-    secret: u32,
+    _inside: login::Inside,
     user: String,
     credentials: Arc<Credentials>,
     settings: Arc<Settings>,
@@ -138,15 +139,12 @@ pub struct Session {
     /// Commits that this session may have seen; an epoch for it holds at least these.
     commits_seen: u64,
     cancel: Arc<CancelSlot>,
+    may_be_cancelled_late: bool,
+    stopping: watch::Receiver<bool>,
     skips_until_sync: bool,
+    /// How many `Parse` messages of the last unit have succeeded.
+    parsed: usize,
     in_extended_batch: bool,
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.domain.leader.forget(self.number);
-        self.domain.clients.fetch_sub(1, SeqCst);
-    }
 }
 
 impl Session {
@@ -204,16 +202,26 @@ impl Session {
         }
     }
 
-    /// The client's next message; meanwhile notifications of its own back end are passed on.
+    /// The client's next message. Meanwhile notifications of its own back end are passed on, and a router that stops ends
+    /// the session.
     async fn next_frame(&mut self) -> Result<crate::wire::Frame, SessionEnd> {
         loop {
-            let (Some(backend), None) = (&mut self.own_backend, &self.transaction) else {
-                return Ok(self.client.frame().await?);
+            let notified = async {
+                match (&mut self.own_backend, &self.transaction) {
+                    (Some(backend), None) => backend.channel.frame().await,
+                    _ => std::future::pending().await,
+                }
             };
+            let stopping = &mut self.stopping;
+            let stopped = async { stopping.wait_for(|stopping| *stopping).await.is_ok() };
             tokio::select! {
                 biased;
                 frame = self.client.frame() => return Ok(frame?),
-                frame = backend.channel.frame() => {
+                _ = stopped => {
+                    let text = "terminating connection: the router is shutting down";
+                    return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::ADMIN_SHUTDOWN, text)));
+                }
+                frame = notified => {
                     let Ok(frame) = frame else {
                         return Err(self.lost_own_backend());
                     };
@@ -268,16 +276,18 @@ impl Session {
 
     /// Keeps a back end on the leader for this session's next transaction.
     fn return_leader(&mut self, backend: Backend) {
+        // A cancel request that is still on its way must not hit another session.
+        let is_hit = std::mem::take(&mut self.may_be_cancelled_late);
         if self.pinned.is_some() {
             self.own_backend = Some(backend);
-        } else {
+        } else if !is_hit {
             self.domain.leader.park(self.number, &self.user, backend);
         }
     }
 
-    /// Notes that a statement ended on `backend`; false when a cancel request may still be on its way there.
-    fn statement_ended(&self) -> bool {
-        !self.cancel.end()
+    /// Notes that a statement ended, and whether a cancel request may still be on its way to its back end.
+    fn statement_ended(&mut self) {
+        self.may_be_cancelled_late |= self.cancel.end();
     }
 
     fn count(&self, reads: bool) {

@@ -11,7 +11,7 @@ use bytes::{BufMut, Bytes};
 use super::request::Expected;
 use crate::backend::Backend;
 use crate::servers::Health;
-use crate::wire::{Channel, ChannelError, ErrorFields, Frame};
+use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply};
 
 /// Bytes of an answer held back before the first of them go to the client.
 pub const HELD_BYTES_MAX: usize = 32 * 1024;
@@ -71,6 +71,8 @@ pub struct Ended {
     pub start: usize,
     /// What the server said before the connection broke.
     pub last_words: Option<ErrorFields>,
+    /// How many of the client's `Parse` messages have succeeded, of those that went to the server.
+    pub parsed: usize,
 }
 
 /// Carries answers from `backend` to `client` until all that is `expected` is there.
@@ -84,6 +86,7 @@ pub struct Relay<'a> {
     extended: bool,
     relayed: Relayed,
     went_out: bool,
+    parsed: usize,
 }
 
 impl<'a> Relay<'a> {
@@ -96,7 +99,17 @@ impl<'a> Relay<'a> {
     ) -> Relay<'a> {
         let start = client.output.len();
         let extended = expected.iter().any(|expected| matches!(expected, Expected::Execute));
-        Relay { client, backend, expected, hold, start, extended, relayed: Relayed::default(), went_out: false }
+        Relay {
+            client,
+            backend,
+            expected,
+            hold,
+            start,
+            extended,
+            relayed: Relayed::default(),
+            went_out: false,
+            parsed: 0,
+        }
     }
 
     /// Runs to the end.
@@ -104,15 +117,13 @@ impl<'a> Relay<'a> {
         let result = self.answers().await;
         let relayed = std::mem::take(&mut self.relayed);
         let last_words = relayed.error.clone().or_else(|| relayed.own_error.clone());
-        Ended { result: result.map(|()| relayed), went_out: self.went_out, start: self.start, last_words }
+        let result = result.map(|()| relayed);
+        Ended { result, went_out: self.went_out, start: self.start, last_words, parsed: self.parsed }
     }
 
     async fn answers(&mut self) -> Result<(), RelayError> {
         loop {
-            while let Some(Expected::Answer(bytes)) = self.expected.front() {
-                self.client.output.put_slice(bytes);
-                self.expected.pop_front();
-            }
+            self.give_own_answers();
             if self.expected.is_empty() {
                 return self.flush_server().await;
             }
@@ -121,6 +132,18 @@ impl<'a> Relay<'a> {
                 None => self.wait().await?,
             };
             self.take(frame).await?;
+        }
+    }
+
+    fn give_own_answers(&mut self) {
+        while let Some(Expected::Answer(_) | Expected::ParseAnswer) = self.expected.front() {
+            match self.expected.pop_front() {
+                Some(Expected::Answer(bytes)) => self.client.output.put_slice(&bytes),
+                _ => {
+                    self.parsed += 1;
+                    self.client.output.message(b'1', b"");
+                }
+            }
         }
     }
 
@@ -172,8 +195,11 @@ impl<'a> Relay<'a> {
                 (false, true)
             }
             (Expected::Own { .. }, _) => (false, false),
-            (Expected::Parse { visible, .. }, b'1') => (*visible, true),
-            (Expected::Evicted, b'3') => (false, true),
+            (Expected::Parse { visible, .. }, b'1') => {
+                self.parsed += usize::from(*visible);
+                (*visible, true)
+            }
+            (Expected::Evicted { .. }, b'3') => (false, true),
             (Expected::Bind, b'2') | (Expected::Close, b'3') => (true, true),
             (Expected::DescribeStatement | Expected::DescribePortal, b'T' | b'n') => (true, true),
             (Expected::Execute, b'C' | b's' | b'I') => (true, true),
@@ -213,6 +239,8 @@ impl<'a> Relay<'a> {
                         self.backend.prepared.unnamed = None;
                     }
                 }
+                // Its Close was skipped: the server has it still.
+                Expected::Evicted { number } => drop(self.backend.prepared.insert(*number)),
                 _ => {}
             }
             self.expected.pop_front();
@@ -252,7 +280,7 @@ impl<'a> Relay<'a> {
                     if failed && self.extended {
                         self.take_error(frame).await?;
                         self.flush_client().await?;
-                        return self.pass_on_sync().await;
+                        return self.recover_from_copy().await;
                     }
                     Box::pin(self.take(frame)).await?;
                     if failed {
@@ -291,6 +319,30 @@ impl<'a> Relay<'a> {
             if frame.tag == b'S' {
                 self.backend.channel.output.put_slice(&frame.bytes);
                 return self.flush_server().await;
+            }
+        }
+    }
+
+    /// COPY has failed. The server has ignored the `Sync` that was sent with it, or not, depending on when it failed; after
+    /// the client's next `Sync` an empty query marks where all of that is over.
+    async fn recover_from_copy(&mut self) -> Result<(), RelayError> {
+        self.pass_on_sync().await?;
+        self.backend.channel.output.query("");
+        self.backend.prepared.unnamed = None;
+        let mut marked = false;
+        loop {
+            let frame = match self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
+                Some(frame) => frame,
+                None => self.wait().await?,
+            };
+            match frame.tag {
+                b'I' => marked = true,
+                b'Z' if marked => {
+                    self.note_status(&frame);
+                    while !matches!(self.expected.pop_front(), Some(Expected::Sync) | None) {}
+                    return Ok(());
+                }
+                _ => {}
             }
         }
     }

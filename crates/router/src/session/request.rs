@@ -65,7 +65,7 @@ pub enum Expected {
     /// `ParseComplete`, for the client or not; on an error the statement is not prepared.
     Parse { visible: bool, number: u64 },
     /// `CloseComplete` for a statement that gave way.
-    Evicted,
+    Evicted { number: u64 },
     /// `BindComplete`.
     Bind,
     /// `ParameterDescription`, then as `DescribePortal`.
@@ -78,6 +78,8 @@ pub enum Expected {
     Close,
     /// An answer of the router at its place.
     Answer(Bytes),
+    /// `ParseComplete` for a statement that is prepared already.
+    ParseAnswer,
     /// `ReadyForQuery`.
     Sync,
 }
@@ -117,6 +119,7 @@ impl Request {
                     backend.channel.output.put_slice(sql);
                     backend.channel.output.put_u8(0);
                     end_message(&mut backend.channel.output, start);
+                    backend.prepared.unnamed = None;
                     expected.push_back(Expected::Simple);
                 }
                 Item::Parse { text, named: false } => {
@@ -124,7 +127,7 @@ impl Request {
                 }
                 Item::Parse { text, named: true } => {
                     if backend.prepared.touch(text.number) {
-                        expected.push_back(Expected::Answer(Bytes::from_static(b"1\0\0\0\x04")));
+                        expected.push_back(Expected::ParseAnswer);
                     } else {
                         put_named(backend, text, true, expected);
                     }
@@ -166,7 +169,7 @@ fn put_unnamed(backend: &mut Backend, text: &PreparedText, visible: bool, expect
 fn put_named(backend: &mut Backend, text: &PreparedText, visible: bool, expected: &mut VecDeque<Expected>) {
     if let Some(evicted) = backend.prepared.insert(text.number) {
         put_target(&mut backend.channel.output, b'C', &PreparedStatements::name(evicted));
-        expected.push_back(Expected::Evicted);
+        expected.push_back(Expected::Evicted { number: evicted });
     }
     let name = PreparedStatements::name(text.number);
     Parse::encode_as(&text.sql, &text.types, &name, &mut backend.channel.output);
@@ -176,6 +179,8 @@ fn put_named(backend: &mut Backend, text: &PreparedText, visible: bool, expected
 /// Sends a simple query of the router's own.
 pub fn put_own(backend: &mut Backend, sql: &str, heard: bool, expected: &mut VecDeque<Expected>) {
     backend.channel.output.query(sql);
+    // A simple query destroys the unnamed statement.
+    backend.prepared.unnamed = None;
     expected.push_back(Expected::Own { heard });
 }
 

@@ -52,7 +52,7 @@ enum Place {
     /// Nothing was sent yet.
     Nowhere,
     /// Reads one epoch.
-    AtEpoch { backend: Backend, epoch: Arc<Epoch>, _in_flight: InFlight },
+    AtEpoch { backend: Box<Backend>, epoch: Arc<Epoch>, _in_flight: InFlight },
     /// Runs on the leader.
     OnLeader(Box<LeaderTransaction>),
     /// Its server was lost.
@@ -228,7 +228,7 @@ impl Session {
             self.client.output.truncate(start);
             match result {
                 Ok(relayed) if relayed.own_error.is_none() => {
-                    transaction.place = Place::AtEpoch { backend, epoch, _in_flight: in_flight };
+                    transaction.place = Place::AtEpoch { backend: Box::new(backend), epoch, _in_flight: in_flight };
                     return self.run_at_transaction_epoch(transaction, request, work).await.map(Some);
                 }
                 Ok(_) => {}
@@ -257,7 +257,7 @@ impl Session {
         let Place::AtEpoch { backend, epoch, .. } = &mut transaction.place else { return Ok(Ok(())) };
         let mut expected = VecDeque::new();
         request.encode(backend, &mut expected);
-        let Ended { result, went_out, start, last_words } = self.relay(backend, expected, Hold::Briefly).await;
+        let Ended { result, went_out, start, last_words, .. } = self.relay(backend, expected, Hold::Briefly).await;
         self.statement_ended();
         let server = backend.server.clone();
         let taken_back = if went_out { 0 } else { start };
@@ -328,7 +328,7 @@ impl Session {
             put_own(&mut leader.backend, &begin, false, &mut expected);
         }
         request.encode(&mut leader.backend, &mut expected);
-        let Ended { result, went_out, start, last_words } =
+        let Ended { result, went_out, start, last_words, .. } =
             self.relay(&mut leader.backend, expected, Hold::Briefly).await;
         self.statement_ended();
         let relayed = match result {
@@ -526,7 +526,7 @@ impl Session {
         self.characteristics = transaction.characteristics_before;
         match transaction.place {
             Place::Nowhere | Place::Lost => {}
-            Place::AtEpoch { backend, .. } => self.give_back_reader(backend),
+            Place::AtEpoch { backend, .. } => self.give_back_reader(*backend),
             Place::OnLeader(mut leader) => {
                 self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
                 let settings = self.settings.clone();
@@ -546,7 +546,10 @@ impl Session {
         Ok(())
     }
 
-    fn give_back_reader(&self, mut backend: Backend) {
+    fn give_back_reader(&mut self, mut backend: Backend) {
+        if std::mem::take(&mut self.may_be_cancelled_late) {
+            return;
+        }
         // What SET has changed there is gone with the rollback before its next use; its record is that of before.
         backend.epoch = None;
         self.domain.readers[backend.server.index].give_back(&self.user, backend);

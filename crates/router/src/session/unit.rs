@@ -69,7 +69,9 @@ impl Session {
     /// Sends what is encoded and carries the answers back.
     pub(super) async fn relay(&mut self, backend: &mut Backend, expected: VecDeque<Expected>, hold: Hold) -> Ended {
         self.cancel.begin(backend.cancel_key());
-        Relay::new(&mut self.client, backend, expected, hold).run().await
+        let ended = Relay::new(&mut self.client, backend, expected, hold).run().await;
+        self.parsed = ended.parsed;
+        ended
     }
 
     /// Encodes what gives `backend` this session's settings.

@@ -105,7 +105,7 @@ pub struct Parse {
 
 impl Parse {
     /// Reads the message.
-    pub fn parse(frame: &Frame) -> Result<Parse, FrontendError> {
+    pub fn read(frame: &Frame) -> Result<Parse, FrontendError> {
         let malformed = FrontendError("Parse");
         let mut rest = frame.body();
         let name = string(&mut rest).ok_or(malformed.clone())?;
@@ -141,7 +141,7 @@ pub struct Bind {
 
 impl Bind {
     /// Reads the message.
-    pub fn parse(frame: &Frame) -> Result<Bind, FrontendError> {
+    pub fn read(frame: &Frame) -> Result<Bind, FrontendError> {
         let mut rest = frame.body();
         let portal = string(&mut rest).ok_or(FrontendError("Bind"))?;
         let statement = string(&mut rest).ok_or(FrontendError("Bind"))?;
@@ -197,7 +197,7 @@ pub struct Describe {
 
 impl Describe {
     /// Reads the message.
-    pub fn parse(frame: &Frame) -> Result<Describe, FrontendError> {
+    pub fn read(frame: &Frame) -> Result<Describe, FrontendError> {
         target_and_name(frame, "Describe").map(|(target, name)| Describe { target, name })
     }
 }
@@ -213,7 +213,7 @@ pub struct Close {
 
 impl Close {
     /// Reads the message.
-    pub fn parse(frame: &Frame) -> Result<Close, FrontendError> {
+    pub fn read(frame: &Frame) -> Result<Close, FrontendError> {
         target_and_name(frame, "Close").map(|(target, name)| Close { target, name })
     }
 }
@@ -229,7 +229,7 @@ pub struct Execute {
 
 impl Execute {
     /// Reads the message.
-    pub fn parse(frame: &Frame) -> Result<Execute, FrontendError> {
+    pub fn read(frame: &Frame) -> Result<Execute, FrontendError> {
         let mut rest = frame.body();
         let portal = string(&mut rest).ok_or(FrontendError("Execute"))?;
         if rest.remaining() != 4 {
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_bind_is_renamed_and_nothing_else_changes() {
-        let bind = Bind::parse(&frame(b'B', b"portal\0old\0\0\0\0\0\0\0")).expect("well formed");
+        let bind = Bind::read(&frame(b'B', b"portal\0old\0\0\0\0\0\0\0")).expect("well formed");
         let mut output = BytesMut::new();
         rename_bind(&bind, "new", &mut output);
         assert_eq!(&output[5..], b"portal\0new\0\0\0\0\0\0\0");
@@ -261,16 +261,16 @@ mod tests {
 
     #[test]
     fn a_parse_must_hold_the_types_it_counts() {
-        assert!(Parse::parse(&frame(b'P', b"\0select 1\0\0\0")).is_ok());
-        assert!(Parse::parse(&frame(b'P', b"\0select 1\0\0\x02\0\0\0\x17")).is_err());
+        assert!(Parse::read(&frame(b'P', b"\0select 1\0\0\0")).is_ok());
+        assert!(Parse::read(&frame(b'P', b"\0select 1\0\0\x02\0\0\0\x17")).is_err());
     }
 
     proptest! {
         #[test]
         fn no_bytes_make_a_reader_panic(body in proptest::collection::vec(any::<u8>(), 0..64)) {
             let frame = frame(b'x', &body);
-            let _ = (Parse::parse(&frame).is_ok(), Bind::parse(&frame).is_ok(), Describe::parse(&frame).is_ok());
-            let _ = (Close::parse(&frame).is_ok(), Execute::parse(&frame).is_ok(), sql_of_query(&frame).is_ok());
+            let _ = (Parse::read(&frame).is_ok(), Bind::read(&frame).is_ok(), Describe::read(&frame).is_ok());
+            let _ = (Close::read(&frame).is_ok(), Execute::read(&frame).is_ok(), sql_of_query(&frame).is_ok());
             let _ = StartupPacket::parse(&Bytes::from(body)).is_ok();
         }
     }
