@@ -1,8 +1,6 @@
 //! A server process killed in every state of a transaction: the client gets 57P01 (08007 for a commit), goes on with
 //! the same connection, and what it was told is true.
 
-use std::time::Duration;
-
 use onecopy_tests::client::{Session, StatementResult};
 use onecopy_tests::cluster::TestCluster;
 use rustix::process::{Pid, Signal};
@@ -44,6 +42,7 @@ const SLOW_COMMIT: &str = "CREATE TABLE slow (a int);
 /// Runs a transaction up to `state`, calls `harm`, and goes on to the end. Gives the result of what was under way, or of
 /// what came next.
 async fn drive(
+    cluster: &TestCluster,
     session: &Session,
     state: State,
     harm: impl AsyncFnOnce() -> anyhow::Result<()>,
@@ -66,7 +65,15 @@ async fn drive(
     };
     let started = running.map(|sql| session.start(sql));
     if started.is_some() {
-        tokio::time::sleep(Duration::from_millis(400)).await;
+        wait_until("it runs", || async {
+            let mut sleepers = 0;
+            for server in cluster.servers.all() {
+                let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+                sleepers += server.connect("observer").await?.run(sql).await?.number()?;
+            }
+            Ok(sleepers > 0)
+        })
+        .await?;
     }
     harm().await?;
     match started {
@@ -135,7 +142,7 @@ async fn a_back_end_that_is_ended_in_any_state_is_reported_and_replaced() -> any
     for state in STATES {
         let session = cluster.updater("session").await?;
         let before = value(&cluster).await?;
-        let result = drive(&session, state, async || end_sessions(&cluster).await).await?;
+        let result = drive(&cluster, &session, state, async || end_sessions(&cluster).await).await?;
         after(&cluster, &session, state, &result, before).await?;
     }
     Ok(())
@@ -157,7 +164,7 @@ async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes
             }
             Ok(())
         };
-        let result = drive(&session, state, kill).await?;
+        let result = drive(&cluster, &session, state, kill).await?;
         wait_until("the leader recovers", || async { Ok(leader(&cluster).await.is_ok()) }).await?;
         after(&cluster, &session, state, &result, before).await?;
     }
@@ -179,7 +186,7 @@ async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Re
         let before = value(&cluster).await?;
         let server = cluster.servers.leader();
         let frozen = Frozen(server);
-        let result = drive(&session, state, async || Ok(server.signal(Signal::STOP)?)).await?;
+        let result = drive(&cluster, &session, state, async || Ok(server.signal(Signal::STOP)?)).await?;
         let code = code(&result);
         let known = ["57P01", "57P03", "08007"];
         assert!(known.contains(&code.as_str()), "{state:?}: {result:?}");

@@ -79,6 +79,7 @@ async fn without_a_leader_updates_fail_clearly_and_reads_go_on_as_fresh_as_promi
     }
     cluster.servers.leader().server.start().await?;
     wait_for_updates(&cluster).await?;
+    wait_for_health(&cluster, "leader", Health::Up).await?;
     run(&writer, "UPDATE numbers SET value = 3 WHERE id = 1").await??;
     assert_eq!(run(&strict, "SELECT value FROM numbers WHERE id = 1").await??.number()?, 3);
     wait_for_epoch_on(&cluster, 3).await?;
