@@ -384,7 +384,7 @@ impl Session {
                 if transaction.savepoints > 0 && self.settings != transaction.settings_before {
                     self.read_settings_back(&mut backend).await?;
                 }
-                self.give_back_reader(backend);
+                self.give_back_reader(*backend);
             }
             Place::OnLeader(leader) => match self.commit_on_leader(*leader).await? {
                 Committed::Yes => {}
