@@ -3,6 +3,7 @@
 mod anomalies;
 mod certifier;
 mod closed_batch;
+mod freshness;
 mod hermitage;
 mod list_append;
 mod receipt_report;

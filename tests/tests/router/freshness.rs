@@ -1,0 +1,105 @@
+//! Where reads run, and what they must see.
+
+use onecopy_tests::cluster::TestCluster;
+use onecopy_tests::servers::LEADER;
+
+const PLACES: [&str; 3] = [LEADER, "follower-1", "follower-2"];
+const READ: &str = "SELECT v FROM counter";
+/// Reads after which each server must have had one; the first ones may find no epoch and ask the leader.
+const READS_MAX: usize = 5000;
+/// Writes after which each read must show the last one.
+const ROUNDS: i64 = 60;
+
+/// Reads that each server has answered, in the order of [`PLACES`].
+fn reads(cluster: &TestCluster) -> Vec<u64> {
+    cluster.router().status().servers.iter().map(|server| server.reads).collect()
+}
+
+#[tokio::test]
+async fn r2_reads_run_where_they_are_sent_and_spread_over_all_servers_otherwise() -> anyhow::Result<()> {
+    let cluster = TestCluster::with_router(2, |_| {}).await?;
+    let session = cluster.updater("reader").await?;
+    session.run("CREATE TABLE counter (v int NOT NULL); INSERT INTO counter VALUES (0)").await?;
+    for _ in 0..READS_MAX {
+        session.run(READ).await?;
+        if reads(&cluster).iter().all(|count| *count > 0) {
+            break;
+        }
+    }
+    assert!(reads(&cluster).iter().all(|count| *count > 0), "{:?}", reads(&cluster));
+
+    for (index, place) in PLACES.into_iter().enumerate() {
+        session.run(&format!("SET onecopy.server = '{place}'")).await?;
+        let mut expected = reads(&cluster);
+        session.run_all(&[READ, "BEGIN READ ONLY", READ, READ, "COMMIT"]).await?;
+        expected[index] += 3;
+        assert_eq!(reads(&cluster), expected, "{place}");
+        // What does not say that it only reads runs on the leader, wherever reads go, and is no read at an epoch.
+        session.run_all(&["BEGIN", READ, "COMMIT"]).await?;
+        assert_eq!(reads(&cluster)[1..], expected[1..], "{place}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn r4_a_session_reads_its_own_writes_on_every_server() -> anyhow::Result<()> {
+    let cluster =
+        TestCluster::with_router(2, |settings| settings.freshness = "session".parse().expect("a level")).await?;
+    let session = cluster.updater("writer").await?;
+    session.run("CREATE TABLE counter (v int NOT NULL); INSERT INTO counter VALUES (0)").await?;
+    for round in 1..=ROUNDS {
+        if round % 2 == 0 {
+            session.run_all(&["BEGIN", "UPDATE counter SET v = v + 1", "COMMIT"]).await?;
+        } else {
+            session.run("UPDATE counter SET v = v + 1").await?;
+        }
+        let place = PLACES[usize::try_from(round)? % PLACES.len()];
+        session.run(&format!("SET onecopy.server = '{place}'")).await?;
+        assert_eq!(session.run(READ).await?.number()?, round, "on {place}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn r3_a_strict_read_sees_what_anybody_was_told_is_committed() -> anyhow::Result<()> {
+    let cluster =
+        TestCluster::with_router(2, |settings| settings.freshness = "strict".parse().expect("a level")).await?;
+    let writer = cluster.updater("writer").await?;
+    writer.run("CREATE TABLE counter (v int NOT NULL); INSERT INTO counter VALUES (0)").await?;
+    let mut readers = Vec::new();
+    for place in PLACES {
+        readers.push(cluster.reader(place, place).await?);
+    }
+    for round in 1..=ROUNDS {
+        writer.run("UPDATE counter SET v = v + 1").await?;
+        for reader in &readers {
+            assert_eq!(reader.run(READ).await?.number()?, round, "on {}", reader.name());
+            let answers = reader.run_all(&["BEGIN READ ONLY", READ, "COMMIT"]).await?;
+            assert_eq!(answers[1].number()?, round, "in a transaction on {}", reader.name());
+        }
+    }
+    Ok(())
+}
+
+/// Sixty seconds: no epoch need be made for the reader while the writer goes on.
+#[tokio::test]
+async fn r5_a_bounded_read_may_be_old_but_a_transaction_reads_one_prefix() -> anyhow::Result<()> {
+    let cluster =
+        TestCluster::with_router(2, |settings| settings.freshness = "bounded:60000".parse().expect("a level")).await?;
+    let writer = cluster.updater("writer").await?;
+    writer.run("CREATE TABLE counter (v int NOT NULL); INSERT INTO counter VALUES (0)").await?;
+    let reader = cluster.updater("reader").await?;
+    let mut last = 0;
+    for _ in 0..ROUNDS {
+        reader.run("BEGIN READ ONLY").await?;
+        let first = reader.run(READ).await?.number()?;
+        writer.run("UPDATE counter SET v = v + 1").await?;
+        assert_eq!(reader.run(READ).await?.number()?, first);
+        reader.run("COMMIT").await?;
+        assert!(first >= last, "epochs of one database follow each other: {last}, then {first}");
+        last = first;
+    }
+    reader.run("SET onecopy.freshness = 'strict'").await?;
+    assert_eq!(reader.run(READ).await?.number()?, ROUNDS);
+    Ok(())
+}
