@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::laboratory::{bounded, run, start_usual};
+use crate::laboratory::{bounded, on_leader, run, start_usual, wait_until};
 use crate::wire::Wire;
 
 /// TRUNCATE is not MVCC: at an older epoch the table would look empty.
@@ -26,6 +26,46 @@ async fn an_open_reader_never_sees_a_truncated_table_empty() -> anyhow::Result<(
             reader.run("ROLLBACK").await?;
             assert_eq!(run(&reader, "SELECT count(*) FROM filled").await??.number()?, 0, "{what}");
         }
+    }
+    Ok(())
+}
+
+/// On the leader a statement has its snapshot before it waits for TRUNCATE's lock: what it then sees is no serial order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_waited_for_truncate_never_sees_the_table_empty() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let writer = cluster.updater("writer").await?;
+    writer.run("CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)").await?;
+    writer.run("CREATE TABLE copied (a int)").await?;
+    let (read, copy) = ("SELECT count(*) FROM filled", "INSERT INTO copied SELECT a FROM filled");
+    for (begin, sql) in
+        [("SELECT", read), ("BEGIN READ ONLY", read), ("BEGIN", read), ("SELECT", copy), ("BEGIN", copy)]
+    {
+        let what = format!("{begin}; {sql}");
+        let session = cluster.updater("session").await?;
+        run(&session, begin).await??;
+        if begin == "BEGIN" {
+            run(&session, "UPDATE numbers SET value = value WHERE id = 1").await??;
+        }
+        run(&writer, "DELETE FROM copied").await??;
+        run(&writer, "BEGIN").await??;
+        run(&writer, "TRUNCATE filled").await??;
+        run(&writer, "INSERT INTO filled SELECT 1 FROM generate_series(1, 10)").await??;
+        let waiting = session.start(sql);
+        wait_until("it waits for the lock", || async {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+            Ok(on_leader(&cluster, sql).await?.number()? == 1)
+        })
+        .await?;
+        run(&writer, "COMMIT").await??;
+        match bounded(&what, waiting).await?? {
+            Ok(answer) if sql == read => assert_eq!(answer.number()?, 10, "{what}"),
+            Ok(answer) => assert_eq!(answer.count, 10, "{what}"),
+            Err(error) => assert_eq!(error.code, "40001", "{what}: {error}"),
+        }
+        let _ = run(&session, "COMMIT").await?;
+        let copied = on_leader(&cluster, "SELECT count(*) FROM copied").await?.number()?;
+        assert!([0, 10].contains(&copied), "{what}: {copied}");
     }
     Ok(())
 }
