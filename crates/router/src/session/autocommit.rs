@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
@@ -38,11 +38,17 @@ const EPOCH_WAIT_WITHOUT_LEADER: Duration = Duration::from_millis(100);
 /// How often snapshots are released for a command that waits for them.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
 
+/// How long a read waits for the server that its session has chosen, and how often it looks.
+const CHOSEN_SERVER_WAIT: Duration = Duration::from_secs(2);
+const CHOSEN_SERVER_LOOK: Duration = Duration::from_millis(20);
+
 /// Why a read was not answered at an epoch.
 #[derive(Debug)]
 pub(super) enum NotAtEpoch {
     /// The leader shall answer it.
     AskLeader,
+    /// The server that the session has chosen is not in the epoch; it may come back.
+    ChosenServerIsOut,
     /// The client shall get this error.
     Error(SqlError),
 }
@@ -97,7 +103,7 @@ impl Session {
     }
 
     /// An epoch that meets `demand`, or the reason why there is none.
-    pub(super) async fn take_epoch(&self, demand: Demand) -> Result<Arc<Epoch>, NotAtEpoch> {
+    async fn take_epoch(&self, demand: Demand) -> Result<Arc<Epoch>, NotAtEpoch> {
         if self.domain.settings.unsafe_without_epochs {
             return Ok(Arc::new(Epoch::unsafe_fake(self.domain.servers.len())));
         }
@@ -121,24 +127,41 @@ impl Session {
         }
     }
 
+    /// An epoch that meets `demand` and a server to read it on; the session's chosen server is waited for.
+    pub(super) async fn choose(
+        &self,
+        demand: Demand,
+        avoid: &[usize],
+    ) -> Result<(Arc<Epoch>, Arc<Server>), NotAtEpoch> {
+        let deadline = Instant::now() + CHOSEN_SERVER_WAIT;
+        loop {
+            let epoch = self.take_epoch(demand).await?;
+            match self.choose_server(&epoch, avoid) {
+                Err(NotAtEpoch::ChosenServerIsOut) if Instant::now() < deadline => {
+                    tokio::time::sleep(CHOSEN_SERVER_LOOK).await;
+                }
+                Err(NotAtEpoch::ChosenServerIsOut) => return Err(NotAtEpoch::Error(self.chosen_server_is_out())),
+                Err(reason) => return Err(reason),
+                Ok(server) => return Ok((epoch, server)),
+            }
+        }
+    }
+
+    fn chosen_server_is_out(&self) -> SqlError {
+        let name = self.server_choice.map_or("", |index| &self.domain.servers[index].name);
+        SqlError::error(sqlstate::CANNOT_CONNECT_NOW, format!("server {name:?} is not in the current epoch"))
+            .hint("Try again, or RESET onecopy.server.")
+    }
+
     /// The least busy server on which `epoch` is open.
-    pub(super) fn choose_server(&self, epoch: &Epoch, avoid: &[usize]) -> Result<Arc<Server>, NotAtEpoch> {
+    fn choose_server(&self, epoch: &Epoch, avoid: &[usize]) -> Result<Arc<Server>, NotAtEpoch> {
         let open = |server: &&Arc<Server>| {
             epoch.snapshots[server.index].is_some()
                 && !avoid.contains(&server.index)
                 && matches!(server.health(), Health::Up | Health::Unknown)
         };
         if let Some(index) = self.server_choice {
-            return self.domain.servers.get(index).filter(open).cloned().ok_or_else(|| {
-                let name = &self.domain.servers[index].name;
-                NotAtEpoch::Error(
-                    SqlError::error(
-                        sqlstate::CANNOT_CONNECT_NOW,
-                        format!("server {name:?} is not in the current epoch"),
-                    )
-                    .hint("Try again, or RESET onecopy.server."),
-                )
-            });
+            return self.domain.servers.get(index).filter(open).cloned().ok_or(NotAtEpoch::ChosenServerIsOut);
         }
         let turn = self.router.turn.fetch_add(1, Relaxed);
         let count = self.domain.servers.len();
@@ -174,13 +197,9 @@ impl Session {
         }
         let mut avoid = Vec::new();
         for _ in 0..EPOCH_TRIES_MAX {
-            let chosen = match self.take_epoch(demand).await {
-                Ok(epoch) => self.choose_server(&epoch, &avoid).map(|server| (epoch, server)),
-                Err(reason) => Err(reason),
-            };
-            let (epoch, server) = match chosen {
+            let (epoch, server) = match self.choose(demand, &avoid).await {
                 Ok(chosen) => chosen,
-                Err(NotAtEpoch::AskLeader) => break,
+                Err(NotAtEpoch::AskLeader | NotAtEpoch::ChosenServerIsOut) => break,
                 Err(NotAtEpoch::Error(error)) => {
                     self.fail(error);
                     return Ok(Outcome::Failed);

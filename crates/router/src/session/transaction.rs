@@ -203,13 +203,9 @@ impl Session {
         let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
         let mut avoid = Vec::new();
         for _ in 0..OPEN_TRIES_MAX {
-            let chosen = match self.take_epoch(demand).await {
-                Ok(epoch) => self.choose_server(&epoch, &avoid).map(|server| (epoch, server)),
-                Err(reason) => Err(reason),
-            };
-            let (epoch, server) = match chosen {
+            let (epoch, server) = match self.choose(demand, &avoid).await {
                 Ok(chosen) => chosen,
-                Err(NotAtEpoch::AskLeader) => return Ok(None),
+                Err(NotAtEpoch::AskLeader | NotAtEpoch::ChosenServerIsOut) => return Ok(None),
                 Err(NotAtEpoch::Error(error)) => return Ok(Some(Err(Reported::Here(error)))),
             };
             let in_flight = InFlight::on(&server);
