@@ -4,12 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::Settings;
 
-/// Connections that a server takes; the router's own bounds stay below it.
-const CONNECTIONS_MAX: u32 = 200;
+/// Connections that a server takes; the router's own bounds stay far below it. PostgreSQL's pool of serializable
+/// transactions has ten places for each, and the router ends an update transaction (40001) that could outlive the pool: with
+/// this many, after about 8000 others.
+const CONNECTIONS_MAX: u32 = 1000;
 /// Standbys, base backups and slots that a leader serves at once.
 const REPLICATION_MAX: u32 = 16;
-/// Predicate locks a transaction: 4 times the default, so that certification rarely falls back to whole relations.
-const PREDICATE_LOCKS_PER_TRANSACTION: u32 = 256;
+/// Predicate locks a connection: with so many connections, 130 000 together, so that certification rarely falls back to
+/// whole relations.
+const PREDICATE_LOCKS_PER_TRANSACTION: u32 = 128;
 /// A follower that is away keeps no more of the log than this; further behind it is made anew.
 const SLOT_WAL_KEEP_SIZE_MAX: &str = "4GB";
 
