@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use onecopy_router::sql::{Action, Catalog, ClassificationCache, Objects, Part, Scope};
+use onecopy_router::sql::{Action, Catalog, ClassificationCache, Objects, Part, PinReason, Scope};
 use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
 /// A server of its own directory, on a Unix socket alone; stopped when dropped.
@@ -222,4 +222,151 @@ async fn statements_are_judged_by_a_real_catalog() {
     let catalog = Catalog::new(builtin, load(&client, Scope::User).await);
     assert_eq!(cache.classify("SELECT 1", &catalog).unwrap()[0].action, OPAQUE);
     assert_eq!(cache.len(), 1, "the new catalog has emptied the cache");
+}
+
+const CODE: &str = "
+CREATE EXTENSION pg_trgm; CREATE EXTENSION dblink; CREATE EXTENSION moddatetime; CREATE EXTENSION tablefunc;
+CREATE TABLE plain (a int, b text);
+CREATE TABLE audit (what text);
+CREATE FUNCTION tenant(text) RETURNS text LANGUAGE sql AS $$SELECT set_config('search_path', $1, false)$$;
+CREATE FUNCTION tenant_for_now(text) RETURNS text LANGUAGE sql AS $$SELECT set_config('search_path', $1, true)$$;
+CREATE FUNCTION sneaky_tenant(text) RETURNS text LANGUAGE sql STABLE AS $$SELECT tenant($1)$$;
+CREATE FUNCTION app_tenant() RETURNS text LANGUAGE sql STABLE AS $$SELECT current_setting('app.tenant', true)$$;
+CREATE FUNCTION calls_app_tenant() RETURNS text LANGUAGE sql IMMUTABLE AS 'SELECT app_tenant()';
+CREATE FUNCTION counts() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT count(*) FROM plain';
+CREATE FUNCTION counts_atomic() RETURNS bigint LANGUAGE sql STABLE BEGIN ATOMIC SELECT count(*) FROM plain; END;
+CREATE FUNCTION atomic() RETURNS text LANGUAGE sql BEGIN ATOMIC SELECT tenant('a'); END;
+CREATE FUNCTION logs() RETURNS void LANGUAGE plpgsql AS $$BEGIN INSERT INTO audit VALUES ('a'); END$$;
+CREATE FUNCTION nested() RETURNS void LANGUAGE plpgsql AS $$BEGIN PERFORM logs(); PERFORM tenant('a'); END$$;
+CREATE FUNCTION dynamic(q text) RETURNS void LANGUAGE plpgsql AS $$BEGIN EXECUTE q; END$$;
+CREATE FUNCTION sets() RETURNS void LANGUAGE plpgsql AS $$BEGIN SET app.tenant = 'a'; END$$;
+CREATE FUNCTION sets_local() RETURNS void LANGUAGE plpgsql AS $$BEGIN SET LOCAL app.tenant = 'a'; END$$;
+CREATE FUNCTION with_clause() RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$BEGIN END$$;
+CREATE FUNCTION own_alias(text, text) RETURNS bool LANGUAGE internal AS 'texteq';
+CREATE FUNCTION alias(text, text, bool) RETURNS text LANGUAGE internal AS 'set_config_by_name';
+CREATE PROCEDURE quiet() LANGUAGE plpgsql AS $$BEGIN UPDATE plain SET a = 1; END$$;
+CREATE PROCEDURE loud() LANGUAGE plpgsql AS $$BEGIN CREATE TEMP TABLE x (); END$$;
+CREATE FUNCTION step(text, text) RETURNS text LANGUAGE sql AS $$SELECT tenant($2)$$;
+CREATE AGGREGATE last_tenant(text) (SFUNC = step, STYPE = text);
+CREATE FUNCTION of_row(audit) RETURNS text LANGUAGE sql AS $$SELECT tenant('a')$$;
+CREATE FUNCTION \"Odd Name\"() RETURNS text LANGUAGE sql AS $$SELECT tenant('a')$$;
+CREATE FUNCTION calls_odd() RETURNS text LANGUAGE sql AS $$SELECT \"Odd Name\"()$$;
+CREATE VIEW over_tenant AS SELECT sneaky_tenant('a');
+CREATE VIEW over_app_tenant AS SELECT * FROM plain WHERE b = app_tenant();
+CREATE FUNCTION reads_view() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT count(*) FROM over_app_tenant';
+
+CREATE FUNCTION touch() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN NEW.updated_at := now(); RETURN NEW; END$$;
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
+  $$BEGIN INSERT INTO audit VALUES (current_setting('app.user', true) || TG_OP); RETURN NULL; END$$;
+CREATE FUNCTION recount() RETURNS trigger LANGUAGE plpgsql AS
+  $$BEGIN UPDATE plain SET a = a + 1 WHERE b = 'x'; RETURN NULL; END$$;
+CREATE FUNCTION remember() RETURNS trigger LANGUAGE plpgsql AS
+  $$BEGIN PERFORM set_config('app.last', NEW.a::text, false); RETURN NEW; END$$;
+CREATE TABLE touched (a int, updated_at timestamptz);
+CREATE TRIGGER x BEFORE UPDATE ON touched FOR EACH ROW EXECUTE FUNCTION touch();
+CREATE TABLE touched_in_c (a int, updated_at timestamptz);
+CREATE TRIGGER x BEFORE UPDATE ON touched_in_c FOR EACH ROW EXECUTE FUNCTION moddatetime(updated_at);
+CREATE TABLE noted (a int);
+CREATE TRIGGER x AFTER INSERT ON noted FOR EACH ROW EXECUTE FUNCTION note();
+CREATE TABLE recounted (a int);
+CREATE TRIGGER x AFTER INSERT ON recounted FOR EACH ROW EXECUTE FUNCTION recount();
+CREATE TABLE suppressed (a int);
+CREATE TRIGGER x BEFORE UPDATE ON suppressed FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger();
+CREATE TABLE remembered (a int PRIMARY KEY, b int);
+CREATE TRIGGER x AFTER INSERT ON remembered FOR EACH ROW EXECUTE FUNCTION remember();
+CREATE TABLE above (a int PRIMARY KEY);
+ALTER TABLE remembered ADD FOREIGN KEY (b) REFERENCES above ON DELETE CASCADE;
+CREATE VIEW over_remembered AS SELECT * FROM remembered;
+CREATE FUNCTION writes_remembered() RETURNS void LANGUAGE sql AS 'INSERT INTO remembered VALUES (1)';
+CREATE TABLE ruled (a int); CREATE RULE x AS ON INSERT TO ruled DO ALSO SELECT tenant('a');
+CREATE TABLE defaulted (a text DEFAULT tenant('a'));
+CREATE TABLE defaulted_by_builtin (a text DEFAULT set_config('app.tenant', 'a', false));
+CREATE TABLE defaulted_calmly (a text DEFAULT current_setting('app.tenant', true), b timestamptz DEFAULT now());
+CREATE TABLE checked (a text CHECK (sneaky_tenant(a) <> ''));
+CREATE TABLE secured (a text); ALTER TABLE secured ENABLE ROW LEVEL SECURITY;
+CREATE POLICY x ON secured USING (a = current_setting('app.tenant'));
+CREATE TABLE secured_oddly (a text); ALTER TABLE secured_oddly ENABLE ROW LEVEL SECURITY;
+CREATE POLICY x ON secured_oddly USING (a = sneaky_tenant(a));
+";
+
+/// What runs a user's code, where it must run, and whether it may leave session state.
+const RUN: &[(&str, Action, bool)] = &[
+    ("SELECT tenant('b')", OPAQUE, true),
+    ("SELECT tenant_for_now('b')", OPAQUE, false),
+    ("SELECT sneaky_tenant('b')", OPAQUE, true),
+    ("SELECT * FROM over_tenant", OPAQUE, true),
+    ("SELECT app_tenant()", LEADER, false),
+    ("SELECT calls_app_tenant()", LEADER, false),
+    ("SELECT * FROM over_app_tenant", LEADER, false),
+    ("SELECT reads_view()", LEADER, false),
+    ("SELECT counts()", READ_ALONE, false),
+    ("SELECT counts_atomic()", READ_ALONE, false),
+    ("SELECT atomic()", OPAQUE, true),
+    ("SELECT logs()", OPAQUE, false),
+    ("SELECT nested()", OPAQUE, true),
+    ("SELECT dynamic('SELECT 1')", OPAQUE, true),
+    ("SELECT sets()", OPAQUE, true),
+    ("SELECT sets_local()", OPAQUE, false),
+    ("SELECT with_clause()", OPAQUE, false),
+    ("SELECT own_alias('a', 'b')", OPAQUE, false),
+    ("SELECT alias('a', 'b', false)", OPAQUE, true),
+    ("SELECT last_tenant(b) FROM plain", OPAQUE, true),
+    ("SELECT x.of_row FROM audit x", OPAQUE, true),
+    ("SELECT calls_odd()", OPAQUE, true),
+    ("SELECT similarity('a', b) FROM plain", READ_ALONE, false),
+    ("SELECT b % 'a' FROM plain", READ, false),
+    ("SELECT * FROM crosstab('SELECT 1, 2, 3') AS x (a int, b int)", OPAQUE, true),
+    ("CALL quiet()", Action::UNKNOWN, false),
+    ("CALL loud()", Action::UNKNOWN, true),
+    ("DO $$BEGIN PERFORM logs(); UPDATE plain SET a = 1; END$$", Action::UNKNOWN, false),
+    ("DO $$BEGIN PERFORM nested(); END$$", Action::UNKNOWN, true),
+    ("DO $$BEGIN INSERT INTO remembered VALUES (1); END$$", Action::UNKNOWN, true),
+    ("UPDATE touched SET a = 1", OPAQUE, false),
+    ("UPDATE touched_in_c SET a = 1", OPAQUE, false),
+    ("INSERT INTO noted VALUES (1)", OPAQUE, false),
+    ("COPY noted FROM STDIN", Action::CopyIn, false),
+    ("INSERT INTO recounted VALUES (1)", OPAQUE, false),
+    ("UPDATE suppressed SET a = 1", OPAQUE, false),
+    ("INSERT INTO remembered VALUES (1)", OPAQUE, true),
+    ("COPY remembered FROM STDIN", Action::CopyIn, true),
+    ("DELETE FROM above", OPAQUE, true),
+    ("INSERT INTO over_remembered VALUES (1)", OPAQUE, true),
+    ("SELECT * FROM over_remembered", READ, false),
+    ("SELECT writes_remembered()", OPAQUE, true),
+    ("INSERT INTO ruled VALUES (1)", OPAQUE, true),
+    ("INSERT INTO defaulted DEFAULT VALUES", OPAQUE, true),
+    ("INSERT INTO defaulted_by_builtin DEFAULT VALUES", OPAQUE, true),
+    ("INSERT INTO defaulted_calmly DEFAULT VALUES", WRITE, false),
+    ("INSERT INTO checked VALUES ('a')", OPAQUE, true),
+    ("SELECT * FROM secured", OPAQUE, false),
+    ("SELECT * FROM secured_oddly", OPAQUE, true),
+];
+
+#[tokio::test]
+async fn users_code_is_judged_by_what_it_may_leave_behind() {
+    let server = TestServer::start();
+    let client = server.connect().await;
+    client.batch_execute(CODE).await.unwrap();
+    let builtin = Arc::new(load(&client, Scope::Builtin).await);
+    let catalog = Catalog::new(Arc::clone(&builtin), load(&client, Scope::User).await);
+    let cache = ClassificationCache::new();
+    let mut wrong = Vec::new();
+    for (text, action, leaves) in RUN {
+        let found = &cache.classify(text, &catalog).unwrap()[0];
+        let pins = leaves.then_some(PinReason::UserCode);
+        if found.action != *action || found.pins != pins {
+            wrong.push(format!("{text}: {:?}, {:?} instead of {action:?}, {pins:?}", found.action, found.pins));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let opens = cache.classify("SELECT dblink_connect('a', 'dbname=postgres')", &catalog).unwrap();
+    assert_eq!(opens[0].pins, Some(PinReason::Handle));
+
+    // An operator runs its function unseen, so that from here on any code may.
+    client.batch_execute("CREATE OPERATOR @#@ (FUNCTION = tenant, RIGHTARG = text)").await.unwrap();
+    let catalog = Catalog::new(builtin, load(&client, Scope::User).await);
+    for text in ["SELECT @#@ 'a'", "SELECT logs()", "DO $$BEGIN END$$"] {
+        assert_eq!(cache.classify(text, &catalog).unwrap()[0].pins, Some(PinReason::UserCode), "{text}");
+    }
+    assert_eq!(cache.classify("UPDATE plain SET a = 1", &catalog).unwrap()[0].pins, None);
 }

@@ -108,12 +108,33 @@ pub(super) fn leaves_behind(name: &str) -> Option<PinReason> {
         return session.then_some(PinReason::AdvisoryLock);
     }
     match name {
-        "setseed" => Some(PinReason::HiddenSetting),
+        // pg_trgm's set_limit is a setting by another name.
+        "setseed" | "set_limit" | "pg_replication_origin_session_setup" => Some(PinReason::HiddenSetting),
         "lo_open" | "dblink_connect" | "dblink_connect_u" | "dblink_open" | "dblink_send_query" => {
             Some(PinReason::Handle)
         }
+        _ if runs_text(name) => Some(PinReason::UserCode),
         _ => None,
     }
+}
+
+/// Functions that run SQL which they are given as text: PostgreSQL's own and those of tablefunc and xml2.
+pub(super) fn runs_text(name: &str) -> bool {
+    matches!(
+        name,
+        "query_to_xml"
+            | "query_to_xmlschema"
+            | "query_to_xml_and_xmlschema"
+            | "ts_stat"
+            | "ts_rewrite"
+            | "crosstab"
+            | "crosstab2"
+            | "crosstab3"
+            | "crosstab4"
+            | "crosstab_hash"
+            | "connectby"
+            | "xpath_table"
+    )
 }
 
 #[cfg(test)]

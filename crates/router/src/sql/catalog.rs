@@ -7,13 +7,16 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::body::{Body, Marks};
+use super::closure::{Closure, Source};
 use super::facts::{Facts, QualifiedName};
 use super::parse::parse;
+use super::part::Part;
 
 /// Most objects of one kind; a database with more is not judged, everything goes to its leader.
 pub const OBJECTS_MAX: usize = 1_000_000;
 
-/// Most bytes of view definitions together.
+/// Most bytes of view definitions and bodies of functions together.
 pub const DEFINITION_BYTES_MAX: usize = 64 << 20;
 
 /// Why a row of the catalog cannot be used.
@@ -37,9 +40,9 @@ pub enum CatalogError {
         /// Counted from 0.
         column: usize,
     },
-    /// the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views)
+    /// the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views and functions)
     #[error(
-        "the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views); \
+        "the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views and functions); \
          its statements all run on the leader"
     )]
     TooMany {
@@ -47,118 +50,6 @@ pub enum CatalogError {
         part: Part,
     },
 }
-
-/// Whose objects.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    /// Made by initdb: pg_catalog and information_schema.
-    Builtin,
-    /// Made later, extensions included.
-    User,
-}
-
-/// The parts of a catalog; each is one query.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// Functions, aggregates, procedures.
-    Functions,
-    /// Tables, views, sequences.
-    Relations,
-    /// Operators that run volatile functions.
-    VolatileOperators,
-    /// One row when a cast, a type or a domain runs a volatile function of a user.
-    VolatileConversions,
-}
-
-impl Part {
-    /// All parts, in the order in which they are best asked.
-    pub const ALL: [Part; 4] = [Part::Functions, Part::Relations, Part::VolatileOperators, Part::VolatileConversions];
-
-    /// The query that gives this part's rows. It needs no privileges and reads only system catalogs.
-    pub fn query(self, scope: Scope) -> String {
-        let (text, condition) = match (self, scope) {
-            (Part::Functions, Scope::Builtin) => (FUNCTIONS, "p.oid < 16384"),
-            (Part::Functions, Scope::User) => (FUNCTIONS, "p.oid >= 16384"),
-            (Part::Relations, Scope::Builtin) => (RELATIONS, "c.oid < 16384"),
-            (Part::Relations, Scope::User) => (RELATIONS, "c.oid >= 16384"),
-            (Part::VolatileOperators, Scope::Builtin) => (OPERATORS, "o.oid < 16384"),
-            (Part::VolatileOperators, Scope::User) => (OPERATORS, "o.oid >= 16384"),
-            (Part::VolatileConversions, Scope::Builtin) => (CONVERSIONS, "false"),
-            (Part::VolatileConversions, Scope::User) => (CONVERSIONS, "true"),
-        };
-        text.replace("{scope}", condition)
-    }
-
-    fn columns(self) -> usize {
-        match self {
-            Part::Functions => 4,
-            Part::Relations => 8,
-            Part::VolatileOperators => 1,
-            Part::VolatileConversions => 1,
-        }
-    }
-}
-
-/// schema, name, any overload volatile, any overload made by a user. An aggregate is as volatile as its parts.
-const FUNCTIONS: &str = "
-SELECT n.nspname, p.proname,
-       bool_or(p.provolatile = 'v' OR EXISTS (
-           SELECT 1 FROM pg_catalog.pg_aggregate a JOIN pg_catalog.pg_proc s
-             ON s.oid IN (a.aggtransfn, a.aggfinalfn, a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn,
-                          a.aggcombinefn, a.aggserialfn, a.aggdeserialfn)
-           WHERE a.aggfnoid = p.oid AND s.provolatile = 'v')),
-       bool_or(p.oid >= 16384)
-FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-WHERE {scope} GROUP BY 1, 2";
-
-/// schema, name, kind, persistence, row security, hooks, odd descendants, definition.
-///
-/// *Hooks*: writing to the relation may run a user's code - triggers, rules, defaults and constraints with volatile
-/// functions - on the relation itself, on its partitions or where a foreign key cascades. *Odd descendants*: a partition
-/// or child that is foreign, unlogged or temporary.
-const RELATIONS: &str = "
-WITH RECURSIVE edge AS (
-    SELECT inhparent AS source, inhrelid AS target FROM pg_catalog.pg_inherits
-    UNION SELECT confrelid, conrelid FROM pg_catalog.pg_constraint WHERE contype = 'f'
-), code(relation) AS (
-    SELECT tgrelid FROM pg_catalog.pg_trigger WHERE NOT tgisinternal
-    UNION SELECT ev_class FROM pg_catalog.pg_rewrite WHERE ev_type <> '1'
-    UNION SELECT a.adrelid FROM pg_catalog.pg_attrdef a
-      JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_attrdef'::regclass AND d.objid = a.oid
-      JOIN pg_catalog.pg_proc p ON d.refclassid = 'pg_catalog.pg_proc'::regclass AND d.refobjid = p.oid
-      WHERE p.provolatile = 'v' AND p.oid >= 16384
-    UNION SELECT k.conrelid FROM pg_catalog.pg_constraint k
-      JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::regclass AND d.objid = k.oid
-      JOIN pg_catalog.pg_proc p ON d.refclassid = 'pg_catalog.pg_proc'::regclass AND d.refobjid = p.oid
-      WHERE p.provolatile = 'v' AND p.oid >= 16384
-    UNION SELECT e.source FROM code JOIN edge e ON e.target = code.relation
-), odd(relation) AS (
-    SELECT i.inhparent FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
-      WHERE c.relkind = 'f' OR (c.relpersistence <> 'p' AND c.relkind IN ('r', 'p'))
-    UNION SELECT i.inhparent FROM odd JOIN pg_catalog.pg_inherits i ON i.inhrelid = odd.relation
-)
-SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relrowsecurity,
-       EXISTS (SELECT 1 FROM code WHERE relation = c.oid),
-       EXISTS (SELECT 1 FROM odd WHERE relation = c.oid),
-       CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind NOT IN ('i', 'I', 'c', 't') AND {scope}";
-
-const OPERATORS: &str = "
-SELECT DISTINCT o.oprname FROM pg_catalog.pg_operator o JOIN pg_catalog.pg_proc p ON p.oid = o.oprcode
-WHERE p.provolatile = 'v' AND {scope}";
-
-const CONVERSIONS: &str = "
-SELECT 'volatile' WHERE {scope} AND (
-    EXISTS (SELECT 1 FROM pg_catalog.pg_cast c JOIN pg_catalog.pg_proc p ON p.oid = c.castfunc
-            WHERE p.provolatile = 'v' AND p.oid >= 16384)
- OR EXISTS (SELECT 1 FROM pg_catalog.pg_type t JOIN pg_catalog.pg_proc p
-              ON p.oid IN (t.typinput, t.typoutput, t.typreceive, t.typsend, t.typmodin, t.typsubscript)
-            WHERE p.provolatile = 'v' AND p.oid >= 16384)
- OR EXISTS (SELECT 1 FROM pg_catalog.pg_constraint k
-              JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::regclass AND d.objid = k.oid
-              JOIN pg_catalog.pg_proc p ON d.refclassid = 'pg_catalog.pg_proc'::regclass AND d.refobjid = p.oid
-            WHERE k.contypid <> 0 AND p.provolatile = 'v' AND p.oid >= 16384))";
 
 /// All overloads of one name in one schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,6 +67,8 @@ pub(super) struct Relation {
     pub row_security: bool,
     pub hooks: bool,
     pub odd_descendants: bool,
+    /// Names of the functions that writing to it runs, or reading it under row security; none for unknown code.
+    hook_functions: Vec<Option<String>>,
     definition: Option<String>,
     definition_facts: OnceLock<Option<Facts>>,
 }
@@ -197,8 +90,13 @@ pub struct Objects {
     /// By name, then one entry a schema.
     functions: HashMap<String, Vec<(String, Functions)>>,
     relations: HashMap<String, Vec<(String, Relation)>>,
+    /// Code of users' functions by name; taken away when a catalog is made.
+    sources: HashMap<String, Source>,
     volatile_operators: HashSet<String>,
+    /// Functions by operator.
+    operator_functions: HashMap<String, Vec<String>>,
     volatile_conversions: bool,
+    conversion_functions: Vec<String>,
     count: usize,
     definition_bytes: usize,
 }
@@ -225,7 +123,11 @@ impl Objects {
         match part {
             Part::Functions => {
                 let functions = Functions { volatile: flag(2)?, user_defined: flag(3)? };
-                self.functions.entry(text(1)?).or_default().push((text(0)?, functions));
+                self.add_function(text(0)?, text(1)?, functions);
+                if functions.user_defined {
+                    self.count_bytes(part, row[5].as_ref())?;
+                    self.add_source(text(1)?, row[5].as_deref(), flag(4)?);
+                }
             }
             Part::Relations => {
                 let kind = *text(2)?.as_bytes().first().ok_or(CatalogError::Value { part, column: 2 })?;
@@ -235,21 +137,79 @@ impl Objects {
                     row_security: flag(4)?,
                     hooks: flag(5)?,
                     odd_descendants: flag(6)?,
+                    hook_functions: match row[8].as_deref().map(serde_json::from_str).transpose() {
+                        Ok(names) => names.unwrap_or_default(),
+                        Err(_) => return Err(CatalogError::Value { part, column: 8 }),
+                    },
                     definition: row[7].clone(),
                     definition_facts: OnceLock::new(),
                 };
-                self.definition_bytes += row[7].as_ref().map_or(0, String::len);
-                if self.definition_bytes > DEFINITION_BYTES_MAX {
-                    return Err(CatalogError::TooMany { part });
-                }
+                self.count_bytes(part, row[7].as_ref())?;
                 self.relations.entry(text(1)?).or_default().push((text(0)?, relation));
             }
             Part::VolatileOperators => {
-                self.volatile_operators.insert(text(0)?);
+                if flag(2)? {
+                    self.volatile_operators.insert(text(0)?);
+                }
+                self.operator_functions.entry(text(0)?).or_default().push(text(1)?);
             }
-            Part::VolatileConversions => self.volatile_conversions = true,
+            Part::VolatileConversions => {
+                self.volatile_conversions |= flag(1)?;
+                self.conversion_functions.push(text(0)?);
+            }
         }
         Ok(())
+    }
+
+    fn count_bytes(&mut self, part: Part, text: Option<&String>) -> Result<(), CatalogError> {
+        self.definition_bytes += text.map_or(0, String::len);
+        if self.definition_bytes > DEFINITION_BYTES_MAX { Err(CatalogError::TooMany { part }) } else { Ok(()) }
+    }
+
+    /// Overloads of one schema are judged as one.
+    fn add_function(&mut self, schema: String, name: String, functions: Functions) {
+        let schemas = self.functions.entry(name).or_default();
+        match schemas.iter_mut().find(|(known, _)| *known == schema) {
+            Some((_, known)) => {
+                known.volatile |= functions.volatile;
+                known.user_defined |= functions.user_defined;
+            }
+            None => schemas.push((schema, functions)),
+        }
+    }
+
+    fn add_source(&mut self, name: String, code: Option<&str>, attribute: bool) {
+        let mut body = code.map_or_else(Body::unknown, Body::of);
+        // Functions of well-known extensions are told by their names.
+        body.marks.join(Body::call(&name).marks);
+        let source = self.sources.entry(name).or_default();
+        source.body.marks.join(body.marks);
+        source.body.calls.append(&mut body.calls);
+        source.body.names.append(&mut body.names);
+        source.attribute |= attribute;
+    }
+
+    /// The code behind relations that have any, by name; `knows` tells the functions that exist.
+    fn relation_bodies(&self, bodies: &mut HashMap<String, Body>, knows: impl Fn(&str) -> bool) {
+        for (name, schemas) in &self.relations {
+            for (_, relation) in schemas {
+                let mut code = relation.definition.as_deref().map(Body::of).unwrap_or_default();
+                // Their content differs from server to server, or runs code that nobody looked into.
+                let own = !relation.permanent || relation.odd_descendants || relation.row_security;
+                code.marks.asks_the_server |= own || matches!(relation.kind, b'S' | b'f');
+                for function in &relation.hook_functions {
+                    let known = function.as_deref().filter(|function| knows(function));
+                    code.marks.join(known.map_or(Marks::WORST, |function| Body::call(function).marks));
+                    code.calls.extend(known.map(str::to_owned));
+                }
+                if code != Body::default() {
+                    let body = bodies.entry(name.clone()).or_default();
+                    body.marks.join(code.marks);
+                    body.calls.append(&mut code.calls);
+                    body.names.append(&mut code.names);
+                }
+            }
+        }
     }
 }
 
@@ -258,14 +218,28 @@ impl Objects {
 pub struct Catalog {
     builtin: Arc<Objects>,
     user: Objects,
+    /// What users' code may do through the code that it calls.
+    closure: Closure,
+    /// Users' functions that may be called as `row.name`.
+    attributes: HashSet<String>,
     generation: u64,
 }
 
 impl Catalog {
     /// A catalog of both scopes, with a generation that no other catalog of this process has.
-    pub fn new(builtin: Arc<Objects>, user: Objects) -> Catalog {
+    pub fn new(builtin: Arc<Objects>, mut user: Objects) -> Catalog {
         static GENERATION: AtomicU64 = AtomicU64::new(1);
-        Catalog { builtin, user, generation: GENERATION.fetch_add(1, Ordering::Relaxed) }
+        let sources = std::mem::take(&mut user.sources);
+        let mut relations = HashMap::new();
+        for half in [&*builtin, &user] {
+            half.relation_bodies(&mut relations, |name| {
+                builtin.functions.contains_key(name) || user.functions.contains_key(name)
+            });
+        }
+        let unseen = user.operator_functions.values().flatten().chain(&user.conversion_functions);
+        let closure = Closure::of(&sources, &relations, unseen);
+        let attributes = sources.into_iter().filter_map(|(name, source)| source.attribute.then_some(name)).collect();
+        Catalog { builtin, user, closure, attributes, generation: GENERATION.fetch_add(1, Ordering::Relaxed) }
     }
 
     /// A catalog that knows nothing: nothing that names a function or a relation is a read. For the time before the
@@ -310,6 +284,57 @@ impl Catalog {
         self.user.functions.get(name).is_some_and(|all| all.iter().any(|(_, functions)| functions.volatile))
     }
 
+    /// What users' functions of this name may do, directly or through what they call.
+    pub(super) fn function_marks(&self, name: &str) -> Marks {
+        self.closure.function(name)
+    }
+
+    /// What may run when a relation of this name is written, or read where row security runs code.
+    pub(super) fn relation_marks(&self, name: &str) -> Marks {
+        self.closure.relation(name)
+    }
+
+    /// What operators of this name may do.
+    pub(super) fn operator_marks(&self, name: &str) -> Marks {
+        let functions = self.user.operator_functions.get(name).into_iter().flatten();
+        self.marks_of_all(functions)
+    }
+
+    /// What conversions may do that no parse tree names.
+    pub(super) fn conversion_marks(&self) -> Marks {
+        self.marks_of_all(self.user.conversion_functions.iter())
+    }
+
+    /// What code that is no object of the database (a DO block) may do.
+    pub(super) fn body_marks(&self, body: &Body) -> Marks {
+        let mut marks = body.marks;
+        for name in &body.calls {
+            marks.join(self.function_marks(name));
+        }
+        for name in &body.names {
+            marks.join(self.relation_marks(name));
+            marks.join(self.attribute_marks(name));
+        }
+        for name in self.user.operator_functions.keys() {
+            marks.join(self.operator_marks(name));
+        }
+        marks.join(self.conversion_marks());
+        marks
+    }
+
+    fn marks_of_all<'a>(&self, functions: impl Iterator<Item = &'a String>) -> Marks {
+        let mut marks = Marks::default();
+        for name in functions {
+            marks.join(self.function_marks(name));
+        }
+        marks
+    }
+
+    /// What `x.name` may do when it calls a user's function.
+    pub(super) fn attribute_marks(&self, name: &str) -> Marks {
+        if self.attributes.contains(name) { self.function_marks(name) } else { Marks::default() }
+    }
+
     /// Whether a conversion anywhere may run a volatile function of a user: no statement is safe then.
     pub(super) fn has_volatile_conversions(&self) -> bool {
         self.builtin.volatile_conversions || self.user.volatile_conversions
@@ -325,16 +350,18 @@ mod tests {
         let mut objects = Objects::default();
         assert_eq!(
             objects.add(Part::Functions, &[None]),
-            Err(CatalogError::Columns { part: Part::Functions, found: 1, expected: 4 })
+            Err(CatalogError::Columns { part: Part::Functions, found: 1, expected: 6 })
         );
         let text = |value: &str| Some(value.to_owned());
         assert_eq!(
-            objects.add(Part::Functions, &[text("s"), text("f"), text("yes"), text("t")]),
+            objects.add(Part::Functions, &[text("s"), text("f"), text("yes"), text("t"), text("f"), None]),
             Err(CatalogError::Value { part: Part::Functions, column: 2 })
         );
-        let mut row = vec![text("s"), text("r"), text(""), text("p"), text("f"), text("f"), text("f"), None];
+        let mut row = vec![text("s"), text("r"), text(""), text("p"), text("f"), text("f"), text("f"), None, text("?")];
         assert_eq!(objects.add(Part::Relations, &row), Err(CatalogError::Value { part: Part::Relations, column: 2 }));
         row[2] = text("v");
+        assert_eq!(objects.add(Part::Relations, &row), Err(CatalogError::Value { part: Part::Relations, column: 8 }));
+        row[8] = None;
         row[7] = Some("x".repeat(DEFINITION_BYTES_MAX + 1));
         assert_eq!(objects.add(Part::Relations, &row), Err(CatalogError::TooMany { part: Part::Relations }));
     }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use super::body::Marks;
 use super::builtin;
 use super::catalog::{Catalog, Relation};
 use super::facts::{Facts, QualifiedName};
@@ -17,6 +18,8 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
     let judge = || Judgement::of(&parsed.facts, catalog);
     let (action, pins) = match &parsed.kind {
         Kind::Fixed(action, pins) => (action.clone(), *pins),
+        Kind::Runs(action, pins) => (action.clone(), pins.or(judge().pins)),
+        Kind::Block(body) => (Action::UNKNOWN, catalog.body_marks(body).leaves_state.then_some(PinReason::UserCode)),
         Kind::Query { own_transaction } => {
             let judged = judge();
             let action = if judged.read {
@@ -65,6 +68,7 @@ impl<'a> Judgement<'a> {
         if catalog.has_volatile_conversions() {
             judgement.unknown_code();
         }
+        judgement.marks(catalog.conversion_marks());
         judgement.facts(facts, facts.modifies, 0);
         judgement
     }
@@ -74,6 +78,20 @@ impl<'a> Judgement<'a> {
         self.read = false;
         self.writes = true;
         self.opaque = true;
+    }
+
+    /// Code that nobody looked into, so that it may leave session state as well.
+    fn unseen_code(&mut self) {
+        self.unknown_code();
+        self.pin(PinReason::UserCode);
+    }
+
+    /// A user's code runs whose declared volatility is not the whole truth.
+    fn marks(&mut self, marks: Marks) {
+        self.read &= !marks.asks_the_server;
+        if marks.leaves_state {
+            self.unseen_code();
+        }
     }
 
     fn facts(&mut self, facts: &Facts, modifies: bool, depth: usize) {
@@ -98,6 +116,12 @@ impl<'a> Judgement<'a> {
         if volatile {
             self.unknown_code();
         }
+        for name in &facts.operators {
+            self.marks(self.catalog.operator_marks(name));
+        }
+        for name in &facts.attributes {
+            self.marks(self.catalog.attribute_marks(name));
+        }
     }
 
     fn pin(&mut self, reason: PinReason) {
@@ -105,9 +129,17 @@ impl<'a> Judgement<'a> {
     }
 
     fn function(&mut self, name: &QualifiedName) {
+        // Before the catalog's word, so that the reason is as exact as can be.
+        if let Some(reason) = builtin::leaves_behind(&name.name) {
+            self.read = false;
+            self.pin(reason);
+        }
         let mut known = false;
         for functions in self.catalog.functions(name) {
             known = true;
+            if functions.user_defined {
+                self.marks(self.catalog.function_marks(&name.name));
+            }
             match (functions.volatile, functions.user_defined) {
                 (true, true) => self.unknown_code(),
                 (true, false) => {
@@ -119,13 +151,12 @@ impl<'a> Judgement<'a> {
             }
         }
         if !known {
+            self.unseen_code();
+        }
+        if builtin::runs_text(&name.name) {
             self.unknown_code();
         }
         self.own_transaction |= builtin::tells_the_time(&name.name);
-        if let Some(reason) = builtin::leaves_behind(&name.name) {
-            self.read = false;
-            self.pin(reason);
-        }
     }
 
     fn relation(&mut self, name: &QualifiedName, facts: &Facts, modifies: bool, depth: usize) {
@@ -134,6 +165,10 @@ impl<'a> Judgement<'a> {
             known = true;
             self.read &= relation.permanent && !relation.odd_descendants;
             self.opaque |= modifies && relation.hooks;
+            if (modifies || relation.row_security) && self.catalog.relation_marks(&name.name).leaves_state {
+                self.opaque = true;
+                self.pin(PinReason::UserCode);
+            }
             match relation.kind {
                 // Policies run whatever their author wrote.
                 _ if relation.row_security => self.unknown_code(),
@@ -152,7 +187,7 @@ impl<'a> Judgement<'a> {
             }
         }
         if !known {
-            self.unknown_code();
+            self.unseen_code();
         }
     }
 
@@ -162,7 +197,7 @@ impl<'a> Judgement<'a> {
         }
         match relation.definition_facts() {
             Some(facts) if depth < VIEW_DEPTH_MAX => self.facts(facts, false, depth + 1),
-            _ => self.unknown_code(),
+            _ => self.unseen_code(),
         }
     }
 }

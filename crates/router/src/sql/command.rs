@@ -2,11 +2,11 @@
 
 use pg_query::NodeEnum;
 use pg_query::protobuf::{
-    CreateTableAsStmt, CreatedbStmt, DeclareCursorStmt, DefElem, DiscardMode, DropStmt, ExplainStmt, Node, ObjectType,
-    RangeVar, ReindexObjectType, ReindexStmt, TransactionStmt, TransactionStmtKind, VariableSetKind, VariableSetStmt,
-    a_const,
+    CreatedbStmt, DeclareCursorStmt, DefElem, DiscardMode, DoStmt, DropStmt, ExplainStmt, Node, ObjectType, RangeVar,
+    ReindexObjectType, ReindexStmt, TransactionStmt, TransactionStmtKind, VariableSetKind, VariableSetStmt, a_const,
 };
 
+use super::body::Body;
 use super::parse::Kind;
 use super::statement::{Action, DiscardTarget, Isolation, PinReason, TransactionModes};
 
@@ -25,14 +25,24 @@ const LEADER: Action = Action::Update { opaque: false, writes: false, commits_it
 pub(super) fn kind(node: &NodeEnum) -> Kind {
     let (action, pins) = match node {
         NodeEnum::SelectStmt(select) if select.into_clause.is_none() => return Kind::Query { own_transaction: false },
-        NodeEnum::SelectStmt(select) => made_by_query(select.into_clause.as_ref().and_then(|into| into.rel.as_ref())),
+        NodeEnum::SelectStmt(select) => {
+            let (action, pins) = made_by_query(select.into_clause.as_ref().and_then(|into| into.rel.as_ref()));
+            return Kind::Runs(action, pins);
+        }
+        NodeEnum::CreateTableAsStmt(create) => {
+            let (action, pins) = made_by_query(create.into.as_ref().and_then(|into| into.rel.as_ref()));
+            return Kind::Runs(action, pins);
+        }
+        NodeEnum::TruncateStmt(_) => return Kind::Runs(BARRIER, None),
         NodeEnum::InsertStmt(_) | NodeEnum::UpdateStmt(_) | NodeEnum::DeleteStmt(_) | NodeEnum::MergeStmt(_) => {
             return Kind::Write;
         }
         NodeEnum::ExplainStmt(explain) => return explained(explain),
         NodeEnum::CopyStmt(copy) => match (copy.is_from, copy.is_program || !copy.filename.is_empty()) {
-            (_, true) => (Action::Update { opaque: true, writes: true, commits_itself: false }, None),
-            (true, false) => (Action::CopyIn, None),
+            (_, true) => {
+                return Kind::Runs(Action::Update { opaque: true, writes: true, commits_itself: false }, None);
+            }
+            (true, false) => return Kind::Runs(Action::CopyIn, None),
             (false, false) if copy.query.as_ref().is_some_and(|query| !is_select(query)) => return Kind::Write,
             (false, false) => return Kind::Query { own_transaction: true },
         },
@@ -52,7 +62,8 @@ pub(super) fn kind(node: &NodeEnum) -> Kind {
         NodeEnum::UnlistenStmt(_) => (Action::Unlisten, None),
         NodeEnum::LoadStmt(_) => (Action::Load, Some(PinReason::Library)),
         NodeEnum::LockStmt(_) => (Action::LockTable, None),
-        NodeEnum::CallStmt(_) | NodeEnum::DoStmt(_) => (Action::UNKNOWN, None),
+        NodeEnum::CallStmt(_) => return Kind::Runs(Action::UNKNOWN, None),
+        NodeEnum::DoStmt(block) => return Kind::Block(Box::new(code(block))),
         NodeEnum::ConstraintsSetStmt(_) | NodeEnum::CheckPointStmt(_) => (LEADER, None),
         other => definition(other),
     };
@@ -65,7 +76,6 @@ fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
         NodeEnum::CreateStmt(create) => return made(create.relation.as_ref()),
         NodeEnum::CreateSeqStmt(create) => return made(create.sequence.as_ref()),
         NodeEnum::ViewStmt(view) => return made(view.view.as_ref()),
-        NodeEnum::CreateTableAsStmt(create) => return made_by_create(create),
         NodeEnum::CommentStmt(_) | NodeEnum::CreateStatsStmt(_) => HARMLESS,
         NodeEnum::VacuumStmt(vacuum) if !vacuum.is_vacuumcmd => HARMLESS,
         NodeEnum::VacuumStmt(_) | NodeEnum::AlterSystemStmt(_) => HARMLESS_ALONE,
@@ -127,8 +137,13 @@ fn made_by_query(relation: Option<&RangeVar>) -> (Action, Option<PinReason>) {
     }
 }
 
-fn made_by_create(create: &CreateTableAsStmt) -> (Action, Option<PinReason>) {
-    made_by_query(create.into.as_ref().and_then(|into| into.rel.as_ref()))
+/// The code of a DO block.
+fn code(block: &DoStmt) -> Body {
+    let value = |name: &str| option(&block.args, name).and_then(|option| option.arg.as_deref()).and_then(plain);
+    match (value("language").as_deref(), value("as")) {
+        (None | Some("plpgsql"), Some(text)) => Body::of(&text),
+        _ => Body::unknown(),
+    }
 }
 
 fn reindexed(reindex: &ReindexStmt) -> Action {

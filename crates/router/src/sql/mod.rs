@@ -2,23 +2,30 @@
 //!
 //! A message goes through two steps. [`parse`] turns its text into [`ParsedStatement`]s: facts of the parse tree alone.
 //! [`resolve`] judges those facts against a [`Catalog`] of one database. Reads are whitelisted: whatever is not proven
-//! to be a read goes to the leader. [`ClassificationCache`] remembers the outcome under the message's [`shape`].
+//! to be a read goes to the leader. Code that lies in the database - functions, triggers, DO - is judged by its words, for
+//! what its declared volatility does not say. [`ClassificationCache`] remembers the outcome under the message's [`shape`].
 
+mod body;
 mod builtin;
 mod cache;
 mod catalog;
 mod classify;
+mod closure;
 mod command;
 #[cfg(test)]
 mod command_tests;
 mod facts;
 mod parse;
+mod part;
 mod shape;
 mod statement;
+mod token;
 
+pub use body::BODY_BYTES_MAX;
 pub use cache::{CACHE_BYTES_MAX, CACHE_ENTRIES_MAX, ClassificationCache};
-pub use catalog::{Catalog, CatalogError, DEFINITION_BYTES_MAX, OBJECTS_MAX, Objects, Part, Scope};
+pub use catalog::{Catalog, CatalogError, DEFINITION_BYTES_MAX, OBJECTS_MAX, Objects};
 pub use classify::{VIEW_DEPTH_MAX, resolve};
 pub use parse::{ParseError, ParsedStatement, STATEMENTS_MAX, parse};
+pub use part::{Part, Scope};
 pub use shape::{SHAPE_BYTES_MAX, Shape, shape};
 pub use statement::{Action, DiscardTarget, Isolation, PinReason, Statement, TransactionModes};

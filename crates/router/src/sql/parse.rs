@@ -5,6 +5,7 @@ use std::ops::Range;
 use pg_query::NodeEnum;
 use pg_query::protobuf::RawStmt;
 
+use super::body::Body;
 use super::command;
 use super::facts::Facts;
 use super::statement::{Action, PinReason};
@@ -48,6 +49,11 @@ pub struct ParsedStatement {
 pub(super) enum Kind {
     /// The catalog does not matter.
     Fixed(Action, Option<PinReason>),
+    /// The catalog does not matter for the action, but the statement runs functions, triggers or queries that may leave
+    /// session state.
+    Runs(Action, Option<PinReason>),
+    /// DO.
+    Block(Box<Body>),
     /// SELECT, VALUES, TABLE: a read when its facts are clean. `own_transaction`: not to be shared even then.
     Query { own_transaction: bool },
     /// INSERT, UPDATE, DELETE, MERGE.
@@ -78,14 +84,27 @@ fn parsed(raw: &RawStmt, text: &str) -> Result<ParsedStatement, ParseError> {
         return Ok(ParsedStatement { range, kind: Kind::Fixed(Action::UNKNOWN, None), facts: Facts::default() });
     };
     let kind = command::kind(node);
-    let facts = if matches!(kind, Kind::Fixed(..)) { Facts::default() } else { facts(node) };
+    let facts = if matches!(kind, Kind::Fixed(..) | Kind::Block(_)) { Facts::default() } else { facts(node) };
     Ok(ParsedStatement { range, kind, facts })
 }
 
-/// The facts of the statement, or of the query inside EXPLAIN, COPY and DECLARE.
+/// The facts of the statement, or of the query inside EXPLAIN, COPY, DECLARE and CREATE TABLE AS.
 fn facts(node: &NodeEnum) -> Facts {
     let inner = match node {
-        NodeEnum::ExplainStmt(explain) => explain.query.as_deref(),
+        NodeEnum::ExplainStmt(explain) => match explain.query.as_deref().and_then(|query| query.node.as_ref()) {
+            // The parser bounds how deep it nests.
+            Some(query) => return facts(query),
+            None => None,
+        },
+        NodeEnum::CreateTableAsStmt(create) => create.query.as_deref(),
+        NodeEnum::SelectStmt(select) if select.into_clause.is_some() => {
+            // The name after INTO is that of a relation to be.
+            let mut select = select.clone();
+            select.into_clause = None;
+            return Facts::of(&NodeEnum::SelectStmt(select));
+        }
+        NodeEnum::CopyStmt(copy) if copy.is_from => return Facts { modifies: true, ..Facts::of(node) },
+        NodeEnum::TruncateStmt(_) => return Facts { modifies: true, ..Facts::of(node) },
         NodeEnum::DeclareCursorStmt(declare) => declare.query.as_deref(),
         NodeEnum::CopyStmt(copy) => match &copy.relation {
             Some(relation) => return Facts::of(&NodeEnum::RangeVar(relation.clone())),

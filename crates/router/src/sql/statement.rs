@@ -26,8 +26,8 @@ pub enum Action {
     },
     /// Must run on the leader.
     Update {
-        /// Calls code that may hide DDL or leave session state (user-defined volatile functions, DO, CALL, user
-        /// triggers or rules, files and programs).
+        /// Calls code that may hide DDL (user-defined volatile functions, DO, CALL, user triggers or rules, files and
+        /// programs). Code that may leave session state is told by [`Statement::pins`].
         opaque: bool,
         /// May write data. False only when that is proven.
         writes: bool,
@@ -207,4 +207,6 @@ pub enum PinReason {
     Identity,
     /// A connection or handle that a function opened (dblink, large objects).
     Handle,
+    /// A user's code ran (a function, a trigger, a rule, DO, CALL) that may have left any of these.
+    UserCode,
 }

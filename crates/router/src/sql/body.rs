@@ -1,0 +1,232 @@
+//! What code that lies in the database may do, told from its words alone.
+//!
+//! The judgement errs on one side: what is not plainly harmless counts. Session state is what a statement leaves on its
+//! back end beyond its transaction - settings, advisory locks, temporary tables, prepared statements and so on. SET LOCAL,
+//! a function's own SET clause and `set_config(.., true)` end by themselves and are fine.
+
+use std::collections::BTreeSet;
+
+use super::builtin;
+use super::token::{Token, tokens};
+
+/// Longest code that is looked into, in bytes; what is longer counts as doing everything.
+pub const BODY_BYTES_MAX: usize = 256 << 10;
+
+/// What code may do that its declared volatility does not say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Marks {
+    /// It may leave session state behind.
+    pub leaves_state: bool,
+    /// Its answer may depend on the server or the session that it runs in.
+    pub asks_the_server: bool,
+}
+
+impl Marks {
+    pub const WORST: Marks = Marks { leaves_state: true, asks_the_server: true };
+
+    /// Takes the other's marks too; says whether that changed anything.
+    pub fn join(&mut self, other: Marks) -> bool {
+        let before = *self;
+        self.leaves_state |= other.leaves_state;
+        self.asks_the_server |= other.asks_the_server;
+        *self != before
+    }
+}
+
+/// Code by its words.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Body {
+    pub marks: Marks,
+    /// Names that an opening parenthesis follows.
+    pub calls: BTreeSet<String>,
+    /// All names.
+    pub names: BTreeSet<String>,
+}
+
+impl Body {
+    /// Code that nobody can look into.
+    pub fn unknown() -> Body {
+        Body { marks: Marks::WORST, ..Body::default() }
+    }
+
+    /// The words of a body, a view's definition or a DO block.
+    pub fn of(text: &str) -> Body {
+        if text.len() > BODY_BYTES_MAX {
+            return Body::unknown();
+        }
+        let Ok(tokens) = tokens(text) else { return Body::unknown() };
+        let mut body = Body::default();
+        for (at, token) in tokens.iter().enumerate() {
+            let Some(name) = token.name() else { continue };
+            body.names.insert(name.to_owned());
+            body.marks.leaves_state |= name == "pg_temp";
+            if tokens.get(at + 1) == Some(&Token::Symbol(b'(')) {
+                body.calls.insert(name.to_owned());
+                body.marks.join(marks_of_call(name, &tokens[at + 2..]));
+            }
+            if let Some(keyword) = token.word() {
+                let begins = at.checked_sub(1).is_none_or(|before| may_precede_statement(&tokens[before]));
+                body.marks.join(marks_of_keyword(keyword, begins, &tokens, at));
+            }
+        }
+        body
+    }
+
+    /// Code that does nothing but call the function of this name.
+    pub fn call(name: &str) -> Body {
+        let mut body = Body { marks: marks_of_call(name, &[]), ..Body::default() };
+        body.calls.insert(name.to_owned());
+        body
+    }
+}
+
+/// What calling a function of PostgreSQL's own, or of a well-known extension, does.
+fn marks_of_call(name: &str, arguments: &[Token<'_>]) -> Marks {
+    let sets = name == "set_config" && !ends_with_transaction(arguments);
+    Marks {
+        leaves_state: sets || builtin::leaves_behind(name).is_some(),
+        asks_the_server: builtin::speaks_of_the_server(name),
+    }
+}
+
+/// Whether the third and last argument of set_config is plainly true.
+fn ends_with_transaction(arguments: &[Token<'_>]) -> bool {
+    let (mut depth, mut commas, mut last) = (1_usize, 0, 0);
+    for (at, token) in arguments.iter().enumerate() {
+        match token {
+            Token::Symbol(b'(' | b'[') => depth += 1,
+            Token::Symbol(b')' | b']') => depth -= 1,
+            Token::Symbol(b',') if depth == 1 => {
+                commas += 1;
+                last = at + 1;
+            }
+            _ => {}
+        }
+        if depth == 0 {
+            let third = &arguments[last..at];
+            return commas == 2 && matches!(third, [Token::Word(word)] if word == "true");
+        }
+    }
+    false
+}
+
+/// Whether a statement of SQL or PL/pgSQL may begin after this token.
+fn may_precede_statement(token: &Token<'_>) -> bool {
+    match token {
+        Token::Symbol(b';') | Token::LabelEnd => true,
+        Token::Word(word) => matches!(&**word, "begin" | "atomic" | "then" | "else" | "loop"),
+        _ => false,
+    }
+}
+
+fn marks_of_keyword(keyword: &str, begins: bool, tokens: &[Token<'_>], at: usize) -> Marks {
+    let next = |ahead: usize| tokens.get(at + ahead).and_then(Token::word);
+    let before = at.checked_sub(1).and_then(|before| tokens[before].word());
+    let leaves_state = match keyword {
+        // Dynamic SQL may be anything.
+        "execute" => true,
+        "set" => begins && !matches!(next(1), Some("local" | "transaction" | "constraints")),
+        "reset" | "discard" | "listen" | "unlisten" | "prepare" | "deallocate" | "load" => begins,
+        "do" => begins && next(1) != Some("nothing"),
+        "temp" | "temporary" => matches!(before, Some("create" | "replace" | "local" | "global" | "into")),
+        "hold" => before == Some("with"),
+        _ => false,
+    };
+    Marks { leaves_state, asks_the_server: keyword == "show" && begins }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_session_state_is_seen() {
+        for text in [
+            "SET search_path = a",
+            "BEGIN SET search_path = a; END",
+            "BEGIN IF x THEN SET a.b = 1; END IF; END",
+            "BEGIN IF x THEN NULL; ELSE RESET ALL; END IF; END",
+            "BEGIN <<here>> SET a.b = 1; END",
+            "BEGIN FOR i IN 1..2 LOOP SET a.b = 1; END LOOP; END",
+            "BEGIN/**/SET/**/a.b = 1; END",
+            "SET SESSION a.b = 1",
+            "SET ROLE r",
+            "SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY",
+            "SELECT set_config('a.b', $1, false)",
+            "SELECT Pg_Catalog.Set_Config('a.b', $1, false)",
+            "SELECT \"set_config\"('a.b', $1, false)",
+            "SELECT set_config ('a.b', $1, $2)",
+            "SELECT set_config('a.b', 'true', not true)",
+            "SELECT set_config('a', set_config('b', 'c', false), true)",
+            "SELECT set_config(is_local => false, setting_name => 'a', new_value => true)",
+            "SELECT set_config('a', 'b', false), f(1, 2, true)",
+            "SELECT setseed(0.5)",
+            "PERFORM pg_advisory_lock(1)",
+            "PERFORM pg_try_advisory_lock_shared(1, 2)",
+            "BEGIN EXECUTE 'SELECT 1'; END",
+            "BEGIN RETURN QUERY EXECUTE q; END",
+            "BEGIN FOR r IN EXECUTE q LOOP NULL; END LOOP; END",
+            "LISTEN a",
+            "SELECT 1; UNLISTEN *",
+            "PREPARE a AS SELECT 1",
+            "DEALLOCATE a",
+            "DISCARD ALL",
+            "LOAD 'x'",
+            "DO $x$BEGIN END$x$",
+            "CREATE TEMP TABLE a ()",
+            "CREATE LOCAL TEMPORARY TABLE a ()",
+            "CREATE OR REPLACE TEMP VIEW a AS SELECT 1",
+            "SELECT 1 INTO TEMP a",
+            "CREATE TABLE pg_temp.a ()",
+            "DECLARE c CURSOR WITH HOLD FOR SELECT 1",
+            "SELECT dblink_connect('a', 'b')",
+            "SELECT lo_open(1, 2)",
+            "SELECT set_limit(0.5)",
+            "SELECT 'open",
+        ] {
+            assert!(Body::of(text).marks.leaves_state, "{text}");
+        }
+        assert_eq!(Body::of(&" ".repeat(BODY_BYTES_MAX + 1)), Body::unknown());
+    }
+
+    #[test]
+    fn harmless_code_has_no_marks() {
+        for text in [
+            "BEGIN NEW.updated_at := now(); RETURN NEW; END",
+            "BEGIN INSERT INTO audit VALUES (TG_OP, row_to_json(NEW)); RETURN NULL; END",
+            "BEGIN UPDATE t SET a = 1 WHERE b = NEW.b; RETURN NEW; END",
+            "INSERT INTO t VALUES (1) ON CONFLICT (a) DO UPDATE SET a = 2",
+            "INSERT INTO t VALUES (1) ON CONFLICT DO NOTHING",
+            "MERGE INTO t USING u ON true WHEN MATCHED THEN UPDATE SET a = 1 WHEN NOT MATCHED THEN DO NOTHING",
+            "BEGIN SET LOCAL work_mem = '1MB'; END",
+            "BEGIN SET CONSTRAINTS ALL DEFERRED; END",
+            "SELECT set_config('a.b', f($1, '(x'), true)",
+            "SELECT pg_advisory_xact_lock(1), pg_advisory_unlock(1)",
+            "BEGIN PERFORM pg_notify('a', 'EXECUTE set_config(''a'')'); END -- SET a = 1",
+            "SELECT load, prepare FROM t WHERE reset = 1 AND temp > 2",
+            "BEGIN ALTER TABLE t ALTER a SET DEFAULT 1; END",
+            "SELECT current_user, set_configuration(1)",
+        ] {
+            assert_eq!(Body::of(text).marks, Marks::default(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_asks_the_server_is_seen() {
+        for text in ["SELECT current_setting('a.b')", "SHOW work_mem", "SELECT pg_is_in_recovery()"] {
+            assert_eq!(Body::of(text).marks, Marks { leaves_state: false, asks_the_server: true }, "{text}");
+        }
+    }
+
+    #[test]
+    fn calls_and_names_are_told_apart() {
+        let body = Body::of("SELECT s.f(a), \"G\" (1) FROM t -- h()");
+        assert_eq!(body.calls.iter().collect::<Vec<_>>(), ["G", "f"]);
+        for name in ["a", "f", "G", "t", "s"] {
+            assert!(body.names.contains(name), "{name}");
+        }
+        assert!(!body.names.contains("h"));
+        assert!(Body::call("setseed").marks.leaves_state);
+        assert!(Body::call("set_config").marks.leaves_state);
+    }
+}

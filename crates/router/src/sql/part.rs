@@ -1,0 +1,163 @@
+//! The queries that read a database's catalog.
+
+use super::body::BODY_BYTES_MAX;
+
+/// Whose objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Made by initdb: pg_catalog and information_schema.
+    Builtin,
+    /// Made later, extensions included.
+    User,
+}
+
+/// The parts of a catalog; each is one query.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Functions, aggregates, procedures.
+    Functions,
+    /// Tables, views, sequences.
+    Relations,
+    /// Operators that run volatile functions or functions of users.
+    VolatileOperators,
+    /// Functions of users that casts, types and domains run.
+    VolatileConversions,
+}
+
+impl Part {
+    /// All parts, in the order in which they are best asked.
+    pub const ALL: [Part; 4] = [Part::Functions, Part::Relations, Part::VolatileOperators, Part::VolatileConversions];
+
+    /// The query that gives this part's rows. It needs no privileges and reads only system catalogs.
+    pub fn query(self, scope: Scope) -> String {
+        let (text, condition) = match (self, scope) {
+            (Part::Functions, Scope::Builtin) => (FUNCTIONS, "p.oid < 16384"),
+            (Part::Functions, Scope::User) => (FUNCTIONS, "p.oid >= 16384"),
+            (Part::Relations, Scope::Builtin) => (RELATIONS, "c.oid < 16384"),
+            (Part::Relations, Scope::User) => (RELATIONS, "c.oid >= 16384"),
+            (Part::VolatileOperators, Scope::Builtin) => (OPERATORS, "o.oid < 16384"),
+            (Part::VolatileOperators, Scope::User) => (OPERATORS, "o.oid >= 16384"),
+            (Part::VolatileConversions, Scope::Builtin) => (CONVERSIONS, "false"),
+            (Part::VolatileConversions, Scope::User) => (CONVERSIONS, "true"),
+        };
+        text.replace("{scope}", condition).replace("{body_bytes_max}", &BODY_BYTES_MAX.to_string())
+    }
+
+    /// Columns of the answer.
+    pub(super) fn columns(self) -> usize {
+        match self {
+            Part::Functions => 6,
+            Part::Relations => 9,
+            Part::VolatileOperators => 3,
+            Part::VolatileConversions => 2,
+        }
+    }
+}
+
+/// schema, name, volatile, made by a user, may stand as `row.name`, body; one row an overload. An aggregate is as volatile
+/// as its parts.
+///
+/// The *body* of a user's function is code to be looked into. An aggregate's calls its parts, that of
+/// another name for a builtin function calls that one, one in C that comes with an
+/// extension is empty; none: nobody can look into it (other languages, a user's own C, too long).
+const FUNCTIONS: &str = "
+SELECT n.nspname, p.proname,
+       p.provolatile = 'v' OR EXISTS (
+           SELECT 1 FROM pg_catalog.pg_aggregate a JOIN pg_catalog.pg_proc s
+             ON s.oid IN (a.aggtransfn, a.aggfinalfn, a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn,
+                          a.aggcombinefn, a.aggserialfn, a.aggdeserialfn)
+           WHERE a.aggfnoid = p.oid AND s.provolatile = 'v'),
+       p.oid >= 16384,
+       p.pronargs > 0 AND p.pronargs - p.pronargdefaults <= 1
+         AND EXISTS (SELECT 1 FROM pg_catalog.pg_type t WHERE t.oid = p.proargtypes[0] AND t.typtype IN ('c', 'p', 'd')),
+       CASE WHEN p.oid < 16384 THEN NULL
+            WHEN p.prokind = 'a' THEN (
+                SELECT pg_catalog.string_agg(pg_catalog.quote_ident(s.proname) || '()', ' ')
+                FROM pg_catalog.pg_aggregate a JOIN pg_catalog.pg_proc s
+                  ON s.oid IN (a.aggtransfn, a.aggfinalfn, a.aggmtransfn, a.aggminvtransfn, a.aggmfinalfn,
+                               a.aggcombinefn, a.aggserialfn, a.aggdeserialfn)
+                WHERE a.aggfnoid = p.oid)
+            WHEN l.lanname = 'internal' THEN (
+                SELECT pg_catalog.string_agg(pg_catalog.quote_ident(b.proname) || '()', ' ')
+                FROM pg_catalog.pg_proc b WHERE b.oid < 16384 AND b.prosrc = p.prosrc)
+            WHEN l.lanname = 'c' THEN (
+                SELECT '' FROM pg_catalog.pg_depend d
+                WHERE d.classid = 'pg_catalog.pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e' LIMIT 1)
+            WHEN l.lanname NOT IN ('sql', 'plpgsql') THEN NULL
+            WHEN p.prosqlbody IS NOT NULL THEN pg_catalog.pg_get_function_sqlbody(p.oid)
+            WHEN pg_catalog.octet_length(p.prosrc) <= {body_bytes_max} THEN p.prosrc
+       END
+FROM pg_catalog.pg_proc p
+JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+JOIN pg_catalog.pg_language l ON l.oid = p.prolang
+WHERE {scope}";
+
+/// schema, name, kind, persistence, row security, hooks, odd descendants, definition, functions of the hooks.
+///
+/// *Hooks*: writing to the relation may run a user's code - triggers, rules, defaults and constraints with volatile
+/// functions - on the relation itself, on its partitions or where a foreign key cascades. *Odd descendants*: a partition
+/// or child that is foreign, unlogged or temporary. *Functions of the hooks*: a JSON list of the names of all functions
+/// that any of this, or a policy or an index, runs; null in it stands for a rule and for an expression that itself calls
+/// one of PostgreSQL's functions that leave session state (dependencies on those are not recorded, so their numbers are
+/// looked for in the expression's tree).
+const RELATIONS: &str = "
+WITH RECURSIVE edge AS (
+    SELECT inhparent AS source, inhrelid AS target FROM pg_catalog.pg_inherits
+    UNION SELECT confrelid, conrelid FROM pg_catalog.pg_constraint WHERE contype = 'f'
+), leaving(pattern) AS (
+    SELECT ':funcid (' || pg_catalog.string_agg(oid::text, '|') || ') ' FROM pg_catalog.pg_proc
+    WHERE oid < 16384 AND (proname IN ('set_config', 'setseed', 'lo_open', 'ts_stat', 'ts_rewrite')
+                           OR proname ~ '^(pg_(try_)?advisory_lock|query_to_xml)')
+), expression(class, object, relation, tree) AS (
+    SELECT 'pg_catalog.pg_attrdef'::regclass, oid, adrelid, adbin::text FROM pg_catalog.pg_attrdef
+    UNION ALL SELECT 'pg_catalog.pg_constraint'::regclass, oid, conrelid, conbin::text
+      FROM pg_catalog.pg_constraint WHERE conrelid <> 0
+    UNION ALL SELECT 'pg_catalog.pg_trigger'::regclass, oid, tgrelid, tgqual::text
+      FROM pg_catalog.pg_trigger WHERE NOT tgisinternal
+    UNION ALL SELECT 'pg_catalog.pg_policy'::regclass, oid, polrelid, pg_catalog.concat(polqual::text, polwithcheck::text)
+      FROM pg_catalog.pg_policy
+    UNION ALL SELECT 'pg_catalog.pg_class'::regclass, indexrelid, indrelid, NULL
+      FROM pg_catalog.pg_index WHERE indexprs IS NOT NULL OR indpred IS NOT NULL
+), code(relation, function, hooks) AS (
+    SELECT tgrelid, tgfoid, true FROM pg_catalog.pg_trigger WHERE NOT tgisinternal
+    UNION SELECT ev_class, 0, true FROM pg_catalog.pg_rewrite WHERE ev_type <> '1'
+    UNION SELECT x.relation, 0, false FROM expression x JOIN leaving l ON x.tree ~ l.pattern
+    UNION SELECT x.relation, p.oid, p.provolatile = 'v' FROM expression x
+      JOIN pg_catalog.pg_depend d ON d.classid = x.class AND d.objid = x.object
+      JOIN pg_catalog.pg_proc p ON d.refclassid = 'pg_catalog.pg_proc'::regclass AND d.refobjid = p.oid
+      WHERE p.oid >= 16384
+    UNION SELECT e.source, code.function, code.hooks FROM code JOIN edge e ON e.target = code.relation
+), hook AS (
+    SELECT code.relation, pg_catalog.bool_or(code.hooks) AS hooks,
+           pg_catalog.json_agg(DISTINCT p.proname::text)::text AS functions
+    FROM code LEFT JOIN pg_catalog.pg_proc p ON p.oid = code.function GROUP BY 1
+), odd(relation) AS (
+    SELECT i.inhparent FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+      WHERE c.relkind = 'f' OR (c.relpersistence <> 'p' AND c.relkind IN ('r', 'p'))
+    UNION SELECT i.inhparent FROM odd JOIN pg_catalog.pg_inherits i ON i.inhrelid = odd.relation
+)
+SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relrowsecurity,
+       COALESCE(hook.hooks, false),
+       EXISTS (SELECT 1 FROM odd WHERE relation = c.oid),
+       CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END,
+       hook.functions
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN hook ON hook.relation = c.oid
+WHERE c.relkind NOT IN ('i', 'I', 'c', 't') AND {scope}";
+
+/// name, function, volatile.
+const OPERATORS: &str = "
+SELECT DISTINCT o.oprname, p.proname, p.provolatile = 'v'
+FROM pg_catalog.pg_operator o JOIN pg_catalog.pg_proc p ON p.oid = o.oprcode
+WHERE (p.provolatile = 'v' OR p.oid >= 16384) AND {scope}";
+
+/// function, volatile.
+const CONVERSIONS: &str = "
+SELECT DISTINCT p.proname, p.provolatile = 'v' FROM pg_catalog.pg_proc p
+WHERE {scope} AND p.oid >= 16384 AND (
+    EXISTS (SELECT 1 FROM pg_catalog.pg_cast c WHERE c.castfunc = p.oid)
+ OR p.oid IN (SELECT f FROM pg_catalog.pg_type t,
+              LATERAL (VALUES (t.typinput), (t.typoutput), (t.typreceive), (t.typsend), (t.typmodin), (t.typsubscript)) v(f))
+ OR EXISTS (SELECT 1 FROM pg_catalog.pg_constraint k
+              JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::regclass AND d.objid = k.oid
+            WHERE k.contypid <> 0 AND d.refclassid = 'pg_catalog.pg_proc'::regclass AND d.refobjid = p.oid))";
