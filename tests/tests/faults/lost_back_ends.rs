@@ -33,11 +33,13 @@ const STATES: [State; 8] = [
 
 const READ: &str = "SELECT value FROM numbers WHERE id = 1";
 const WRITE: &str = "UPDATE numbers SET value = value + 1 WHERE id = 1";
-/// The commit sleeps in this trigger.
-const SLOW_COMMIT: &str = "CREATE TABLE slow (a int);
-    CREATE FUNCTION sleep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1.5); RETURN NULL; END';
-    CREATE CONSTRAINT TRIGGER slowly AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED
-        FOR EACH ROW EXECUTE FUNCTION sleep()";
+/// Nobody is the standby for which a commit waits that asks for it: it is in flight for ever.
+const ENDLESS_COMMITS: [&str; 3] = [
+    "ALTER SYSTEM SET synchronous_commit = local",
+    "ALTER SYSTEM SET synchronous_standby_names = 'nobody'",
+    "SELECT pg_reload_conf()",
+];
+const ENDLESSLY: &str = "SET LOCAL synchronous_commit = on";
 
 /// Runs a transaction up to `state`, calls `harm`, and goes on to the end. Gives the result of what was under way, or of
 /// what came next.
@@ -52,7 +54,7 @@ async fn drive(
         State::Begun => &["BEGIN"],
         State::HasRead => &["BEGIN", READ],
         State::HasWritten | State::DuringStatement => &["BEGIN", READ, WRITE],
-        State::DuringCommit => &["BEGIN", READ, WRITE, "INSERT INTO slow VALUES (1)"],
+        State::DuringCommit => &["BEGIN", READ, WRITE, ENDLESSLY],
     };
     for sql in before {
         run(session, sql).await??;
@@ -76,11 +78,11 @@ async fn drive(
     }
 }
 
-/// Statements that sleep on any server.
+/// Statements and commits that wait on any server.
 async fn sleepers(cluster: &TestCluster) -> anyhow::Result<i64> {
     let mut count = 0;
     for server in cluster.servers.all() {
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event IN ('PgSleep', 'SyncRep')";
         count += server.connect("observer").await?.run(sql).await?.number()?;
     }
     Ok(count)
@@ -93,7 +95,8 @@ fn due(state: State) -> &'static [&'static str] {
         State::Idle | State::Begun => &["00000", "57P01", "57P03", "08007"],
         State::HasRead | State::HasWritten | State::DuringStatement => &["57P01", "57P02"],
         State::AutocommitRead => &["00000", "57P01", "57P02", "57P03"],
-        State::DuringCommit | State::AutocommitUpdate => &["08007", "57P01", "57P02"],
+        State::DuringCommit => &["08007"],
+        State::AutocommitUpdate => &["08007", "57P01", "57P02"],
     }
 }
 
@@ -135,7 +138,8 @@ async fn after(
         (State::Idle, "57P01" | "57P03") | (State::AutocommitRead | State::AutocommitUpdate, _) => {
             assert_eq!(now, before + 1, "{state:?}");
         }
-        (State::Idle | State::DuringCommit, "08007") => {}
+        (State::DuringCommit, _) => assert_eq!(now, before + 1, "it had committed where it stood"),
+        (State::Idle, "08007") => {}
         // It was rolled back after the update succeeded, or could not be run.
         _ => assert_eq!(now, before, "{state:?}: {result:?}"),
     }
@@ -145,7 +149,7 @@ async fn after(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_back_end_that_is_ended_in_any_state_is_reported_and_replaced() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
-    cluster.updater("setup").await?.run(SLOW_COMMIT).await?;
+    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
     for state in STATES {
         let session = cluster.updater("session").await?;
         let before = value(&cluster).await?;
@@ -159,7 +163,7 @@ async fn a_back_end_that_is_ended_in_any_state_is_reported_and_replaced() -> any
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes_back() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
-    cluster.updater("setup").await?.run(SLOW_COMMIT).await?;
+    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
     for state in STATES {
         let session = cluster.updater("session").await?;
         let before = value(&cluster).await?;
@@ -167,7 +171,10 @@ async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes
             let sql = "SELECT coalesce(min(pid), 0) FROM pg_stat_activity WHERE application_name = 'onecopy session'";
             let process = i32::try_from(leader(&cluster).await?.run(sql).await?.number()?)?;
             if let Some(process) = Pid::from_raw(process) {
+                let observer = leader(&cluster).await?;
                 rustix::process::kill_process(process, Signal::KILL)?;
+                // The postmaster ends all others as soon as it notices.
+                wait_until("all are ended", || async { Ok(observer.run("SELECT 1").await.is_err()) }).await?;
             }
             Ok(())
         };
@@ -187,7 +194,7 @@ async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Re
         settings.backend_wait_ms = 2000;
     })
     .await?;
-    cluster.updater("setup").await?.run(SLOW_COMMIT).await?;
+    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
     for state in STATES {
         let session = cluster.updater("session").await?;
         let before = value(&cluster).await?;
