@@ -142,11 +142,6 @@ impl Session {
             ));
             return Ok(Outcome::Failed);
         }
-        if modes.read_only == Some(true) && transaction.wrote() {
-            return Ok(
-                self.refuse("a transaction that has written cannot be made READ ONLY: it must pass the tripwire")
-            );
-        }
         // The level stays SERIALIZABLE whatever was asked for.
         let mut wanted = Vec::new();
         wanted.extend(modes.read_only.map(|on| if on { "READ ONLY" } else { "READ WRITE" }));

@@ -119,11 +119,6 @@ impl Transaction {
         }
     }
 
-    /// Whether it may have written.
-    pub(super) fn wrote(&self) -> bool {
-        matches!(&self.place, Place::OnLeader(leader) if leader.wrote)
-    }
-
     /// Whether it runs on the leader.
     pub(super) fn is_on_leader(&self) -> bool {
         matches!(self.place, Place::OnLeader(_))
@@ -309,7 +304,7 @@ impl Session {
             return Ok(Err(Reported::Here(too_many_transactions())));
         }
         // A user's function may write although it is declared STABLE; PostgreSQL does not look further than one call.
-        let may_write = work.writes || work.own_transaction;
+        let may_write = work.writes || work.own_transaction || (work.statements > 0 && !work.reads_only);
         leader.wrote |= may_write && !transaction.characteristics.read_only;
         leader.opaque |= work.opaque;
         let _releasing = self.releasing_around(work);
@@ -382,23 +377,25 @@ impl Session {
                 }
                 self.give_back_reader(*backend);
             }
-            Place::OnLeader(leader) => match self.commit_on_leader(*leader).await? {
-                Committed::Yes => {}
-                Committed::RolledBack => {
-                    self.settings = transaction.settings_before;
-                    self.characteristics = transaction.characteristics_before;
-                    if answers {
-                        self.client.output.command_complete("ROLLBACK");
+            Place::OnLeader(leader) => {
+                match self.commit_on_leader(*leader, transaction.characteristics.read_only).await? {
+                    Committed::Yes => {}
+                    Committed::RolledBack => {
+                        self.settings = transaction.settings_before;
+                        self.characteristics = transaction.characteristics_before;
+                        if answers {
+                            self.client.output.command_complete("ROLLBACK");
+                        }
+                        return Ok(Outcome::Done);
                     }
-                    return Ok(Outcome::Done);
+                    Committed::Error(error) => {
+                        self.settings = transaction.settings_before;
+                        self.characteristics = transaction.characteristics_before;
+                        self.fail(error);
+                        return Ok(Outcome::Failed);
+                    }
                 }
-                Committed::Error(error) => {
-                    self.settings = transaction.settings_before;
-                    self.characteristics = transaction.characteristics_before;
-                    self.fail(error);
-                    return Ok(Outcome::Failed);
-                }
-            },
+            }
             Place::Lost => {
                 self.fail(aborted());
                 return Ok(Outcome::Failed);
@@ -410,7 +407,11 @@ impl Session {
         Ok(Outcome::Done)
     }
 
-    async fn commit_on_leader(&mut self, mut leader: LeaderTransaction) -> Result<Committed, SessionEnd> {
+    async fn commit_on_leader(
+        &mut self,
+        mut leader: LeaderTransaction,
+        read_only: bool,
+    ) -> Result<Committed, SessionEnd> {
         if !leader.wrote {
             let relayed = self.own_statement(&mut leader.backend, "COMMIT", true).await?;
             self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
@@ -441,6 +442,14 @@ impl Session {
         let commit = domain.room.enter(self.number, leader.backend.process_id, None).await;
         let tripwire =
             domain.epochs.needs_tripwire(leader.commits_at_snapshot) && !domain.settings.unsafe_without_tripwire;
+        if tripwire && read_only {
+            // It may have written before it was made READ ONLY, and can touch the tripwire no more.
+            commit.settle();
+            if self.own_statement(&mut leader.backend, "ROLLBACK", false).await?.is_ok() {
+                self.return_leader(leader.backend);
+            }
+            return Ok(Committed::Error(overtaken()));
+        }
         let sql = if tripwire { "INSERT INTO onecopy_router.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
         let relayed = self.own_statement(&mut leader.backend, sql, true).await?;
         if let Ok(relayed) = &relayed {
@@ -550,6 +559,14 @@ impl Session {
         backend.epoch = None;
         self.domain.readers[backend.server.index].give_back(&self.user, backend);
     }
+}
+
+fn overtaken() -> SqlError {
+    SqlError::error(
+        sqlstate::SERIALIZATION_FAILURE,
+        "could not serialize access: an epoch has overtaken this transaction, and it is READ ONLY by now",
+    )
+    .hint("The transaction might succeed if retried.")
 }
 
 fn too_many_transactions() -> SqlError {

@@ -43,13 +43,13 @@ impl Session {
         if work.must_be_wrapped() || long || beside_ddl {
             return self.run_wrapped(&request, &work).await;
         }
-        if !work.reads_only || work.within_transaction {
-            return self.run_on_leader(&request, &work).await;
-        }
-        if self.pinned.is_none() {
+        if work.reads_only && !work.within_transaction && self.pinned.is_none() {
             return self.run_at_epoch(&request, &work).await;
         }
-        self.read_on_leader(&request, &work).await
+        if work.only_looks && work.statements > 0 {
+            return self.read_on_leader(&request, &work).await;
+        }
+        self.run_on_leader(&request, &work).await
     }
 
     /// Runs a lone statement inside a transaction of the router's own.

@@ -11,6 +11,8 @@ use crate::sql::{Action, PinReason, Statement, shape};
 pub struct Work {
     /// Nothing but whitelisted reads (or nothing at all).
     pub reads_only: bool,
+    /// Nothing but reads, whitelisted or not: they can run READ ONLY.
+    pub only_looks: bool,
     /// Must not share a transaction that is open for long.
     pub own_transaction: bool,
     /// May write.
@@ -49,7 +51,7 @@ pub struct BarrierWork {
 impl Work {
     /// Nothing executed yet.
     pub fn nothing() -> Work {
-        Work { reads_only: true, ..Work::default() }
+        Work { reads_only: true, only_looks: true, ..Work::default() }
     }
 
     /// The work of one statement with this text; `sql` is the same as it is sent.
@@ -58,11 +60,13 @@ impl Work {
         match &statement.action {
             Action::Read { own_transaction } => {
                 work.reads_only = true;
+                work.only_looks = true;
                 work.own_transaction = *own_transaction;
             }
             Action::Update { opaque, writes, commits_itself } => {
                 work.opaque = *opaque;
                 work.writes = *writes;
+                work.only_looks = !*writes && !*opaque && statement.pins.is_none();
                 work.commits_itself = *commits_itself;
             }
             Action::Barrier { harmless, alone, database } => {
@@ -104,6 +108,7 @@ impl Work {
     pub fn add(&mut self, other: Work) {
         let first = self.statements == 0;
         self.reads_only &= other.reads_only;
+        self.only_looks &= other.only_looks;
         self.own_transaction |= other.own_transaction;
         self.writes |= other.writes;
         self.opaque |= other.opaque;
