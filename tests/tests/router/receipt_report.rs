@@ -5,6 +5,8 @@ use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::schedule::{Judge, Program, Scenario, Stage, all_schedules};
 use onecopy_tests::servers::LEADER;
 
+/// Seven steps, of which two, two and three keep their order.
+const PERMUTATIONS: usize = 210;
 /// As PostgreSQL's own test says: only where s1 overlaps both others and s2 commits before s3 reads.
 const ANOMALIES_EXPECTED: usize = 6;
 
@@ -40,7 +42,9 @@ async fn anomalies(cluster: &TestCluster, server: &str) -> anyhow::Result<Vec<St
     stage.create_tables().await?;
     let mut judge = Judge::open(cluster, &scenario).await?;
     let mut unexplained = Vec::new();
-    for schedule in all_schedules(&scenario) {
+    let schedules = all_schedules(&scenario);
+    assert_eq!(schedules.len(), PERMUTATIONS);
+    for schedule in schedules {
         let outcome = stage.play(&schedule).await?;
         if judge.explain(&outcome, true).await?.is_none() {
             unexplained.push(schedule);
