@@ -125,6 +125,8 @@ const LEADER: Action = Action::Update { opaque: false, writes: false, commits_it
 const WRITE: Action = Action::Update { opaque: false, writes: true, commits_itself: false };
 const OPAQUE: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
 
+const BARRIER: Action = Action::Barrier { harmless: false, alone: false, database: None };
+
 const JUDGED: &[(&str, Action)] = &[
     ("SELECT * FROM plain WHERE a = 1 AND b LIKE 'x%' ORDER BY lower(b) LIMIT 3", READ),
     ("SELECT count(*), sum(a), max(b), string_agg(b, ',' ORDER BY a) FROM public.plain GROUP BY a", READ),
@@ -340,6 +342,11 @@ const RUN: &[(&str, Action, bool)] = &[
     ("INSERT INTO checked VALUES ('a')", OPAQUE, true),
     ("SELECT * FROM secured", OPAQUE, false),
     ("SELECT * FROM secured_oddly", OPAQUE, true),
+    ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION note()", BARRIER, false),
+    ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION remember()", BARRIER, true),
+    ("CREATE TABLE more (a text DEFAULT tenant('a'))", BARRIER, true),
+    ("CREATE TABLE more (LIKE remembered INCLUDING ALL)", BARRIER, true),
+    ("CREATE FUNCTION more() RETURNS text LANGUAGE sql AS 'SELECT sneaky_tenant(''a'')'", BARRIER, true),
 ];
 
 #[tokio::test]

@@ -129,6 +129,8 @@ fn marks_of_keyword(keyword: &str, begins: bool, tokens: &[Token<'_>], at: usize
         "reset" | "discard" | "listen" | "unlisten" | "prepare" | "deallocate" | "load" => begins,
         "do" => begins && next(1) != Some("nothing"),
         "temp" | "temporary" => matches!(before, Some("create" | "replace" | "local" | "global" | "into")),
+        // What a constant then holds is code.
+        "function" | "procedure" => matches!(before, Some("create" | "replace")),
         "hold" => before == Some("with"),
         _ => false,
     };
@@ -182,6 +184,7 @@ mod tests {
             "SELECT dblink_connect('a', 'b')",
             "SELECT lo_open(1, 2)",
             "SELECT set_limit(0.5)",
+            "CREATE OR REPLACE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
             "SELECT 'open",
         ] {
             assert!(Body::of(text).marks.leaves_state, "{text}");

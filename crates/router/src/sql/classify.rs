@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::body::Marks;
+use super::body::{Body, Marks};
 use super::builtin;
 use super::catalog::{Catalog, Relation};
 use super::facts::{Facts, QualifiedName};
@@ -19,6 +19,7 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
     let (action, pins) = match &parsed.kind {
         Kind::Fixed(action, pins) => (action.clone(), *pins),
         Kind::Runs(action, pins) => (action.clone(), pins.or(judge().pins)),
+        Kind::Defines(action, pins, body) => (action.clone(), pins.or_else(|| defines(&parsed.facts, body, catalog))),
         Kind::Block(body) => (Action::UNKNOWN, catalog.body_marks(body).leaves_state.then_some(PinReason::UserCode)),
         Kind::Query { own_transaction } => {
             let judged = judge();
@@ -40,6 +41,20 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
         }
     };
     Statement { action, range, pins }
+}
+
+/// Whether DDL makes something that may leave session state.
+///
+/// Until it commits, the catalog knows nothing of what it makes. So the session that makes it is pinned at once, and a
+/// relation that the catalog does not know is none whose triggers, rules or defaults leave state behind the router's back.
+fn defines(facts: &Facts, body: &Body, catalog: &Catalog) -> Option<PinReason> {
+    let leaves = facts.session_setting
+        || catalog.body_marks(body).leaves_state
+        || facts.functions.iter().any(|name| {
+            builtin::leaves_behind(&name.name).is_some() || catalog.function_marks(&name.name).leaves_state
+        })
+        || facts.relations.iter().any(|name| catalog.relation_marks(&name.name).leaves_state);
+    leaves.then_some(PinReason::UserCode)
 }
 
 /// What is known so far; it only ever gets worse.
@@ -187,7 +202,7 @@ impl<'a> Judgement<'a> {
             }
         }
         if !known {
-            self.unseen_code();
+            self.unknown_code();
         }
     }
 

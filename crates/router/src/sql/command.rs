@@ -65,7 +65,10 @@ pub(super) fn kind(node: &NodeEnum) -> Kind {
         NodeEnum::CallStmt(_) => return Kind::Runs(Action::UNKNOWN, None),
         NodeEnum::DoStmt(block) => return Kind::Block(Box::new(code(block))),
         NodeEnum::ConstraintsSetStmt(_) | NodeEnum::CheckPointStmt(_) => (LEADER, None),
-        other => definition(other),
+        other => {
+            let (action, pins) = definition(other);
+            return Kind::Defines(action, pins, Box::new(defined_code(other)));
+        }
     };
     Kind::Fixed(action, pins)
 }
@@ -142,6 +145,21 @@ fn code(block: &DoStmt) -> Body {
     let value = |name: &str| option(&block.args, name).and_then(|option| option.arg.as_deref()).and_then(plain);
     match (value("language").as_deref(), value("as")) {
         (None | Some("plpgsql"), Some(text)) => Body::of(&text),
+        _ => Body::unknown(),
+    }
+}
+
+/// The code that CREATE FUNCTION and CREATE PROCEDURE define; a body of the form BEGIN ATOMIC is part of the tree.
+fn defined_code(node: &NodeEnum) -> Body {
+    let NodeEnum::CreateFunctionStmt(create) = node else { return Body::default() };
+    let language = option(&create.options, "language").and_then(|option| option.arg.as_deref()).and_then(plain);
+    let text = option(&create.options, "as").and_then(|option| option.arg.as_deref());
+    match (language.as_deref(), text.and_then(|text| text.node.as_ref())) {
+        (Some("sql" | "plpgsql"), Some(NodeEnum::List(texts))) => match texts.items.as_slice() {
+            [one] => plain(one).map_or_else(Body::unknown, |text| Body::of(&text)),
+            _ => Body::unknown(),
+        },
+        (None | Some("sql"), None) if create.sql_body.is_some() => Body::default(),
         _ => Body::unknown(),
     }
 }

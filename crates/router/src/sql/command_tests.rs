@@ -260,12 +260,24 @@ fn pins() {
         ("DO LANGUAGE plpgsql 'BEGIN SET LOCAL work_mem = 1; END'", None),
         ("DO $$BEGIN SET work_mem = 1; END$$", Some(PinReason::UserCode)),
         ("DO LANGUAGE plother 'x'", Some(PinReason::UserCode)),
-        // Nothing is known of these names, so nobody knows what code they run.
+        // Nothing is known of this function.
         ("SELECT unheard()", Some(PinReason::UserCode)),
         ("CALL unheard()", Some(PinReason::UserCode)),
-        ("INSERT INTO unheard VALUES (1)", Some(PinReason::UserCode)),
-        ("COPY unheard FROM STDIN", Some(PinReason::UserCode)),
-        ("TRUNCATE unheard", Some(PinReason::UserCode)),
+        // A relation of which nothing is known was made by the same transaction, which was pinned if that mattered.
+        ("CREATE TABLE a (b int DEFAULT 1, c timestamptz DEFAULT now())", None),
+        ("INSERT INTO unheard VALUES (1)", None),
+        ("COPY unheard FROM STDIN", None),
+        ("CREATE TABLE a (b text DEFAULT set_config('a.b', 'c', false))", Some(PinReason::UserCode)),
+        ("ALTER TABLE t ADD a text DEFAULT setseed(0)", Some(PinReason::UserCode)),
+        ("CREATE RULE r AS ON INSERT TO t DO ALSO SELECT pg_advisory_lock(1)", Some(PinReason::UserCode)),
+        ("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'", None),
+        ("CREATE FUNCTION f() RETURNS int LANGUAGE plpgsql AS 'BEGIN SET a.b = 1; END'", Some(PinReason::UserCode)),
+        ("CREATE FUNCTION f() RETURNS int AS 'SELECT setseed(0)' LANGUAGE sql", Some(PinReason::UserCode)),
+        ("CREATE FUNCTION f() RETURNS int LANGUAGE sql RETURN 1", None),
+        ("CREATE FUNCTION f() RETURNS int LANGUAGE sql RETURN setseed(0)", Some(PinReason::UserCode)),
+        ("CREATE FUNCTION f() RETURNS int BEGIN ATOMIC SELECT setseed(0); END", Some(PinReason::UserCode)),
+        ("CREATE FUNCTION f() RETURNS int LANGUAGE c AS 'a', 'b'", Some(PinReason::UserCode)),
+        ("CREATE PROCEDURE f() LANGUAGE plother AS 'x'", Some(PinReason::UserCode)),
     ] {
         let parsed = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
         assert_eq!(resolve(&parsed[0], &catalog).pins, pins, "{text}");

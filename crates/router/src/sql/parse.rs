@@ -52,6 +52,8 @@ pub(super) enum Kind {
     /// The catalog does not matter for the action, but the statement runs functions, triggers or queries that may leave
     /// session state.
     Runs(Action, Option<PinReason>),
+    /// DDL, with the code that it defines: what it makes is not in the catalog while its transaction is open.
+    Defines(Action, Option<PinReason>, Box<Body>),
     /// DO.
     Block(Box<Body>),
     /// SELECT, VALUES, TABLE: a read when its facts are clean. `own_transaction`: not to be shared even then.
