@@ -7,7 +7,10 @@ use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 use crate::laboratory::start_usual;
 use crate::wire::{Wire, message, startup, with_length};
 
-async fn refusal(cluster: &TestCluster, parameters: &[(&str, &str)], password: &str) -> anyhow::Result<ErrorFields> {
+/// Names and values of a start-up packet.
+type Parameters<'a> = &'a [(&'a str, &'a str)];
+
+async fn refusal(cluster: &TestCluster, parameters: Parameters<'_>, password: &str) -> anyhow::Result<ErrorFields> {
     match Wire::log_in(cluster, parameters, password).await? {
         Ok(_) => anyhow::bail!("{parameters:?} could log in"),
         Err(error) => Ok(error),
@@ -23,7 +26,7 @@ async fn refused_log_ins_get_postgresqls_sqlstates() -> anyhow::Result<()> {
     session.run("CREATE ROLE guest LOGIN PASSWORD 'guest'").await?;
     session.run("CREATE DATABASE closed").await?;
     session.run("REVOKE CONNECT ON DATABASE closed FROM PUBLIC").await?;
-    let cases: [(&[(&str, &str)], &str, &str); 10] = [
+    let cases: [(Parameters, &str, &str); 10] = [
         (&[("user", USER), ("database", DATABASE)], "wrong", "28P01"),
         (&[("user", USER), ("database", DATABASE)], "", "28P01"),
         (&[("user", "nobody"), ("database", DATABASE)], PASSWORD, "28P01"),

@@ -27,6 +27,9 @@ async fn expect_everywhere(wire: &mut Wire, sql: &str, value: &str) -> anyhow::R
     Ok(())
 }
 
+/// Statements and what `work_mem` is after each.
+type Steps = &'static [(&'static str, &'static str)];
+
 const SETTINGS: &str = "SELECT current_setting('work_mem'), current_setting('search_path'), current_setting('TimeZone'), \
      coalesce(current_setting('shop.tenant', true), '')";
 
@@ -71,7 +74,7 @@ async fn settings_of_a_transaction_last_as_long_as_postgresql_says() -> anyhow::
     for begin in ["BEGIN", "BEGIN READ ONLY"] {
         let mut wire = Wire::connect(&cluster).await?;
         // The last column: what holds after each statement; then after the end.
-        let cases: [(&str, &[(&str, &str)], &str); 7] = [
+        let cases: [(&str, Steps, &str); 7] = [
             ("COMMIT", &[("SET work_mem = '5MB'", "5MB")], "5MB"),
             ("ROLLBACK", &[("SET work_mem = '6MB'", "6MB")], "4MB"),
             ("COMMIT", &[("SET LOCAL work_mem = '7MB'", "7MB")], "4MB"),
