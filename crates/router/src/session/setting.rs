@@ -206,8 +206,10 @@ impl Session {
         match result {
             Ok(relayed) if relayed.own_error.is_none() => {
                 for (name, row) in names.iter().zip(&relayed.own_rows) {
+                    let value = first_value(Some(row));
+                    self.note_transaction_default(name, &value);
                     // None is added, so there cannot be too many.
-                    let _ = self.settings.set(name, first_value(Some(row)));
+                    let _ = self.settings.set(name, value);
                 }
                 backend.settings = self.settings.clone();
                 Ok(())
@@ -341,8 +343,13 @@ impl Session {
             self.settings.reset(name);
             self.note_settings_there(self.settings.clone());
             match name {
-                "default_transaction_read_only" => self.characteristics.read_only = false,
-                "default_transaction_deferrable" => self.characteristics.deferrable = false,
+                // The role or the database may have defaults of its own.
+                "default_transaction_read_only" => {
+                    self.characteristics.read_only = self.characteristics_at_login.read_only
+                }
+                "default_transaction_deferrable" => {
+                    self.characteristics.deferrable = self.characteristics_at_login.deferrable;
+                }
                 _ => {}
             }
         }
