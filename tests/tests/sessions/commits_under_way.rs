@@ -1,0 +1,91 @@
+//! A leader or a router that goes while a commit is in flight.
+
+use onecopy_router::Health;
+use onecopy_tests::cluster::TestCluster;
+
+use crate::laboratory::{
+    bounded, code, leader, on_leader, run, start_usual, wait_for_epoch_on, wait_for_health, wait_for_updates,
+    wait_until,
+};
+
+/// Nobody is the standby for which a commit waits that asks for it: it is in flight for ever.
+const ENDLESS_COMMITS: [&str; 3] = [
+    "ALTER SYSTEM SET synchronous_commit = local",
+    "ALTER SYSTEM SET synchronous_standby_names = 'nobody'",
+    "SELECT pg_reload_conf()",
+];
+
+/// A row whose COMMIT waits for an advisory lock: the test decides when it is done.
+pub const WAITING_COMMIT: &str = "CREATE TABLE slow (a int);
+    CREATE FUNCTION wait_for_lock() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
+    CREATE CONSTRAINT TRIGGER wait_at_commit AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION wait_for_lock();";
+
+/// Waits until a statement waits for the lock.
+pub async fn wait_for_waiting(cluster: &TestCluster) -> anyhow::Result<()> {
+    wait_until("the commit waits", || async {
+        let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+        Ok(on_leader(cluster, sql).await?.number()? == 1)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_leader_died_in_a_commit_and_a_silence_other_sessions_read_on() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    wait_for_epoch_on(&cluster, 2).await?;
+    let reader = cluster.updater("reader").await?;
+    run(&reader, "SELECT count(*) FROM numbers").await??;
+    let writer = cluster.updater("writer").await?;
+    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
+    writer.run_all(&["BEGIN", "INSERT INTO numbers VALUES (11, 0)", "SET LOCAL synchronous_commit = on"]).await?;
+    let commit = writer.start("COMMIT");
+    wait_until("the commit is in flight", || async {
+        let sql = "SELECT count(*) FROM pg_stat_activity \
+             WHERE wait_event = 'SyncRep' AND application_name = 'onecopy session'";
+        Ok(on_leader(&cluster, sql).await?.number()? == 1)
+    })
+    .await?;
+    cluster.servers.leader().server.crash_stop().await?;
+    let lost = bounded("the commit", commit).await??.expect_err("its leader died");
+    assert_eq!(lost.code, "08007", "{lost}");
+    wait_for_health(&cluster, "leader", Health::Down).await?;
+    // Longer than epochs live while somebody reads.
+    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+    for round in 0..5 {
+        assert_eq!(run(&reader, "SELECT count(*) FROM numbers").await??.number()?, 10, "round {round}");
+        run(&reader, "BEGIN READ ONLY").await??;
+        assert_eq!(run(&reader, "SELECT count(*) FROM numbers").await??.number()?, 10, "round {round}");
+        run(&reader, "COMMIT").await??;
+    }
+    let refused = run(&reader, "UPDATE numbers SET value = 1 WHERE id = 1").await?;
+    assert!(["57P01", "57P02", "57P03", "08007"].contains(&code(&refused).as_str()), "{refused:?}");
+    cluster.servers.leader().server.start().await?;
+    wait_for_updates(&cluster).await?;
+    assert_eq!(on_leader(&cluster, "SELECT count(*) FROM numbers").await?.number()?, 11, "committed where it stood");
+    Ok(())
+}
+
+/// The statement is no COMMIT, and it has read nothing before it waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_that_takes_over_makes_no_epoch_before_its_predecessors_statement_has_ended() -> anyhow::Result<()> {
+    let mut cluster = start_usual(1).await?;
+    let holder = cluster.servers.leader().connect("holder").await?;
+    holder.run("SELECT pg_advisory_lock(42)").await?;
+    let writer = cluster.updater("writer").await?;
+    let update = writer.start("UPDATE numbers SET value = 77 WHERE id = 1 AND pg_advisory_xact_lock(42) IS NOT NULL");
+    wait_for_waiting(&cluster).await?;
+    cluster.stop_router().await;
+    assert!(bounded("the statement", update).await??.is_err(), "its router is gone");
+    cluster.start_router(|_| {}).await?;
+    // It has ended before anybody is served: what readers see of the row does not change under them.
+    let left = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    assert_eq!(on_leader(&cluster, left).await?.number()?, 0);
+    let reader = cluster.reader("reader", "follower-1").await?;
+    reader.run("SET onecopy.freshness = 'strict'").await?;
+    assert_eq!(run(&reader, "SELECT value FROM numbers WHERE id = 1").await??.number()?, 0);
+    holder.run("SELECT pg_advisory_unlock(42)").await?;
+    assert_eq!(on_leader(&cluster, "SELECT value FROM numbers WHERE id = 1").await?.number()?, 0);
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! The way in: nobody gets another's verifier, nobody makes the router misread SQL, and who vanishes on the way leaves
+//! nothing behind.
+
+use std::time::Duration;
+
+use onecopy_tests::cluster::TestCluster;
+use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
+use rustix::process::{Pid, Signal};
+
+use crate::laboratory::{leader, on_leader, start_usual, wait_until};
+use crate::wire::{Wire, startup};
+
+/// A server process that stands still, let go when dropped.
+struct Frozen(Pid);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = rustix::process::kill_process(self.0, Signal::CONT);
+    }
+}
+
+/// Freezes the process that the router asks for verifiers.
+async fn freeze_look_up(cluster: &TestCluster) -> anyhow::Result<Frozen> {
+    let sql = "SELECT max(pid) FROM pg_stat_activity WHERE application_name = 'onecopy login'";
+    let process = i32::try_from(on_leader(cluster, sql).await?.number()?)?;
+    let process = Pid::from_raw(process).expect("a process has a number");
+    rustix::process::kill_process(process, Signal::STOP)?;
+    Ok(Frozen(process))
+}
+
+async fn code(cluster: &TestCluster, user: &str, password: &str) -> anyhow::Result<String> {
+    let answer = Wire::log_in(cluster, &[("user", user), ("database", DATABASE)], password).await?;
+    Ok(answer.err().map_or_else(|| "00000".to_owned(), |error| error.code))
+}
+
+async fn every_password_opens_its_own_role_only(cluster: &TestCluster) -> anyhow::Result<()> {
+    for round in 0..3 {
+        for (user, password, expected) in [
+            ("victim", "the attacker's", "28P01"),
+            ("victim", "the victim's", "00000"),
+            ("attacker", "the victim's", "28P01"),
+            ("attacker", "the attacker's", "00000"),
+            (USER, "the attacker's", "28P01"),
+            (USER, PASSWORD, "00000"),
+        ] {
+            assert_eq!(code(cluster, user, password).await?, expected, "{user} with {password}, round {round}");
+        }
+    }
+    Ok(())
+}
+
+async fn with_roles() -> anyhow::Result<TestCluster> {
+    let cluster = start_usual(0).await?;
+    let setup = cluster.updater("setup").await?;
+    setup.run("CREATE ROLE attacker LOGIN PASSWORD 'the attacker''s'").await?;
+    setup.run("CREATE ROLE victim LOGIN PASSWORD 'the victim''s'").await?;
+    every_password_opens_its_own_role_only(&cluster).await?;
+    Ok(cluster)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_verifier_that_comes_late_is_not_taken_for_another_roles() -> anyhow::Result<()> {
+    let cluster = with_roles().await?;
+    let frozen = freeze_look_up(&cluster).await?;
+    // Its look-up times out on the frozen process and is done on another.
+    assert_eq!(code(&cluster, "attacker", "the attacker's").await?, "00000");
+    drop(frozen);
+    every_password_opens_its_own_role_only(&cluster).await
+}
+
+/// The log-in itself is given up while its look-up is under way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_in_given_up_in_its_look_up_leaves_no_answer_for_the_next() -> anyhow::Result<()> {
+    let cluster = with_roles().await?;
+    let mut slow = Wire::silent(&cluster).await?;
+    // The router gives a log-in 60 s; this one asks shortly before, and its answer would come after.
+    tokio::time::sleep(Duration::from_millis(58_000)).await;
+    every_password_opens_its_own_role_only(&cluster).await?;
+    let frozen = freeze_look_up(&cluster).await?;
+    slow.send(&startup(&[("user", "attacker"), ("database", DATABASE)])).await?;
+    let answer = slow.until_closed().await?;
+    drop(frozen);
+    assert!(!answer.tags().contains('Z'), "{answer:?}");
+    every_password_opens_its_own_role_only(&cluster).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_with_which_sql_would_be_misread_are_refused() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let base = [("user", USER), ("database", DATABASE)];
+    for (name, value) in [
+        ("options", "-c standard_conforming_strings=off"),
+        ("options", "--standard-conforming-strings=0"),
+        ("options", "-cStandard_Conforming_Strings=false"),
+        ("options", "-c client_encoding=SJIS"),
+        ("standard_conforming_strings", "off"),
+        ("client_encoding", "SJIS"),
+        ("client_encoding", "shift_jis"),
+        ("client_encoding", "Big5"),
+        ("client_encoding", "GB18030"),
+        ("client_encoding", "gbk"),
+        ("client_encoding", "Windows-949"),
+        ("client_encoding", "JOHAB"),
+    ] {
+        let refused = Wire::log_in(&cluster, &[base[0], base[1], (name, value)], PASSWORD).await?;
+        let error = refused.err().unwrap_or_else(|| panic!("{name} = {value} was taken"));
+        assert_eq!((error.code.as_str(), error.severity.as_str()), ("0A000", "FATAL"), "{name} = {value}");
+    }
+    let mut wire = Wire::connect(&cluster).await?;
+    for sql in [
+        "SET standard_conforming_strings = off",
+        "SET standard_conforming_strings TO 'false'",
+        "SET LOCAL standard_conforming_strings = off",
+        "SET client_encoding = 'SJIS'",
+        "SET NAMES 'big5'",
+        "SET client_encoding TO gb18030",
+    ] {
+        for begin in ["SELECT", "BEGIN", "BEGIN READ ONLY"] {
+            wire.query(begin).await?;
+            assert_eq!(wire.query(sql).await?.code(), "0A000", "{begin}; {sql}");
+            wire.query("ROLLBACK").await?;
+        }
+    }
+    let settings = "SELECT current_setting('standard_conforming_strings'), current_setting('client_encoding')";
+    assert_eq!(wire.query(settings).await?.text_rows(), ["on|UTF8"]);
+    for setting in ["standard_conforming_strings = off", "client_encoding = 'SJIS'"] {
+        let guest = format!("guest_{}", setting.len());
+        wire.query(&format!("CREATE ROLE {guest} LOGIN PASSWORD 'guest'")).await?;
+        assert_eq!(wire.query(&format!("ALTER ROLE {guest} SET {setting}")).await?.code(), "00000", "{setting}");
+        cluster.servers.wait_replayed().await?;
+        match Wire::log_in(&cluster, &[("user", &guest), ("database", DATABASE)], "guest").await? {
+            Err(error) => assert_eq!(error.code, "0A000", "ALTER ROLE SET {setting}: {error:?}"),
+            // As good: the role gets in, and the setting does not.
+            Ok(mut guest) => {
+                assert_eq!(guest.query(settings).await?.text_rows(), ["on|UTF8"], "ALTER ROLE SET {setting}");
+                guest.query("BEGIN").await?;
+                assert_eq!(guest.query(settings).await?.text_rows(), ["on|UTF8"], "ALTER ROLE SET {setting}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_vanish_while_they_log_in_keep_no_database_from_being_dropped() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    for round in 0..3 {
+        assert_eq!(wire.query("CREATE DATABASE other").await?.code(), "00000", "round {round}");
+        let parameters = [("user", USER), ("database", "other")];
+        let mut other = Wire::log_in(&cluster, &parameters, PASSWORD).await?.expect("may log in");
+        assert_eq!(other.query("SELECT 1").await?.text_rows(), ["1"]);
+        drop(other);
+        for _ in 0..10 {
+            let mut vanishing = Wire::silent(&cluster).await?;
+            vanishing.send(&startup(&parameters)).await?;
+            drop(vanishing);
+            // Its log-in goes on to the end while nobody is there to hear of it.
+            let log_in = tokio::time::timeout(Duration::from_millis(5), Wire::log_in(&cluster, &parameters, PASSWORD));
+            drop(log_in.await);
+        }
+        wait_until("all clients but one are forgotten", || async { Ok(cluster.router().status().clients == 1) })
+            .await?;
+        let inside = cluster.router().status().databases.iter().find(|one| one.name == "other").map(|one| one.clients);
+        assert_eq!(inside.unwrap_or(0), 0, "round {round}");
+        let answer = wire.query("DROP DATABASE other").await?;
+        assert_eq!(answer.code(), "00000", "round {round}: {:?}", answer.errors());
+    }
+    let left = leader(&cluster).await?.run("SELECT count(*) FROM pg_database WHERE datname = 'other'").await?;
+    assert_eq!(left.number()?, 0);
+    Ok(())
+}

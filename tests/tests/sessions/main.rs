@@ -1,0 +1,23 @@
+//! What sessions may do to each other and to the router's promises, held case by case: each test stands for a way in which
+//! a client, a function, a driver or a lost server once could have made an answer wrong, late or somebody else's.
+
+// The other binary of fault tests uses all of both.
+#[allow(dead_code)]
+#[path = "../faults/laboratory.rs"]
+mod laboratory;
+#[allow(dead_code)]
+#[path = "../faults/wire.rs"]
+mod wire;
+
+mod atomic_batches;
+mod commits_under_way;
+mod drivers_habits;
+mod forgotten_reads;
+mod functions;
+mod isolation_level;
+mod log_in;
+mod pools;
+mod read_only_default;
+mod shutdown;
+mod statements;
+mod waiting;
