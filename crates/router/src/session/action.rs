@@ -1,10 +1,15 @@
 //! Statements that the router carries out itself: the bounds of transactions, and what resets a session.
 
+use std::time::Duration;
+
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::{Characteristics, Session, SessionEnd};
 use crate::sql::{Action, DiscardTarget, Isolation, TransactionModes};
 use crate::wire::{Reply, SqlError, sqlstate};
+
+/// How long DISCARD ALL waits for the session's own back end before that is closed all the same.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Characteristics {
     fn with(mut self, modes: TransactionModes) -> Characteristics {
@@ -204,7 +209,10 @@ impl Session {
                 return Ok(Outcome::Failed);
             }
             // All state that a server holds for this session goes with its back end.
-            self.own_backend = None;
+            if let Some(mut backend) = self.own_backend.take() {
+                // Its locks must be gone when the client is answered; closing alone takes effect some time later.
+                let _ = tokio::time::timeout(DISCARD_TIMEOUT, backend.rows("DISCARD ALL")).await;
+            }
             self.domain.leader.forget(self.number);
             self.pinned = None;
             self.statements.clear();
