@@ -12,13 +12,15 @@ use bytes::{BufMut, Bytes};
 
 use super::relay::{self, Ended, Hold, Relay};
 use super::request::put_own;
+use super::role::{look_up_verifier, may_look};
+use super::startup::{Wishes, negotiate};
 use super::{CancelSlot, Characteristics, Session};
 use crate::authentication::{AuthenticationError, MECHANISM, ScramKeys, ScramServer, ScramVerifier};
-use crate::backend::{Backend, BackendError, Credentials};
+use crate::backend::{Backend, Credentials};
 use crate::config::Freshness;
 use crate::console;
 use crate::domain::Domain;
-use crate::settings::{Settings, is_on, is_readable_with, quote};
+use crate::settings::{Settings, is_on, is_readable_with};
 use crate::state::RouterState;
 use crate::wire::{
     Channel, ChannelError, Reply, Socket, SqlError, StartupPacket, begin_message, end_message, sqlstate,
@@ -221,23 +223,6 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
     Ok(Some(logged_in))
 }
 
-/// Later minor versions and protocol options are answered by what this router speaks.
-fn negotiate(client: &mut Channel, minor: u16, parameters: &[(String, String)]) {
-    let options: Vec<&str> =
-        parameters.iter().map(|(name, _)| name.as_str()).filter(|name| name.starts_with("_pq_.")).collect();
-    if minor == 0 && options.is_empty() {
-        return;
-    }
-    let start = begin_message(&mut client.output, b'v');
-    client.output.put_u32(3 << 16);
-    client.output.put_u32(options.len() as u32);
-    for option in options {
-        client.output.put_slice(option.as_bytes());
-        client.output.put_u8(0);
-    }
-    end_message(&mut client.output, start);
-}
-
 async fn cancel(router: &RouterState, process_id: u32, secret: u32) {
     let slot = cancels(router).get(&(process_id, secret)).and_then(std::sync::Weak::upgrade);
     if let Some(key) = slot.and_then(|slot| slot.cancel())
@@ -245,78 +230,6 @@ async fn cancel(router: &RouterState, process_id: u32, secret: u32) {
     {
         tracing::debug!(%error, "a cancel request did not reach its server");
     }
-}
-
-/// What a client asks for in its start-up packet.
-struct Wishes {
-    user: String,
-    database: String,
-    settings: Vec<(String, String)>,
-}
-
-impl Wishes {
-    fn of(parameters: Vec<(String, String)>) -> Result<Wishes, SqlError> {
-        let mut wishes = Wishes { user: String::new(), database: String::new(), settings: Vec::new() };
-        for (name, value) in parameters {
-            match name.as_str() {
-                "user" => wishes.user = value,
-                "database" => wishes.database = value,
-                "replication" if !matches!(value.as_str(), "false" | "off" | "no" | "0") => {
-                    return Err(SqlError::fatal(
-                        sqlstate::FEATURE_NOT_SUPPORTED,
-                        "replication connections are not supported through the router",
-                    )
-                    .hint("Connect to the leader itself."));
-                }
-                "replication" => {}
-                "options" => wishes.settings.extend(options(&value)?),
-                name if name.starts_with("_pq_.") => {}
-                name => wishes.settings.push((name.to_ascii_lowercase(), value)),
-            }
-        }
-        if wishes.user.is_empty() {
-            return Err(SqlError::fatal(
-                sqlstate::INVALID_AUTHORIZATION,
-                "no PostgreSQL user name specified in startup packet",
-            ));
-        }
-        if wishes.database.is_empty() {
-            wishes.database = wishes.user.clone();
-        }
-        Ok(wishes)
-    }
-}
-
-/// `-c name=value` and `--name=value`, with backslashes before blanks inside values.
-fn options(text: &str) -> Result<Vec<(String, String)>, SqlError> {
-    let mut words = vec![String::new()];
-    let mut characters = text.chars();
-    while let Some(character) = characters.next() {
-        match character {
-            '\\' => words.last_mut().expect("never empty").extend(characters.next()),
-            character if character.is_whitespace() => words.push(String::new()),
-            character => words.last_mut().expect("never empty").push(character),
-        }
-    }
-    let mut settings = Vec::new();
-    let mut words = words.into_iter().filter(|word| !word.is_empty());
-    while let Some(word) = words.next() {
-        let assignment = if word == "-c" {
-            words.next()
-        } else {
-            word.strip_prefix("--").or_else(|| word.strip_prefix("-c")).map(str::to_owned)
-        };
-        match assignment.as_deref().and_then(|assignment| assignment.split_once('=')) {
-            Some((name, value)) => settings.push((name.replace('-', "_").to_ascii_lowercase(), value.to_owned())),
-            None => {
-                return Err(SqlError::fatal(
-                    sqlstate::SYNTAX_ERROR,
-                    format!("invalid command-line argument for server process: {word}"),
-                ));
-            }
-        }
-    }
-    Ok(settings)
 }
 
 async fn authenticate(router: &Arc<RouterState>, client: &mut Channel, user: &str) -> Result<ScramKeys, LoginError> {
@@ -374,60 +287,6 @@ async fn password_message(client: &mut Channel) -> Result<Bytes, LoginError> {
     }
     let text = format!("expected password response, got message type {}", frame.tag);
     Err(LoginError::Refused(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, text)))
-}
-
-/// The stored password of a role that may log in, asked of the leader, or of a follower while the leader is gone.
-async fn look_up_verifier(router: &RouterState, user: &str) -> Result<Option<String>, BackendError> {
-    let sql = format!(
-        "SELECT rolpassword FROM pg_catalog.pg_authid WHERE rolname = {} AND rolcanlogin \
-         AND (rolvaliduntil IS NULL OR rolvaliduntil > pg_catalog.now())",
-        quote(user)
-    );
-    look_up(router, &sql).await
-}
-
-/// Whether the role may use the admin console.
-async fn may_look(router: &RouterState, user: &str) -> bool {
-    let role = quote(user);
-    let sql = format!("SELECT pg_catalog.pg_has_role({role}, 'pg_monitor', 'member')");
-    matches!(look_up(router, &sql).await, Ok(Some(answer)) if answer == "t")
-}
-
-/// The first value of a query in the maintenance database.
-async fn look_up(router: &RouterState, sql: &str) -> Result<Option<String>, BackendError> {
-    let mut connection = router.verifiers.lock().await;
-    // It goes back only after a whole answer: an answer left in it would be believed to be that of the next question.
-    if let Some(mut backend) = connection.take()
-        && backend.is_alive()
-        && let Ok(Ok(rows)) = tokio::time::timeout(FIRST_BACKEND_WAIT, backend.rows(sql)).await
-    {
-        *connection = Some(backend);
-        return Ok(rows.into_iter().next().and_then(|row| row.into_iter().next()?));
-    }
-    let mut first_error = None;
-    for server in router.servers.iter() {
-        let asked = async {
-            let credentials = Credentials::of_router(server);
-            let mut backend =
-                Backend::connect(server, &router.maintenance_database, &credentials, "onecopy login").await?;
-            let rows = backend.rows(sql).await?;
-            Ok::<_, BackendError>((backend, rows))
-        };
-        match tokio::time::timeout(FIRST_BACKEND_WAIT, asked).await {
-            Ok(Ok((backend, rows))) => {
-                *connection = Some(backend);
-                return Ok(rows.into_iter().next().and_then(|row| row.into_iter().next()?));
-            }
-            Ok(Err(error)) => first_error = first_error.or(Some(error)),
-            Err(_) => {
-                first_error = first_error.or(Some(BackendError::TimedOut {
-                    server: server.name.clone(),
-                    milliseconds: FIRST_BACKEND_WAIT.as_millis(),
-                }));
-            }
-        }
-    }
-    Err(first_error.expect("there is always a leader"))
 }
 
 async fn open_session(
@@ -535,23 +394,4 @@ async fn first_backend(session: &LoggedIn) -> Result<Backend, SqlError> {
         }
     }
     Err(refusal.unwrap_or_else(|| SqlError::error(sqlstate::CANNOT_CONNECT_NOW, "no server is there")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn options_are_read_as_postgresql_reads_them() {
-        let settings = options(r"-c geqo=off --work-mem=4MB -c search_path=a\ b").expect("well formed");
-        let expected = [("geqo", "off"), ("work_mem", "4MB"), ("search_path", "a b")];
-        assert_eq!(settings, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        assert!(options("-x").is_err());
-    }
-
-    #[test]
-    fn a_replication_connection_is_refused() {
-        let parameters = vec![("user".to_owned(), "u".to_owned()), ("replication".to_owned(), "database".to_owned())];
-        assert_eq!(Wishes::of(parameters).err().map(|error| error.code), Some("0A000".to_owned()));
-    }
 }

@@ -15,12 +15,16 @@
 
 mod action;
 mod autocommit;
+mod commit;
+mod epoch_read;
 mod extended;
 mod login;
 mod relay;
 mod request;
+mod role;
 mod setting;
 mod simple;
+mod startup;
 mod transaction;
 mod unit;
 mod work;

@@ -20,7 +20,7 @@ use crate::backend::Backend;
 use crate::epoch::{Barrier, Dooming, Epoch};
 use crate::settings::Settings;
 use crate::state::SerializableTransaction;
-use crate::wire::{Reply, SqlError, sqlstate};
+use crate::wire::{SqlError, sqlstate};
 
 /// Tries to open a read-only transaction's epoch before the leader takes it.
 const OPEN_TRIES_MAX: usize = 6;

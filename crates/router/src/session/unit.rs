@@ -125,4 +125,14 @@ impl Session {
         }
         .hint("The transaction is rolled back; run it again.")
     }
+
+    /// A server's error is in the client's output.
+    pub(super) fn note_failure(&mut self) {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.failed = true;
+        }
+        if self.in_extended_batch {
+            self.skips_until_sync = true;
+        }
+    }
 }

@@ -1,0 +1,238 @@
+//! COMMIT and ROLLBACK: inside the commit room, through the tripwire when an epoch has overtaken the transaction.
+
+use super::relay::{Ended, Hold, RelayError, Relayed};
+use super::request::put_own;
+use super::transaction::{LeaderTransaction, Place, aborted, too_many_transactions};
+use super::unit::Outcome;
+use super::{Session, SessionEnd};
+use crate::backend::Backend;
+use crate::wire::{Reply, SqlError, sqlstate};
+use std::collections::VecDeque;
+
+/// A relation that is locked like this by a transaction was changed by DDL or TRUNCATE hidden in a function.
+/// Deferred triggers run before the look.
+const HIDDEN_DDL: &str = "SET CONSTRAINTS ALL IMMEDIATE; SELECT 1 FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid() \
+     AND locktype = 'relation' AND mode = 'AccessExclusiveLock' LIMIT 1";
+
+impl Session {
+    /// COMMIT. `answers`: the client gets a `CommandComplete`. Fails only when an error was reported.
+    pub(super) async fn commit(&mut self, answers: bool) -> Result<Outcome, SessionEnd> {
+        let Some(mut transaction) = self.transaction.take() else { return Ok(Outcome::Done) };
+        if transaction.failed {
+            self.transaction = Some(transaction);
+            // No error: the client is told ROLLBACK.
+            self.roll_back(answers).await?;
+            return Ok(Outcome::Done);
+        }
+        match std::mem::replace(&mut transaction.place, Place::Lost) {
+            Place::Nowhere => {}
+            Place::AtEpoch { mut backend, .. } => {
+                if transaction.savepoints > 0 && self.settings != transaction.settings_before {
+                    self.read_settings_back(&mut backend).await?;
+                }
+                self.give_back_reader(*backend);
+            }
+            Place::OnLeader(leader) => {
+                match self.commit_on_leader(*leader, transaction.characteristics.read_only).await? {
+                    // A session whose settings savepoints may have taken back keeps its back end, which knows them.
+                    Committed::Yes if self.settings != transaction.settings_before => {
+                        if let Some(mut backend) = self.own_backend.take() {
+                            self.read_settings_back(&mut backend).await?;
+                            self.own_backend = Some(backend);
+                        }
+                    }
+                    Committed::Yes => {}
+                    Committed::RolledBack => {
+                        self.settings = transaction.settings_before;
+                        self.characteristics = transaction.characteristics_before;
+                        if answers {
+                            self.client.output.command_complete("ROLLBACK");
+                        }
+                        return Ok(Outcome::Done);
+                    }
+                    Committed::Error(error) => {
+                        self.settings = transaction.settings_before;
+                        self.characteristics = transaction.characteristics_before;
+                        self.fail(error);
+                        return Ok(Outcome::Failed);
+                    }
+                }
+            }
+            Place::Lost => {
+                self.fail(aborted());
+                return Ok(Outcome::Failed);
+            }
+        }
+        if answers {
+            self.client.output.command_complete("COMMIT");
+        }
+        Ok(Outcome::Done)
+    }
+
+    async fn commit_on_leader(
+        &mut self,
+        mut leader: LeaderTransaction,
+        read_only: bool,
+    ) -> Result<Committed, SessionEnd> {
+        if !leader.wrote {
+            let relayed = self.own_statement(&mut leader.backend, "COMMIT", true).await?;
+            self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
+            return self.committed(leader, relayed, false).await;
+        }
+        if leader.serializable.may_be_forgotten() {
+            drop(leader);
+            return Ok(Committed::Error(too_many_transactions()));
+        }
+        if leader.opaque && !leader.dooms {
+            match self.own_statement(&mut leader.backend, HIDDEN_DDL, false).await? {
+                Ok(Relayed { own_error: Some(fields), .. }) => {
+                    let outcome = self.own_statement(&mut leader.backend, "ROLLBACK", false).await?;
+                    if outcome.is_ok() {
+                        self.return_leader(leader.backend);
+                    }
+                    return Ok(Committed::Error(SqlError::error(&fields.code, fields.message)));
+                }
+                Ok(relayed) => leader.dooms = !relayed.own_rows.is_empty(),
+                Err(error) => return Ok(Committed::Error(self.server_lost("the leader", &error, None))),
+            }
+        }
+        if leader.dooms {
+            leader.barrier.get_or_insert_with(|| self.domain.epochs.begin_barrier());
+            leader.dooming = Some(self.domain.epochs.begin_dooming());
+        }
+        let domain = self.domain.clone();
+        let commit = domain.room.enter(self.number, leader.backend.process_id, None).await;
+        let tripwire =
+            domain.epochs.needs_tripwire(leader.commits_at_snapshot) && !domain.settings.unsafe_without_tripwire;
+        if tripwire && read_only {
+            // It may have written before it was made READ ONLY, and can touch the tripwire no more.
+            commit.settle();
+            if self.own_statement(&mut leader.backend, "ROLLBACK", false).await?.is_ok() {
+                self.return_leader(leader.backend);
+            }
+            return Ok(Committed::Error(overtaken()));
+        }
+        let sql = if tripwire { "INSERT INTO onecopy_router.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
+        let relayed = self.own_statement(&mut leader.backend, sql, true).await?;
+        if let Ok(relayed) = &relayed {
+            self.commits_seen = commit.settle();
+            if tripwire {
+                let aborted =
+                    relayed.own_error.as_ref().is_some_and(|error| error.code == sqlstate::SERIALIZATION_FAILURE);
+                domain.epochs.statistics.note_tripwire(aborted);
+            }
+        } else {
+            drop(commit);
+        }
+        self.committed(leader, relayed, true).await
+    }
+
+    /// What came of a COMMIT.
+    async fn committed(
+        &mut self,
+        mut leader: LeaderTransaction,
+        relayed: Result<Relayed, RelayError>,
+        wrote: bool,
+    ) -> Result<Committed, SessionEnd> {
+        drop(leader.dooming.take());
+        if leader.barrier.take().is_some() {
+            self.domain.catalog_changed();
+        }
+        let relayed = match relayed {
+            Ok(relayed) => relayed,
+            Err(error) if wrote => return Ok(Committed::Error(self.commit_unknown(&leader.backend, &error))),
+            Err(error) => return Ok(Committed::Error(self.server_lost(&leader.backend.server.name, &error, None))),
+        };
+        // When the tripwire fails, COMMIT is skipped and the transaction is still there.
+        let rolled_back =
+            relayed.status == b'I' || self.own_statement(&mut leader.backend, "ROLLBACK", false).await?.is_ok();
+        if rolled_back {
+            if relayed.own_error.is_none() && !relayed.own_tag.starts_with(b"ROLLBACK") {
+                leader.backend.settings = leader.settings_there;
+            }
+            self.return_leader(leader.backend);
+        }
+        Ok(match relayed.own_error {
+            Some(fields) => Committed::Error(
+                SqlError::error(&fields.code, fields.message).hint("The transaction might succeed if retried."),
+            ),
+            None if relayed.own_tag.starts_with(b"ROLLBACK") => Committed::RolledBack,
+            None => Committed::Yes,
+        })
+    }
+
+    fn commit_unknown(&self, backend: &Backend, error: &RelayError) -> SqlError {
+        SqlError::error(
+            sqlstate::TRANSACTION_RESOLUTION_UNKNOWN,
+            format!("lost {} while it committed: {error}; whether it did is unknown", backend.server.name),
+        )
+        .hint("Look whether the transaction's effect is there before you run it again.")
+    }
+
+    /// Runs a statement of the router's own on `backend`.
+    async fn own_statement(
+        &mut self,
+        backend: &mut Backend,
+        sql: &str,
+        heard: bool,
+    ) -> Result<Result<Relayed, RelayError>, SessionEnd> {
+        let mut expected = VecDeque::new();
+        put_own(backend, sql, heard, &mut expected);
+        let Ended { result, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        self.statement_ended();
+        match result {
+            Err(RelayError::Client(error)) => Err(error.into()),
+            result => Ok(result),
+        }
+    }
+
+    /// ROLLBACK. `answers`: the client gets a `CommandComplete`.
+    pub(super) async fn roll_back(&mut self, answers: bool) -> Result<(), SessionEnd> {
+        let Some(transaction) = self.transaction.take() else { return Ok(()) };
+        self.settings = transaction.settings_before;
+        self.characteristics = transaction.characteristics_before;
+        match transaction.place {
+            Place::Nowhere | Place::Lost => {}
+            Place::AtEpoch { backend, .. } => self.give_back_reader(*backend),
+            Place::OnLeader(mut leader) => {
+                self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
+                let settings = self.settings.clone();
+                match self.own_statement(&mut leader.backend, "ROLLBACK", true).await? {
+                    Ok(relayed) if relayed.own_error.is_none() => {
+                        leader.backend.settings = settings;
+                        self.return_leader(leader.backend);
+                    }
+                    _ if self.pinned.is_some() => return Err(self.lost_own_backend()),
+                    _ => {}
+                }
+            }
+        }
+        if answers {
+            self.client.output.command_complete("ROLLBACK");
+        }
+        Ok(())
+    }
+
+    fn give_back_reader(&mut self, mut backend: Backend) {
+        if std::mem::take(&mut self.may_be_cancelled_late) {
+            return;
+        }
+        // What SET has changed there is gone with the rollback before its next use; its record is that of before.
+        backend.epoch = None;
+        self.domain.readers[backend.server.index].give_back(&self.user, backend);
+    }
+}
+
+fn overtaken() -> SqlError {
+    SqlError::error(
+        sqlstate::SERIALIZATION_FAILURE,
+        "could not serialize access: an epoch has overtaken this transaction, and it is READ ONLY by now",
+    )
+    .hint("The transaction might succeed if retried.")
+}
+
+enum Committed {
+    Yes,
+    RolledBack,
+    Error(SqlError),
+}

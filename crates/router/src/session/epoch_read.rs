@@ -1,0 +1,284 @@
+//! Reads outside a transaction: at an epoch, on the least busy server.
+
+use super::relay::{Ended, Hold, RelayError};
+use super::request::Request;
+use super::simple::readable;
+use super::unit::Outcome;
+use super::work::Work;
+use super::{Session, SessionEnd};
+use crate::epoch::{Demand, Epoch};
+use crate::servers::{Health, Role, Server};
+use crate::wire::{SqlError, sqlstate};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Tries of a read on different servers or epochs before the leader itself must answer it.
+const EPOCH_TRIES_MAX: usize = 6;
+
+/// How long a reader waits for an epoch that is fresh enough before it reads on the leader.
+const EPOCH_WAIT: Duration = Duration::from_secs(1);
+
+/// The same while the leader is known to be gone, so that no gate can close.
+const EPOCH_WAIT_WITHOUT_LEADER: Duration = Duration::from_millis(100);
+
+/// How long a read waits for the server that its session has chosen, and how often it looks.
+const CHOSEN_SERVER_WAIT: Duration = Duration::from_secs(2);
+const CHOSEN_SERVER_LOOK: Duration = Duration::from_millis(20);
+
+/// Why a read was not answered at an epoch.
+#[derive(Debug)]
+pub(super) enum NotAtEpoch {
+    /// The leader shall answer it.
+    AskLeader,
+    /// The server that the session has chosen is not in the epoch; it may come back.
+    ChosenServerIsOut,
+    /// The client shall get this error.
+    Error(SqlError),
+}
+
+/// One read in flight on a server.
+pub(super) struct InFlight(Arc<Server>);
+
+impl InFlight {
+    pub(super) fn on(server: &Arc<Server>) -> InFlight {
+        server.reads_in_flight.fetch_add(1, Relaxed);
+        InFlight(server.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.reads_in_flight.fetch_sub(1, Relaxed);
+    }
+}
+
+/// What to do after one try of a read.
+enum Tried {
+    Done(Outcome),
+    Again { avoid: Option<usize> },
+    AskLeader,
+}
+
+impl Session {
+    /// The demand of a read that arrives now.
+    pub(super) fn demand(&self) -> Demand {
+        Demand::of(self.freshness, &self.domain.room, self.commits_seen)
+    }
+
+    /// An epoch that meets `demand`, or the reason why there is none.
+    async fn take_epoch(&self, demand: Demand) -> Result<Arc<Epoch>, NotAtEpoch> {
+        if self.domain.settings.unsafe_without_epochs {
+            return Ok(Arc::new(Epoch::unsafe_fake(self.domain.servers.len())));
+        }
+        let leader_is_gone = matches!(self.domain.servers[0].health(), Health::Down | Health::Unresponsive);
+        let wait = if leader_is_gone { EPOCH_WAIT_WITHOUT_LEADER } else { EPOCH_WAIT };
+        match self.domain.epochs.take(demand, &self.domain.room, wait).await {
+            Ok(epoch) => Ok(epoch),
+            Err(_) if leader_is_gone => Err(NotAtEpoch::Error(
+                SqlError::error(
+                    sqlstate::CANNOT_CONNECT_NOW,
+                    format!(
+                        "no epoch is fresh enough for {} reads, and the leader is not there to make one",
+                        self.freshness
+                    ),
+                )
+                .hint(
+                    "Try again when the leader is back, or allow older reads: SET onecopy.freshness = 'bounded:60000'.",
+                ),
+            )),
+            Err(_) => Err(NotAtEpoch::AskLeader),
+        }
+    }
+
+    /// An epoch that meets `demand` and a server to read it on; the session's chosen server is waited for.
+    pub(super) async fn choose(
+        &self,
+        demand: Demand,
+        avoid: &[usize],
+    ) -> Result<(Arc<Epoch>, Arc<Server>), NotAtEpoch> {
+        let deadline = Instant::now() + CHOSEN_SERVER_WAIT;
+        loop {
+            let epoch = self.take_epoch(demand).await?;
+            match self.choose_server(&epoch, avoid) {
+                Err(NotAtEpoch::ChosenServerIsOut) if Instant::now() < deadline => {
+                    tokio::time::sleep(CHOSEN_SERVER_LOOK).await;
+                }
+                Err(NotAtEpoch::ChosenServerIsOut) => return Err(NotAtEpoch::Error(self.chosen_server_is_out())),
+                Err(reason) => return Err(reason),
+                Ok(server) => return Ok((epoch, server)),
+            }
+        }
+    }
+
+    fn chosen_server_is_out(&self) -> SqlError {
+        let name = self.server_choice.map_or("", |index| &self.domain.servers[index].name);
+        SqlError::error(sqlstate::CANNOT_CONNECT_NOW, format!("server {name:?} is not in the current epoch"))
+            .hint("Try again, or RESET onecopy.server.")
+    }
+
+    /// The least busy server on which `epoch` is open.
+    fn choose_server(&self, epoch: &Epoch, avoid: &[usize]) -> Result<Arc<Server>, NotAtEpoch> {
+        let open = |server: &&Arc<Server>| {
+            epoch.snapshots[server.index].is_some()
+                && !avoid.contains(&server.index)
+                && matches!(server.health(), Health::Up | Health::Unknown)
+        };
+        if let Some(index) = self.server_choice {
+            return self.domain.servers.get(index).filter(open).cloned().ok_or(NotAtEpoch::ChosenServerIsOut);
+        }
+        let turn = self.router.turn.fetch_add(1, Relaxed);
+        let count = self.domain.servers.len();
+        let servers = (0..count).map(|step| &self.domain.servers[(turn + step) % count]);
+        let load =
+            |server: &&Arc<Server>| server.reads_in_flight.load(Relaxed) + server.updates_in_flight.load(Relaxed);
+        servers.filter(open).min_by_key(load).cloned().ok_or(NotAtEpoch::AskLeader)
+    }
+
+    /// Whether the leader answers sooner than a gate could be closed for this read: it is no busier than the others.
+    fn leader_is_better(&self, demand: Demand) -> bool {
+        if self.server_choice.is_some()
+            || self.domain.settings.unsafe_without_epochs
+            || self.domain.epochs.is_ready(demand, &self.domain.room)
+        {
+            return false;
+        }
+        self.domain.epochs.note_reader();
+        let load = |server: &Arc<Server>| server.reads_in_flight.load(Relaxed) + server.updates_in_flight.load(Relaxed);
+        let servers = &self.domain.servers;
+        let all: usize = servers.iter().map(load).sum();
+        servers[0].health() == Health::Up && load(&servers[0]) * servers.len() <= all
+    }
+
+    /// Runs reads at an epoch on some server; on the leader when that cannot be.
+    pub(super) async fn run_at_epoch(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
+        if work.text.as_ref().is_some_and(|text| self.domain.is_remembered_update(&readable(text))) {
+            return self.run_on_leader(request, &Work { reads_only: false, writes: true, ..work.clone() }).await;
+        }
+        let demand = self.demand();
+        if self.leader_is_better(demand) {
+            return self.read_on_leader(request, work).await;
+        }
+        let mut avoid = Vec::new();
+        for _ in 0..EPOCH_TRIES_MAX {
+            let (epoch, server) = match self.choose(demand, &avoid).await {
+                Ok(chosen) => chosen,
+                Err(NotAtEpoch::AskLeader | NotAtEpoch::ChosenServerIsOut) => break,
+                Err(NotAtEpoch::Error(error)) => {
+                    self.fail(error);
+                    return Ok(Outcome::Failed);
+                }
+            };
+            match self.try_at_epoch(request, work, &epoch, &server).await? {
+                Tried::Done(outcome) => return Ok(outcome),
+                Tried::Again { avoid: index } => avoid.extend(index),
+                Tried::AskLeader => break,
+            }
+            self.router.counters.read_retries.fetch_add(1, Relaxed);
+        }
+        self.read_on_leader(request, work).await
+    }
+
+    async fn try_at_epoch(
+        &mut self,
+        request: &Request,
+        work: &Work,
+        epoch: &Arc<Epoch>,
+        server: &Arc<Server>,
+    ) -> Result<Tried, SessionEnd> {
+        let _in_flight = InFlight::on(server);
+        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
+        let pool = &self.domain.readers[server.index];
+        let Ok(mut backend) = pool.take(&self.credentials, &self.settings, wait).await else {
+            return Ok(Tried::Again { avoid: Some(server.index) });
+        };
+        let own_transaction = work.own_transaction || request.binds_named_portal();
+        let mut expected = VecDeque::new();
+        self.put_settings(&mut backend, &mut expected);
+        self.put_epoch(&mut backend, epoch, own_transaction, &mut expected);
+        request.encode(&mut backend, &mut expected);
+        let start = self.client.output.len();
+        let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
+        self.statement_ended();
+        let reusable = !std::mem::take(&mut self.may_be_cancelled_late);
+        let relayed = match result {
+            Ok(relayed) => relayed,
+            Err(RelayError::Client(error)) => return Err(error.into()),
+            Err(error) if went_out => {
+                self.client.output.clear();
+                self.fail(self.server_lost(&server.name, &error, last_words));
+                return Ok(Tried::Done(Outcome::Failed));
+            }
+            Err(_) => {
+                self.client.output.truncate(start);
+                return Ok(Tried::Again { avoid: Some(server.index) });
+            }
+        };
+        if own_transaction || relayed.status != b'T' {
+            backend.epoch = None;
+        }
+        let failed_to_join = relayed.own_error.is_some();
+        if reusable && !failed_to_join {
+            self.domain.readers[server.index].give_back(&self.user, backend);
+        }
+        if failed_to_join && !went_out {
+            self.client.output.truncate(start);
+            return Ok(Tried::Again { avoid: None });
+        }
+        if epoch.is_doomed() {
+            return Ok(self.read_was_doomed(start, went_out));
+        }
+        if let Some(error) = relayed.error {
+            return Ok(self.read_failed(&error.code, work, server, start, went_out));
+        }
+        server.reads.fetch_add(1, Relaxed);
+        Ok(Tried::Done(Outcome::Done))
+    }
+
+    /// DDL has committed while the read ran: what it saw is not believed.
+    fn read_was_doomed(&mut self, start: usize, went_out: bool) -> Tried {
+        if !went_out {
+            self.client.output.truncate(start);
+            return Tried::Again { avoid: None };
+        }
+        self.client.output.clear();
+        self.fail(epoch_closed());
+        Tried::Done(Outcome::Failed)
+    }
+
+    fn read_failed(&mut self, code: &str, work: &Work, server: &Server, start: usize, went_out: bool) -> Tried {
+        let again = match code {
+            // PostgreSQL says that it was a write after all.
+            sqlstate::READ_ONLY_SQL_TRANSACTION => {
+                if let Some(text) = &work.text {
+                    self.domain.remember_update(&readable(text));
+                }
+                Some(Tried::AskLeader)
+            }
+            // Unlogged and temporary tables cannot be read on a standby.
+            sqlstate::FEATURE_NOT_SUPPORTED if server.role == Role::Follower => Some(Tried::AskLeader),
+            // A conflict with recovery, or a server that goes down.
+            sqlstate::SERIALIZATION_FAILURE | "40P01" | "57P01" | "57P02" | "57P03" | "57P05" => {
+                Some(Tried::Again { avoid: Some(server.index) })
+            }
+            _ => None,
+        };
+        match again {
+            Some(again) if !went_out => {
+                self.client.output.truncate(start);
+                again
+            }
+            _ => {
+                self.note_failure();
+                Tried::Done(Outcome::Failed)
+            }
+        }
+    }
+}
+
+/// What a reader is told whose epoch DDL has ended.
+pub(super) fn epoch_closed() -> SqlError {
+    SqlError::error(sqlstate::SERIALIZATION_FAILURE, "the epoch of this read was closed by concurrent DDL")
+        .hint("The transaction might succeed if retried.")
+}
