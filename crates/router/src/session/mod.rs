@@ -6,9 +6,10 @@
 //!          simple.rs                          extended.rs          split into statements and units of work
 //!              \________________  _________________/
 //!                               \/
-//!        action.rs (BEGIN, COMMIT, SET, SHOW ...: the router's own)      unit.rs (what a server runs)
+//!     action.rs, setting.rs (BEGIN, SET, SHOW ...: the router's own)     unit.rs (what a server runs)
 //!                                                                        /                     \
-//!                                              outside a transaction: autocommit.rs    inside: transaction.rs
+//!                                              outside a transaction                     inside: transaction.rs
+//!                            epoch_read.rs (reads)   autocommit.rs (the leader)          and commit.rs
 //!                                                                        \                     /
 //!                                                                         relay.rs  (answers back)
 //! ```
