@@ -18,6 +18,7 @@ pub struct Stage<'a> {
     cluster: &'a TestCluster,
     scenario: &'a Scenario,
     control: Session,
+    refresher: Session,
     watcher: Session,
     actors: Vec<(Session, &'static str)>,
 }
@@ -51,8 +52,12 @@ impl<'a> Stage<'a> {
             }
         }
         let control = cluster.updater("control").await?;
+        let refresher = cluster.reader("refresher", LEADER).await?;
+        if cluster.has_router() {
+            refresher.run("SET onecopy.freshness = 'strict'").await?;
+        }
         let watcher = cluster.servers.leader().connect("watcher").await?;
-        Ok(Stage { cluster, scenario, control, watcher, actors })
+        Ok(Stage { cluster, scenario, control, refresher, watcher, actors })
     }
 
     /// Makes the tables, through the cluster's door.
@@ -87,6 +92,10 @@ impl<'a> Stage<'a> {
     pub async fn play(&self, schedule: &str) -> anyhow::Result<Outcome> {
         retrying(&self.control, self.scenario.reset).await?;
         self.cluster.settle().await?;
+        if self.cluster.has_router() {
+            // From here on the newest epoch holds the reset, also for readers that may be content with an older one.
+            self.refresher.run_all(&[self.cluster.begin_read(LEADER), self.scenario.final_state, "COMMIT"]).await?;
+        }
         let mut players: Vec<Player> = self.actors.iter().zip(&self.scenario.programs).map(Player::new).collect();
         for (position, letter) in schedule.chars().filter(|letter| !letter.is_whitespace()).enumerate() {
             let program = self.scenario.programs.iter().position(|program| program.letter == letter);

@@ -221,14 +221,21 @@ async fn r6_v1_to_v6_are_serializable_on_every_server() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;
     let mut cases = vec![v1(), v2(), v3(), v4(), v5("1 2 1 R 2 S RR SS"), v5("1 2 S 1 R 2 SS RR"), v6()];
     cases.extend(order_variants());
+    for tables in [BATCH_TABLES, PAIR_TABLES] {
+        cluster.updater("setup").await?.run(tables).await?;
+    }
     for case in &cases {
+        let mut judge = Judge::open(&cluster, &case.scenario).await?;
         for place in PLACES {
             for freshness in ["strict", "session", "bounded:200"] {
-                let (outcome, explanation) = play(&cluster, case, &[place, "follower-2"], freshness).await?;
+                let stage = Stage::open(&cluster, &case.scenario, &[place, "follower-2"], Some(freshness)).await?;
+                let outcome = stage.play(case.schedule).await?;
+                let explanation = judge.explain(&outcome, freshness == "strict").await?;
                 assert!(explanation.is_some(), "{} on {place}, {freshness}: {outcome:?}", case.name);
             }
         }
     }
+    ensure_servers_equal(&cluster.servers).await?;
     Ok(())
 }
 
