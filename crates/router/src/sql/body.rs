@@ -12,6 +12,9 @@ use super::token::{Token, tokens};
 /// Longest code that is looked into, in bytes; what is longer counts as doing everything.
 pub const BODY_BYTES_MAX: usize = 256 << 10;
 
+/// Names without which SQL that is written out changes no isolation level.
+const LEVEL_NAMES: [&str; 4] = ["isolation", "transaction_isolation", "default_transaction_isolation", "pg_settings"];
+
 /// What code may do that its declared volatility does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Marks {
@@ -19,16 +22,19 @@ pub(super) struct Marks {
     pub leaves_state: bool,
     /// Its answer may depend on the server or the session that it runs in.
     pub asks_the_server: bool,
+    /// It may choose the isolation level of a transaction that it begins.
+    pub sets_level: bool,
 }
 
 impl Marks {
-    pub const WORST: Marks = Marks { leaves_state: true, asks_the_server: true };
+    pub const WORST: Marks = Marks { leaves_state: true, asks_the_server: true, sets_level: true };
 
     /// Takes the other's marks too; says whether that changed anything.
     pub fn join(&mut self, other: Marks) -> bool {
         let before = *self;
         self.leaves_state |= other.leaves_state;
         self.asks_the_server |= other.asks_the_server;
+        self.sets_level |= other.sets_level;
         *self != before
     }
 }
@@ -60,6 +66,7 @@ impl Body {
             let Some(name) = token.name() else { continue };
             body.names.insert(name.to_owned());
             body.marks.leaves_state |= name == "pg_temp";
+            body.marks.sets_level |= LEVEL_NAMES.contains(&name);
             if tokens.get(at + 1) == Some(&Token::Symbol(b'(')) {
                 body.calls.insert(name.to_owned());
                 body.marks.join(marks_of_call(name, &tokens[at + 2..]));
@@ -86,6 +93,7 @@ fn marks_of_call(name: &str, arguments: &[Token<'_>]) -> Marks {
     Marks {
         leaves_state: sets || builtin::leaves_behind(name).is_some(),
         asks_the_server: builtin::speaks_of_the_server(name),
+        sets_level: name == "set_config",
     }
 }
 
@@ -134,12 +142,40 @@ fn marks_of_keyword(keyword: &str, begins: bool, tokens: &[Token<'_>], at: usize
         "hold" => before == Some("with"),
         _ => false,
     };
-    Marks { leaves_state, asks_the_server: keyword == "show" && begins }
+    let sets_level = match keyword {
+        "execute" | "load" => true,
+        "do" => begins && next(1) != Some("nothing"),
+        "reset" => begins && next(1) == Some("all"),
+        "function" | "procedure" => matches!(before, Some("create" | "replace")),
+        _ => false,
+    };
+    Marks { leaves_state, asks_the_server: keyword == "show" && begins, sets_level }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_chooses_isolation_levels_is_seen() {
+        for text in [
+            "BEGIN COMMIT; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; END",
+            "BEGIN SET LOCAL transaction_isolation = 'read committed'; END",
+            "BEGIN SET LOCAL \"transaction_isolation\" = 'read committed'; END",
+            "BEGIN PERFORM set_config('transaction_isolation', 'read committed', true); END",
+            "BEGIN UPDATE pg_settings SET setting = 'read committed'; END",
+            "BEGIN EXECUTE q; END",
+            "BEGIN RESET ALL; END",
+        ] {
+            assert!(Body::of(text).marks.sets_level, "{text}");
+        }
+        for text in
+            ["BEGIN COMMIT; INSERT INTO a VALUES (1); END", "BEGIN SET search_path = a; COMMIT; END", "SELECT 1"]
+        {
+            assert!(!Body::of(text).marks.sets_level, "{text}");
+        }
+        assert!(Body::unknown().marks.sets_level);
+    }
 
     #[test]
     fn what_leaves_session_state_is_seen() {
@@ -210,14 +246,19 @@ mod tests {
             "BEGIN ALTER TABLE t ALTER a SET DEFAULT 1; END",
             "SELECT current_user, set_configuration(1)",
         ] {
-            assert_eq!(Body::of(text).marks, Marks::default(), "{text}");
+            let marks = Body::of(text).marks;
+            assert!(!marks.leaves_state && !marks.asks_the_server, "{text}");
         }
     }
 
     #[test]
     fn what_asks_the_server_is_seen() {
         for text in ["SELECT current_setting('a.b')", "SHOW work_mem", "SELECT pg_is_in_recovery()"] {
-            assert_eq!(Body::of(text).marks, Marks { leaves_state: false, asks_the_server: true }, "{text}");
+            assert_eq!(
+                Body::of(text).marks,
+                Marks { leaves_state: false, asks_the_server: true, sets_level: false },
+                "{text}"
+            );
         }
     }
 

@@ -18,9 +18,19 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
     let judge = || Judgement::of(&parsed.facts, catalog);
     let (action, pins) = match &parsed.kind {
         Kind::Fixed(action, pins) => (action.clone(), *pins),
-        Kind::Runs(action, pins) => (action.clone(), pins.or(judge().pins)),
+        Kind::Runs(action, pins) => {
+            let sets_level = |name: &QualifiedName| {
+                catalog.functions(name).next().is_none() || catalog.function_marks(&name.name).sets_level
+            };
+            let sets_level = parsed.facts.functions.iter().any(sets_level);
+            (within_transaction_if(sets_level, action.clone()), pins.or(judge().pins))
+        }
         Kind::Defines(action, pins, body) => (action.clone(), pins.or_else(|| defines(&parsed.facts, body, catalog))),
-        Kind::Block(body) => (Action::UNKNOWN, catalog.body_marks(body).leaves_state.then_some(PinReason::UserCode)),
+        Kind::Block(body) => {
+            let marks = catalog.body_marks(body);
+            let pins = marks.leaves_state.then_some(PinReason::UserCode);
+            (within_transaction_if(marks.sets_level, Action::UNKNOWN), pins)
+        }
         Kind::Query { own_transaction } => {
             let judged = judge();
             let action = if judged.read {
@@ -41,6 +51,15 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
         }
     };
     Statement { action, range, pins }
+}
+
+/// DO and CALL may commit and begin again by themselves. Code that may choose a level for what it begins runs within a
+/// transaction of the router's, where it cannot end one: PostgreSQL refuses its COMMIT with 2D000.
+fn within_transaction_if(sets_level: bool, action: Action) -> Action {
+    match action {
+        Action::Update { opaque, writes, .. } if sets_level => Action::Update { opaque, writes, commits_itself: false },
+        action => action,
+    }
 }
 
 /// Whether DDL makes something that may leave session state.

@@ -137,8 +137,8 @@ mod tests {
         let relations =
             HashMap::from([("v".to_owned(), Body::of("SELECT asks()")), ("watched".to_owned(), Body::call("tenant"))]);
         let closure = Closure::of(&functions, &relations, [].iter());
-        let leaves = Marks { leaves_state: true, asks_the_server: false };
-        let asks = Marks { leaves_state: false, asks_the_server: true };
+        let leaves = Marks { leaves_state: true, asks_the_server: false, sets_level: true };
+        let asks = Marks { leaves_state: false, asks_the_server: true, sets_level: false };
         for (name, marks) in [
             ("tenant", leaves),
             ("outer", leaves),
@@ -147,7 +147,7 @@ mod tests {
             ("clean", Marks::default()),
             ("asks", asks),
             ("over_view", asks),
-            ("by_attribute", leaves),
+            ("by_attribute", Marks { sets_level: false, ..leaves }),
             ("writes", leaves),
             ("unheard", Marks::default()),
         ] {

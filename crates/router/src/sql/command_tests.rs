@@ -138,7 +138,7 @@ fn session_commands() {
         ("LOAD 'x'", Action::Load),
         ("LOCK TABLE t", Action::LockTable),
         ("CHECKPOINT", update(false, false, false)),
-        ("CALL p()", update(true, true, true)),
+        ("CALL p()", update(true, true, false)),
         ("DO $$BEGIN END$$", update(true, true, true)),
         ("COPY t FROM STDIN", Action::CopyIn),
         ("COPY t FROM '/a'", update(true, true, false)),
