@@ -74,3 +74,28 @@ async fn no_change_of_the_default_level_reaches_autocommit_updates() -> anyhow::
     }
     Ok(())
 }
+
+/// DO and CALL may commit and begin again by themselves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_transaction_inside_do_or_call_runs_at_a_lower_level() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    assert_eq!(wire.query("CREATE TABLE levels (level text)").await?.code(), "00000");
+    for lower in [
+        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        "SET LOCAL transaction_isolation = 'repeatable read'",
+        "PERFORM set_config('default_transaction_isolation', 'read committed', false); COMMIT",
+    ] {
+        let body =
+            format!("BEGIN COMMIT; {lower}; INSERT INTO levels VALUES (current_setting('transaction_isolation')); END");
+        let procedure = format!("CREATE OR REPLACE PROCEDURE lower_level() LANGUAGE plpgsql AS $$ {body} $$");
+        assert_eq!(wire.query(&procedure).await?.code(), "00000");
+        for sql in [format!("DO $$ {body} $$"), "CALL lower_level()".to_owned()] {
+            // What is refused is as good as what runs SERIALIZABLE.
+            let code = wire.query(&sql).await?.code();
+            let levels = wire.query("SELECT DISTINCT level FROM levels WHERE level <> 'serializable'").await?;
+            assert_eq!(levels.text_rows(), Vec::<String>::new(), "{sql}: {code}");
+        }
+    }
+    Ok(())
+}
