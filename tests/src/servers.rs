@@ -28,8 +28,9 @@ pub const PASSWORD: &str = "a secret of the tests";
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const REPLAY_DEADLINE: Duration = Duration::from_secs(30);
 const REPLAY_POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// How often a dropped directory is searched for processes before it is removed with them inside.
-const KILL_ROUNDS_MAX: usize = 100;
+/// How often a dropped directory is searched for processes and removed before it is left behind.
+const REMOVE_ROUNDS_MAX: usize = 1000;
+const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A leader and its followers.
 #[derive(Debug)]
@@ -232,17 +233,19 @@ impl ReplayWatch {
 
 impl Drop for Servers {
     fn drop(&mut self) {
-        // A postmaster and its children work in their data directory; this finds them whatever state they are in.
-        for _ in 0..KILL_ROUNDS_MAX {
+        // A postmaster and its children work in their data directory; this finds them whatever state they are in. On a
+        // busy machine it takes a while until they are gone, and until then they may still make files.
+        for _ in 0..REMOVE_ROUNDS_MAX {
             let processes = processes_in(self.directory.path()).unwrap_or_default();
-            if processes.is_empty() {
+            for process in &processes {
+                let _ = rustix::process::kill_process(*process, Signal::KILL);
+            }
+            if processes.is_empty() && std::fs::remove_dir_all(self.directory.path()).is_ok() {
                 return;
             }
-            for process in processes {
-                let _ = rustix::process::kill_process(process, Signal::KILL);
-            }
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(REMOVE_PAUSE);
         }
+        eprintln!("{} is left behind", self.directory.path().display());
     }
 }
 
