@@ -40,6 +40,11 @@ impl PreparedStatements {
         evicted
     }
 
+    /// Notes that `number` is prepared still, though it was to give way.
+    pub fn restore(&mut self, number: u64) {
+        self.used.insert(number, 0);
+    }
+
     /// Forgets one, for example because its preparation failed.
     pub fn remove(&mut self, number: u64) {
         self.used.remove(&number);

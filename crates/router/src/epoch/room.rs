@@ -52,6 +52,13 @@ impl Room {
         Commit { room: self, _door: guard, session, process_id, settled: false }
     }
 
+    /// Enters with a transaction that has probably written nothing: it counts only once it is known to have.
+    pub async fn visit(&self, session: u64, process_id: u32) -> Visit<'_> {
+        let guard = self.door.read().await;
+        self.occupants().insert(session, Occupant { session, since: Instant::now(), statement: None });
+        Visit { room: self, door: Some(guard), session, process_id }
+    }
+
     /// Closes the room once it is empty; none when that takes longer than `timeout`.
     pub async fn close(&self, timeout: Duration) -> Option<ClosedRoom<'_>> {
         let guard = tokio::time::timeout(timeout, self.door.write()).await.ok()?;
@@ -115,6 +122,47 @@ impl Drop for Commit<'_> {
     }
 }
 
+/// A transaction inside the room that has probably written nothing.
+#[derive(Debug)]
+pub struct Visit<'a> {
+    room: &'a Room,
+    door: Option<RwLockReadGuard<'a, ()>>,
+    session: u64,
+    process_id: u32,
+}
+
+impl<'a> Visit<'a> {
+    /// It has written, or shall: it is a commit like others.
+    pub fn into_commit(mut self) -> Option<Commit<'a>> {
+        let door = self.door.take()?;
+        self.room.begun.fetch_add(1, SeqCst);
+        Some(Commit {
+            room: self.room,
+            _door: door,
+            session: self.session,
+            process_id: self.process_id,
+            settled: false,
+        })
+    }
+
+    /// It has ended without having written.
+    pub fn leave(mut self) {
+        self.door = None;
+        self.room.occupants().remove(&self.session);
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        if self.door.is_some() {
+            // No answer came: it may have written, and may still commit.
+            self.room.begun.fetch_add(1, SeqCst);
+            self.room.occupants().remove(&self.session);
+            self.room.note_unsettled(self.process_id);
+        }
+    }
+}
+
 /// The room while a gate has it alone.
 #[derive(Debug)]
 pub struct ClosedRoom<'a> {
@@ -147,6 +195,18 @@ mod tests {
         assert_eq!(commit.settle(), 1);
         let closed = room.close(Duration::from_millis(5)).await.expect("empty");
         assert_eq!(closed.commits(), Some(1));
+    }
+
+    #[tokio::test]
+    async fn a_visit_counts_only_when_it_has_written() {
+        let room = Room::default();
+        room.visit(1, 10).await.leave();
+        assert_eq!((room.commits_begun(), room.unsettled()), (0, vec![]));
+        room.visit(1, 10).await.into_commit().expect("inside").settle();
+        assert_eq!((room.commits_begun(), room.commits_done()), (1, 1));
+        drop(room.visit(1, 11).await);
+        assert_eq!((room.commits_begun(), room.unsettled()), (2, vec![11]));
+        assert!(room.occupants_now().is_empty());
     }
 
     #[tokio::test]

@@ -215,6 +215,7 @@ impl Session {
             }
             self.domain.leader.forget(self.number);
             self.pinned = None;
+            self.has_state_there = false;
             self.statements.clear();
             self.portals.clear();
             self.forget_settings();

@@ -18,6 +18,9 @@ use std::time::Duration;
 /// Tries of an autocommit update that PostgreSQL refuses with 40001.
 const UPDATE_TRIES_MAX: u32 = 5;
 
+/// What must hold on the leader whatever code of users has set.
+const KEPT_SETTINGS: &str = "SET default_transaction_isolation = serializable; SET standard_conforming_strings = on";
+
 /// First pause before such a try; doubled each time.
 const UPDATE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -88,7 +91,7 @@ impl Session {
             match failed.as_ref().map(|fields| fields.code.as_str()) {
                 None if !self.domain.epochs.leader_snapshot_stands(doom_mark) => {
                     self.client.output.truncate(taken_back);
-                    if went_out || attempt == UPDATE_TRIES_MAX {
+                    if went_out || !work.reads_only || attempt == UPDATE_TRIES_MAX {
                         self.fail(epoch_closed());
                         return Ok(Outcome::Failed);
                     }
@@ -103,7 +106,7 @@ impl Session {
                     let work = Work { reads_only: false, writes: true, opaque: true, ..work.clone() };
                     return self.run_wrapped(request, &work).await;
                 }
-                Some(sqlstate::SERIALIZATION_FAILURE) if !went_out && attempt < UPDATE_TRIES_MAX => {
+                Some(sqlstate::SERIALIZATION_FAILURE) if !went_out && work.reads_only && attempt < UPDATE_TRIES_MAX => {
                     self.client.output.truncate(start);
                     self.router.counters.read_retries.fetch_add(1, Relaxed);
                 }
@@ -129,7 +132,9 @@ impl Session {
         let _barrier = self.barrier_around(work).await;
         let mut pause = UPDATE_PAUSE;
         for attempt in 1.. {
-            match self.try_on_leader(request, work, attempt < UPDATE_TRIES_MAX && !work.commits_itself).await? {
+            // What leaves state has an effect although it fails: an advisory lock would be taken twice.
+            let may_retry = attempt < UPDATE_TRIES_MAX && !work.commits_itself && work.pins.is_none();
+            match self.try_on_leader(request, work, may_retry).await? {
                 Some(outcome) => {
                     if _barrier.is_some() {
                         self.domain.epochs.doom();
@@ -184,14 +189,6 @@ impl Session {
         };
         let leader = backend.server.clone();
         let _update = self.router.serializable.begin(&leader);
-        let mut expected = VecDeque::new();
-        self.put_settings(&mut backend, &mut expected);
-        if self.pinned.is_some() {
-            // A function may have changed the default of this back end.
-            put_own(&mut backend, "SET default_transaction_isolation = serializable", false, &mut expected);
-        }
-        request.encode(&mut backend, &mut expected);
-        let start = self.client.output.len();
         let domain = self.domain.clone();
         let alone = work.barrier.as_ref().is_some_and(|barrier| barrier.alone);
         let commit = if work.writes && !alone {
@@ -199,6 +196,14 @@ impl Session {
         } else {
             None
         };
+        let mut expected = VecDeque::new();
+        self.put_settings(&mut backend, &mut expected);
+        if self.pinned.is_some() {
+            // A function may have changed these on this back end.
+            put_own(&mut backend, KEPT_SETTINGS, false, &mut expected);
+        }
+        request.encode(&mut backend, &mut expected);
+        let start = self.client.output.len();
         let hold = if commit.is_some() { Hold::InRoom } else { Hold::Briefly };
         let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, hold).await;
         self.statement_ended();

@@ -101,6 +101,7 @@ impl Session {
         let deadline = Instant::now() + CHOSEN_SERVER_WAIT;
         loop {
             let epoch = self.take_epoch(demand).await?;
+            let avoid = if self.server_choice.is_some() { &[] } else { avoid };
             match self.choose_server(&epoch, avoid) {
                 Err(NotAtEpoch::ChosenServerIsOut) if Instant::now() < deadline => {
                     tokio::time::sleep(CHOSEN_SERVER_LOOK).await;
@@ -154,7 +155,8 @@ impl Session {
     /// Runs reads at an epoch on some server; on the leader when that cannot be.
     pub(super) async fn run_at_epoch(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
         if work.text.as_ref().is_some_and(|text| self.domain.is_remembered_update(&readable(text))) {
-            return self.run_on_leader(request, &Work { reads_only: false, writes: true, ..work.clone() }).await;
+            let work = Work { reads_only: false, writes: true, opaque: true, ..work.clone() };
+            return self.run_wrapped(request, &work).await;
         }
         let demand = self.demand();
         if self.leader_is_better(demand) {

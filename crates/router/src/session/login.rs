@@ -156,6 +156,7 @@ impl LoggedIn {
             transaction: None,
             own_backend: None,
             pinned: None,
+            has_state_there: false,
             commits_seen: 0,
             skips_until_sync: false,
             in_extended_batch: false,

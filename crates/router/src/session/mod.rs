@@ -141,6 +141,8 @@ pub struct Session {
     /// The back end on the leader that holds state of this session.
     own_backend: Option<Backend>,
     pinned: Option<PinReason>,
+    /// The session's own back end has held its state: without that back end the session cannot go on.
+    has_state_there: bool,
     /// Commits that this session may have seen; an epoch for it holds at least these.
     commits_seen: u64,
     cancel: Arc<CancelSlot>,
@@ -181,6 +183,9 @@ impl Session {
                     self.next_frame().await?
                 }
             };
+            if self.has_state_there && self.own_backend.is_none() && self.transaction.is_none() {
+                return Err(self.lost_own_backend());
+            }
             match frame.tag {
                 b'X' => return Ok(SessionEnd::Terminated),
                 b'Q' => {
@@ -285,6 +290,7 @@ impl Session {
         let is_hit = std::mem::take(&mut self.may_be_cancelled_late);
         if self.pinned.is_some() {
             self.own_backend = Some(backend);
+            self.has_state_there = true;
         } else if !is_hit {
             self.domain.leader.park(self.number, &self.user, backend);
         }

@@ -171,7 +171,8 @@ impl<'a> Relay<'a> {
     async fn take(&mut self, frame: Frame) -> Result<(), RelayError> {
         match frame.tag {
             b'N' | b'S' | b'A' => {
-                if !matches!(self.expected.front(), Some(Expected::Own { heard: false })) {
+                let own = matches!(self.expected.front(), Some(Expected::Own { heard: false }));
+                if frame.tag == b'A' || !own {
                     self.give(&frame).await?;
                 }
                 return Ok(());
@@ -240,7 +241,7 @@ impl<'a> Relay<'a> {
                     }
                 }
                 // Its Close was skipped: the server has it still.
-                Expected::Evicted { number } => drop(self.backend.prepared.insert(*number)),
+                Expected::Evicted { number } => self.backend.prepared.restore(*number),
                 _ => {}
             }
             self.expected.pop_front();

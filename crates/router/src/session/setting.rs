@@ -244,7 +244,9 @@ impl Session {
 
     fn give_back_any(&mut self, backend: Backend, reader: bool) {
         if reader {
-            self.domain.readers[backend.server.index].give_back(&self.user, backend);
+            if !std::mem::take(&mut self.may_be_cancelled_late) {
+                self.domain.readers[backend.server.index].give_back(&self.user, backend);
+            }
         } else {
             self.return_leader(backend);
         }

@@ -72,8 +72,14 @@ impl Session {
     /// Sends what is encoded and carries the answers back.
     pub(super) async fn relay(&mut self, backend: &mut Backend, expected: VecDeque<Expected>, hold: Hold) -> Ended {
         self.cancel.begin(backend.cancel_key());
+        // The router's own statements around a unit prepare nothing for the client.
+        let prepares = expected
+            .iter()
+            .any(|expected| matches!(expected, Expected::Parse { visible: true, .. } | Expected::ParseAnswer));
         let ended = Relay::new(&mut self.client, backend, expected, hold).run().await;
-        self.parsed = ended.parsed;
+        if prepares {
+            self.parsed = ended.parsed;
+        }
         ended
     }
 
