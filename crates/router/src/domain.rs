@@ -224,6 +224,11 @@ impl Domain {
         (known.version >= self.catalog_version.load(SeqCst)).then(|| known.catalog.clone())
     }
 
+    /// Grows with every change of the catalog; what was judged under another number may be judged otherwise now.
+    pub fn catalog_version(&self) -> u64 {
+        self.catalog_version.load(SeqCst)
+    }
+
     /// The catalog has changed: statements are judged anew, and prepared anew.
     pub fn catalog_changed(&self) {
         self.catalog_version.fetch_add(1, SeqCst);

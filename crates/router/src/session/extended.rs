@@ -176,7 +176,7 @@ impl Session {
     async fn take_message(&mut self, frame: Frame, piece: &mut Piece) -> Result<Next, SessionEnd> {
         let next = match frame.tag {
             b'P' => self.take_parse(Parse::read(&frame).map_err(Session::malformed)?, piece).await,
-            b'B' => self.take_bind(Bind::read(&frame).map_err(Session::malformed)?, piece),
+            b'B' => self.take_bind(Bind::read(&frame).map_err(Session::malformed)?, piece).await,
             b'D' => self.take_describe(&Describe::read(&frame).map_err(Session::malformed)?, frame, piece),
             b'E' => self.take_execute(&Execute::read(&frame).map_err(Session::malformed)?, frame, piece),
             _ => self.take_close(&Close::read(&frame).map_err(Session::malformed)?, frame, piece),
@@ -199,6 +199,7 @@ impl Session {
                     .hint("Close or DEALLOCATE those that are not needed any more."),
             );
         }
+        let judged_at = self.domain.catalog_version();
         let text = readable(&parse.sql).into_owned();
         let statement = match self.domain.classify(&text).await {
             Ok(statements) if statements.len() > 1 => {
@@ -226,8 +227,21 @@ impl Session {
             piece.parses.push(parse.name.clone());
             self.mark_place(statement.as_ref(), piece);
         }
-        self.statements.insert(parse.name, ClientStatement { text: prepared, statement, named });
+        self.statements.insert(parse.name, ClientStatement { text: prepared, statement, named, judged_at });
         Next::Go
+    }
+
+    /// Judges a statement again if the catalog has changed since: a view may write now that did not.
+    async fn judge_again(&self, statement: &mut ClientStatement) {
+        let version = self.domain.catalog_version();
+        if statement.judged_at == version || statement.statement.is_none() {
+            return;
+        }
+        statement.statement = match self.domain.classify(&readable(&statement.text.sql)).await {
+            Ok(statements) => statements.first().cloned(),
+            Err(_) => Some(Statement { action: Action::UNKNOWN, range: 0..statement.text.sql.len(), pins: None }),
+        };
+        statement.judged_at = version;
     }
 
     /// Preparing and describing a statement must happen where it can run, though it writes nothing.
@@ -256,11 +270,12 @@ impl Session {
         })
     }
 
-    fn take_bind(&mut self, bind: Bind, piece: &mut Piece) -> Next {
-        let statement = match self.statement_named(&bind.statement) {
+    async fn take_bind(&mut self, bind: Bind, piece: &mut Piece) -> Next {
+        let mut statement = match self.statement_named(&bind.statement) {
             Ok(statement) => statement,
             Err(error) => return Next::Error(error),
         };
+        self.judge_again(&mut statement).await;
         self.portals.insert(bind.portal.clone(), statement.clone());
         if statement.is_routers_own() {
             piece.request.items.push(Item::Answer(Bytes::from_static(BIND_COMPLETE)));

@@ -74,6 +74,8 @@ struct ClientStatement {
     /// None for an empty statement.
     statement: Option<Statement>,
     named: bool,
+    /// The catalog's version when it was judged.
+    judged_at: u64,
 }
 
 /// What a cancel request of this client hits.
