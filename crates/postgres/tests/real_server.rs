@@ -77,7 +77,7 @@ async fn a_server_lives_crashes_and_recovers() {
     for (name, value) in [
         ("data_checksums", "on"),
         ("server_encoding", "UTF8"),
-        ("max_pred_locks_per_transaction", "256"),
+        ("max_pred_locks_per_transaction", "128"),
         ("fsync", "on"),
         ("synchronous_commit", "on"),
         ("cluster_name", "it's \\ \"quoted\""),
