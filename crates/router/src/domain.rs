@@ -31,9 +31,10 @@ const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 /// The leader must give its catalog within this; statements wait for it.
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Server processes in this database that are at something, other than the one that asks.
+/// Server processes in this database that write, or run a statement that may write; dumps are let go on.
 const LEFT_RUNNING: &str = "SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
-     AND backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_catalog.pg_backend_pid() \
+     AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
+     AND (backend_xid IS NOT NULL OR (state = 'active' AND query !~* '^[[:space:]]*(copy|fetch|declare)[[:space:]]')) \
      AND application_name NOT IN ('onecopy probe', 'onecopy epoch', 'onecopy gate', 'onecopy catalog', 'onecopy login')";
 
 const TRIPWIRE_EXISTS: &str = "SELECT pg_catalog.to_regclass('onecopy_router.tripwire') IS NOT NULL";

@@ -110,6 +110,13 @@ pub fn is_readable_with(name: &str, value: &str) -> bool {
     }
 }
 
+/// Whether a statement changes, hidden in a function call, by what rules SQL is read.
+pub fn hides_change_of_reading(sql: &str) -> bool {
+    let sql = sql.to_ascii_lowercase();
+    sql.contains("set_config")
+        && ["standard_conforming_strings", "client_encoding"].iter().any(|name| sql.contains(name))
+}
+
 /// Whether PostgreSQL reads `value` as true (`parse_bool`).
 pub fn is_on(value: &str) -> bool {
     let value = value.to_ascii_lowercase();

@@ -8,11 +8,12 @@ use bytes::{Bytes, BytesMut};
 use super::action::is_routers_own;
 use super::relay;
 use super::request::{Item, Request};
-use super::simple::readable;
+use super::simple::{readable, reading_is_fixed};
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{ClientStatement, STATEMENTS_MAX, Session, SessionEnd};
+use crate::settings::hides_change_of_reading;
 use crate::sql::{Action, Statement};
 use crate::wire::{Bind, Close, CloseTarget, Describe, Execute, Frame, Parse, Reply, SqlError, sqlstate};
 
@@ -201,6 +202,9 @@ impl Session {
         }
         let judged_at = self.domain.catalog_version();
         let text = readable(&parse.sql).into_owned();
+        if hides_change_of_reading(&text) {
+            return Next::Error(reading_is_fixed());
+        }
         let statement = match self.domain.classify(&text).await {
             Ok(statements) if statements.len() > 1 => {
                 return Next::Error(SqlError::error(

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::relay::{Ended, Hold, RelayError};
+use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::{Request, put_own};
 use super::transaction::Transaction;
 use super::unit::Outcome;
@@ -159,18 +159,7 @@ impl Session {
             // ROLLBACK TO may take the setting back without our knowing to which value.
             self.pin(PinReason::HiddenSetting);
         }
-        let mut expected = VecDeque::new();
-        let Some(mut transaction) = self.transaction.take() else { return Ok(Outcome::Done) };
-        let result = match transaction.backend() {
-            Some(backend) => {
-                put_own(backend, read_back, false, &mut expected);
-                self.relay(backend, expected, Hold::InRoom).await.result
-            }
-            None => Ok(Default::default()),
-        };
-        self.statement_ended();
-        self.transaction = Some(transaction);
-        match result {
+        match self.ask_in_transaction(read_back).await {
             Ok(relayed) => {
                 let value = first_value(relayed.own_rows.last());
                 self.note_transaction_default(name, &value);
@@ -186,6 +175,22 @@ impl Session {
                 Ok(Outcome::Failed)
             }
         }
+    }
+
+    /// Runs a statement of the router's own in the open transaction.
+    async fn ask_in_transaction(&mut self, sql: &str) -> Result<Relayed, RelayError> {
+        let Some(mut transaction) = self.transaction.take() else { return Ok(Relayed::default()) };
+        let mut expected = VecDeque::new();
+        let result = match transaction.backend() {
+            Some(backend) => {
+                put_own(backend, sql, false, &mut expected);
+                self.relay(backend, expected, Hold::InRoom).await.result
+            }
+            None => Ok(Relayed::default()),
+        };
+        self.statement_ended();
+        self.transaction = Some(transaction);
+        result
     }
 
     /// Ends the transaction on `backend` and learns what its savepoints have left of the session's settings.
@@ -364,7 +369,16 @@ impl Session {
             if self.run_text_in_transaction("RESET ALL").await? == Outcome::Failed {
                 return Ok(Outcome::Failed);
             }
-            self.note_settings_there(Arc::default());
+            // The server knows its own defaults, not those of the client's log-in.
+            let change = Settings::default().change_to(&self.settings_at_login);
+            match self.ask_in_transaction(change.as_deref().unwrap_or_default()).await {
+                Ok(_) => self.note_settings_there(self.settings_at_login.clone()),
+                Err(RelayError::Client(error)) => return Err(error.into()),
+                Err(error) => {
+                    self.fail(self.server_lost("the server", &error, None));
+                    return Ok(Outcome::Failed);
+                }
+            }
         } else {
             self.client.output.command_complete("RESET");
         }

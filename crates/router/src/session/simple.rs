@@ -11,6 +11,7 @@ use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Session, SessionEnd};
+use crate::settings::hides_change_of_reading;
 use crate::sql::{Action, ParseError, Statement};
 use crate::wire::{Frame, SqlError, begin_message, end_message, sql_of_query, sqlstate};
 
@@ -27,6 +28,11 @@ impl Session {
         self.statements.remove(&b""[..]);
         if self.transaction.is_none() {
             self.portals.clear();
+        }
+        if hides_change_of_reading(&text) {
+            self.fail(reading_is_fixed());
+            self.ready();
+            return Ok(());
         }
         match self.domain.classify(&text).await {
             Ok(statements) if statements.is_empty() => {
@@ -132,6 +138,15 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// What a client is told that would have SQL read by other rules than the router reads it.
+pub(super) fn reading_is_fixed() -> SqlError {
+    SqlError::error(
+        sqlstate::FEATURE_NOT_SUPPORTED,
+        "set_config() cannot change standard_conforming_strings or client_encoding: the router could misread SQL",
+    )
+    .hint("Use SET client_encoding.")
 }
 
 /// SQL as text of the same length. Bytes that are no UTF-8 can only stand in names and constants (encodings in which
