@@ -104,7 +104,7 @@ async fn without_a_leader_reads_that_need_a_newer_epoch_fail_with_57p03() -> any
         run(session, "SELECT count(*) FROM numbers").await??;
     }
     // The gate that these reads have asked for must be over: nobody reads after the update, so no epoch holds it.
-    wait_for_epoch_on(&cluster, "follower-1").await?;
+    wait_for_epoch_on(&cluster, 2).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     run(&writer, "UPDATE numbers SET value = 1 WHERE id = 1").await??;
     cluster.servers.leader().server.crash_stop().await?;
