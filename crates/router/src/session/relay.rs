@@ -281,7 +281,7 @@ impl<'a> Relay<'a> {
                     if failed && self.extended {
                         self.take_error(frame).await?;
                         self.flush_client().await?;
-                        return self.recover_from_copy().await;
+                        return self.finish_copy().await;
                     }
                     Box::pin(self.take(frame)).await?;
                     if failed {
@@ -298,7 +298,7 @@ impl<'a> Relay<'a> {
                                 self.flush_server().await?;
                             }
                             if ended {
-                                return if self.extended { self.pass_on_sync().await } else { Ok(()) };
+                                return if self.extended { self.finish_copy().await } else { Ok(()) };
                             }
                         }
                         // The server ignores these during COPY as well.
@@ -313,21 +313,16 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// The server ignored the `Sync` that was sent with COPY; the client sends another after it.
-    async fn pass_on_sync(&mut self) -> Result<(), RelayError> {
+    /// COPY in the extended protocol is over, or has failed. The server has ignored the `Sync` that was sent with it, or
+    /// not, depending on when it failed; the client sends another. After that an empty query marks where all is over.
+    async fn finish_copy(&mut self) -> Result<(), RelayError> {
         loop {
             let frame = self.client.frame().await.map_err(RelayError::Client)?;
             if frame.tag == b'S' {
                 self.backend.channel.output.put_slice(&frame.bytes);
-                return self.flush_server().await;
+                break;
             }
         }
-    }
-
-    /// COPY has failed. The server has ignored the `Sync` that was sent with it, or not, depending on when it failed; after
-    /// the client's next `Sync` an empty query marks where all of that is over.
-    async fn recover_from_copy(&mut self) -> Result<(), RelayError> {
-        self.pass_on_sync().await?;
         self.backend.channel.output.query("");
         self.backend.prepared.unnamed = None;
         let mut marked = false;
@@ -340,10 +335,15 @@ impl<'a> Relay<'a> {
                 b'I' => marked = true,
                 b'Z' if marked => {
                     self.note_status(&frame);
-                    while !matches!(self.expected.pop_front(), Some(Expected::Sync) | None) {}
+                    self.expected.clear();
                     return Ok(());
                 }
-                _ => {}
+                b'Z' => {}
+                b'E' => {
+                    self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
+                    self.give(&frame).await?;
+                }
+                _ => self.give(&frame).await?,
             }
         }
     }
