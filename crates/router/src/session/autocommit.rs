@@ -1,5 +1,10 @@
 //! Units on the leader outside a transaction: updates whole inside the commit room, reads READ ONLY.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
 use super::epoch_read::epoch_closed;
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
@@ -10,10 +15,6 @@ use crate::domain::Domain;
 use crate::epoch::Barrier;
 use crate::sql::PinReason;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 /// Tries of an autocommit update that PostgreSQL refuses with 40001.
 const UPDATE_TRIES_MAX: u32 = 5;

@@ -1,5 +1,7 @@
 //! COMMIT and ROLLBACK: inside the commit room, through the tripwire when an epoch has overtaken the transaction.
 
+use std::collections::VecDeque;
+
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::put_own;
 use super::transaction::{LeaderTransaction, Place, aborted, too_many_transactions};
@@ -7,7 +9,6 @@ use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::wire::{Reply, SqlError, sqlstate};
-use std::collections::VecDeque;
 
 /// Whether the transaction has a number, as everything that writes has.
 const HAS_WRITTEN: &str = "SELECT pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL";

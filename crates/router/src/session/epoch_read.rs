@@ -1,5 +1,10 @@
 //! Reads outside a transaction: at an epoch, on the least busy server.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
 use super::relay::{Ended, Hold, RelayError};
 use super::request::Request;
 use super::simple::readable;
@@ -9,10 +14,6 @@ use super::{Session, SessionEnd};
 use crate::epoch::{Demand, Epoch};
 use crate::servers::{Health, Role, Server};
 use crate::wire::{SqlError, sqlstate};
-use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
 
 /// Tries of a read on different servers or epochs before the leader itself must answer it.
 const EPOCH_TRIES_MAX: usize = 6;
