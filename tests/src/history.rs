@@ -51,6 +51,8 @@ pub struct Transaction {
     pub ending: Ending,
     /// What it did, with what its reads returned.
     pub operations: Vec<Operation>,
+    /// PostgreSQL's certifier on the leader judged it; otherwise it read an epoch, or nobody has asked.
+    pub certified: bool,
 }
 
 /// Collects the transactions of many sessions; its clock only counts events, so it orders without measuring.
@@ -69,7 +71,11 @@ impl Recorder {
     /// Adds a transaction that began at `invoked` and ends now.
     pub fn complete(&self, session: usize, invoked: u64, ending: Ending, operations: Vec<Operation>) {
         let completed = self.tick();
-        let transaction = Transaction { session, invoked, completed, ending, operations };
+        self.add(Transaction { session, invoked, completed, ending, operations, certified: false });
+    }
+
+    /// Adds a transaction.
+    pub fn add(&self, transaction: Transaction) {
         self.transactions.lock().expect("no thread panics while it holds the history").push(transaction);
     }
 
@@ -92,6 +98,14 @@ impl History {
     /// How many transactions committed.
     pub fn committed_count(&self) -> usize {
         self.transactions.iter().filter(|transaction| transaction.ending == Ending::Committed).count()
+    }
+
+    /// The same history as if transaction `reader` had not read `key`.
+    pub fn without_read(&self, reader: usize, key: i64) -> History {
+        let mut history = self.clone();
+        let operations = &mut history.transactions[reader].operations;
+        operations.retain(|operation| !matches!(operation, Operation::Read { key: other, .. } if *other == key));
+        history
     }
 
     /// The history in the form that Elle and `adya` read: one JSON object a line, an `invoke` and a completion for each

@@ -2,12 +2,16 @@
 
 pub mod checker;
 pub mod client;
+pub mod clones;
 pub mod closed_batch;
 pub mod cluster;
 pub mod fingerprint;
 pub mod graph;
+pub mod guest;
 pub mod history;
 pub mod list_append;
+pub mod memory;
+mod ports;
 pub mod schedule;
 pub mod servers;
 pub mod verdict;

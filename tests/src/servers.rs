@@ -13,6 +13,7 @@ use rustix::process::{Pid, Signal};
 use tokio_postgres::Config;
 
 use crate::client::Session;
+use crate::ports;
 
 /// The leader's name, in the router's configuration and as `cluster_name`.
 pub const LEADER: &str = "leader";
@@ -25,8 +26,9 @@ pub const USER: &str = "postgres";
 /// Its password.
 pub const PASSWORD: &str = "a secret of the tests";
 
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-const REPLAY_DEADLINE: Duration = Duration::from_secs(30);
+/// How long a server may take until it answers.
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(180);
+const REPLAY_DEADLINE: Duration = Duration::from_secs(120);
 const REPLAY_POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// How often a dropped directory is searched for processes and removed before it is left behind.
 const REMOVE_ROUNDS_MAX: usize = 1000;
@@ -82,8 +84,8 @@ impl Servers {
             servers.all.push(follower);
         }
         let session = Session::connect("setup", &servers.leader().config("postgres")).await?;
-        session.run(&format!("CREATE DATABASE {DATABASE}")).await?;
-        session.run(&format!("CREATE DATABASE {JUDGE_DATABASE}")).await?;
+        session.run_when_unused(&format!("CREATE DATABASE {DATABASE}")).await?;
+        session.run_when_unused(&format!("CREATE DATABASE {JUDGE_DATABASE}")).await?;
         servers.wait_replayed().await?;
         Ok(servers)
     }
@@ -94,6 +96,8 @@ impl Servers {
         let mut options = ServerOptions::new(binaries, user, home, free_port()?, PASSWORD.to_owned());
         options.settings = recommended_settings(role, name);
         options.settings.set("fsync", "off").set("full_page_writes", "off").set("shared_buffers", "32MB");
+        // Followers have no slot: a leader that has crashed keeps what they lack of its log all the same.
+        options.settings.set("wal_keep_size", "1GB");
         options.settings.merge(&self.settings);
         options.start_timeout = START_TIMEOUT;
         Ok(options)
@@ -179,11 +183,20 @@ impl TestServer {
     ///
     /// The list of processes cannot be read.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        for process in processes_in(&self.server.options().home)? {
-            // One that has just ended needs no signal.
-            let _ = rustix::process::kill_process(process, signal);
+        let mut reached = Vec::new();
+        loop {
+            let mut processes = processes_in(&self.server.options().home)?;
+            processes.retain(|process| !reached.contains(process));
+            if processes.is_empty() {
+                return Ok(());
+            }
+            // The postmaster may have started one more before its own signal came.
+            for process in processes {
+                // One that has just ended needs no signal.
+                let _ = rustix::process::kill_process(process, signal);
+                reached.push(process);
+            }
         }
-        Ok(())
     }
 }
 
@@ -233,23 +246,29 @@ impl ReplayWatch {
 
 impl Drop for Servers {
     fn drop(&mut self) {
-        // A postmaster and its children work in their data directory; this finds them whatever state they are in. On a
-        // busy machine it takes a while until they are gone, and until then they may still make files.
-        for _ in 0..REMOVE_ROUNDS_MAX {
-            let processes = processes_in(self.directory.path()).unwrap_or_default();
-            for process in &processes {
-                let _ = rustix::process::kill_process(*process, Signal::KILL);
-            }
-            if processes.is_empty() && std::fs::remove_dir_all(self.directory.path()).is_ok() {
-                return;
-            }
-            std::thread::sleep(REMOVE_PAUSE);
-        }
-        eprintln!("{} is left behind", self.directory.path().display());
+        remove_with_processes(self.directory.path());
     }
 }
 
-fn processes_in(directory: &Path) -> anyhow::Result<Vec<Pid>> {
+/// Kills all processes that work in `directory` and removes it.
+pub(crate) fn remove_with_processes(directory: &Path) {
+    // A postmaster and its children work in their data directory; this finds them whatever state they are in. On a
+    // busy machine it takes a while until they are gone, and until then they may still make files.
+    for _ in 0..REMOVE_ROUNDS_MAX {
+        let processes = processes_in(directory).unwrap_or_default();
+        for process in &processes {
+            let _ = rustix::process::kill_process(*process, Signal::KILL);
+        }
+        if processes.is_empty() && std::fs::remove_dir_all(directory).is_ok() {
+            return;
+        }
+        std::thread::sleep(REMOVE_PAUSE);
+    }
+    eprintln!("{} is left behind", directory.display());
+}
+
+/// The processes whose working directory lies in `directory`: servers with all their children.
+pub(crate) fn processes_in(directory: &Path) -> anyhow::Result<Vec<Pid>> {
     let mut processes = Vec::new();
     for entry in std::fs::read_dir("/proc")?.filter_map(Result::ok) {
         let works_there = std::fs::read_link(entry.path().join("cwd")).is_ok_and(|path| path.starts_with(directory));
@@ -261,11 +280,11 @@ fn processes_in(directory: &Path) -> anyhow::Result<Vec<Pid>> {
     Ok(processes)
 }
 
-/// A port that nobody has now.
+/// A port that nobody has now, and that nobody takes before its server has it.
 ///
 /// # Errors
 ///
 /// No port is left.
 pub fn free_port() -> anyhow::Result<u16> {
-    Ok(std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+    ports::free_port().context("no port of this test's part is free")
 }

@@ -184,7 +184,7 @@ pub fn verifier() -> anyhow::Result<String> {
 /// A TCP port of this machine that nobody uses just now, below the range from which the kernel takes ports for outgoing
 /// connections.
 pub fn free_port() -> anyhow::Result<u16> {
-    const PORTS: Range<u16> = 20_000..32_000;
+    const PORTS: Range<u16> = 12_000..20_000;
     // What was given once is not given again: its user may not have bound it yet.
     static NEXT: AtomicU16 = AtomicU16::new(PORTS.start);
     loop {

@@ -1,9 +1,12 @@
 //! The papers' experiments, each one command: `onecopy-bench NAME`.
 
+mod clone;
 mod cluster;
 mod demo;
+mod disk;
 mod exposition;
 mod machine;
+mod memory;
 mod pgbench;
 mod plot;
 mod process_cpu;
@@ -11,6 +14,7 @@ mod proxy;
 mod router;
 mod router_report;
 mod statistics;
+mod virtual_disk;
 
 use std::process::ExitCode;
 
@@ -22,6 +26,14 @@ use clap::Parser;
 enum Experiment {
     /// pgbench directly, through PgBouncer and through Onecopy's router, interleaved.
     Router(router::RouterOptions),
+    /// Clones by every way: how soon they answer, are whole, are as fast as their source, and what that costs it.
+    Clone(clone::CloneOptions),
+    /// Memory given back and taken again: throughput under a squeeze, queries after it, and how long it takes.
+    Memory(memory::MemoryOptions),
+    /// Disks of virtual machines: our doors against QEMU's own, without a guest and in one: requests a second, processor time.
+    Disk(virtual_disk::DiskOptions),
+    #[command(hide = true)]
+    DiskServer(virtual_disk::ServeOptions),
     /// A cluster with two followers, a web shop's load, and an anomaly that does not happen.
     Demo(demo::DemoOptions),
 }
@@ -42,6 +54,10 @@ fn run(experiment: Experiment) -> anyhow::Result<()> {
     runtime.block_on(async {
         match experiment {
             Experiment::Router(options) => router::run(options).await,
+            Experiment::Clone(options) => clone::run(options).await,
+            Experiment::Memory(options) => memory::run(options).await,
+            Experiment::Disk(options) => virtual_disk::run(&options).await,
+            Experiment::DiskServer(options) => virtual_disk::serve(&options),
             Experiment::Demo(options) => demo::run(options).await,
         }
     })

@@ -91,13 +91,16 @@ fn it_holds_all_that_it_claims_and_leaves_nothing() {
 /// The negative control: one piece and one order vanish while customers are in the shop.
 #[tokio::test]
 async fn it_fails_when_the_books_do_not_balance() {
-    let mut demo = Demo::start(4);
+    // For so long that it still goes on, and audits come, however late the theft is.
+    let mut demo = Demo::start(20);
     demo.wait_for(LOAD_BEGINS);
     let (client, connection) = tokio_postgres::connect(&demo.shop(), NoTls).await.unwrap();
     tokio::spawn(connection);
     let theft = "UPDATE items SET stock = stock - 1 WHERE id = 7; DELETE FROM order_lines WHERE order_id = 77; \
                  DELETE FROM orders WHERE id = 77";
-    while client.batch_execute(theft).await.is_err() {}
+    while let Err(error) = client.batch_execute(theft).await {
+        assert!(!client.is_closed(), "the demonstration is over: {error}");
+    }
     drop(client);
     let (claims, status) = demo.end();
     let failed: Vec<&String> = claims.iter().filter(|line| line.starts_with("  [FAIL] ")).collect();

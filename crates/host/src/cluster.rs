@@ -1,30 +1,40 @@
 //! A running cluster: brought up, and taken down.
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use onecopy_postgres::{Binaries, Role, Server, ServiceUser, StopMode, Supervisor};
+use onecopy_postgres::{Binaries, Role, ServiceUser, StopMode, Supervisor};
 use onecopy_router::Router;
-use onecopy_router::config::{Freshness, RouterConfiguration, RouterSettings, ServerConfiguration};
+use onecopy_router::config::{Freshness, RouterConfiguration, RouterSettings};
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, UnixListener};
-use tokio::task::JoinSet;
 
+use crate::change::{Change, CloneOptions};
 use crate::http::Page;
 use crate::lock::{DirectoryLock, LockState};
+use crate::machines::{self, MachineWishes};
 use crate::making::Workshop;
+use crate::membership::{Membership, Returned};
+use crate::memory::{self, MemoryConfiguration, MemoryService, ServersMemory};
 use crate::observation::{Observation, ObservedServer};
+use crate::ports::free_port;
 use crate::secret::Secrets;
-use crate::state::{ClusterState, REPLICAS_MAX, ServerState};
-use crate::stop::stop_servers;
-use crate::{ClusterStatus, Directory, HostError, Progress, roles};
+use crate::state::{ClusterState, REPLICAS_MAX, Runtime};
+use crate::stop::{discard_incomplete, stop_servers};
+use crate::{ClusterStatus, Directory, HostError, Progress, control, roles};
 
 /// Followers of a new cluster.
 pub const REPLICAS_DEFAULT: usize = 2;
 
 /// Port of the router of a new cluster.
 pub const PORT_DEFAULT: u16 = 6432;
+
+/// How long supervisors of a start that has failed may take to let go, and how often it is looked whether they have.
+const LET_GO_TIMEOUT: Duration = Duration::from_secs(10);
+const LET_GO_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What [`Cluster::up`] is asked for; what is left out stays as it was, or gets its default in a new cluster.
 #[derive(Debug, Clone)]
@@ -41,12 +51,34 @@ pub struct UpOptions {
     pub freshness: Option<Freshness>,
     /// Where PostgreSQL's programs are.
     pub pg_bindir: Option<PathBuf>,
+    /// The files of one more follower are kept ready, where clones are filled on demand.
+    pub spare: Option<bool>,
+    /// The file that `memory` was read from, to be found again by the next `up`.
+    pub configuration_file: Option<PathBuf>,
+    /// How memory is shared out.
+    pub memory: MemoryConfiguration,
+    /// What servers run in; fixed once the cluster is made.
+    pub runtime: Option<Runtime>,
+    /// What servers' machines are made of, where they run in machines.
+    pub machine: MachineWishes,
 }
 
 impl UpOptions {
     /// Everything as it was, or by default.
     pub fn new(directory: Directory) -> UpOptions {
-        UpOptions { directory, replicas: None, port: None, metrics_port: None, freshness: None, pg_bindir: None }
+        UpOptions {
+            directory,
+            replicas: None,
+            port: None,
+            metrics_port: None,
+            freshness: None,
+            pg_bindir: None,
+            spare: None,
+            configuration_file: None,
+            memory: MemoryConfiguration::default(),
+            runtime: None,
+            machine: MachineWishes::default(),
+        }
     }
 }
 
@@ -61,7 +93,7 @@ pub struct Summary {
     pub router: SocketAddr,
     /// Where `/metrics`, `/status` and `/healthz` are.
     pub metrics: SocketAddr,
-    /// Names of the servers, the leader first.
+    /// Names of the servers that are there, the leader first.
     pub servers: Vec<String>,
     /// Version of PostgreSQL.
     pub postgres_version: String,
@@ -73,10 +105,12 @@ pub struct Cluster {
     observation: Arc<Observation>,
     pages: Vec<Page>,
     router: Arc<Router>,
-    followers: Vec<Supervisor>,
+    membership: Arc<Membership>,
+    memory: Arc<MemoryService>,
+    workshop: Workshop,
     leader: Supervisor,
     /// Given back last: until then nobody else may touch the servers.
-    _lock: DirectoryLock,
+    _lock: Arc<DirectoryLock>,
 }
 
 impl Cluster {
@@ -90,20 +124,21 @@ impl Cluster {
     pub async fn up(options: UpOptions, progress: &dyn Progress) -> Result<Cluster, HostError> {
         let directory = options.directory.clone();
         directory.make_root()?;
-        let lock = match DirectoryLock::take(&directory.lock())? {
-            LockState::Taken(lock) => lock,
+        let lock = match DirectoryLock::take_after_death(&directory.lock()).await? {
+            LockState::Taken(lock) => Arc::new(lock),
             LockState::HeldBy(process_id) => {
                 return Err(HostError::Locked { directory: directory.root().to_owned(), process_id });
             }
         };
         let mut state = wanted_state(&options)?;
-        let metrics_listener = take_ports(&state).await?;
-        let workshop = prepare(&directory, &state, progress)?;
-        match start(&workshop, &mut state, metrics_listener, progress).await {
-            Ok(started) => Ok(Cluster::new(&workshop, &state, started, lock)),
+        let metrics_listener = take_ports(&mut state).await?;
+        let workshop = prepare(&directory, &state, options.memory, progress)?;
+        match start(&workshop, &mut state, metrics_listener, &lock, progress).await {
+            Ok(started) => Ok(Cluster::new(workshop, &state, started, lock)),
             Err(error) => {
+                wait_until_nothing_is_started(&lock).await;
                 // The servers would run on without anybody who watches them.
-                if let Err(also) = stop_servers(&workshop, &state, progress).await {
+                if let Err(also) = stop_servers(&workshop, &mut state, progress).await {
                     progress.notice(format!("not everything is stopped again: {also}"));
                 }
                 Err(error)
@@ -111,18 +146,18 @@ impl Cluster {
         }
     }
 
-    fn new(workshop: &Workshop, state: &ClusterState, started: Started, lock: DirectoryLock) -> Cluster {
-        let Started { leader, followers, router, observation, pages } = started;
+    fn new(workshop: Workshop, state: &ClusterState, started: Started, lock: Arc<DirectoryLock>) -> Cluster {
+        let Started { leader, membership, memory, router, observation, pages } = started;
         let localhost = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let summary = Summary {
             directory: workshop.directory.root().to_owned(),
             process_id: std::process::id(),
             router: localhost(state.port),
             metrics: localhost(state.metrics_port),
-            servers: state.servers.iter().map(|server| server.name.clone()).collect(),
-            postgres_version: workshop.binaries.version().to_owned(),
+            servers: state.servers.iter().filter(|server| server.made).map(|server| server.name.clone()).collect(),
+            postgres_version: workshop.postgres_version(),
         };
-        Cluster { summary, observation, pages, router, followers, leader, _lock: lock }
+        Cluster { summary, observation, pages, router, membership, memory, workshop, leader, _lock: lock }
     }
 
     /// What a user must know of it.
@@ -135,26 +170,64 @@ impl Cluster {
         self.observation.status().await
     }
 
-    /// Stops the router, the followers and the leader, in this order, each cleanly.
+    /// Makes or removes followers until there are `replicas`; returns their names when the new ones answer through the router. The change
+    /// goes on when this is dropped.
+    ///
+    /// # Errors
+    /// [`HostError::TooManyReplicas`], [`HostError::ChangeRunning`]; what stopped it, then new ones that were not made are gone again.
+    pub async fn scale(
+        &self,
+        replicas: usize,
+        options: CloneOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Vec<String>, HostError> {
+        self.change(Change::Scale { replicas }, options, progress).await
+    }
+
+    /// Throws a follower away and makes it anew under its name; returns when it answers through the router. The change goes on when this is
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`HostError::NoSuchFollower`], [`HostError::ChangeRunning`]; what stopped it, then the next `up` tries again.
+    pub async fn reinit(
+        &self,
+        follower: &str,
+        options: CloneOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Vec<String>, HostError> {
+        self.change(Change::Reinit { follower: follower.to_owned() }, options, progress).await
+    }
+
+    async fn change(
+        &self,
+        change: Change,
+        options: CloneOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Vec<String>, HostError> {
+        let outcome = self.membership.begin(change, options, false, progress)?;
+        outcome.await.unwrap_or_else(|_| Err(HostError::Daemon("the cluster is being stopped".to_owned())))
+    }
+
+    /// Stops the router, the followers and the leader, in this order, each cleanly. Clones that are not whole are given up.
     ///
     /// # Errors
     /// [`HostError::Server`] of the first server that does not stop; the others are stopped all the same.
     pub async fn down(self, progress: &dyn Progress) -> Result<(), HostError> {
-        let Cluster { observation, pages, router, followers, leader, _lock, .. } = self;
+        let Cluster { observation, pages, router, membership, memory, workshop, leader, _lock, .. } = self;
         drop(pages);
         let _ = std::fs::remove_file(observation.directory.daemon_socket());
+        memory.end().await;
+        membership.end_tasks().await;
         progress.step("stopping the router".to_owned());
         router.shutdown().await;
-        progress.step(format!("stopping {} followers", followers.len()));
-        let mut stops = JoinSet::new();
-        for (supervisor, server) in followers.into_iter().zip(&observation.servers[1..]) {
-            let name = server.name.clone();
-            stops.spawn(async move { supervisor.stop(StopMode::Fast).await.map_err(HostError::server(&name)) });
-        }
-        let stopped = stops.join_all().await.into_iter().collect::<Result<Vec<()>, HostError>>();
+        let mut state = membership.remembered();
+        let stopped = membership.stop(progress).await;
+        let discarded = discard_incomplete(&workshop, &mut state, progress).await;
         progress.step("stopping the leader".to_owned());
-        leader.stop(StopMode::Fast).await.map_err(HostError::server(&observation.servers[0].name))?;
-        stopped.map(|_| ())
+        leader.stop(StopMode::Fast).await.map_err(HostError::server(&state.leader().name))?;
+        // What a change that was broken off has started is watched by nobody.
+        let others = stop_servers(&workshop, &mut state, progress).await;
+        stopped.and(discarded).and(others)
     }
 }
 
@@ -165,9 +238,10 @@ fn wanted_state(options: &UpOptions) -> Result<ClusterState, HostError> {
     if wanted > REPLICAS_MAX {
         return Err(HostError::TooManyReplicas { wanted, maximum: REPLICAS_MAX });
     }
+    options.memory.check_names().map_err(HostError::InvalidMemory)?;
     let mut state = match remembered {
         Some(mut state) => {
-            let existing = state.followers().len();
+            let existing = state.followers().iter().filter(|follower| !follower.leaving).count();
             if options.replicas.is_some() && wanted < existing {
                 return Err(HostError::FewerReplicas { wanted, existing });
             }
@@ -186,6 +260,11 @@ fn wanted_state(options: &UpOptions) -> Result<ClusterState, HostError> {
     };
     state.metrics_port = options.metrics_port.unwrap_or(state.metrics_port);
     state.freshness = options.freshness.unwrap_or(state.freshness);
+    state.spare = options.spare.unwrap_or(state.spare);
+    machines::choose_runtime(options, &mut state)?;
+    if let Some(file) = &options.configuration_file {
+        state.configuration_file = Some(std::path::absolute(file).map_err(HostError::file("resolve", file))?);
+    }
     if let Some(pg_bindir) = &options.pg_bindir {
         state.pg_bindir = Some(std::path::absolute(pg_bindir).map_err(HostError::file("resolve", pg_bindir))?);
     }
@@ -193,7 +272,12 @@ fn wanted_state(options: &UpOptions) -> Result<ClusterState, HostError> {
 }
 
 /// Finds or makes everything that servers need, and no server yet.
-fn prepare(directory: &Directory, state: &ClusterState, progress: &dyn Progress) -> Result<Workshop, HostError> {
+fn prepare(
+    directory: &Directory,
+    state: &ClusterState,
+    memory: MemoryConfiguration,
+    progress: &dyn Progress,
+) -> Result<Workshop, HostError> {
     let binaries = Binaries::find(state.pg_bindir.as_deref())?;
     let user = ServiceUser::resolve(None)?;
     if let Some(short) = directory.make_inside(&user)? {
@@ -201,10 +285,22 @@ fn prepare(directory: &Directory, state: &ClusterState, progress: &dyn Progress)
         progress.notice(format!("Unix sockets are in {}: {reason}", short.display()));
     }
     let secrets = Secrets::read_or_make(&directory.secrets())?;
-    let workshop = Workshop { directory: directory.clone(), binaries, user, secrets };
+    let memory = Arc::new(match state.runtime {
+        Runtime::Process => ServersMemory::choose(memory, &binaries)?,
+        // The memory of a server in a machine is the machine's.
+        Runtime::Vm => ServersMemory::of_others(memory)?,
+    });
+    memory.tell_missing(progress);
+    let machines = state.machine.clone();
+    let workshop = Workshop { directory: directory.clone(), binaries, user, secrets, memory, machines };
+    workshop.check_machines()?;
+    for server in &state.servers {
+        let limit = workshop.memory.limit_of(&server.name, &workshop.data_directory(server));
+        limit.map_err(HostError::InvalidMemory)?;
+    }
     let missing = state.servers.iter().filter(|server| !server.made).count();
-    if missing > 0 {
-        workshop.check_space(missing)?;
+    if missing > 0 && state.founding {
+        workshop.check_space(missing, 0)?;
     }
     Ok(workshop)
 }
@@ -212,72 +308,109 @@ fn prepare(directory: &Directory, state: &ClusterState, progress: &dyn Progress)
 async fn start_leader(
     workshop: &Workshop,
     state: &mut ClusterState,
+    lock: &Arc<DirectoryLock>,
     progress: &dyn Progress,
 ) -> Result<Supervisor, HostError> {
     let leader = state.leader().clone();
     let server = if leader.made {
         if !workshop.is_there(&leader) {
-            return Err(HostError::LeaderMissing { path: workshop.directory.server_home(&leader.name) });
+            return Err(HostError::LeaderMissing { path: workshop.home_of(&leader) });
         }
         workshop.open(&leader, Role::Leader).await?
     } else {
-        progress.step(format!("making the leader (PostgreSQL {})", workshop.binaries.version()));
+        progress.step(format!("making the leader (PostgreSQL {})", workshop.postgres_version()));
         let server = workshop.make_leader(&leader).await?;
         state.servers[0].made = true;
         state.write(&workshop.directory.state_file())?;
         server
     };
     progress.step("starting the leader".to_owned());
-    let supervisor = Supervisor::spawn(Arc::clone(&server));
+    let process = Arc::clone(&server).into_process();
+    if let Some(process) = &process {
+        workshop.memory.tell_hindrance(&leader.name, process.data_directory(), progress);
+    }
+    let supervisor = Supervisor::spawn_holding(Arc::clone(&server), lock.clone());
     supervisor.wait_running().await.map_err(HostError::server(&leader.name))?;
-    roles::make_missing(&leader.name, &server, &workshop.secrets).await?;
+    roles::make_missing(&leader.name, &*server, &workshop.secrets).await?;
+    if let Some(process) = process {
+        workshop.memory.group(&leader.name, &process, progress).await?;
+        workshop.memory.make_functions(&leader.name, &process, progress).await?;
+    }
     Ok(supervisor)
 }
 
+/// Starts the followers that are there. Those of a new cluster are copied first: its leader is still empty.
 async fn start_followers(
     workshop: &Workshop,
     state: &mut ClusterState,
+    lock: &Arc<DirectoryLock>,
     progress: &dyn Progress,
-) -> Result<Vec<Supervisor>, HostError> {
+) -> Result<Vec<Returned>, HostError> {
     let leader = state.leader().clone();
-    let mut supervisors = Vec::new();
+    let mut followers = Vec::new();
     for index in 1..state.servers.len() {
         let follower = state.servers[index].clone();
+        if follower.leaving {
+            continue;
+        }
         if follower.made && !workshop.is_there(&follower) {
             progress.notice(format!("the data of {} is gone; it is copied from the leader again", follower.name));
-            state.servers[index].made = false;
+            state.servers[index].unmake();
         }
-        if !state.servers[index].made {
+        if !state.servers[index].made && state.founding {
             progress.step(format!("copying the leader to {}", follower.name));
             workshop.copy_leader(&leader, &follower, progress).await?;
             state.servers[index].made = true;
             state.write(&workshop.directory.state_file())?;
         }
-        let server: Arc<Server> = workshop.open_follower(&leader, &follower).await?;
-        supervisors.push(Supervisor::spawn(server));
-    }
-    progress.step(format!("starting {} followers", supervisors.len()));
-    for (supervisor, follower) in supervisors.iter().zip(state.followers()) {
-        // Clients are served without it: its supervisor goes on trying, and the router takes it in when it is there.
-        if let Err(error) = supervisor.wait_running().await {
-            progress.notice(format!("{} does not start and is tried again: {error}", follower.name));
+        if state.servers[index].made
+            && let Some(returned) = Returned::start(workshop, state, index, lock, progress).await?
+        {
+            followers.push(returned);
         }
     }
-    Ok(supervisors)
+    progress.step(format!("starting {} followers", followers.len()));
+    for follower in &followers {
+        // Clients are served without it: its supervisor goes on trying, and the router takes it in when it is there.
+        if let Err(error) = follower.supervisor.wait_running().await {
+            progress.notice(format!("{} does not start and is tried again: {error}", follower.state.name));
+        }
+        if let Some(server) = Arc::clone(follower.supervisor.instance()).into_process() {
+            workshop.memory.group(&follower.state.name, &server, progress).await?;
+        }
+    }
+    Ok(followers)
 }
 
-/// Takes the port of the page of metrics and looks whether that of the router is free, before anything is made.
-async fn take_ports(state: &ClusterState) -> Result<TcpListener, HostError> {
+/// Chooses the ports that may be any free ones, takes that of the page of metrics and looks whether that of the router is free, before
+/// anything is made.
+async fn take_ports(state: &mut ClusterState) -> Result<TcpListener, HostError> {
+    let mut taken = BTreeSet::from([state.port, state.metrics_port]);
+    for port in [&mut state.port, &mut state.metrics_port].into_iter().filter(|port| **port == 0) {
+        // The kernel's choice, where none of ours is free, serves as well until it is at rest.
+        *port = free_port(&taken).unwrap_or(0);
+        taken.insert(*port);
+    }
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, state.port));
     drop(TcpListener::bind(listen).await.map_err(|source| HostError::RouterListen { listen, source })?);
     let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, state.metrics_port));
     TcpListener::bind(listen).await.map_err(|source| HostError::MetricsListen { listen, source })
 }
 
+/// Waits until the supervisors that a failed start has dropped let go, which they do within moments: each of them holds the lock while it
+/// may still start its server.
+async fn wait_until_nothing_is_started(lock: &Arc<DirectoryLock>) {
+    let begun = Instant::now();
+    while Arc::strong_count(lock) > 1 && begun.elapsed() < LET_GO_TIMEOUT {
+        tokio::time::sleep(LET_GO_LOOK_INTERVAL).await;
+    }
+}
+
 /// What runs when a cluster is up.
 struct Started {
     leader: Supervisor,
-    followers: Vec<Supervisor>,
+    membership: Arc<Membership>,
+    memory: Arc<MemoryService>,
     observation: Arc<Observation>,
     pages: Vec<Page>,
     router: Arc<Router>,
@@ -288,56 +421,54 @@ async fn start(
     workshop: &Workshop,
     state: &mut ClusterState,
     metrics_listener: TcpListener,
+    lock: &Arc<DirectoryLock>,
     progress: &dyn Progress,
 ) -> Result<Started, HostError> {
     let directory = &workshop.directory;
     state.write(&directory.state_file())?;
-    let leader = start_leader(workshop, state, progress).await?;
-    let followers = start_followers(workshop, state, progress).await?;
+    let leader = start_leader(workshop, state, lock, progress).await?;
+    let followers = start_followers(workshop, state, lock, progress).await?;
     progress.step("starting the router".to_owned());
-    let router = Arc::new(Router::start(router_configuration(workshop, state)).await?);
+    let router = Arc::new(Router::start(router_configuration(workshop, state, &followers)).await?);
     let address = router.local_address();
     let metrics_address = metrics_listener.local_addr();
     state.port = address.port();
     state.metrics_port = metrics_address.map_err(HostError::file("ask for the port of", directory.root()))?.port();
+    state.founding = false;
     state.write(&directory.state_file())?;
-    let servers = observed(state, &leader, &followers);
-    let observation =
-        Arc::new(Observation { directory: directory.clone(), servers, address, router: Arc::clone(&router) });
+    let observed = ObservedServer::new(&state.leader().name, Role::Leader, &leader);
+    let membership = Membership::new(workshop.clone(), state.clone(), observed, Arc::clone(&router));
+    let memory = MemoryService::start(Arc::clone(&workshop.memory))?;
+    let observation = Arc::new(Observation {
+        directory: directory.clone(),
+        membership: Arc::clone(&membership),
+        memory: Arc::clone(&memory),
+        address,
+        router: Arc::clone(&router),
+    });
     let pages = vec![
         Page::serve(metrics_listener, Arc::clone(&observation)),
-        Page::serve(listen_locally(directory)?, Arc::clone(&observation)),
+        Page::serve_with(
+            listen_locally(directory)?,
+            Arc::clone(&observation),
+            control::routes(Arc::clone(&membership)).merge(memory::routes(Arc::clone(&memory))),
+        ),
     ];
-    Ok(Started { leader, followers, router, observation, pages })
+    membership.take_over(followers);
+    memory.follow_cluster(&membership);
+    Ok(Started { leader, membership, memory, router, observation, pages })
 }
 
-fn router_configuration(workshop: &Workshop, state: &ClusterState) -> RouterConfiguration {
-    let server = |server: &ServerState| ServerConfiguration {
-        name: server.name.clone(),
-        host: workshop.directory.sockets().to_string_lossy().into_owned(),
-        port: server.socket_number,
-        user: roles::SUPERUSER.to_owned(),
-        password: Some(workshop.secrets.superuser.clone()),
-        password_file: None,
-        database: roles::DATABASE.to_owned(),
-    };
+fn router_configuration(workshop: &Workshop, state: &ClusterState, followers: &[Returned]) -> RouterConfiguration {
     RouterConfiguration {
         router: RouterSettings {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, state.port)),
             freshness: state.freshness,
             ..RouterSettings::default()
         },
-        leader: server(state.leader()),
-        followers: state.followers().iter().map(server).collect(),
+        leader: workshop.routed(state.leader()),
+        followers: followers.iter().map(|follower| workshop.routed(&follower.state)).collect(),
     }
-}
-
-fn observed(state: &ClusterState, leader: &Supervisor, followers: &[Supervisor]) -> Vec<ObservedServer> {
-    let mut servers = vec![ObservedServer::new(&state.leader().name, Role::Leader, leader)];
-    for (follower, supervisor) in state.followers().iter().zip(followers) {
-        servers.push(ObservedServer::new(&follower.name, Role::Follower, supervisor));
-    }
-    servers
 }
 
 /// The socket in the directory; one that a killed daemon left is replaced, which the lock makes safe.

@@ -3,11 +3,14 @@
 //! ```text
 //! onecopy-data/
 //!   cluster.toml    what is remembered: ports, servers
+//!   onecopy.toml    what the user wants, if the user has written it
 //!   lock            held by the daemon
 //!   secrets/        passwords, readable by their owner only
 //!   onecopy.log     what the daemon did
 //!   leader/         a server: its data directory `data/` and its log `server.log`
 //!   follower-1/     ..
+//!   spare/          files for one more follower, kept ready
+//!   machines/       virtual machines, each with its disk, see `machines::MachineHome`
 //!   run/            Unix sockets; a link to a short directory where the path would be too long for the kernel
 //! ```
 
@@ -32,6 +35,9 @@ pub const DIRECTORY_VARIABLE: &str = "ONECOPY_DIR";
 
 /// The directory when nobody names one.
 pub const DIRECTORY_DEFAULT: &str = "onecopy-data";
+
+/// The user's own configuration, in the directory of a cluster that is not told another file.
+const CONFIGURATION_FILE: &str = "onecopy.toml";
 
 /// A cluster's directory, which may not exist yet.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +64,24 @@ impl Directory {
     /// Where a server has its data directory and its log.
     pub fn server_home(&self, server: &str) -> PathBuf {
         self.root.join(server)
+    }
+
+    /// Where the machines are, one directory each.
+    pub fn machines(&self) -> PathBuf {
+        self.root.join("machines")
+    }
+
+    /// Makes the directory of the machines; their account passes through it.
+    ///
+    /// # Errors
+    /// [`HostError::File`].
+    pub fn make_machines(&self) -> Result<(), HostError> {
+        let path = self.machines();
+        match DirBuilder::new().mode(0o711).create(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(HostError::file("create", path)(error)),
+            Ok(()) => set_mode(&path, 0o711),
+        }
     }
 
     /// Log of the daemon.
@@ -91,6 +115,11 @@ impl Directory {
         self.sockets().join("onecopy.sock")
     }
 
+    /// The user's own configuration, unless the cluster was told another file; it need not be there.
+    pub fn configuration_file(&self) -> PathBuf {
+        self.root.join(CONFIGURATION_FILE)
+    }
+
     /// The remembered state.
     ///
     /// # Errors
@@ -109,15 +138,15 @@ impl Directory {
         ServiceUser::resolve(None)?.check_reachable(&self.root)?;
         // Servers' account passes through, it does not look around: the directory names what a cluster is.
         match DirBuilder::new().recursive(false).mode(0o711).create(&self.root) {
-            Ok(()) => return self.set_mode(0o711),
+            Ok(()) => return set_mode(&self.root, 0o711),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(HostError::file("create", &self.root)(error)),
         }
         if self.state_file().exists() {
             return Ok(());
         }
-        // What an interrupted first `up` leaves is ours.
-        let ours = ["lock", "secrets", "run", "onecopy.log", "cluster.unfinished"];
+        // What an interrupted first `up` leaves is ours, and what is written for it.
+        let ours = ["lock", "secrets", "run", "machines", "onecopy.log", "cluster.unfinished", CONFIGURATION_FILE];
         for entry in fs::read_dir(&self.root).map_err(HostError::file("read", &self.root))? {
             let name = entry.map_err(HostError::file("read", &self.root))?.file_name();
             if !ours.iter().any(|known| name == *known) {
@@ -141,18 +170,7 @@ impl Directory {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(HostError::file("create", secrets)(error)),
         }
-        let run = self.root.join("run");
-        let is_link = fs::symlink_metadata(&run).is_ok_and(|metadata| metadata.is_symlink());
-        if !is_link && run.as_os_str().len() + SOCKET_NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX {
-            user.create_directory(&run)?;
-            return Ok(None);
-        }
-        let short = if is_link { self.sockets() } else { short_directory(&self.root) };
-        make_private(&short, user)?;
-        if !is_link {
-            symlink(&short, &run).map_err(HostError::file("link", &run))?;
-        }
-        Ok(Some(short))
+        make_run(&self.root, user)
     }
 
     /// Refuses a cluster whose servers ran as another account: they could not read their own files any more.
@@ -167,17 +185,35 @@ impl Directory {
             _ => Ok(()),
         }
     }
+}
 
-    fn set_mode(&self, mode: u32) -> Result<(), HostError> {
-        // The mode given at creation passes through the umask, which may keep the servers' account out.
-        use std::os::unix::fs::PermissionsExt;
-        fs::set_permissions(&self.root, fs::Permissions::from_mode(mode))
-            .map_err(HostError::file("set the mode of", &self.root))
+/// The mode given at creation passes through the umask, which may keep the servers' account out.
+pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<(), HostError> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(HostError::file("set the mode of", path))
+}
+
+/// Makes `run` in `root` for sockets. Returns the directory that they are in when it must lie elsewhere.
+///
+/// # Errors
+/// [`HostError::File`], [`HostError::Postgres`], [`HostError::SocketDirectoryForeign`].
+pub(crate) fn make_run(root: &Path, user: &ServiceUser) -> Result<Option<PathBuf>, HostError> {
+    let run = root.join("run");
+    let link = fs::read_link(&run).ok();
+    if link.is_none() && run.as_os_str().len() + SOCKET_NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX {
+        user.create_directory(&run)?;
+        return Ok(None);
     }
+    let short = link.clone().unwrap_or_else(|| short_directory(root));
+    make_private(&short, user)?;
+    if link.is_none() {
+        symlink(&short, &run).map_err(HostError::file("link", &run))?;
+    }
+    Ok(Some(short))
 }
 
 /// A directory for sockets that is short wherever the cluster lies; gone after a restart of the machine, and made again.
-fn short_directory(root: &Path) -> PathBuf {
+pub(crate) fn short_directory(root: &Path) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     root.hash(&mut hasher);
     let base = if rustix::process::geteuid().is_root() { "/run" } else { "/tmp" };

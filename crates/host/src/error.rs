@@ -92,7 +92,7 @@ pub enum HostError {
         path: PathBuf,
     },
     /// More followers than are supported.
-    #[error("{wanted} replicas are wanted, at most {maximum} fit on one machine; give --replicas a smaller number")]
+    #[error("{wanted} replicas are wanted, at most {maximum} fit on one machine; give a smaller number")]
     TooManyReplicas {
         /// What was asked for.
         wanted: usize,
@@ -101,7 +101,7 @@ pub enum HostError {
     },
     /// Fewer followers than exist are wanted.
     #[error(
-        "{wanted} replicas are wanted, but the cluster has {existing}: a follower holds a slot on the leader and a copy of the data, which `up` does not throw away; give --replicas {existing} or more, or leave the option out"
+        "{wanted} replicas are wanted, but the cluster has {existing}: a follower holds a slot on the leader and a copy of the data, which `up` does not throw away; give --replicas {existing} or more, or remove followers of the running cluster with: onecopy scale {wanted}"
     )]
     FewerReplicas {
         /// What was asked for.
@@ -109,6 +109,41 @@ pub enum HostError {
         /// What is there.
         existing: usize,
     },
+    /// Followers are being changed already.
+    #[error("the cluster is being changed ({change}); wait until that is done, `onecopy status` tells how far it is")]
+    ChangeRunning {
+        /// What is going on.
+        change: String,
+    },
+    /// There is no follower of this name.
+    #[error("there is no follower {follower:?}; there are: {}", or_none(followers))]
+    NoSuchFollower {
+        /// What was asked for.
+        follower: String,
+        /// What is there.
+        followers: Vec<String>,
+    },
+    /// A follower runs and does not answer through the router.
+    #[error(
+        "{follower} runs, but does not answer through the router within {seconds} s; it goes on trying, `onecopy status` tells how far it is"
+    )]
+    NotAnswering {
+        /// The follower.
+        follower: String,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+    /// A clone cannot be made or filled.
+    #[error("{follower}: {source}")]
+    Clone {
+        /// The follower.
+        follower: String,
+        /// Why not.
+        source: onecopy_clone::CloneError,
+    },
+    /// The daemon has refused or failed; its own words.
+    #[error("{0}")]
+    Daemon(String),
     /// The data directory of the leader is gone.
     #[error(
         "{path} is missing although cluster.toml names it: nothing else has all the data; restore it, or remove the whole directory to begin anew"
@@ -139,6 +174,9 @@ pub enum HostError {
         /// The leader's process that serves it.
         process_id: i32,
     },
+    /// A disk cannot be served, or its server not be asked.
+    #[error(transparent)]
+    Disk(#[from] crate::disk::DiskServerError),
     /// Something around one server failed.
     #[error("{server}: {source}")]
     Server {
@@ -159,6 +197,58 @@ pub enum HostError {
         action: &'static str,
         /// What the server said.
         source: tokio_postgres::Error,
+    },
+    /// The extension that resizes pools is wanted and not installed.
+    #[error(
+        "PostgreSQL in {directory} lacks the extension that resizes memory ({missing}); install it (`make build` from the sources does), or allow \
+         to go without: `extension = \"auto\"` in [memory] of onecopy.toml"
+    )]
+    ExtensionMissing {
+        /// The directory of PostgreSQL's programs.
+        directory: PathBuf,
+        /// What is not there.
+        missing: onecopy_postgres::ExtensionMissing,
+    },
+    /// The extension's schema can be written by others.
+    #[error(
+        "the schema {schema} belongs to the role {owner:?}, which is no superuser; drop it, or give it to a superuser with ALTER SCHEMA"
+    )]
+    ForeignSchema {
+        /// The schema.
+        schema: &'static str,
+        /// Its owner.
+        owner: String,
+    },
+    /// Something around a machine failed.
+    #[error(transparent)]
+    Machine(#[from] crate::machines::MachineError),
+    /// The memory of the host or its servers cannot be looked after.
+    #[error(transparent)]
+    Memory(#[from] onecopy_memory::MemoryError),
+    /// Another agent for memory listens already.
+    #[error("another onecopy looks after memory behind {socket}; end it, or give another socket with --socket")]
+    MemoryAgentRuns {
+        /// The socket.
+        socket: PathBuf,
+    },
+    /// What is configured of memory does not fit a cluster.
+    #[error("{0}")]
+    InvalidMemory(String),
+    /// Nothing tells how a server of `[[memory.instance]]` is reached.
+    #[error("[[memory.instance]] {name:?}: {reason}; start the server, or write its `dsn`")]
+    InstanceUnreachable {
+        /// The instance.
+        name: String,
+        /// Why not.
+        reason: String,
+    },
+    /// No agent for memory listens.
+    #[error(
+        "no onecopy looks after memory behind {socket}; start it with: onecopy memory agent, or name a cluster with --dir"
+    )]
+    NoMemoryAgent {
+        /// Its socket.
+        socket: PathBuf,
     },
     /// The port for clients is not free.
     #[error("cannot listen for clients on {listen}: {source}; give another port with --port, 0 for any free one")]
@@ -186,6 +276,14 @@ pub enum HostError {
     StrangeAnswer {
         /// The cluster's directory.
         directory: PathBuf,
+        /// What was wrong.
+        reason: String,
+    },
+    /// The answer of an agent for memory cannot be understood.
+    #[error("the onecopy behind {socket} answered strangely: {reason}; is it of another version?")]
+    StrangeAgent {
+        /// Its socket.
+        socket: PathBuf,
         /// What was wrong.
         reason: String,
     },
@@ -225,6 +323,11 @@ impl HostError {
         let server = name.to_owned();
         move |source| HostError::Sql { server, action, source }
     }
+}
+
+/// Names in a row.
+fn or_none(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
 /// The number of a process in brackets, when it is known.

@@ -36,11 +36,22 @@ impl Page {
         L::Addr: std::fmt::Debug,
         O: Observed,
     {
+        Page::serve_with(listener, observed, Router::new())
+    }
+
+    /// The same, and `more`.
+    pub(crate) fn serve_with<L, O>(listener: L, observed: Arc<O>, more: Router) -> Page
+    where
+        L: Listener,
+        L::Addr: std::fmt::Debug,
+        O: Observed,
+    {
         let routes = Router::new()
             .route("/metrics", get(metrics::<O>))
             .route("/status", get(status::<O>))
             .route("/healthz", get(healthz::<O>))
-            .with_state(observed);
+            .with_state(observed)
+            .merge(more);
         let task = tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, routes).await {
                 tracing::error!(%error, "the page of metrics ended");

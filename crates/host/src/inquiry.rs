@@ -1,12 +1,18 @@
-//! Asking the daemon of a directory: one HTTP request over the Unix socket that it serves there.
+//! Asking a daemon: one HTTP request over the Unix socket that it serves.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use serde::Serialize;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
+use crate::change::{ReinitRequest, ScaleRequest};
 use crate::directory::Directory;
-use crate::{ClusterStatus, HostError};
+use crate::{ClusterStatus, Event, HostError, Progress};
+
+/// Longest line of an answer that comes line by line.
+const LINE_BYTES_MAX: u64 = 1 << 20;
 
 /// Largest answer that is read.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
@@ -19,9 +25,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// # Errors
 /// [`HostError::NotACluster`], [`HostError::NotRunning`] when nobody listens, [`HostError::StrangeAnswer`] else.
 pub async fn status(directory: &Directory) -> Result<ClusterStatus, HostError> {
-    let strange = |reason: String| HostError::StrangeAnswer { directory: directory.root().to_owned(), reason };
-    let body = get(directory, "/status").await?;
-    serde_json::from_slice(&body).map_err(|error| strange(error.to_string()))
+    let daemon = Daemon::OfCluster(directory.clone());
+    let body = daemon.get("/status").await?;
+    serde_json::from_slice(&body).map_err(|error| daemon.strange(error.to_string()))
 }
 
 /// The daemon's metrics in Prometheus' text form.
@@ -29,21 +35,131 @@ pub async fn status(directory: &Directory) -> Result<ClusterStatus, HostError> {
 /// # Errors
 /// As [`status`].
 pub async fn metrics(directory: &Directory) -> Result<String, HostError> {
-    let strange = |reason: String| HostError::StrangeAnswer { directory: directory.root().to_owned(), reason };
-    String::from_utf8(get(directory, "/metrics").await?).map_err(|error| strange(error.to_string()))
+    let daemon = Daemon::OfCluster(directory.clone());
+    String::from_utf8(daemon.get("/metrics").await?).map_err(|error| daemon.strange(error.to_string()))
 }
 
-async fn get(directory: &Directory, path: &str) -> Result<Vec<u8>, HostError> {
-    directory.state()?;
-    let strange = |reason: String| HostError::StrangeAnswer { directory: directory.root().to_owned(), reason };
-    let Ok(stream) = UnixStream::connect(directory.daemon_socket()).await else {
-        return Err(HostError::NotRunning { directory: directory.root().to_owned() });
-    };
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange(stream, path))
-        .await
-        .map_err(|_| strange(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))?
-        .map_err(|error| strange(error.to_string()))?;
-    body(&answer).map(<[u8]>::to_vec).map_err(strange)
+/// Lets the daemon of `directory` have so many followers; returns their names when the new ones answer (or, so asked for, are whole).
+/// The change goes on when this is dropped.
+///
+/// # Errors
+/// [`HostError::NotACluster`], [`HostError::NotRunning`]; [`HostError::Daemon`] with the daemon's words; [`HostError::StrangeAnswer`].
+pub async fn scale(
+    directory: &Directory,
+    request: &ScaleRequest,
+    progress: &dyn Progress,
+) -> Result<Vec<String>, HostError> {
+    followers(Daemon::OfCluster(directory.clone()).change("/scale", request, progress).await?)
+}
+
+/// Lets the daemon of `directory` make a follower anew.
+///
+/// # Errors
+/// As [`scale`].
+pub async fn reinit(
+    directory: &Directory,
+    request: &ReinitRequest,
+    progress: &dyn Progress,
+) -> Result<Vec<String>, HostError> {
+    followers(Daemon::OfCluster(directory.clone()).change("/reinit", request, progress).await?)
+}
+
+/// The followers that a change's last event names.
+fn followers(last: Event) -> Result<Vec<String>, HostError> {
+    match last {
+        Event::Done { followers } => Ok(followers),
+        other => Err(HostError::Daemon(format!("the daemon ended with {other:?}; is it of another version?"))),
+    }
+}
+
+/// A daemon that serves a Unix socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Daemon {
+    /// That of the cluster in a directory.
+    OfCluster(Directory),
+    /// One that looks after memory only; its socket.
+    OfMemory(PathBuf),
+}
+
+impl Daemon {
+    /// Asks for one page.
+    pub(crate) async fn get(&self, path: &str) -> Result<Vec<u8>, HostError> {
+        let stream = self.connect().await?;
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange(stream, path))
+            .await
+            .map_err(|_| self.strange(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))?
+            .map_err(|error| self.strange(error.to_string()))?;
+        body(&answer).map(<[u8]>::to_vec).map_err(|reason| self.strange(reason))
+    }
+
+    /// Asks for work that tells events; returns the last one, which is no failure.
+    pub(crate) async fn change(
+        &self,
+        path: &str,
+        request: &impl Serialize,
+        progress: &dyn Progress,
+    ) -> Result<Event, HostError> {
+        let stream = self.connect().await?;
+        let strange = |reason: String| self.strange(reason);
+        let body = serde_json::to_string(request).expect("requests are strings and numbers");
+        let length = body.len();
+        let request =
+            format!("POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
+        let mut stream = BufReader::new(stream);
+        stream.write_all(request.as_bytes()).await.map_err(|error| strange(error.to_string()))?;
+        let is_good = read_head(&mut stream).await.map_err(strange)?;
+        if !is_good {
+            let mut message = String::new();
+            let read = (&mut stream).take(LINE_BYTES_MAX).read_to_string(&mut message).await;
+            read.map_err(|error| strange(error.to_string()))?;
+            return Err(HostError::Daemon(message.trim().to_owned()));
+        }
+        loop {
+            let line = read_line(&mut stream).await.map_err(strange)?;
+            match serde_json::from_str(&line).map_err(|error| strange(format!("{error} in {line:?}")))? {
+                Event::Failed { message } => return Err(HostError::Daemon(message)),
+                event if event.is_last() => return Ok(event),
+                event => progress.report(event),
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<UnixStream, HostError> {
+        match self {
+            Daemon::OfCluster(directory) => {
+                directory.state()?;
+                let not_running = |_| HostError::NotRunning { directory: directory.root().to_owned() };
+                UnixStream::connect(directory.daemon_socket()).await.map_err(not_running)
+            }
+            Daemon::OfMemory(socket) => {
+                let nobody = |_| HostError::NoMemoryAgent { socket: socket.clone() };
+                UnixStream::connect(socket).await.map_err(nobody)
+            }
+        }
+    }
+
+    pub(crate) fn strange(&self, reason: String) -> HostError {
+        match self {
+            Daemon::OfCluster(directory) => HostError::StrangeAnswer { directory: directory.root().to_owned(), reason },
+            Daemon::OfMemory(socket) => HostError::StrangeAgent { socket: socket.clone(), reason },
+        }
+    }
+}
+
+/// Reads the head of an answer; whether it is a good one.
+async fn read_head(stream: &mut BufReader<UnixStream>) -> Result<bool, String> {
+    let first = read_line(stream).await?;
+    while !read_line(stream).await?.trim().is_empty() {}
+    Ok(first.split(' ').nth(1) == Some("200"))
+}
+
+async fn read_line(stream: &mut BufReader<UnixStream>) -> Result<String, String> {
+    let mut line = String::new();
+    stream.take(LINE_BYTES_MAX).read_line(&mut line).await.map_err(|error| error.to_string())?;
+    match line.ends_with('\n') {
+        true => Ok(line),
+        false => Err("it ended in the middle; the change may go on, see `onecopy status`".to_owned()),
+    }
 }
 
 async fn exchange(mut stream: UnixStream, path: &str) -> std::io::Result<Vec<u8>> {

@@ -6,19 +6,28 @@
 //!       └──────────────── a directory that is a cluster already ──┘
 //! ```
 //!
-//! Servers outlive a killed daemon: the next [`Cluster::up`] takes them over, [`down`] stops them.
+//! While it serves, followers come and go: `POST /scale` and `POST /reinit` on the daemon's socket. Servers outlive a killed daemon: the next [`Cluster::up`] takes them over, [`down`] stops them.
 
 mod access;
+mod change;
+mod cloning;
 mod cluster;
+mod control;
 mod directory;
+pub mod disk;
 mod error;
 mod http;
 mod inquiry;
 mod lock;
+pub mod machines;
 mod making;
+mod membership;
+pub mod memory;
 mod observation;
 mod orphans;
+mod ports;
 mod progress;
+pub mod remote;
 mod roles;
 mod secret;
 mod state;
@@ -26,12 +35,13 @@ mod status;
 mod stop;
 
 pub use access::ClientAccess;
+pub use change::{CloneOptions, ReinitRequest, ScaleRequest};
 pub use cluster::{Cluster, Summary, UpOptions};
 pub use directory::{DIRECTORY_DEFAULT, DIRECTORY_VARIABLE, Directory};
 pub use error::HostError;
 pub use http::{Observed, Page};
-pub use inquiry::{is_running, metrics, status};
+pub use inquiry::{Daemon, is_running, metrics, reinit, scale, status};
 pub use progress::{Event, Progress};
-pub use state::{ClusterState, REPLICAS_MAX, ServerState};
-pub use status::{ClusterStatus, ServerStatus};
+pub use state::{ClusterState, REPLICAS_MAX, Runtime, ServerState};
+pub use status::{CloneStatus, ClusterStatus, MachineStatus, ServerStatus};
 pub use stop::down;

@@ -1,15 +1,21 @@
 //! Making servers: the leader by initdb, a follower as a copy of the running leader.
 
 use std::fs;
-use std::path::Path;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use onecopy_clone::warm::Prewarming;
 use onecopy_postgres::{
-    AccessRule, BaseBackup, Binaries, ConnectionParameters, FollowerMaker, Role, Server, ServerOptions, ServiceUser,
-    StandbyOptions, recommended_settings,
+    AccessRule, BaseBackup, Binaries, ConnectionParameters, FollowerMaker, Instance, Role, Server, ServerOptions,
+    ServiceUser, StandbyOptions, recommended_settings,
 };
 
+use onecopy_router::config::ServerConfiguration;
+
+use crate::machines::{HOST_IN_GUEST, MachineShape};
+use crate::memory::ServersMemory;
 use crate::secret::Secrets;
 use crate::state::ServerState;
 use crate::{Directory, Event, HostError, Progress, orphans, roles};
@@ -34,25 +40,30 @@ pub struct Workshop {
     pub user: ServiceUser,
     /// The roles' passwords.
     pub secrets: Secrets,
+    /// What servers are started with as far as memory goes.
+    pub(crate) memory: Arc<ServersMemory>,
+    /// What servers' machines are made of; none: servers are processes of this host.
+    pub(crate) machines: Option<MachineShape>,
 }
 
 impl Workshop {
-    /// Refuses to begin what would fill the disk.
+    /// Refuses to begin what would fill the disk: `servers` new ones with `data_bytes` each.
     ///
     /// # Errors
     /// [`HostError::NoSpace`], [`HostError::File`].
-    pub fn check_space(&self, servers: usize) -> Result<(), HostError> {
+    pub fn check_space(&self, servers: usize, data_bytes: u64) -> Result<(), HostError> {
         let root = self.directory.root();
         let space = rustix::fs::statvfs(root)
             .map_err(|error| HostError::file("ask for the free space of", root)(error.into()))?;
-        let (free_bytes, wanted_bytes) = (space.f_bavail * space.f_frsize, NEW_SERVER_BYTES * servers as u64);
+        let one = data_bytes.max(NEW_SERVER_BYTES);
+        let (free_bytes, wanted_bytes) = (space.f_bavail * space.f_frsize, one.saturating_mul(servers as u64));
         if free_bytes < wanted_bytes {
             return Err(HostError::NoSpace { directory: root.to_owned(), free_bytes, wanted_bytes, servers });
         }
         Ok(())
     }
 
-    fn options(&self, server: &ServerState, role: Role) -> ServerOptions {
+    pub(crate) fn options(&self, server: &ServerState, role: Role) -> ServerOptions {
         let home = self.directory.server_home(&server.name);
         let password = self.secrets.superuser.clone();
         let mut options =
@@ -63,6 +74,8 @@ impl Workshop {
         options.socket_directory = Some(self.directory.sockets());
         options.access_rules = AccessRule::by_password(&[]);
         options.settings = recommended_settings(role, &server.name);
+        let data_directory = options.data_directory();
+        self.memory.add_to(&mut options.settings, &server.name, &data_directory);
         options
     }
 
@@ -70,23 +83,84 @@ impl Workshop {
     ///
     /// # Errors
     /// [`HostError::Server`] with what initdb said.
-    pub async fn make_leader(&self, state: &ServerState) -> Result<Arc<Server>, HostError> {
+    pub async fn make_leader(&self, state: &ServerState) -> Result<Arc<dyn Instance>, HostError> {
+        if self.machines.is_some() {
+            return self.make_leader_in_machine(state).await;
+        }
         let options = self.options(state, Role::Leader);
         self.remove_broken(&options.home).await?;
-        Server::create(options).await.map(Arc::new).map_err(HostError::server(&state.name))
+        let server = Server::create(options).await.map_err(HostError::server(&state.name))?;
+        Ok(Arc::new(server))
     }
 
-    /// Opens a data directory that is complete.
+    /// Opens a server that is complete.
     ///
     /// # Errors
     /// [`HostError::Server`].
-    pub async fn open(&self, state: &ServerState, role: Role) -> Result<Arc<Server>, HostError> {
+    pub async fn open(&self, state: &ServerState, role: Role) -> Result<Arc<dyn Instance>, HostError> {
+        match self.guest_server(state, role, None)? {
+            Some(server) => Ok(server),
+            None => Ok(self.open_process(state, role).await?),
+        }
+    }
+
+    async fn open_process(&self, state: &ServerState, role: Role) -> Result<Arc<Server>, HostError> {
         Server::open(self.options(state, role)).await.map(Arc::new).map_err(HostError::server(&state.name))
     }
 
-    /// Whether the data directory that `state` speaks of is there.
+    /// Whether the data that `state` speaks of is there.
     pub fn is_there(&self, state: &ServerState) -> bool {
-        self.options(state, Role::Leader).data_directory().join("PG_VERSION").exists()
+        if let Some(home) = self.machine_home(state) {
+            return home.is_made();
+        }
+        // That of a clone that is not whole is a link to nowhere for all but its own server.
+        fs::symlink_metadata(self.data_directory(state).join("PG_VERSION")).is_ok()
+    }
+
+    /// Where the data of a server is, or will be.
+    pub fn data_directory(&self, state: &ServerState) -> PathBuf {
+        self.directory.server_home(&state.name).join("data")
+    }
+
+    /// Everything of a server is below this.
+    pub(crate) fn home_of(&self, state: &ServerState) -> PathBuf {
+        let machine = self.machine_home(state).map(|home| home.root().to_owned());
+        machine.unwrap_or_else(|| self.directory.server_home(&state.name))
+    }
+
+    /// How the router reaches a server.
+    pub fn routed(&self, server: &ServerState) -> ServerConfiguration {
+        let (host, port) = self.address(server);
+        ServerConfiguration {
+            name: server.name.clone(),
+            host,
+            port,
+            user: roles::SUPERUSER.to_owned(),
+            password: Some(self.secrets.superuser.clone()),
+            password_file: None,
+            database: roles::DATABASE.to_owned(),
+        }
+    }
+
+    /// Where a server is reached from this host: directory of its socket, or address, and port.
+    pub(crate) fn address(&self, server: &ServerState) -> (String, u16) {
+        match (&self.machines, server.port) {
+            (Some(_), Some(port)) => (Ipv4Addr::LOCALHOST.to_string(), port),
+            _ => (self.directory.sockets().to_string_lossy().into_owned(), server.socket_number),
+        }
+    }
+
+    /// How the superuser reaches a server from this host.
+    pub(crate) fn administration(&self, server: &ServerState) -> ConnectionParameters {
+        let (host, port) = self.address(server);
+        ConnectionParameters {
+            host,
+            port,
+            user: roles::SUPERUSER.to_owned(),
+            password: Some(self.secrets.superuser.clone()),
+            database: roles::DATABASE.to_owned(),
+            application_name: Some("onecopy".to_owned()),
+        }
     }
 
     /// Copies the running leader into the data directory of a follower.
@@ -99,6 +173,9 @@ impl Workshop {
         follower: &ServerState,
         progress: &dyn Progress,
     ) -> Result<(), HostError> {
+        if self.machines.is_some() {
+            return self.copy_leader_to_machine(leader, follower, progress).await;
+        }
         let options = self.options(follower, Role::Follower);
         let target = options.data_directory();
         self.remove_broken(&options.home).await?;
@@ -119,8 +196,34 @@ impl Workshop {
     ///
     /// # Errors
     /// [`HostError::Server`].
-    pub async fn open_follower(&self, leader: &ServerState, follower: &ServerState) -> Result<Arc<Server>, HostError> {
-        let server = self.open(follower, Role::Follower).await?;
+    pub async fn open_follower(
+        &self,
+        leader: &ServerState,
+        follower: &ServerState,
+    ) -> Result<Arc<dyn Instance>, HostError> {
+        self.open_new_follower(leader, follower, None).await
+    }
+
+    /// The same of a follower that starts for the first time; it reads the pages that `prewarming` names into its shared buffers.
+    ///
+    /// # Errors
+    /// [`HostError::Server`].
+    pub(crate) async fn open_new_follower(
+        &self,
+        leader: &ServerState,
+        follower: &ServerState,
+        prewarming: Option<&Prewarming>,
+    ) -> Result<Arc<dyn Instance>, HostError> {
+        if let Some(server) = self.guest_server(follower, Role::Follower, Some(leader))? {
+            return Ok(server);
+        }
+        let mut options = self.options(follower, Role::Follower);
+        if let Some(prewarming) = prewarming
+            && let Err(reason) = prewarming.apply(&mut options, &self.data_directory(follower)).await
+        {
+            tracing::warn!(follower = %follower.name, reason, "its shared buffers are not filled at its start");
+        }
+        let server = Server::open(options).await.map(Arc::new).map_err(HostError::server(&follower.name))?;
         let standby = StandbyOptions {
             primary: self.replication_access(leader, follower),
             slot: Some(slot_name(&follower.name)),
@@ -129,21 +232,46 @@ impl Workshop {
         Ok(server)
     }
 
-    /// Removes a server that was never complete, and ends what still makes it.
+    /// Removes everything of a follower: who fills it, its processes, its slot, its files.
+    ///
+    /// # Errors
+    /// [`HostError::OrphanStays`], [`HostError::SlotInUse`], [`HostError::Server`], [`HostError::File`].
+    pub async fn dismantle(&self, leader: &ServerState, follower: &ServerState) -> Result<(), HostError> {
+        self.discard(leader, follower).await?;
+        let slot = slot_name(&follower.name);
+        self.free_slot(leader, &slot).await?;
+        let server = self.open(leader, Role::Leader).await?;
+        server.drop_slot(&slot).await.map_err(HostError::server(&leader.name))
+    }
+
+    /// The same but for its slot, which only a leader that runs can drop.
+    ///
+    /// # Errors
+    /// [`HostError::OrphanStays`], [`HostError::File`].
+    pub async fn discard(&self, leader: &ServerState, follower: &ServerState) -> Result<(), HostError> {
+        if self.machines.is_some() {
+            return self.remove_machine(follower).await;
+        }
+        self.end_filling(leader, follower).await;
+        self.remove_broken(&self.directory.server_home(&follower.name)).await
+    }
+
+    /// Removes a server that is not complete or not wanted, and ends what still works in it.
     async fn remove_broken(&self, home: &Path) -> Result<(), HostError> {
         orphans::end(home, self.user.user_id()).await?;
-        // All of it: even the directory may be half made, without its owner.
-        match fs::remove_dir_all(home) {
+        // All of it: even the directory may be half made, without its owner. It may have a million files.
+        let path = home.to_owned();
+        let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(path)).await;
+        match removed.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            Err(error) => Err(HostError::file("remove the incomplete", home)(error)),
+            Err(error) => Err(HostError::file("remove", home)(error)),
         }
     }
 
     /// Ends the leader's own side of a copy that was broken off: until it notices, the slot cannot be made anew.
-    async fn free_slot(&self, leader: &ServerState, slot: &str) -> Result<(), HostError> {
-        let server = self.open(leader, Role::Leader).await?;
-        let client = server.socket_connection().connect().await.map_err(HostError::server(&leader.name))?;
+    pub(crate) async fn free_slot(&self, leader: &ServerState, slot: &str) -> Result<(), HostError> {
+        let client = self.administration(leader).connect().await.map_err(HostError::server(&leader.name))?;
         let users = "SELECT active_pid, pg_catalog.pg_terminate_backend(active_pid) \
              FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND active_pid IS NOT NULL";
         let mut waited = Duration::ZERO;
@@ -159,10 +287,14 @@ impl Workshop {
         }
     }
 
-    fn replication_access(&self, leader: &ServerState, follower: &ServerState) -> ConnectionParameters {
+    pub(crate) fn replication_access(&self, leader: &ServerState, follower: &ServerState) -> ConnectionParameters {
+        let (host, port) = match (&self.machines, leader.port) {
+            (Some(_), Some(port)) => (HOST_IN_GUEST.to_owned(), port),
+            _ => self.address(leader),
+        };
         ConnectionParameters {
-            host: self.directory.sockets().to_string_lossy().into_owned(),
-            port: leader.socket_number,
+            host,
+            port,
             user: roles::REPLICATION.to_owned(),
             password: Some(self.secrets.replication.clone()),
             database: roles::DATABASE.to_owned(),
@@ -172,7 +304,7 @@ impl Workshop {
 }
 
 /// A slot's name has letters, digits and underscores only.
-fn slot_name(follower: &str) -> String {
+pub(crate) fn slot_name(follower: &str) -> String {
     follower.replace('-', "_")
 }
 
@@ -188,9 +320,13 @@ mod tests {
             binaries: Binaries::find(None).unwrap(),
             user: ServiceUser::resolve(None).unwrap(),
             secrets: Secrets::read_or_make(directory.path()).unwrap(),
+            memory: Arc::new(ServersMemory::none()),
+            machines: None,
         };
-        workshop.check_space(0).unwrap();
-        let error = workshop.check_space(1 << 32).unwrap_err();
-        assert!(matches!(error, HostError::NoSpace { servers: 0x1_0000_0000, .. }), "{error}");
+        workshop.check_space(0, 0).unwrap();
+        for (servers, data_bytes) in [(1 << 32, 0), (2, 1 << 60)] {
+            let error = workshop.check_space(servers, data_bytes).unwrap_err();
+            assert!(matches!(error, HostError::NoSpace { servers: found, .. } if found == servers), "{error}");
+        }
     }
 }

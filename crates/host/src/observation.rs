@@ -6,13 +6,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onecopy_postgres::{ConnectedStandby, ReplicationState, Role, Server, Supervisor, SupervisorState};
+use onecopy_postgres::{
+    ConnectedStandby, Instance, PostgresError, ReplicationState, Role, Supervisor, SupervisorState,
+};
 use onecopy_router::{Health, Router};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::http::Observed;
-use crate::{ClusterStatus, Directory, ServerStatus};
+use crate::making::slot_name;
+use crate::membership::{Membership, Seen};
+use crate::memory::{self, MemoryService, MemorySummary};
+use crate::{CloneStatus, ClusterStatus, Directory, HostError, MachineStatus, ServerStatus};
 
 /// How long one server may take to answer; one that is stopped never does.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -25,7 +30,7 @@ pub struct ObservedServer {
     /// What it is in the cluster.
     pub role: Role,
     /// The server.
-    pub server: Arc<Server>,
+    pub instance: Arc<dyn Instance>,
     /// What its supervisor does.
     pub state: watch::Receiver<SupervisorState>,
 }
@@ -36,9 +41,25 @@ impl ObservedServer {
         ObservedServer {
             name: name.to_owned(),
             role,
-            server: Arc::clone(supervisor.server()),
+            instance: Arc::clone(supervisor.instance()),
             state: supervisor.state(),
         }
+    }
+
+    /// Waits until it runs.
+    ///
+    /// # Errors
+    /// [`HostError::Server`] when it does not start; its supervisor goes on trying.
+    pub async fn wait_running(&self) -> Result<(), HostError> {
+        let mut state = self.state.clone();
+        let settled =
+            state.wait_for(|state| !matches!(state, SupervisorState::Starting | SupervisorState::Stopping)).await;
+        let failed = match settled.as_deref() {
+            Ok(SupervisorState::Running { .. }) => return Ok(()),
+            Ok(SupervisorState::BackingOff { reason, .. }) => PostgresError::Down { reason: reason.clone() },
+            _ => PostgresError::SupervisorGone,
+        };
+        Err(HostError::server(&self.name)(failed))
     }
 
     /// What is known without asking it.
@@ -60,7 +81,24 @@ impl ObservedServer {
             replay_lag_bytes: None,
             replication: None,
             problem,
+            machine: None,
+            clone: None,
         }
+    }
+
+    /// Slots whose log is gone; none that are known when it does not answer.
+    async fn lost_slots(&self) -> Vec<String> {
+        const LOST: &str = "SELECT slot_name::text FROM pg_catalog.pg_replication_slots WHERE wal_status = 'lost'";
+        let ask = async {
+            let client = self.instance.administration().connect().await?;
+            let rows = client.query(LOST, &[]).await.map_err(PostgresError::sql("read the replication slots"))?;
+            Ok::<_, PostgresError>(rows.iter().map(|row| row.get(0)).collect())
+        };
+        if self.known().process_id.is_none() {
+            return Vec::new();
+        }
+        // What stands in the way is told as the leader's own problem.
+        tokio::time::timeout(ANSWER_TIMEOUT, ask).await.ok().and_then(Result::ok).unwrap_or_default()
     }
 
     /// Asks it for its part in replication, when it runs.
@@ -69,7 +107,7 @@ impl ObservedServer {
         if status.process_id.is_none() {
             return (status, Vec::new());
         }
-        match tokio::time::timeout(ANSWER_TIMEOUT, self.server.replication_state()).await {
+        match tokio::time::timeout(ANSWER_TIMEOUT, self.instance.replication_state()).await {
             Ok(Ok(ReplicationState::Primary { current, standbys, .. })) => {
                 status.position = Some(current);
                 return (status, standbys);
@@ -85,12 +123,39 @@ impl ObservedServer {
     }
 }
 
+impl Seen {
+    /// What is known without asking it.
+    fn known(&self) -> ServerStatus {
+        let (state, problem) = match self {
+            Seen::Member { observed, clone, .. } => return ServerStatus { clone: clone.clone(), ..observed.known() },
+            Seen::Absent { state, problem } => (state, problem.clone()),
+        };
+        let name = state.name.clone();
+        let (role, word) = (role_name(Role::Follower), if state.leaving { "leaving" } else { "missing" });
+        ServerStatus {
+            name,
+            role: role.to_owned(),
+            state: word.to_owned(),
+            process_id: None,
+            restarts: None,
+            position: None,
+            replay_lag_bytes: None,
+            replication: None,
+            problem,
+            machine: None,
+            clone: None,
+        }
+    }
+}
+
 /// A cluster that can be looked at.
 pub struct Observation {
     /// Its directory.
     pub directory: Directory,
-    /// Its servers, the leader first.
-    pub servers: Vec<ObservedServer>,
+    /// Its servers.
+    pub membership: Arc<Membership>,
+    /// What looks after its servers' memory.
+    pub memory: Arc<MemoryService>,
     /// Where clients connect.
     pub address: SocketAddr,
     /// Its router.
@@ -100,23 +165,46 @@ pub struct Observation {
 impl Observation {
     /// All servers, asked at the same time.
     async fn servers(&self) -> Vec<ServerStatus> {
+        let mut servers = self.servers_alone().await;
         let mut questions = JoinSet::new();
-        for (index, server) in self.servers.iter().cloned().enumerate() {
-            questions.spawn(async move { (index, server.ask().await) });
-        }
-        let answers: BTreeMap<usize, _> = questions.join_all().await.into_iter().collect();
-        let standbys: Vec<ConnectedStandby> =
-            answers.values().flat_map(|(_, standbys)| standbys.iter().cloned()).collect();
-        let mut servers: Vec<ServerStatus> = answers.into_values().map(|(status, _)| status).collect();
-        for follower in servers.iter_mut().skip(1) {
-            match standbys.iter().find(|standby| standby.name == follower.name) {
-                Some(standby) => {
-                    follower.replication = Some(standby.state.clone());
-                    // Before its first report it has replayed nothing that is known, which is not the same as nothing.
-                    follower.replay_lag_bytes = standby.replayed.map(|_| standby.lag_bytes);
-                }
-                None => follower.replication = Some("not connected".to_owned()),
+        for (index, server) in servers.iter().enumerate() {
+            if let Some(machine) = self.membership.machine(&server.name) {
+                questions.spawn(async move { (index, machine.observe().await) });
             }
+        }
+        for (index, machine) in questions.join_all().await {
+            servers[index].machine = machine;
+        }
+        servers
+    }
+
+    async fn servers_alone(&self) -> Vec<ServerStatus> {
+        let followers = self.membership.followers();
+        let mut questions = JoinSet::new();
+        let asked = followers.iter().map(|seen| match seen {
+            Seen::Member { observed, .. } => Some(observed.clone()),
+            Seen::Absent { .. } => None,
+        });
+        for (index, server) in std::iter::once(Some(self.membership.leader().clone())).chain(asked).enumerate() {
+            if let Some(server) = server {
+                questions.spawn(async move { (index, server.ask().await) });
+            }
+        }
+        let mut answers: BTreeMap<usize, _> = questions.join_all().await.into_iter().collect();
+        let (leader, standbys) = answers.remove(&0).expect("the leader was asked");
+        let lost = self.membership.leader().lost_slots().await;
+        let router = self.router.status();
+        let mut servers = vec![leader];
+        for (index, seen) in followers.iter().enumerate() {
+            let mut follower = answers.remove(&(index + 1)).map_or_else(|| seen.known(), |(status, _)| status);
+            if let Seen::Member { clone, stays, .. } = seen {
+                follower.clone = clone.clone();
+                tell_replication(&mut follower, &standbys, &lost);
+                if !router.servers.iter().any(|routed| routed.name == follower.name) {
+                    tell_out_of_router(&mut follower, *stays);
+                }
+            }
+            servers.push(follower);
         }
         servers
     }
@@ -130,6 +218,7 @@ impl Observation {
             servers: self.servers().await,
             address: self.address,
             router: self.router.status(),
+            memory: Some(MemorySummary::from(&self.memory.status())),
         }
     }
 }
@@ -137,8 +226,12 @@ impl Observation {
 impl Observed for Observation {
     async fn metrics(&self) -> String {
         let mut text = self.router.metrics();
-        let servers: Vec<ServerStatus> = self.servers.iter().map(ObservedServer::known).collect();
+        let mut servers = vec![self.membership.leader().known()];
+        servers.extend(self.membership.followers().iter().map(Seen::known));
         instance_metrics(&servers, &mut text);
+        clone_metrics(&servers, &mut text);
+        machine_metrics(&self.servers().await, &mut text);
+        text.push_str(&memory::metrics(&self.memory.status().agent));
         text
     }
 
@@ -147,11 +240,36 @@ impl Observed for Observation {
     }
 
     async fn health(&self) -> Result<(), String> {
-        let leader = self.servers.first().expect("a cluster has a leader").known();
+        let leader = self.membership.leader().known();
         match leader.process_id {
             Some(_) => Observed::health(&*self.router).await,
             None => Err(format!("the leader is {}: {}", leader.state, leader.problem.unwrap_or_default())),
         }
+    }
+}
+
+/// What the leader says of a follower.
+fn tell_replication(follower: &mut ServerStatus, standbys: &[ConnectedStandby], lost: &[String]) {
+    match standbys.iter().find(|standby| standby.name == follower.name) {
+        Some(standby) => {
+            follower.replication = Some(standby.state.clone());
+            // Before its first report it has replayed nothing that is known, which is not the same as nothing.
+            follower.replay_lag_bytes = standby.replayed.map(|_| standby.lag_bytes);
+        }
+        None => follower.replication = Some("not connected".to_owned()),
+    }
+    if lost.contains(&slot_name(&follower.name)) {
+        let name = &follower.name;
+        let problem =
+            format!("it was away for too long: the leader has removed log that it needs; onecopy reinit {name}");
+        follower.problem = Some(problem);
+    }
+}
+
+/// Clients cannot read there: not yet, or not any more.
+fn tell_out_of_router(follower: &mut ServerStatus, stays: bool) {
+    if follower.state == "running" {
+        follower.state = if stays { "starting" } else { "stopping" }.to_owned();
     }
 }
 
@@ -184,19 +302,84 @@ impl Observed for Router {
 
 /// What the host adds to the router's metrics: the processes that it watches.
 fn instance_metrics(servers: &[ServerStatus], text: &mut String) {
-    let mut family = |name: &str, kind: &str, help: &str, value: &dyn Fn(&ServerStatus) -> Option<u64>| {
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for server in servers {
-            if let Some(value) = value(server) {
-                let _ = writeln!(text, "{name}{{server=\"{}\",role=\"{}\"}} {value}", server.name, server.role);
-            }
-        }
+    let mut add = |name, kind, help, value: &dyn Fn(&ServerStatus) -> Option<u64>| {
+        family(text, servers, (name, kind, help), |server| {
+            Some((format!("server=\"{}\",role=\"{}\"", server.name, server.role), value(server)?))
+        });
     };
-    family("onecopy_instance_running_count", "gauge", "1 when the server's process runs.", &|server| {
+    add("onecopy_instance_running_count", "gauge", "1 when the server's process runs.", &|server| {
         Some(u64::from(server.process_id.is_some()))
     });
-    family("onecopy_instance_restarts_total", "counter", "Starts after the first.", &|server| server.restarts);
+    add("onecopy_instance_restarts_total", "counter", "Starts after the first.", &|server| server.restarts);
+}
+
+/// How far the followers are that were cloned.
+fn clone_metrics(servers: &[ServerStatus], text: &mut String) {
+    let mut add = |name, kind, help, value: &dyn Fn(&CloneStatus) -> Option<u64>| {
+        family(text, servers, (name, kind, help), |server| {
+            Some((format!("server=\"{}\"", server.name), value(server.clone.as_ref()?)?))
+        });
+    };
+    add("onecopy_clone_whole_count", "gauge", "1 when all data of the clone is there.", &|clone| {
+        Some(u64::from(clone.whole))
+    });
+    add("onecopy_clone_filled_bytes", "gauge", "Bytes of the clone that are there.", &|clone| Some(clone.filled_bytes));
+    add("onecopy_clone_total_bytes", "gauge", "Bytes that the clone will have.", &|clone| Some(clone.total_bytes));
+    add("onecopy_clone_rate_bytes_per_second", "gauge", "How fast the clone is filled.", &|clone| {
+        Some(clone.rate_bytes_per_second)
+    });
+    add("onecopy_clone_left_seconds", "gauge", "Until the clone is whole.", &|clone| clone.left_seconds);
+    add("onecopy_clone_demand_faults_total", "counter", "Accesses that had to wait for data.", &|clone| {
+        Some(clone.demand_faults)
+    });
+}
+
+/// The machines of servers that have one.
+fn machine_metrics(servers: &[ServerStatus], text: &mut String) {
+    let mut add = |name, kind, help, value: &dyn Fn(&MachineStatus) -> Option<u64>| {
+        family(text, servers, (name, kind, help), |server| {
+            Some((format!("server=\"{}\"", server.name), value(server.machine.as_ref()?)?))
+        });
+    };
+    add("onecopy_machine_running_count", "gauge", "1 when the machine runs and its guest answers.", &|machine| {
+        Some(u64::from(machine.state == "running"))
+    });
+    add(
+        "onecopy_machine_silent_seconds",
+        "gauge",
+        "For how long the guest has run and not answered; 0 while it answers.",
+        &|machine| Some(machine.silent_s.unwrap_or(0)),
+    );
+    add("onecopy_machine_memory_bytes", "gauge", "Memory of the machine.", &|machine| Some(machine.memory_bytes));
+    add(
+        "onecopy_machine_memory_available_bytes",
+        "gauge",
+        "What programs in the guest could still have.",
+        &|machine| machine.memory_available_bytes,
+    );
+    add("onecopy_machine_disk_used_bytes", "gauge", "What the machine's disk takes of the host's.", &|machine| {
+        Some(machine.disk_used_bytes)
+    });
+    add(
+        "onecopy_machine_disk_restarts_total",
+        "counter",
+        "Starts of the disk's process after the first.",
+        &|machine| Some(machine.disk_restarts),
+    );
+}
+
+/// One metric (name, kind, help) with a line for each server that has labels and a value.
+fn family(
+    text: &mut String,
+    servers: &[ServerStatus],
+    (name, kind, help): (&str, &str, &str),
+    value: impl Fn(&ServerStatus) -> Option<(String, u64)>,
+) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    for (labels, value) in servers.iter().filter_map(value) {
+        let _ = writeln!(text, "{name}{{{labels}}} {value}");
+    }
 }
 
 #[cfg(test)]
@@ -215,6 +398,8 @@ mod tests {
             replay_lag_bytes: None,
             replication: None,
             problem: None,
+            machine: None,
+            clone: None,
         };
         let mut text = String::new();
         let servers = [server("leader", Role::Leader, Some(2)), server("follower-1", Role::Follower, None)];

@@ -77,7 +77,12 @@ mod tests {
         fs::copy("/bin/sleep", &program).unwrap();
         let mut command = Command::new(&program);
         // Its own argument is what it is found by; `sleep` sees only the seconds.
-        command.arg0(argument).arg("600").stdin(Stdio::null()).spawn().unwrap()
+        let child = command.arg0(argument).arg("600").stdin(Stdio::null()).spawn().unwrap();
+        // The kernel lets a parent go on a moment before the child's command line can be read.
+        while !fs::read(format!("/proc/{}/cmdline", child.id())).unwrap().ends_with(b"\x00600\0") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child
     }
 
     #[tokio::test]

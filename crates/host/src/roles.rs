@@ -1,6 +1,6 @@
 //! The roles of a new cluster.
 
-use onecopy_postgres::Server;
+use onecopy_postgres::Instance;
 
 use crate::HostError;
 use crate::secret::Secrets;
@@ -22,8 +22,8 @@ pub const DATABASE: &str = "postgres";
 ///
 /// # Errors
 /// [`HostError::Server`] when the leader is not reachable, [`HostError::Sql`] when it refuses.
-pub async fn make_missing(name: &str, leader: &Server, secrets: &Secrets) -> Result<(), HostError> {
-    let client = leader.socket_connection().connect().await.map_err(HostError::server(name))?;
+pub async fn make_missing(name: &str, leader: &dyn Instance, secrets: &Secrets) -> Result<(), HostError> {
+    let client = leader.administration().connect().await.map_err(HostError::server(name))?;
     let exists = async |role: &str| -> Result<bool, HostError> {
         let row = client.query_opt("SELECT FROM pg_catalog.pg_roles WHERE rolname = $1", &[&role]).await;
         Ok(row.map_err(HostError::sql(name, "look for a role"))?.is_some())

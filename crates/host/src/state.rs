@@ -8,6 +8,7 @@ use onecopy_router::config::Freshness;
 use serde::{Deserialize, Serialize};
 
 use crate::HostError;
+use crate::machines::MachineShape;
 
 /// Form of the file that this program reads and writes.
 const FORMAT: u32 = 1;
@@ -33,9 +34,49 @@ pub struct ClusterState {
     /// Where PostgreSQL's programs are, when the user said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pg_bindir: Option<PathBuf>,
+    /// Where the user's own configuration is, when the user said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub configuration_file: Option<PathBuf>,
+    /// No client was served yet: its first followers are copied before the first one comes.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub founding: bool,
+    /// The files of one more follower are kept ready, where clones are filled on demand.
+    #[serde(default = "yes")]
+    pub spare: bool,
+    /// What the servers run in.
+    #[serde(default, skip_serializing_if = "Runtime::is_process")]
+    pub runtime: Runtime,
+    /// What a new server's machine is made of, where servers run in machines.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineShape>,
     /// The servers, the leader first.
     #[serde(rename = "server")]
     pub servers: Vec<ServerState>,
+}
+
+/// What the servers of a cluster run in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Runtime {
+    /// They are processes of this host.
+    #[default]
+    Process,
+    /// Each has a virtual machine of its own.
+    Vm,
+}
+
+impl Runtime {
+    fn is_process(&self) -> bool {
+        *self == Runtime::Process
+    }
+
+    /// The word for it, as in the options of `onecopy up`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Runtime::Process => "process",
+            Runtime::Vm => "vm",
+        }
+    }
 }
 
 /// One server of the cluster.
@@ -46,15 +87,63 @@ pub struct ServerState {
     pub name: String,
     /// Number of its Unix socket.
     pub socket_number: u16,
-    /// Its data directory is complete. What lies there before is a broken start and is made again.
+    /// Port of 127.0.0.1 that leads to it, where it runs in a machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// It can be started. What lies there before is a broken start and is made again.
     pub made: bool,
+    /// It is a clone whose data is not there yet: it runs only as long as a process fills it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub filling: bool,
+    /// It is being removed; whatever is left of it is not wanted any more.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub leaving: bool,
+    /// How its data came here, for `status`; none for a base backup of the first start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub way: Option<String>,
+}
+
+impl ServerState {
+    fn new(name: String, socket_number: u16) -> ServerState {
+        ServerState { name, socket_number, port: None, made: false, filling: false, leaving: false, way: None }
+    }
+
+    /// The files that are kept ready for a follower to come; it has no server.
+    pub fn spare() -> ServerState {
+        ServerState::new("spare".to_owned(), 0)
+    }
+
+    /// Forgets that there is anything of it: it is made anew.
+    pub fn unmake(&mut self) {
+        (self.made, self.filling, self.way) = (false, false, None);
+    }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn yes() -> bool {
+    true
 }
 
 impl ClusterState {
     /// A cluster of a leader without followers.
     pub fn new(port: u16, metrics_port: u16, freshness: Freshness) -> ClusterState {
-        let leader = ServerState { name: "leader".to_owned(), socket_number: FIRST_SOCKET_NUMBER, made: false };
-        ClusterState { format: FORMAT, port, metrics_port, freshness, pg_bindir: None, servers: vec![leader] }
+        let servers = vec![ServerState::new("leader".to_owned(), FIRST_SOCKET_NUMBER)];
+        ClusterState {
+            format: FORMAT,
+            port,
+            metrics_port,
+            freshness,
+            pg_bindir: None,
+            configuration_file: None,
+            founding: true,
+            spare: true,
+            runtime: Runtime::Process,
+            machine: None,
+            servers,
+        }
     }
 
     /// The only server that executes updates.
@@ -68,13 +157,39 @@ impl ClusterState {
         &self.servers[1..]
     }
 
+    /// The server of this name.
+    pub fn server_mut(&mut self, name: &str) -> Option<&mut ServerState> {
+        self.servers.iter_mut().find(|server| server.name == name)
+    }
+
     /// Adds followers until there are `replicas`.
     pub fn add_followers(&mut self, replicas: usize) {
-        while self.followers().len() < replicas {
-            let number = self.servers.len() as u16;
-            let name = format!("follower-{number}");
-            self.servers.push(ServerState { name, socket_number: FIRST_SOCKET_NUMBER + number, made: false });
+        for follower in self.servers.iter_mut().skip(1).take(replicas).filter(|follower| follower.leaving) {
+            // Nobody knows how much of it is gone already.
+            follower.leaving = false;
+            follower.unmake();
         }
+        while self.followers().len() < replicas {
+            // Numbers have no gaps: those that leave are the highest ones.
+            let number = self.servers.len() as u16;
+            self.servers.push(ServerState::new(format!("follower-{number}"), FIRST_SOCKET_NUMBER + number));
+        }
+    }
+
+    /// Marks the followers beyond `replicas` as leaving; returns their names, the highest number first.
+    pub fn dismiss_followers(&mut self, replicas: usize) -> Vec<String> {
+        let leaving = self.servers.iter_mut().skip(1 + replicas).rev();
+        leaving
+            .map(|server| {
+                server.leaving = true;
+                server.name.clone()
+            })
+            .collect()
+    }
+
+    /// Forgets a server.
+    pub fn forget(&mut self, name: &str) {
+        self.servers.retain(|server| server.name != name);
     }
 
     /// Reads the file; none when it is not there.
@@ -106,7 +221,7 @@ impl ClusterState {
         let text = toml::to_string(self).expect("strings, numbers and lists have a TOML form");
         let unfinished = path.with_extension("unfinished");
         let mut file = fs::File::create(&unfinished).map_err(HostError::file("create", &unfinished))?;
-        writeln!(file, "# Written by onecopy; change it by the options of `onecopy up`.")
+        writeln!(file, "# Written by onecopy; change it by the options of `onecopy up` and `onecopy scale`.")
             .map_err(HostError::file("write", &unfinished))?;
         file.write_all(text.as_bytes()).map_err(HostError::file("write", &unfinished))?;
         file.sync_all().map_err(HostError::file("sync", &unfinished))?;
@@ -141,8 +256,32 @@ mod tests {
         assert_eq!(state.servers, before);
         state.add_followers(3);
         assert_eq!(state.servers[..3], before[..]);
-        assert_eq!(state.servers[3], ServerState { name: "follower-3".to_owned(), socket_number: 5435, made: false });
+        assert_eq!(state.servers[3], ServerState::new("follower-3".to_owned(), 5435));
         assert_eq!((state.leader().name.as_str(), state.followers().len()), ("leader", 3));
+    }
+
+    #[test]
+    fn the_highest_numbers_leave_and_come_back() {
+        let mut state = state();
+        state.add_followers(4);
+        assert_eq!(state.dismiss_followers(2), ["follower-4", "follower-3"]);
+        assert_eq!(state.servers.iter().filter(|server| server.leaving).count(), 2);
+        state.forget("follower-4");
+        state.forget("follower-3");
+        assert_eq!(state.dismiss_followers(2), [""; 0]);
+        state.add_followers(3);
+        assert_eq!(state.servers[3], ServerState::new("follower-3".to_owned(), 5435));
+    }
+
+    #[test]
+    fn a_file_of_before_clones_is_understood() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("cluster.toml");
+        let server = "[[server]]\nname = \"leader\"\nsocket_number = 5432\nmade = true\n";
+        let text = format!("format = 1\nport = 1\nmetrics_port = 2\nfreshness = \"session\"\n{server}");
+        fs::write(&path, text).unwrap();
+        let state = ClusterState::read(&path).unwrap().expect("it is there");
+        assert_eq!((state.founding, state.spare, state.leader().filling), (false, true, false));
     }
 
     #[test]

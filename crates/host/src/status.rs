@@ -7,6 +7,8 @@ use onecopy_postgres::Lsn;
 use onecopy_router::RouterStatus;
 use serde::{Deserialize, Serialize};
 
+use crate::memory::MemorySummary;
+
 /// A cluster, now.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClusterStatus {
@@ -22,6 +24,9 @@ pub struct ClusterStatus {
     pub address: SocketAddr,
     /// The router.
     pub router: RouterStatus,
+    /// Its servers' memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemorySummary>,
 }
 
 /// One server, now.
@@ -31,7 +36,9 @@ pub struct ServerStatus {
     pub name: String,
     /// `leader` or `follower`.
     pub role: String,
-    /// `running`, `starting`, `backing off`, `stopping` or `stopped`; `silent` when it runs and does not answer.
+    /// `running`, `starting`, `backing off`, `stopping` or `stopped`; `silent` when it runs and does not answer; `missing` while it
+    /// is not made yet, `leaving` while it is removed. A follower that runs is `starting` until the router knows it, and `stopping` as soon
+    /// as the router has let it go.
     pub state: String,
     /// Its postmaster, while it runs.
     pub process_id: Option<u32>,
@@ -45,4 +52,70 @@ pub struct ServerStatus {
     pub replication: Option<String>,
     /// Why it is not well.
     pub problem: Option<String>,
+    /// The machine that it runs in, where it does not run as a process of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<MachineStatus>,
+    /// Follower that was cloned from the running leader: how, and how far it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clone: Option<CloneStatus>,
+}
+
+/// A server's machine, now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineStatus {
+    /// `starting`, `running`, `silent`, `paused`, `failed`, `stopping`, `stopped`; `unkept` when it runs and nobody looks after it.
+    pub state: String,
+    /// For how many seconds its guest has not answered, while it is silent.
+    pub silent_s: Option<u64>,
+    /// QEMU's process, while it runs.
+    pub process_id: Option<u32>,
+    /// The process that serves its disk, while that runs.
+    pub disk_process_id: Option<u32>,
+    /// How often the process that serves its disk was started again.
+    pub disk_restarts: u64,
+    /// Its memory. Nobody resizes the server's pool in it.
+    pub memory_bytes: u64,
+    /// What programs in the guest could still have of it, when the guest has told.
+    pub memory_available_bytes: Option<u64>,
+    /// Size of its disk.
+    pub disk_bytes: u64,
+    /// What its disk takes of the host's.
+    pub disk_used_bytes: u64,
+    /// Processors.
+    pub processors: u32,
+}
+
+/// How far a clone is.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CloneStatus {
+    /// `lazy`, `reflink` or `copy`.
+    pub way: String,
+    /// All its data is there, and it needs nobody any more.
+    pub whole: bool,
+    /// Bytes that are there.
+    pub filled_bytes: u64,
+    /// Bytes that it will have; 0 while that is not known.
+    pub total_bytes: u64,
+    /// How fast it is filled now.
+    pub rate_bytes_per_second: u64,
+    /// Until it is whole; none while that is not known.
+    pub left_seconds: Option<u64>,
+    /// Accesses that had to wait for data so far.
+    pub demand_faults: u64,
+}
+
+impl CloneStatus {
+    /// One that has all its data.
+    pub fn whole(way: &str) -> CloneStatus {
+        CloneStatus { way: way.to_owned(), whole: true, ..CloneStatus::default() }
+    }
+
+    /// The part that is there, from 0 to 1.
+    pub fn filled_ratio(&self) -> f64 {
+        match (self.whole, self.total_bytes) {
+            (true, _) => 1.0,
+            (false, 0) => 0.0,
+            (false, total) => (self.filled_bytes as f64 / total as f64).min(1.0),
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! `onecopy down`: asks the daemon to end, or does its work when it is gone.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use onecopy_postgres::{Binaries, Role, ServiceUser, StopMode};
@@ -7,8 +9,9 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lock::{DirectoryLock, LockState};
 use crate::making::Workshop;
+use crate::memory::ServersMemory;
 use crate::secret::Secrets;
-use crate::state::ClusterState;
+use crate::state::{ClusterState, ServerState};
 use crate::{Directory, HostError, Progress};
 
 /// How long a daemon may take to stop all its servers.
@@ -24,7 +27,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// # Errors
 /// [`HostError::NotACluster`], [`HostError::DoesNotEnd`], [`HostError::Server`] of a server that does not stop.
 pub async fn down(directory: &Directory, progress: &dyn Progress) -> Result<(), HostError> {
-    let state = directory.state()?;
+    directory.state()?;
     let mut waited = Duration::ZERO;
     let mut asked = None;
     // Held until the last server has stopped: no `up` may start one behind our back.
@@ -32,7 +35,9 @@ pub async fn down(directory: &Directory, progress: &dyn Progress) -> Result<(), 
         match DirectoryLock::take(&directory.lock())? {
             LockState::Taken(lock) => break lock,
             LockState::HeldBy(process_id) => {
-                if process_id.is_some() && asked != process_id {
+                // Where it is this process, an `up` that was broken off lets go of the server that it was starting.
+                let is_other = process_id.is_some_and(|holder| holder != std::process::id());
+                if is_other && asked != process_id {
                     ask_to_end(directory, process_id, progress)?;
                     asked = process_id;
                 }
@@ -45,13 +50,18 @@ pub async fn down(directory: &Directory, progress: &dyn Progress) -> Result<(), 
             }
         }
     };
+    // Not before: the daemon may have changed it while it ended.
+    let mut state = directory.state()?;
     let workshop = Workshop {
         directory: directory.clone(),
         binaries: Binaries::find(state.pg_bindir.as_deref())?,
         user: ServiceUser::resolve(None)?,
         secrets: Secrets::read_or_make(&directory.secrets())?,
+        // Nothing is started here.
+        memory: Arc::new(ServersMemory::none()),
+        machines: state.machine.clone(),
     };
-    stop_servers(&workshop, &state, progress).await
+    stop_servers(&workshop, &mut state, progress).await
 }
 
 /// Sends SIGTERM to the daemon that holds the lock, so the number is its own.
@@ -71,19 +81,65 @@ fn ask_to_end(directory: &Directory, process_id: Option<u32>, progress: &dyn Pro
 /// [`HostError::Server`] of the first server that does not stop; the others are stopped all the same.
 pub(crate) async fn stop_servers(
     workshop: &Workshop,
-    state: &ClusterState,
+    state: &mut ClusterState,
     progress: &dyn Progress,
 ) -> Result<(), HostError> {
-    let mut outcome = Ok(());
+    let mut outcome = discard_incomplete(workshop, state, progress).await;
     for server_state in state.servers.iter().rev().filter(|server| workshop.is_there(server)) {
-        // The role decides on settings only, and those count at a start.
-        let server = workshop.open(server_state, Role::Follower).await?;
-        if !server.is_running() {
-            continue;
-        }
-        progress.step(format!("stopping {}", server_state.name));
-        let stopped = server.stop(StopMode::Fast).await.map_err(HostError::server(&server_state.name));
+        // One that cannot even be looked at leaves the others to be stopped.
+        let stopped = stop_server(workshop, server_state, progress).await;
         outcome = outcome.and(stopped);
     }
+    for server in &state.servers {
+        workshop.memory.remove_group(&server.name, &workshop.data_directory(server), progress).await;
+    }
+    // Of followers that have left a moment ago.
+    workshop.memory.remove_groups_but(&BTreeSet::new(), progress).await;
     outcome
+}
+
+async fn stop_server(workshop: &Workshop, state: &ServerState, progress: &dyn Progress) -> Result<(), HostError> {
+    // The role decides on settings only, and those count at a start.
+    let server = workshop.open(state, Role::Follower).await?;
+    // A machine may be about to start, or have left the server of its disk: it is asked in any case.
+    let is_machine = workshop.machine_home(state).is_some();
+    if server.process_id().is_some() || is_machine {
+        if let Some(server) = Arc::clone(&server).into_process() {
+            workshop.memory.remember_group(&state.name, &server);
+        }
+        progress.step(format!("stopping {}", state.name));
+    }
+    // Also where none is found: its postmaster may have been begun a moment ago.
+    server.stop(StopMode::Fast).await.map_err(HostError::server(&state.name))
+}
+
+/// Gives up clones that are not whole, and the process that fills them: they run only as long as it does, and nothing is left running.
+///
+/// # Errors
+/// [`HostError`] of the first one that does not go; the next `up` makes all of them again in any case.
+pub(crate) async fn discard_incomplete(
+    workshop: &Workshop,
+    state: &mut ClusterState,
+    progress: &dyn Progress,
+) -> Result<(), HostError> {
+    let leader = state.leader().clone();
+    let incomplete: Vec<ServerState> = state.followers().iter().filter(|follower| follower.filling).cloned().collect();
+    for follower in &incomplete {
+        progress
+            .notice(format!("{} has not all its data and is given up; the next `up` makes it again", follower.name));
+        if let Some(server) = state.server_mut(&follower.name) {
+            server.unmake();
+        }
+    }
+    if !incomplete.is_empty() {
+        state.write(&workshop.directory.state_file())?;
+    }
+    let mut outcome = Ok(());
+    for follower in &incomplete {
+        outcome = outcome.and(workshop.discard(&leader, follower).await);
+    }
+    match workshop.is_there(&leader) {
+        true => outcome.and(workshop.end_clone_service(&leader).await),
+        false => outcome,
+    }
 }

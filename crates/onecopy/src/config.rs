@@ -1,18 +1,21 @@
-//! `onecopy config`: checks and shows the file of `onecopy router`.
+//! `onecopy config`: checks and shows `onecopy.toml`: the router's part, and what `onecopy up` and `onecopy memory` read of it.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
+use onecopy_host::memory::MemoryConfiguration;
 use onecopy_router::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
+use serde::{Deserialize, Serialize};
 
 use crate::exit::InvalidConfiguration;
+use crate::output;
 
 /// The file when nobody names one.
 pub const FILE_DEFAULT: &str = "onecopy.toml";
 
-/// Check or show the configuration of `onecopy router`
+/// Check or show onecopy.toml, the configuration of `onecopy router`, and of memory for `onecopy up`
 #[derive(Debug, Args)]
 pub struct Config {
     #[command(subcommand)]
@@ -36,13 +39,7 @@ impl Config {
     pub fn run(&self) -> anyhow::Result<()> {
         match &self.action {
             Action::Check { file } => {
-                let configuration = read(file)?;
-                let followers = configuration.followers.len();
-                println!(
-                    "{} is good: a leader and {followers} followers behind {}",
-                    file.display(),
-                    configuration.router.listen
-                );
+                output::say(format_args!("{} is good: {}", file.display(), describe(&read_all(file)?)));
                 Ok(())
             }
             Action::Show => {
@@ -53,11 +50,40 @@ impl Config {
     }
 }
 
-/// Reads and checks a file.
+/// All that may be in a file.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    router: RouterSettings,
+    leader: Option<ServerConfiguration>,
+    #[serde(default, rename = "follower")]
+    followers: Vec<ServerConfiguration>,
+    memory: Option<MemoryConfiguration>,
+}
+
+/// Reads and checks a file for the router.
 ///
 /// # Errors
 /// [`InvalidConfiguration`] with line, column and what to write.
 pub fn read(file: &Path) -> anyhow::Result<RouterConfiguration> {
+    let File { router, leader, followers, .. } = read_all(file)?;
+    let leader = leader.ok_or_else(|| {
+        let missing = "it has no [leader]; write the server that executes updates";
+        InvalidConfiguration(format!("{}: {missing}", file.display()))
+    })?;
+    Ok(RouterConfiguration { router, leader, followers })
+}
+
+/// Reads and checks a file for what it says of memory.
+///
+/// # Errors
+/// [`InvalidConfiguration`] with line, column and what to write.
+pub fn read_memory(file: &Path) -> anyhow::Result<MemoryConfiguration> {
+    Ok(read_all(file)?.memory.unwrap_or_default())
+}
+
+fn read_all(file: &Path) -> anyhow::Result<File> {
     let text = std::fs::read_to_string(file).map_err(|error| {
         InvalidConfiguration(format!(
             "cannot read {}: {error}; `onecopy config show` prints one to begin with",
@@ -68,20 +94,34 @@ pub fn read(file: &Path) -> anyhow::Result<RouterConfiguration> {
 }
 
 /// Understands the text of a file; the error says line, column, and what to write.
-fn parse(text: &str) -> Result<RouterConfiguration, String> {
-    let configuration: RouterConfiguration = toml::from_str(text).map_err(|error| {
+fn parse(text: &str) -> Result<File, String> {
+    let configuration: File = toml::from_str(text).map_err(|error| {
         let place = error.span().map(|span| place(text, span.start)).unwrap_or_default();
         format!("{place}{}", error.message().trim())
     })?;
     let mut names = BTreeSet::new();
-    for server in std::iter::once(&configuration.leader).chain(&configuration.followers) {
+    for server in configuration.leader.iter().chain(&configuration.followers) {
         check_server(server)?;
         if !names.insert(&server.name) {
             return Err(format!("two servers are called {:?}; give each a `name` of its own", server.name));
         }
     }
     check_settings(&configuration.router)?;
+    configuration.memory.as_ref().map_or(Ok(()), MemoryConfiguration::check)?;
     Ok(configuration)
+}
+
+/// What a good file is for.
+fn describe(file: &File) -> String {
+    let followers = file.followers.len();
+    let router =
+        file.leader.as_ref().map(|_| format!("a leader and {followers} followers behind {}", file.router.listen));
+    let memory = file.memory.as_ref().map(|memory| {
+        let automatic = if memory.auto { "automatic" } else { "set by hand" };
+        format!("memory is {automatic}, with {} servers besides a cluster's", memory.instances.len())
+    });
+    let parts: Vec<String> = router.into_iter().chain(memory).collect();
+    if parts.is_empty() { "it says nothing".to_owned() } else { parts.join("; ") }
 }
 
 fn check_server(server: &ServerConfiguration) -> Result<(), String> {
@@ -137,10 +177,11 @@ fn example() -> anyhow::Result<String> {
         password_file: Some(PathBuf::from("superuser.password")),
         database: "postgres".to_owned(),
     };
-    let configuration = RouterConfiguration {
+    let configuration = File {
         router: RouterSettings::default(),
-        leader: server("leader", "db1.example.org"),
+        leader: Some(server("leader", "db1.example.org")),
         followers: vec![server("follower-1", "db2.example.org")],
+        memory: Some(MemoryConfiguration::default()),
     };
     Ok(toml::to_string(&configuration)?)
 }
@@ -157,13 +198,13 @@ mod tests {
         let configuration = parse(&text).unwrap();
         assert_eq!(configuration.router, RouterSettings::default());
         assert_eq!(configuration.followers.len(), 1);
+        assert_eq!(configuration.memory, Some(MemoryConfiguration::default()));
         assert!(text.contains("freshness = \"session\"") && text.contains("clients_max = 1000"), "{text}");
     }
 
     #[test]
     fn a_wrong_file_is_refused_with_place_and_remedy() {
         let cases = [
-            ("[router]\nlisten = \"127.0.0.1:1\"\n", "leader"),
             (
                 "[router]\nlsten = \"127.0.0.1:1\"\n",
                 "line 2, column 1: unknown field `lsten`, expected one of `listen`",
@@ -171,11 +212,26 @@ mod tests {
             ("[router]\n\nfreshness = \"fresh\"\n", "line 3, column 13: unknown freshness \"fresh\": give \"strict\""),
             ("[router]\nclients_max = -1\n", "line 2, column 15"),
             ("[router\n", "line 1"),
+            ("[memory]\nceiling = \"1 XB\"\n", "line 2, column 11: \"1 XB\" is not a size"),
+            ("[memory]\nlevel = \"own\"\n", "own_allowed = true"),
         ];
         for (text, expected) in cases {
-            let error = parse(&format!("{text}{}", if text.contains("listen") { "" } else { LEADER })).unwrap_err();
+            let error = parse(&format!("{text}{LEADER}")).unwrap_err();
             assert!(error.contains(expected), "{text:?}: {error}");
         }
+    }
+
+    #[test]
+    fn one_file_serves_the_router_and_the_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join(FILE_DEFAULT);
+        std::fs::write(&file, "[memory]\nauto = false\n").unwrap();
+        assert!(!read_memory(&file).unwrap().auto);
+        let error = read(&file).unwrap_err().to_string();
+        assert!(error.contains("[leader]") && error.contains(FILE_DEFAULT), "{error}");
+        std::fs::write(&file, LEADER).unwrap();
+        assert_eq!(read_memory(&file).unwrap(), MemoryConfiguration::default());
+        assert_eq!(read(&file).unwrap().leader.name, "a");
     }
 
     #[test]

@@ -14,6 +14,11 @@ pub struct DirectoryOption {
 }
 
 impl DirectoryOption {
+    /// Whether the user has said which.
+    pub fn is_named(&self) -> bool {
+        self.dir.is_some() || std::env::var_os(DIRECTORY_VARIABLE).is_some_and(|value| !value.is_empty())
+    }
+
     /// The directory, which may not exist.
     pub fn resolve(&self) -> anyhow::Result<Directory> {
         let named = self

@@ -3,6 +3,7 @@
 use clap::Args;
 
 use crate::directory::DirectoryOption;
+use crate::output;
 
 /// Print a connection string that works from this machine, with its password
 #[derive(Debug, Args)]
@@ -14,7 +15,7 @@ pub struct Dsn {
 impl Dsn {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<()> {
-        println!("{}", onecopy_host::ClientAccess::of(&self.directory.resolve()?)?.url());
+        output::say(onecopy_host::ClientAccess::of(&self.directory.resolve()?)?.url());
         Ok(())
     }
 }

@@ -2,11 +2,16 @@
 
 use std::process::ExitCode;
 
+use onecopy_disk::DiskError;
 use onecopy_host::HostError;
+use onecopy_host::disk::DiskServerError;
+use onecopy_host::machines::MachineError;
+
+use crate::output;
 
 /// The exit codes, for `--help`.
 pub const HELP: &str = "Exit codes: 0 done, 1 failed, 2 the command line is wrong, 3 no cluster or no daemon there, \
-4 a configuration file is wrong, 5 another onecopy serves the directory, 130 interrupted.";
+4 a configuration file is wrong, 5 another onecopy serves the directory or socket, 130 interrupted.";
 
 /// The child of `up --detach` has failed and said so in its last event.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +28,14 @@ pub struct DetachedFailed {
 #[error("{0}")]
 pub struct InvalidConfiguration(pub String);
 
+/// A program in a guest has failed, and has said so itself.
+#[derive(Debug, thiserror::Error)]
+#[error("the program ended with status {code}")]
+pub struct GuestFailed {
+    /// Its exit code.
+    pub code: u8,
+}
+
 /// A signal ended the work before it was done.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted; everything that was started is stopped again")]
@@ -38,6 +51,9 @@ pub fn number(error: &anyhow::Error) -> u8 {
     if let Some(detached) = error.downcast_ref::<DetachedFailed>() {
         return detached.code;
     }
+    if let Some(failed) = error.downcast_ref::<GuestFailed>() {
+        return failed.code;
+    }
     if error.is::<Interrupted>() {
         return 130;
     }
@@ -47,9 +63,18 @@ pub fn number(error: &anyhow::Error) -> u8 {
     if is_closed_output(error) {
         return 0;
     }
+    match error.downcast_ref::<DiskServerError>() {
+        Some(DiskServerError::NotServed { .. }) => return 3,
+        Some(DiskServerError::Served { .. } | DiskServerError::Disk { source: DiskError::Leased { .. }, .. }) => {
+            return 5;
+        }
+        _ => {}
+    }
     match error.downcast_ref::<HostError>() {
-        Some(HostError::NotACluster { .. } | HostError::NotRunning { .. }) => 3,
-        Some(HostError::Locked { .. }) => 5,
+        Some(HostError::NotACluster { .. } | HostError::NotRunning { .. } | HostError::NoMemoryAgent { .. }) => 3,
+        Some(HostError::Machine(MachineError::NotThere { .. } | MachineError::DoesNotRun { .. })) => 3,
+        Some(HostError::InvalidMemory(_)) => 4,
+        Some(HostError::Locked { .. } | HostError::MemoryAgentRuns { .. }) => 5,
         _ => 1,
     }
 }
@@ -61,10 +86,10 @@ fn is_closed_output(error: &anyhow::Error) -> bool {
 
 /// Says what failed.
 pub fn tell(error: &anyhow::Error) {
-    if is_closed_output(error) {
+    if is_closed_output(error) || error.is::<GuestFailed>() {
         return;
     }
-    eprintln!("onecopy: {}", text(error));
+    output::note(text(error));
 }
 
 /// What failed, with its causes, each once.

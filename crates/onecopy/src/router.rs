@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::signals::{HangUp, StopSignal};
-use crate::{config, logging};
+use crate::{config, logging, output};
 
 /// Run the router alone, over a leader and standbys that exist already
 #[derive(Debug, Args)]
@@ -40,7 +40,7 @@ impl Router {
                 announcement += &format!(", metrics are on {}", listener.local_addr()?);
                 pages.push(Page::serve(listener, Arc::clone(&router)));
             }
-            println!("{announcement}.");
+            output::say(format_args!("{announcement}."));
             self.serve(&router, &signal).await?;
             drop(pages);
             router.shutdown().await;
@@ -54,17 +54,20 @@ impl Router {
         loop {
             tokio::select! {
                 () = stop.received() => return Ok(()),
-                _ = hang_ups.recv() => match self.reload(router) {
-                    Ok(()) => tracing::info!(file = %self.config.display(), "read again"),
-                    // A router that serves is worth more than one that has died of a typing error.
-                    Err(error) => tracing::error!(%error, "goes on with the configuration that it had"),
+                _ = hang_ups.recv() => tokio::select! {
+                    () = stop.received() => return Ok(()),
+                    // Takes a while when reads on a follower that went must end.
+                    result = self.reload(router) => match result {
+                        Ok(()) => tracing::info!(file = %self.config.display(), "read again"),
+                        // A router that serves is worth more than one that has died of a typing error.
+                        Err(error) => tracing::error!(%error, "goes on with the configuration that it had"),
+                    },
                 },
             }
         }
     }
 
-    fn reload(&self, router: &onecopy_router::Router) -> anyhow::Result<()> {
-        router.reload(&config::read(&self.config)?);
-        Ok(())
+    async fn reload(&self, router: &onecopy_router::Router) -> anyhow::Result<()> {
+        Ok(router.reload(&config::read(&self.config)?).await?)
     }
 }

@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use crate::output;
+
 /// Whether the end of the terminal ends the program too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HangUp {
@@ -38,7 +40,7 @@ impl StopSignal {
                 while arrivals.recv().await.is_some() {
                     if sender.send_replace(true) {
                         let step = told.lock().expect("nobody panics with this lock").clone();
-                        eprintln!("onecopy: still going on: {step}");
+                        output::note(format_args!("still going on: {step}"));
                     }
                 }
             });

@@ -5,7 +5,10 @@ use std::io::{IsTerminal, Write as _};
 use std::time::Duration;
 
 use clap::Args;
-use onecopy_host::ClusterStatus;
+use indicatif::HumanBytes;
+use onecopy_host::memory::MemorySummary;
+use onecopy_host::{CloneStatus, ClusterStatus, MachineStatus};
+use onecopy_memory::size;
 
 use crate::directory::DirectoryOption;
 
@@ -56,7 +59,7 @@ impl Status {
 fn table(status: &ClusterStatus) -> String {
     let router = &status.router;
     let mut text = format!(
-        "{} in {}, daemon {}\n{} clients, {} reads, {} updates, reads are {}\n\n",
+        "{} in {}, daemon {}\n{} clients, {} reads, {} updates, reads are {}\n",
         status.address,
         status.directory.display(),
         status.process_id,
@@ -65,11 +68,27 @@ fn table(status: &ClusterStatus) -> String {
         router.updates,
         router.freshness
     );
+    if let Some(memory) = &status.memory {
+        text.push_str(&memory_lines(memory));
+    }
     server_lines(status, &mut text);
     if !router.databases.is_empty() {
         database_lines(status, &mut text);
     }
     text
+}
+
+/// The servers' memory, on one line, and what is wrong with it.
+fn memory_lines(memory: &MemorySummary) -> String {
+    let (used, budget) = (size::text(memory.committed_bytes), size::text(memory.budget_bytes));
+    let automatic = if memory.automatic { "automatic" } else { "set by hand" };
+    let available = memory.available_bytes.map(|bytes| format!(", the host has {} left", size::text(bytes)));
+    let notice = memory.notice.as_ref().map(|notice| format!("{notice}\n"));
+    format!(
+        "pools have {used} of {budget}, {automatic}{}\n{}\n",
+        available.unwrap_or_default(),
+        notice.unwrap_or_default()
+    )
 }
 
 fn server_lines(status: &ClusterStatus, text: &mut String) {
@@ -93,10 +112,52 @@ fn server_lines(status: &ClusterStatus, text: &mut String) {
             or_dash(reads),
             or_dash(server.restarts),
         );
+        if let Some(machine) = &server.machine {
+            let _ = writeln!(text, "  {}", machine_line(machine));
+        }
+        if let Some(clone) = &server.clone {
+            let _ = writeln!(text, "  {}", clone_line(clone));
+        }
         if let Some(problem) = &server.problem {
             let _ = writeln!(text, "  {problem}");
         }
     }
+}
+
+/// How a server's machine is.
+fn machine_line(machine: &MachineStatus) -> String {
+    let available = machine.memory_available_bytes.map(|bytes| format!(", {} left", size::text(bytes)));
+    let disk = match (machine.disk_process_id, machine.process_id) {
+        (None, Some(_)) => "disk not served".to_owned(),
+        _ => format!("disk {} of {}", size::text(machine.disk_used_bytes), size::text(machine.disk_bytes)),
+    };
+    let restarts = match machine.disk_restarts {
+        0 => String::new(),
+        times => format!(", its process restarted {times} times"),
+    };
+    let silent = machine.silent_s.map(|seconds| format!(" for {seconds} s")).unwrap_or_default();
+    format!(
+        "machine {}{silent}, {} cpus, memory {}{} (not managed), {disk}{restarts}",
+        machine.state,
+        machine.processors,
+        size::text(machine.memory_bytes),
+        available.unwrap_or_default()
+    )
+}
+
+/// How far a clone is.
+fn clone_line(clone: &CloneStatus) -> String {
+    if clone.whole {
+        return format!("{} clone, whole", clone.way);
+    }
+    let percent = 100.0 * clone.filled_ratio();
+    let (filled, total) = (HumanBytes(clone.filled_bytes), HumanBytes(clone.total_bytes));
+    let rate = HumanBytes(clone.rate_bytes_per_second);
+    let left = clone.left_seconds.map(|seconds| format!(", {seconds} s left")).unwrap_or_default();
+    format!(
+        "{} clone, {percent:.1} % filled ({filled} of {total}), {rate}/s{left}, {} faults served",
+        clone.way, clone.demand_faults
+    )
 }
 
 fn database_lines(status: &ClusterStatus, text: &mut String) {

@@ -3,15 +3,18 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use clap::Args;
-use onecopy_host::{Cluster, Directory, Event, Progress, Summary, UpOptions};
+use clap::{Args, ValueEnum};
+use onecopy_host::machines::MachineWishes;
+use onecopy_host::memory::MemoryConfiguration;
+use onecopy_host::{Cluster, Directory, Event, Progress, Runtime, Summary, UpOptions};
 use onecopy_router::config::Freshness;
 
 use crate::directory::DirectoryOption;
+use crate::disk::amount::bytes;
 use crate::exit::Interrupted;
 use crate::progress::Display;
 use crate::signals::{HangUp, StopSignal};
-use crate::{detach, exit, logging};
+use crate::{config, detach, exit, logging, output};
 
 /// Start a cluster on this machine: a leader, followers, and the router on one port
 ///
@@ -35,6 +38,28 @@ pub struct Up {
     /// Directory of PostgreSQL's programs (15 to 18) [default: as before, else the newest that is found]
     #[arg(long, value_name = "DIRECTORY")]
     pg_bindir: Option<PathBuf>,
+    /// File with the table [memory] [default: as before, else onecopy.toml in the cluster's directory, if there is one]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Keep the files of one more follower ready, where clones are filled on demand [default: as before, on in a new cluster]
+    #[arg(long, value_enum, value_name = "on|off")]
+    spare: Option<Switch>,
+    /// What servers run in: processes of this host, or a virtual machine each [default: as before, process in a new cluster]
+    #[arg(long, value_enum, value_name = "process|vm")]
+    runtime: Option<RuntimeName>,
+    /// Memory of each server's machine, from its next start on [default: as before, 1GB in a new cluster]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    vm_memory: Option<u64>,
+    /// Processors of each server's machine, from its next start on [default: as before, 1 in a new cluster]
+    #[arg(long, value_name = "N")]
+    vm_processors: Option<u32>,
+    /// Size of the disk of machines that are made from now on [default: as before, 16GB in a new cluster]
+    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    vm_disk: Option<u64>,
+    /// Directory of the guest image of machines that are made from now on [default: as before, else postgresql-17 in
+    /// $ONECOPY_GUEST_DIRECTORY or /var/cache/onecopy/guest]
+    #[arg(long, value_name = "DIRECTORY")]
+    vm_image: Option<PathBuf>,
     /// Return when the cluster serves clients; it goes on in the background
     #[arg(long)]
     detach: bool,
@@ -44,6 +69,33 @@ pub struct Up {
     /// This process is the background of `--detach`.
     #[arg(long, hide = true)]
     daemon: bool,
+}
+
+/// What servers run in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RuntimeName {
+    /// `process`
+    Process,
+    /// `vm`
+    Vm,
+}
+
+impl RuntimeName {
+    fn runtime(self) -> Runtime {
+        match self {
+            RuntimeName::Process => Runtime::Process,
+            RuntimeName::Vm => Runtime::Vm,
+        }
+    }
+}
+
+/// `on` or `off`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// `on`
+    On,
+    /// `off`
+    Off,
 }
 
 impl Up {
@@ -64,14 +116,35 @@ impl Up {
         outcome
     }
 
-    fn options(&self, directory: Directory) -> UpOptions {
-        UpOptions {
+    fn options(&self, directory: Directory) -> anyhow::Result<UpOptions> {
+        let memory = self.memory(&directory)?;
+        Ok(UpOptions {
             directory,
             replicas: self.replicas,
             port: self.port,
             metrics_port: self.metrics_port,
             freshness: self.freshness,
             pg_bindir: self.pg_bindir.clone(),
+            spare: self.spare.map(|spare| spare == Switch::On),
+            configuration_file: self.config.clone(),
+            memory,
+            runtime: self.runtime.map(RuntimeName::runtime),
+            machine: MachineWishes {
+                memory_bytes: self.vm_memory,
+                processors: self.vm_processors,
+                disk_bytes: self.vm_disk,
+                image: self.vm_image.clone(),
+            },
+        })
+    }
+
+    /// What the user's own configuration says of memory; a file that was named must be there.
+    fn memory(&self, directory: &Directory) -> anyhow::Result<MemoryConfiguration> {
+        let remembered = || directory.state().ok()?.configuration_file;
+        match self.config.clone().or_else(remembered) {
+            Some(file) => config::read_memory(&file),
+            None if directory.configuration_file().exists() => config::read_memory(&directory.configuration_file()),
+            None => Ok(MemoryConfiguration::default()),
         }
     }
 
@@ -87,6 +160,15 @@ impl Up {
         add("metrics-port", self.metrics_port.map(|port| port.to_string()));
         add("freshness", self.freshness.map(|freshness| freshness.to_string()));
         add("pg-bindir", self.pg_bindir.as_ref().map(|path| path.to_string_lossy().into_owned()));
+        let config = self.config.as_ref().map(std::path::absolute).transpose()?;
+        add("config", config.map(|path| path.to_string_lossy().into_owned()));
+        add("spare", self.spare.map(|spare| if spare == Switch::On { "on" } else { "off" }.to_owned()));
+        add("runtime", self.runtime.map(|runtime| runtime.runtime().as_str().to_owned()));
+        add("vm-memory", self.vm_memory.map(|bytes| format!("{bytes}B")));
+        add("vm-processors", self.vm_processors.map(|processors| processors.to_string()));
+        add("vm-disk", self.vm_disk.map(|bytes| format!("{bytes}B")));
+        let image = self.vm_image.as_ref().map(std::path::absolute).transpose()?;
+        add("vm-image", image.map(|path| path.to_string_lossy().into_owned()));
         let started = crate::block_on(detach::start(directory, &arguments, &display));
         display.finish();
         self.announce(&display, &started?);
@@ -94,11 +176,12 @@ impl Up {
     }
 
     async fn serve(&self, directory: Directory) -> anyhow::Result<()> {
+        let options = self.options(directory.clone())?;
         let signal = Arc::new(StopSignal::listen(HangUp::Stops)?);
         let display = Arc::new(Display::choose(self.json));
         let progress = display.telling(Arc::clone(&signal));
         let cluster = tokio::select! {
-            cluster = Cluster::up(self.options(directory.clone()), &progress) => cluster?,
+            cluster = Cluster::up(options, &progress) => cluster?,
             () = signal.received() => {
                 // What was started so far is what a killed daemon would have left.
                 onecopy_host::down(&directory, &progress).await?;
@@ -120,13 +203,18 @@ impl Up {
             return;
         }
         let directory = summary.directory.display();
-        println!("One serializable database over {} servers is on {}.", summary.servers.len(), summary.router);
-        println!("  connect   onecopy psql --dir {directory}");
-        println!("  look      onecopy status --dir {directory}");
-        println!("  measure   http://{}/metrics", summary.metrics);
+        output::say(format_args!(
+            "One serializable database over {} servers is on {}.",
+            summary.servers.len(),
+            summary.router
+        ));
+        output::say(format_args!("  connect   onecopy psql --dir {directory}"));
+        output::say(format_args!("  scale     onecopy scale N --dir {directory}"));
+        output::say(format_args!("  look      onecopy status --dir {directory}"));
+        output::say(format_args!("  measure   http://{}/metrics", summary.metrics));
         match self.detach {
-            true => println!("  stop      onecopy down --dir {directory}"),
-            false => println!("  stop      Ctrl-C"),
+            true => output::say(format_args!("  stop      onecopy down --dir {directory}")),
+            false => output::say("  stop      Ctrl-C"),
         }
     }
 }

@@ -18,26 +18,64 @@ fn options(text: &str) -> Vec<&str> {
         .collect()
 }
 
+/// Every command that people use.
+const COMMANDS: [&[&str]; 30] = [
+    &["up"],
+    &["status"],
+    &["scale"],
+    &["reinit"],
+    &["clone"],
+    &["down"],
+    &["psql"],
+    &["dsn"],
+    &["memory", "status"],
+    &["memory", "set"],
+    &["memory", "auto"],
+    &["memory", "history"],
+    &["memory", "agent"],
+    &["disk", "create"],
+    &["disk", "info"],
+    &["disk", "check"],
+    &["disk", "snapshot"],
+    &["disk", "export"],
+    &["disk", "serve"],
+    &["disk", "limit"],
+    &["disk", "stop"],
+    &["vm", "create"],
+    &["vm", "list"],
+    &["vm", "start"],
+    &["vm", "stop"],
+    &["vm", "console"],
+    &["vm", "exec"],
+    &["vm", "delete"],
+    &["router"],
+    &["host"],
+];
+
 #[test]
 fn the_guide_names_every_command_option_and_setting() {
     let guide = include_str!("../../../docs/guide.md");
-    for command in ["up", "status", "down", "psql", "dsn", "router"] {
-        assert!(guide.contains(&format!("onecopy {command}")), "the guide does not name {command}");
-        let help = onecopy(&[command, "--help"]);
+    for command in COMMANDS {
+        let name = command.join(" ");
+        assert!(guide.contains(&format!("onecopy {name}")), "the guide does not name {name}");
+        let help = onecopy(&[command, &["--help"]].concat());
         let options = options(&help);
         assert!(options.contains(&"--help"), "{help}");
         for option in options.into_iter().filter(|option| *option != "--help") {
-            assert!(guide.contains(option), "the guide does not name {option} of {command}");
+            assert!(guide.contains(option), "the guide does not name {option} of {name}");
         }
     }
     let settings = onecopy(&["config", "show"]);
-    let router = settings.split("\n[leader]").next().expect("the router comes first");
-    let pairs: Vec<(&str, &str)> = router.lines().filter_map(|line| line.split_once(" = ")).collect();
-    assert!(pairs.contains(&("listen", "\"127.0.0.1:6432\"")), "{settings}");
-    for (name, default) in pairs {
-        let row = guide.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
-        let row = row.unwrap_or_else(|| panic!("the guide has no row for the setting {name}"));
-        let told = row.trim_end_matches(" |").rsplit("| ").next().unwrap_or_default().trim_matches('`');
-        assert_eq!(told, default.trim_matches('"'), "the default of {name}");
+    for (table, known) in [("router", ("listen", "\"127.0.0.1:6432\"")), ("memory", ("auto", "true"))] {
+        let (_, begun) = settings.split_once(&format!("[{table}]\n")).expect("the table is shown");
+        let pairs: Vec<(&str, &str)> =
+            begun.lines().take_while(|line| !line.starts_with('[')).filter_map(|line| line.split_once(" = ")).collect();
+        assert!(pairs.contains(&known), "{settings}");
+        for (name, default) in pairs {
+            let row = guide.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
+            let row = row.unwrap_or_else(|| panic!("the guide has no row for the setting {name} of {table}"));
+            let told = row.trim_end_matches(" |").rsplit("| ").next().unwrap_or_default().trim_matches('`');
+            assert_eq!(told, default.trim_matches('"'), "the default of {name} of {table}");
+        }
     }
 }

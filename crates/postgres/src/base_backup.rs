@@ -1,5 +1,7 @@
 //! Making a follower by PostgreSQL's own base backup.
 
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -29,6 +31,15 @@ pub struct BaseBackup {
     pub slot: String,
 }
 
+/// Where a copy puts a tablespace of its source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TablespaceMapping {
+    /// Where it is on the source.
+    pub from: PathBuf,
+    /// Where the copy's is to be: does not exist or is empty.
+    pub to: PathBuf,
+}
+
 impl FollowerMaker for BaseBackup {
     fn make<'a>(
         &'a self,
@@ -36,15 +47,20 @@ impl FollowerMaker for BaseBackup {
         target: &'a Path,
         progress: &'a (dyn Fn(Progress) + Send + Sync),
     ) -> MakeFuture<'a> {
-        Box::pin(self.copy(source, target, progress))
+        Box::pin(self.make_mapped(source, target, &[], progress))
     }
 }
 
 impl BaseBackup {
-    async fn copy(
+    /// What [`FollowerMaker::make`] does, of a source with tablespaces beside it on the same host: they cannot lie in the same places.
+    ///
+    /// # Errors
+    /// As [`FollowerMaker::make`]; what was copied into the tablespaces' places is removed too.
+    pub async fn make_mapped(
         &self,
         source: &ConnectionParameters,
         target: &Path,
+        tablespaces: &[TablespaceMapping],
         progress: &(dyn Fn(Progress) + Send + Sync),
     ) -> Result<(), PostgresError> {
         let target = std::path::absolute(target).map_err(PostgresError::file("resolve", target))?;
@@ -56,10 +72,17 @@ impl BaseBackup {
         let new_directory = PathBuf::from(new_directory);
         remove_if_there(&new_directory)?;
         self.user.create_directory(&new_directory)?;
+        for tablespace in tablespaces {
+            if is_occupied(&tablespace.to) {
+                return Err(PostgresError::DataDirectoryNotEmpty { path: tablespace.to.clone() });
+            }
+            self.user.create_directory(&tablespace.to)?;
+        }
         // Left by a copy that was interrupted: it would keep the source's log for nobody.
         drop_slot(source, &self.slot).await?;
-        if let Err(error) = self.run(source, &new_directory, progress).await {
-            self.clean_up(source, &new_directory).await;
+        if let Err(error) = self.run(source, &new_directory, tablespaces, progress).await {
+            let made = tablespaces.iter().map(|tablespace| tablespace.to.as_path());
+            self.clean_up(source, made.chain([new_directory.as_path()])).await;
             return Err(error);
         }
         put_in_place(&new_directory, &target)
@@ -69,6 +92,7 @@ impl BaseBackup {
         &self,
         source: &ConnectionParameters,
         directory: &Path,
+        tablespaces: &[TablespaceMapping],
         progress: &(dyn Fn(Progress) + Send + Sync),
     ) -> Result<(), PostgresError> {
         let program = self.binaries.program("pg_basebackup");
@@ -76,6 +100,7 @@ impl BaseBackup {
         command.arg("--pgdata").arg(directory).arg("--dbname").arg(source.to_dsn_without_password());
         command.args(["--wal-method=stream", "--create-slot", "--slot", &self.slot]);
         command.args(["--checkpoint=fast", "--progress", "--no-password"]);
+        command.args(tablespaces.iter().map(mapping_argument));
         if let Some(password) = &source.password {
             // Not on the command line, which everybody can read.
             command.env("PGPASSWORD", password);
@@ -101,9 +126,11 @@ impl BaseBackup {
     }
 
     /// After a failure, whose error counts: what cannot be cleaned up is only logged.
-    async fn clean_up(&self, source: &ConnectionParameters, directory: &Path) {
-        if let Err(error) = remove_if_there(directory) {
-            tracing::warn!(%error, "an incomplete copy is left");
+    async fn clean_up(&self, source: &ConnectionParameters, directories: impl Iterator<Item = &Path>) {
+        for directory in directories {
+            if let Err(error) = remove_if_there(directory) {
+                tracing::warn!(%error, "an incomplete copy is left");
+            }
         }
         for _ in 0..SLOT_DROP_ATTEMPTS_MAX {
             match drop_slot(source, &self.slot).await {
@@ -116,6 +143,21 @@ impl BaseBackup {
         }
         tracing::warn!(slot = %self.slot, "a replication slot is left: it is still in use");
     }
+}
+
+/// Source of the quoting: PostgreSQL, `src/bin/pg_basebackup/pg_basebackup.c`, `tablespace_list_append`.
+fn mapping_argument(tablespace: &TablespaceMapping) -> OsString {
+    let quoted = |path: &Path| {
+        path.as_os_str().as_bytes().iter().fold(Vec::new(), |mut text, byte| {
+            if *byte == b'=' {
+                text.push(b'\\');
+            }
+            text.push(*byte);
+            text
+        })
+    };
+    let bytes = [b"--tablespace-mapping=".to_vec(), quoted(&tablespace.from), b"=".to_vec(), quoted(&tablespace.to)];
+    OsString::from_vec(bytes.concat())
 }
 
 /// Reads what the program prints until its end: progress is reported, the end of all else is returned.
@@ -184,6 +226,12 @@ mod tests {
         let printed = vec![b'x'; 10 * OUTPUT_BYTES_MAX];
         let complaints = read_output(printed.as_slice(), |_| ()).await.expect("read");
         assert_eq!(complaints.len(), OUTPUT_BYTES_MAX);
+    }
+
+    #[test]
+    fn an_equals_sign_in_a_path_is_no_separator() {
+        let mapping = TablespaceMapping { from: "/a=b".into(), to: "/c".into() };
+        assert_eq!(mapping_argument(&mapping), "--tablespace-mapping=/a\\=b=/c");
     }
 
     proptest! {

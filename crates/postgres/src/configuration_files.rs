@@ -16,7 +16,11 @@ pub(crate) fn write(options: &ServerOptions, data_directory: &Path, settings: &S
     options.user.write_file(&data_directory.join(SETTINGS_FILE), settings.as_bytes(), 0o600)?;
     options.user.write_file(&data_directory.join("pg_hba.conf"), rules.as_bytes(), 0o600)?;
     let path = data_directory.join(POSTGRESQL_CONF);
-    let mut main = std::fs::read_to_string(&path).map_err(PostgresError::file("read", &path))?;
+    let mut main = match std::fs::read_to_string(&path) {
+        // A copy of a server whose configuration is elsewhere, as Debian has it.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        read => read.map_err(PostgresError::file("read", &path))?,
+    };
     let includes = format!("include '{SETTINGS_FILE}'\ninclude_if_exists '{STANDBY_FILE}'\n");
     // At the very end: of several values the last one counts.
     if !main.ends_with(&includes) {

@@ -9,7 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::crc32c::crc32c;
-use crate::{Lsn, PostgresError};
+use crate::{Lsn, PostgresError, Settings};
 
 /// Physical size of the file.
 const FILE_BYTES: usize = 8192;
@@ -18,9 +18,15 @@ const FILE_BYTES: usize = 8192;
 const LAYOUTS: [(u32, u32, u32, usize); 4] = [
     (1300, 202_209_061, 15, 288),
     (1300, 202_307_071, 16, 288),
-    (1300, 202_406_281, 17, 288),
+    (1700, 202_406_281, 17, 288),
     (1800, 202_506_291, 18, 292),
 ];
+
+const STATE_OFFSET: usize = 16;
+const MIN_RECOVERY_POINT_OFFSET: usize = 136;
+const MIN_RECOVERY_TIMELINE_OFFSET: usize = 144;
+/// `DB_SHUTDOWNED_IN_RECOVERY`.
+const STATE_SHUT_DOWN_IN_RECOVERY: u32 = 2;
 
 /// What a data directory is doing, or was doing when its server died.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,6 +77,8 @@ pub struct ControlFile {
     pub checkpoint_redo: Lsn,
     /// Timeline of that checkpoint.
     pub timeline: u32,
+    /// Whether the log holds a full image of each page's first change from that checkpoint on: what repairs torn pages.
+    pub full_page_writes: bool,
     /// A standby is consistent only from here on; invalid for a primary.
     pub min_recovery_point: Lsn,
     /// Timeline of that position.
@@ -138,13 +146,21 @@ impl ControlFile {
     /// # Errors
     /// [`PostgresError::File`], [`PostgresError::ControlFile`].
     pub fn read(data_directory: &Path) -> Result<ControlFile, PostgresError> {
+        ControlFile::read_with_bytes(data_directory).map(|(control, _)| control)
+    }
+
+    /// The same, with the bytes that it was understood from.
+    ///
+    /// # Errors
+    /// As [`ControlFile::read`].
+    pub fn read_with_bytes(data_directory: &Path) -> Result<(ControlFile, Vec<u8>), PostgresError> {
         const ATTEMPTS_MAX: u32 = 5;
         let path = data_directory.join("global").join("pg_control");
         let mut attempt = 1;
         loop {
             let bytes = std::fs::read(&path).map_err(PostgresError::file("read", &path))?;
             match ControlFile::parse(&bytes) {
-                Ok(control) => return Ok(control),
+                Ok(control) => return Ok((control, bytes)),
                 Err(ControlFileError::WrongChecksum { .. }) if attempt < ATTEMPTS_MAX => attempt += 1,
                 Err(source) => return Err(PostgresError::ControlFile { path, source }),
             }
@@ -159,11 +175,7 @@ impl ControlFile {
     pub fn parse(bytes: &[u8]) -> Result<ControlFile, ControlFileError> {
         let bytes = bytes.get(..FILE_BYTES.min(bytes.len())).unwrap_or(bytes);
         let fields = Fields(bytes);
-        let (format, catalog_version) = (fields.u32(8)?, fields.u32(12)?);
-        let (_, _, major_version, checksum_offset) = LAYOUTS
-            .into_iter()
-            .find(|layout| (layout.0, layout.1) == (format, catalog_version))
-            .ok_or(ControlFileError::UnsupportedVersion { format, catalog: catalog_version })?;
+        let (_, catalog_version, major_version, checksum_offset) = fields.layout()?;
         let found = fields.u32(checksum_offset)?;
         let computed = crc32c(&bytes[..checksum_offset]);
         if found != computed {
@@ -173,13 +185,14 @@ impl ControlFile {
             system_identifier: fields.u64(0)?,
             major_version,
             catalog_version,
-            state: fields.state(16)?,
+            state: fields.state(STATE_OFFSET)?,
             changed_at_seconds: fields.u64(24)?.cast_signed(),
             checkpoint: Lsn(fields.u64(32)?),
             checkpoint_redo: Lsn(fields.u64(40)?),
             timeline: fields.u32(48)?,
-            min_recovery_point: Lsn(fields.u64(136)?),
-            min_recovery_timeline: fields.u32(144)?,
+            full_page_writes: fields.flag(56)?,
+            min_recovery_point: Lsn(fields.u64(MIN_RECOVERY_POINT_OFFSET)?),
+            min_recovery_timeline: fields.u32(MIN_RECOVERY_TIMELINE_OFFSET)?,
             backup_start: Lsn(fields.u64(152)?),
             wal_level: fields.wal_level(172)?,
             wal_log_hints: fields.flag(176)?,
@@ -193,12 +206,59 @@ impl ControlFile {
             data_checksums: fields.u32(252)? != 0,
         })
     }
+
+    /// What a standby of this server must have at least to let queries in.
+    ///
+    /// Source: PostgreSQL documentation, "Hot Standby", "Administrator's Overview".
+    pub fn standby_settings(&self) -> Settings {
+        let mut settings = Settings::new();
+        settings
+            .set("max_connections", self.max_connections)
+            .set("max_worker_processes", self.max_worker_processes)
+            .set("max_wal_senders", self.max_wal_senders)
+            .set("max_prepared_transactions", self.max_prepared_transactions)
+            .set("max_locks_per_transaction", self.max_locks_per_transaction);
+        settings
+    }
+
+    /// The control file of a standby that was shut down, made from one of a server whose files were taken as a crash would leave them:
+    /// with a `standby.signal` PostgreSQL recovers from the checkpoint that the file names and lets nobody in before
+    /// `min_recovery_point` on `timeline`.
+    ///
+    /// Source: PostgreSQL, `src/backend/access/transam/xlogrecovery.c`, `InitWalRecovery`: a file that says where consistency is
+    /// enters archive recovery directly, without a crash recovery from the log that is there (there is none).
+    ///
+    /// # Errors
+    /// Those of [`ControlFile::parse`]; never panics, whatever the bytes are.
+    pub fn patch_for_standby(
+        bytes: &[u8],
+        min_recovery_point: Lsn,
+        timeline: u32,
+    ) -> Result<Vec<u8>, ControlFileError> {
+        ControlFile::parse(bytes)?;
+        let (_, _, _, checksum_offset) = Fields(bytes).layout()?;
+        let mut patched = bytes.to_vec();
+        patched.resize(FILE_BYTES, 0);
+        let mut put = |offset: usize, field: &[u8]| patched[offset..offset + field.len()].copy_from_slice(field);
+        put(STATE_OFFSET, &STATE_SHUT_DOWN_IN_RECOVERY.to_ne_bytes());
+        put(MIN_RECOVERY_POINT_OFFSET, &min_recovery_point.0.to_ne_bytes());
+        put(MIN_RECOVERY_TIMELINE_OFFSET, &timeline.to_ne_bytes());
+        let checksum = crc32c(&patched[..checksum_offset]);
+        patched[checksum_offset..checksum_offset + 4].copy_from_slice(&checksum.to_ne_bytes());
+        Ok(patched)
+    }
 }
 
 /// Fields at their offsets.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
+    fn layout(&self) -> Result<(u32, u32, u32, usize), ControlFileError> {
+        let (format, catalog) = (self.u32(8)?, self.u32(12)?);
+        let known = LAYOUTS.into_iter().find(|layout| (layout.0, layout.1) == (format, catalog));
+        known.ok_or(ControlFileError::UnsupportedVersion { format, catalog })
+    }
+
     fn array<const BYTES: usize>(&self, offset: usize) -> Result<[u8; BYTES], ControlFileError> {
         let field = self.0.get(offset..).and_then(|rest| rest.first_chunk::<BYTES>());
         field.copied().ok_or(ControlFileError::TooShort(self.0.len()))
@@ -260,6 +320,7 @@ mod tests {
         put(16, &6_u32.to_ne_bytes());
         put(40, &0x1_0000_0028_u64.to_ne_bytes());
         put(48, &3_u32.to_ne_bytes());
+        put(56, &[1]);
         put(172, &1_u32.to_ne_bytes());
         put(180, &200_u32.to_ne_bytes());
         put(252, &1_u32.to_ne_bytes());
@@ -279,6 +340,28 @@ mod tests {
             assert_eq!((control.major_version, control.timeline, control.max_connections), (layout.2, 3, 200));
             assert_eq!((control.state, control.wal_level), (ClusterState::InProduction, WalLevel::Replica));
             assert_eq!((control.checkpoint_redo, control.data_checksums), (Lsn(0x1_0000_0028), true));
+            assert!(control.full_page_writes);
+        }
+    }
+
+    #[test]
+    fn a_patch_changes_three_fields_in_every_version() {
+        for layout in LAYOUTS {
+            let bytes = sample(layout);
+            let before = ControlFile::parse(&bytes).expect("valid");
+            let patched = ControlFile::patch_for_standby(&bytes, Lsn(0x1_0000_5000), 4).expect("patched");
+            let expected = ControlFile {
+                state: ClusterState::ShutDownInRecovery,
+                min_recovery_point: Lsn(0x1_0000_5000),
+                min_recovery_timeline: 4,
+                ..before
+            };
+            assert_eq!(ControlFile::parse(&patched).expect("valid"), expected);
+            let changed: Vec<usize> = (0..FILE_BYTES).filter(|offset| bytes[*offset] != patched[*offset]).collect();
+            let checksum = layout.3..layout.3 + 4;
+            let ours =
+                |offset: &usize| (16..20).contains(offset) || (136..148).contains(offset) || checksum.contains(offset);
+            assert!(patched.len() == FILE_BYTES && changed.iter().all(ours), "{changed:?}");
         }
     }
 
@@ -305,6 +388,17 @@ mod tests {
         #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..9000)) {
             prop_assert!(ControlFile::parse(&bytes).is_err());
+            prop_assert!(ControlFile::patch_for_standby(&bytes, Lsn(1), 1).is_err());
+        }
+
+        #[test]
+        fn every_position_survives_a_patch(layout in 0..4_usize, position: u64, timeline: u32, length in 296..9000_usize) {
+            let mut bytes = sample(LAYOUTS[layout]);
+            bytes.resize(length, 0);
+            let patched = ControlFile::patch_for_standby(&bytes, Lsn(position), timeline).expect("patched");
+            let control = ControlFile::parse(&patched).expect("valid");
+            prop_assert_eq!((control.min_recovery_point, control.min_recovery_timeline), (Lsn(position), timeline));
+            prop_assert_eq!(patched.len(), FILE_BYTES);
         }
 
         #[test]
@@ -312,7 +406,8 @@ mod tests {
             let mut bytes = sample(LAYOUTS[layout]);
             bytes[offset] = byte;
             seal(&mut bytes, LAYOUTS[layout].3);
-            let _ = ControlFile::parse(&bytes);
+            let patched = ControlFile::patch_for_standby(&bytes, Lsn(1), 1);
+            prop_assert_eq!(patched.is_ok(), ControlFile::parse(&bytes).is_ok());
         }
 
         #[test]

@@ -217,6 +217,12 @@ pub enum PostgresError {
         /// What is wrong with it.
         source: ControlFileError,
     },
+    /// The machine that a server runs in failed.
+    #[error("{reason}")]
+    Machine {
+        /// What failed, in its own words.
+        reason: String,
+    },
     /// A supervised server is down and is being tried again.
     #[error("the server is down and will be tried again: {reason}")]
     Down {
@@ -230,13 +236,13 @@ pub enum PostgresError {
 
 impl PostgresError {
     /// Wraps a failed file operation; for `map_err`.
-    pub(crate) fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> PostgresError {
+    pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> PostgresError {
         let path = path.into();
         move |source| PostgresError::File { action, path, source }
     }
 
     /// Wraps a failed statement; for `map_err`.
-    pub(crate) fn sql(action: &'static str) -> impl FnOnce(tokio_postgres::Error) -> PostgresError {
+    pub fn sql(action: &'static str) -> impl FnOnce(tokio_postgres::Error) -> PostgresError {
         move |source| PostgresError::Sql { action, source }
     }
 }

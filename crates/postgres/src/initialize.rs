@@ -1,6 +1,6 @@
 //! Making a data directory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use crate::service_user::sync_directory_of;
@@ -21,7 +21,9 @@ pub(crate) async fn initialize(options: &ServerOptions) -> Result<(), PostgresEr
         return Err(PostgresError::InvalidSetting { name: "password".to_owned(), reason });
     }
     options.user.create_directory(&options.home)?;
-    let new_directory = options.home.join("data.new");
+    let mut new_directory = data_directory.clone().into_os_string();
+    new_directory.push(".new");
+    let new_directory = PathBuf::from(new_directory);
     remove_if_there(&new_directory)?;
     options.user.create_directory(&new_directory)?;
     let password_file = options.home.join("initdb.password");

@@ -1,10 +1,17 @@
 //! The postmaster as a process: its signals, its lock file, whether it lives, its children.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
+
+/// A process that ends. Source: Linux, `include/linux/sched.h`, PF_EXITING.
+const EXITING_FLAG: u64 = 4;
+
+/// What a postmaster is told its data directory with: it is begun with this first.
+pub(crate) const DIRECTORY_OPTION: &str = "-D";
 
 /// How to stop a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,18 +97,55 @@ fn works_in(process_id: u32, data_directory: &Path) -> bool {
             .is_ok_and(|program| program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("postgres")))
 }
 
+/// The postmaster of this data directory that has been begun a moment ago: it has not come to write its lock file, from which the others
+/// are known. One that ends, and has removed the file already, looks alike.
+pub(crate) fn begun_in(data_directory: &Path) -> Option<u32> {
+    // Its children's command lines say what they do.
+    let is_postmaster = |process_id: &u32| {
+        let command_line =
+            fs::read(Path::new("/proc").join(process_id.to_string()).join("cmdline")).unwrap_or_default();
+        command_line.split(|byte| *byte == 0).nth(1) == Some(DIRECTORY_OPTION.as_bytes())
+    };
+    processes_of(data_directory).into_iter().find(is_postmaster)
+}
+
 /// Whether this process still executes; a zombie does not. A dying process has left its directory a moment before it has ended.
 pub(crate) fn lives(process_id: u32) -> bool {
-    let Ok(text) = fs::read_to_string(Path::new("/proc").join(process_id.to_string()).join("stat")) else {
-        return false;
-    };
-    // proc_pid_stat(5): the state follows the program's name, which is in parentheses and may hold some itself.
-    let state = text.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    let state = stat_of(process_id).and_then(|fields| fields.chars().next());
     !matches!(state, None | Some('Z' | 'X' | 'x'))
 }
 
-/// All processes of the server of this data directory.
-pub(crate) fn processes_of(data_directory: &Path) -> Vec<u32> {
+/// Whether this process is still there and is one no more: it ends, or has ended and nobody has reaped it.
+fn is_dying(process_id: u32) -> bool {
+    let Some(fields) = stat_of(process_id) else { return false };
+    let flags = fields.split(' ').nth(6).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
+    fields.starts_with('Z') || flags & EXITING_FLAG != 0
+}
+
+/// What the kernel says of a process, its state first; none when there is no such process.
+fn stat_of(process_id: u32) -> Option<String> {
+    let text = fs::read_to_string(Path::new("/proc").join(process_id.to_string()).join("stat")).ok()?;
+    // proc_pid_stat(5): this follows the program's name, which is in parentheses and may hold some itself.
+    text.rsplit_once(')').map(|(_, rest)| rest.trim_start().to_owned())
+}
+
+/// Removes a lock file whose process is a zombie, or about to be one: PostgreSQL takes it for alive and does not start. That of a process
+/// which is quite gone it removes itself. Who must reap an orphan may do so late, or never: the first process of a container often does not.
+///
+/// Source: PostgreSQL, `CreateLockFile`, which asks kill(2) whether the process is there.
+pub(crate) fn remove_dead_lock(path: &Path) -> io::Result<()> {
+    let text = match fs::read_to_string(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read?,
+    };
+    match PidFile::parse(&text) {
+        Some(file) if is_dying(file.process_id) => fs::remove_file(path),
+        _ => Ok(()),
+    }
+}
+
+/// All processes of the server of this data directory, by their numbers.
+pub fn processes_of(data_directory: &Path) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     numbers.filter(|process_id| works_in(*process_id, data_directory)).collect()
@@ -142,9 +186,10 @@ mod tests {
         use rustix::process::{WaitId, WaitIdOptions, waitid};
         let process = Pid::from_child(&child);
         waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).expect("it died");
-        assert!(!lives(child.id()));
+        assert!(!lives(child.id()) && is_dying(child.id()));
         child.wait().expect("reaped");
-        assert!(!lives(child.id()));
+        assert!(!lives(child.id()) && !is_dying(child.id()));
+        assert!(lives(std::process::id()) && !is_dying(std::process::id()));
     }
 
     #[test]

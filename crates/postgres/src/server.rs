@@ -14,8 +14,8 @@ use tokio_postgres::error::SqlState;
 use crate::log_tail::LogFile;
 use crate::postmaster::{self, PidFile, Status, StopMode};
 use crate::{
-    ConnectionParameters, ControlFile, PostgresError, ServerOptions, Settings, StandbyOptions, configuration_files,
-    initialize,
+    ConnectionParameters, ControlFile, InheritedDescriptor, PostgresError, ServerOptions, Settings, StandbyOptions,
+    configuration_files, inherited, initialize,
 };
 
 /// How often a starting or stopping server is looked at.
@@ -24,6 +24,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 /// Children of a dead postmaster notice its death at once; those that do not are killed after this.
 const ORPHANS_TIMEOUT: Duration = Duration::from_secs(5);
+/// What is killed ends when the disk has done what it was asked for: that of a busy one may take so long.
+const ORPHANS_END_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What [`Server::start`] did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +54,18 @@ struct Changing {
     settings: Settings,
     /// The postmaster, if it is our child.
     child: Option<Child>,
+    /// What every postmaster is given, the first one and those after it.
+    inherited: Vec<InheritedDescriptor>,
+}
+
+/// What the data directory was made by. Where the top `PG_VERSION` is a link, only who inherits what it points to may read it; and whoever
+/// else has a descriptor of that number would read something foreign: the control file tells then.
+fn major_version(data_directory: &Path) -> Option<u32> {
+    let path = data_directory.join("PG_VERSION");
+    if std::fs::symlink_metadata(&path).ok()?.is_symlink() {
+        return ControlFile::read(data_directory).ok().map(|control| control.major_version);
+    }
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 impl Server {
@@ -73,16 +87,15 @@ impl Server {
     pub async fn open(options: ServerOptions) -> Result<Server, PostgresError> {
         let options = options.checked()?;
         let data_directory = options.data_directory();
-        let version = std::fs::read_to_string(data_directory.join("PG_VERSION")).ok();
-        let version = version.and_then(|text| text.trim().parse::<u32>().ok());
-        let data = version.ok_or_else(|| PostgresError::NotADataDirectory { path: data_directory.clone() })?;
+        let data = major_version(&data_directory)
+            .ok_or_else(|| PostgresError::NotADataDirectory { path: data_directory.clone() })?;
         let programs = options.binaries.major_version();
         if data != programs {
             return Err(PostgresError::VersionMismatch { path: data_directory, data, programs });
         }
         Ok(Server {
             log: LogFile::new(options.home.join("server.log")),
-            changing: Mutex::new(Changing { settings: options.settings.clone(), child: None }),
+            changing: Mutex::new(Changing { settings: options.settings.clone(), child: None, inherited: Vec::new() }),
             transition: tokio::sync::Mutex::new(()),
             data_directory,
             options,
@@ -139,6 +152,12 @@ impl Server {
         self.changing().settings = settings;
     }
 
+    /// Gives these descriptors to every postmaster that is started from now on, also to those that a supervisor starts. They are held open
+    /// until others are set.
+    pub fn set_inherited(&self, descriptors: Vec<InheritedDescriptor>) {
+        self.changing().inherited = descriptors;
+    }
+
     /// Writes the configuration, starts the postmaster and waits until it accepts connections; or takes over one that runs.
     ///
     /// A server that is not ready in time goes on starting (it may be recovering): call it again to wait on.
@@ -154,11 +173,20 @@ impl Server {
             return Ok(StartOutcome::Adopted);
         }
         self.end_orphans().await?;
+        self.remove_dead_locks()?;
         self.log.bound(&self.options.user)?;
         let log_start = self.log.end();
         self.spawn_postmaster()?;
         self.wait_accepting(self.options.start_timeout, log_start).await?;
         Ok(StartOutcome::Started)
+    }
+
+    fn remove_dead_locks(&self) -> Result<(), PostgresError> {
+        let socket_lock = self.options.socket().with_added_extension("lock");
+        for path in [self.data_directory.join("postmaster.pid"), socket_lock] {
+            postmaster::remove_dead_lock(&path).map_err(PostgresError::file("remove", path))?;
+        }
+        Ok(())
     }
 
     fn spawn_postmaster(&self) -> Result<(), PostgresError> {
@@ -171,8 +199,13 @@ impl Server {
         let copy = log.try_clone().map_err(PostgresError::file("open", self.log.path()))?;
         let program = self.options.binaries.program("postgres");
         let mut command = user.command(&program);
-        command.arg("-D").arg(&self.data_directory).stdin(Stdio::null()).stdout(copy).stderr(log).process_group(0);
-        let child = command.spawn().map_err(|source| PostgresError::Spawn { program, source })?;
+        // It goes there itself, later: so it is known for one of this server's from the first moment on.
+        command.current_dir(&self.data_directory).arg(postmaster::DIRECTORY_OPTION).arg(&self.data_directory);
+        command.stdin(Stdio::null()).stdout(copy).stderr(log).process_group(0);
+        let not_spawned = |source| PostgresError::Spawn { program, source };
+        let inherited = self.changing().inherited.clone();
+        let child =
+            inherited::hand_down(&mut command, &inherited).and_then(|()| command.spawn()).map_err(not_spawned)?;
         self.changing().child = Some(child);
         Ok(())
     }
@@ -248,13 +281,14 @@ impl Server {
         }
     }
 
-    /// Stops it and waits until all its processes are gone; a server that does not run is stopped already.
+    /// Stops it and waits until all its processes are gone, also when somebody else has begun it a moment ago; a server that does not run
+    /// is stopped already.
     ///
     /// # Errors
     /// [`PostgresError::NotStopped`] after the stop timeout.
     pub async fn stop(&self, mode: StopMode) -> Result<(), PostgresError> {
         let _transition = self.transition.lock().await;
-        if let Some(process_id) = self.process_id() {
+        if let Some(process_id) = self.process_id().or_else(|| postmaster::begun_in(&self.data_directory)) {
             self.signal_and_wait(process_id, mode.signal()).await?;
         }
         self.end_orphans().await
@@ -300,8 +334,8 @@ impl Server {
         loop {
             let orphans = postmaster::processes_of(&self.data_directory);
             let Some(first) = orphans.first() else { return Ok(()) };
-            if begin.elapsed() >= 2 * ORPHANS_TIMEOUT {
-                return Err(self.not_stopped(*first, 2 * ORPHANS_TIMEOUT, self.log.end()));
+            if begin.elapsed() >= ORPHANS_END_TIMEOUT {
+                return Err(self.not_stopped(*first, ORPHANS_END_TIMEOUT, self.log.end()));
             }
             if begin.elapsed() >= ORPHANS_TIMEOUT {
                 orphans.iter().for_each(|orphan| postmaster::send(*orphan, Signal::KILL));

@@ -17,6 +17,8 @@ pub struct ServerOptions {
     pub user: ServiceUser,
     /// The directory that holds `data/`, `server.log` and, unless said otherwise, the Unix socket in `run/`.
     pub home: PathBuf,
+    /// The data directory; none: `data` in `home`.
+    pub data_directory: Option<PathBuf>,
     /// The directory of the Unix socket; none: `run` in `home`.
     pub socket_directory: Option<PathBuf>,
     /// The address for TCP, `127.0.0.1` unless other machines must reach it.
@@ -44,6 +46,7 @@ impl ServerOptions {
             binaries,
             user,
             home,
+            data_directory: None,
             socket_directory: None,
             listen_address: "127.0.0.1".to_owned(),
             port,
@@ -58,7 +61,7 @@ impl ServerOptions {
 
     /// Where the data directory is: what a [`crate::FollowerMaker`] fills before [`crate::Server::open`].
     pub fn data_directory(&self) -> PathBuf {
-        self.home.join("data")
+        self.data_directory.clone().unwrap_or_else(|| self.home.join("data"))
     }
 
     /// Where the Unix socket is.
@@ -78,12 +81,18 @@ impl ServerOptions {
         }
     }
 
+    /// The Unix socket, beside which its lock file lies.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.socket_directory().join(format!(".s.PGSQL.{}", self.port))
+    }
+
     /// Makes the paths absolute and checks that the socket's path is not too long.
     pub(crate) fn checked(mut self) -> Result<ServerOptions, PostgresError> {
         let absolute = |path: &Path| std::path::absolute(path).map_err(PostgresError::file("resolve", path));
         self.home = absolute(&self.home)?;
+        self.data_directory = self.data_directory.as_deref().map(absolute).transpose()?;
         self.socket_directory = self.socket_directory.as_deref().map(absolute).transpose()?;
-        let path = self.socket_directory().join(format!(".s.PGSQL.{}", self.port));
+        let path = self.socket();
         let length = path.as_os_str().len();
         if length > SOCKET_PATH_BYTES_MAX {
             return Err(PostgresError::SocketPathTooLong { path, length, length_max: SOCKET_PATH_BYTES_MAX });

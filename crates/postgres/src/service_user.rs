@@ -63,6 +63,11 @@ impl ServiceUser {
         self.user_id
     }
 
+    /// The account's group id.
+    pub fn group_id(&self) -> u32 {
+        self.group_id
+    }
+
     /// A command that runs as this account, in `/`, with a clean environment and English messages.
     ///
     /// The standard library drops the supplementary groups when it changes the user.
@@ -117,7 +122,10 @@ impl ServiceUser {
     }
 
     /// Writes a file of this account with the given mode, whole or not at all, durable when it returns.
-    pub(crate) fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> Result<(), PostgresError> {
+    ///
+    /// # Errors
+    /// [`PostgresError::File`].
+    pub fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> Result<(), PostgresError> {
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(".new");
         let new_path = path.with_file_name(name);
@@ -132,8 +140,11 @@ impl ServiceUser {
         sync_directory_of(path)
     }
 
-    /// Gives an open file to this account.
-    pub(crate) fn own_file(&self, file: &File, path: &Path) -> Result<(), PostgresError> {
+    /// Gives an open file or directory to this account.
+    ///
+    /// # Errors
+    /// [`PostgresError::File`].
+    pub fn own_file(&self, file: &File, path: &Path) -> Result<(), PostgresError> {
         if self.switches {
             fchown(file, Some(self.user_id), Some(self.group_id))
                 .map_err(PostgresError::file("change the owner of", path))?;
@@ -142,7 +153,10 @@ impl ServiceUser {
     }
 
     /// Gives a file or directory to this account; a symbolic link is not followed.
-    fn own(&self, path: &Path) -> Result<(), PostgresError> {
+    ///
+    /// # Errors
+    /// [`PostgresError::File`].
+    pub fn own(&self, path: &Path) -> Result<(), PostgresError> {
         if self.switches {
             std::os::unix::fs::lchown(path, Some(self.user_id), Some(self.group_id))
                 .map_err(PostgresError::file("change the owner of", path))?;

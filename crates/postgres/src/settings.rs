@@ -45,6 +45,30 @@ impl Settings {
         self
     }
 
+    /// Has the server load a library at its start, beside those that it loads already.
+    pub fn preload(&mut self, library: &str) -> &mut Settings {
+        const LIST: &str = "shared_preload_libraries";
+        let loaded = self.get(LIST).map(str::trim).filter(|list| !list.is_empty());
+        let list = match loaded {
+            Some(list) if list.split(',').any(|loaded| loaded.trim().trim_matches('"') == library) => return self,
+            Some(list) => format!("{list}, {library}"),
+            None => library.to_owned(),
+        };
+        self.set(LIST, list)
+    }
+
+    /// Has the server no longer load a library at its start; whether it would have.
+    pub fn unload(&mut self, library: &str) -> bool {
+        const LIST: &str = "shared_preload_libraries";
+        let Some(list) = self.get(LIST) else { return false };
+        let names = |loaded: &&str| loaded.trim().trim_matches('"') != library;
+        let kept: Vec<&str> = list.split(',').filter(names).map(str::trim).collect();
+        let was_loaded = kept.len() < list.split(',').count();
+        let kept = kept.join(", ");
+        self.set(LIST, kept);
+        was_loaded
+    }
+
     /// The text of a configuration file.
     ///
     /// Source of the quoting: PostgreSQL, `src/backend/utils/misc/guc-file.l` (a string cannot hold a line end, so it is escaped).
@@ -180,6 +204,26 @@ mod tests {
         settings.set("port", 1).set("fsync", "on");
         settings.merge(Settings::new().set("port", 2));
         assert_eq!(settings.iter().collect::<Vec<_>>(), [("fsync", "on"), ("port", "2")]);
+    }
+
+    #[test]
+    fn a_library_is_loaded_beside_others_and_once() {
+        for (before, after) in [
+            (None, "some"),
+            (Some(" "), "some"),
+            (Some("other"), "other, some"),
+            (Some("some,other"), "some,other"),
+            (Some("\"some\""), "\"some\""),
+        ] {
+            let mut settings = Settings::new();
+            if let Some(before) = before {
+                settings.set("shared_preload_libraries", before);
+            }
+            assert_eq!(settings.preload("some").get("shared_preload_libraries"), Some(after), "{before:?}");
+            assert!(settings.unload("some") && !settings.unload("some"));
+            let left = settings.get("shared_preload_libraries").expect("the list stays");
+            assert_eq!(left, if after.contains("other") { "other" } else { "" });
+        }
     }
 
     #[test]

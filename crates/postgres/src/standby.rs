@@ -42,13 +42,7 @@ impl Server {
     /// # Errors
     /// [`PostgresError::Sql`].
     pub async fn create_slot(&self, name: &str) -> Result<(), PostgresError> {
-        let client = self.socket_connection().connect().await?;
-        match client.execute("SELECT pg_create_physical_replication_slot($1, true)", &[&name]).await {
-            Err(error) if error.code() != Some(&SqlState::DUPLICATE_OBJECT) => {
-                Err(PostgresError::sql("create a replication slot")(error))
-            }
-            _ => Ok(()),
-        }
+        create_slot(&self.socket_connection(), name).await
     }
 
     /// Drops a replication slot; one that does not exist is dropped already.
@@ -57,6 +51,17 @@ impl Server {
     /// [`PostgresError::Sql`], also while a standby uses it.
     pub async fn drop_slot(&self, name: &str) -> Result<(), PostgresError> {
         drop_slot(&self.socket_connection(), name).await
+    }
+}
+
+/// Makes a slot on any server; one that exists is left as it is.
+pub(crate) async fn create_slot(server: &ConnectionParameters, name: &str) -> Result<(), PostgresError> {
+    let client = server.connect().await?;
+    match client.execute("SELECT pg_create_physical_replication_slot($1, true)", &[&name]).await {
+        Err(error) if error.code() != Some(&SqlState::DUPLICATE_OBJECT) => {
+            Err(PostgresError::sql("create a replication slot")(error))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::{PostgresError, Server, StopMode};
+use crate::{Instance, PostgresError, StopMode};
 
 /// Delay before the first restart; it doubles with each failure.
 const BACK_OFF_MIN: Duration = Duration::from_millis(100);
@@ -39,7 +39,7 @@ pub enum SupervisorState {
     Starting,
     /// Accepts connections.
     Running {
-        /// The postmaster.
+        /// The postmaster, or the machine that it runs in.
         process_id: u32,
         /// Restarts after its death so far, over the supervisor's life.
         restarts: u64,
@@ -65,7 +65,7 @@ pub enum SupervisorState {
 /// While it is supervised, stop and restart the server through the supervisor: what dies otherwise is started again.
 #[derive(Debug)]
 pub struct Supervisor {
-    server: Arc<Server>,
+    instance: Arc<dyn Instance>,
     state: watch::Receiver<SupervisorState>,
     commands: mpsc::Sender<Command>,
 }
@@ -88,23 +88,34 @@ type Outcome = oneshot::Sender<Result<(), PostgresError>>;
 
 impl Supervisor {
     /// Starts the server, or takes over one that runs, and keeps it running. Returns at once: watch the state. Needs a tokio runtime.
-    pub fn spawn(server: Arc<Server>) -> Supervisor {
+    pub fn spawn(instance: Arc<dyn Instance>) -> Supervisor {
+        Supervisor::spawn_task(instance, None)
+    }
+
+    /// As [`Supervisor::spawn`]; `held` is dropped when the server runs for the first time, or when nothing starts it any more because the
+    /// supervisor was dropped or has stopped it. Who stops servers that nobody looks after waits for that: one may be started until then.
+    pub fn spawn_holding(instance: Arc<dyn Instance>, held: Arc<dyn Send + Sync>) -> Supervisor {
+        Supervisor::spawn_task(instance, Some(held))
+    }
+
+    fn spawn_task(instance: Arc<dyn Instance>, held: Option<Arc<dyn Send + Sync>>) -> Supervisor {
         let (state_sender, state) = watch::channel(SupervisorState::Starting);
         let (commands, command_receiver) = mpsc::channel(COMMANDS_MAX);
         let task = Task {
-            server: server.clone(),
+            instance: instance.clone(),
             state: state_sender,
             commands: command_receiver,
             back_off: BackOff::new(),
             restarts: 0,
+            held,
         };
         tokio::spawn(task.run());
-        Supervisor { server, state, commands }
+        Supervisor { instance, state, commands }
     }
 
     /// The server.
-    pub fn server(&self) -> &Arc<Server> {
-        &self.server
+    pub fn instance(&self) -> &Arc<dyn Instance> {
+        &self.instance
     }
 
     /// The state, now and whenever it changes.
@@ -130,7 +141,7 @@ impl Supervisor {
     /// Stops and starts the server, as a change of its settings may need.
     ///
     /// # Errors
-    /// Those of [`Server::start`] (it is then tried again); those of [`Server::stop`] (it is then watched as it is);
+    /// Those of [`Instance::start`] (it is then tried again); those of [`Instance::stop`] (it is then watched as it is);
     /// [`PostgresError::SupervisorGone`].
     pub async fn restart(&self, mode: StopMode) -> Result<(), PostgresError> {
         self.command(mode, Then::Start).await
@@ -139,7 +150,7 @@ impl Supervisor {
     /// Stops the server and ends.
     ///
     /// # Errors
-    /// Those of [`Server::stop`]; the server is then still running and not supervised any more.
+    /// Those of [`Instance::stop`]; the server is then still running and not supervised any more.
     pub async fn stop(self, mode: StopMode) -> Result<(), PostgresError> {
         self.command(mode, Then::End).await
     }
@@ -154,11 +165,13 @@ impl Supervisor {
 
 /// The task behind a supervisor.
 struct Task {
-    server: Arc<Server>,
+    instance: Arc<dyn Instance>,
     state: watch::Sender<SupervisorState>,
     commands: mpsc::Receiver<Command>,
     back_off: BackOff,
     restarts: u64,
+    /// Kept until the server has been started once.
+    held: Option<Arc<dyn Send + Sync>>,
 }
 
 /// What the task does next; each step returns the next one.
@@ -188,14 +201,16 @@ impl Task {
     async fn start(&mut self, outcome: Option<Outcome>) -> Step {
         self.state.send_replace(SupervisorState::Starting);
         let result = tokio::select! {
-            result = self.server.start() => result,
-            // The waiting ends here; the postmaster, if there is one already, is known to the server.
+            biased;
+            // The waiting ends here; the postmaster, if there is one already, is known to the server. Who has let go starts none.
             command = self.commands.recv() => return command.map_or(Step::End, Step::Obey),
+            result = self.instance.start() => result,
         };
         match result {
             Ok(started) => {
-                tracing::info!(data_directory = %self.server.data_directory().display(), ?started, "server runs");
+                tracing::info!(place = %self.instance.place(), ?started, "server runs");
                 tell(outcome, Ok(()));
+                self.held = None;
                 Step::Watch
             }
             Err(error) => {
@@ -207,21 +222,21 @@ impl Task {
     }
 
     async fn watch(&mut self) -> Step {
-        let log_start = self.server.log_end();
-        let Some(process_id) = self.server.process_id() else { return self.died(log_start) };
+        let log_start = self.instance.log_end();
+        let Some(process_id) = self.instance.process_id() else { return self.died(log_start) };
         self.state.send_replace(SupervisorState::Running { process_id, restarts: self.restarts });
         let begin = Instant::now();
         let mut log_check = tokio::time::interval(LOG_CHECK_INTERVAL);
         loop {
             tokio::select! {
-                () = self.server.wait_exit() => {
+                () = self.instance.wait_exit() => {
                     if begin.elapsed() >= HEALTHY_PERIOD {
                         self.back_off = BackOff::new();
                     }
                     return self.died(log_start);
                 }
                 command = self.commands.recv() => return command.map_or(Step::End, Step::Obey),
-                _ = log_check.tick() => if let Err(error) = self.server.bound_log() {
+                _ = log_check.tick() => if let Err(error) = self.instance.bound_log() {
                     tracing::warn!(%error, "the server's log cannot be cut");
                 },
             }
@@ -230,12 +245,12 @@ impl Task {
 
     fn died(&mut self, log_start: u64) -> Step {
         self.restarts += 1;
-        Step::BackOff(format!("its postmaster died; its log says:\n{}", self.server.log_complaints_since(log_start)))
+        Step::BackOff(self.instance.last_words(log_start))
     }
 
     async fn wait_before_start(&mut self, reason: String) -> Step {
         let delay = self.back_off.next_delay();
-        tracing::warn!(data_directory = %self.server.data_directory().display(), %reason, ?delay, "server is down");
+        tracing::warn!(place = %self.instance.place(), %reason, ?delay, "server is down");
         self.state.send_replace(SupervisorState::BackingOff { reason, delay });
         tokio::select! {
             () = tokio::time::sleep(delay) => Step::Start(None),
@@ -245,7 +260,7 @@ impl Task {
 
     async fn obey(&mut self, command: Command) -> Step {
         self.state.send_replace(SupervisorState::Stopping);
-        let result = self.server.stop(command.mode).await;
+        let result = self.instance.stop(command.mode).await;
         match (command.then, result) {
             (Then::Start, Ok(())) => Step::Start(Some(command.outcome)),
             (Then::Start, Err(error)) => {
@@ -288,7 +303,75 @@ impl BackOff {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
+    use crate::instance::InstanceFuture;
+    use crate::{ConnectionParameters, StartOutcome};
+
+    /// A server that takes a while to be begun, and is not ready then.
+    #[derive(Debug, Default)]
+    struct Slow {
+        is_being_begun: AtomicBool,
+        was_begun: AtomicBool,
+    }
+
+    impl Instance for Slow {
+        fn place(&self) -> String {
+            "nowhere".to_owned()
+        }
+
+        fn start(&self) -> InstanceFuture<'_, Result<StartOutcome, PostgresError>> {
+            Box::pin(async {
+                self.is_being_begun.store(true, Ordering::SeqCst);
+                std::thread::sleep(Duration::from_millis(300));
+                self.was_begun.store(true, Ordering::SeqCst);
+                std::future::pending().await
+            })
+        }
+
+        fn stop(&self, _: StopMode) -> InstanceFuture<'_, Result<(), PostgresError>> {
+            unreachable!("nobody stops it")
+        }
+
+        fn wait_exit(&self) -> InstanceFuture<'_, ()> {
+            unreachable!("it never runs")
+        }
+
+        fn process_id(&self) -> Option<u32> {
+            None
+        }
+
+        fn administration(&self) -> ConnectionParameters {
+            unreachable!("nobody connects")
+        }
+
+        fn log_end(&self) -> u64 {
+            0
+        }
+
+        fn last_words(&self, _: u64) -> String {
+            String::new()
+        }
+
+        fn bound_log(&self) -> Result<(), PostgresError> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_is_held_tells_when_a_server_is_no_more_begun() {
+        let (server, held) = (Arc::new(Slow::default()), Arc::new(()));
+        let supervisor = Supervisor::spawn_holding(server.clone(), held.clone());
+        while !server.is_being_begun.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        drop(supervisor);
+        while Arc::strong_count(&held) > 1 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(server.was_begun.load(Ordering::SeqCst), "who stops servers now would miss it");
+    }
 
     #[test]
     fn delays_double_up_to_the_bound() {

@@ -7,12 +7,12 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laboratory::Laboratory;
+use laboratory::{Laboratory, WAIT_MAX};
 use onecopy_postgres::{
     ClusterState, ControlFile, PostgresError, Role, Server, StartOutcome, StopMode, Supervisor, SupervisorState,
-    WalLevel,
+    WalLevel, processes_of,
 };
-use rustix::process::{Pid, Signal, getpgid, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgid, kill_process, waitid};
 
 /// What `pg_controldata` calls the state.
 fn state_in_words(state: ClusterState) -> &'static str {
@@ -44,6 +44,7 @@ fn assert_like_pg_controldata(server: &Server) -> ControlFile {
     assert_eq!(control.checkpoint.to_string(), said("Latest checkpoint location:"));
     assert_eq!(control.checkpoint_redo.to_string(), said("Latest checkpoint's REDO location:"));
     assert_eq!(control.timeline.to_string(), said("Latest checkpoint's TimeLineID:"));
+    assert_eq!(if control.full_page_writes { "on" } else { "off" }, said("Latest checkpoint's full_page_writes:"));
     assert_eq!(control.min_recovery_point.to_string(), said("Minimum recovery ending location:"));
     assert_eq!(control.min_recovery_timeline.to_string(), said("Min recovery ending loc's timeline:"));
     assert_eq!(control.backup_start.to_string(), said("Backup start location:"));
@@ -213,7 +214,7 @@ async fn a_supervisor_says_why_and_can_be_stopped_while_it_backs_off() {
     drop(occupant);
     let mut state = supervisor.state();
     let running = state.wait_for(|state| matches!(state, SupervisorState::Running { .. }));
-    let running = tokio::time::timeout(Duration::from_secs(60), running).await;
+    let running = tokio::time::timeout(WAIT_MAX, running).await;
     running.expect("the port is free now").expect("supervised");
     supervisor.stop(StopMode::Immediate).await.expect("stopped");
     assert!(!server.is_running());
@@ -230,6 +231,39 @@ async fn a_supervisor_says_why_and_can_be_stopped_while_it_backs_off() {
     supervisor.wait_running().await.expect("runs");
     assert_eq!(server.process_id(), process_id);
     supervisor.stop(StopMode::Fast).await.expect("stopped");
+}
+
+#[tokio::test]
+async fn a_postmaster_that_has_no_lock_file_yet_is_stopped() {
+    let laboratory = Laboratory::new();
+    let server = laboratory.leader().await;
+    let data_directory = server.data_directory();
+    // The postmaster reads its settings before it writes the file, and nobody writes into this one.
+    let settings = data_directory.join("postgresql.auto.conf");
+    std::fs::remove_file(&settings).expect("removed");
+    let made = std::process::Command::new("mkfifo").args(["-m", "666"]).arg(&settings).status().expect("mkfifo runs");
+    assert!(made.success());
+    let begun = async {
+        while processes_of(data_directory).is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        result = server.start() => panic!("it cannot start: {result:?}"),
+        () = begun => {}
+    }
+    assert!(!data_directory.join("postmaster.pid").exists());
+    // As of somebody who has not begun it.
+    let other = Server::open(server.options().clone()).await.expect("a server");
+    let [postmaster] = processes_of(data_directory)[..] else { panic!("it has begun nobody yet") };
+    other.stop(StopMode::Fast).await.expect("stopped");
+    assert_eq!(processes_of(data_directory), []);
+    let ended = waitid(
+        WaitId::Pid(Pid::from_raw(postmaster.cast_signed()).expect("a process")),
+        WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
+    );
+    let signal = ended.expect("a child").expect("it has ended").terminating_signal();
+    assert_eq!(signal, Some(Signal::INT.as_raw()), "it was taken for what a dead one has left");
 }
 
 #[tokio::test]
@@ -268,7 +302,50 @@ async fn a_frozen_server_is_reported_and_can_be_killed() {
     let error = server.stop(StopMode::Fast).await.expect_err("it cannot hear");
     assert!(matches!(error, PostgresError::NotStopped { .. }), "{error}");
     assert!(server.is_running());
+    // From here on it may take its time.
+    let mut options = server.options().clone();
+    options.stop_timeout = WAIT_MAX;
+    let server = Server::open(options).await.expect("opened again");
     server.crash_stop().await.expect("killed");
     assert_eq!(server.start().await.expect("recovers"), StartOutcome::Started);
     server.stop(StopMode::Immediate).await.expect("stops");
+}
+
+/// A dead process of the server's account that nobody has reaped, as a killed postmaster is whose parent was killed, too.
+struct Zombie(std::process::Child);
+
+impl Zombie {
+    fn of(server: &Server) -> Zombie {
+        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        let child = server.options().user.command("true").spawn().expect("runs");
+        waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).expect("ends");
+        Zombie(child)
+    }
+}
+
+impl Drop for Zombie {
+    fn drop(&mut self) {
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn locks_of_a_postmaster_that_nobody_has_reaped_do_not_hinder_the_next() {
+    let laboratory = Laboratory::new();
+    let server = laboratory.leader().await;
+    let socket = server.options().socket_directory().join(format!(".s.PGSQL.{}.lock", server.options().port));
+    server.options().user.create_directory(&server.options().socket_directory()).expect("a directory for the socket");
+    let zombie = Zombie::of(&server);
+    for lock in [server.data_directory().join("postmaster.pid"), socket.clone()] {
+        std::fs::write(lock, format!("{}\n{}\n", zombie.0.id(), server.data_directory().display())).expect("written");
+    }
+    assert_eq!(server.start().await.expect("starts"), StartOutcome::Started);
+    server.stop(StopMode::Fast).await.expect("stops");
+    // One whose process lives is somebody's.
+    let mut living = server.options().user.command("sleep").arg("600").spawn().expect("runs");
+    std::fs::write(socket, format!("{}\n", living.id())).expect("written");
+    let refused = server.start().await.expect_err("the socket is in use").to_string();
+    living.kill().expect("killed");
+    living.wait().expect("reaped");
+    assert!(refused.contains(&format!("PID {}", living.id())), "{refused}");
 }

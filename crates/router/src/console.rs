@@ -13,7 +13,7 @@ pub const DATABASE: &str = "onecopy";
 
 /// What can be shown.
 const SUBJECTS: [(&str, &str); 6] = [
-    ("SHOW SERVERS", "servers: role, health, reads, replay lag"),
+    ("SHOW SERVERS", "servers: role, health, reads, share of reads, replay lag"),
     ("SHOW EPOCHS", "databases: newest epoch, its age, where it is open, how gates went"),
     ("SHOW POOLS", "databases: clients and idle back ends"),
     ("SHOW STATS", "counters since the router started"),
@@ -94,11 +94,12 @@ fn servers(status: &RouterStatus) -> Table {
             server.address.clone(),
             server.reads.to_string(),
             server.reads_in_flight.to_string(),
+            server.read_share.to_string(),
             server.replay_lag_bytes.to_string(),
         ])
     };
     Table {
-        columns: &["server", "role", "health", "address", "reads", "reads_in_flight", "replay_lag_bytes"],
+        columns: &["server", "role", "health", "address", "reads", "reads_in_flight", "read_share", "replay_lag_bytes"],
         rows: status.servers.iter().map(row).collect(),
     }
 }

@@ -14,8 +14,9 @@ use tokio::task::JoinHandle;
 use crate::backend::{Backend, BackendError, Credentials};
 use crate::config::RouterSettings;
 use crate::epoch::{Epochs, GateHooks, Gatekeeper, Room};
-use crate::pool::{LeaderPool, ReaderPool};
-use crate::servers::{Health, Server};
+use crate::membership::Servers;
+use crate::pool::{LeaderPool, ReaderPools};
+use crate::servers::{Health, Role, Server};
 use crate::sql::{Catalog, ClassificationCache, Objects, ParseError, Part, Scope, Shape, Statement, shape};
 use crate::state::SerializableTransactions;
 
@@ -69,8 +70,8 @@ struct Known {
 pub struct Domain {
     /// Its name.
     pub database: Arc<str>,
-    /// All servers, the leader first.
-    pub servers: Arc<[Arc<Server>]>,
+    /// The servers of now.
+    pub servers: Arc<Servers>,
     /// The router's settings when the database was opened.
     pub settings: Arc<RouterSettings>,
     /// Commits.
@@ -78,7 +79,7 @@ pub struct Domain {
     /// Epochs.
     pub epochs: Arc<Epochs>,
     /// Readers' back ends, by server.
-    pub readers: Vec<ReaderPool>,
+    pub readers: ReaderPools,
     /// Sessions' back ends on the leader.
     pub leader: Arc<LeaderPool>,
     /// Clients logged in.
@@ -113,23 +114,21 @@ impl Domain {
     /// When no server lets the router into that database.
     pub async fn open(
         database: &str,
-        servers: Arc<[Arc<Server>]>,
+        servers: Arc<Servers>,
         settings: Arc<RouterSettings>,
         serializable: SerializableTransactions,
     ) -> Result<Arc<Domain>, BackendError> {
         let database: Arc<str> = database.into();
         let room = Arc::new(Room::default());
-        let (catalog, leader_is_there) = match prepare_on_leader(&servers[0], &database, &room).await {
+        let (catalog, leader_is_there) = match prepare_on_leader(servers.leader(), &database, &room).await {
             Ok(catalog) => (catalog, true),
             Err(error @ BackendError::Sql { .. }) => return Err(error),
-            Err(error) => (catalog_of_any(&servers[1..], &database).await.ok_or(error)?, false),
+            Err(error) => (catalog_of_any(&servers.current(), &database).await.ok_or(error)?, false),
         };
-        let readers = servers
-            .iter()
-            .map(|server| ReaderPool::new(server.clone(), database.clone(), settings.reader_backends_max));
-        let leader = LeaderPool::new(servers[0].clone(), database.clone(), settings.leader_backends_max);
+        let readers = ReaderPools::new(servers.clone(), database.clone(), settings.reader_backends_max);
+        let leader = LeaderPool::new(servers.leader().clone(), database.clone(), settings.leader_backends_max);
         let domain = Arc::new(Domain {
-            readers: readers.collect(),
+            readers,
             leader: Arc::new(leader),
             room,
             epochs: Arc::default(),
@@ -156,7 +155,7 @@ impl Domain {
             self.epochs.clone(),
             self.room.clone(),
             self.settings.clone(),
-            &self.servers,
+            self.servers.clone(),
             &self.database,
             GateHooks {
                 on_occupied: Box::new(move |occupants| {
@@ -181,7 +180,7 @@ impl Domain {
         for task in lock(&self.tasks).drain(..) {
             task.abort();
         }
-        self.readers.iter().for_each(ReaderPool::clear);
+        self.readers.clear();
         self.leader.clear();
     }
 
@@ -196,7 +195,7 @@ impl Domain {
         if let Some(catalog) = self.current_catalog() {
             return catalog;
         }
-        if matches!(self.servers[0].health(), Health::Down | Health::Unresponsive) {
+        if matches!(self.servers.leader().health(), Health::Down | Health::Unresponsive) {
             // While the leader is gone nothing changes; reads go on by what is known.
             return lock(&self.catalog).catalog.clone();
         }
@@ -206,7 +205,7 @@ impl Domain {
         }
         let version = self.catalog_version.load(SeqCst);
         let builtin = lock(&self.catalog).catalog.builtin();
-        match reload_in_time(&self.servers[0], &self.database, builtin).await {
+        match reload_in_time(self.servers.leader(), &self.database, builtin).await {
             Ok(catalog) => {
                 let catalog = Arc::new(catalog);
                 *lock(&self.catalog) = Known { catalog: catalog.clone(), version };
@@ -284,7 +283,7 @@ async fn sweep(domain: Weak<Domain>) {
         tokio::time::sleep(SWEEP_INTERVAL).await;
         let Some(domain) = domain.upgrade() else { return };
         let current = domain.epochs.current().map(|epoch| epoch.id);
-        for pool in &domain.readers {
+        for pool in domain.readers.all().iter() {
             // A stopped server must not keep the others' back ends from being looked after.
             let _ = tokio::time::timeout(SWEEP_INTERVAL, pool.sweep(current)).await;
         }
@@ -313,8 +312,8 @@ async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) ->
     Ok(Catalog::new(builtin, load(&mut backend, Scope::User).await?))
 }
 
-async fn catalog_of_any(followers: &[Arc<Server>], database: &str) -> Option<Catalog> {
-    for follower in followers {
+async fn catalog_of_any(servers: &[Arc<Server>], database: &str) -> Option<Catalog> {
+    for follower in servers.iter().filter(|server| server.role == Role::Follower && server.has_caught_up()) {
         let credentials = Credentials::of_router(follower);
         let Ok(mut backend) = Backend::connect(follower, database, &credentials, "onecopy catalog").await else {
             continue;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::backend::BackendError;
 
-/// Why a router does not start or reload.
+/// Why a router does not start, reload, or take a server.
 #[derive(Debug, thiserror::Error)]
 pub enum RouterError {
     /// The address for clients cannot be had.
@@ -28,6 +28,17 @@ pub enum RouterError {
     /// Two servers have one name.
     #[error("two servers are called {0:?}; give each server its own name")]
     DuplicateServer(String),
+    /// No follower has this name.
+    #[error("no follower is called {0:?}; SHOW SERVERS on the console lists the servers")]
+    UnknownFollower(String),
+    /// A share of reads that is no share.
+    #[error("{share} is no share of reads for {server:?}; give a number from 0 to 1")]
+    ReadShare {
+        /// The follower.
+        server: String,
+        /// The share asked for.
+        share: f64,
+    },
     /// The leader could not be asked.
     #[error("the leader cannot be used: {0}")]
     Leader(#[from] BackendError),

@@ -15,12 +15,11 @@ const PROBE_LEADER: &str = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_curr
 const PROBE_FOLLOWER: &str = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_last_wal_replay_lsn(), '0/0')::bigint";
 
 /// Probes `server` until the task is aborted; an answer is waited for at most `timeout`.
-pub async fn watch(server: Arc<Server>, database: String, timeout: Duration) {
+pub async fn watch(server: Arc<Server>, timeout: Duration) {
     let credentials = Credentials::of_router(&server);
     let mut connection: Option<Backend> = None;
     loop {
-        let health = match tokio::time::timeout(timeout, probe(&server, &database, &credentials, &mut connection)).await
-        {
+        let health = match tokio::time::timeout(timeout, probe(&server, &credentials, &mut connection)).await {
             Ok(Ok(position)) => {
                 server.wal_position_bytes.store(position, Relaxed);
                 Health::Up
@@ -42,13 +41,14 @@ pub async fn watch(server: Arc<Server>, database: String, timeout: Duration) {
 
 async fn probe(
     server: &Arc<Server>,
-    database: &str,
     credentials: &Credentials,
     connection: &mut Option<Backend>,
 ) -> Result<u64, BackendError> {
     let backend = match connection {
         Some(backend) => backend,
-        None => connection.insert(Backend::connect(server, database, credentials, "onecopy probe").await?),
+        None => {
+            connection.insert(Backend::connect(server, &server.probe_database, credentials, "onecopy probe").await?)
+        }
     };
     let rows = backend
         .rows(match server.role {

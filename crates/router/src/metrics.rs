@@ -68,6 +68,11 @@ fn servers(text: &mut String, status: &RouterStatus) {
     for server in &status.servers {
         reads.sample(&[("server", &server.name)], server.reads);
     }
+    let help = "Part of the choices for a read in which the server takes part.";
+    let mut share = Metric::new(text, "onecopy_server_read_share_ratio", "gauge", help);
+    for server in &status.servers {
+        share.sample(&[("server", &server.name)], server.read_share);
+    }
     let mut lag = Metric::new(text, "onecopy_server_replay_lag_bytes", "gauge", "WAL not yet replayed there.");
     for server in &status.servers {
         lag.sample(&[("server", &server.name)], server.replay_lag_bytes);

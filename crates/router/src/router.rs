@@ -1,17 +1,21 @@
 //! A router as an object: started, asked, reloaded, stopped.
 
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 
 use crate::backend::{Backend, Credentials};
-use crate::config::RouterConfiguration;
+use crate::config::{RouterConfiguration, ServerConfiguration};
 use crate::error::RouterError;
 use crate::health;
+use crate::membership::Servers;
 use crate::metrics;
 use crate::predecessor;
+use crate::removal;
+use crate::servers::Server;
 use crate::state::RouterState;
 use crate::status::RouterStatus;
 use crate::wire::Listener;
@@ -31,6 +35,8 @@ pub struct Router {
     state: Arc<RouterState>,
     local_address: SocketAddr,
     tasks: std::sync::Mutex<JoinSet<()>>,
+    /// What probes the followers, by their numbers.
+    probes: std::sync::Mutex<HashMap<u64, AbortHandle>>,
     stop: tokio::sync::watch::Sender<bool>,
 }
 
@@ -48,14 +54,28 @@ impl Router {
         let local_address = listener.local_address().map_err(listen)?;
         let stop = tokio::sync::watch::Sender::new(false);
         let mut tasks = JoinSet::new();
-        let timeout = Duration::from_millis(configuration.router.server_timeout_ms);
-        let databases = std::iter::once(&configuration.leader).chain(&configuration.followers);
-        for (server, configured) in state.servers.iter().zip(databases) {
-            tasks.spawn(health::watch(server.clone(), configured.database.clone(), timeout));
-        }
         tasks.spawn(accept(state.clone(), listener, stop.subscribe()));
         tracing::info!(%local_address, "listening");
-        Ok(Router { state, local_address, tasks: tasks.into(), stop })
+        let router = Router { state, local_address, tasks: tasks.into(), probes: Default::default(), stop };
+        for server in router.state.servers.current().iter() {
+            router.probe(server);
+        }
+        Ok(router)
+    }
+
+    /// Asks after a server's health from now on.
+    fn probe(&self, server: &Arc<Server>) {
+        let timeout = Duration::from_millis(self.state.settings().server_timeout_ms);
+        let mut tasks = lock(&self.tasks);
+        while tasks.try_join_next().is_some() {}
+        let probe = tasks.spawn(health::watch(server.clone(), timeout));
+        lock(&self.probes).insert(server.number, probe);
+        // Removed before its probe was known?
+        if server.is_removed()
+            && let Some(probe) = lock(&self.probes).remove(&server.number)
+        {
+            probe.abort();
+        }
     }
 
     /// Where clients connect.
@@ -78,22 +98,111 @@ impl Router {
         RouterObserver(self.state.clone())
     }
 
-    /// Takes over the settings of `configuration` for databases and sessions that begin from now on. Servers and the
-    /// address cannot change while the router runs.
-    pub fn reload(&self, configuration: &RouterConfiguration) {
+    /// Takes over the settings of `configuration` for databases and sessions that begin from now on, and its followers:
+    /// those that came are added, those that went are removed, and one that is at another place or is logged in to in
+    /// another way is removed and added. Returns when nothing is left on those that went, as
+    /// [`Router::remove_follower`]. The address and the leader cannot change while the router runs; another leader is
+    /// told in the log.
+    ///
+    /// # Errors
+    /// Two servers of one name; a password file that cannot be read. Then nothing has changed.
+    pub async fn reload(&self, configuration: &RouterConfiguration) -> Result<(), RouterError> {
+        let servers = &self.state.servers;
+        // Everything that can be wrong in it is found before anything changes.
+        Servers::of(configuration)?;
+        if let Some(clash) = configuration.followers.iter().find(|follower| follower.name == servers.leader().name) {
+            return Err(RouterError::DuplicateServer(clash.name.clone()));
+        }
+        if !servers.leader().is_as_in(&configuration.leader)? {
+            let leader = &servers.leader().name;
+            tracing::warn!(leader, "the leader cannot change while the router runs: start it anew");
+        }
+        let (mut stay, mut came) = (HashSet::from([servers.leader().number]), Vec::new());
+        for follower in &configuration.followers {
+            match servers.follower(&follower.name) {
+                Ok(known) if known.is_as_in(follower)? => drop(stay.insert(known.number)),
+                _ => came.push(servers.prepare(follower)?),
+            }
+        }
         self.state.set_settings(configuration.router.clone());
+        let gone =
+            servers.current().iter().filter(|server| !stay.contains(&server.number)).cloned().collect::<Vec<_>>();
+        for server in &gone {
+            self.take_out(&server.name)?;
+        }
+        for server in came {
+            self.take_in(server)?;
+        }
+        for server in &gone {
+            removal::leave(&self.state, server).await;
+        }
+        Ok(())
+    }
+
+    /// Takes a follower that is there from now on: it is probed at once, and each database takes it into its epochs as
+    /// soon as it has replayed up to the newest gate. Nobody waits for it meanwhile. Must be called inside a runtime.
+    ///
+    /// # Errors
+    /// [`RouterError::DuplicateServer`] when a server has this name; [`RouterError::PasswordFile`].
+    pub fn add_follower(&self, follower: ServerConfiguration) -> Result<(), RouterError> {
+        self.take_in(self.state.servers.prepare(&follower)?)
+    }
+
+    /// Gives a follower up: no new read goes there; reads that run there may end, for a bounded time; then every
+    /// connection of the router's to it is closed. Its name is free at once.
+    ///
+    /// # Errors
+    /// [`RouterError::UnknownFollower`].
+    pub async fn remove_follower(&self, name: &str) -> Result<(), RouterError> {
+        let server = self.take_out(name)?;
+        removal::leave(&self.state, &server).await;
+        Ok(())
+    }
+
+    /// Lets a follower take part in `share` (from 0.0 to 1.0, at first 1.0) of the choices of a server for a read. With
+    /// 0 only sessions that ask for it by `onecopy.server` read there.
+    ///
+    /// # Errors
+    /// [`RouterError::UnknownFollower`]; [`RouterError::ReadShare`] when `share` is not from 0 to 1.
+    pub fn set_read_share(&self, name: &str, share: f64) -> Result<(), RouterError> {
+        let server = self.state.servers.follower(name)?;
+        if !server.read_share.set(share) {
+            return Err(RouterError::ReadShare { server: name.to_owned(), share });
+        }
+        tracing::info!(server = server.name, share, "share of reads");
+        Ok(())
+    }
+
+    fn take_in(&self, server: Arc<Server>) -> Result<(), RouterError> {
+        self.state.servers.add(server.clone())?;
+        tracing::info!(server = server.name, address = %server.address, "follower added");
+        self.probe(&server);
+        Ok(())
+    }
+
+    /// Takes a follower from the list and ends its probes: nothing begins there any more.
+    fn take_out(&self, name: &str) -> Result<Arc<Server>, RouterError> {
+        let server = self.state.servers.remove(name)?;
+        if let Some(probe) = lock(&self.probes).remove(&server.number) {
+            probe.abort();
+        }
+        Ok(server)
     }
 
     /// Stops listening and ends all sessions, each after the statement it is at (but not later than a bound).
     pub async fn shutdown(&self) {
         self.stop.send_replace(true);
-        let mut tasks = std::mem::take(&mut *self.tasks.lock().expect("no code panics while it holds this lock"));
+        let mut tasks = std::mem::take(&mut *lock(&self.tasks));
         tasks.shutdown().await;
         self.state.end_sessions(STOP_TIMEOUT).await;
         for domain in self.state.open_domains() {
             domain.close();
         }
     }
+}
+
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().expect("no code panics while it holds this lock")
 }
 
 /// Looks at a running router.
@@ -119,7 +228,7 @@ impl RouterObserver {
 }
 
 async fn look_at_leader(state: &RouterState, configuration: &RouterConfiguration) -> Result<(), RouterError> {
-    let leader = &state.servers[0];
+    let leader = state.servers.leader();
     let credentials = Credentials::of_router(leader);
     let mut backend = match Backend::connect(leader, &configuration.leader.database, &credentials, "onecopy start")
         .await

@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use crate::config::{RouterConfiguration, ServerConfiguration};
+use crate::config::ServerConfiguration;
 use crate::error::RouterError;
+use crate::read_share::ReadShare;
 use crate::wire::Address;
 
 /// What a server is in its cluster.
@@ -42,8 +43,8 @@ pub enum Health {
 
 /// One server.
 pub struct Server {
-    /// Its place in the router's list; the leader is 0.
-    pub index: usize,
+    /// Its own among all servers that this router ever had; the leader's is 0.
+    pub number: u64,
     /// Its name in messages.
     pub name: String,
     /// Leader or follower.
@@ -54,6 +55,8 @@ pub struct Server {
     pub user: String,
     /// The password of that role.
     pub password: Option<String>,
+    /// The database in which its health is asked after.
+    pub probe_database: String,
     /// Whether it answers.
     pub health: watch::Sender<Health>,
     /// Reads that run there now.
@@ -64,6 +67,16 @@ pub struct Server {
     pub reads: AtomicU64,
     /// Bytes of WAL that it has replayed, or written on the leader.
     pub wal_position_bytes: AtomicU64,
+    /// In how many choices of a server for a read it takes part.
+    pub read_share: ReadShare,
+    /// Connections of the router's to it.
+    pub connections: AtomicUsize,
+    /// It has been in an epoch, or was there when the router started: what it knows of roles and tables is not ages old.
+    pub has_caught_up: AtomicBool,
+    /// The router has given it up: nothing begins there any more.
+    pub is_removed: AtomicBool,
+    /// What still runs there after its removal is given up as well.
+    pub is_cut_off: watch::Sender<bool>,
 }
 
 impl fmt::Debug for Server {
@@ -73,34 +86,68 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    fn new(index: usize, role: Role, configuration: &ServerConfiguration) -> Result<Arc<Server>, RouterError> {
-        let password = match (&configuration.password, &configuration.password_file) {
-            (Some(password), _) => Some(password.clone()),
-            (None, Some(path)) => {
-                let text = std::fs::read_to_string(path)
-                    .map_err(|source| RouterError::PasswordFile { path: path.clone(), source })?;
-                Some(text.lines().next().unwrap_or_default().to_owned())
-            }
-            (None, None) => None,
-        };
+    /// A server that was not asked yet.
+    ///
+    /// # Errors
+    /// A password file that cannot be read.
+    pub fn new(number: u64, role: Role, configuration: &ServerConfiguration) -> Result<Arc<Server>, RouterError> {
+        let password = password_in(configuration)?;
         Ok(Arc::new(Server {
-            index,
+            number,
             name: configuration.name.clone(),
             role,
             address: Address::of(&configuration.host, configuration.port),
             user: configuration.user.clone(),
             password,
+            probe_database: configuration.database.clone(),
             health: watch::Sender::new(Health::Unknown),
             reads_in_flight: AtomicUsize::new(0),
             updates_in_flight: AtomicUsize::new(0),
             reads: AtomicU64::new(0),
             wal_position_bytes: AtomicU64::new(0),
+            read_share: ReadShare::default(),
+            connections: AtomicUsize::new(0),
+            has_caught_up: AtomicBool::new(role == Role::Leader),
+            is_removed: AtomicBool::new(false),
+            is_cut_off: watch::Sender::new(false),
         }))
+    }
+
+    /// Whether `configuration` says of it what it was made of.
+    ///
+    /// # Errors
+    /// A password file that cannot be read.
+    pub fn is_as_in(&self, configuration: &ServerConfiguration) -> Result<bool, RouterError> {
+        Ok(self.name == configuration.name
+            && self.address == Address::of(&configuration.host, configuration.port)
+            && self.user == configuration.user
+            && self.probe_database == configuration.database
+            && self.password == password_in(configuration)?)
     }
 
     /// Whether it answers.
     pub fn health(&self) -> Health {
         *self.health.borrow()
+    }
+
+    /// Whether reads may begin there.
+    pub fn is_open_for_reads(&self) -> bool {
+        !self.is_removed() && matches!(self.health(), Health::Up | Health::Unknown)
+    }
+
+    /// Whether the router has given it up.
+    pub fn is_removed(&self) -> bool {
+        self.is_removed.load(SeqCst)
+    }
+
+    /// Whether what it knows of roles and tables is not ages old.
+    pub fn has_caught_up(&self) -> bool {
+        self.has_caught_up.load(SeqCst)
+    }
+
+    /// What runs there now: reads, and transactions of sessions.
+    pub fn load(&self) -> usize {
+        self.reads_in_flight.load(Relaxed) + self.updates_in_flight.load(Relaxed)
     }
 
     /// Notes what a probe found.
@@ -122,18 +169,44 @@ impl Server {
             std::future::pending::<()>().await;
         }
     }
-}
 
-/// All servers, the leader first.
-pub fn servers_of(configuration: &RouterConfiguration) -> Result<Arc<[Arc<Server>]>, RouterError> {
-    let mut servers = vec![Server::new(0, Role::Leader, &configuration.leader)?];
-    for follower in &configuration.followers {
-        servers.push(Server::new(servers.len(), Role::Follower, follower)?);
-    }
-    for (index, server) in servers.iter().enumerate() {
-        if servers[..index].iter().any(|earlier| earlier.name == server.name) {
-            return Err(RouterError::DuplicateServer(server.name.clone()));
+    /// Waits until what still runs there after its removal is given up.
+    pub async fn cut_off(&self) {
+        let mut is_cut_off = self.is_cut_off.subscribe();
+        if is_cut_off.wait_for(|is_cut_off| *is_cut_off).await.is_err() {
+            std::future::pending::<()>().await;
         }
     }
-    Ok(servers.into())
+}
+
+fn password_in(configuration: &ServerConfiguration) -> Result<Option<String>, RouterError> {
+    match (&configuration.password, &configuration.password_file) {
+        (Some(password), _) => Ok(Some(password.clone())),
+        (None, Some(path)) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| RouterError::PasswordFile { path: path.clone(), source })?;
+            Ok(Some(text.lines().next().unwrap_or_default().to_owned()))
+        }
+        (None, None) => Ok(None),
+    }
+}
+
+/// One connection to a server, counted until it is dropped.
+#[derive(Debug)]
+pub struct Connection(Arc<Server>);
+
+impl Connection {
+    /// Counts one; none when the router has given the server up.
+    pub fn to(server: &Arc<Server>) -> Option<Connection> {
+        server.connections.fetch_add(1, SeqCst);
+        let connection = Connection(server.clone());
+        // In this order: whoever removes the server sets the flag first and counts then, so one of the two sees the other.
+        (!server.is_removed()).then_some(connection)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, SeqCst);
+    }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::time::{Duration, Instant};
 
 use sha2::{Digest, Sha256};
 use tokio::sync::{OnceCell, watch};
@@ -13,7 +14,8 @@ use crate::backend::{Backend, BackendError};
 use crate::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
 use crate::domain::Domain;
 use crate::error::RouterError;
-use crate::servers::{Server, servers_of};
+use crate::membership::Servers;
+use crate::servers::Server;
 use crate::session::CancelSlot;
 use crate::wire::Socket;
 
@@ -116,10 +118,15 @@ impl Drop for SerializableTransaction {
 /// A client's entry for cancel requests.
 pub(crate) type CancelKeys = HashMap<(u32, u32), Weak<CancelSlot>>;
 
+/// How long a database that is to be dropped is waited for to have no clients; PostgreSQL itself waits five seconds for those
+/// that it has still (`CountOtherDBBackends`).
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+const LEAVE_INTERVAL: Duration = Duration::from_millis(10);
+
 /// What all sessions share.
 pub struct RouterState {
-    /// The leader first.
-    pub servers: Arc<[Arc<Server>]>,
+    /// The servers of now.
+    pub servers: Arc<Servers>,
     settings: RwLock<Arc<RouterSettings>>,
     domains: Mutex<HashMap<String, Arc<OnceCell<Arc<Domain>>>>>,
     /// Counters.
@@ -146,7 +153,7 @@ pub struct RouterState {
 impl RouterState {
     /// The state of a router that starts.
     pub fn new(configuration: &RouterConfiguration) -> Result<RouterState, RouterError> {
-        let servers = servers_of(configuration)?;
+        let servers = Arc::new(Servers::of(configuration)?);
         let settings = &configuration.router;
         Ok(RouterState {
             servers,
@@ -209,7 +216,7 @@ impl RouterState {
     }
 
     /// Tells all sessions to end, each after the statement it is at; those that go on after `timeout` are cut off.
-    pub async fn end_sessions(&self, timeout: std::time::Duration) {
+    pub async fn end_sessions(&self, timeout: Duration) {
         self.stopping.send_replace(true);
         let mut sessions = std::mem::take(&mut *self.sessions());
         let all = async { while sessions.join_next().await.is_some() {} };
@@ -222,8 +229,13 @@ impl RouterState {
         self.sessions.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Gives a database up that is to be dropped or copied, if no client is in it.
+    /// Gives a database up that is to be dropped or copied, if no client is in it. Clients that are about to leave are waited
+    /// for: they may have been told that they have left.
     pub async fn close_domain(&self, database: &str) {
+        let deadline = Instant::now() + LEAVE_TIMEOUT;
+        while self.has_clients(database) && Instant::now() < deadline {
+            tokio::time::sleep(LEAVE_INTERVAL).await;
+        }
         let closed = {
             let mut domains = self.domains();
             let unused = domains
@@ -235,8 +247,13 @@ impl RouterState {
         if let Some(domain) = closed.as_ref().and_then(|cell| cell.get()) {
             domain.close();
             // Servers notice closed connections a moment later.
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
+    }
+
+    fn has_clients(&self, database: &str) -> bool {
+        let domain = self.domains().get(database).and_then(|cell| cell.get().cloned());
+        domain.is_some_and(|domain| domain.clients.load(SeqCst) > 0)
     }
 
     fn domains(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<OnceCell<Arc<Domain>>>>> {
@@ -261,18 +278,18 @@ mod tests {
         };
         let settings = RouterSettings::default();
         let servers =
-            servers_of(&RouterConfiguration { router: settings, leader, followers: vec![] }).expect("one server");
+            Servers::of(&RouterConfiguration { router: settings, leader, followers: vec![] }).expect("one server");
         let transactions = SerializableTransactions::default();
         transactions.set_pool_size(100);
-        let oldest = transactions.begin(&servers[0]);
+        let oldest = transactions.begin(servers.leader());
         // It counts itself as well.
         for _ in 0..79 {
-            drop(transactions.begin(&servers[0]));
+            drop(transactions.begin(servers.leader()));
         }
         assert!(!oldest.may_be_forgotten());
-        drop(transactions.begin(&servers[0]));
+        drop(transactions.begin(servers.leader()));
         assert!(oldest.may_be_forgotten());
         drop(oldest);
-        assert_eq!(servers[0].updates_in_flight.load(Relaxed), 0);
+        assert_eq!(servers.leader().updates_in_flight.load(Relaxed), 0);
     }
 }

@@ -1,11 +1,12 @@
 //! What a router does now, for `status`, metrics and the admin console.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use serde::{Deserialize, Serialize};
 
-use crate::epoch::GateSummary;
-use crate::servers::{Health, Role};
+use crate::epoch::{Epoch, GateSummary};
+use crate::servers::{Health, Role, Server};
 use crate::state::RouterState;
 
 /// A router's state.
@@ -46,6 +47,8 @@ pub struct ServerStatus {
     pub health: Health,
     /// Reads answered so far.
     pub reads: u64,
+    /// In how many of the choices of a server for a read it takes part, from 0 to 1.
+    pub read_share: f64,
     /// Reads that run there now.
     pub reads_in_flight: usize,
     /// Bytes of WAL that the leader has written and this server has not replayed, as of the last probes.
@@ -80,18 +83,20 @@ pub struct DatabaseStatus {
 impl RouterStatus {
     pub(crate) fn of(state: &RouterState) -> RouterStatus {
         let counters = &state.counters;
-        let leader_position = state.servers[0].wal_position_bytes.load(Relaxed);
-        let servers = state.servers.iter().map(|server| ServerStatus {
+        let leader_position = state.servers.leader().wal_position_bytes.load(Relaxed);
+        let current = state.servers.current();
+        let servers = current.iter().map(|server| ServerStatus {
             name: server.name.clone(),
             address: server.address.to_string(),
             role: server.role,
             health: server.health(),
             reads: server.reads.load(Relaxed),
+            read_share: server.read_share.ratio(),
             reads_in_flight: server.reads_in_flight.load(Relaxed),
             replay_lag_bytes: leader_position.saturating_sub(server.wal_position_bytes.load(Relaxed)),
         });
         let mut databases: Vec<DatabaseStatus> =
-            state.open_domains().iter().map(|domain| database_status(domain)).collect();
+            state.open_domains().iter().map(|domain| database_status(domain, &current)).collect();
         databases.sort_by(|one, other| one.name.cmp(&other.name));
         RouterStatus {
             freshness: state.settings().freshness.to_string(),
@@ -108,11 +113,11 @@ impl RouterStatus {
     }
 }
 
-fn database_status(domain: &crate::domain::Domain) -> DatabaseStatus {
+fn database_status(domain: &crate::domain::Domain, servers: &[Arc<Server>]) -> DatabaseStatus {
     let epoch = domain.epochs.current();
     let commits = domain.room.commits_begun();
-    let open_on = |snapshots: &[Option<String>]| {
-        let open = domain.servers.iter().filter(|server| snapshots[server.index].is_some());
+    let open_on = |epoch: &Epoch| {
+        let open = servers.iter().filter(|server| epoch.snapshot_on(server).is_some());
         open.map(|server| server.name.clone()).collect()
     };
     DatabaseStatus {
@@ -121,10 +126,10 @@ fn database_status(domain: &crate::domain::Domain) -> DatabaseStatus {
         epoch: epoch.as_ref().map(|epoch| epoch.id),
         epoch_age_ms: epoch.as_ref().map(|epoch| epoch.closed_at.elapsed().as_millis() as u64),
         epoch_commits_behind: epoch.as_ref().map(|epoch| commits.saturating_sub(epoch.commits)),
-        epoch_servers: epoch.as_ref().map(|epoch| open_on(&epoch.snapshots)).unwrap_or_default(),
+        epoch_servers: epoch.as_ref().map(|epoch| open_on(epoch)).unwrap_or_default(),
         commits,
         gates: domain.epochs.statistics.summary(),
-        idle_readers: domain.readers.iter().map(|pool| pool.idle_count()).collect(),
+        idle_readers: servers.iter().map(|server| domain.readers.idle_count(server)).collect(),
         parked: domain.leader.idle_count(),
     }
 }

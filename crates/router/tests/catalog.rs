@@ -32,7 +32,7 @@ impl TestServer {
         server.run("initdb", &["-D", &data, "-U", "postgres", "-A", "trust", "--no-sync"]);
         let log = server.path().join("log");
         let options = format!("-c listen_addresses='' -c fsync=off -k {}", server.path().display());
-        server.run("pg_ctl", &["-D", &data, "-w", "-l", log.to_str().unwrap(), "-o", &options, "start"]);
+        server.run("pg_ctl", &["-D", &data, "-w", "-t", "300", "-l", log.to_str().unwrap(), "-o", &options, "start"]);
         server
     }
 
@@ -70,7 +70,7 @@ impl TestServer {
 impl Drop for TestServer {
     fn drop(&mut self) {
         if self.path().join("data/postmaster.pid").exists() {
-            self.run("pg_ctl", &["-D", &self.data(), "-w", "-m", "immediate", "stop"]);
+            self.run("pg_ctl", &["-D", &self.data(), "-w", "-t", "300", "-m", "immediate", "stop"]);
         }
     }
 }

@@ -3,11 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../../tests/src/ports.rs"]
+mod ports;
+
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use onecopy_postgres::{Binaries, Server, ServerOptions, ServiceUser};
 use onecopy_router::authentication::{
@@ -32,7 +34,7 @@ impl TestServer {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let binaries = Binaries::find(None).unwrap();
         let user = ServiceUser::resolve(None).unwrap();
-        let port = free_port();
+        let port = ports::free_port().expect("a free port");
         let options = ServerOptions::new(binaries, user, directory.path().join("server"), port, "superuser".to_owned());
         let server = runtime.block_on(Server::create(options)).unwrap();
         let server = TestServer { server, _directory: directory, runtime };
@@ -85,16 +87,6 @@ impl Drop for TestServer {
             self.runtime.block_on(self.server.wait_exit());
         }
     }
-}
-
-/// A port below the range of outgoing connections, from which the kernel might give it to somebody meanwhile.
-fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let begin = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
-    (0..2000)
-        .map(|_| begin + NEXT.fetch_add(1, Ordering::Relaxed))
-        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
-        .unwrap()
 }
 
 #[derive(Debug)]

@@ -14,6 +14,7 @@ fn history(rows: Vec<Row>) -> History {
             completed,
             ending,
             operations,
+            certified: false,
         })
         .collect();
     History { transactions }

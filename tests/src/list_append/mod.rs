@@ -7,7 +7,7 @@ mod form;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -17,7 +17,8 @@ use tokio_postgres::Config;
 
 use crate::client::{Session, StatementError};
 use crate::cluster::TestCluster;
-use crate::history::{Ending, History, Operation, Recorder};
+use crate::history::{Ending, History, Operation, Recorder, Transaction};
+use crate::servers::LEADER;
 use form::{Form, send_message, send_statements, values_of};
 
 /// Keys that are in use at a time.
@@ -25,11 +26,13 @@ const HOT_KEYS: i64 = 6;
 /// A key is retired after so many appends, so that lists stay short.
 const APPENDS_PER_KEY: i64 = 40;
 /// A session that is refused this often in a row gives the run up.
-const REFUSALS_MAX: usize = 2000;
+const REFUSALS_MAX: usize = 10_000;
 /// Pause after a refusal that is no conflict: a server is gone.
 const FAULT_PAUSE: Duration = Duration::from_millis(20);
 /// Where a connection was lost without an SQLSTATE.
 const CONNECTION_LOST: &str = "08006";
+/// In the router's answer where a transaction ran, when it read an epoch.
+const AT_EPOCH: &str = " at epoch ";
 /// The router itself does not know whether the transaction committed.
 const RESOLUTION_UNKNOWN: &str = "08007";
 
@@ -42,10 +45,16 @@ pub struct Workload {
     pub clients: usize,
     /// Transactions to commit, together.
     pub transactions: usize,
+    /// Goes on beyond them while this is set: what happens meanwhile takes longer than they do.
+    pub goes_on: Arc<AtomicBool>,
+    /// Set as soon as all sessions are there and the first transaction begins: what comes before bears no fault.
+    pub has_begun: Arc<AtomicBool>,
     /// Of a hundred transactions, how many only read.
     pub reads_percent: u32,
     /// Pause between the statements of a transaction, in milliseconds.
     pub pause_ms: RangeInclusive<u64>,
+    /// Whether the router chooses where READ ONLY transactions run, or each is sent to a server of the cluster.
+    pub reads_anywhere: bool,
     /// Whether servers are going to be lost: errors that are no conflicts are then borne.
     pub bears_faults: bool,
 }
@@ -53,7 +62,17 @@ pub struct Workload {
 impl Workload {
     /// 8 clients, 40 % READ ONLY, 3000 transactions.
     pub fn usual(seed: u64) -> Workload {
-        Workload { seed, clients: 8, transactions: 3000, reads_percent: 40, pause_ms: 0..=5, bears_faults: false }
+        Workload {
+            seed,
+            clients: 8,
+            transactions: 3000,
+            goes_on: Arc::new(AtomicBool::new(false)),
+            has_begun: Arc::new(AtomicBool::new(false)),
+            reads_percent: 40,
+            pause_ms: 0..=5,
+            reads_anywhere: false,
+            bears_faults: false,
+        }
     }
 
     /// Runs it on `cluster` and gives back what happened, with a last read of every key on the leader.
@@ -72,10 +91,12 @@ impl Workload {
             left: AtomicUsize::new(self.transactions),
             next_value: AtomicI64::new(1),
         });
-        let mut clients = tokio::task::JoinSet::new();
+        let mut opened = Vec::new();
         for number in 0..self.clients {
-            clients.spawn(Client::open(self, cluster, number, Arc::clone(&shared)).await?.run());
+            opened.push(Client::open(self, cluster, number, Arc::clone(&shared)).await?);
         }
+        self.has_begun.store(true, Ordering::Relaxed);
+        let mut clients: tokio::task::JoinSet<_> = opened.into_iter().map(Client::run).collect();
         while let Some(result) = clients.join_next().await {
             result??;
         }
@@ -110,6 +131,7 @@ struct Client {
     config: Config,
     session: Session,
     begin_update: &'static str,
+    has_router: bool,
     places: Vec<Place>,
 }
 
@@ -122,7 +144,11 @@ impl Client {
     ) -> anyhow::Result<Client> {
         let name = format!("client {number}");
         let mut places = Vec::new();
-        for server in cluster.servers.all() {
+        if workload.reads_anywhere {
+            let choose = "RESET onecopy.server".to_owned();
+            places.push(Place { direct: None, choose, begin: cluster.begin_read(LEADER) });
+        }
+        for server in cluster.servers.all().iter().filter(|_| !workload.reads_anywhere) {
             places.push(Place {
                 direct: if cluster.has_router() { None } else { Some(server.connect(&name).await?) },
                 choose: format!("SET onecopy.server = '{}'", server.name),
@@ -137,13 +163,14 @@ impl Client {
             config: cluster.client_config(),
             session: cluster.updater(&name).await?,
             begin_update: cluster.begin_update(),
+            has_router: cluster.has_router(),
             places,
         })
     }
 
     async fn run(mut self) -> anyhow::Result<()> {
         let mut refusals = 0;
-        while self.shared.left.load(Ordering::Relaxed) > 0 {
+        while self.shared.left.load(Ordering::Relaxed) > 0 || self.workload.goes_on.load(Ordering::Relaxed) {
             let result = if self.random.random_range(0..100) < self.workload.reads_percent {
                 self.read_transaction().await
             } else {
@@ -230,6 +257,23 @@ impl Client {
         keys.sample(&mut self.random, count).copied().collect()
     }
 
+    /// Whether the leader's certifier judged the transaction of `session` that has just committed.
+    async fn was_certified(&self, session: &Session, operations: &[Operation]) -> Result<bool, StatementError> {
+        if !self.has_router {
+            return Ok(false);
+        }
+        if operations.iter().any(|operation| matches!(operation, Operation::Append { .. })) {
+            return Ok(true);
+        }
+        let answer = match session.run("SHOW onecopy.served_by").await {
+            Ok(answer) => answer,
+            // It may have been anywhere.
+            Err(_) if self.workload.bears_faults => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        Ok(answer.rows[0][0].as_deref().is_some_and(|place| !place.contains(AT_EPOCH)))
+    }
+
     /// Runs one transaction to its end and records it.
     async fn transaction(
         &mut self,
@@ -259,7 +303,16 @@ impl Client {
             }
             Err(_) => Ending::Aborted,
         };
-        self.shared.recorder.complete(self.number, invoked, ending, operations);
+        let completed = self.shared.recorder.tick();
+        let certified = result.is_ok() && self.was_certified(&session, &operations).await?;
+        self.shared.recorder.add(Transaction {
+            session: self.number,
+            invoked,
+            completed,
+            ending,
+            operations,
+            certified,
+        });
         if result.is_err() {
             // After a failed COMMIT or one statement there is nothing to roll back; a lost connection is seen later.
             let _ = session.run("ROLLBACK").await;

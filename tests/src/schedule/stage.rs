@@ -10,7 +10,7 @@ use crate::cluster::TestCluster;
 use crate::servers::LEADER;
 
 /// How long a step may neither end nor wait for a lock before the run is given up.
-const STEP_DEADLINE: std::time::Duration = std::time::Duration::from_secs(20);
+const STEP_DEADLINE: std::time::Duration = std::time::Duration::from_secs(90);
 const POLL_INTERVAL: std::time::Duration = std::time::Duration::from_millis(3);
 
 /// Runs schedules of one scenario on a cluster, with one session for each program.

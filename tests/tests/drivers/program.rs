@@ -12,7 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 /// A program that has not ended by then hangs.
-const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
+const PROGRAM_TIMEOUT: Duration = Duration::from_secs(400);
 
 /// A command whose libpq finds the router.
 pub fn command(program: impl AsRef<std::ffi::OsStr>, cluster: &TestCluster) -> Command {
@@ -24,7 +24,7 @@ pub fn command(program: impl AsRef<std::ffi::OsStr>, cluster: &TestCluster) -> C
         .env("PGUSER", USER)
         .env("PGPASSWORD", PASSWORD)
         .env("PGDATABASE", DATABASE)
-        .env("PGCONNECT_TIMEOUT", "20")
+        .env("PGCONNECT_TIMEOUT", "60")
         .env_remove("PGSERVICE")
         .kill_on_drop(true);
     command

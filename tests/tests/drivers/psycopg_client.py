@@ -103,11 +103,23 @@ with psycopg.connect(autocommit=True) as connection:
     assert connection.execute("SELECT price FROM items WHERE id = 100").fetchone() == (100,)
 
     sleeper = psycopg.connect(autocommit=True)
-    threading.Timer(0.5, sleeper.cancel).start()
+    cancelled = threading.Event()
+
+    def cancel():
+        # On a busy machine the first request may come before the statement does.
+        pause = 0.5
+        while not cancelled.wait(pause):
+            sleeper.cancel()
+            pause = 20
+
+    canceller = threading.Thread(target=cancel)
+    canceller.start()
     try:
-        sleeper.execute("SELECT pg_sleep(60)")
+        sleeper.execute("SELECT pg_sleep(120)")
         raise AssertionError("a cancelled statement went on")
     except errors.QueryCanceled:
+        cancelled.set()
+        canceller.join()
         assert sleeper.execute("SELECT 1").fetchone() == (1,)
 
     connection.execute("LISTEN news")

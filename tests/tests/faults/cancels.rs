@@ -2,7 +2,7 @@
 
 use tokio::io::AsyncReadExt;
 
-use crate::laboratory::{busy_back_ends, start_usual, wait_until};
+use crate::laboratory::{busy_back_ends, on_leader, start_usual, wait_until};
 use crate::wire::{ANSWER_TIMEOUT, Wire, query, with_length};
 use onecopy_tests::cluster::TestCluster;
 
@@ -34,11 +34,11 @@ async fn wait_for_sleepers(cluster: &TestCluster, count: i64) -> anyhow::Result<
 async fn a_cancel_request_ends_its_own_clients_statement_only() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
     for (begin, sql) in [
-        ("SELECT", "SELECT pg_sleep(60)"),
-        ("BEGIN", "SELECT pg_sleep(60)"),
-        ("BEGIN READ ONLY", "SELECT count(*), pg_sleep(60) FROM numbers"),
-        ("SELECT", "UPDATE numbers SET value = 1 WHERE pg_sleep(60) IS NOT NULL"),
-        ("SELECT", "SELECT 1; SELECT pg_sleep(60)"),
+        ("SELECT", "SELECT pg_sleep(600)"),
+        ("BEGIN", "SELECT pg_sleep(600)"),
+        ("BEGIN READ ONLY", "SELECT count(*), pg_sleep(600) FROM numbers"),
+        ("SELECT", "UPDATE numbers SET value = 1 WHERE pg_sleep(600) IS NOT NULL"),
+        ("SELECT", "SELECT 1; SELECT pg_sleep(600)"),
     ] {
         let mut one = Wire::connect(&cluster).await?;
         let mut two = Wire::connect(&cluster).await?;
@@ -47,7 +47,7 @@ async fn a_cancel_request_ends_its_own_clients_statement_only() -> anyhow::Resul
             if begin == "SELECT" && sql.starts_with("SELECT pg") {
                 wire.query("SET onecopy.server = 'follower-1'").await?;
             }
-            let own = if sql.starts_with("UPDATE") { "SELECT pg_sleep(60)" } else { sql };
+            let own = if sql.starts_with("UPDATE") { "SELECT pg_sleep(600)" } else { sql };
             wire.send(&query(own)).await?;
         }
         wait_for_sleepers(&cluster, 2).await?;
@@ -62,8 +62,7 @@ async fn a_cancel_request_ends_its_own_clients_statement_only() -> anyhow::Resul
         assert_eq!(two.answer().await?.code(), "57014", "{begin}; {sql}");
         two.query("ROLLBACK").await?;
     }
-    assert_eq!(busy_back_ends(&cluster).await?, 0);
-    Ok(())
+    wait_until("no back end is busy", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -73,13 +72,23 @@ async fn cancel_requests_with_wrong_keys_or_for_idle_clients_do_nothing() -> any
     let key = wire.cancel_key.to_vec();
     let mut wrong = key.clone();
     wrong[7] ^= 1;
-    wire.send(&query("SELECT pg_sleep(0.5), 'slept'")).await?;
-    wait_for_sleepers(&cluster, 1).await?;
+    // It waits until all of these requests were heard, however long that takes.
+    let holder = cluster.servers.leader().connect("holder").await?;
+    holder.run("SELECT pg_advisory_lock(42)").await?;
+    wire.send(&query("SELECT pg_advisory_xact_lock(42), 'slept'")).await?;
+    wait_until("the statement waits", || async {
+        let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+        Ok(on_leader(&cluster, sql).await?.number()? == 1)
+    })
+    .await?;
     for key in [&wrong[..], &key[..4], &[0; 8][..], &[]] {
         let mut stranger = tokio::net::TcpStream::connect(cluster.router().local_address()).await?;
         let packet = with_length(&[&CANCEL.to_be_bytes(), key].concat());
         tokio::io::AsyncWriteExt::write_all(&mut stranger, &packet).await?;
+        // However it is closed.
+        drop(tokio::time::timeout(ANSWER_TIMEOUT, stranger.read_to_end(&mut Vec::new())).await?);
     }
+    holder.run("SELECT pg_advisory_unlock(42)").await?;
     assert_eq!(wire.answer().await?.text_rows(), ["|slept"]);
     // For a client that is idle, and in a storm while it works: its statements are whole or cancelled, nothing else.
     cancel(&cluster, &key).await?;

@@ -33,7 +33,7 @@ fn freeze<'a>(cluster: &'a TestCluster, name: &str) -> anyhow::Result<Frozen<'a>
 /// Gates close all the time, so a server that stops does so inside one sooner or later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_follower_is_frozen_updates_commit_and_readers_read_elsewhere() -> anyhow::Result<()> {
-    let cluster = start(2, |settings| settings.server_timeout_ms = 500).await?;
+    let cluster = start(2, |settings| settings.server_timeout_ms = 5000).await?;
     wait_for_epoch_on(&cluster, 3).await?;
     let stop = Arc::new(AtomicBool::new(false));
     let (reads, updates) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
@@ -82,7 +82,7 @@ async fn while_a_follower_is_frozen_updates_commit_and_readers_read_elsewhere() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_on_a_follower_that_freezes_is_answered_by_another_server() -> anyhow::Result<()> {
-    let cluster = start(1, |settings| settings.server_timeout_ms = 500).await?;
+    let cluster = start(1, |settings| settings.server_timeout_ms = 5000).await?;
     wait_for_epoch_on(&cluster, 2).await?;
     let chosen = cluster.reader("chosen", "follower-1").await?;
     read_at_last(&chosen, "10").await?;

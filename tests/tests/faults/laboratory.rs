@@ -10,7 +10,7 @@ use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::DATABASE;
 
 /// What has not become true by then never does.
-const DEADLINE: Duration = Duration::from_secs(30);
+const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
@@ -62,23 +62,41 @@ pub async fn wait_until<F: Future<Output = anyhow::Result<bool>>>(
 
 /// Waits until an update goes through the router again.
 pub async fn wait_for_updates(cluster: &TestCluster) -> anyhow::Result<()> {
-    wait_until("updates go through", || async {
-        let Ok(session) = cluster.updater("probe").await else { return Ok(false) };
-        Ok(session.run("UPDATE numbers SET value = value WHERE id = 10").await.is_ok())
-    })
-    .await
+    let last = std::sync::Mutex::new(String::new());
+    let note = |error: String| *last.lock().expect("no code panics while it holds this lock") = error;
+    let went = wait_until("updates go through", || async {
+        let session = match cluster.updater("probe").await {
+            Ok(session) => session,
+            Err(error) => {
+                note(format!("{error:#}"));
+                return Ok(false);
+            }
+        };
+        let result = session.run("UPDATE numbers SET value = value WHERE id = 10").await;
+        Ok(result.map_err(|error| note(error.to_string())).is_ok())
+    });
+    went.await.with_context(|| format!("last {last:?}: {:?}", cluster.router().status()))?;
+    // What is answered at once passes on a leader that still counts as lost; what takes a moment does not.
+    wait_for_health(cluster, "leader", Health::Up).await
 }
 
 /// Waits until the current epoch of the tests' database is open on exactly `count` servers.
 pub async fn wait_for_epoch_on(cluster: &TestCluster, count: usize) -> anyhow::Result<()> {
     let session = cluster.updater("epoch").await?;
-    wait_until("the epoch is open on that many servers", || async {
+    let opened = wait_until("the epoch is open on that many servers", || async {
         // A reader asks for epochs, a commit makes the present one old.
-        session.run("UPDATE numbers SET value = value WHERE id = 10").await?;
-        session.run("SELECT 1 FROM numbers").await?;
+        for statement in ["UPDATE numbers SET value = value WHERE id = 10", "SELECT 1 FROM numbers"] {
+            match session.run(statement).await {
+                // A leader that does not answer for a moment, on a busy machine, counts as away for as long.
+                Err(refusal) if refusal.code == "57P03" => return Ok(false),
+                answer => answer?,
+            };
+        }
         Ok(epoch_servers(cluster).len() == count)
-    })
-    .await
+    });
+    let servers =
+        || cluster.servers.all().iter().map(|server| format!("{}:\n{}", server.name, server.server.log_complaints()));
+    opened.await.with_context(|| format!("{:?}\n{}", cluster.router().status(), servers().collect::<String>()))
 }
 
 /// The servers on which the current epoch is open.

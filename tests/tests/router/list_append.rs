@@ -6,29 +6,36 @@ use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::ensure_servers_equal;
 use onecopy_tests::history::History;
 use onecopy_tests::list_append::Workload;
-use onecopy_tests::verdict::judge;
+use onecopy_tests::verdict::{judge, judge_routed};
 
 /// A control runs until a violation shows; each run takes another seed.
-const CONTROL_RUNS_MAX: u64 = 5;
+const CONTROL_RUNS_MAX: u64 = 10;
+/// A proof runs until all that it is about took part.
+const RUNS_MAX: u64 = 5;
 
-/// One run through a router that is held to `level`.
+/// Runs through a router that is held to `level`, until all took part: the epochs, the tripwire, every server. Gives back the last
+/// history.
 async fn holds(freshness: &str, level: Level, seed: u64) -> anyhow::Result<History> {
     let freshness: Freshness = freshness.parse()?;
     let cluster = TestCluster::with_router(2, |settings| settings.freshness = freshness).await?;
-    let workload = Workload::usual(seed);
-    let history = workload.run(&cluster).await?;
-    let status = cluster.router().status();
-    println!("seed {seed}, {freshness}: {} of {} committed", history.committed_count(), history.transactions.len());
-    println!("{status:?}");
-    assert!(history.committed_count() >= workload.transactions);
-    // Nothing is proven when the epochs, the tripwire or a server did not take part.
-    let gates = &status.databases[0].gates;
-    assert!(gates.epochs > 20 && gates.tripwires > 20 && gates.tripwire_aborts > 0, "{gates:?}");
-    assert!(status.servers.iter().all(|server| server.reads > status.reads / 20), "{:?}", status.servers);
-    let verdict = judge(&history, level)?;
-    assert!(verdict.is_valid(), "seed {seed}, {freshness}: {:?} {:?}", verdict.ours, verdict.adya);
-    ensure_servers_equal(&cluster.servers).await?;
-    Ok(history)
+    for seed in seed..seed + RUNS_MAX {
+        let workload = Workload::usual(seed);
+        let history = workload.run(&cluster).await?;
+        let status = cluster.router().status();
+        println!("seed {seed}, {freshness}: {} of {} committed", history.committed_count(), history.transactions.len());
+        println!("{status:?}");
+        assert!(history.committed_count() >= workload.transactions);
+        let verdict = judge_routed(&history, level)?;
+        assert!(verdict.is_valid(), "seed {seed}, {freshness}: {:?} {:?}", verdict.ours, verdict.adya);
+        ensure_servers_equal(&cluster.servers).await?;
+        // How often each is needed hangs on how fast the machine is.
+        let gates = &status.databases[0].gates;
+        let have_gates = gates.epochs > 20 && gates.tripwires > 20 && gates.tripwire_aborts > 0;
+        if have_gates && status.servers.iter().all(|server| server.reads > status.reads / 20) {
+            return Ok(history);
+        }
+    }
+    panic!("nothing is proven in {RUNS_MAX} runs: {:?}", cluster.router().status());
 }
 
 /// Runs until both checkers see a violation.
@@ -74,10 +81,13 @@ async fn r4_session_freshness_keeps_each_sessions_order() -> anyhow::Result<()> 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r5_bounded_freshness_is_serializable() -> anyhow::Result<()> {
-    let history = holds("bounded:200", Level::Serializable, 13).await?;
-    // Old reads are allowed and do happen: where session and real-time order are asked for, both checkers must say so.
-    for stronger in [Level::SessionSerializable, Level::StrictSerializable] {
-        assert!(!judge(&history, stronger)?.is_valid(), "{stronger:?}");
+    for seed in [13, 23, 33] {
+        let history = holds("bounded:200", Level::Serializable, seed).await?;
+        // Old reads are allowed and do happen: where session and real-time order are asked for, both checkers must say so.
+        let mut stronger = [Level::SessionSerializable, Level::StrictSerializable].into_iter();
+        if stronger.try_fold(true, |old, level| anyhow::Ok(old && !judge(&history, level)?.is_valid()))? {
+            return Ok(());
+        }
     }
-    Ok(())
+    panic!("no read was old: the workload does not provoke what it must");
 }

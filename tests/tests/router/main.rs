@@ -6,6 +6,7 @@ mod closed_batch;
 mod freshness;
 mod hermitage;
 mod list_append;
+mod membership;
 mod receipt_report;
 mod successor;
 mod under_faults;

@@ -1,5 +1,6 @@
 //! Isolation while servers are killed, frozen and started again under load.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -9,14 +10,14 @@ use onecopy_tests::fingerprint::ensure_servers_equal;
 use onecopy_tests::history::Ending;
 use onecopy_tests::list_append::Workload;
 use onecopy_tests::servers::TestServer;
-use onecopy_tests::verdict::judge;
+use onecopy_tests::verdict::judge_routed;
 use rustix::process::Signal;
 
 /// Time between two faults, and how long one lasts.
 const CALM: Duration = Duration::from_millis(1500);
 const FAULT: Duration = Duration::from_millis(700);
 /// A run that takes longer hangs.
-const RUN_TIMEOUT: Duration = Duration::from_secs(150);
+const RUN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// What is done to a server.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +52,15 @@ async fn holds_under(faults: &[(&str, Fault)], freshness: &str, level: Level, se
         settings.follower_timeout_ms = 200;
     })
     .await?;
-    let workload = Workload { bears_faults: true, transactions: 2500, pause_ms: 0..=8, ..Workload::usual(seed) };
+    let goes_on = Arc::new(AtomicBool::new(true));
+    let workload = Workload {
+        bears_faults: true,
+        transactions: 2500,
+        goes_on: goes_on.clone(),
+        pause_ms: 0..=8,
+        ..Workload::usual(seed)
+    };
+    let has_begun = workload.has_begun.clone();
     let is_done = AtomicBool::new(false);
     let run = async {
         let history = tokio::time::timeout(RUN_TIMEOUT, workload.run(&cluster)).await;
@@ -62,9 +71,17 @@ async fn holds_under(faults: &[(&str, Fault)], freshness: &str, level: Level, se
         let mut inflicted = 0;
         while !is_done.load(Ordering::Relaxed) {
             tokio::time::sleep(CALM).await;
+            if !has_begun.load(Ordering::Relaxed) {
+                continue;
+            }
             let (name, fault) = faults[inflicted % faults.len()];
-            inflict(cluster.servers.server(name)?, fault).await?;
+            if let Err(error) = inflict(cluster.servers.server(name)?, fault).await {
+                goes_on.store(false, Ordering::Relaxed);
+                return Err(error);
+            }
             inflicted += 1;
+            // Each fault was there at least once.
+            goes_on.store(inflicted < faults.len(), Ordering::Relaxed);
         }
         anyhow::Ok(inflicted)
     };
@@ -78,7 +95,7 @@ async fn holds_under(faults: &[(&str, Fault)], freshness: &str, level: Level, se
         count(Ending::Unknown)
     );
     assert!(inflicted >= faults.len(), "the run was too short to inflict {faults:?}");
-    let verdict = judge(&history, level)?;
+    let verdict = judge_routed(&history, level)?;
     assert!(verdict.is_valid(), "seed {seed}, {freshness}: {:?} {:?}", verdict.ours, verdict.adya);
     ensure_servers_equal(&cluster.servers).await?;
     Ok(())

@@ -15,6 +15,9 @@ const UPDATED_AT: &str = "CREATE TABLE stamped (id int PRIMARY KEY, value int NO
     CREATE FUNCTION stamp() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.updated_at := now(); RETURN NEW; END';
     CREATE TRIGGER stamp BEFORE UPDATE ON stamped FOR EACH ROW EXECUTE FUNCTION stamp();";
 
+/// Reads where they were sent are seen in one of so many rounds.
+const ROUNDS_MAX: u32 = 10;
+
 async fn ok(wire: &mut Wire, sql: &str) -> anyhow::Result<Vec<String>> {
     let answer = wire.query(sql).await?;
     assert_eq!(answer.code(), "00000", "{sql}: {:?}", answer.errors());
@@ -88,15 +91,24 @@ async fn a_trigger_that_stamps_rows_leaves_the_sessions_reads_on_followers() -> 
     for update in
         ["UPDATE stamped SET value = value + 1 WHERE id = 1", "BEGIN; UPDATE stamped SET value = value + 1; COMMIT"]
     {
-        let before = reads_on(&cluster, "follower-1");
-        for _ in 0..5 {
-            ok(&mut wire, update).await?;
-            let stamped = ok(&mut wire, "SELECT updated_at IS NOT NULL FROM stamped WHERE id = 1").await?;
-            assert_eq!(stamped, ["t"], "{update}");
+        // The leader answers when no epoch comes in time, on a busy machine.
+        let mut there = 0;
+        for _ in 0..ROUNDS_MAX {
+            let before = reads_on(&cluster, "follower-1");
+            for _ in 0..5 {
+                ok(&mut wire, update).await?;
+                let stamped = ok(&mut wire, "SELECT updated_at IS NOT NULL FROM stamped WHERE id = 1").await?;
+                assert_eq!(stamped, ["t"], "{update}");
+            }
+            there = reads_on(&cluster, "follower-1") - before;
+            if there == 5 {
+                break;
+            }
         }
-        assert_eq!(reads_on(&cluster, "follower-1") - before, 5, "{update}");
+        assert_eq!(there, 5, "{update}");
     }
     assert_eq!(ok(&mut wire, "SHOW onecopy.server").await?, ["follower-1"]);
+    assert_eq!(wire.query("RESET onecopy.server").await?.commands(), ["RESET"]);
     Ok(())
 }
 

@@ -1,8 +1,9 @@
 //! The way in: nobody gets another's verifier, nobody makes the router misread SQL, and who vanishes on the way leaves
 //! nothing behind.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 use rustix::process::{Pid, Signal};
@@ -68,20 +69,32 @@ async fn a_verifier_that_comes_late_is_not_taken_for_another_roles() -> anyhow::
     every_password_opens_its_own_role_only(&cluster).await
 }
 
+/// A machine may be too busy to ask in the few seconds that are left.
+const GIVEN_UP_ROUNDS_MAX: u32 = 3;
+
 /// The log-in itself is given up while its look-up is under way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_in_given_up_in_its_look_up_leaves_no_answer_for_the_next() -> anyhow::Result<()> {
     let cluster = with_roles().await?;
-    let mut slow = Wire::silent(&cluster).await?;
-    // The router gives a log-in 60 s; this one asks shortly before, and its answer would come after.
-    tokio::time::sleep(Duration::from_millis(58_000)).await;
-    every_password_opens_its_own_role_only(&cluster).await?;
-    let frozen = freeze_look_up(&cluster).await?;
-    slow.send(&startup(&[("user", "attacker"), ("database", DATABASE)])).await?;
-    let answer = slow.until_closed().await?;
-    drop(frozen);
-    assert!(!answer.tags().contains('Z'), "{answer:?}");
-    every_password_opens_its_own_role_only(&cluster).await
+    for _ in 0..GIVEN_UP_ROUNDS_MAX {
+        let began = Instant::now();
+        let mut slow = Wire::silent(&cluster).await?;
+        // The router gives a log-in 60 s; this one asks shortly before, and its answer would come after: a look-up may take 5 s.
+        tokio::time::sleep(Duration::from_millis(56_000)).await;
+        // The process that looks up is there; more log-ins than one might take too long on a busy machine.
+        assert_eq!(code(&cluster, "victim", "the victim's").await?, "00000");
+        let frozen = freeze_look_up(&cluster).await?;
+        let sent = slow.send(&startup(&[("user", "attacker"), ("database", DATABASE)])).await;
+        let is_in_time = sent.is_ok() && began.elapsed() < Duration::from_secs(59);
+        let answer = slow.until_closed().await?;
+        drop(frozen);
+        assert!(!answer.tags().contains('Z'), "{answer:?}");
+        every_password_opens_its_own_role_only(&cluster).await?;
+        if is_in_time {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("no log-in was given up in its look-up")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -159,10 +172,13 @@ async fn clients_that_vanish_while_they_log_in_keep_no_database_from_being_dropp
             let log_in = tokio::time::timeout(Duration::from_millis(5), Wire::log_in(&cluster, &parameters, PASSWORD));
             drop(log_in.await);
         }
-        wait_until("all clients but one are forgotten", || async { Ok(cluster.router().status().clients == 1) })
-            .await?;
-        let inside = cluster.router().status().databases.iter().find(|one| one.name == "other").map(|one| one.clients);
-        assert_eq!(inside.unwrap_or(0), 0, "round {round}");
+        wait_until("all clients but one are forgotten", || async {
+            let status = cluster.router().status();
+            let inside = status.databases.iter().find(|one| one.name == "other").map(|one| one.clients);
+            Ok(status.clients == 1 && inside.unwrap_or(0) == 0)
+        })
+        .await
+        .with_context(|| format!("round {round}"))?;
         let answer = wire.query("DROP DATABASE other").await?;
         assert_eq!(answer.code(), "00000", "round {round}: {:?}", answer.errors());
     }

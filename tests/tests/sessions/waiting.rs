@@ -99,7 +99,7 @@ impl Drop for Frozen<'_> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ddl_goes_on_while_a_follower_is_frozen_and_after_it() -> anyhow::Result<()> {
     let cluster = start(1, |settings| {
-        settings.server_timeout_ms = 500;
+        settings.server_timeout_ms = 5000;
         settings.follower_timeout_ms = 200;
     })
     .await?;

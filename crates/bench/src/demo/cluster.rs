@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tokio_postgres::{Client, Config, NoTls};
 
 /// How long a follower may take to replay what the leader has committed.
-const REPLAY_TIMEOUT: Duration = Duration::from_secs(30);
+const REPLAY_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How often it is asked whether it has.
 const REPLAY_LOOK_INTERVAL: Duration = Duration::from_millis(2);

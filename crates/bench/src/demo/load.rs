@@ -20,7 +20,13 @@ use super::shop::DATABASE;
 const AUDIT_PAUSE: Duration = Duration::from_millis(300);
 
 /// How long clients may take to end what they are doing.
-const CLOSING_TIMEOUT: Duration = Duration::from_secs(15);
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// How much longer a machine that has more to do may take until each claim has something to tell.
+const LATE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often that is looked for.
+const LATE_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What clients count, all together.
 #[derive(Debug, Default)]
@@ -73,8 +79,12 @@ pub async fn run(load: Load, cluster: &Cluster, claims: &mut Claims) -> anyhow::
         auditor.batch_execute(&format!("SET onecopy.server = '{}'", server.name)).await?;
         clients.spawn(audit(auditor, Arc::clone(&tally)));
     }
+    let watching = async {
+        watch(load.seconds, cluster, &before, &tally).await?;
+        wait_for_all(cluster, &before, &tally).await
+    };
     tokio::select! {
-        watched = watch(load.seconds, cluster, &before, &tally) => watched?,
+        watched = watching => watched?,
         Some(ended) = clients.join_next() => {
             ended?.context("a client of the load has failed")?;
             bail!("a client of the load has ended before its time");
@@ -154,6 +164,19 @@ async fn watch(seconds: u32, cluster: &Cluster, before: &RouterStatus, tally: &T
             epoch_age(&now.2),
         );
         last = now;
+    }
+    Ok(())
+}
+
+/// Lets customers in for longer where the machine was too busy for one of each kind.
+async fn wait_for_all(cluster: &Cluster, before: &RouterStatus, tally: &Tally) -> anyhow::Result<()> {
+    let deadline = Instant::now() + LATE_TIMEOUT;
+    while Instant::now() < deadline {
+        let counted = [&tally.orders, &tally.histories, &tally.audits].iter().all(|counter| counter.load(Relaxed) > 0);
+        if counted && reads_by_server(before, &cluster.status().await?.router).iter().all(|reads| *reads > 0) {
+            break;
+        }
+        tokio::time::sleep(LATE_INTERVAL).await;
     }
     Ok(())
 }

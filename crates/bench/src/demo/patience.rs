@@ -10,7 +10,7 @@ use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
 /// How long a server may stay away.
-const ABSENCE_MAX: Duration = Duration::from_secs(15);
+const ABSENCE_MAX: Duration = Duration::from_secs(60);
 
 /// How long to wait before trying again.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// Far beyond what anything here takes; a test that waits longer has failed.
-const WAIT_MAX: Duration = Duration::from_secs(60);
+pub const WAIT_MAX: Duration = Duration::from_secs(180);
 
 /// Stops the cluster and removes the directory when dropped, also by a failing test.
 pub struct TestDirectory {
@@ -79,6 +79,17 @@ impl TestDirectory {
         Ran::from(self.command(arguments).output().expect("run onecopy"))
     }
 
+    /// `up --detach` by a copy of the program that is gone afterwards, as an upgrade's predecessor is.
+    #[track_caller]
+    pub fn up_by_a_program_that_goes(&self) {
+        let program = self.path().with_file_name("onecopy-of-before");
+        std::fs::copy(env!("CARGO_BIN_EXE_onecopy"), &program).expect("copy the program");
+        let mut command = Command::new(&program);
+        command.args(["up", "--detach", "--port=0", "--replicas=0", "--spare=off"]).env("ONECOPY_DIR", self.path());
+        Ran::from(command.stdin(Stdio::null()).output().expect("run the copy")).ok();
+        std::fs::remove_file(program).expect("remove the copy");
+    }
+
     /// `up --detach` of a new cluster with `replicas`.
     #[track_caller]
     pub fn up(&self, replicas: usize) {
@@ -87,17 +98,57 @@ impl TestDirectory {
 
     /// `up --json` in the foreground, as a child whose events can be read.
     pub fn spawn_up(&self, replicas: usize) -> Foreground {
-        let replicas = format!("--replicas={replicas}");
-        let mut command = self.command(&["up", "--json", "--port=0", &replicas]);
+        self.spawn(&["up", "--json", "--port=0", &format!("--replicas={replicas}")])
+    }
+
+    /// A command that tells events, as a child.
+    pub fn spawn(&self, arguments: &[&str]) -> Foreground {
+        let mut command = self.command(arguments);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("spawn onecopy");
         let events = BufReader::new(child.stdout.take().expect("piped"));
         Foreground { child, events }
+    }
+
+    /// A command whose outputs are pipes that nobody reads.
+    pub fn spawn_unheard(&self, arguments: &[&str]) -> Child {
+        let mut command = self.command(arguments);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("spawn onecopy");
+        drop((child.stdout.take(), child.stderr.take()));
+        child
     }
 
     /// One value of `psql -At`.
     #[track_caller]
     pub fn sql(&self, statement: &str) -> String {
         self.run(&["psql", "--", "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", statement]).ok().trim().to_owned()
+    }
+
+    /// One value of a superuser's question to one server, past the router.
+    #[track_caller]
+    pub fn superuser_sql(&self, server: &str, statement: &str) -> String {
+        let state = std::fs::read_to_string(self.path().join("cluster.toml")).expect("a state");
+        let described = state.split("[[server]]").find(|part| part.contains(&format!("name = \"{server}\"")));
+        let number = described.and_then(|part| part.lines().find_map(|line| line.strip_prefix("socket_number = ")));
+        let number = number.expect("the server and its number");
+        let password = std::fs::read_to_string(self.path().join("secrets/superuser")).expect("a password");
+        let sockets = self.path().join("run");
+        let program = onecopy_postgres::Binaries::find(None).expect("PostgreSQL").directory().join("psql");
+        let mut command = Command::new(program);
+        command.args([
+            "-XAtq",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-U",
+            "postgres",
+            "-d",
+            "postgres",
+            "-p",
+            number,
+            "-c",
+            statement,
+        ]);
+        command.arg("-h").arg(sockets).env("PGPASSWORD", password.trim()).stdin(Stdio::null());
+        Ran::from(command.output().expect("run psql")).ok().trim().to_owned()
     }
 
     #[track_caller]
@@ -153,6 +204,10 @@ pub fn page_of(address: &str, path: &str) -> (String, String) {
 
 impl Drop for TestDirectory {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = std::fs::read_to_string(self.path().join("onecopy.log")).unwrap_or_default();
+            eprintln!("the daemon said:\n{log}");
+        }
         let ran = self.run(&["down"]);
         // 3: there was no cluster. What does not stop in peace must not outlive the test.
         if !matches!(ran.code, Some(0 | 3)) {
@@ -176,6 +231,12 @@ impl Foreground {
         self.events.by_ref().lines().map_while(Result::ok).any(|line| line.contains(text))
     }
 
+    /// The first of these texts that an event has in it; none when the program ends before.
+    pub fn read_until_one<'a>(&mut self, texts: &[&'a str]) -> Option<&'a str> {
+        let mut lines = self.events.by_ref().lines().map_while(Result::ok);
+        lines.find_map(|line| texts.iter().copied().find(|text| line.contains(text)))
+    }
+
     /// Sends a signal and waits for the end; none: the signal killed it.
     pub fn end_by(&mut self, signal: &str) -> Option<i32> {
         send(signal, self.child.id());
@@ -191,9 +252,12 @@ impl Drop for Foreground {
 }
 
 pub fn lives(process: u32) -> bool {
-    // A zombie is dead: only its parent has not looked yet.
+    // A zombie is dead: only its parent has not looked yet. But it may have threads that end a moment later, and until then its files,
+    // sockets and locks are there.
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
+    let is_zombie = stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'));
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).map_or(0, Iterator::count);
+    threads > usize::from(is_zombie)
 }
 
 /// The processes that `parent` has started and that live.
@@ -206,6 +270,41 @@ pub fn children_of(parent: u32) -> Vec<u32> {
         stat.rsplit(") ").next()?.split(' ').nth(1)?.parse::<u32>().ok()
     };
     numbers.filter(|process| parent_of(*process) == Some(parent)).collect()
+}
+
+/// Stops a process and waits until it stands still: it comes back first from what it has asked the kernel for.
+pub fn stop(process: u32) {
+    send("STOP", process);
+    wait_until("the process stands still", || {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't', 'Z']))
+    });
+}
+
+/// Processes that stand still; they go on when this is dropped, so that a failing test can stop its cluster.
+pub struct Frozen(pub Vec<u32>);
+
+impl Frozen {
+    /// All of a server.
+    pub fn new(postmaster: u32) -> Frozen {
+        // The postmaster first: it makes no more children then.
+        let mut frozen = Frozen(vec![postmaster]);
+        stop(postmaster);
+        for child in children_of(postmaster) {
+            frozen.0.push(child);
+            stop(child);
+        }
+        frozen
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        for process in self.0.iter().rev() {
+            // One that has ended meanwhile needs none: not a reason to leave the others standing.
+            let _ = Command::new("kill").args(["-CONT", &process.to_string()]).status();
+        }
+    }
 }
 
 pub fn send(signal: &str, process: u32) {

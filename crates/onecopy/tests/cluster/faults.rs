@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::directory::{TestDirectory, children_of, send, wait_until};
+use crate::directory::{Frozen, TestDirectory, send, wait_until};
 
 #[test]
 fn c7_a_killed_daemon_loses_nothing() {
@@ -50,7 +50,8 @@ fn first_starts_killed_at(kills: &[(&str, u64)]) {
         assert_eq!(directory.sql("SELECT 1"), "1", "{killed}");
         let status = directory.status();
         assert_eq!(status["servers"].as_array().map(Vec::len), Some(2), "{killed}");
-        assert_eq!(status["servers"][1]["state"], "running", "{killed}: {status}");
+        // On a busy machine one is silent for a moment.
+        wait_until(&format!("it runs, {killed}"), || directory.status()["servers"][1]["state"] == "running");
     }
 }
 
@@ -72,11 +73,11 @@ fn c10_a_first_start_interrupted_at_any_step_leaves_nothing_running() {
     let directory = TestDirectory::new();
     for step in STEPS {
         let mut up = directory.spawn_up(1);
-        // A later start has fewer steps: what was made before the signal stays made.
-        if up.read_until(step) {
-            let code = up.end_by("INT");
-            assert!(matches!(code, Some(130 | 0)), "interrupted at {step:?}: {code:?}");
-        }
+        // A later start has fewer steps: what was made before the signal stays made. The signal may have come late.
+        let told = up.read_until_one(&[step, "\"ready\""]);
+        assert!(told.is_some(), "neither {step:?} nor ready");
+        let code = up.end_by("INT");
+        assert!(matches!(code, Some(130 | 0)), "interrupted at {step:?}: {code:?}");
         assert_eq!(directory.postmasters(), [], "interrupted at {step:?}");
     }
     directory.up(1);
@@ -117,31 +118,6 @@ fn c12_a_follower_without_data_is_copied_again() {
     assert!(!directory.path().join("leader/data").exists(), "an empty leader must not take the place of a lost one");
 }
 
-/// A server whose processes all stand still; they go on when this is dropped, so that a failing test can stop its cluster.
-struct Frozen(Vec<u32>);
-
-impl Frozen {
-    fn new(postmaster: u32) -> Frozen {
-        // The postmaster first: it makes no more children then.
-        send("STOP", postmaster);
-        let mut frozen = Frozen(vec![postmaster]);
-        for child in children_of(postmaster) {
-            send("STOP", child);
-            frozen.0.push(child);
-        }
-        frozen
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        for process in self.0.iter().rev() {
-            // One that has ended meanwhile needs none: not a reason to leave the others standing.
-            let _ = Command::new("kill").args(["-CONT", &process.to_string()]).status();
-        }
-    }
-}
-
 #[test]
 fn c22_a_server_that_does_not_answer_is_told() {
     let directory = TestDirectory::new();
@@ -151,12 +127,12 @@ fn c22_a_server_that_does_not_answer_is_told() {
         number
     };
     let follower = Frozen::new(postmaster("follower-1"));
-    assert_eq!(directory.status()["servers"][1]["state"], "silent");
-    assert_eq!(directory.status()["servers"][0]["state"], "running");
-    assert!(directory.page("/healthz").0.ends_with("200 OK"), "the leader serves");
+    wait_until("it is told", || directory.status()["servers"][1]["state"] == "silent");
+    wait_until("the leader answers", || directory.status()["servers"][0]["state"] == "running");
+    wait_until("the leader serves", || directory.page("/healthz").0.ends_with("200 OK"));
     drop(follower);
     let leader = Frozen::new(postmaster("leader"));
-    assert_eq!(directory.status()["servers"][0]["state"], "silent");
+    wait_until("it is told", || directory.status()["servers"][0]["state"] == "silent");
     wait_until("/healthz says so", || directory.page("/healthz").0.contains("503"));
     drop(leader);
     wait_until("/healthz is good again", || directory.page("/healthz").0.ends_with("200 OK"));
@@ -201,13 +177,16 @@ fn c20_a_disk_that_fills_up_loses_nothing() {
     directory.sql("CREATE TABLE kept AS SELECT 7 AS number");
     std::fs::write(&ballast, vec![0; 120 << 20]).expect("fill most of the disk");
     let fill = "CREATE TABLE big AS SELECT repeat('x', 1000) FROM generate_series(1, 1000000)";
-    let ran = directory.run(&["psql", "--", "-XAtqc", fill]);
+    let ran = directory.run(&["psql", "--", "-XAtq", "-v", "VERBOSITY=sqlstate", "-c", fill]);
     assert_ne!(ran.code, Some(0), "{ran:?}");
-    assert!(ran.stderr.contains("No space left") || ran.stderr.contains("terminat"), "{ran:?}");
+    // Which of its writes finds the disk full, and whether wholly full, is chance: a table's is refused (disk_full, in one of two texts),
+    // one of the log ends the server (transaction_resolution_unknown).
+    assert!(ran.stderr.contains("53100") || ran.stderr.contains("08007"), "{ran:?}");
 
     std::fs::remove_file(&ballast).expect("free some space");
-    wait_until("the leader serves again", || directory.run(&["psql", "--", "-XAtqc", "SELECT 1"]).stdout.trim() == "1");
-    assert_eq!(directory.sql("SELECT number FROM kept"), "7");
+    wait_until("the leader serves again", || {
+        directory.run(&["psql", "--", "-XAtqc", "SELECT number FROM kept"]).stdout.trim() == "7"
+    });
     directory.sql("INSERT INTO kept VALUES (8)");
     // Another session than the one that wrote: what it must see, only `strict` says.
     assert_eq!(directory.sql("SET onecopy.freshness = 'strict'; SELECT count(*) FROM kept"), "2");

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::directory::{TestDirectory, wait_until};
+use crate::directory::{TestDirectory, send, wait_until};
 
 #[test]
 fn c1_a_cluster_serves_stops_and_keeps_its_data() {
@@ -12,6 +12,9 @@ fn c1_a_cluster_serves_stops_and_keeps_its_data() {
     assert_eq!(directory.sql("SELECT current_user || ' ' || current_database()"), "onecopy postgres");
     let port = directory.status()["address"].as_str().expect("an address").to_owned();
     assert_eq!(directory.postmasters().len(), 3);
+    // None that the kernel gives to somebody else while the cluster is down.
+    let number: u16 = port.rsplit(':').next().and_then(|number| number.parse().ok()).expect("a port");
+    assert!((20_000..32_000).contains(&number), "{port}");
 
     directory.run(&["down"]).ok();
     assert_eq!(directory.postmasters(), []);
@@ -28,17 +31,20 @@ fn c1_a_cluster_serves_stops_and_keeps_its_data() {
 fn c2_status_and_page_tell_of_every_server() {
     let directory = TestDirectory::new();
     directory.up(1);
-    wait_until("the follower has told how far it is", || directory.status()["servers"][1]["replay_lag_bytes"] == 0);
-    let status = directory.status();
+    let mut status = directory.status();
+    wait_until("the follower has told how far it is, and both answer", || {
+        status = directory.status();
+        let servers = &status["servers"];
+        servers[1]["replay_lag_bytes"] == 0 && (0..2_usize).all(|server| servers[server]["state"] == "running")
+    });
     let servers = status["servers"].as_array().expect("a list");
     let told: Vec<_> = servers.iter().map(|server| [&server["name"], &server["role"], &server["state"]]).collect();
     assert_eq!(told, [["leader", "leader", "running"], ["follower-1", "follower", "running"]]);
     assert_eq!(status["servers"][1]["replication"], "streaming");
     assert_eq!(status["process_id"], directory.daemon());
-    assert!(directory.run(&["status"]).ok().contains("streaming"));
+    wait_until("the table says so", || directory.run(&["status"]).ok().contains("streaming"));
 
-    let (line, body) = directory.page("/healthz");
-    assert!(line.ends_with("200 OK"), "{line}: {body}");
+    wait_until("it is well", || directory.page("/healthz").0.ends_with("200 OK"));
     let (_, metrics) = directory.page("/metrics");
     assert!(
         metrics.contains("onecopy_instance_running_count{server=\"follower-1\",role=\"follower\"} 1\n"),
@@ -98,6 +104,20 @@ fn c5_ctrl_c_stops_everything_cleanly() {
     }
     let log = std::fs::read_to_string(directory.path().join("leader/server.log")).expect("a log");
     assert_eq!(log.matches("database system was not properly shut down").count(), 0, "{log}");
+}
+
+#[test]
+fn c31_readers_that_are_gone_end_nothing() {
+    let directory = TestDirectory::new();
+    // Both outputs are pipes that nobody reads.
+    let mut up = directory.spawn_unheard(&["up", "--port=0", "--replicas=1"]);
+    wait_until("it serves", || directory.run(&["status"]).code == Some(0));
+    let mut scale = directory.spawn_unheard(&["scale", "2"]);
+    assert_eq!(scale.wait().expect("wait for scale").code(), Some(0));
+    assert_eq!(directory.postmasters().len(), 3);
+    send("TERM", up.id());
+    assert_eq!(up.wait().expect("wait for up").code(), Some(0));
+    assert_eq!(directory.postmasters(), []);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod directory;
 mod faults;
+mod followers;
 mod life;
 mod refusals;
 mod router_alone;

@@ -3,10 +3,11 @@
 // Each test program uses a part of it.
 #![allow(dead_code)]
 
-use std::net::TcpListener;
+#[path = "../../../../tests/src/ports.rs"]
+mod ports;
+
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use onecopy_postgres::{Binaries, Role, Server, ServerOptions, ServiceUser, recommended_settings};
@@ -16,6 +17,8 @@ use tempfile::TempDir;
 const AWKWARD_NAME: &str = "it's \\ \"quoted\"";
 /// A password that needs every kind of quoting.
 const AWKWARD_PASSWORD: &str = "it's a \\ \"pass\" word=1";
+/// What has not happened by then never does, on a busy machine, too.
+pub const WAIT_MAX: Duration = Duration::from_secs(180);
 
 /// A directory of one test. When it is dropped, also by a failure, every process that works in it is killed.
 pub struct Laboratory {
@@ -33,17 +36,9 @@ impl Laboratory {
         self.directory.path()
     }
 
-    /// A port that nobody has now, and that the kernel gives to nobody: below the range of outgoing connections.
+    /// A port that nobody has now, and that nobody else takes.
     pub fn free_port(&self) -> u16 {
-        const PORTS: std::ops::Range<u16> = 20_000..32_000;
-        static TAKEN: AtomicU32 = AtomicU32::new(0);
-        // Test programs that run at once begin at different places.
-        let begin = std::process::id().wrapping_mul(97);
-        (0..PORTS.len())
-            .map(|_| begin.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed)) % PORTS.len() as u32)
-            .map(|offset| PORTS.start + u16::try_from(offset).expect("below the length of the range"))
-            .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
-            .expect("a free port")
+        ports::free_port().expect("a free port")
     }
 
     pub fn options(&self, name: &str, role: Role) -> ServerOptions {
@@ -53,7 +48,7 @@ impl Laboratory {
         let mut options = ServerOptions::new(binaries, user, home, self.free_port(), AWKWARD_PASSWORD.to_owned());
         options.settings = recommended_settings(role, AWKWARD_NAME);
         options.settings.set("shared_buffers", "16MB");
-        options.start_timeout = Duration::from_secs(60);
+        options.start_timeout = WAIT_MAX;
         options
     }
 
@@ -76,12 +71,12 @@ impl Drop for Laboratory {
     }
 }
 
-/// Waits until something holds; a minute is for ever.
+/// Waits until something holds.
 pub async fn until(what: &str, holds: impl AsyncFn() -> bool) {
     let wait = async {
         while !holds().await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), wait).await.unwrap_or_else(|_| panic!("waited in vain for {what}"));
+    tokio::time::timeout(WAIT_MAX, wait).await.unwrap_or_else(|_| panic!("waited in vain for {what}"));
 }

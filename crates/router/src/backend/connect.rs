@@ -8,7 +8,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{Backend, BackendError, CancelKey, PreparedStatements};
 use crate::authentication::{MECHANISM, ScramClient, ScramCredential, ScramKeys};
-use crate::servers::{Role, Server};
+use crate::servers::{Connection, Role, Server};
 use crate::settings::Settings;
 use crate::wire::{Channel, ErrorFields, Frame, Reply, Socket, begin_message, end_message};
 
@@ -91,6 +91,7 @@ async fn login(
     credentials: &Credentials,
     application_name: &str,
 ) -> Result<Backend, BackendError> {
+    let connection = Connection::to(server).ok_or_else(|| BackendError::Removed { server: server.name.clone() })?;
     let socket = Socket::connect(&server.address).await.map_err(|source| BackendError::Connect {
         server: server.name.clone(),
         address: server.address.clone(),
@@ -109,6 +110,7 @@ async fn login(
         in_transaction: false,
         idle_since: Instant::now(),
         permit: None,
+        _connection: connection,
     };
     let isolation = match server.role {
         Role::Leader => "serializable",

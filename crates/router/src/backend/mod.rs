@@ -12,7 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub use connect::Credentials;
 pub use prepared::PreparedStatements;
 
-use crate::servers::Server;
+use crate::servers::{Connection, Server};
 use crate::settings::Settings;
 use crate::wire::{Address, Channel, ChannelError, ErrorFields, Reply, Socket, SqlError, sqlstate};
 
@@ -53,6 +53,12 @@ pub enum BackendError {
         /// Why.
         reason: String,
     },
+    /// The router was told to use it no more.
+    #[error("{server} was removed from the router")]
+    Removed {
+        /// The server's name.
+        server: String,
+    },
     /// No answer in time.
     #[error("{server} did not answer within {milliseconds} ms")]
     TimedOut {
@@ -68,7 +74,7 @@ impl BackendError {
     pub fn to_sql(&self) -> SqlError {
         match self {
             BackendError::Sql { fields, .. } => SqlError::error(&fields.code, fields.message.clone()),
-            BackendError::Connect { .. } | BackendError::TimedOut { .. } => {
+            BackendError::Connect { .. } | BackendError::TimedOut { .. } | BackendError::Removed { .. } => {
                 SqlError::error(sqlstate::CANNOT_CONNECT_NOW, self.to_string())
                     .hint("Try again; the router connects as soon as the server is back.")
             }
@@ -105,6 +111,8 @@ pub struct Backend {
     pub idle_since: Instant,
     /// Counts it against its pool's bound until it is dropped.
     pub permit: Option<OwnedSemaphorePermit>,
+    /// Counts it as one of the server's until it is dropped.
+    _connection: Connection,
 }
 
 impl Backend {

@@ -2,17 +2,21 @@
 //!
 //! A gate: close the commit room; on the leader, the marker (a tiny commit whose WAL position every follower must
 //! replay) beside the canary and the leader's snapshot; on every follower, wait for the marker and open the snapshot;
-//! publish; reopen. A follower that misses its deadline leaves the epoch; the others go on.
+//! publish; reopen. A follower that misses its deadline leaves the epoch; the others go on. Between gates the gatekeeper
+//! looks which followers the router has now.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use super::member::Member;
-use super::{Epoch, Epochs, Room};
+use tokio::sync::watch;
+
+use super::member::{CatchUp, Marker, Member};
+use super::{Epoch, Epochs, Place, Room};
 use crate::backend::{Backend, BackendError, Credentials};
 use crate::config::RouterSettings;
-use crate::servers::{Health, Server};
+use crate::membership::Servers;
+use crate::servers::Health;
 
 /// The leader must do its part of a gate within this.
 const LEADER_TIMEOUT: Duration = Duration::from_millis(1000);
@@ -64,10 +68,13 @@ pub struct Gatekeeper {
     settings: Arc<RouterSettings>,
     credentials: Arc<Credentials>,
     database: Arc<str>,
+    servers: Arc<Servers>,
+    /// Of which version of the list of servers the members are.
+    servers_version: u64,
     /// The leader first.
     members: Vec<Member>,
     marker: Option<Backend>,
-    marker_position: Option<String>,
+    newest_marker: watch::Sender<Option<Marker>>,
     tripwires_emptied: u64,
     hooks: GateHooks,
 }
@@ -89,27 +96,52 @@ impl Gatekeeper {
         epochs: Arc<Epochs>,
         room: Arc<Room>,
         settings: Arc<RouterSettings>,
-        servers: &[Arc<Server>],
+        servers: Arc<Servers>,
         database: &str,
         hooks: GateHooks,
     ) -> Gatekeeper {
         let database: Arc<str> = database.into();
-        let credentials = Arc::new(Credentials::of_router(&servers[0]));
-        let members = servers
-            .iter()
-            .map(|server| Member::new(server.clone(), database.clone(), Arc::new(Credentials::of_router(server))))
-            .collect();
-        Gatekeeper {
+        let credentials = Arc::new(Credentials::of_router(servers.leader()));
+        let mut gatekeeper = Gatekeeper {
             epochs,
             room,
             settings,
             credentials,
             database,
-            members,
+            servers_version: servers.version(),
+            servers,
+            members: Vec::new(),
             marker: None,
-            marker_position: None,
+            newest_marker: watch::Sender::new(None),
             tripwires_emptied: 0,
             hooks,
+        };
+        gatekeeper.take_members();
+        gatekeeper
+    }
+
+    /// Makes the members those servers that the router has now; who was one stays as he is.
+    fn take_members(&mut self) {
+        let servers = self.servers.current();
+        self.members.retain(|member| servers.iter().any(|server| server.number == member.server.number));
+        for server in servers.iter() {
+            if !self.members.iter().any(|member| member.server.number == server.number) {
+                let catch_up = CatchUp {
+                    leader: self.servers.leader().clone(),
+                    newest: self.newest_marker.subscribe(),
+                    behind_max: Duration::from_millis(self.settings.follower_timeout_ms) / 2,
+                };
+                self.members.push(Member::new(server.clone(), self.database.clone(), catch_up));
+            }
+        }
+    }
+
+    /// Looks whether followers have come or gone.
+    fn follow_servers(&mut self) {
+        let version = self.servers.version();
+        if version != self.servers_version {
+            self.servers_version = version;
+            self.take_members();
         }
     }
 
@@ -117,10 +149,10 @@ impl Gatekeeper {
     pub async fn run(mut self) {
         let interval = Duration::from_millis(self.settings.epoch_interval_ms);
         for member in &mut self.members {
-            member.advance(None).await;
+            member.advance().await;
         }
         let first = async {
-            for member in &mut self.members {
+            for member in self.members.iter_mut().filter(|member| member.server.has_caught_up()) {
                 member.joined().await;
             }
         };
@@ -129,12 +161,18 @@ impl Gatekeeper {
         let mut occupied_pause = Duration::ZERO;
         loop {
             let asked = tokio::time::timeout(interval, self.epochs.wanted.notified()).await.is_ok();
-            if self.epochs.has_barrier() || self.epochs.is_to_be_released() {
+            self.follow_servers();
+            let is_barred = self.epochs.has_barrier() || self.epochs.is_to_be_released();
+            let is_due = !is_barred && self.is_due(asked);
+            if !is_due {
+                self.settle_unasked().await;
+            }
+            if is_barred {
                 self.release().await;
                 tokio::time::sleep(Duration::from_millis(self.settings.gate_interval_min_ms)).await;
                 continue;
             }
-            if !self.is_due(asked) {
+            if !is_due {
                 self.let_lapse().await;
                 continue;
             }
@@ -162,14 +200,14 @@ impl Gatekeeper {
             return asked;
         };
         let newer = self.room.commits_begun() > epoch.commits;
-        let joined = self.members.iter().any(|member| member.is_in() && epoch.snapshots[member.server.index].is_none());
+        let joined = self.members.iter().any(|member| member.is_in() && epoch.snapshot_on(&member.server).is_none());
         (asked || self.epochs.readers.load(SeqCst) > 0) && (newer || asked || joined)
     }
 
     /// Lets an epoch end that nobody reads and that holds the vacuum horizon back.
     async fn let_lapse(&mut self) {
         for member in &mut self.members {
-            member.advance(self.marker_position.as_deref()).await;
+            member.advance().await;
         }
         let Some(epoch) = self.epochs.current() else { return };
         if self.members[0].server.health() != Health::Up {
@@ -194,7 +232,7 @@ impl Gatekeeper {
     async fn attempt(&mut self) -> Result<(), GateError> {
         self.epochs.readers.store(0, SeqCst);
         for member in &mut self.members {
-            member.advance(self.marker_position.as_deref()).await;
+            member.advance().await;
         }
         match tokio::time::timeout(PREPARE_TIMEOUT, self.prepare()).await {
             Ok(result) => result?,
@@ -212,9 +250,9 @@ impl Gatekeeper {
         };
         let commits = closed.commits().ok_or(GateError::Unsettled)?;
         let closed_at = Instant::now();
-        let snapshots = self.open_everywhere(commits).await?;
+        let places = self.open_everywhere(commits).await?;
         let id = self.epochs.next_id();
-        self.epochs.publish(Arc::new(Epoch::new(id, commits, closed_at, snapshots, &self.epochs)));
+        self.epochs.publish(Arc::new(Epoch::new(id, commits, closed_at, places, &self.epochs)));
         drop(closed);
         self.epochs.statistics.note_closed(closed_at.elapsed());
         for member in &mut self.members {
@@ -234,6 +272,18 @@ impl Gatekeeper {
             self.marker = Some(marker);
         }
         Ok(())
+    }
+
+    /// Settles also while nobody asks for a gate: a commit without an answer may wait on the leader for as long as it likes, with its locks,
+    /// and whoever is in conflict with it is refused meanwhile.
+    async fn settle_unasked(&mut self) {
+        if self.room.unsettled().is_empty() || self.members[0].server.health() != Health::Up {
+            return;
+        }
+        let settled = tokio::time::timeout(PREPARE_TIMEOUT, self.settle()).await;
+        if !matches!(settled, Ok(Ok(()))) {
+            tracing::debug!(database = &*self.database, ?settled, "commits without an answer are not settled");
+        }
     }
 
     /// Makes sure that server processes whose commits were never answered have ended.
@@ -260,8 +310,8 @@ impl Gatekeeper {
         Err(GateError::Unsettled)
     }
 
-    /// The snapshots of all servers that make it in time, by server index. The room is closed.
-    async fn open_everywhere(&mut self, commits: u64) -> Result<Vec<Option<String>>, GateError> {
+    /// The snapshots of all servers that make it in time. The room is closed.
+    async fn open_everywhere(&mut self, commits: u64) -> Result<Vec<Place>, GateError> {
         let (leader, followers) = self.members.split_first_mut().expect("the leader is always a member");
         let marker = self.marker.as_mut().ok_or(GateError::NoLeader)?;
         (self.hooks.on_canary)();
@@ -287,13 +337,13 @@ impl Gatekeeper {
         if empty_tripwire {
             self.tripwires_emptied = self.epochs.statistics.tripwires();
         }
-        let mut snapshots = vec![None; followers.len() + 1];
-        snapshots[leader.server.index] = Some(leader_snapshot);
+        // Known before the followers are asked: one that joins meanwhile must not be content with an older one.
+        self.newest_marker.send_replace(Some(Marker { position: position.clone(), made_at: Instant::now() }));
         let timeout = Duration::from_millis(self.settings.follower_timeout_ms);
         let position = &position;
         let opened = join_all(followers.iter_mut().filter(|member| member.is_in()).map(|member| async move {
             match tokio::time::timeout(timeout, member.open_snapshot(Some(position))).await {
-                Ok(Ok(snapshot)) => Some((member.server.index, snapshot)),
+                Ok(Ok(snapshot)) => Some(Place { server: member.server.clone(), snapshot }),
                 Ok(Err(error)) => {
                     member.leave(&error);
                     None
@@ -305,11 +355,8 @@ impl Gatekeeper {
             }
         }))
         .await;
-        for (index, snapshot) in opened.into_iter().flatten() {
-            snapshots[index] = Some(snapshot);
-        }
-        self.marker_position = Some(position.clone());
-        Ok(snapshots)
+        let on_leader = Place { server: leader.server.clone(), snapshot: leader_snapshot };
+        Ok(std::iter::once(on_leader).chain(opened.into_iter().flatten()).collect())
     }
 }
 

@@ -4,10 +4,16 @@
 //!  Out --joining succeeds--> In
 //!  In  --misses a deadline, loses its connection--> Out (tried again with back-off)
 //! ```
+//!
+//! No gate waits for a server that is not in, and joining is a task of its own. It ends only when the server has
+//! replayed so much that the next gate will hardly have to wait for it: one that is far behind, such as a new copy,
+//! catches up outside.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials};
@@ -19,8 +25,11 @@ const REJOIN_PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest such pause.
 const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A server that joins must replay up to the last marker within this.
+/// A server that joins must have caught up within this, or is tried again later.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A pause between two looks at a standby that joins.
+const CATCH_UP_LOOK_PAUSE: Duration = Duration::from_millis(10);
 
 /// A pause between two looks at a standby that is far behind.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
@@ -34,13 +43,42 @@ const OPEN_SNAPSHOT: [&str; 2] =
 const CANARY: &str =
     "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY; SELECT 1 FROM onecopy_router.tripwire LIMIT 1; COMMIT";
 
+/// Where a gate stands in the WAL.
+#[derive(Debug, Clone)]
+pub(super) struct Marker {
+    /// The position that a standby must have replayed.
+    pub(super) position: String,
+    /// When the leader committed it.
+    pub(super) made_at: Instant,
+}
+
+/// What a server must have caught up with before it joins.
+#[derive(Debug, Clone)]
+pub(super) struct CatchUp {
+    /// The leader; its probes tell how much it has written.
+    pub(super) leader: Arc<Server>,
+    /// The newest gate.
+    pub(super) newest: watch::Receiver<Option<Marker>>,
+    /// A gate that was made this long ago is as good as the newest.
+    pub(super) behind_max: Duration,
+}
+
 /// One server in the epochs of one database.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) server: Arc<Server>,
     database: Arc<str>,
     credentials: Arc<Credentials>,
+    catch_up: CatchUp,
     state: State,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if let State::Joining { task, .. } = &self.state {
+            task.abort();
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -51,25 +89,22 @@ enum State {
 }
 
 impl Member {
-    pub(super) fn new(server: Arc<Server>, database: Arc<str>, credentials: Arc<Credentials>) -> Member {
+    pub(super) fn new(server: Arc<Server>, database: Arc<str>, catch_up: CatchUp) -> Member {
         let state = State::Out { retry_at: Instant::now(), pause: REJOIN_PAUSE_MIN };
-        Member { server, database, credentials, state }
+        let credentials = Arc::new(Credentials::of_router(&server));
+        Member { server, database, credentials, catch_up, state }
     }
 
     pub(super) fn is_in(&self) -> bool {
         matches!(self.state, State::In { .. })
     }
 
-    /// Goes on with joining, if this server is out; `marker` is the WAL position it must have replayed.
-    pub(super) async fn advance(&mut self, marker: Option<&str>) {
+    /// Goes on with joining, if this server is out. Waits for nothing.
+    pub(super) async fn advance(&mut self) {
         match &mut self.state {
             State::Out { retry_at, pause } if *retry_at <= Instant::now() => {
-                let joining = join(
-                    self.server.clone(),
-                    self.database.clone(),
-                    self.credentials.clone(),
-                    marker.map(str::to_owned),
-                );
+                let joining =
+                    join(self.server.clone(), self.database.clone(), self.credentials.clone(), self.catch_up.clone());
                 self.state = State::Joining { pause: *pause, task: tokio::spawn(joining) };
             }
             State::Joining { task, pause } if task.is_finished() => {
@@ -77,6 +112,7 @@ impl Member {
                 self.state = match task.await {
                     Ok(Ok(holders)) => {
                         tracing::info!(server = self.server.name, database = &*self.database, "joins the epochs");
+                        self.server.has_caught_up.store(true, SeqCst);
                         State::In { holders: Box::new(holders), next: 0 }
                     }
                     Ok(Err(error)) => {
@@ -96,7 +132,7 @@ impl Member {
             while !task.is_finished() {
                 tokio::time::sleep(LOOK_PAUSE).await;
             }
-            self.advance(None).await;
+            self.advance().await;
         }
     }
 
@@ -120,7 +156,7 @@ impl Member {
             Role::Leader => holder.pipeline(&[CANARY, OPEN_SNAPSHOT[0], OPEN_SNAPSHOT[1]]).await?,
             Role::Follower => {
                 if let Some(marker) = marker {
-                    wait_for_replay(holder, marker).await?;
+                    wait_for_replay(holder, &replayed_marker(marker), LOOK_PAUSE).await?;
                 }
                 holder.pipeline(&OPEN_SNAPSHOT).await?
             }
@@ -163,13 +199,13 @@ async fn join(
     server: Arc<Server>,
     database: Arc<str>,
     credentials: Arc<Credentials>,
-    marker: Option<String>,
+    catch_up: CatchUp,
 ) -> Result<[Backend; 2], BackendError> {
     let mut first = Backend::connect(&server, &database, &credentials, "onecopy epoch").await?;
     let second = Backend::connect(&server, &database, &credentials, "onecopy epoch").await?;
-    if let (Role::Follower, Some(marker)) = (server.role, marker) {
-        let replay = wait_for_replay(&mut first, &marker);
-        tokio::time::timeout(CATCH_UP_TIMEOUT, replay).await.map_err(|_| BackendError::TimedOut {
+    if server.role == Role::Follower {
+        let near = wait_until_near(&mut first, catch_up);
+        tokio::time::timeout(CATCH_UP_TIMEOUT, near).await.map_err(|_| BackendError::TimedOut {
             server: server.name.clone(),
             milliseconds: CATCH_UP_TIMEOUT.as_millis(),
         })??;
@@ -177,19 +213,43 @@ async fn join(
     Ok([first, second])
 }
 
-/// Asks a standby until it has replayed up to `marker`. The commit at that position is visible to every snapshot that is
-/// taken afterwards: PostgreSQL advances the replay position after the record's effects.
-async fn wait_for_replay(standby: &mut Backend, marker: &str) -> Result<(), BackendError> {
-    let look = format!("SELECT pg_catalog.pg_last_wal_replay_lsn() >= '{marker}'::pg_catalog.pg_lsn");
+/// Waits until a standby is so near the leader that the next gate will hardly have to wait for it.
+async fn wait_until_near(standby: &mut Backend, mut catch_up: CatchUp) -> Result<(), BackendError> {
+    if catch_up.newest.borrow().is_none() && standby.server.has_caught_up() {
+        // The first gate of a database opened just now: it finds out by itself who is too far behind.
+        return Ok(());
+    }
+    // The newest gate may be old, when nobody reads.
+    let written = catch_up.leader.wal_position_bytes.load(Relaxed);
+    let look = format!("SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_last_wal_replay_lsn(), '0/0') >= {written}");
+    wait_for_replay(standby, &look, CATCH_UP_LOOK_PAUSE).await?;
+    loop {
+        let Some(marker) = catch_up.newest.borrow_and_update().clone() else { return Ok(()) };
+        wait_for_replay(standby, &replayed_marker(&marker.position), CATCH_UP_LOOK_PAUSE).await?;
+        let is_newest = !catch_up.newest.has_changed().unwrap_or(false);
+        if is_newest || marker.made_at.elapsed() <= catch_up.behind_max {
+            return Ok(());
+        }
+    }
+}
+
+fn replayed_marker(position: &str) -> String {
+    format!("SELECT pg_catalog.pg_last_wal_replay_lsn() >= '{position}'::pg_catalog.pg_lsn")
+}
+
+/// Asks a standby again and again until its answer to `look` is true. The commit at a position that it says it has
+/// replayed is visible to every snapshot that is taken afterwards: PostgreSQL advances the replay position after the
+/// record's effects.
+async fn wait_for_replay(standby: &mut Backend, look: &str, pause: Duration) -> Result<(), BackendError> {
     let mut looks = 0;
     loop {
-        let rows = standby.rows(&look).await?;
+        let rows = standby.rows(look).await?;
         if rows.first().and_then(|row| row.first()).and_then(Option::as_deref) == Some("t") {
             return Ok(());
         }
         looks += 1;
         if looks > LOOKS_WITHOUT_PAUSE {
-            tokio::time::sleep(LOOK_PAUSE).await;
+            tokio::time::sleep(pause).await;
         }
     }
 }

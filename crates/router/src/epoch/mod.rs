@@ -22,6 +22,7 @@ pub use room::{Commit, Room};
 pub use statistics::{GateStatistics, GateSummary};
 
 use crate::config::Freshness;
+use crate::servers::Server;
 
 /// One prefix of the commit order.
 #[derive(Debug)]
@@ -32,27 +33,41 @@ pub struct Epoch {
     pub commits: u64,
     /// When its gate closed.
     pub closed_at: Instant,
-    /// By server: the exported snapshot to read it with; none where it is not open.
-    pub snapshots: Vec<Option<String>>,
+    /// Where it is open.
+    pub places: Vec<Place>,
     doomed_up_to: Arc<AtomicU64>,
 }
 
+/// Where an epoch is open.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The server.
+    pub server: Arc<Server>,
+    /// The exported snapshot to read it with there.
+    pub snapshot: String,
+}
+
 impl Epoch {
-    fn new(id: u64, commits: u64, closed_at: Instant, snapshots: Vec<Option<String>>, epochs: &Epochs) -> Epoch {
-        Epoch { id, commits, closed_at, snapshots, doomed_up_to: epochs.doomed_up_to.clone() }
+    fn new(id: u64, commits: u64, closed_at: Instant, places: Vec<Place>, epochs: &Epochs) -> Epoch {
+        Epoch { id, commits, closed_at, places, doomed_up_to: epochs.doomed_up_to.clone() }
     }
 
     /// No epoch at all: each reader has a snapshot of its own. For tests that must fail without epochs.
-    pub fn unsafe_fake(servers: usize) -> Epoch {
+    pub fn unsafe_fake(servers: &[Arc<Server>]) -> Epoch {
         static ID: AtomicU64 = AtomicU64::new(1);
         let id = ID.fetch_add(1, SeqCst);
         Epoch {
             id,
             commits: 0,
             closed_at: Instant::now(),
-            snapshots: vec![Some(String::new()); servers],
+            places: servers.iter().map(|server| Place { server: server.clone(), snapshot: String::new() }).collect(),
             doomed_up_to: Arc::default(),
         }
+    }
+
+    /// The snapshot to read it with on `server`; none where it is not open.
+    pub fn snapshot_on(&self, server: &Server) -> Option<&str> {
+        self.places.iter().find(|place| place.server.number == server.number).map(|place| place.snapshot.as_str())
     }
 
     /// Whether what is read at it can no longer be believed.

@@ -3,9 +3,11 @@
 
 mod leader;
 mod reader;
+mod readers;
 
 pub use leader::LeaderPool;
 pub use reader::ReaderPool;
+pub use readers::ReaderPools;
 
 use std::time::Duration;
 

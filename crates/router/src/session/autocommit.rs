@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::epoch_read::epoch_closed;
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
+use super::served_by::ServedBy;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Session, SessionEnd};
@@ -64,6 +65,7 @@ impl Session {
                 }
             };
             let leader = backend.server.clone();
+            self.served_by = Some(ServedBy::Leader(leader.clone()));
             let _transaction = self.router.serializable.begin(&leader);
             let mut expected = VecDeque::new();
             self.put_settings(&mut backend, &mut expected);
@@ -189,6 +191,7 @@ impl Session {
             }
         };
         let leader = backend.server.clone();
+        self.served_by = Some(ServedBy::Leader(leader.clone()));
         let _update = self.router.serializable.begin(&leader);
         let domain = self.domain.clone();
         let alone = work.barrier.as_ref().is_some_and(|barrier| barrier.alone);
@@ -265,7 +268,7 @@ impl Session {
         error: &RelayError,
         last_words: Option<ErrorFields>,
     ) -> Result<Outcome, SessionEnd> {
-        let name = &self.domain.servers[0].name;
+        let name = &self.domain.servers.leader().name;
         let sql_error = if work.writes {
             SqlError::error(
                 sqlstate::TRANSACTION_RESOLUTION_UNKNOWN,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::put_own;
-use super::transaction::{LeaderTransaction, Place, aborted, too_many_transactions};
+use super::transaction::{LeaderTransaction, Place, aborted, cut_off, too_many_transactions};
 use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
@@ -61,6 +61,15 @@ impl Session {
                         return Ok(Outcome::Failed);
                     }
                 }
+            }
+            // All that it has read was right, and it has nothing to commit; only what savepoints have done to its
+            // settings is not known any more.
+            Place::CutOff { .. } if transaction.savepoints == 0 || self.settings == transaction.settings_before => {}
+            Place::CutOff { server } => {
+                self.settings = transaction.settings_before;
+                self.characteristics = transaction.characteristics_before;
+                self.fail(cut_off(&server));
+                return Ok(Outcome::Failed);
             }
             Place::Lost => {
                 self.fail(aborted());
@@ -218,7 +227,7 @@ impl Session {
         self.settings = transaction.settings_before;
         self.characteristics = transaction.characteristics_before;
         match transaction.place {
-            Place::Nowhere | Place::Lost => {}
+            Place::Nowhere | Place::CutOff { .. } | Place::Lost => {}
             Place::AtEpoch { backend, .. } => self.give_back_reader(*backend),
             Place::OnLeader(mut leader) => {
                 self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
@@ -245,7 +254,7 @@ impl Session {
         }
         // What SET has changed there is gone with the rollback before its next use; its record is that of before.
         backend.epoch = None;
-        self.domain.readers[backend.server.index].give_back(&self.user, backend);
+        self.domain.readers.give_back(&self.user, backend);
     }
 }
 

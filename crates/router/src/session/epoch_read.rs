@@ -2,11 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use super::relay::{Ended, Hold, RelayError};
 use super::request::Request;
+use super::served_by::ServedBy;
 use super::simple::readable;
 use super::unit::Outcome;
 use super::work::Work;
@@ -43,22 +44,25 @@ pub(super) enum NotAtEpoch {
 pub(super) struct InFlight(Arc<Server>);
 
 impl InFlight {
-    pub(super) fn on(server: &Arc<Server>) -> InFlight {
-        server.reads_in_flight.fetch_add(1, Relaxed);
-        InFlight(server.clone())
+    /// Counts one more; none when the router has given the server up.
+    pub(super) fn on(server: &Arc<Server>) -> Option<InFlight> {
+        server.reads_in_flight.fetch_add(1, SeqCst);
+        let in_flight = InFlight(server.clone());
+        // In this order: whoever removes the server sets the flag first and counts then, so one of the two sees the other.
+        (!server.is_removed()).then_some(in_flight)
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.reads_in_flight.fetch_sub(1, Relaxed);
+        self.0.reads_in_flight.fetch_sub(1, SeqCst);
     }
 }
 
 /// What to do after one try of a read.
 enum Tried {
     Done(Outcome),
-    Again { avoid: Option<usize> },
+    Again { avoid: Option<u64> },
     AskLeader,
 }
 
@@ -71,13 +75,14 @@ impl Session {
     /// An epoch that meets `demand`, or the reason why there is none.
     async fn take_epoch(&self, demand: Demand) -> Result<Arc<Epoch>, NotAtEpoch> {
         if self.domain.settings.unsafe_without_epochs {
-            return Ok(Arc::new(Epoch::unsafe_fake(self.domain.servers.len())));
+            return Ok(Arc::new(Epoch::unsafe_fake(&self.domain.servers.current())));
         }
-        let leader_is_gone = matches!(self.domain.servers[0].health(), Health::Down | Health::Unresponsive);
-        let wait = if leader_is_gone { EPOCH_WAIT_WITHOUT_LEADER } else { EPOCH_WAIT };
+        let leader_is_gone = || matches!(self.domain.servers.leader().health(), Health::Down | Health::Unresponsive);
+        let wait = if leader_is_gone() { EPOCH_WAIT_WITHOUT_LEADER } else { EPOCH_WAIT };
         match self.domain.epochs.take(demand, &self.domain.room, wait).await {
             Ok(epoch) => Ok(epoch),
-            Err(_) if leader_is_gone => Err(NotAtEpoch::Error(
+            // Looked at again: it may have come back meanwhile.
+            Err(_) if leader_is_gone() => Err(NotAtEpoch::Error(
                 SqlError::error(
                     sqlstate::CANNOT_CONNECT_NOW,
                     format!(
@@ -94,11 +99,7 @@ impl Session {
     }
 
     /// An epoch that meets `demand` and a server to read it on; the session's chosen server is waited for.
-    pub(super) async fn choose(
-        &self,
-        demand: Demand,
-        avoid: &[usize],
-    ) -> Result<(Arc<Epoch>, Arc<Server>), NotAtEpoch> {
+    pub(super) async fn choose(&self, demand: Demand, avoid: &[u64]) -> Result<(Arc<Epoch>, Arc<Server>), NotAtEpoch> {
         let deadline = Instant::now() + CHOSEN_SERVER_WAIT;
         loop {
             let epoch = self.take_epoch(demand).await?;
@@ -115,27 +116,27 @@ impl Session {
     }
 
     fn chosen_server_is_out(&self) -> SqlError {
-        let name = self.server_choice.map_or("", |index| &self.domain.servers[index].name);
+        let name = self.server_choice.as_deref().unwrap_or_default();
         SqlError::error(sqlstate::CANNOT_CONNECT_NOW, format!("server {name:?} is not in the current epoch"))
             .hint("Try again, or RESET onecopy.server.")
     }
 
     /// The least busy server on which `epoch` is open.
-    fn choose_server(&self, epoch: &Epoch, avoid: &[usize]) -> Result<Arc<Server>, NotAtEpoch> {
-        let open = |server: &&Arc<Server>| {
-            epoch.snapshots[server.index].is_some()
-                && !avoid.contains(&server.index)
-                && matches!(server.health(), Health::Up | Health::Unknown)
-        };
-        if let Some(index) = self.server_choice {
-            return self.domain.servers.get(index).filter(open).cloned().ok_or(NotAtEpoch::ChosenServerIsOut);
+    fn choose_server(&self, epoch: &Epoch, avoid: &[u64]) -> Result<Arc<Server>, NotAtEpoch> {
+        let open = |server: &&Arc<Server>| server.is_open_for_reads() && !avoid.contains(&server.number);
+        if let Some(name) = &self.server_choice {
+            let mut servers = epoch.places.iter().map(|place| &place.server).filter(open);
+            return servers.find(|server| server.name == **name).cloned().ok_or(NotAtEpoch::ChosenServerIsOut);
         }
         let turn = self.router.turn.fetch_add(1, Relaxed);
-        let count = self.domain.servers.len();
-        let servers = (0..count).map(|step| &self.domain.servers[(turn + step) % count]);
-        let load =
-            |server: &&Arc<Server>| server.reads_in_flight.load(Relaxed) + server.updates_in_flight.load(Relaxed);
-        servers.filter(open).min_by_key(load).cloned().ok_or(NotAtEpoch::AskLeader)
+        let count = epoch.places.len();
+        let servers = || (0..count).map(|step| &epoch.places[turn.wrapping_add(step) % count].server).filter(open);
+        let in_turn = servers().filter(|server| server.read_share.takes_part(server.number, turn));
+        let chosen = in_turn.min_by_key(|server| server.load()).or_else(|| {
+            // Those whose turn it is are down: better one out of turn than none.
+            servers().filter(|server| !server.read_share.is_none()).min_by_key(|server| server.load())
+        });
+        chosen.cloned().ok_or(NotAtEpoch::AskLeader)
     }
 
     /// Whether the leader answers sooner than a gate could be closed for this read: it is no busier than the others.
@@ -147,10 +148,13 @@ impl Session {
             return false;
         }
         self.domain.epochs.note_reader();
-        let load = |server: &Arc<Server>| server.reads_in_flight.load(Relaxed) + server.updates_in_flight.load(Relaxed);
-        let servers = &self.domain.servers;
-        let all: usize = servers.iter().map(load).sum();
-        servers[0].health() == Health::Up && load(&servers[0]) * servers.len() <= all
+        let leader = self.domain.servers.leader();
+        // A follower counts by its share; one that is still catching up does not count.
+        let servers = self.domain.servers.current();
+        let with = servers.iter().filter(|server| server.has_caught_up() && !server.read_share.is_none());
+        let (load, weight) =
+            with.fold((0, 0.0), |(load, weight), server| (load + server.load(), weight + server.read_share.ratio()));
+        leader.health() == Health::Up && leader.load() as f64 * weight <= load as f64
     }
 
     /// Runs reads at an epoch on some server; on the leader when that cannot be.
@@ -190,11 +194,13 @@ impl Session {
         epoch: &Arc<Epoch>,
         server: &Arc<Server>,
     ) -> Result<Tried, SessionEnd> {
-        let _in_flight = InFlight::on(server);
+        let again = || Tried::Again { avoid: Some(server.number) };
+        let (Some(_in_flight), Some(pool)) = (InFlight::on(server), self.domain.readers.of(server)) else {
+            return Ok(again());
+        };
         let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
-        let pool = &self.domain.readers[server.index];
         let Ok(mut backend) = pool.take(&self.credentials, &self.settings, wait).await else {
-            return Ok(Tried::Again { avoid: Some(server.index) });
+            return Ok(again());
         };
         let own_transaction = work.own_transaction || request.binds_named_portal();
         let mut expected = VecDeque::new();
@@ -215,7 +221,7 @@ impl Session {
             }
             Err(_) => {
                 self.client.output.truncate(start);
-                return Ok(Tried::Again { avoid: Some(server.index) });
+                return Ok(again());
             }
         };
         if own_transaction || relayed.status != b'T' {
@@ -223,7 +229,7 @@ impl Session {
         }
         let failed_to_join = relayed.own_error.is_some();
         if reusable && !failed_to_join {
-            self.domain.readers[server.index].give_back(&self.user, backend);
+            self.domain.readers.give_back(&self.user, backend);
         }
         if failed_to_join && !went_out {
             self.client.output.truncate(start);
@@ -236,6 +242,7 @@ impl Session {
             return Ok(self.read_failed(&error.code, work, server, start, went_out));
         }
         server.reads.fetch_add(1, Relaxed);
+        self.served_by = Some(ServedBy::epoch(epoch, server));
         Ok(Tried::Done(Outcome::Done))
     }
 
@@ -263,7 +270,7 @@ impl Session {
             sqlstate::FEATURE_NOT_SUPPORTED if server.role == Role::Follower => Some(Tried::AskLeader),
             // A conflict with recovery, or a server that goes down.
             sqlstate::SERIALIZATION_FAILURE | "40P01" | "57P01" | "57P02" | "57P03" | "57P05" => {
-                Some(Tried::Again { avoid: Some(server.index) })
+                Some(Tried::Again { avoid: Some(server.number) })
             }
             _ => None,
         };

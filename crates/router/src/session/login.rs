@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes};
 
+use super::epoch_read::InFlight;
 use super::relay::{self, Ended, Hold, Relay};
 use super::request::put_own;
 use super::role::{look_up_verifier, may_look};
@@ -20,6 +21,7 @@ use crate::backend::{Backend, Credentials};
 use crate::config::Freshness;
 use crate::console;
 use crate::domain::Domain;
+use crate::servers::Health;
 use crate::settings::{Settings, is_on, is_readable_with};
 use crate::state::RouterState;
 use crate::wire::{
@@ -137,7 +139,7 @@ struct LoggedIn {
     credentials: Arc<Credentials>,
     settings: Arc<Settings>,
     freshness: Freshness,
-    server_choice: Option<usize>,
+    server_choice: Option<Arc<str>>,
     cancel: Arc<CancelSlot>,
     /// Transactions of this role in this database are read-only unless they say otherwise.
     is_read_only: bool,
@@ -172,6 +174,7 @@ impl LoggedIn {
             settings: self.settings,
             freshness: self.freshness,
             server_choice: self.server_choice,
+            served_by: None,
             cancel: self.cancel,
         }
     }
@@ -336,8 +339,8 @@ async fn greet(
         match name.as_str() {
             "onecopy.freshness" => session.freshness = value.parse().map_err(|_| invalid())?,
             "onecopy.server" => {
-                let position = session.domain.servers.iter().position(|server| server.name == value);
-                session.server_choice = Some(position.ok_or_else(invalid)?);
+                let chosen = session.domain.servers.named(&value).ok_or_else(invalid)?;
+                session.server_choice = Some(chosen.name.as_str().into());
             }
             // The client gets SERIALIZABLE whatever it asks for.
             "default_transaction_isolation" => {}
@@ -355,7 +358,7 @@ async fn greet(
             }
         }
     }
-    let mut backend = first_backend(session).await.map_err(fatal)?;
+    let (mut backend, _in_flight) = first_backend(session).await.map_err(fatal)?;
     for (name, value) in &backend.parameters {
         let value = if name == "in_hot_standby" { "off" } else { value };
         session.is_read_only |= name == "default_transaction_read_only" && is_on(value);
@@ -378,19 +381,23 @@ async fn greet(
         backend.settings = session.settings.clone();
         backend.epoch = None;
     }
-    session.domain.readers[backend.server.index].give_back(&session.user, backend);
+    session.domain.readers.give_back(&session.user, backend);
     Ok(())
 }
 
-/// A reader's back end on any server, followers first; the leader's refusal is the one that counts.
-async fn first_backend(session: &LoggedIn) -> Result<Backend, SqlError> {
+/// A reader's back end on any server that reads go to, followers first; the leader's refusal is the one that counts.
+async fn first_backend(session: &LoggedIn) -> Result<(Backend, InFlight), SqlError> {
     let mut refusal = None;
-    for pool in session.domain.readers.iter().rev() {
-        if pool.server.health() == crate::servers::Health::Unresponsive {
+    for pool in session.domain.readers.all().iter().rev() {
+        let server = &pool.server;
+        let is_asked_for = session.server_choice.as_deref() == Some(server.name.as_str());
+        let takes_reads = is_asked_for || !server.read_share.is_none();
+        if server.health() == Health::Unresponsive || !server.has_caught_up() || !takes_reads {
             continue;
         }
+        let Some(in_flight) = InFlight::on(server) else { continue };
         match pool.take(&session.credentials, &session.settings, FIRST_BACKEND_WAIT).await {
-            Ok(backend) => return Ok(backend),
+            Ok(backend) => return Ok((backend, in_flight)),
             Err(error) => refusal = Some(error.to_sql()),
         }
     }

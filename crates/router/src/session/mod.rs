@@ -20,9 +20,11 @@ mod commit;
 mod epoch_read;
 mod extended;
 mod login;
+mod own_setting;
 mod relay;
 mod request;
 mod role;
+mod served_by;
 mod setting;
 mod simple;
 mod startup;
@@ -48,6 +50,7 @@ use crate::settings::Settings;
 use crate::sql::{Isolation, PinReason, Statement};
 use crate::state::RouterState;
 use crate::wire::{Channel, ChannelError, FrontendError, Reply, SqlError, sqlstate};
+use served_by::ServedBy;
 use transaction::Transaction;
 
 /// Prepared statements a client may keep before it is refused with 54000.
@@ -135,8 +138,10 @@ pub struct Session {
     characteristics: Characteristics,
     characteristics_at_login: Characteristics,
     freshness: Freshness,
-    /// Reads at epochs run on this server only.
-    server_choice: Option<usize>,
+    /// Reads at epochs run on the server of this name only.
+    server_choice: Option<Arc<str>>,
+    /// Where its newest statement ran.
+    served_by: Option<ServedBy>,
     statements: HashMap<Bytes, ClientStatement>,
     portals: HashMap<Bytes, ClientStatement>,
     transaction: Option<Transaction>,
@@ -224,6 +229,12 @@ impl Session {
                     _ => std::future::pending().await,
                 }
             };
+            let cut_off = async {
+                match &self.transaction {
+                    Some(transaction) => transaction.must_leave().await,
+                    None => std::future::pending().await,
+                }
+            };
             let stopping = &mut self.stopping;
             let stopped = async { stopping.wait_for(|stopping| *stopping).await.is_ok() };
             tokio::select! {
@@ -233,6 +244,7 @@ impl Session {
                     let text = "terminating connection: the router is shutting down";
                     return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::ADMIN_SHUTDOWN, text)));
                 }
+                () = cut_off => self.transaction.iter_mut().for_each(Transaction::leave),
                 frame = notified => {
                     let Ok(frame) = frame else {
                         return Err(self.lost_own_backend());

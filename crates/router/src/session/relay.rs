@@ -10,7 +10,7 @@ use bytes::{BufMut, Bytes};
 
 use super::request::Expected;
 use crate::backend::Backend;
-use crate::servers::Health;
+use crate::servers::Server;
 use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply};
 
 /// Bytes of an answer held back before the first of them go to the client.
@@ -55,6 +55,9 @@ pub enum RelayError {
     /// The server does not answer.
     #[error("the server does not answer")]
     Unresponsive,
+    /// The router has given the server up.
+    #[error("the server was removed from the router")]
+    Removed,
     /// The client is lost.
     #[error("lost the client: {0}")]
     Client(ChannelError),
@@ -152,10 +155,7 @@ impl<'a> Relay<'a> {
         tokio::select! {
             biased;
             frame = self.backend.channel.exchange() => frame.map_err(RelayError::Server),
-            () = server.unresponsive() => {
-                debug_assert_eq!(server.health(), Health::Unresponsive);
-                Err(RelayError::Unresponsive)
-            }
+            error = given_up(&server) => Err(error),
         }
     }
 
@@ -164,7 +164,7 @@ impl<'a> Relay<'a> {
         tokio::select! {
             biased;
             flushed = self.backend.channel.flush() => flushed.map_err(|error| RelayError::Server(error.into())),
-            () = server.unresponsive() => Err(RelayError::Unresponsive),
+            error = given_up(&server) => Err(error),
         }
     }
 
@@ -274,7 +274,7 @@ impl<'a> Relay<'a> {
         loop {
             tokio::select! {
                 biased;
-                () = server.unresponsive() => return Err(RelayError::Unresponsive),
+                error = given_up(&server) => return Err(error),
                 frame = self.backend.channel.frame() => {
                     let frame = frame.map_err(RelayError::Server)?;
                     let failed = frame.tag == b'E';
@@ -355,4 +355,10 @@ pub async fn flush(client: &mut Channel) -> Result<(), ChannelError> {
         Ok(result) => Ok(result?),
         Err(_) => Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "the client does not read").into()),
     }
+}
+
+/// Waits until nothing is to be expected of `server` any more.
+async fn given_up(server: &Server) -> RelayError {
+    server.unresponsive().await;
+    if server.is_removed() { RelayError::Removed } else { RelayError::Unresponsive }
 }

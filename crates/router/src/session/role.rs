@@ -32,13 +32,14 @@ async fn look_up(router: &RouterState, sql: &str) -> Result<Option<String>, Back
     // It goes back only after a whole answer: an answer left in it would be believed to be that of the next question.
     if let Some(mut backend) = connection.take()
         && backend.is_alive()
+        && !backend.server.is_removed()
         && let Ok(Ok(rows)) = tokio::time::timeout(LOOK_UP_TIMEOUT, backend.rows(sql)).await
     {
         *connection = Some(backend);
         return Ok(rows.into_iter().next().and_then(|row| row.into_iter().next()?));
     }
     let mut first_error = None;
-    for server in router.servers.iter() {
+    for server in router.servers.current().iter().filter(|server| server.has_caught_up()) {
         let asked = async {
             let credentials = Credentials::of_router(server);
             let mut backend =

@@ -1,12 +1,13 @@
-//! SET, RESET and SHOW.
+//! SET and RESET.
 //!
 //! Most settings mean the same on every server, so they follow the session (see [`crate::settings`]). A few are the
-//! router's own, and a few belong to the session's identity and pin it to its back end on the leader.
+//! router's own (`own_setting.rs`), and a few belong to the session's identity and pin it to its back end on the leader.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::epoch_read::InFlight;
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::{Request, put_own};
 use super::transaction::Transaction;
@@ -20,30 +21,6 @@ use crate::sql::{Isolation, PinReason};
 use crate::wire::{Reply, SqlError, sqlstate};
 
 impl Session {
-    /// Whether the router answers SHOW of this name.
-    pub(super) fn shows(name: &str) -> bool {
-        matches!(
-            name,
-            "transaction_isolation" | "default_transaction_isolation" | "onecopy.freshness" | "onecopy.server"
-        )
-    }
-
-    /// Answers SHOW.
-    pub(super) fn show(&mut self, name: &str, describes: bool) {
-        let value = match name {
-            "transaction_isolation" => self.isolation_asked(true).setting().to_owned(),
-            "default_transaction_isolation" => self.isolation_asked(false).setting().to_owned(),
-            "onecopy.freshness" => self.freshness.to_string(),
-            _ => self.server_choice.map(|index| self.domain.servers[index].name.clone()).unwrap_or_default(),
-        };
-        let output = &mut self.client.output;
-        if describes {
-            output.text_columns(&[name]);
-        }
-        output.text_row(&[Some(value)]);
-        output.command_complete("SHOW");
-    }
-
     pub(super) fn too_many_settings(&mut self) -> Outcome {
         self.fail(
             SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, "too many settings are changed in this session")
@@ -61,7 +38,9 @@ impl Session {
         text: &str,
     ) -> Result<Outcome, SessionEnd> {
         match name {
-            "onecopy.freshness" | "onecopy.server" => return Ok(self.set_of_router(name, value)),
+            "onecopy.freshness" | "onecopy.server" | "onecopy.served_by" => {
+                return Ok(self.set_of_router(name, value, "SET"));
+            }
             "default_transaction_isolation" => {
                 return Ok(match value.map(Isolation::from_setting) {
                     Some(None) => self.invalid_value(name, value.unwrap_or_default()),
@@ -228,73 +207,34 @@ impl Session {
     }
 
     /// A back end outside any transaction of this session: the leader's, or a reader while the leader is gone.
-    pub(super) async fn any_backend(&mut self) -> Result<(Backend, bool), SqlError> {
-        if self.pinned.is_some() || self.own_backend.is_some() || self.domain.servers[0].health() == Health::Up {
+    pub(super) async fn any_backend(&mut self) -> Result<(Backend, Option<InFlight>), SqlError> {
+        if self.pinned.is_some() || self.own_backend.is_some() || self.domain.servers.leader().health() == Health::Up {
             match self.take_leader().await {
-                Ok(backend) => return Ok((backend, false)),
-                Err(error) if self.domain.readers.len() == 1 => return Err(error.to_sql()),
+                Ok(backend) => return Ok((backend, None)),
+                Err(error) if self.domain.servers.current().len() == 1 => return Err(error.to_sql()),
                 Err(_) => {}
             }
         }
         let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
         let mut last = SqlError::error(sqlstate::CANNOT_CONNECT_NOW, "no server is there");
-        for pool in self.domain.readers.iter().rev() {
+        for pool in self.domain.readers.all().iter().rev().filter(|pool| pool.server.has_caught_up()) {
+            let Some(in_flight) = InFlight::on(&pool.server) else { continue };
             match pool.take(&self.credentials, &self.settings, wait).await {
-                Ok(backend) => return Ok((backend, true)),
+                Ok(backend) => return Ok((backend, Some(in_flight))),
                 Err(error) => last = error.to_sql(),
             }
         }
         Err(last)
     }
 
-    fn give_back_any(&mut self, backend: Backend, reader: bool) {
-        if reader {
+    fn give_back_any(&mut self, backend: Backend, reader: Option<InFlight>) {
+        if reader.is_some() {
             if !std::mem::take(&mut self.may_be_cancelled_late) {
-                self.domain.readers[backend.server.index].give_back(&self.user, backend);
+                self.domain.readers.give_back(&self.user, backend);
             }
         } else {
             self.return_leader(backend);
         }
-    }
-
-    fn set_of_router(&mut self, name: &str, value: Option<&str>) -> Outcome {
-        let valid = match (name, value) {
-            ("onecopy.freshness", None) => {
-                self.freshness = self.domain.settings.freshness;
-                true
-            }
-            ("onecopy.freshness", Some(value)) => value.parse().map(|freshness| self.freshness = freshness).is_ok(),
-            (_, None | Some("")) => {
-                self.server_choice = None;
-                true
-            }
-            (_, Some(value)) => {
-                let chosen = self.domain.servers.iter().position(|server| server.name == value);
-                self.server_choice = chosen.or(self.server_choice);
-                chosen.is_some()
-            }
-        };
-        if !valid {
-            return self.invalid_value(name, value.unwrap_or_default());
-        }
-        self.client.output.command_complete("SET");
-        Outcome::Done
-    }
-
-    fn invalid_value(&mut self, name: &str, value: &str) -> Outcome {
-        let error = SqlError::error(
-            sqlstate::INVALID_PARAMETER_VALUE,
-            format!("invalid value for parameter \"{name}\": \"{value}\""),
-        );
-        self.fail(match name {
-            "onecopy.freshness" => error.hint("Available values: strict, session, bounded:<milliseconds>."),
-            "onecopy.server" => {
-                let names: Vec<&str> = self.domain.servers.iter().map(|server| server.name.as_str()).collect();
-                error.hint(format!("Available values: {}.", names.join(", ")))
-            }
-            _ => error,
-        });
-        Outcome::Failed
     }
 
     /// SET ROLE and SET SESSION AUTHORIZATION: who the session is, on its back end on the leader only.
@@ -322,9 +262,8 @@ impl Session {
     /// RESET.
     pub(super) async fn reset(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
         match name {
-            "onecopy.freshness" | "onecopy.server" => {
-                let outcome = self.set_of_router(name, None);
-                return Ok(outcome);
+            "onecopy.freshness" | "onecopy.server" | "onecopy.served_by" => {
+                return Ok(self.set_of_router(name, None, "RESET"));
             }
             "default_transaction_isolation" => {
                 self.characteristics.isolation = None;

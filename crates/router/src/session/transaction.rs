@@ -13,6 +13,7 @@ use std::time::Duration;
 use super::epoch_read::{InFlight, NotAtEpoch, epoch_closed};
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::{Request, put_own};
+use super::served_by::ServedBy;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Characteristics, Session, SessionEnd};
@@ -51,6 +52,8 @@ pub(super) enum Place {
     AtEpoch { backend: Box<Backend>, epoch: Arc<Epoch>, _in_flight: InFlight },
     /// Runs on the leader.
     OnLeader(Box<LeaderTransaction>),
+    /// It read an epoch on a server that was removed from the router, and did not end in time.
+    CutOff { server: String },
     /// Its server was lost.
     Lost,
 }
@@ -127,7 +130,22 @@ impl Transaction {
         match &mut self.place {
             Place::AtEpoch { backend, .. } => Some(backend),
             Place::OnLeader(leader) => Some(&mut leader.backend),
-            Place::Nowhere | Place::Lost => None,
+            Place::Nowhere | Place::CutOff { .. } | Place::Lost => None,
+        }
+    }
+
+    /// Waits until it must leave the server on which it reads an epoch, because that one was removed from the router.
+    pub(super) async fn must_leave(&self) {
+        match &self.place {
+            Place::AtEpoch { backend, .. } => backend.server.cut_off().await,
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Leaves that server at once.
+    pub(super) fn leave(&mut self) {
+        if let Place::AtEpoch { backend, .. } = &self.place {
+            self.place = Place::CutOff { server: backend.server.name.clone() };
         }
     }
 }
@@ -164,8 +182,14 @@ impl Session {
         request: &Request,
         work: &Work,
     ) -> Result<Result<(), Reported>, SessionEnd> {
-        if matches!(transaction.place, Place::Lost) {
-            return Ok(Err(Reported::Here(aborted())));
+        match &transaction.place {
+            Place::Lost => return Ok(Err(Reported::Here(aborted()))),
+            Place::CutOff { server } => {
+                let error = cut_off(server);
+                transaction.place = Place::Lost;
+                return Ok(Err(Reported::Here(error)));
+            }
+            _ => {}
         }
         let reads_an_epoch = transaction.characteristics.read_only && work.reads_only && self.pinned.is_none();
         if !transaction.has_started() && reads_an_epoch {
@@ -201,10 +225,12 @@ impl Session {
                 Err(NotAtEpoch::AskLeader | NotAtEpoch::ChosenServerIsOut) => return Ok(None),
                 Err(NotAtEpoch::Error(error)) => return Ok(Some(Err(Reported::Here(error)))),
             };
-            let in_flight = InFlight::on(&server);
-            let Ok(mut backend) = self.domain.readers[server.index].take(&self.credentials, &self.settings, wait).await
-            else {
-                avoid.push(server.index);
+            let (Some(in_flight), Some(pool)) = (InFlight::on(&server), self.domain.readers.of(&server)) else {
+                avoid.push(server.number);
+                continue;
+            };
+            let Ok(mut backend) = pool.take(&self.credentials, &self.settings, wait).await else {
+                avoid.push(server.number);
                 continue;
             };
             // The epoch is opened in a step of its own, so that the client's statement runs only if it is open.
@@ -217,12 +243,13 @@ impl Session {
             self.client.output.truncate(start);
             match result {
                 Ok(relayed) if relayed.own_error.is_none() => {
+                    self.served_by = Some(ServedBy::epoch(&epoch, &server));
                     transaction.place = Place::AtEpoch { backend: Box::new(backend), epoch, _in_flight: in_flight };
                     return self.run_at_transaction_epoch(transaction, request, work).await.map(Some);
                 }
                 Ok(_) => {}
                 Err(RelayError::Client(error)) => return Err(error.into()),
-                Err(_) => avoid.push(server.index),
+                Err(_) => avoid.push(server.number),
             }
         }
         Ok(None)
@@ -272,6 +299,7 @@ impl Session {
     /// Places the transaction on the leader; BEGIN goes with its first statement.
     async fn place_on_leader(&mut self, transaction: &mut Transaction) -> Result<(), SqlError> {
         let backend = self.take_leader().await.map_err(|error| error.to_sql())?;
+        self.served_by = Some(ServedBy::Leader(backend.server.clone()));
         let characteristics = transaction.characteristics;
         let mode = if characteristics.read_only { " READ ONLY" } else { " READ WRITE" };
         let wait = if characteristics.deferrable { " DEFERRABLE" } else { "" };
@@ -354,10 +382,19 @@ impl Session {
 
     /// Idle readers hold locks in their epoch's transaction; DDL must not wait for them.
     pub(super) async fn release_readers(&self) {
-        for pool in &self.domain.readers {
+        for pool in self.domain.readers.all().iter() {
             let _ = tokio::time::timeout(Duration::from_millis(100), pool.sweep(None)).await;
         }
     }
+}
+
+/// What a transaction is told whose server was removed.
+pub(super) fn cut_off(server: &str) -> SqlError {
+    SqlError::error(
+        sqlstate::ADMIN_SHUTDOWN,
+        format!("server {server:?}, on which this transaction reads, was removed from the router"),
+    )
+    .hint("The transaction is rolled back; run it again.")
 }
 
 pub(super) fn too_many_transactions() -> SqlError {

@@ -110,7 +110,7 @@ impl Session {
         }
         let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-        let snapshot = match (&epoch.snapshots[backend.server.index], self.domain.settings.unsafe_without_epochs) {
+        let snapshot = match (epoch.snapshot_on(&backend.server), self.domain.settings.unsafe_without_epochs) {
             (Some(snapshot), false) => format!("; SET TRANSACTION SNAPSHOT '{snapshot}'"),
             _ => String::new(),
         };

@@ -34,6 +34,8 @@ pub mod sqlstate {
     pub const INVALID_CURSOR_NAME: &str = "34000";
     /// duplicate_prepared_statement
     pub const DUPLICATE_PREPARED_STATEMENT: &str = "42P05";
+    /// cant_change_runtime_param
+    pub const CANNOT_CHANGE_RUNTIME_PARAM: &str = "55P02";
     /// insufficient_privilege
     pub const INSUFFICIENT_PRIVILEGE: &str = "42501";
     /// syntax_error

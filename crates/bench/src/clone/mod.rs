@@ -1,0 +1,232 @@
+//! How soon a clone answers, is up to date, is whole and is as fast as its source, by each way; and what that costs the source.
+//!
+//! Two experiments, both on one XFS in a file, so that every way has the same disk. Under load: a primary at a fixed rate of updates
+//! is cloned. Cold: the page cache is empty and the disk is slow, and clients read from the clone what they read from the source.
+//! One round makes a clone by every way, neighbours in time next to each other; a ratio is always formed within one round.
+
+mod cold;
+mod report;
+mod site;
+mod sizes;
+mod updates;
+mod way;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use serde::Serialize;
+
+use crate::machine::{self, Machine};
+use report::Report;
+use site::Site;
+use way::BenchWay;
+
+/// Options of `onecopy-bench clone`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct CloneOptions {
+    /// A short form of a few minutes; writes files only with --output
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Rounds [default: 5, quick: 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: Option<u32>,
+    /// pgbench's scale: about 15 MB each [default: 100, quick: 10]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=2000))]
+    scale: Option<u32>,
+    /// Update transactions a second on the source while it is cloned
+    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rate: u32,
+    /// Reads a second that the slow disk does
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    slow_reads_per_second: u32,
+    /// Gigabytes of the source that is compared with a small one, in whole segments of a relation [quick: none]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
+    large_gb: u32,
+    /// Directory for clone.md and clone.png [default: docs/results, quick: none]
+    #[arg(long)]
+    output: Option<PathBuf>,
+    /// The program that makes and fills clones [default: the one beside this program]
+    #[arg(long, value_name = "PATH")]
+    onecopy: Option<PathBuf>,
+}
+
+impl CloneOptions {
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.quick { 1 } else { 5 })
+    }
+
+    fn scale(&self) -> u32 {
+        self.scale.unwrap_or(if self.quick { 10 } else { 100 })
+    }
+
+    fn output(&self) -> Option<&Path> {
+        self.output.as_deref().or((!self.quick).then_some(Path::new("docs/results")))
+    }
+
+    /// The command that makes the same figures.
+    fn command(&self) -> String {
+        format!(
+            "cargo run --release -p onecopy-bench -- clone --rounds {} --scale {} --rate {} --slow-reads-per-second {} --large-gb {}",
+            self.rounds(),
+            self.scale(),
+            self.rate,
+            self.slow_reads_per_second,
+            self.large_gb
+        )
+    }
+}
+
+/// One clone of a primary under load.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Creation {
+    /// By which way.
+    pub way: BenchWay,
+    /// In which round, from 1.
+    pub round: u32,
+    /// Until the first query was answered.
+    pub first_answer_seconds: f64,
+    /// Until it had replayed all that the source had committed by then.
+    pub caught_up_seconds: f64,
+    /// Until nothing was missing.
+    pub whole_seconds: f64,
+    /// How long the source's accesses to its files had to wait; none where they do not.
+    pub pause_ms: Option<f64>,
+    /// The source just before.
+    pub before: updates::Service,
+    /// The source until the clone was whole.
+    pub during: updates::Service,
+}
+
+/// One clone on a slow disk, and clients that read from it.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct WarmUp {
+    /// By which way.
+    pub way: BenchWay,
+    /// Whether hot pages came first and were read into shared buffers.
+    pub is_warmed: bool,
+    /// In which round, from 1.
+    pub round: u32,
+    /// What the source does with warm memory, in queries a second.
+    pub source_per_second: f64,
+    /// Until the clone did 90 % of that; none: not before the deadline.
+    pub as_fast_seconds: Option<f64>,
+    /// Until its first answer.
+    pub first_answer_seconds: f64,
+}
+
+impl WarmUp {
+    /// From the first answer on; none: not before the deadline.
+    fn warm_up_seconds(&self) -> Option<f64> {
+        self.as_fast_seconds.map(|seconds| seconds - self.first_answer_seconds)
+    }
+}
+
+/// One clone of a small or a large source at rest.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Answer {
+    /// What the source holds.
+    pub data_bytes: u64,
+    /// In which round, from 1.
+    pub round: u32,
+    /// Until the first query was answered.
+    pub first_answer_seconds: f64,
+    /// How long the source's accesses to its files had to wait.
+    pub pause_ms: f64,
+}
+
+impl Answer {
+    fn gigabytes(&self) -> String {
+        format!("{:.1}", self.data_bytes as f64 / 1e9)
+    }
+}
+
+/// Runs the experiment.
+///
+/// # Errors
+/// What cannot be set up: root, XFS and the program are needed. A clone that fails is part of the report.
+pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
+    let program = program(&options)?;
+    let machine = Machine::observe();
+    let site = Site::make(options.scale(), program).await?;
+    let (mut creations, mut warm_ups, mut failures) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 1..=options.rounds() {
+        for way in BenchWay::ALL {
+            match updates::measure(&site, way, round, options.rate).await {
+                Ok(creation) => {
+                    say(format_args!(
+                        "round {round} {way}: answers after {:.2} s, whole after {:.2} s",
+                        creation.first_answer_seconds, creation.whole_seconds
+                    ));
+                    creations.push(creation);
+                }
+                Err(error) => failures.push(failed(round, way, &error)),
+            }
+        }
+        for (way, is_warmed) in cold::VARIANTS {
+            match cold::measure(&site, way, is_warmed, round, options.slow_reads_per_second).await {
+                Ok(warm_up) => {
+                    say(format_args!("round {round} {way} cold: as fast after {:?} s", warm_up.as_fast_seconds));
+                    warm_ups.push(warm_up);
+                }
+                Err(error) => failures.push(failed(round, way, &error)),
+            }
+        }
+    }
+    let mut answers = Vec::new();
+    if options.large_gb > 0 && !options.quick {
+        let large = Site::make(options.scale(), site.program.clone()).await?;
+        large.grow(options.large_gb).await?;
+        for round in 1..=options.rounds() {
+            match sizes::measure(&[&site, &large], round).await {
+                Ok(both) => answers.extend(both),
+                Err(error) => failures.push(failed(round, BenchWay::Lazy, &error)),
+            }
+        }
+        large.stop().await?;
+    }
+    let report = Report {
+        experiment: "clone",
+        command: options.command(),
+        machine,
+        load_after: machine::load(),
+        version: site.version(),
+        data_bytes: site.data_bytes()?,
+        rate: options.rate,
+        slow_reads_per_second: options.slow_reads_per_second,
+        creations,
+        warm_ups,
+        answers,
+        failures,
+    };
+    site.stop().await?;
+    report.print(options.json)?;
+    if let Some(directory) = options.output() {
+        report.write(directory)?;
+    }
+    if report.creations.is_empty() { bail!("not one clone was made: {:?}", report.failures) } else { Ok(()) }
+}
+
+fn program(options: &CloneOptions) -> anyhow::Result<PathBuf> {
+    let program = match &options.onecopy {
+        Some(program) => std::path::absolute(program)?,
+        None => std::env::current_exe()?.with_file_name("onecopy"),
+    };
+    if !program.exists() {
+        bail!("{} does not exist: run `cargo build --release -p onecopy`, or give --onecopy PATH", program.display());
+    }
+    Ok(program)
+}
+
+fn failed(round: u32, way: BenchWay, error: &anyhow::Error) -> String {
+    let failure = format!("round {round} {way}: {error:#}");
+    say(format_args!("failed: {failure}"));
+    failure
+}
+
+/// Progress goes to standard error: standard output is the report's.
+fn say(message: std::fmt::Arguments<'_>) {
+    eprintln!("onecopy-bench: {message}");
+}

@@ -1,0 +1,146 @@
+//! A primary at a fixed rate of updates, and what it makes of being cloned.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use rand::RngExt;
+use serde::Serialize;
+use tokio::task::JoinSet;
+use tokio_postgres::Client;
+
+use super::Creation;
+use super::site::Site;
+use super::way::{BenchWay, Clone};
+use crate::cluster::DATABASE;
+
+/// Connections that update.
+const CLIENTS: u32 = 4;
+/// How long the source is looked at before it is cloned.
+const BEFORE: Duration = Duration::from_secs(5);
+
+/// What clients of the source got in some time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Service {
+    /// Transactions a second.
+    pub per_second: f64,
+    /// Half took at most this, from when they were due.
+    pub p50_ms: f64,
+    /// 99 of 100.
+    pub p99_ms: f64,
+    /// The slowest.
+    pub max_ms: f64,
+}
+
+impl Service {
+    /// Of transactions that ended in `time`, with their latencies in milliseconds; none without any.
+    fn of(latencies_ms: &mut [f64], time: Duration) -> Option<Service> {
+        latencies_ms.sort_by(f64::total_cmp);
+        let at = |part: usize| latencies_ms.get((latencies_ms.len() * part / 100).min(latencies_ms.len() - 1)).copied();
+        let last = *latencies_ms.last()?;
+        let per_second = latencies_ms.len() as f64 / time.as_secs_f64();
+        Some(Service { per_second, p50_ms: at(50)?, p99_ms: at(99)?, max_ms: last })
+    }
+}
+
+/// A load that runs until it is dropped: each transaction is due at its time, whether the one before is over or not.
+struct Updates {
+    tasks: JoinSet<anyhow::Result<()>>,
+    ended: Arc<Mutex<Vec<(Instant, f64)>>>,
+}
+
+impl Updates {
+    async fn start(site: &Site, rate: u32) -> anyhow::Result<Updates> {
+        let (mut tasks, ended) = (JoinSet::new(), Arc::new(Mutex::new(Vec::new())));
+        let accounts = {
+            let client = site.source.connection().with_database(DATABASE).connect().await?;
+            client.query_one("SELECT max(aid) FROM pgbench_accounts", &[]).await?.get::<_, i32>(0)
+        };
+        for _ in 0..CLIENTS {
+            let client = site.source.connection().with_database(DATABASE).connect().await?;
+            let interval = Duration::from_secs_f64(f64::from(CLIENTS) / f64::from(rate));
+            tasks.spawn(update(client, interval, accounts, ended.clone()));
+        }
+        Ok(Updates { tasks, ended })
+    }
+
+    /// What was done between two moments.
+    fn between(&mut self, begin: Instant, end: Instant) -> anyhow::Result<Service> {
+        if let Some(ended) = self.tasks.try_join_next() {
+            ended??;
+            bail!("a client of the source has stopped");
+        }
+        let ended = self.ended.lock().map_err(|_| anyhow::anyhow!("a client of the source has panicked"))?;
+        let within = ended.iter().filter(|(at, _)| (begin..end).contains(at));
+        let mut latencies_ms: Vec<f64> = within.map(|(_, latency_ms)| *latency_ms).collect();
+        Service::of(&mut latencies_ms, end - begin).context("the source has done nothing")
+    }
+}
+
+async fn update(
+    client: Client,
+    interval: Duration,
+    accounts: i32,
+    ended: Arc<Mutex<Vec<(Instant, f64)>>>,
+) -> anyhow::Result<()> {
+    let update = client.prepare("UPDATE pgbench_accounts SET abalance = abalance + $1 WHERE aid = $2").await?;
+    let insert =
+        client.prepare("INSERT INTO pgbench_history (tid, bid, aid, delta, mtime) VALUES (1, 1, $1, $2, now())");
+    let insert = insert.await?;
+    let mut due = Instant::now();
+    loop {
+        tokio::time::sleep_until(due.into()).await;
+        let (account, delta) = (rand::rng().random_range(1..=accounts), rand::rng().random_range(-5000..5000));
+        client.batch_execute("BEGIN").await?;
+        client.execute(&update, &[&delta, &account]).await?;
+        client.execute(&insert, &[&account, &delta]).await?;
+        client.batch_execute("COMMIT").await?;
+        let now = Instant::now();
+        if let Ok(mut ended) = ended.lock() {
+            // From when it was due: what it waited for its predecessor counts, else a pause would be seen once only.
+            ended.push((now, (now - due).as_secs_f64() * 1000.0));
+        }
+        due += interval;
+    }
+}
+
+/// Clones the source under updates.
+pub async fn measure(site: &Site, way: BenchWay, round: u32, rate: u32) -> anyhow::Result<Creation> {
+    let mut updates = Updates::start(site, rate).await?;
+    tokio::time::sleep(BEFORE).await;
+    let clone = Clone::make(site, way, false).await?;
+    let measured = async {
+        let before = updates.between(clone.begin - BEFORE, clone.begin)?;
+        let caught_up = clone.wait_caught_up(site).await?;
+        let whole = clone.wait_whole().await?.max(clone.first_answer);
+        let during = updates.between(clone.begin, clone.begin + whole)?;
+        anyhow::Ok(Creation {
+            way,
+            round,
+            first_answer_seconds: clone.first_answer.as_secs_f64(),
+            caught_up_seconds: caught_up.as_secs_f64(),
+            whole_seconds: whole.as_secs_f64(),
+            pause_ms: clone.pause.map(|pause| pause.as_secs_f64() * 1000.0),
+            before,
+            during,
+        })
+    }
+    .await;
+    // The next way must not find this clone.
+    clone.remove(site).await?;
+    measured
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn service_is_told_by_its_latencies() {
+        let mut latencies_ms: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        let service = Service::of(&mut latencies_ms, Duration::from_secs(2)).expect("some");
+        assert_eq!(service, Service { per_second: 100.0, p50_ms: 101.0, p99_ms: 199.0, max_ms: 200.0 });
+        assert_eq!(Service::of(&mut [], Duration::from_secs(1)), None);
+    }
+}

@@ -1,0 +1,177 @@
+//! How a server's memory is given back, and what is left of its speed: the experiments of the paper on the memory of database servers in
+//! virtual machines, scaled to this machine.
+//!
+//! 1. A host takes half of the memory away while clients need half as much, and gives it back.
+//! 2. Analytical queries after the pool has shrunk, against servers that were started with so much.
+//! 3. How long it takes to give half of the pool back, and what that time is made of; MariaDB's own way next to it.
+//!
+//! The ways of one round follow each other; a ratio is always formed within one round.
+
+mod analysis;
+mod giving;
+mod group;
+mod load;
+mod mariadb;
+mod report;
+mod site;
+mod squeeze;
+mod tables;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+
+use crate::machine::{self, Machine};
+use report::Report;
+use site::Site;
+use squeeze::Way;
+
+const MIB: u64 = 1 << 20;
+
+/// Options of `onecopy-bench memory`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct MemoryOptions {
+    /// A short form of a few minutes; writes files only with --output
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Rounds of the first and the second experiment [default: 2, quick: 1]; the third has two more
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: Option<u32>,
+    /// Seconds of each of the three parts of the first experiment [default: 30, quick: 8]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(4..=3600))]
+    seconds: Option<u32>,
+    /// Reads, and as many writes, a second that the disk does in the first experiment
+    #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
+    disk_per_second: u32,
+    /// Only the first (squeeze), second (analysis) or third (giving) experiment
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=3))]
+    only: Option<u8>,
+    /// Directory for memory.md and memory.png [default: docs/results, quick: none]
+    #[arg(long)]
+    output: Option<PathBuf>,
+}
+
+impl MemoryOptions {
+    fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or(if self.quick { 1 } else { 2 })
+    }
+
+    fn seconds(&self) -> u32 {
+        self.seconds.unwrap_or(if self.quick { 8 } else { 30 })
+    }
+
+    fn output(&self) -> Option<&Path> {
+        self.output.as_deref().or((!self.quick).then_some(Path::new("docs/results")))
+    }
+
+    fn includes(&self, experiment: u8) -> bool {
+        self.only.is_none_or(|only| only == experiment)
+    }
+
+    /// The command that makes the same figures.
+    fn command(&self) -> String {
+        let only = self.only.map_or(String::new(), |only| format!(" --only {only}"));
+        format!(
+            "cargo run --release -p onecopy-bench -- memory --rounds {} --seconds {} --disk-per-second {}{only}",
+            self.rounds(),
+            self.seconds(),
+            self.disk_per_second
+        )
+    }
+}
+
+/// Runs the experiments.
+///
+/// # Errors
+/// What cannot be set up: root, XFS, control groups of version 1 and the extension are needed. A run that fails is part of the report.
+pub async fn run(options: MemoryOptions) -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("this experiment mounts a disk, limits memory and swaps: run it as root");
+    }
+    let mut report = Report::new(options.command(), Machine::observe(), &options);
+    if options.includes(1) {
+        squeeze(&options, &mut report).await?;
+    }
+    if options.includes(2) {
+        analyse(&options, &mut report).await?;
+    }
+    if options.includes(3) {
+        give(&options, &mut report).await?;
+    }
+    report.load_after = machine::load();
+    report.print(options.json)?;
+    if let Some(directory) = options.output() {
+        report.write(directory)?;
+    }
+    if report.is_empty() { bail!("nothing was measured: {:?}", report.failures) } else { Ok(()) }
+}
+
+async fn squeeze(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()> {
+    let site = filled(squeeze::SCALE, report).await?;
+    for round in 1..=options.rounds() {
+        for way in Way::ALL {
+            let run = squeeze::measure(&site, way, round, options.seconds(), options.disk_per_second).await;
+            if let Some(run) = report.keep(format!("round {round} {}", way.name()), run) {
+                let rates: Vec<u64> = run.parts.iter().map(|part| part.per_second as u64).collect();
+                say(format_args!("round {round} {}: {rates:?} tps", way.name()));
+                report.squeezes.push(run);
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn analyse(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()> {
+    let site = Site::make().await?;
+    tables::fill(&site).await?;
+    for round in 1..=options.rounds() {
+        for size in analysis::SIZES_BYTES {
+            let both = analysis::measure(&site, size, round).await;
+            if let Some(both) = report.keep(format!("round {round} queries at {} MB", size / MIB), both) {
+                say(format_args!("round {round} queries at {} MB: done", size / MIB));
+                report.analyses.extend(both);
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn give(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()> {
+    let site = filled(giving::SCALE, report).await?;
+    for round in 1..=options.rounds() + if options.quick { 0 } else { 2 } {
+        let huge = (load::Work::Idle, true);
+        for (work, huge_pages) in giving::WORKS.map(|work| (work, false)).into_iter().chain([huge]) {
+            let giving = giving::measure(&site, work, huge_pages, round).await;
+            if let Some(giving) = report.keep(format!("round {round} {}", work.name()), giving) {
+                say(format_args!("round {round} {}: half of the pool in {:.2} s", giving.work, giving.seconds));
+                report.givings.push(giving);
+            }
+        }
+        let taking = giving::take(&site, round).await;
+        let taking = report.keep(format!("round {round} taking"), taking);
+        report.takings.extend(taking);
+        let shrink = mariadb::measure(round).await;
+        if let Some(shrink) = report.keep(format!("round {round} MariaDB"), shrink) {
+            say(format_args!("round {round} MariaDB: half of the pool in {:.2} s", shrink.seconds));
+            report.mariadb.push(shrink);
+        }
+    }
+    Ok(())
+}
+
+async fn filled(scale: u32, report: &mut Report) -> anyhow::Result<Site> {
+    say(format_args!("filling pgbench's tables, scale {scale}"));
+    let site = Site::make().await?;
+    report.version = site.server.options().binaries.version().to_owned();
+    site.start(site::Start::plain(512 * MIB)).await?;
+    site.fill(scale).await?;
+    Ok(site)
+}
+
+/// Progress goes to standard error: standard output is the report's.
+fn say(message: std::fmt::Arguments<'_>) {
+    eprintln!("onecopy-bench: {message}");
+}

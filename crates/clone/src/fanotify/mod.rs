@@ -1,0 +1,33 @@
+//! The kernel's part: fanotify's pre-content events (fanotify(7), Linux 6.14 and later). A process that reads, writes or truncates a marked
+//! file waits until whoever holds the [`Group`] answers; until then the file's content may be brought in.
+//!
+//! What this relies on, each held by a test here:
+//! - A descriptor is *armed* when a mark covered its file as it was opened, even a silenced one; it stays so for ever. One opened before
+//!   raises nothing, whatever is marked later ([`Probe`] tells which is which).
+//! - The descriptor of an event raises nothing in any group ([`QuietOpener`] makes such ones of any file).
+//! - An event is answered by the *number* that its descriptor had in the process that read it, by any process that has the group, also
+//!   after the reader is dead ([`Journal`] remembers the numbers).
+//! - When the last holder of a group is gone, the kernel allows all that waits.
+
+mod descriptors;
+mod event;
+mod group;
+mod journal;
+mod probe;
+mod processor_time;
+mod quiet;
+mod shared_words;
+mod system_call;
+
+pub use descriptors::{DESCRIPTORS_RESERVED, check_descriptors, descriptors_max, raise_descriptors_max};
+pub use event::{Access, Event, EventBuffer, Verdict};
+pub use group::{EventAccess, Group};
+pub use journal::{GroupNumber, Heart, Journal, JournalEntry, JournalSlot};
+pub use probe::Probe;
+pub use processor_time::executed;
+pub use quiet::QuietOpener;
+pub(crate) use shared_words::SharedWords;
+pub use system_call::{AccessUnderWay, Doing, accesses_under_way, doing};
+
+#[cfg(test)]
+pub(crate) mod tests;

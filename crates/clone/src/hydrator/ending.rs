@@ -1,0 +1,256 @@
+//! How a clone ends: whole, or removed.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onecopy_postgres::{ConnectionParameters, ServiceUser, processes_of};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::Hydrator;
+use super::in_work::{CloneInWork, Running};
+use crate::CloneError;
+use crate::plan::Plan;
+use crate::recovery::slot;
+use crate::service::{CloneState, Rendezvous};
+use crate::target::{self, Marker, Owner, Place};
+
+/// Accesses that the kernel was just about to ask for when the marks went are still answered for so long.
+const LINGER: Duration = Duration::from_millis(500);
+/// A killed server may take so long to go.
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is looked whether it has.
+const KILL_INTERVAL: Duration = Duration::from_millis(10);
+/// The source lets go of a killed standby's slot within this.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is tried.
+const SLOT_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Makes a filled clone an ordinary directory, of which nothing here knows any more.
+pub async fn finish(hydrator: Arc<Hydrator>, clone: Arc<CloneInWork>) {
+    let Some(running) = clone.begin_finish() else { return };
+    let work = Arc::clone(&running);
+    let made_whole = blocking(move || {
+        target::finish(&work.place, work.major_version)?;
+        work.group.flush()
+    });
+    if let Err(error) = made_whole.await {
+        let reason = format!("it could not be made durable: {error}");
+        return discard(hydrator, clone, reason).await;
+    }
+    hydrator.unfollow(&running.filling);
+    hydrator.journal.note_progress();
+    tracing::info!(target = %clone.plan.target.display(), "whole");
+    clone.set_over(CloneState::Whole, running.filling.progress());
+    hydrator.write_targets();
+    let lingering = hydrator.linger();
+    tokio::time::sleep(LINGER).await;
+    let _ = blocking(move || {
+        running.stop_threads();
+        running.origin.end(true);
+        Ok(())
+    })
+    .await;
+    hydrator.forget(&clone);
+    drop(lingering);
+}
+
+/// Removes a clone that will not be whole, with its server and its slot, and says why to those who watch.
+pub async fn discard(hydrator: Arc<Hydrator>, clone: Arc<CloneInWork>, reason: String) {
+    let Some(running) = clone.begin_end() else { return };
+    tracing::error!(target = %clone.plan.target.display(), reason, "discarded");
+    let progress = running.as_ref().map(|running| running.filling.progress()).unwrap_or_default();
+    if let Some(running) = &running {
+        running.filling.fail(&reason);
+        hydrator.unfollow(&running.filling);
+    }
+    let remains = Remains::of(&clone.plan, &hydrator.rendezvous);
+    let origin = running.as_ref().map(|running| running.origin.clone());
+    let removed = remove(remains, running).await;
+    match origin {
+        Some(origin) if clone.elsewhere.is_some() => {
+            let _ = blocking(move || {
+                origin.end(false);
+                Ok(())
+            })
+            .await;
+        }
+        // The other host drops it when the image's session is over.
+        _ if clone.elsewhere.is_some() => {}
+        _ if !clone.may_have_slot() => {}
+        _ => drop_slot(&clone.plan.source.connection, &clone.plan.slot).await,
+    }
+    hydrator.forget(&clone);
+    let reason = match removed {
+        Ok(()) => reason,
+        Err(error) => format!("{reason}; and what is left of it could not be removed: {error}"),
+    };
+    clone.set_over(CloneState::Discarded { reason }, progress);
+    hydrator.write_targets();
+}
+
+/// What is left of a clone.
+#[derive(Debug, Clone)]
+pub struct Remains {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Where its tablespaces are.
+    pub tablespaces: PathBuf,
+    /// The account of its server.
+    pub user_name: String,
+    /// The service that made it.
+    pub service_directory: PathBuf,
+}
+
+impl Remains {
+    /// Of a clone of this plan.
+    pub fn of(plan: &Plan, rendezvous: &Rendezvous) -> Remains {
+        Remains {
+            directory: plan.target.clone(),
+            tablespaces: plan.tablespaces.clone(),
+            user_name: plan.user_name.clone(),
+            service_directory: rendezvous.directory().to_owned(),
+        }
+    }
+}
+
+/// Kills the server of a clone and removes its directories, if they have the marker of this service, or nothing yet: what is there and
+/// not marked is not ours. The listener ends only when nobody waits for it any more.
+pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<(), CloneError> {
+    blocking(move || {
+        let owner = Marker::owner(&remains.directory, &remains.service_directory)?;
+        let killed = if owner == Owner::Service { kill_server(&remains.directory) } else { Ok(()) };
+        if let Some(running) = running {
+            running.stop_threads();
+        }
+        killed?;
+        match owner {
+            Owner::Service => {}
+            Owner::Nobody => return target::remove_unmarked(&remains.directory),
+            Owner::Other => return Ok(()),
+        }
+        let user = ServiceUser::resolve(Some(&remains.user_name))?;
+        let place = Place { directory: remains.directory, tablespaces: remains.tablespaces, user };
+        // They are elsewhere when a service was killed that was about to move a prepared directory: its marker tells.
+        let marker = Marker::read(&place.directory)?;
+        if let Some(marker) = marker.filter(|marker| marker.tablespaces != place.tablespaces) {
+            target::remove_tablespaces(&marker.tablespaces, &place.user)?;
+        }
+        target::remove(&place)?;
+        // A server that was started while its directory went is killed, and what it made is removed.
+        if processes_of(&place.directory).is_empty() {
+            return Ok(());
+        }
+        kill_server(&place.directory)?;
+        target::remove(&place)
+    })
+    .await
+}
+
+/// Kills all processes of the server of this directory and waits until they are gone.
+fn kill_server(data_directory: &Path) -> Result<(), CloneError> {
+    let begin = Instant::now();
+    loop {
+        let processes = processes_of(data_directory);
+        let Some(first) = processes.first() else { return Ok(()) };
+        if begin.elapsed() > KILL_TIMEOUT {
+            let reason = format!("process {first} does not end");
+            return Err(CloneError::CannotClone { path: data_directory.to_owned(), reason });
+        }
+        for process in processes.iter().filter_map(|number| Pid::from_raw(number.cast_signed())) {
+            // One that has ended by itself is what is wanted.
+            let _ = kill_process(process, Signal::KILL);
+        }
+        std::thread::sleep(KILL_INTERVAL);
+    }
+}
+
+/// Drops a slot; the source may need a moment to notice that its standby is gone. A slot that stays is named in the log.
+pub async fn drop_slot(source: &ConnectionParameters, name: &str) {
+    let begin = Instant::now();
+    let client = match source.connect().await {
+        Ok(client) => client,
+        Err(error) => {
+            return tracing::warn!(slot = name, %error, "the source cannot be told to drop a replication slot");
+        }
+    };
+    // Of a hydrator that was killed just then the server may still be making it.
+    if let Err(error) = slot::claim(&client, name).await {
+        tracing::warn!(slot = name, %error, "a replication slot may be left");
+    }
+    while let Err(error) = slot::drop(&client, name).await {
+        if begin.elapsed() > SLOT_TIMEOUT || client.is_closed() {
+            return tracing::warn!(slot = name, %error, "a replication slot is left");
+        }
+        tokio::time::sleep(SLOT_INTERVAL).await;
+    }
+}
+
+/// Runs what may take long on a thread of its own.
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, CloneError> + Send + 'static,
+) -> Result<T, CloneError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(CloneError::kernel("run a thread to its end")(std::io::Error::other(error))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::image::{Image, ImageDirectory, Tablespace};
+    use crate::target::Skeleton;
+
+    fn home(above: &Path) -> tempfile::TempDir {
+        let directory = tempfile::tempdir_in(above).expect("a directory");
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).expect("searchable");
+        directory
+    }
+
+    /// A service that is killed between the two renames leaves what a second rename leaves that fails: here it would have to go to another
+    /// file system.
+    #[tokio::test]
+    async fn a_prepared_directory_that_was_moved_half_way_is_removed_as_a_whole() {
+        let (here, elsewhere) = (home(&std::env::temp_dir()), home(Path::new("/dev/shm")));
+        let user = ServiceUser::resolve(None).expect("an account");
+        let spare = Place {
+            directory: here.path().join("spare"),
+            tablespaces: here.path().join("spare.tablespaces"),
+            user: user.clone(),
+        };
+        let marker = Marker {
+            made_by: "a test".to_owned(),
+            source_data_directory: "/source".into(),
+            tablespaces: spare.tablespaces.clone(),
+            user_name: user.name().to_owned(),
+            service_directory: here.path().join("service"),
+            slot: None,
+            source: ConnectionParameters {
+                host: "127.0.0.1".to_owned(),
+                port: 5432,
+                user: "postgres".to_owned(),
+                password: None,
+                database: "postgres".to_owned(),
+                application_name: None,
+            },
+        };
+        let mut image = Image::default();
+        image.tablespaces.push(Tablespace { oid: 16400, location: "/elsewhere".into() });
+        let inside = PathBuf::from("pg_tblspc/16400/PG_15_202209061");
+        image.directories.push(ImageDirectory { path: inside, mode: 0o700 });
+        let mut skeleton = Skeleton::make(spare.clone(), Arc::new(image), &marker).expect("made");
+        let (target, tablespaces) = (here.path().join("target"), elsewhere.path().join("tablespaces"));
+        skeleton.move_to(&target, &tablespaces).expect_err("another file system");
+        assert!(target.exists() && !spare.directory.exists(), "the directory with the marker goes first");
+        assert!(spare.tablespaces.join("16400/PG_15_202209061").exists());
+        let remains = Remains {
+            directory: target.clone(),
+            tablespaces,
+            user_name: user.name().to_owned(),
+            service_directory: marker.service_directory,
+        };
+        remove(remains, None).await.expect("removed");
+        assert!(!target.exists() && !spare.tablespaces.exists());
+    }
+}

@@ -1,0 +1,250 @@
+//! Images of the source for clones on other hosts: frozen as for clones here, kept aside until they are delivered.
+
+mod kept;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use onecopy_postgres::ConnectionParameters;
+
+use super::ending::{blocking, drop_slot};
+use super::filling::HOT_TIMEOUT;
+use super::making::{OTHER_FREEZE_INTERVAL, OTHER_FREEZE_TIMEOUT};
+use super::{Hydrator, lock};
+use crate::image::Image;
+use crate::network::LEASE;
+use crate::network::manifest::Manifest;
+use crate::network::preserve::Preserve;
+use crate::network::protocol::SessionId;
+use crate::network::server::{Checking, Ended, Finding, Frozen, ImageMaker, Making, Sessions, serve};
+use crate::plan::{Plan, SourceServer};
+use crate::recovery::slot::{self, SlotState};
+use crate::recovery::{self, Begun};
+use crate::service::Rendezvous;
+use crate::source::Source;
+use crate::{CloneError, warm};
+
+pub use kept::{ImageRecord, ResumedImage, bury};
+
+/// How often it is looked whether sessions are over.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Freezes that are tried when databases are made just then.
+const FREEZES_MAX: u32 = 20;
+
+/// What is followed for clones elsewhere.
+pub struct Images {
+    hydrator: Weak<Hydrator>,
+    served: Mutex<HashMap<SessionId, Served>>,
+}
+
+#[derive(Clone)]
+struct Served {
+    number: u64,
+    preserve: Arc<Preserve>,
+    connection: ConnectionParameters,
+    data_directory: PathBuf,
+    slot: String,
+    wal_keep_bytes_max: u64,
+}
+
+impl Images {
+    /// None yet of this hydrator's source, and their sessions.
+    pub fn of(hydrator: Weak<Hydrator>) -> (Arc<Images>, Arc<Sessions>) {
+        let images = Arc::new(Images { hydrator, served: Mutex::default() });
+        (Arc::clone(&images), Arc::new(Sessions::new(images, LEASE)))
+    }
+
+    /// Goes on with an image; its source is followed for it already.
+    pub fn resume(&self, sessions: &Sessions, resumed: ResumedImage) {
+        let ResumedImage { record: ImageRecord { number, session, plan, .. }, preserve } = resumed;
+        tracing::warn!(?session, target = %plan.target.display(), "goes on with an image for a clone elsewhere");
+        lock(&self.served).insert(session, Served::new(number, Arc::clone(&preserve), plan));
+        sessions.resume(session, preserve);
+    }
+
+    /// Nobody will read this image: the clone learns it when it asks.
+    pub fn give_up(&self, hydrator: &Arc<Hydrator>, record: ImageRecord) {
+        let ImageRecord { number, plan, .. } = record;
+        self.release(hydrator, number, plan.source.connection, plan.slot);
+    }
+
+    /// Drops a slot, and forgets the image that had it.
+    fn release(&self, hydrator: &Arc<Hydrator>, number: u64, connection: ConnectionParameters, slot: String) {
+        let (lingering, hydrator) = (hydrator.linger(), Arc::clone(hydrator));
+        tokio::spawn(async move {
+            drop_slot(&connection, &slot).await;
+            kept::forget(&hydrator, number);
+            drop(lingering);
+        });
+    }
+
+    async fn freeze_for(&self, session: SessionId, plan: Plan) -> Result<Frozen, CloneError> {
+        let hydrator = self.hydrator.upgrade().ok_or_else(going)?;
+        let server = plan.source.clone();
+        if Rendezvous::of_source(&server.data_directory)? != *hydrator.rendezvous() {
+            return Err(hydrator.refuse(format!("it does not clone {}", server.data_directory.display())));
+        }
+        let directory = server.data_directory.clone();
+        let files = blocking(move || Ok(Image::scan(&directory)?.image.files.len())).await?;
+        let _promise = hydrator.promise_descriptors(&server.data_directory, files, 1)?;
+        let number = hydrator.next_number.fetch_add(1, Ordering::Relaxed);
+        let record = ImageRecord { number, session, plan: plan.clone(), image: None };
+        record.keep(&hydrator, None).await?;
+        let begun = recovery::begin(&server, std::slice::from_ref(&plan.slot), plan.recovery).await;
+        let begun = begun.inspect_err(|_| kept::forget(&hydrator, number))?;
+        match self.freeze_and_keep(&hydrator, record, begun).await {
+            Ok(frozen) => {
+                let preserve = Arc::clone(&frozen.preserve);
+                lock(&self.served).insert(session, Served::new(number, preserve, plan));
+                Ok(frozen)
+            }
+            Err(error) => {
+                // Also when the recovery's end has dropped it already.
+                drop_slot(&server.connection, &plan.slot).await;
+                kept::forget(&hydrator, number);
+                Err(error)
+            }
+        }
+    }
+
+    /// What a successor needs is kept before anybody hears of the image.
+    async fn freeze_and_keep(
+        &self,
+        hydrator: &Arc<Hydrator>,
+        record: ImageRecord,
+        begun: Begun,
+    ) -> Result<Frozen, CloneError> {
+        let frozen = self.follow(hydrator, &record.plan, begun).await?;
+        let record = ImageRecord { image: Some(frozen.manifest.image.clone()), ..record };
+        let kept = record.keep(hydrator, Some(&frozen.preserve)).await;
+        kept.inspect_err(|_| unfollow(hydrator, &frozen.preserve))?;
+        Ok(frozen)
+    }
+
+    async fn follow(&self, hydrator: &Arc<Hydrator>, plan: &Plan, begun: Begun) -> Result<Frozen, CloneError> {
+        let (begin, mut attempts) = (Instant::now(), 0);
+        let (preserve, small_files, pause) = loop {
+            attempts += 1;
+            let source = hydrator.watched(&plan.source).await?;
+            source.adopt(&plan.source).await?;
+            let directory = plan.source.data_directory.clone();
+            match blocking(move || freeze_now(&source, &directory)).await {
+                Err(CloneError::NewDirectory { .. }) if attempts < FREEZES_MAX => {}
+                Err(CloneError::FreezeUnderWay) if begin.elapsed() < OTHER_FREEZE_TIMEOUT => {
+                    tokio::time::sleep(OTHER_FREEZE_INTERVAL).await;
+                    attempts -= 1;
+                }
+                frozen => break frozen?,
+            }
+        };
+        let ended = begun.end().await;
+        let recovery = ended.inspect_err(|_| unfollow(hydrator, &preserve))?;
+        let pause_us = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
+        tracing::info!(pause_us, target = %plan.target.display(), "frozen for a clone elsewhere");
+        let manifest = Manifest { image: preserve.image().as_ref().clone(), recovery, pause_us };
+        Ok(Frozen { manifest, small_files, preserve })
+    }
+
+    fn served(&self) -> Vec<(SessionId, Served)> {
+        lock(&self.served).iter().map(|(session, served)| (*session, served.clone())).collect()
+    }
+}
+
+impl Served {
+    fn new(number: u64, preserve: Arc<Preserve>, plan: Plan) -> Served {
+        let Plan { source, slot, wal_keep_bytes_max, .. } = plan;
+        let SourceServer { connection, data_directory, .. } = source;
+        Served { number, preserve, connection, data_directory, slot, wal_keep_bytes_max }
+    }
+}
+
+type FrozenNow = (Arc<Preserve>, Vec<crate::image::SmallFile>, Duration);
+
+fn freeze_now(source: &Arc<Source>, data_directory: &Path) -> Result<FrozenNow, CloneError> {
+    source.prepare()?;
+    let mut freezing = source.close_gate()?;
+    let beside = data_directory.parent().unwrap_or(data_directory);
+    let origin = Arc::new(freezing.files());
+    let preserve = Arc::new(Preserve::create(Arc::clone(freezing.image()), origin, beside)?);
+    freezing.follow(Arc::clone(&preserve) as _)?;
+    let small_files = freezing.small_files().to_vec();
+    // Who followed in time is none the worse for a gate that opened by itself.
+    let pause = freezing.open_gate().unwrap_or(crate::source::GATE_CLOSED_MAX);
+    Ok((preserve, small_files, pause))
+}
+
+fn unfollow(hydrator: &Hydrator, preserve: &Arc<Preserve>) {
+    if let Some(source) = hydrator.source() {
+        source.unfollow(preserve);
+    }
+}
+
+fn going() -> CloneError {
+    CloneError::kernel("go on")(std::io::Error::other("the service is ending"))
+}
+
+impl ImageMaker for Images {
+    fn freeze(&self, session: SessionId, plan: Plan) -> Making<'_> {
+        Box::pin(self.freeze_for(session, plan))
+    }
+
+    fn ended(&self, session: SessionId, how: Ended) {
+        let Some(served) = lock(&self.served).remove(&session) else { return };
+        let Some(hydrator) = self.hydrator.upgrade() else { return };
+        unfollow(&hydrator, &served.preserve);
+        match how {
+            Ended::Whole => kept::forget(&hydrator, served.number),
+            _ => self.release(&hydrator, served.number, served.connection, served.slot),
+        }
+    }
+
+    fn hot(&self, session: SessionId) -> Finding<'_> {
+        let served = lock(&self.served).get(&session).cloned();
+        Box::pin(async move {
+            let Some(served) = served else { return Vec::new() };
+            let hot = warm::hot_ranges(&served.connection, served.preserve.image(), &served.data_directory);
+            tokio::time::timeout(HOT_TIMEOUT, hot).await.unwrap_or_default()
+        })
+    }
+
+    fn cannot_catch_up(&self) -> Checking<'_> {
+        Box::pin(self.useless())
+    }
+}
+
+impl Images {
+    /// Clones for which the source does not keep its log any more, and why.
+    async fn useless(&self) -> Vec<(SessionId, String)> {
+        let mut useless = Vec::new();
+        for (session, served) in self.served() {
+            // While the source is down nothing is known, and nothing is lost.
+            let Ok(client) = served.connection.connect().await else { continue };
+            match slot::watch(&client, &served.slot, served.wal_keep_bytes_max).await {
+                Ok(SlotState::Keeping { .. }) => {}
+                Ok(SlotState::Useless { reason }) => useless.push((session, reason)),
+                Err(error) => tracing::debug!(slot = served.slot, %error, "a replication slot cannot be looked at"),
+            }
+        }
+        useless
+    }
+}
+
+/// Ends sessions that nobody reads, that cannot be kept, whose clone cannot catch up.
+pub async fn attend(sessions: Arc<Sessions>) {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        sessions.expire();
+        sessions.end_useless().await;
+    }
+}
+
+/// Serves one connection.
+pub async fn serve_image(sessions: &Arc<Sessions>, stream: tokio::net::UnixStream) -> std::io::Result<()> {
+    serve(stream, Arc::clone(sessions)).await.map_err(|error| {
+        tracing::warn!(%error, "a connection of a clone elsewhere ended");
+        std::io::Error::other(error)
+    })
+}

@@ -1,0 +1,111 @@
+//! What a successor of this process must know of an image that another host reads, and how it goes on with it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::Hydrator;
+use super::super::ending::{blocking, drop_slot};
+use super::super::record::{from_memory, to_memory};
+use super::super::safekeeping::copy_of;
+use crate::CloneError;
+use crate::image::Image;
+use crate::keeper::{Kept, STATE_SUFFIX};
+use crate::network::preserve::{Preserve, PreserveDescriptors};
+use crate::network::protocol::SessionId;
+use crate::plan::Plan;
+use crate::source::SourceFiles;
+
+/// What the names of all parts begin with.
+const PREFIX: &str = "image-";
+/// Parts of an image that the keeper holds.
+const KEPT_PARTS: [&str; 4] = [STATE_SUFFIX, "store", "saved", "delivered"];
+
+/// An image that another host reads.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// Which one, over all lives of a service.
+    pub number: u64,
+    /// How the other host calls it.
+    pub session: SessionId,
+    /// The clone that is made from it.
+    pub plan: Plan,
+    /// What is frozen; none while it is being frozen: then it cannot be gone on with.
+    pub image: Option<Image>,
+}
+
+/// An image that can be gone on with.
+pub struct ResumedImage {
+    /// Which one.
+    pub record: ImageRecord,
+    /// Its content.
+    pub preserve: Arc<Preserve>,
+}
+
+impl ImageRecord {
+    /// All that were kept, in the order of their numbers; those that cannot be read are named in the log.
+    pub fn all(kept: &Kept) -> Vec<ImageRecord> {
+        let states = kept.iter().filter(|(name, _)| name.starts_with(PREFIX) && name.ends_with(STATE_SUFFIX));
+        let records = states.filter_map(|(name, file)| {
+            let record = file.try_clone().map_err(CloneError::kernel("open an image's state")).and_then(from_memory);
+            record.inspect_err(|error| tracing::error!(name, %error, "an image for a clone elsewhere is lost")).ok()
+        });
+        let mut records: Vec<ImageRecord> = records.collect();
+        records.sort_by_key(|record| record.number);
+        records
+    }
+
+    /// The keeper holds it from now on, instead of what it held of this number; with what is saved, if it is frozen.
+    ///
+    /// # Errors
+    /// [`CloneError::Kernel`].
+    pub async fn keep(&self, hydrator: &Hydrator, preserve: Option<&Preserve>) -> Result<(), CloneError> {
+        let keep = |part: &str, file: OwnedFd| hydrator.safekeeping.keep(&name(self.number, part), file);
+        if let Some(preserve) = preserve {
+            let PreserveDescriptors { store, saved, delivered } = preserve.descriptors()?;
+            keep("store", store);
+            keep("saved", saved);
+            keep("delivered", delivered);
+        }
+        // Last: with it, all is there.
+        let record = self.clone();
+        keep(STATE_SUFFIX, blocking(move || to_memory(&record)).await?);
+        Ok(())
+    }
+
+    /// Its content as the process before left it.
+    ///
+    /// # Errors
+    /// It was not frozen, or given up; [`CloneError::File`], [`CloneError::Kernel`].
+    pub async fn reopen(mut self, kept: &Kept) -> Result<ResumedImage, CloneError> {
+        let unfrozen = || CloneError::kernel("go on")(std::io::Error::other("it was not frozen yet"));
+        let image = Arc::new(self.image.take().ok_or_else(unfrozen)?);
+        let part = |part: &str| copy_of(kept, &name(self.number, part));
+        let descriptors =
+            PreserveDescriptors { store: part("store")?, saved: part("saved")?, delivered: part("delivered")? };
+        let directory = self.plan.source.data_directory.clone();
+        let preserve = blocking(move || {
+            let origin = Arc::new(SourceFiles::reopen(&directory, &image, |_| true)?);
+            Preserve::reopen(image, origin, descriptors)
+        });
+        Ok(ResumedImage { preserve: Arc::new(preserve.await?), record: self })
+    }
+}
+
+/// The keeper closes what it held of an image.
+pub fn forget(hydrator: &Hydrator, number: u64) {
+    KEPT_PARTS.iter().for_each(|part| hydrator.safekeeping.forget(&name(number, part)));
+}
+
+/// Drops the slots of all images that were kept: nobody will serve them.
+pub async fn bury(kept: &Kept) {
+    for ImageRecord { plan, .. } in ImageRecord::all(kept) {
+        tracing::error!(target = %plan.target.display(), "the image for a clone elsewhere is lost");
+        drop_slot(&plan.source.connection, &plan.slot).await;
+    }
+}
+
+fn name(number: u64, part: &str) -> String {
+    format!("{PREFIX}{number}-{part}")
+}

@@ -1,0 +1,269 @@
+//! One clone, from its plan to its end.
+//!
+//! ```text
+//!   Preparing ──> Running ──> Finishing ──> Over: whole
+//!       │            │            │
+//!       └────────────┴────────────┴───────> Ending ──> Over: discarded
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use onecopy_postgres::{InheritedDescriptor, Lsn};
+
+use super::rate::{Rate, seconds_left};
+use crate::Origin;
+use crate::fanotify::Group;
+use crate::fill::{Background, DemandListener, FillProgress, Filling, Limiter};
+use crate::image::FileNumber;
+use crate::network::RemoteHost;
+use crate::network::client::RemoteOrigin;
+use crate::network::protocol::SessionId;
+use crate::plan::Plan;
+use crate::service::{CloneState, Progress};
+use crate::source::SourceFiles;
+use crate::target::Place;
+
+/// One clone.
+#[derive(Debug)]
+pub struct CloneInWork {
+    /// Which one, over all lives of the service.
+    pub number: u64,
+    /// What it shall be.
+    pub plan: Plan,
+    /// The host of its source; none: this one.
+    pub elsewhere: Option<RemoteHost>,
+    stage: Mutex<Stage>,
+    rate: Mutex<Rate>,
+    /// Its slot was not made: one of that name is somebody else's.
+    lacks_slot: AtomicBool,
+}
+
+/// How far it is.
+#[derive(Debug, Clone)]
+pub enum Stage {
+    /// Its directory is being made.
+    Preparing,
+    /// Its server can run.
+    Running(Arc<Running>),
+    /// All its content is there; it is made durable.
+    Finishing(Arc<Running>),
+    /// It is being removed.
+    Ending,
+    /// Nothing more is done with it; how far it was at the end.
+    Over(CloneState, FillProgress),
+}
+
+/// What a clone has whose server can run.
+#[derive(Debug)]
+pub struct Running {
+    /// Where it is.
+    pub place: Place,
+    /// PostgreSQL's major version.
+    pub major_version: u32,
+    /// It answers queries from here on.
+    pub consistent_at: Lsn,
+    /// The group that asks before its files are accessed.
+    pub group: Arc<Group>,
+    /// What its `PG_VERSION` points to.
+    pub version: InheritedDescriptor,
+    /// Its content.
+    pub filling: Arc<Filling>,
+    /// Where that comes from.
+    pub origin: Content,
+    /// How fast the background may go.
+    pub limiter: Arc<Limiter>,
+    /// The threads that work on it; none when they are stopped.
+    pub threads: Mutex<Option<Threads>>,
+}
+
+/// Where a clone's content comes from.
+#[derive(Debug, Clone)]
+pub enum Content {
+    /// The source's files.
+    Here(Arc<SourceFiles>),
+    /// Another host.
+    Elsewhere(Arc<RemoteOrigin>),
+}
+
+impl Content {
+    /// The same for who reads it.
+    pub fn origin(&self) -> Arc<dyn Origin> {
+        match self {
+            Content::Here(files) => Arc::<SourceFiles>::clone(files),
+            Content::Elsewhere(origin) => Arc::<RemoteOrigin>::clone(origin),
+        }
+    }
+
+    /// A file is whole.
+    pub fn release(&self, file: FileNumber) {
+        match self {
+            Content::Here(files) => files.release(file),
+            // It learns from the bitmap.
+            Content::Elsewhere(_) => {}
+        }
+    }
+
+    /// Which image on another host it is.
+    pub fn session(&self) -> Option<SessionId> {
+        match self {
+            Content::Here(_) => None,
+            Content::Elsewhere(origin) => Some(origin.session()),
+        }
+    }
+
+    /// Nothing of it is needed any more, because the clone is whole or given up; may wait for a network.
+    pub fn end(&self, whole: bool) {
+        if let Content::Elsewhere(origin) = self {
+            origin.end(whole);
+        }
+    }
+}
+
+/// The threads of one clone. The background ends first: the listener answers what it may wait for.
+#[derive(Debug)]
+pub struct Threads {
+    /// Fills what nobody asks for; none while it is found out what is hot.
+    pub background: Option<Background>,
+    /// Answers the clone's accesses.
+    pub _listener: DemandListener,
+}
+
+impl Running {
+    /// What its postmaster must inherit: group and version.
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        [self.group.as_fd(), self.version.descriptor.as_fd()]
+    }
+
+    /// Whether the background has done what it could.
+    pub fn background_is_finished(&self) -> bool {
+        let threads = self.lock_threads();
+        threads.as_ref().and_then(|threads| threads.background.as_ref()).is_some_and(Background::is_finished)
+    }
+
+    /// Stops its threads and waits for them.
+    pub fn stop_threads(&self) {
+        let threads = self.lock_threads().take();
+        drop(threads);
+    }
+
+    /// Its threads.
+    pub fn lock_threads(&self) -> MutexGuard<'_, Option<Threads>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CloneInWork {
+    /// One whose directory is being made.
+    pub fn new(number: u64, plan: Plan, elsewhere: Option<RemoteHost>) -> CloneInWork {
+        let (stage, rate) = (Mutex::new(Stage::Preparing), Mutex::default());
+        CloneInWork { number, plan, elsewhere, stage, rate, lacks_slot: AtomicBool::new(false) }
+    }
+
+    /// Its slot is not there; one that is called so must not be dropped with it.
+    pub fn note_no_slot(&self) {
+        self.lacks_slot.store(true, Ordering::Release);
+    }
+
+    /// Whether a slot may be there that was made for it.
+    pub fn may_have_slot(&self) -> bool {
+        !self.lacks_slot.load(Ordering::Acquire)
+    }
+
+    /// How far it is.
+    pub fn stage(&self) -> Stage {
+        self.lock().clone()
+    }
+
+    /// What it has; none before its server can run and when nothing more is done with it.
+    pub fn running(&self) -> Option<Arc<Running>> {
+        match &*self.lock() {
+            Stage::Running(running) | Stage::Finishing(running) => Some(Arc::clone(running)),
+            Stage::Preparing | Stage::Ending | Stage::Over(..) => None,
+        }
+    }
+
+    /// Whether nothing more is done with it.
+    pub fn is_over(&self) -> bool {
+        matches!(&*self.lock(), Stage::Over(..))
+    }
+
+    /// Preparing to Running; false when it was discarded meanwhile.
+    pub fn set_running(&self, running: Arc<Running>) -> bool {
+        let mut stage = self.lock();
+        let may = matches!(&*stage, Stage::Preparing);
+        if may {
+            *stage = Stage::Running(running);
+        }
+        may
+    }
+
+    /// Running to Finishing; none when it is not running.
+    pub fn begin_finish(&self) -> Option<Arc<Running>> {
+        let mut stage = self.lock();
+        let Stage::Running(running) = &*stage else { return None };
+        let running = Arc::clone(running);
+        *stage = Stage::Finishing(Arc::clone(&running));
+        Some(running)
+    }
+
+    /// To Ending, by whoever then removes it; none when it is over, or somebody else removes it. Also tells what it had.
+    pub fn begin_end(&self) -> Option<Option<Arc<Running>>> {
+        let mut stage = self.lock();
+        match std::mem::replace(&mut *stage, Stage::Ending) {
+            Stage::Preparing => Some(None),
+            Stage::Running(running) | Stage::Finishing(running) => Some(Some(running)),
+            before @ (Stage::Ending | Stage::Over(..)) => {
+                *stage = before;
+                None
+            }
+        }
+    }
+
+    /// To Over.
+    pub fn set_over(&self, state: CloneState, last: FillProgress) {
+        *self.lock() = Stage::Over(state, last);
+    }
+
+    /// Whether it is this directory.
+    pub fn is_at(&self, target: &Path) -> bool {
+        self.plan.target == target
+    }
+
+    /// How far it is, for those who watch.
+    pub fn progress(&self) -> Progress {
+        let (state, fill) = match self.stage() {
+            Stage::Preparing => (CloneState::Preparing, FillProgress::default()),
+            Stage::Running(running) => (CloneState::Filling, running.filling.progress()),
+            Stage::Finishing(running) => (CloneState::Finishing, running.filling.progress()),
+            Stage::Ending => (CloneState::Finishing, FillProgress::default()),
+            Stage::Over(state, last) => (state, last),
+        };
+        let mut rate = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+        let rate_bytes_per_second = rate.note(Instant::now(), fill.filled_bytes);
+        let missing_bytes = fill.total_bytes.saturating_sub(fill.filled_bytes);
+        let seconds_left = match state {
+            CloneState::Filling => seconds_left(missing_bytes, rate_bytes_per_second),
+            CloneState::Whole => Some(0),
+            _ => None,
+        };
+        Progress {
+            target: self.plan.target.clone(),
+            slot: self.plan.slot.clone(),
+            state,
+            total_bytes: fill.total_bytes,
+            filled_bytes: fill.filled_bytes,
+            rate_bytes_per_second,
+            seconds_left,
+            demand_faults: fill.demand_faults,
+            files_left: fill.files_left,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,167 @@
+//! What is left after the freeze, until each clone can be started.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::mpsc;
+
+use super::freezing::{Freeze, Frozen};
+use super::{News, fail, tell, timed};
+use crate::CloneError;
+use crate::fanotify::{EventAccess, Group, GroupNumber};
+use crate::fill::{DemandGroup, DemandListener, Filling, Limiter};
+use crate::hydrator::Hydrator;
+use crate::hydrator::ending::blocking;
+use crate::hydrator::in_work::{CloneInWork, Content, Running, Threads};
+use crate::hydrator::record::{Elsewhere, Made, Record, to_memory};
+use crate::image::{FileIdentity, FileNumber, Image, ImageFile, SmallFile};
+use crate::recovery::RecoveryPoint;
+use crate::service::Event;
+use crate::target::{Place, VersionGuard};
+
+/// What is left after the freeze, until each clone can be started.
+pub(super) async fn complete(hydrator: &Arc<Hydrator>, freeze: Freeze) {
+    let pause_us = u64::try_from(freeze.pause.as_micros()).unwrap_or(u64::MAX);
+    tracing::info!(pause_us, files = freeze.image.files.len(), "frozen");
+    for (clone, news, error) in freeze.failed {
+        fail(hydrator, clone, &news, &error).await;
+    }
+    for group in freeze.groups {
+        for member in &group.members {
+            tell(&member.news, Event::Frozen { pause_us }, None);
+        }
+        match timed("end the recovery", group.begun.end()).await {
+            Ok(point) => {
+                let point = Arc::new(point);
+                for member in group.members {
+                    complete_one(hydrator, member, &point, &freeze.image, &freeze.small).await;
+                }
+            }
+            Err(error) => {
+                for member in group.members {
+                    hydrator.unfollow(&member.filling);
+                    fail(hydrator, member.clone, &member.news, &error).await;
+                }
+            }
+        }
+    }
+}
+
+async fn complete_one(
+    hydrator: &Arc<Hydrator>,
+    member: Frozen,
+    point: &Arc<RecoveryPoint>,
+    image: &Arc<Image>,
+    small: &Arc<Vec<SmallFile>>,
+) {
+    let Frozen { clone, news, place, filling, origin } = member;
+    let parts = (place, Arc::clone(&filling), Content::Here(origin));
+    match timed("make runnable", make_runnable(hydrator, &clone, parts, point, image, small)).await {
+        Ok(running) => tell_ready(hydrator, clone, running, &news),
+        Err(error) => {
+            hydrator.unfollow(&filling);
+            fail(hydrator, clone, &news, &error).await;
+        }
+    }
+}
+
+/// A clone can be started.
+pub(super) fn tell_ready(
+    hydrator: &Arc<Hydrator>,
+    clone: Arc<CloneInWork>,
+    running: Arc<Running>,
+    news: &mpsc::Sender<News>,
+) {
+    hydrator.journal.note_progress();
+    let (target, slot) = (clone.plan.target.clone(), clone.plan.slot.clone());
+    let event = Event::Ready { target, consistent_at: running.consistent_at, slot };
+    tell(news, event, Some(Arc::clone(&running)));
+    hydrator.fill_in_background(clone, running);
+}
+
+/// Small files, control file, guard, marks, listener: from here on its server can run.
+pub(super) async fn make_runnable(
+    hydrator: &Arc<Hydrator>,
+    clone: &Arc<CloneInWork>,
+    (place, filling, origin): (Place, Arc<Filling>, Content),
+    point: &Arc<RecoveryPoint>,
+    image: &Arc<Image>,
+    small: &Arc<Vec<SmallFile>>,
+) -> Result<Arc<Running>, CloneError> {
+    let group = Arc::new(Group::new(EventAccess::ReadWrite)?);
+    let guard = VersionGuard::new(place.clone(), point.major_version);
+    let version = guard.descriptor()?;
+    let (work_place, work_filling, work_group) = (place.clone(), Arc::clone(&filling), Arc::clone(&group));
+    let (work_point, work_small, work_image) = (Arc::clone(point), Arc::clone(small), Arc::clone(image));
+    blocking(move || {
+        work_small.iter().try_for_each(|file| work_place.write(&file.path, &file.content, file.mode))?;
+        work_point.write(&work_place)?;
+        guard.lay()?;
+        for number in 0..work_image.files.len() {
+            let number = u32::try_from(number).unwrap_or(u32::MAX);
+            work_group.mark_file(work_filling.file(FileNumber(number)))?;
+        }
+        Ok(())
+    })
+    .await?;
+    let elsewhere = clone.elsewhere.clone().zip(origin.session()).map(|(host, session)| Elsewhere { host, session });
+    let (number, plan, work_filling) = (clone.number, clone.plan.clone(), Arc::clone(&filling));
+    let (work_point, work_image) = (Arc::clone(point), Arc::clone(image));
+    let state = blocking(move || {
+        let (major_version, consistent_at) = (work_point.major_version, work_point.consistent_at);
+        let targets = identities(&work_filling)?;
+        let made = Made { image: Image::clone(&work_image), targets, major_version, consistent_at };
+        to_memory(&Record { number, plan, elsewhere, made: Some(made) })
+    })
+    .await?;
+    let keep = |part: &str, file: BorrowedFd<'_>| hydrator.keep(clone.number, part, file);
+    keep("group", group.as_fd());
+    keep("bitmap", filling.bitmap().as_fd());
+    keep("version", version.descriptor.as_fd());
+    keep("state", state.as_fd());
+    let limiter = Arc::new(Limiter::new(clone.plan.fill.limit_bytes_per_second));
+    let listener = hydrator.listen(clone, &group, &filling, false)?;
+    let running = Arc::new(Running {
+        major_version: point.major_version,
+        consistent_at: point.consistent_at,
+        threads: Mutex::new(Some(Threads { background: None, _listener: listener })),
+        place,
+        group,
+        version,
+        filling,
+        origin,
+        limiter,
+    });
+    match clone.set_running(Arc::clone(&running)) {
+        true => Ok(running),
+        false => Err(hydrator.refuse("it was discarded meanwhile".to_owned())),
+    }
+}
+
+/// Which files a filling fills: a successor must not fill others that have got their names.
+fn identities(filling: &Filling) -> Result<Vec<FileIdentity>, CloneError> {
+    let files = filling.image().files.iter().zip(0..);
+    let identity = |(listed, number): (&ImageFile, u32)| {
+        FileIdentity::of_descriptor(filling.file(FileNumber(number))).map_err(CloneError::file("examine", &listed.path))
+    };
+    files.map(identity).collect()
+}
+
+impl Hydrator {
+    /// Starts to answer a clone's accesses.
+    pub(in crate::hydrator) fn listen(
+        &self,
+        clone: &CloneInWork,
+        group: &Arc<Group>,
+        filling: &Arc<Filling>,
+        take_over: bool,
+    ) -> Result<DemandListener, CloneError> {
+        let demand = DemandGroup {
+            group: Arc::clone(group),
+            number: GroupNumber(u32::try_from(clone.number).unwrap_or(u32::MAX)),
+            journal: Arc::clone(&self.journal),
+            data_directory: clone.plan.target.clone(),
+        };
+        DemandListener::start(demand, Arc::clone(filling), take_over)
+    }
+}

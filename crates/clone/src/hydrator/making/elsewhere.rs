@@ -1,0 +1,93 @@
+//! A clone whose source is on another host: the image comes over the network, all else is as here.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::completing::{make_runnable, tell_ready};
+use super::preparing::admit;
+use super::{News, fail, tell};
+use crate::CloneError;
+use crate::fill::{Filling, SharedBitmap};
+use crate::hydrator::ending::blocking;
+use crate::hydrator::in_work::{CloneInWork, Content, Running};
+use crate::hydrator::{Hydrator, failed};
+use crate::network::RemoteHost;
+use crate::network::client::{HostDialler, RemoteOrigin};
+use crate::network::keys::HostKeys;
+use crate::network::manifest::{Manifest, Opening};
+use crate::plan::Plan;
+use crate::service::Event;
+use crate::target::{Marker, Place, Skeleton};
+
+impl Hydrator {
+    /// Wants a clone of a source on another host; its news come until it is ready or has failed.
+    pub(in crate::hydrator) fn order_from(self: &Arc<Self>, host: RemoteHost, plan: Plan) -> mpsc::Receiver<News> {
+        // All that is ever said fits.
+        let (news, receiver) = mpsc::channel(4);
+        tokio::spawn(make(Arc::clone(self), host, plan, news));
+        receiver
+    }
+}
+
+async fn make(hydrator: Arc<Hydrator>, host: RemoteHost, plan: Plan, news: mpsc::Sender<News>) {
+    let lingering = hydrator.linger();
+    tell(&news, Event::Preparing, None);
+    let clone = match admit(&hydrator, plan, Some(host.clone())) {
+        Ok(clone) => clone,
+        Err((target, error)) => return tell(&news, failed(Some(&target), error), None),
+    };
+    hydrator.write_targets();
+    match make_ready(&hydrator, &clone, host, &news).await {
+        Ok(running) => tell_ready(&hydrator, clone, running, &news),
+        Err(error) => fail(&hydrator, clone, &news, &error).await,
+    }
+    drop(lingering);
+}
+
+async fn make_ready(
+    hydrator: &Arc<Hydrator>,
+    clone: &Arc<CloneInWork>,
+    host: RemoteHost,
+    news: &mpsc::Sender<News>,
+) -> Result<Arc<Running>, CloneError> {
+    let plan = clone.plan.clone();
+    let (origin, opening) = blocking(move || RemoteOrigin::open(dialler(&host, &plan)?, &plan)).await?;
+    let origin = Arc::new(origin);
+    let Opening { manifest: Manifest { image, recovery, pause_us }, small_files } = opening;
+    tell(news, Event::Frozen { pause_us }, None);
+    let (image, point, small) = (Arc::new(image), Arc::new(recovery), Arc::new(small_files));
+    let marker = Marker::of(&clone.plan, hydrator.rendezvous().directory());
+    let (plan, work_image, work_origin) = (clone.plan.clone(), Arc::clone(&image), Arc::clone(&origin));
+    // The other files are open on the other host.
+    let promised = hydrator.promise_descriptors(&clone.plan.source.data_directory, image.files.len(), 1);
+    let laid = blocking(move || {
+        let _promise = promised?;
+        let place = Place::of(&plan)?;
+        let skeleton = Skeleton::make(place.clone(), Arc::clone(&work_image), &marker)?;
+        let bitmap = SharedBitmap::create(&work_image)?;
+        let origin = Arc::clone(&work_origin);
+        let filling = Arc::new(Filling::new(work_image, skeleton.into_files(), origin as _, bitmap)?);
+        work_origin.acknowledge(filling.bitmap())?;
+        Ok((place, filling))
+    });
+    let content = Content::Elsewhere(Arc::clone(&origin));
+    let made = match laid.await {
+        Ok((place, filling)) => make_runnable(hydrator, clone, (place, filling, content), &point, &image, &small).await,
+        Err(error) => Err(error),
+    };
+    if made.is_err() {
+        let _ = blocking(move || {
+            origin.end(false);
+            Ok(())
+        })
+        .await;
+    }
+    made
+}
+
+/// How the source's host is reached.
+pub(in crate::hydrator) fn dialler(host: &RemoteHost, plan: &Plan) -> Result<Arc<HostDialler>, CloneError> {
+    let keys = HostKeys::load(&host.keys)?;
+    Ok(Arc::new(HostDialler::new(host.address.clone(), keys, plan.source.data_directory.clone())))
+}

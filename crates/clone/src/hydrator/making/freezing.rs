@@ -1,0 +1,114 @@
+//! The freeze: the only part that the source's server waits for.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::{Alike, Candidate, News};
+use crate::CloneError;
+use crate::fill::{Filling, SharedBitmap};
+use crate::hydrator::Hydrator;
+use crate::hydrator::in_work::CloneInWork;
+use crate::image::{Image, SmallFile};
+use crate::source::{Source, SourceFiles};
+use crate::target::Place;
+
+/// Freezes that are tried when databases are made just then: each costs a barrier of some 100 ms, and an application that makes databases
+/// all the time, as tests do, hits several in a row.
+const FREEZES_MAX: u32 = 20;
+/// One freeze at a time: a clone here and one on another host wait for each other, so long at most.
+pub(in crate::hydrator) const OTHER_FREEZE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is looked whether it is.
+pub(in crate::hydrator) const OTHER_FREEZE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A clone that was frozen.
+pub(super) struct Frozen {
+    pub clone: Arc<CloneInWork>,
+    pub news: mpsc::Sender<News>,
+    pub place: Place,
+    pub filling: Arc<Filling>,
+    pub origin: Arc<SourceFiles>,
+}
+
+/// What all clones of one freeze share.
+pub(super) struct Freeze {
+    pub groups: Vec<Alike<Frozen>>,
+    pub failed: Vec<(Arc<CloneInWork>, mpsc::Sender<News>, CloneError)>,
+    pub image: Arc<Image>,
+    pub small: Arc<Vec<SmallFile>>,
+    pub pause: Duration,
+}
+
+/// The freeze. When it fails nothing has happened to the source, and the clones are given back.
+pub(super) async fn freeze(
+    hydrator: &Arc<Hydrator>,
+    mut groups: Vec<Alike<Candidate>>,
+) -> Result<Freeze, (Vec<Alike<Candidate>>, CloneError)> {
+    let (begin, mut attempts) = (Instant::now(), 0);
+    loop {
+        attempts += 1;
+        let server = groups[0].members[0].clone.plan.source.clone();
+        let source = match hydrator.watched(&server).await {
+            Ok(source) => source,
+            Err(error) => return Err((groups, error)),
+        };
+        let frozen = tokio::task::spawn_blocking(move || freeze_now(&source, groups)).await;
+        match frozen.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
+            Ok(freeze) => return Ok(freeze),
+            Err((again, CloneError::NewDirectory { .. })) if attempts < FREEZES_MAX => {
+                // A database was made since the source was adopted.
+                groups = again;
+                let source = hydrator.source();
+                if let Some(source) = source
+                    && let Err(error) = source.adopt(&server).await
+                {
+                    return Err((groups, error));
+                }
+            }
+            Err((again, CloneError::FreezeUnderWay)) if begin.elapsed() < OTHER_FREEZE_TIMEOUT => {
+                groups = again;
+                tokio::time::sleep(OTHER_FREEZE_INTERVAL).await;
+                attempts -= 1;
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+}
+
+fn freeze_now(
+    source: &Arc<Source>,
+    groups: Vec<Alike<Candidate>>,
+) -> Result<Freeze, (Vec<Alike<Candidate>>, CloneError)> {
+    let mut freezing = match source.close_gate() {
+        Ok(freezing) => freezing,
+        Err(error) => return Err((groups, error)),
+    };
+    let image = Arc::clone(freezing.image());
+    let mut failures = Vec::new();
+    let mut frozen_groups = Vec::new();
+    for group in groups {
+        let mut members = Vec::new();
+        for Candidate { clone, news, mut skeleton } in group.members {
+            let frozen = || {
+                skeleton.reconcile(Arc::clone(&image))?;
+                let place = skeleton.place().clone();
+                let origin = Arc::new(freezing.files());
+                let bitmap = SharedBitmap::create(&image)?;
+                let files = skeleton.into_files();
+                let filling = Arc::new(Filling::new(Arc::clone(&image), files, Arc::clone(&origin) as _, bitmap)?);
+                freezing.follow(Arc::clone(&filling) as _)?;
+                Ok((place, filling, origin))
+            };
+            match frozen() {
+                Ok((place, filling, origin)) => members.push(Frozen { clone, news, place, filling, origin }),
+                Err(error) => failures.push((clone, news, error)),
+            }
+        }
+        frozen_groups.push(Alike { begun: group.begun, members });
+    }
+    let small = Arc::new(freezing.small_files().to_vec());
+    // Who followed in time is none the worse for a gate that opened by itself.
+    let pause = freezing.open_gate().unwrap_or(crate::source::GATE_CLOSED_MAX);
+    Ok(Freeze { groups: frozen_groups, failed: failures, image, small, pause })
+}

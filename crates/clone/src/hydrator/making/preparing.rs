@@ -1,0 +1,219 @@
+//! Everything that can be done before the freeze.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::mpsc;
+
+use super::{Alike, Candidate, News, Order, fail, tell, timed};
+use crate::CloneError;
+use crate::fanotify::{EventAccess, Group};
+use crate::hydrator::ending::blocking;
+use crate::hydrator::in_work::CloneInWork;
+use crate::hydrator::record::{Record, to_memory};
+use crate::hydrator::{Hydrator, failed, lock};
+use crate::image::Image;
+use crate::network::RemoteHost;
+use crate::plan::{Plan, SourceServer};
+use crate::recovery;
+use crate::service::{Event, Rendezvous};
+use crate::source::Source;
+use crate::target::{Marker, Place, Skeleton};
+
+/// The name under which the keeper holds the source's group.
+pub const SOURCE_GROUP_KEPT: &str = "source-group";
+
+/// Everything before the freeze: what can fail has mostly failed after this.
+pub(super) async fn prepare(hydrator: &Arc<Hydrator>, order: Order) -> Vec<Alike<Candidate>> {
+    tell(&order.news, Event::Preparing, None);
+    let mut alike: Vec<Vec<Arc<CloneInWork>>> = Vec::new();
+    for plan in order.plans {
+        match admit(hydrator, plan, None) {
+            Ok(clone) => match alike.iter_mut().find(|members| is_alike(&members[0].plan, &clone.plan)) {
+                Some(members) => members.push(clone),
+                None => alike.push(vec![clone]),
+            },
+            Err((target, error)) => tell(&order.news, failed(Some(&target), error), None),
+        }
+    }
+    hydrator.write_targets();
+    let mut groups = Vec::new();
+    for members in alike {
+        groups.extend(prepare_alike(hydrator, members, &order.news).await);
+    }
+    groups
+}
+
+/// Whether two clones of one source can share a recovery.
+fn is_alike(one: &Plan, other: &Plan) -> bool {
+    one.source == other.source && one.recovery == other.recovery
+}
+
+/// Takes a clone into the books, so that whatever happens to this process its remains are found.
+pub(super) fn admit(
+    hydrator: &Arc<Hydrator>,
+    mut plan: Plan,
+    elsewhere: Option<RemoteHost>,
+) -> Result<Arc<CloneInWork>, (PathBuf, CloneError)> {
+    let target = plan.target.clone();
+    let mut admit = || {
+        plan.target = std::path::absolute(&plan.target).map_err(CloneError::file("resolve", &plan.target))?;
+        plan.tablespaces =
+            std::path::absolute(&plan.tablespaces).map_err(CloneError::file("resolve", &plan.tablespaces))?;
+        let place = match &elsewhere {
+            None => Rendezvous::of_source(&plan.source.data_directory)?,
+            Some(_) => Rendezvous::of_target(&plan.target),
+        };
+        if place != hydrator.rendezvous {
+            let reason = format!("it does not clone {}", plan.source.data_directory.display());
+            return Err(hydrator.refuse(reason));
+        }
+        if hydrator.find(&plan.target).is_some_and(|clone| !clone.is_over()) {
+            return Err(hydrator.refuse(format!("{} is being made already", plan.target.display())));
+        }
+        // Before anything is written down about it: what lies there may be somebody else's, and must never be removed.
+        Place::of(&plan)?.check_free()?;
+        let number = hydrator.next_number.fetch_add(1, Ordering::Relaxed);
+        let record = Record { number, plan: plan.clone(), elsewhere: None, made: None };
+        hydrator.keep(number, "state", to_memory(&record)?);
+        Ok(Arc::new(CloneInWork::new(number, plan.clone(), elsewhere.clone())))
+    };
+    let clone = admit().map_err(|error| (target, error))?;
+    hydrator.add(Arc::clone(&clone));
+    Ok(clone)
+}
+
+/// What clones that share a recovery need; none when they have all failed.
+async fn prepare_alike(
+    hydrator: &Arc<Hydrator>,
+    members: Vec<Arc<CloneInWork>>,
+    news: &mpsc::Sender<News>,
+) -> Option<Alike<Candidate>> {
+    let Plan { source, recovery, .. } = &members[0].plan;
+    let directory = source.data_directory.clone();
+    let listed = blocking(move || Ok(Arc::new(Image::scan(&directory)?.image))).await;
+    let promised = listed.and_then(|image| {
+        // Those of the source, and those of each clone.
+        let times = 1 + members.len();
+        let promise = hydrator.promise_descriptors(&source.data_directory, image.files.len(), times)?;
+        Ok((image, promise))
+    });
+    let (image, _promise) = match promised {
+        Ok(promised) => promised,
+        Err(error) => {
+            members.iter().for_each(|clone| clone.note_no_slot());
+            return fail_all(hydrator, members, news, &error).await;
+        }
+    };
+    let slots: Vec<String> = members.iter().map(|clone| clone.plan.slot.clone()).collect();
+    let (begun, watched, skeletons) = tokio::join!(
+        timed("begin the recovery", recovery::begin(source, &slots, *recovery)),
+        watch(hydrator, source),
+        timed("make directories", make_skeletons(hydrator, &image, &members)),
+    );
+    let begun = match (begun, watched) {
+        (Ok(begun), Ok(())) => begun,
+        (Ok(begun), Err(error)) => {
+            begun.abandon().await;
+            return fail_all(hydrator, members, news, &error).await;
+        }
+        (Err(error), _) => {
+            // What it had made it has dropped again.
+            members.iter().for_each(|clone| clone.note_no_slot());
+            return fail_all(hydrator, members, news, &error).await;
+        }
+    };
+    let mut candidates = Vec::new();
+    for (clone, skeleton) in members.into_iter().zip(skeletons) {
+        match skeleton {
+            Ok(skeleton) => candidates.push(Candidate { clone, news: news.clone(), skeleton }),
+            Err(error) => fail(hydrator, clone, news, &error).await,
+        }
+    }
+    if candidates.is_empty() {
+        begun.abandon().await;
+        return None;
+    }
+    Some(Alike { begun, members: candidates })
+}
+
+async fn fail_all(
+    hydrator: &Arc<Hydrator>,
+    members: Vec<Arc<CloneInWork>>,
+    news: &mpsc::Sender<News>,
+    error: &CloneError,
+) -> Option<Alike<Candidate>> {
+    for clone in members {
+        fail(hydrator, clone, news, error).await;
+    }
+    None
+}
+
+/// Sees to it that the source is watched, and every file that it has open is armed.
+async fn watch(hydrator: &Arc<Hydrator>, server: &SourceServer) -> Result<(), CloneError> {
+    let source = hydrator.watched(server).await?;
+    let opened = Arc::clone(&source);
+    let (adoption, _) = tokio::join!(
+        timed("adopt", source.adopt(server)),
+        // What fails here fails again at the freeze, and says so.
+        timed("open the source's files", blocking(move || opened.prepare())),
+    );
+    tracing::debug!(adoption = ?adoption?, "armed");
+    Ok(())
+}
+
+impl Hydrator {
+    /// The source, watched from now on if it was not before.
+    pub(in crate::hydrator) async fn watched(&self, server: &SourceServer) -> Result<Arc<Source>, CloneError> {
+        let _alone = self.arming.lock().await;
+        if let Some(source) = self.source() {
+            return Ok(source);
+        }
+        let (directory, journal) = (server.data_directory.clone(), Arc::clone(&self.journal));
+        let group = Arc::new(Group::new(EventAccess::ReadOnly)?);
+        self.safekeeping.keep(SOURCE_GROUP_KEPT, &*group);
+        let armed = blocking(move || Source::arm(&directory, group, journal)).await;
+        match armed {
+            Ok(source) => {
+                *lock(&self.source) = Some(Arc::clone(&source));
+                Ok(source)
+            }
+            Err(error) => {
+                self.safekeeping.forget(SOURCE_GROUP_KEPT);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Directories in the source's shape, the prepared one first; one result a clone.
+async fn make_skeletons(
+    hydrator: &Arc<Hydrator>,
+    image: &Arc<Image>,
+    members: &[Arc<CloneInWork>],
+) -> Vec<Result<Skeleton, CloneError>> {
+    let mut skeletons = Vec::new();
+    for clone in members {
+        let (plan, marker) = (clone.plan.clone(), Marker::of(&clone.plan, hydrator.rendezvous.directory()));
+        let spare = hydrator.take_spare(&plan);
+        let image = Arc::clone(image);
+        let made = blocking(move || {
+            let place = Place::of(&plan)?;
+            if let Some(mut skeleton) = spare {
+                let moved = skeleton.move_to(&place.directory, &place.tablespaces).and_then(|()| marker.write(&place));
+                match moved {
+                    Ok(()) => return Ok(skeleton),
+                    Err(error) => {
+                        tracing::warn!(%error, "the prepared directory cannot be used");
+                        crate::target::remove(skeleton.place())?;
+                        crate::target::remove(&place)?;
+                    }
+                }
+            }
+            Skeleton::make(place, image, &marker)
+        });
+        skeletons.push(made.await);
+    }
+    skeletons
+}

@@ -1,0 +1,339 @@
+//! The process in which clones are made and filled.
+//!
+//! ```text
+//!  [server] ── order ──> [making] ── freeze ──> clone runs ──> [attending] ── whole ──> [ending]: finish
+//!     │                                             ▲               └──────── failed ──> [ending]: discard
+//!     └── watch, discard, limit, spare        [takeover], after a death: from what the keeper held
+//! ```
+//!
+//! One thread serves the socket and speaks SQL; what may take long runs on threads of its own; each clone and the source have a listener.
+
+mod attending;
+mod burial;
+mod descriptors;
+mod ending;
+mod filling;
+mod images;
+mod in_work;
+mod making;
+mod rate;
+mod record;
+mod safekeeping;
+mod server;
+mod spare;
+mod takeover;
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use tokio::net::UnixListener;
+use tokio::sync::{Notify, mpsc};
+
+use crate::CloneError;
+use crate::fanotify::{Journal, raise_descriptors_max};
+use crate::fill::Filling;
+use crate::keeper::{Channel, JOURNAL, Kept};
+use crate::network::server::Sessions;
+use crate::plan::Plan;
+use crate::service::{Event, KEPT_LISTENER, Progress, Rendezvous, SpareWanted};
+use crate::source::Source;
+use burial::Unfinished;
+use descriptors::{Descriptors, Promise};
+use images::Images;
+use in_work::{CloneInWork, Running, Stage};
+use making::{News, Order};
+use record::kept_name;
+use safekeeping::Safekeeping;
+use spare::{SPARE_KEPT, Spare};
+
+/// Clones that are over and can still be asked about, at most.
+const OVER_MAX: usize = 64;
+/// Parts of a clone that the keeper holds.
+const KEPT_PARTS: [&str; 5] = ["state", "group", "bitmap", "version", "limit"];
+
+/// All that this process has.
+pub struct Hydrator {
+    rendezvous: Rendezvous,
+    safekeeping: Safekeeping,
+    journal: Arc<Journal>,
+    clones: Mutex<Vec<Arc<CloneInWork>>>,
+    next_number: AtomicU64,
+    orders: Mutex<VecDeque<Order>>,
+    ordered: Notify,
+    /// Watched from the first clone on.
+    source: Mutex<Option<Arc<Source>>>,
+    /// Held while it is being armed: a clone, a prepared directory and an image may want it at the same time, and the keeper holds one group.
+    arming: tokio::sync::Mutex<()>,
+    spare: Mutex<Spare>,
+    descriptors: Descriptors,
+    spare_changed: Notify,
+    /// What is frozen for clones on other hosts.
+    images: Arc<Images>,
+    /// Who of them reads it.
+    sessions: Arc<Sessions>,
+    /// Work that nobody asks about and that must be done before the process ends.
+    lingering: Arc<AtomicUsize>,
+}
+
+/// Serves until nothing is left to do: makes clones, fills them; with what an earlier hydrator's keeper holds it goes on.
+///
+/// # Errors
+/// [`CloneError`]: it cannot begin, or not go on where the one before died; what was begun is then to be buried.
+pub fn run(directory: PathBuf, channel: Channel) -> Result<(), CloneError> {
+    raise_descriptors_max()?;
+    let (safekeeping, kept) = Safekeeping::take_over(channel)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(CloneError::kernel("start the runtime"))?;
+    runtime.block_on(serve(Rendezvous::at(directory), safekeeping, kept))
+}
+
+/// Removes what cannot become whole, with its servers and slots, and the service's directory.
+///
+/// # Errors
+/// [`CloneError`]: something is left.
+pub fn bury(directory: PathBuf, channel: Channel) -> Result<(), CloneError> {
+    let (_, kept) = Safekeeping::take_over(channel)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(CloneError::kernel("start the runtime"))?;
+    runtime.block_on(async {
+        let rendezvous = Rendezvous::at(directory);
+        images::bury(&kept).await;
+        let records = record::Record::all(&kept);
+        let recorded: Vec<_> = records.iter().map(|record| record.plan.target.clone()).collect();
+        burial::bury_records(&rendezvous, records).await?;
+        burial::bury_targets(&rendezvous, &recorded).await?;
+        rendezvous.remove()
+    })
+}
+
+async fn serve(rendezvous: Rendezvous, safekeeping: Safekeeping, kept: Kept) -> Result<(), CloneError> {
+    let journal = match kept.contains_key(JOURNAL) {
+        true => Journal::open(safekeeping::copy_of(&kept, JOURNAL)?)?,
+        false => Journal::create()?,
+    };
+    safekeeping.keep(JOURNAL, &journal);
+    let listener = std::os::unix::net::UnixListener::from(safekeeping::copy_of(&kept, KEPT_LISTENER)?);
+    let listen = || {
+        listener.set_nonblocking(true)?;
+        UnixListener::from_std(listener)
+    };
+    let listener = listen().map_err(CloneError::file("listen at", rendezvous.socket()))?;
+    let hydrator = Arc::new_cyclic(|hydrator| {
+        let (images, sessions) = Images::of(Weak::clone(hydrator));
+        Hydrator {
+            images,
+            sessions,
+            rendezvous,
+            safekeeping,
+            journal: Arc::new(journal),
+            clones: Mutex::default(),
+            next_number: AtomicU64::new(1),
+            orders: Mutex::default(),
+            ordered: Notify::new(),
+            source: Mutex::default(),
+            arming: tokio::sync::Mutex::default(),
+            spare: Mutex::default(),
+            descriptors: Descriptors::default(),
+            spare_changed: Notify::new(),
+            lingering: Arc::default(),
+        }
+    });
+    // Both may take longer than a thread may stand still.
+    let beginning = Arc::clone(&hydrator);
+    let mut begun = tokio::spawn(async move { takeover::take_over(&beginning, &kept).await });
+    let heart = hydrator.journal.heart();
+    let begun = loop {
+        if let Some(heart) = &heart {
+            heart.beat();
+        }
+        // Somebody waits for an answer: no longer than it takes.
+        if let Ok(begun) = tokio::time::timeout(server::LOOK_INTERVAL, &mut begun).await {
+            break begun;
+        }
+    };
+    drop(heart);
+    begun.map_err(|error| CloneError::kernel("begin")(std::io::Error::other(error)))??;
+    hydrator.journal.note_takeover();
+    let tasks = [
+        tokio::spawn(making::make_orders(Arc::clone(&hydrator))),
+        tokio::spawn(attending::attend(Arc::clone(&hydrator))),
+        tokio::spawn(attending::watch_slots(Arc::clone(&hydrator))),
+        tokio::spawn(images::attend(Arc::clone(&hydrator.sessions))),
+        tokio::spawn(spare::provide(Arc::clone(&hydrator))),
+    ];
+    server::serve(&hydrator, listener).await;
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    drop(lock(&hydrator.source).take());
+    tracing::info!("nothing is left to do");
+    hydrator.rendezvous.remove()
+}
+
+impl Hydrator {
+    /// Whether there is something that must not be left undone.
+    fn is_busy(&self) -> bool {
+        let clones = lock(&self.clones);
+        !lock(&self.orders).is_empty()
+            || clones.iter().any(|clone| !clone.is_over())
+            || lock(&self.spare).is_wanted()
+            || !self.sessions.is_empty()
+            || self.lingering.load(Ordering::Acquire) > 0
+    }
+
+    /// Open files for `times` sets of a source's files; see [`Descriptors::promise`].
+    fn promise_descriptors(&self, data_directory: &Path, files: usize, times: usize) -> Result<Promise, CloneError> {
+        self.descriptors.promise(data_directory, files, times)
+    }
+
+    /// Something goes on until this is dropped.
+    fn linger(&self) -> Lingering {
+        self.lingering.fetch_add(1, Ordering::AcqRel);
+        Lingering(Arc::clone(&self.lingering))
+    }
+
+    /// Wants clones of one freeze; their news come until each is ready or has failed.
+    fn order(&self, plans: Vec<Plan>) -> mpsc::Receiver<News> {
+        let (order, news) = Order::new(plans);
+        lock(&self.orders).push_back(order);
+        self.ordered.notify_one();
+        news
+    }
+
+    fn add(&self, clone: Arc<CloneInWork>) {
+        let mut clones = lock(&self.clones);
+        let over = clones.iter().filter(|clone| clone.is_over()).count();
+        if over > OVER_MAX
+            && let Some(oldest) = clones.iter().position(|clone| clone.is_over())
+        {
+            clones.remove(oldest);
+        }
+        // Who asks about a directory means what was made there last.
+        clones.retain(|other| !(other.is_over() && other.plan.target == clone.plan.target));
+        clones.push(clone);
+    }
+
+    fn clones(&self) -> Vec<Arc<CloneInWork>> {
+        lock(&self.clones).clone()
+    }
+
+    fn find(&self, target: &Path) -> Option<Arc<CloneInWork>> {
+        lock(&self.clones).iter().rev().find(|clone| clone.is_at(target)).cloned()
+    }
+
+    fn progress(&self, target: &Path) -> Option<Progress> {
+        self.find(target).map(|clone| clone.progress())
+    }
+
+    fn progress_of_all(&self) -> Vec<Progress> {
+        self.clones().iter().map(|clone| clone.progress()).collect()
+    }
+
+    fn known(&self, target: &Path) -> Result<Arc<CloneInWork>, CloneError> {
+        self.find(target).ok_or_else(|| self.refuse(format!("{} is no clone of this service", target.display())))
+    }
+
+    fn running(&self, target: &Path) -> Result<Arc<Running>, CloneError> {
+        let running = self.known(target)?.running();
+        running.ok_or_else(|| self.refuse(format!("{} is not being filled", target.display())))
+    }
+
+    fn set_limit(&self, target: &Path, bytes_per_second: Option<u64>) -> Result<(), CloneError> {
+        let clone = self.known(target)?;
+        self.running(target)?.limiter.set_bytes_per_second(bytes_per_second);
+        record::to_memory(&record::Limit { bytes_per_second }).map(|memory| self.keep(clone.number, "limit", &memory))
+    }
+
+    async fn discard_at(self: &Arc<Self>, target: &Path, reason: &str) -> Result<(), CloneError> {
+        let clone = self.known(target)?;
+        match clone.stage() {
+            Stage::Preparing => Err(self.refuse(format!("{} is still being made", target.display()))),
+            Stage::Over(crate::service::CloneState::Whole, _) => {
+                Err(self.refuse(format!("{} is whole: it is an ordinary server", target.display())))
+            }
+            _ => {
+                ending::discard(Arc::clone(self), clone, reason.to_owned()).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// The source need not save anything for this clone any more.
+    fn unfollow(&self, filling: &Arc<Filling>) {
+        if let Some(source) = self.source() {
+            source.unfollow(filling);
+        }
+    }
+
+    fn source(&self) -> Option<Arc<Source>> {
+        lock(&self.source).clone()
+    }
+
+    /// The keeper holds a part of a clone from now on.
+    fn keep(&self, number: u64, part: &str, file: impl AsFd) {
+        self.safekeeping.keep(&kept_name(number, part), file);
+    }
+
+    /// The keeper closes what it held of a clone.
+    fn forget(&self, clone: &CloneInWork) {
+        KEPT_PARTS.iter().for_each(|part| self.safekeeping.forget(&kept_name(clone.number, part)));
+    }
+
+    /// Writes down where something lies that would have to be removed if keeper and hydrator were killed.
+    fn write_targets(&self) {
+        let clones = self.clones();
+        let unfinished = clones.iter().filter(|clone| !clone.is_over()).map(|clone| Unfinished {
+            target: clone.plan.target.clone(),
+            tablespaces: Some(clone.plan.tablespaces.clone()),
+            source: Some(clone.plan.source.connection.clone()),
+            slot: (clone.elsewhere.is_none() && clone.may_have_slot()).then(|| clone.plan.slot.clone()),
+        });
+        let mut targets: Vec<Unfinished> = unfinished.collect();
+        let prepared = |target| Unfinished { target, tablespaces: None, source: None, slot: None };
+        targets.extend(lock(&self.spare).directory().map(prepared));
+        burial::write_targets(&self.rendezvous, &targets);
+    }
+
+    fn set_spare(&self, wanted: Option<SpareWanted>) -> Result<(), CloneError> {
+        match &wanted {
+            Some(wanted) => self.safekeeping.keep(SPARE_KEPT, record::to_memory(wanted)?),
+            None => self.safekeeping.forget(SPARE_KEPT),
+        }
+        lock(&self.spare).set_wanted(wanted);
+        self.spare_changed.notify_one();
+        Ok(())
+    }
+
+    /// Gives a connection to the image protocol.
+    async fn serve_image(&self, stream: tokio::net::UnixStream) -> std::io::Result<()> {
+        images::serve_image(&self.sessions, stream).await
+    }
+
+    fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
+    }
+
+    fn refuse(&self, reason: String) -> CloneError {
+        CloneError::Service { directory: self.rendezvous.directory().to_owned(), reason }
+    }
+}
+
+/// Keeps the process alive until it is dropped.
+struct Lingering(Arc<AtomicUsize>);
+
+impl Drop for Lingering {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is behind these locks is whole between any two statements.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is said to whoever ordered.
+fn failed(target: Option<&Path>, reason: impl ToString) -> Event {
+    Event::Failed { target: target.map(Path::to_owned), reason: reason.to_string() }
+}

@@ -1,0 +1,234 @@
+//! Going on where the hydrator before died: from what the keeper held.
+//!
+//! First what the source waits for, since its server does: then the clones' accesses, then all else.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use onecopy_postgres::InheritedDescriptor;
+use rustix::fs::{Mode, OFlags};
+
+use super::ending::{self, blocking};
+use super::images::{ImageRecord, ResumedImage};
+use super::in_work::{CloneInWork, Content, Running, Threads};
+use super::making::{SOURCE_GROUP_KEPT, dialler};
+use super::record::{Elsewhere, Limit, Made, Record, from_memory, kept_name};
+use super::safekeeping::copy_of;
+use super::spare::SPARE_KEPT;
+use super::{Hydrator, burial, lock};
+use crate::CloneError;
+use crate::fanotify::{Group, QuietOpener, Verdict, descriptors_max};
+use crate::fill::{Filling, Limiter, SharedBitmap};
+use crate::image::{FileIdentity, FileNumber, Image};
+use crate::keeper::Kept;
+use crate::network::client::RemoteOrigin;
+use crate::plan::Plan;
+use crate::source::{Follower, Source, SourceFiles};
+use crate::target::{Place, VERSION_DESCRIPTOR_NUMBER};
+
+/// A clone that can be gone on with.
+struct Resumable {
+    limit_bytes_per_second: Option<u64>,
+    clone: Arc<CloneInWork>,
+    made: Made,
+    filling: Arc<Filling>,
+    origin: Content,
+    group: Arc<Group>,
+    version: OwnedFd,
+}
+
+/// Takes over all that was kept; without anything, removes what a service left behind that was killed as a whole.
+///
+/// # Errors
+/// What was kept cannot be used at all.
+pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &Kept) -> Result<(), CloneError> {
+    hydrator.journal.clean();
+    let records = Record::all(kept);
+    let (images, unusable) = reopen_images(kept).await;
+    let numbers = records.iter().map(|record| record.number);
+    let numbers = numbers.chain(images.iter().map(|image| image.record.number));
+    let last = numbers.chain(unusable.iter().map(|record| record.number)).max().unwrap_or(0);
+    hydrator.next_number.store(last + 1, Ordering::Relaxed);
+    let (mut resumable, mut lost) = (Vec::new(), Vec::new());
+    for Record { number, plan, elsewhere, made } in records {
+        let host = elsewhere.as_ref().map(|elsewhere| elsewhere.host.clone());
+        let clone = Arc::new(CloneInWork::new(number, plan, host));
+        hydrator.add(Arc::clone(&clone));
+        match made {
+            None => lost.push((clone, "its service died while it was being made".to_owned())),
+            Some(made) => match reopen(Arc::clone(&clone), made, elsewhere, kept).await {
+                Ok(parts) => resumable.push(parts),
+                Err(error) => lost.push((clone, format!("its service died and could not go on with it: {error}"))),
+            },
+        }
+    }
+    take_over_source(hydrator, kept, followings(&resumable, &images)).await?;
+    images.into_iter().for_each(|image| hydrator.images.resume(&hydrator.sessions, image));
+    unusable.into_iter().for_each(|record| hydrator.images.give_up(hydrator, record));
+    for parts in resumable {
+        let clone = Arc::clone(&parts.clone);
+        if let Err(error) = resume(hydrator, parts) {
+            lost.push((clone, format!("its service died and could not go on with it: {error}")));
+        }
+    }
+    for (clone, reason) in lost {
+        ending::discard(Arc::clone(hydrator), clone, reason).await;
+    }
+    if kept.contains_key(SPARE_KEPT) {
+        // The prepared directory itself is made anew: which of its files are still as they were is not known.
+        let wanted = copy_of(kept, SPARE_KEPT).and_then(from_memory)?;
+        hydrator.set_spare(Some(wanted))?;
+    }
+    let living: Vec<_> = hydrator.clones().iter().map(|clone| clone.plan.target.clone()).collect();
+    if let Err(error) = burial::bury_targets(&hydrator.rendezvous, &living).await {
+        tracing::error!(%error, "something that was left behind could not be removed");
+    }
+    hydrator.write_targets();
+    Ok(())
+}
+
+async fn reopen(
+    clone: Arc<CloneInWork>,
+    made: Made,
+    elsewhere: Option<Elsewhere>,
+    kept: &Kept,
+) -> Result<Resumable, CloneError> {
+    let part = |part: &str| copy_of(kept, &kept_name(clone.number, part));
+    let (group, bitmap, version) = (part("group")?, part("bitmap")?, part("version")?);
+    // Kept when it was changed.
+    let limit = part("limit").and_then(from_memory::<Limit>).map(|limit| limit.bytes_per_second);
+    let limit_bytes_per_second = limit.unwrap_or(clone.plan.fill.limit_bytes_per_second);
+    let plan = clone.plan.clone();
+    let (made, filling, origin) = blocking(move || {
+        let image = Arc::new(made.image.clone());
+        let files = open_targets(&plan, &made)?;
+        let origin = match elsewhere {
+            None => Content::Here(Arc::new(SourceFiles::reopen(&plan.source.data_directory, &image, |_| true)?)),
+            Some(Elsewhere { host, session }) => {
+                let dialler = dialler(&host, &plan)?;
+                Content::Elsewhere(Arc::new(RemoteOrigin::resume(dialler, session, Arc::clone(&image))?))
+            }
+        };
+        let filling = Filling::new(image, files, origin.origin(), SharedBitmap::open(bitmap)?)?;
+        if let Content::Elsewhere(origin) = &origin {
+            origin.acknowledge(filling.bitmap())?;
+        }
+        for number in numbers(filling.image()).filter(|number| filling.is_file_filled(*number)) {
+            origin.release(number);
+        }
+        Ok((made, Arc::new(filling), origin))
+    })
+    .await?;
+    let group = Arc::new(Group::from_descriptor(group));
+    Ok(Resumable { limit_bytes_per_second, clone, made, filling, origin, group, version })
+}
+
+/// The clone's files, so that our accesses raise nothing. In the place of one that its server has removed stands an empty one without a
+/// name, which needs no content.
+fn open_targets(plan: &Plan, made: &Made) -> Result<Vec<File>, CloneError> {
+    let quiet = QuietOpener::new()?;
+    let mut files = Vec::with_capacity(made.image.files.len());
+    for (listed, identity) in made.image.files.iter().zip(&made.targets) {
+        let path = plan.target.join(&listed.path);
+        let found = match quiet.open(&path, true) {
+            Err(CloneError::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => None,
+            found => Some(found?),
+        };
+        let same = found.filter(|file| FileIdentity::of_descriptor(file).is_ok_and(|found| found == *identity));
+        files.push(match same {
+            Some(file) => file,
+            None => nameless(&plan.target)?,
+        });
+    }
+    Ok(files)
+}
+
+fn nameless(directory: &Path) -> Result<File, CloneError> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR);
+    opened.map(File::from).map_err(|error| CloneError::file("make a file in", directory)(error.into()))
+}
+
+fn numbers(image: &Image) -> impl Iterator<Item = FileNumber> + use<> {
+    (0..u32::try_from(image.files.len()).unwrap_or(u32::MAX)).map(FileNumber)
+}
+
+/// Images that other hosts read: those that can be gone on with, and the others.
+async fn reopen_images(kept: &Kept) -> (Vec<ResumedImage>, Vec<ImageRecord>) {
+    let (mut images, mut unusable) = (Vec::new(), Vec::new());
+    for record in ImageRecord::all(kept) {
+        match record.clone().reopen(kept).await {
+            Ok(image) => images.push(image),
+            Err(error) => {
+                tracing::error!(target = %record.plan.target.display(), %error, "an image for a clone elsewhere is lost");
+                unusable.push(record);
+            }
+        }
+    }
+    (images, unusable)
+}
+
+/// Who follows the source.
+struct Followings {
+    /// Its data directory; none when nobody does.
+    data_directory: Option<PathBuf>,
+    followers: Vec<(Arc<dyn Follower>, Arc<Image>)>,
+}
+
+fn followings(resumable: &[Resumable], images: &[ResumedImage]) -> Followings {
+    let plans = resumable.iter().map(|parts| &parts.clone.plan);
+    let mut plans = plans.chain(images.iter().map(|image| &image.record.plan));
+    let clones = resumable.iter().map(|parts| (Arc::clone(&parts.filling) as _, Arc::clone(parts.filling.image())));
+    let elsewhere = images.iter().map(|image| (Arc::clone(&image.preserve) as _, Arc::clone(image.preserve.image())));
+    Followings {
+        data_directory: plans.next().map(|plan| plan.source.data_directory.clone()),
+        followers: clones.chain(elsewhere).collect(),
+    }
+}
+
+/// Answers what the source waits for and goes on saving what it changes; with nobody to save it for, lets it go.
+async fn take_over_source(hydrator: &Hydrator, kept: &Kept, followings: Followings) -> Result<(), CloneError> {
+    if !kept.contains_key(SOURCE_GROUP_KEPT) {
+        return Ok(());
+    }
+    let group = Arc::new(Group::from_descriptor(copy_of(kept, SOURCE_GROUP_KEPT)?));
+    let Followings { data_directory: Some(directory), followers } = followings else {
+        let released = blocking(move || {
+            group.flush()?;
+            // Of what was read before; what was not is let through when the last copy is closed.
+            group.sweep(i32::try_from(descriptors_max()).unwrap_or(i32::MAX), Verdict::Allow)
+        });
+        released.await?;
+        hydrator.safekeeping.forget(SOURCE_GROUP_KEPT);
+        return Ok(());
+    };
+    let (journal, clones) = (Arc::clone(&hydrator.journal), followers.len());
+    let (source, resumed) = blocking(move || Source::resume(&directory, group, journal, followers)).await?;
+    tracing::warn!(?resumed, clones, "went on after a death");
+    *lock(&hydrator.source) = Some(source);
+    Ok(())
+}
+
+/// Answers the clone's accesses again and fills on.
+fn resume(hydrator: &Arc<Hydrator>, parts: Resumable) -> Result<(), CloneError> {
+    let Resumable { limit_bytes_per_second, clone, made, filling, origin, group, version } = parts;
+    tracing::warn!(target = %clone.plan.target.display(), "goes on with a clone");
+    let listener = hydrator.listen(&clone, &group, &filling, true)?;
+    let running = Arc::new(Running {
+        place: Place::of(&clone.plan)?,
+        major_version: made.major_version,
+        consistent_at: made.consistent_at,
+        version: InheritedDescriptor { descriptor: Arc::new(version), number: VERSION_DESCRIPTOR_NUMBER },
+        limiter: Arc::new(Limiter::new(limit_bytes_per_second)),
+        threads: Mutex::new(Some(Threads { background: None, _listener: listener })),
+        group,
+        filling,
+        origin,
+    });
+    clone.set_running(Arc::clone(&running));
+    hydrator.fill_in_background(clone, running);
+    Ok(())
+}

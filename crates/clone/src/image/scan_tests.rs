@@ -1,0 +1,190 @@
+//! A data directory made of empty files, listed.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// A directory with `pg` and room for what lies elsewhere; each of `files` has its name's length in bytes.
+fn fabricate(files: &[&str]) -> TempDir {
+    let directory = tempfile::tempdir().expect("a directory");
+    for name in files.iter().chain(&["pg/PG_VERSION"]) {
+        let path = directory.path().join(name);
+        fs::create_dir_all(path.parent().expect("a parent")).expect("made");
+        fs::write(&path, name.rsplit('/').next().expect("a name")).expect("written");
+    }
+    fs::write(directory.path().join("pg/PG_VERSION"), "15\n").expect("written");
+    directory
+}
+
+fn scan(directory: &TempDir) -> Result<Scan, CloneError> {
+    Image::scan(&directory.path().join("pg"))
+}
+
+fn paths<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> BTreeSet<&'a str> {
+    paths.map(|path| path.to_str().expect("UTF-8")).collect()
+}
+
+#[test]
+fn files_are_filled_copied_or_left_out() {
+    let directory = fabricate(&[
+        "pg/postmaster.pid",
+        "pg/postgresql.conf",
+        "pg/conf.d/extra.conf",
+        "pg/log/postgresql.log",
+        "pg/base/1/PG_VERSION",
+        "pg/base/1/1259",
+        "pg/base/1/1259_fsm",
+        "pg/base/1/2600",
+        "pg/base/1/2600_init",
+        "pg/base/1/2600.1",
+        "pg/base/1/t3_2700",
+        "pg/base/1/pg_internal.init",
+        "pg/base/1/pg_filenode.map",
+        "pg/base/pgsql_tmp/pgsql_tmp7.0",
+        "pg/global/pg_control",
+        "pg/global/1262",
+        "pg/pg_wal/000000010000000000000001",
+        "pg/pg_wal/archive_status/000000010000000000000001.done",
+        "pg/pg_replslot/a/state",
+        "pg/pg_xact/0000",
+        "pg/pg_multixact/members/0000",
+        "pg/pg_subtrans/0000",
+        "pg/pg_logical/replorigin_checkpoint",
+        "pg/pg_tblspc/16400/PG_15_1/5/16401",
+        "pg/pg_tblspc/16400/PG_14_1/5/16401",
+        "elsewhere/PG_15_1/5/16403",
+        "elsewhere/PG_15_1/pgsql_tmp/pgsql_tmp8.0",
+        "elsewhere/lost",
+        "certificate",
+    ]);
+    let at = |name: &str| directory.path().join(name);
+    symlink(at("elsewhere"), at("pg/pg_tblspc/16402")).expect("linked");
+    symlink(at("certificate"), at("pg/server.crt")).expect("linked");
+    symlink(at("nowhere"), at("pg/dangling")).expect("linked");
+    let _socket = UnixListener::bind(at("pg/.s.PGSQL.5432")).expect("bound");
+    fs::set_permissions(at("pg/base/1"), fs::Permissions::from_mode(0o750)).expect("set");
+    fs::set_permissions(at("pg/base/1/1259"), fs::Permissions::from_mode(0o640)).expect("set");
+
+    let Scan { image, small } = scan(&directory).expect("listed");
+    assert_eq!(
+        paths(image.files.iter().map(|file| &file.path)),
+        BTreeSet::from([
+            "base/1/1259",
+            "base/1/1259_fsm",
+            "base/1/2600_init",
+            "global/1262",
+            "pg_multixact/members/0000",
+            "pg_tblspc/16400/PG_15_1/5/16401",
+            "pg_tblspc/16402/PG_15_1/5/16403",
+            "pg_xact/0000",
+        ])
+    );
+    assert_eq!(
+        paths(small.iter().map(|file| &file.path)),
+        BTreeSet::from([
+            "base/1/PG_VERSION",
+            "base/1/pg_filenode.map",
+            "conf.d/extra.conf",
+            "pg_logical/replorigin_checkpoint",
+            "postgresql.conf",
+            "server.crt",
+        ])
+    );
+    assert_eq!(
+        paths(image.directories.iter().map(|directory| &directory.path)),
+        BTreeSet::from([
+            "base",
+            "base/1",
+            "conf.d",
+            "global",
+            "log",
+            "pg_logical",
+            "pg_multixact",
+            "pg_multixact/members",
+            "pg_replslot",
+            "pg_subtrans",
+            "pg_tblspc",
+            "pg_tblspc/16400",
+            "pg_tblspc/16400/PG_15_1",
+            "pg_tblspc/16400/PG_15_1/5",
+            "pg_tblspc/16402/PG_15_1",
+            "pg_tblspc/16402/PG_15_1/5",
+            "pg_wal",
+            "pg_wal/archive_status",
+            "pg_xact",
+        ])
+    );
+    assert_eq!(image.tablespaces, [Tablespace { oid: 16402, location: at("elsewhere") }]);
+    let file = image.files.iter().find(|file| file.path.ends_with("1259")).expect("listed above");
+    assert_eq!((file.size_bytes, file.mode), (4, 0o640));
+    assert_eq!(file.identity, FileIdentity::of(&fs::metadata(at("pg/base/1/1259")).expect("there")));
+    assert!(image.directories.contains(&ImageDirectory { path: "base/1".into(), mode: 0o750 }));
+    assert!(small.iter().any(|file| file.path.ends_with("server.crt") && file.size_bytes == 11));
+}
+
+#[test]
+fn parents_come_first() {
+    let directory = fabricate(&["pg/a/b/c/d", "pg/base/5/1", "pg/z/y/x", "pg/pg_tblspc/1/PG_15_1/5/2"]);
+    let image = scan(&directory).expect("listed").image;
+    assert!(image.directories.len() > 8);
+    let mut seen = BTreeSet::from([PathBuf::new()]);
+    for found in image.directories {
+        assert!(
+            seen.contains(found.path.parent().expect("not the root")),
+            "{} before its parent",
+            found.path.display()
+        );
+        seen.insert(found.path);
+    }
+    assert!(image.files.iter().all(|file| seen.contains(file.path.parent().expect("in a directory"))));
+}
+
+#[test]
+fn what_is_not_handled_is_named() {
+    let links = [
+        ("pg/base", "elsewhere"),
+        ("pg/pg_xact", "elsewhere"),
+        ("pg/base/5", "elsewhere"),
+        ("pg/base/1/1259", "elsewhere/file"),
+        ("pg/conf.d", "elsewhere"),
+        ("pg/pg_tblspc/name", "elsewhere"),
+        ("pg/pg_tblspc/16400", "pg/inside"),
+    ];
+    for (link, target) in links {
+        let directory = fabricate(&["elsewhere/file", "pg/inside/file"]);
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir_all(at(link).parent().expect("a parent")).expect("made");
+        symlink(at(target), at(link)).expect("linked");
+        let error = scan(&directory).expect_err(link);
+        assert!(matches!(&error, CloneError::CannotClone { path, .. } if *path == at(link)), "{link}: {error}");
+    }
+}
+
+#[test]
+fn links_to_what_is_not_read_are_as_good_as_directories() {
+    let directory = fabricate(&["elsewhere/000000010000000000000001"]);
+    let at = |name: &str| directory.path().join(name);
+    for link in ["pg/pg_wal", "pg/pg_stat_tmp", "pg/log"] {
+        symlink(at("elsewhere"), at(link)).expect("linked");
+    }
+    let Scan { image, small } = scan(&directory).expect("listed");
+    assert_eq!(
+        paths(image.directories.iter().map(|directory| &directory.path)),
+        BTreeSet::from(["log", "pg_stat_tmp", "pg_wal"])
+    );
+    assert_eq!((image.files, small), (vec![], vec![]));
+}
+
+#[test]
+fn small_files_are_small() {
+    let directory = fabricate(&["pg/core", "pg/postgresql.conf"]);
+    let core = directory.path().join("pg/core");
+    fs::File::create(&core).and_then(|file| file.set_len(SMALL_FILES_BYTES_MAX + 1)).expect("made");
+    let error = scan(&directory).expect_err("too large");
+    assert!(matches!(&error, CloneError::CannotClone { path, .. } if *path == core), "{error}");
+    assert!(matches!(Image::scan(Path::new("/nonexistent")), Err(CloneError::File { .. })));
+}

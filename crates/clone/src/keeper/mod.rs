@@ -1,0 +1,242 @@
+//! The process above the hydrator: holds copies of its open files, and starts it again with them when it has died.
+//!
+//! ```text
+//!                 died, or its heart stands still: SIGKILL
+//!            ┌───────────────────────────────────────────────┐
+//!            v                                               │
+//!  start ─> hydrator lives ── it says that it is done ─> end │
+//!            │                                               │
+//!            └── too many deaths without progress ───────────┴─> all files closed (the source runs on) ─> burial ─> end
+//! ```
+//!
+//! While the hydrator is away nobody answers the kernel's questions, but nobody closes the groups either: accesses wait. This process
+//! does so little that it has no reason to die.
+
+mod channel;
+mod passing;
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+pub use channel::{Channel, Kept, Message, NAME_BYTES_MAX};
+pub use passing::{DESCRIPTORS_MAX, receive, send};
+
+use crate::fanotify::Journal;
+
+/// The name under which the journal is kept; its hearts and its progress are what is watched.
+pub const JOURNAL: &str = "journal";
+/// Files with this end of their names are all that the burial is given.
+pub const STATE_SUFFIX: &str = "state";
+/// Files that are kept, at most: some for each clone. A hydrator that gives more fails.
+pub const KEPT_MAX: usize = 4096;
+/// Hydrators that die one after another before they have taken over what there is: then it is given up, since the next one would, too.
+pub const EARLY_DEATHS_MAX: u32 = 3;
+/// Hydrators that have taken over and die one after another without having brought anything. They may be killed from outside, and one that
+/// has just taken over has had no time; so these are more. While one hangs, the source waits: so they are few.
+pub const DEATHS_MAX: u32 = 6;
+/// One that lived this long was well, also if there was nothing to bring. None that hangs lives so long.
+const HEALTHY_PERIOD: Duration = Duration::from_secs(30);
+/// A thread of the hydrator may show no sign of life for this long.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
+/// And it must have been looked at so often meanwhile: when the whole machine stood still, the hydrator had no chance to beat either.
+const STILL_LOOKS_MIN: u32 = 10;
+/// So long may none of its threads have a heart: at the beginning, and at the end. Those of the tests never have one, and are counted.
+const START_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 10 });
+/// So long may a burial take: processes are killed and directories removed.
+const BURIAL_TIMEOUT: Duration = Duration::from_secs(120);
+/// How often the hydrator is looked at.
+const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// How a keeper ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The hydrator had nothing left to do.
+    Done,
+    /// It died again and again; its clones are buried.
+    Buried,
+    /// And the burial failed, too: the clones' directories are left, unstartable.
+    Left,
+}
+
+/// How a hydrator is run: its standard input is the channel, its standard error ours.
+#[derive(Debug)]
+pub struct Hydrator {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Its arguments when it shall only clear away what cannot become whole.
+    pub burial_arguments: Vec<OsString>,
+}
+
+/// Runs hydrators until one is done; `kept` is what the first one is given.
+///
+/// # Errors
+/// No process or socket can be made.
+pub fn run(hydrator: &Hydrator, kept: Kept) -> io::Result<Ending> {
+    let mut keeper = Keeper { kept };
+    let mut deaths = Deaths::default();
+    while !deaths.are_too_many() {
+        let begin = Instant::now();
+        let status = keeper.one_life(hydrator, &hydrator.arguments, Watch::Heart)?;
+        if status.success() {
+            return Ok(Ending::Done);
+        }
+        deaths.count(begin.elapsed(), keeper.journal().as_ref());
+        tracing::error!(%status, ?deaths, "the hydrator died");
+    }
+    // Closed groups let the source's accesses through. Those of the clones are held by their postmasters still: these wait to be killed.
+    keeper.kept.retain(|name, _| name.ends_with(STATE_SUFFIX));
+    let status = keeper.one_life(hydrator, &hydrator.burial_arguments, Watch::Clock(BURIAL_TIMEOUT))?;
+    tracing::error!(%status, "gave up; the clones that were not whole are buried");
+    Ok(if status.success() { Ending::Buried } else { Ending::Left })
+}
+
+/// Hydrators that died one after another.
+#[derive(Debug, Default)]
+struct Deaths {
+    /// Since one has brought something, or lived for long.
+    without_progress: u32,
+    /// Since one has at least taken over.
+    early: u32,
+    /// [`Journal::progress`] and [`Journal::takeovers`] at the last one.
+    progress: u64,
+    takeovers: u64,
+}
+
+impl Deaths {
+    /// One more, after a life of `lived`.
+    fn count(&mut self, lived: Duration, journal: Option<&Journal>) {
+        let (progress, takeovers) = journal.map_or((0, 0), |journal| (journal.progress(), journal.takeovers()));
+        let has_progressed = progress > self.progress || lived >= HEALTHY_PERIOD;
+        let is_early = !has_progressed && takeovers <= self.takeovers;
+        self.without_progress = if has_progressed { 0 } else { self.without_progress + 1 };
+        self.early = if is_early { self.early + 1 } else { 0 };
+        (self.progress, self.takeovers) = (progress, takeovers);
+    }
+
+    fn are_too_many(&self) -> bool {
+        self.early >= EARLY_DEATHS_MAX || self.without_progress >= DEATHS_MAX
+    }
+}
+
+/// What a process is killed for.
+enum Watch {
+    /// Its heart stands still.
+    Heart,
+    /// It takes longer.
+    Clock(Duration),
+}
+
+struct Keeper {
+    kept: Kept,
+}
+
+impl Keeper {
+    fn journal(&self) -> Option<Journal> {
+        Journal::open(self.kept.get(JOURNAL)?.try_clone().ok()?).ok()
+    }
+
+    /// Starts a process, gives it all files, takes what it gives, until it has ended.
+    fn one_life(&mut self, hydrator: &Hydrator, arguments: &[OsString], watch: Watch) -> io::Result<ExitStatus> {
+        let begin = Instant::now();
+        let (channel, other) = Channel::pair()?;
+        let mut command = Command::new(&hydrator.program);
+        let mut child = command.args(arguments).stdin(Stdio::from(other)).stdout(Stdio::null()).spawn()?;
+        // Hearts of the dead do not beat.
+        if let Some(journal) = self.journal() {
+            journal.clean();
+        }
+        // The command holds the other end, too: closed, so that this end notices the process's death.
+        drop(command);
+        if let Err(error) = channel.hand_over(&self.kept) {
+            tracing::error!(%error, "the hydrator does not take what it is given");
+            child.kill()?;
+        }
+        let mut heart = Heart { beats: 0, since: begin, looks: 0 };
+        loop {
+            self.wait_for_messages(&channel)?;
+            if let Err(error) = self.take_messages(&channel) {
+                tracing::error!(%error, "the hydrator gives what cannot be kept");
+                child.kill()?;
+            }
+            if let Some(status) = child.try_wait()? {
+                // What it gave in its last moment.
+                if let Err(error) = self.take_messages(&channel) {
+                    tracing::error!(%error, "the hydrator has given what cannot be kept");
+                }
+                return Ok(status);
+            }
+            let expired = match watch {
+                Watch::Heart => heart.stands_still(self.journal().as_ref()),
+                Watch::Clock(timeout) => begin.elapsed() > timeout,
+            };
+            if expired {
+                tracing::error!(process = child.id(), "the process does not go on: killed");
+                child.kill()?;
+            }
+        }
+    }
+
+    fn wait_for_messages(&self, channel: &Channel) -> io::Result<()> {
+        let mut ready = [PollFd::new(channel.socket(), PollFlags::IN)];
+        match poll(&mut ready, Some(&LOOK_INTERVAL)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        // The other end is closed a moment before its process has ended: no reason to look without a pause.
+        if ready[0].revents().contains(PollFlags::HUP) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    fn take_messages(&mut self, channel: &Channel) -> io::Result<()> {
+        loop {
+            match channel.receive(false) {
+                Ok(Some(Message::Keep(name, file))) => {
+                    self.kept.insert(name, file);
+                    if self.kept.len() > KEPT_MAX {
+                        return Err(io::Error::other("too many files"));
+                    }
+                }
+                Ok(Some(Message::Forget(name))) => drop(self.kept.remove(&name)),
+                Ok(Some(other)) => return Err(io::Error::other(format!("out of place: {other:?}"))),
+                Ok(None) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // It died in the middle of something.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// The heart of one life that has been still for longest.
+struct Heart {
+    /// [`Journal::heartbeats`], as seen last.
+    beats: u64,
+    since: Instant,
+    /// How often these beats were seen.
+    looks: u32,
+}
+
+impl Heart {
+    fn stands_still(&mut self, journal: Option<&Journal>) -> bool {
+        let beats = journal.map_or(0, Journal::heartbeats);
+        if beats != self.beats {
+            *self = Heart { beats, since: Instant::now(), looks: 0 };
+        }
+        self.looks = self.looks.saturating_add(1);
+        self.looks >= STILL_LOOKS_MIN
+            && self.since.elapsed() > if beats == 0 { START_TIMEOUT } else { HEARTBEAT_TIMEOUT }
+    }
+}
+
+#[cfg(test)]
+mod tests;

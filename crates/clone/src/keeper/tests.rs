@@ -1,0 +1,170 @@
+//! The keeper above processes that do what a test says: this very test binary, run again.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+
+/// The number of the life is counted in this file.
+const LIVES_VARIABLE: &str = "ONECOPY_TEST_LIVES";
+
+/// This test binary as a hydrator that runs `lives_as`, a function of this file that does nothing unless it is told its file.
+fn hydrator(lives_as: &str, lives: &Path) -> Hydrator {
+    let test = format!("{}::{lives_as}", module_path!().split_once("::").unwrap().1);
+    let arguments = |mode: &str| {
+        // `env` gives the variable, since the keeper's own environment is that of all tests.
+        let words = [format!("{LIVES_VARIABLE}={}", lives.display()), format!("ONECOPY_TEST_MODE={mode}")];
+        let program = std::env::current_exe().unwrap().to_str().unwrap().to_owned();
+        let rest = [program, test.clone(), "--exact".to_owned(), "--include-ignored".to_owned()];
+        words.into_iter().chain(rest).map(Into::into).collect()
+    };
+    Hydrator { program: "/usr/bin/env".into(), arguments: arguments("live"), burial_arguments: arguments("bury") }
+}
+
+/// In a hydrator: the number of this life, from 1 on, what was kept, the channel, and whether it shall bury. None in the test itself.
+fn life() -> Option<(u32, Kept, Channel, bool)> {
+    let path = std::env::var(LIVES_VARIABLE).ok()?;
+    let mut lives = File::options().append(true).read(true).create(true).open(path).unwrap();
+    lives.write_all(b"x").unwrap();
+    let number = lives.metadata().unwrap().len().try_into().unwrap();
+    let channel = Channel::over(std::io::stdin().as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let kept = channel.take_over().unwrap();
+    Some((number, kept, channel, std::env::var("ONECOPY_TEST_MODE").unwrap() == "bury"))
+}
+
+fn count(path: &Path) -> usize {
+    std::fs::read(path).unwrap().len()
+}
+
+fn memory(text: &str) -> OwnedFd {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file.into()
+}
+
+fn text(file: OwnedFd) -> String {
+    let (mut file, mut text) = (File::from(file), String::new());
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+#[ignore = "the hydrator of the test below"]
+fn gives_once_and_is_killed() {
+    let Some((number, mut kept, channel, _)) = life() else { return };
+    if number == 1 {
+        channel.keep("one", memory("first")).unwrap();
+        channel.keep("two", memory("second")).unwrap();
+        channel.keep("one", memory("replaced")).unwrap();
+        channel.forget("two").unwrap();
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+    }
+    assert_eq!(kept.keys().collect::<Vec<_>>(), ["one", "zero"]);
+    assert_eq!(text(kept.remove("one").unwrap()), "replaced");
+    assert_eq!(text(kept.remove("zero").unwrap()), "given before");
+}
+
+#[test]
+fn what_a_killed_hydrator_gave_is_given_to_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let lives = directory.path().join("lives");
+    let kept = Kept::from([("zero".to_owned(), memory("given before"))]);
+    assert_eq!(run(&hydrator("gives_once_and_is_killed", &lives), kept).unwrap(), Ending::Done);
+    assert_eq!(count(&lives), 2);
+}
+
+#[test]
+#[ignore = "the hydrator of the test below"]
+fn always_fails() {
+    let Some((_, kept, channel, buries)) = life() else { return };
+    if buries {
+        assert_eq!(kept.keys().collect::<Vec<_>>(), ["clone-1-state"]);
+        return;
+    }
+    channel.keep("clone-1-state", memory("{}")).unwrap();
+    channel.keep("clone-1-group", memory("")).unwrap();
+    std::process::exit(1);
+}
+
+#[test]
+fn one_that_always_dies_is_given_up_and_buried() {
+    let directory = tempfile::tempdir().unwrap();
+    let lives = directory.path().join("lives");
+    assert_eq!(run(&hydrator("always_fails", &lives), Kept::new()).unwrap(), Ending::Buried);
+    assert_eq!(count(&lives), 4, "three lives and the burial");
+}
+
+#[test]
+#[ignore = "the hydrator of the test below"]
+fn progresses_and_dies() {
+    let Some((number, kept, channel, _)) = life() else { return };
+    if number == 6 {
+        return;
+    }
+    let journal = match kept.get(JOURNAL) {
+        Some(file) => Journal::open(file.try_clone().unwrap()).unwrap(),
+        None => Journal::create().unwrap(),
+    };
+    channel.keep(JOURNAL, &journal).unwrap();
+    journal.note_progress();
+    std::process::exit(1);
+}
+
+#[test]
+fn one_that_makes_progress_may_die_more_often() {
+    let directory = tempfile::tempdir().unwrap();
+    let lives = directory.path().join("lives");
+    assert_eq!(run(&hydrator("progresses_and_dies", &lives), Kept::new()).unwrap(), Ending::Done);
+    assert_eq!(count(&lives), 6);
+}
+
+#[test]
+fn deaths_are_counted_by_how_far_the_dead_have_come() {
+    let journal = Journal::create().unwrap();
+    let moment = Duration::from_millis(1);
+    let mut deaths = Deaths::default();
+    let mut die = |lived| {
+        deaths.count(lived, Some(&journal));
+        deaths.are_too_many()
+    };
+    for _ in 0..2 * DEATHS_MAX {
+        journal.note_takeover();
+        journal.note_progress();
+        assert!(!die(moment), "each has brought something");
+        assert!(!die(HEALTHY_PERIOD), "there was nothing to bring");
+    }
+    for _ in 1..DEATHS_MAX {
+        journal.note_takeover();
+        assert!(!die(moment), "killed as soon as it had taken over");
+    }
+    journal.note_takeover();
+    assert!(die(moment), "it comes no further");
+    assert!(!die(HEALTHY_PERIOD));
+    assert!((1..EARLY_DEATHS_MAX).all(|_| !die(moment)));
+    assert!(die(moment), "none takes over");
+}
+
+#[test]
+#[ignore = "the hydrator of the test below"]
+fn stands_still_once() {
+    let Some((number, _, channel, _)) = life() else { return };
+    if number == 1 {
+        let journal = Arc::new(Journal::create().unwrap());
+        channel.keep(JOURNAL, &*journal).unwrap();
+        let _heart = journal.heart().unwrap();
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+#[test]
+fn one_that_stands_still_is_killed() {
+    let directory = tempfile::tempdir().unwrap();
+    let lives = directory.path().join("lives");
+    assert_eq!(run(&hydrator("stands_still_once", &lives), Kept::new()).unwrap(), Ending::Done);
+    assert_eq!(count(&lives), 2);
+}

@@ -1,0 +1,39 @@
+//! The door of a host: who comes in, and what he wants.
+
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::keys::HostKeys;
+use super::protocol::ProtocolError;
+use super::request::{HostRequest, read_line};
+
+/// Whoever connects has shown his certificate and said what he wants within this, or is sent away.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Another host, known by its certificate, and what it wants.
+#[derive(Debug)]
+pub struct Visitor {
+    /// What is said from here on.
+    pub stream: TlsStream<TcpStream>,
+    /// What it wants.
+    pub request: HostRequest,
+}
+
+/// Lets a connection in.
+///
+/// # Errors
+/// [`ProtocolError`] for who has no certificate of the authority, says nothing, or nothing known.
+pub async fn receive(stream: TcpStream, keys: &HostKeys) -> Result<Visitor, ProtocolError> {
+    let greeting = async {
+        stream.set_nodelay(true)?;
+        let mut stream = TlsAcceptor::from(keys.server()).accept(stream).await?;
+        let request = read_line(&mut stream).await?;
+        Ok(Visitor { stream, request })
+    };
+    let slow = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
+    timeout(GREETING_TIMEOUT, greeting).await.map_err(slow)?
+}

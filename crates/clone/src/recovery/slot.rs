@@ -1,0 +1,176 @@
+//! The replication slot of a clone: it keeps the source's log until the clone has it.
+
+use std::time::{Duration, Instant};
+
+use onecopy_postgres::{Lsn, PostgresError};
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+use crate::CloneError;
+use crate::plan::SourceServer;
+
+/// The first half of the keys of advisory locks: one lock a slot's name.
+const CLAIM_CLASS: i32 = 0x6f6e_6563;
+/// A statement of a process that was killed may go on for so long.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often it is looked whether it has ended.
+const CLAIM_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What a slot keeps, and whether that is still of use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SlotState {
+    /// All that the clone needs is there.
+    Keeping {
+        /// How much of the log is kept for it, in bytes.
+        retained_bytes: u64,
+    },
+    /// The clone cannot catch up any more.
+    Useless {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Makes a physical slot that keeps the log from the last redo point on. One of the same name that nobody uses is of a clone that was
+/// interrupted: it is replaced.
+pub(super) async fn create(client: &Client, name: &str) -> Result<(), CloneError> {
+    claim(client, name).await?;
+    let created = create_claimed(client, name).await;
+    let release = "SELECT pg_advisory_unlock($1, hashtext($2))";
+    let released = client.execute(release, &[&CLAIM_CLASS, &name]).await;
+    created.and(
+        released.map(|_| ()).map_err(|error| PostgresError::sql("release a replication slot's name")(error).into()),
+    )
+}
+
+/// Waits until no session is making or dropping the slot of this name, also none whose client was killed in the middle of it: the server
+/// goes on with a statement of the dead. Others wait until this session ends.
+///
+/// # Errors
+/// [`PostgresError::Sql`]; [`CloneError::Unsuitable`] when another session keeps the name.
+pub async fn claim(client: &Client, name: &str) -> Result<(), CloneError> {
+    const ACTION: &str = "claim a replication slot's name";
+    let begin = Instant::now();
+    loop {
+        let query = "SELECT pg_try_advisory_lock($1, hashtext($2))";
+        let row = client.query_one(query, &[&CLAIM_CLASS, &name]).await.map_err(PostgresError::sql(ACTION))?;
+        if row.get(0) {
+            return Ok(());
+        }
+        if begin.elapsed() > CLAIM_TIMEOUT {
+            let reason = format!("another session is making or dropping its replication slot {name:?}: try again");
+            return Err(CloneError::Unsuitable { server: "the source".to_owned(), reason });
+        }
+        tokio::time::sleep(CLAIM_INTERVAL).await;
+    }
+}
+
+async fn create_claimed(client: &Client, name: &str) -> Result<(), CloneError> {
+    if let Err(error) = drop(client, name).await {
+        return Err(explain_used(error, name));
+    }
+    let create = "SELECT pg_create_physical_replication_slot($1, true)";
+    client.execute(create, &[&name]).await.map_err(PostgresError::sql("create a replication slot"))?;
+    Ok(())
+}
+
+/// A slot that somebody uses is the slot of another clone.
+fn explain_used(error: CloneError, name: &str) -> CloneError {
+    match &error {
+        CloneError::Postgres(PostgresError::Sql { source, .. }) if source.code() == Some(&SqlState::OBJECT_IN_USE) => {
+            let reason = format!("a standby uses its replication slot {name:?}: give the clone another one (--slot)");
+            CloneError::Unsuitable { server: "the source".to_owned(), reason }
+        }
+        _ => error,
+    }
+}
+
+/// Drops a slot; one that does not exist is dropped already.
+///
+/// # Errors
+/// [`PostgresError::Sql`], also while a standby uses it.
+pub async fn drop(client: &Client, name: &str) -> Result<(), CloneError> {
+    match client.execute("SELECT pg_drop_replication_slot($1)", &[&name]).await {
+        Err(error) if error.code() != Some(&SqlState::UNDEFINED_OBJECT) => {
+            Err(PostgresError::sql("drop a replication slot")(error).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The same, over a connection of its own.
+///
+/// # Errors
+/// As [`drop`], [`PostgresError::Connect`].
+pub async fn drop_on(source: &SourceServer, name: &str) -> Result<(), CloneError> {
+    drop(&source.connection.connect().await?, name).await
+}
+
+/// After a failure, whose error counts: a slot that cannot be dropped is only logged.
+pub(super) async fn drop_all(client: &Client, names: &[String]) {
+    for name in names {
+        if let Err(error) = drop(client, name).await {
+            tracing::warn!(slot = %name, %error, "a replication slot is left");
+        }
+    }
+}
+
+/// From where on all of these slots keep the log; none without slots.
+pub(super) async fn kept_from(client: &Client, names: &[String]) -> Result<Option<Lsn>, CloneError> {
+    const ACTION: &str = "read the replication slots";
+    let query = "SELECT max(restart_lsn)::text FROM pg_replication_slots WHERE slot_name = ANY($1::text[])";
+    let row = client.query_one(query, &[&names]).await.map_err(PostgresError::sql(ACTION))?;
+    let text: Option<String> = row.get(0);
+    let parsed = text.as_deref().map(str::parse).transpose();
+    let unexpected = || PostgresError::UnexpectedAnswer { action: ACTION, answer: text.clone().unwrap_or_default() };
+    Ok(parsed.map_err(|_| unexpected())?)
+}
+
+/// Looks whether a clone can still catch up through its slot.
+///
+/// # Errors
+/// [`PostgresError::Sql`]: nothing is known then.
+pub async fn watch(client: &Client, name: &str, wal_keep_bytes_max: u64) -> Result<SlotState, CloneError> {
+    const QUERY: &str = "SELECT wal_status, pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+        ELSE pg_current_wal_lsn() END, restart_lsn)::int8 FROM pg_replication_slots WHERE slot_name = $1";
+    let row = client.query_opt(QUERY, &[&name]).await.map_err(PostgresError::sql("watch a replication slot"))?;
+    let found = row.map(|row| (row.get::<_, Option<String>>(0), row.get::<_, Option<i64>>(1)));
+    Ok(judge(name, found, wal_keep_bytes_max))
+}
+
+/// A slot with its `wal_status` and the bytes since its `restart_lsn`.
+fn judge(name: &str, found: Option<(Option<String>, Option<i64>)>, wal_keep_bytes_max: u64) -> SlotState {
+    let useless = |reason| SlotState::Useless { reason };
+    let Some((status, retained)) = found else {
+        return useless(format!("its replication slot {name:?} was dropped"));
+    };
+    if status.as_deref() == Some("lost") {
+        return useless(format!("the source has removed log that slot {name:?} kept (max_slot_wal_keep_size)"));
+    }
+    let retained_bytes = u64::try_from(retained.unwrap_or(0)).unwrap_or(0);
+    if retained_bytes > wal_keep_bytes_max {
+        return useless(format!("slot {name:?} keeps {retained_bytes} bytes of log, allowed are {wal_keep_bytes_max}"));
+    }
+    SlotState::Keeping { retained_bytes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_is_useless_when_it_is_gone_lost_or_too_far_behind() {
+        let found = |status: &str, retained| Some((Some(status.to_owned()), retained));
+        assert_eq!(judge("c", found("reserved", Some(10)), 10), SlotState::Keeping { retained_bytes: 10 });
+        // A standby that has replayed nothing yet may be behind its own redo point.
+        assert_eq!(judge("c", found("extended", Some(-5)), 10), SlotState::Keeping { retained_bytes: 0 });
+        for (found, word) in [
+            (None, "dropped"),
+            (found("lost", None), "max_slot_wal_keep_size"),
+            (found("reserved", Some(11)), "11 bytes"),
+        ] {
+            let state = judge("c", found, 10);
+            assert!(matches!(&state, SlotState::Useless { reason } if reason.contains(word)), "{state:?}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Where a service and those who want something of it meet: a directory below `/run`, which a new start of the machine empties.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::CloneError;
+
+/// Above all rendezvous directories.
+pub const RUN_DIRECTORY: &str = "/run/onecopy";
+
+/// How the names of rendezvous directories begin.
+const NAME_PREFIX: &str = "clone-";
+
+/// A service's directory: `lock`, `socket`, `log`, `targets`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendezvous {
+    directory: PathBuf,
+}
+
+/// What whoever starts a service has made for it. The lock is held by everyone who has the file open.
+#[derive(Debug)]
+pub struct Beginning {
+    /// The locked file.
+    pub lock: OwnedFd,
+    /// The listening socket.
+    pub listener: OwnedFd,
+    /// The log, for appending.
+    pub log: File,
+}
+
+impl Rendezvous {
+    /// That of a source's data directory, by whatever name it is reached.
+    ///
+    /// # Errors
+    /// [`CloneError::File`] when there is no such directory.
+    pub fn of_source(data_directory: &Path) -> Result<Rendezvous, CloneError> {
+        let metadata = fs::metadata(data_directory).map_err(CloneError::file("look at", data_directory))?;
+        let mut key = metadata.dev().to_le_bytes().to_vec();
+        key.extend(metadata.ino().to_le_bytes());
+        Ok(Rendezvous::of_key(&key))
+    }
+
+    /// That of one clone whose source is on another host.
+    pub fn of_target(target: &Path) -> Rendezvous {
+        Rendezvous::of_key(target.as_os_str().as_encoded_bytes())
+    }
+
+    fn of_key(key: &[u8]) -> Rendezvous {
+        Rendezvous { directory: Path::new(RUN_DIRECTORY).join(format!("{NAME_PREFIX}{:016x}", xxh3_64(key))) }
+    }
+
+    /// The one in this directory, as a marker or a command line names it.
+    pub fn at(directory: PathBuf) -> Rendezvous {
+        Rendezvous { directory }
+    }
+
+    /// Where it is.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The socket's path.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join("socket")
+    }
+
+    /// The log's path.
+    pub fn log(&self) -> PathBuf {
+        self.directory.join("log")
+    }
+
+    /// The path of the list of clones that are not whole, for whoever comes after keeper and hydrator were killed.
+    pub fn targets(&self) -> PathBuf {
+        self.directory.join("targets")
+    }
+
+    fn lock(&self) -> PathBuf {
+        self.directory.join("lock")
+    }
+
+    /// Makes what a service needs if nobody has: none when one runs, begins or ends there.
+    ///
+    /// # Errors
+    /// [`CloneError::File`].
+    pub fn begin(&self) -> Result<Option<Beginning>, CloneError> {
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(&self.directory).map_err(CloneError::file("create", &self.directory))?;
+        let path = self.lock();
+        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let lock = match open {
+            // An ending service has removed the directory meanwhile.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            open => open.map_err(CloneError::file("open", &path))?,
+        };
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => return Ok(None),
+            Err(fs::TryLockError::Error(error)) => return Err(CloneError::file("lock", &path)(error)),
+        }
+        // The lock of a file that its last service has removed locks nobody out.
+        if !is_same_file(&lock, &path) {
+            return Ok(None);
+        }
+        self.clear_away_others();
+        let socket = self.socket();
+        let _ = fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket).map_err(CloneError::file("listen at", &socket))?;
+        fs::set_permissions(&socket, Permissions::from_mode(0o600)).map_err(CloneError::file("protect", &socket))?;
+        let log = self.log();
+        let log = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&log)
+            .map_err(CloneError::file("open", log))?;
+        Ok(Some(Beginning { lock: lock.into(), listener: listener.into(), log }))
+    }
+
+    /// Whether a service holds the lock.
+    pub fn is_held(&self) -> bool {
+        let lock = File::open(self.lock());
+        lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
+    }
+
+    /// Removes the directory; by who holds the lock, as its last deed. From then on a new service may begin.
+    ///
+    /// # Errors
+    /// [`CloneError::File`].
+    pub fn remove(&self) -> Result<(), CloneError> {
+        // Out of the way at once: what a new service makes meanwhile must not be taken for what is left of this one.
+        let aside = self.directory.with_extension(format!("ended-{}", std::process::id()));
+        let removed = fs::rename(&self.directory, &aside).and_then(|()| fs::remove_dir_all(&aside));
+        match removed {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(CloneError::file("remove", &self.directory)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes the directory if nobody serves there, nobody begins, and no clone is left to be buried by the next service.
+    pub fn clear_away(&self) {
+        // Without anything in it: made by one that was killed before it had the lock.
+        if fs::remove_dir(&self.directory).is_ok() {
+            return;
+        }
+        let path = self.lock();
+        let Ok(lock) = File::open(&path) else { return };
+        if lock.try_lock().is_err() || !is_same_file(&lock, &path) || self.has_targets() {
+            return;
+        }
+        if let Err(error) = self.remove() {
+            tracing::debug!(%error, "what a service left stays");
+        }
+    }
+
+    fn has_targets(&self) -> bool {
+        match fs::read(self.targets()) {
+            Ok(list) => list.trim_ascii() != b"[]",
+            Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+        }
+    }
+
+    /// What services of other sources left that were killed, or never were any.
+    fn clear_away_others(&self) {
+        let entries = self.directory.parent().and_then(|above| fs::read_dir(above).ok());
+        for entry in entries.into_iter().flatten().flatten() {
+            let is_service = entry.file_name().to_str().is_some_and(|name| name.starts_with(NAME_PREFIX));
+            if is_service && entry.path() != self.directory {
+                Rendezvous::at(entry.path()).clear_away();
+            }
+        }
+    }
+}
+
+fn is_same_file(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(ours), Ok(theirs)) => (ours.dev(), ours.ino()) == (theirs.dev(), theirs.ino()),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_begins_at_a_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let rendezvous = Rendezvous::at(directory.path().join("clone"));
+        assert!(!rendezvous.is_held());
+        let beginning = rendezvous.begin().unwrap().expect("nobody is there");
+        assert!(rendezvous.begin().unwrap().is_none(), "the lock is held");
+        assert!(rendezvous.is_held());
+        std::os::unix::net::UnixStream::connect(rendezvous.socket()).unwrap();
+        rendezvous.remove().unwrap();
+        assert!(rendezvous.begin().unwrap().is_some(), "the old one is on its way out");
+        drop(beginning);
+        rendezvous.remove().unwrap();
+        rendezvous.remove().unwrap();
+    }
+
+    #[test]
+    fn who_comes_next_clears_away_what_others_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| Rendezvous::at(directory.path().join(name));
+        let (left, bare, served, unburied) =
+            (at("clone-left"), at("clone-bare"), at("clone-served"), at("clone-unburied"));
+        drop(left.begin().unwrap().expect("nobody is there"));
+        fs::write(left.targets(), "[]").unwrap();
+        fs::create_dir(bare.directory()).unwrap();
+        let serving = served.begin().unwrap().expect("nobody is there");
+        drop(unburied.begin().unwrap().expect("nobody is there"));
+        fs::write(unburied.targets(), r#"[{"target": "/clone"}]"#).unwrap();
+        let foreign = directory.path().join("foreign");
+        fs::create_dir(&foreign).unwrap();
+        assert!(at("clone-next").begin().unwrap().is_some());
+        assert!(!left.directory().exists() && !bare.directory().exists());
+        assert!(served.directory().exists() && unburied.directory().exists() && foreign.exists());
+        drop(serving);
+    }
+
+    #[test]
+    fn a_source_has_one_place_whatever_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(directory.path(), &link).unwrap();
+        let place = Rendezvous::of_source(directory.path()).unwrap();
+        assert_eq!(place, Rendezvous::of_source(&link).unwrap());
+        assert_ne!(place, Rendezvous::of_target(directory.path()));
+        let name = place.directory().to_str().unwrap().strip_prefix("/run/onecopy/clone-").unwrap();
+        assert_eq!(name.len(), 16);
+        assert!(Rendezvous::of_source(Path::new("/nonexistent")).is_err());
+    }
+}

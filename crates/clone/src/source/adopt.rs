@@ -1,0 +1,141 @@
+//! Making sure that no process of a running server has a file open from before it was watched.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onecopy_postgres::ConnectionParameters;
+use tokio_postgres::Client;
+
+use super::probe::UnarmedDescriptor;
+use super::watched::Source;
+use crate::CloneError;
+use crate::plan::SourceServer;
+
+/// One barrier is enough; a database that is made at the same time can ask for another one.
+const ATTEMPTS_MAX: u32 = 3;
+/// For each statement of the barrier: every back end must come to a point where it can be interrupted.
+const BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often a standby is asked how far it is.
+const REPLAY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What it took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Adoption {
+    /// Descriptors that were unarmed at first.
+    pub unarmed: usize,
+    /// Barriers that the server was asked for.
+    pub barriers: u32,
+}
+
+impl Source {
+    /// Proves that every file that the server has open would raise events, and where it is not so makes all its processes close their
+    /// files: `DROP DATABASE` of an empty database contains the barrier that does (PostgreSQL, `PROCSIGNAL_BARRIER_SMGRRELEASE`), and a
+    /// checkpoint. On a standby it is replayed from the server that it follows. Quick when nothing has changed since the last time.
+    ///
+    /// # Errors
+    /// [`CloneError::Unarmed`] when a process keeps a file open; [`CloneError::Sql`], [`CloneError::Postgres`];
+    /// [`CloneError::CannotClone`] for a standby whose leader is not known; those of [`Source::probe`].
+    pub async fn adopt(self: &Arc<Source>, server: &SourceServer) -> Result<Adoption, CloneError> {
+        let mut adoption = Adoption::default();
+        loop {
+            let unarmed = self.prove().await?;
+            adoption.unarmed = adoption.unarmed.max(unarmed.len());
+            match unarmed.into_iter().next() {
+                None => return Ok(adoption),
+                Some(UnarmedDescriptor { process_id, path }) if adoption.barriers == ATTEMPTS_MAX => {
+                    return Err(CloneError::Unarmed { process_id, path: self.data_directory.join(path) });
+                }
+                Some(_) => self.barrier(server).await?,
+            }
+            adoption.barriers += 1;
+        }
+    }
+
+    /// Marks what is new and gives what is unarmed; when that is nothing, all that is marked is proven.
+    async fn prove(self: &Arc<Source>) -> Result<Vec<UnarmedDescriptor>, CloneError> {
+        let source = Arc::clone(self);
+        let proving = tokio::task::spawn_blocking(move || {
+            let image = source.mark_new_directories()?;
+            let directories = &source.traffic.directories;
+            if directories.are_proven() {
+                return Ok(Vec::new());
+            }
+            let marked = directories.identities();
+            let unarmed = super::probe::unarmed(&source.data_directory, &image)?;
+            if unarmed.is_empty() {
+                directories.prove(&marked);
+            }
+            Ok(unarmed)
+        });
+        proving.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+    }
+
+    async fn barrier(&self, server: &SourceServer) -> Result<(), CloneError> {
+        let source = server.connection.connect().await?;
+        let row = source.query_one("SELECT pg_is_in_recovery()", &[]).await;
+        if !row.map_err(CloneError::sql("ask whether it is a standby"))?.get::<_, bool>(0) {
+            return make_and_drop_database(&source).await.map(drop);
+        }
+        let Some(leader) = &server.leader else {
+            return Err(CloneError::CannotClone {
+                path: self.data_directory.clone(),
+                reason: "it is a standby, and the server that it follows is not known; its processes close their files only \
+                         when that server tells them to"
+                    .to_owned(),
+            });
+        };
+        let position = barrier_on(leader).await?;
+        wait_replayed(&source, &position).await
+    }
+}
+
+async fn barrier_on(leader: &ConnectionParameters) -> Result<String, CloneError> {
+    make_and_drop_database(&leader.connect().await?).await
+}
+
+/// Gives the position of the write-ahead log after it.
+async fn make_and_drop_database(client: &Client) -> Result<String, CloneError> {
+    // A prepared directory and a clone may be wanted at the same time: each would take the other's database for one that was left.
+    static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    let _alone = ONE_AT_A_TIME.lock().await;
+    const ACTION: &str = "make and drop an empty database, for its barrier,";
+    const LEFT_OVER: &str = "SELECT datname::text FROM pg_database WHERE datname LIKE 'onecopy\\_barrier\\_%'";
+    let settings = format!(
+        "SET statement_timeout = {}; SET synchronous_commit = local; SET default_transaction_read_only = off",
+        BARRIER_TIMEOUT.as_millis()
+    );
+    client.batch_execute(&settings).await.map_err(CloneError::sql(ACTION))?;
+    let own = format!("onecopy_barrier_{}", std::process::id());
+    // Each alone: they cannot run in a transaction, which several in one message are.
+    let create = format!("CREATE DATABASE {own} TEMPLATE template0 STRATEGY wal_log");
+    if !left_over(client, LEFT_OVER).await?.contains(&own) {
+        client.batch_execute(&create).await.map_err(CloneError::sql(ACTION))?;
+    }
+    for name in left_over(client, LEFT_OVER).await? {
+        client.batch_execute(&format!("DROP DATABASE IF EXISTS {name}")).await.map_err(CloneError::sql(ACTION))?;
+    }
+    let row = client.query_one("SELECT pg_current_wal_insert_lsn()::text", &[]).await;
+    Ok(row.map_err(CloneError::sql(ACTION))?.get(0))
+}
+
+async fn left_over(client: &Client, query: &str) -> Result<Vec<String>, CloneError> {
+    let rows = client.query(query, &[]).await.map_err(CloneError::sql("list databases"))?;
+    Ok(rows.iter().map(|row| row.get(0)).collect())
+}
+
+async fn wait_replayed(standby: &Client, position: &str) -> Result<(), CloneError> {
+    const ACTION: &str = "wait until the standby has replayed a barrier";
+    const QUERY: &str = "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn";
+    let replayed = async {
+        loop {
+            let row = standby.query_one(QUERY, &[&position]).await.map_err(CloneError::sql(ACTION))?;
+            if row.get::<_, Option<bool>>(0) == Some(true) {
+                return Ok(());
+            }
+            tokio::time::sleep(REPLAY_INTERVAL).await;
+        }
+    };
+    tokio::time::timeout(BARRIER_TIMEOUT, replayed).await.unwrap_or_else(|_| {
+        Err(CloneError::BarrierTimeout { position: position.to_owned(), waited_s: BARRIER_TIMEOUT.as_secs() })
+    })
+}

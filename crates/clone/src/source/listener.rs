@@ -1,0 +1,144 @@
+//! The thread that reads what the kernel asks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::freezing::GATE_CLOSED_MAX;
+use super::traffic::{Patience, Traffic, Waiting};
+use super::watched::SOURCE_GROUP;
+use super::workers::{AbortOnPanic, Workers};
+use crate::CloneError;
+use crate::fanotify::{Event, EventBuffer, Heart, Journal, JournalEntry, Verdict};
+use crate::image::FileIdentity;
+
+/// How long it waits for the next access before it shows that it lives.
+const LISTEN_INTERVAL: Duration = Duration::from_millis(100);
+/// After a reading that failed, so that a lasting failure does not burn a processor.
+const FAILURE_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The thread; when this is dropped it ends once nothing comes any more, and with it the workers.
+pub(super) struct Listener {
+    workers: Arc<Workers>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    pub(super) fn start(traffic: &Arc<Traffic>, journal: &Arc<Journal>) -> Result<Listener, CloneError> {
+        let workers = Arc::new(Workers::start(traffic)?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let ears = Ears {
+            traffic: Arc::clone(traffic),
+            journal: Arc::clone(journal),
+            workers: Arc::clone(&workers),
+            stop: Arc::clone(&stop),
+            heart: journal.heart(),
+        };
+        let thread = std::thread::Builder::new()
+            .name("source-listener".to_owned())
+            .spawn(move || ears.listen())
+            .map_err(CloneError::kernel("start a thread"))?;
+        Ok(Listener { workers, stop, thread: Some(thread) })
+    }
+
+    /// Settles accesses that were held at the gate.
+    pub(super) fn settle_all(&self, held: Vec<Waiting>) {
+        for waiting in held {
+            self.workers.hand_over(waiting, || ());
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Ears {
+    traffic: Arc<Traffic>,
+    journal: Arc<Journal>,
+    workers: Arc<Workers>,
+    stop: Arc<AtomicBool>,
+    /// None when the journal has no room for one more: then this thread is not watched.
+    heart: Option<Heart>,
+}
+
+impl Ears {
+    fn listen(&self) {
+        let _guard = AbortOnPanic;
+        let mut buffer = EventBuffer::default();
+        loop {
+            self.beat();
+            let stopping = self.stop.load(Ordering::Acquire);
+            match self.traffic.group.read(&mut buffer, LISTEN_INTERVAL) {
+                Ok(events) if events.is_empty() && stopping => return,
+                // All are written down before the first one may wait for a disk.
+                Ok(events) => {
+                    let heard: Vec<Waiting> = events.into_iter().filter_map(|event| self.hear(event)).collect();
+                    heard.into_iter().for_each(|waiting| self.settle(waiting));
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the source's accesses cannot be read");
+                    std::thread::sleep(FAILURE_INTERVAL);
+                }
+            }
+            self.open_stuck_gate();
+        }
+    }
+
+    fn beat(&self) {
+        if let Some(heart) = &self.heart {
+            heart.beat();
+        }
+    }
+
+    /// Writes an access down; none when it is answered.
+    fn hear(&self, event: Event) -> Option<Waiting> {
+        if event.process_id == std::process::id() {
+            if let Err(error) = self.traffic.group.answer(event.number, Verdict::Allow) {
+                tracing::error!(%error, "an access of this process itself may wait for ever");
+            }
+            return None;
+        }
+        self.traffic.count_access();
+        let since = Instant::now();
+        let identity = FileIdentity::of_descriptor(&event.descriptor).unwrap_or_else(|error| {
+            // Nobody can tell what it would overwrite.
+            self.traffic.leave_all_out(&format!("a file that the source accesses cannot be told from others: {error}"));
+            FileIdentity { device: 0, inode: 0, born_nanoseconds: 0 }
+        });
+        let slot = self.journal.begin(JournalEntry {
+            group: SOURCE_GROUP,
+            number: event.number,
+            process_id: event.process_id,
+            device: identity.device,
+            inode: identity.inode,
+            access: event.access,
+        });
+        Some(Waiting { event, identity, slot, since, saving: false })
+    }
+
+    fn settle(&self, waiting: Waiting) {
+        if let Some(waiting) = self.traffic.settle(waiting, Patience::None) {
+            self.workers.hand_over(waiting, || self.beat());
+        }
+    }
+
+    /// Whoever closed the gate has forgotten it, or hangs: the source must not.
+    fn open_stuck_gate(&self) {
+        let since = self.traffic.gate().closed_since;
+        if since.is_some_and(|since| since.elapsed() > GATE_CLOSED_MAX) {
+            tracing::error!("a freeze takes too long; the source goes on");
+            let (_, held) = self.traffic.open();
+            for waiting in held {
+                self.workers.hand_over(waiting, || self.beat());
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The running server whose content is frozen: what it is about to change is saved first.
+//!
+//! ```text
+//!   arm ──> adopt ──> close_gate ──> Freezing: image, files, follow ──> open_gate ──> ... ──> unfollow
+//!    │        │           │                                                │                    │
+//!  silent   every      accesses wait                            accesses go on as soon     silent again
+//!  marks   descriptor  at the gate                              as all followers have
+//!          is armed                                             what they touch
+//! ```
+//!
+//! An access of a watched file is, in this order: *allowed* when it is this process's own; *held* while the gate is closed; *settled*
+//! otherwise: every follower that has not got the range takes it, at once when its content is in memory, else in a worker; then it is
+//! allowed. Answers are given while the gate cannot be closed, so that nothing that was asked before a freeze is answered after it
+//! unseen by the new followers.
+//!
+//! The source fails open: a follower that fails is left out, a gate that stays closed for too long opens by itself, and when the last
+//! process that holds the group is gone the kernel allows all that waits.
+
+mod adopt;
+mod directories;
+mod files;
+mod follower;
+mod freezing;
+mod listener;
+mod probe;
+mod traffic;
+mod truncations;
+mod watched;
+mod workers;
+
+pub use adopt::Adoption;
+pub use files::SourceFiles;
+pub use follower::{Follower, FollowerFailed};
+pub use freezing::{Freezing, GATE_CLOSED_MAX};
+pub use probe::UnarmedDescriptor;
+pub use traffic::SourceMetrics;
+pub use watched::{Resumed, SOURCE_GROUP, Source};

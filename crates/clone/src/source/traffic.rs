@@ -1,0 +1,320 @@
+//! Every access of the source passes here: allowed, held at the gate, or settled with the followers.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use super::directories::Directories;
+use super::follower::Following;
+use crate::fanotify::{Access, Event, Group, JournalSlot, Verdict};
+use crate::image::{FileIdentity, FileNumber};
+use crate::{ByteRange, CloneError};
+
+/// How often followers are asked again whether they have a range that they said they took.
+const ROUNDS_MAX: u32 = 8;
+
+/// More than this is never taken by the listener itself, which others wait for. A truncation may be of any length.
+const INLINE_BYTES_MAX: u64 = 1 << 20;
+
+/// An access that waits for its answer.
+pub(super) struct Waiting {
+    pub(super) event: Event,
+    pub(super) identity: FileIdentity,
+    /// Its entry in the journal, ended with it.
+    pub(super) slot: Option<JournalSlot>,
+    pub(super) since: Instant,
+    /// A follower had to take something first.
+    pub(super) saving: bool,
+}
+
+/// Whether one who settles an access may wait for a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    None,
+    Any,
+}
+
+/// What the source's accesses had to wait for since it is watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SourceMetrics {
+    /// Accesses that the kernel asked about.
+    pub accesses: u64,
+    /// Those for which a follower had to take something first.
+    pub saves: u64,
+    /// Those of them that had to wait for a disk or a place in the queue.
+    pub slow_saves: u64,
+    /// How long the gate was closed at the last freeze.
+    pub pause: Duration,
+    /// The longest that an access waited since the last freeze began, from when it was read to its answer.
+    pub wait_longest: Duration,
+}
+
+#[derive(Default)]
+struct Counters {
+    accesses: AtomicU64,
+    saves: AtomicU64,
+    slow_saves: AtomicU64,
+    pause_us: AtomicU64,
+    wait_longest_us: AtomicU64,
+}
+
+/// Whether the gate is closed, and who follows.
+#[derive(Default)]
+pub(super) struct Gate {
+    /// Since when; none: open.
+    pub(super) closed_since: Option<Instant>,
+    pub(super) followings: Vec<Following>,
+}
+
+/// Files that raise nothing though their directory does: nobody needs anything of them.
+#[derive(Default)]
+struct Silenced {
+    allowed: bool,
+    files: SilentFiles,
+}
+
+/// Which files are silent. A file that is gone may stay in it: another one with its inode is woken for nothing.
+#[derive(Debug, Default, Clone)]
+pub(super) struct SilentFiles {
+    /// Any may be: a process that is dead has silenced them.
+    unknown: bool,
+    places: HashSet<(u64, u64)>,
+}
+
+impl SilentFiles {
+    pub(super) fn may_hold(&self, place: (u64, u64)) -> bool {
+        self.unknown || self.places.contains(&place)
+    }
+}
+
+/// Shared by the listener, the workers and whoever freezes.
+pub(super) struct Traffic {
+    pub(super) group: Arc<Group>,
+    pub(super) directories: Directories,
+    gate: RwLock<Gate>,
+    held: Mutex<Vec<Waiting>>,
+    silenced: Mutex<Silenced>,
+    counters: Counters,
+}
+
+impl Traffic {
+    pub(super) fn new(group: Arc<Group>, directories: Directories) -> Traffic {
+        Traffic {
+            group,
+            directories,
+            gate: RwLock::default(),
+            held: Mutex::default(),
+            silenced: Mutex::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    pub(super) fn gate(&self) -> RwLockReadGuard<'_, Gate> {
+        self.gate.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn change_gate(&self) -> RwLockWriteGuard<'_, Gate> {
+        self.gate.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new access was read.
+    pub(super) fn count_access(&self) {
+        self.counters.accesses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Brings an access as far as it goes now: gives it back when it needs more patience, none when it is answered or held.
+    pub(super) fn settle(&self, mut waiting: Waiting, patience: Patience) -> Option<Waiting> {
+        let range = wanted(&waiting.event);
+        for round in 0.. {
+            let lacking = {
+                let gate = self.gate();
+                if gate.closed_since.is_some() {
+                    lock(&self.held).push(waiting);
+                    return None;
+                }
+                let lacking = lacking(&gate.followings, &waiting, range);
+                if lacking.is_empty() || (!waiting.saving && is_no_truncation(&waiting.event)) {
+                    self.silence_if_needless(&gate, &waiting);
+                    self.allow(waiting);
+                    return None;
+                }
+                lacking
+            };
+            if !waiting.saving {
+                waiting.saving = true;
+                self.counters.saves.fetch_add(1, Ordering::Relaxed);
+            }
+            for (file, following) in &lacking {
+                if round == ROUNDS_MAX {
+                    self.leave_out(following, "it says that it has taken a range and has not");
+                } else if !self.take(following, *file, range, patience) {
+                    self.counters.slow_saves.fetch_add(1, Ordering::Relaxed);
+                    return Some(waiting);
+                }
+            }
+        }
+        unreachable!("each round allows, or leaves followers out")
+    }
+
+    /// False when it needs more patience.
+    fn take(&self, following: &Following, file: FileNumber, range: ByteRange, patience: Patience) -> bool {
+        let taken = match patience {
+            Patience::None if range.end - range.start > INLINE_BYTES_MAX => return false,
+            Patience::None => following.follower.take_now(file, range),
+            Patience::Any => following.follower.take(file, range).map(|()| true),
+        };
+        taken.unwrap_or_else(|error| {
+            self.leave_out(following, &error.to_string());
+            true
+        })
+    }
+
+    /// Answers; with the gate held open by the caller, or for this process itself.
+    pub(super) fn allow(&self, waiting: Waiting) {
+        let Waiting { event, slot, since, .. } = waiting;
+        if let Err(error) = self.group.answer(event.number, Verdict::Allow) {
+            tracing::error!(process_id = event.process_id, %error, "an access of the source may wait for ever");
+        }
+        // Only now: an entry that is gone is an access that is answered.
+        drop(slot);
+        let waited_us = u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.counters.wait_longest_us.fetch_max(waited_us, Ordering::Relaxed);
+    }
+
+    /// Waits for this follower no more.
+    pub(super) fn leave_out(&self, following: &Following, reason: &str) {
+        tracing::warn!(reason, "a clone cannot take the source's old content; the source goes on without it");
+        following.follower.give_up(reason);
+        self.unfollow(Arc::as_ptr(&following.follower).cast());
+    }
+
+    /// Waits for nobody any more.
+    pub(super) fn leave_all_out(&self, reason: &str) {
+        let followings = self.gate().followings.clone();
+        for following in followings {
+            self.leave_out(&following, reason);
+        }
+    }
+
+    /// Removes a follower; the last one leaves silence.
+    pub(super) fn unfollow(&self, follower: *const ()) {
+        let mut gate = self.change_gate();
+        gate.followings.retain(|following| !following.is(follower));
+        if gate.followings.is_empty() && gate.closed_since.is_none() {
+            self.directories.silence(&self.group);
+        }
+    }
+
+    /// From now on accesses wait. Those that were answered before may still be at work in the kernel, for moments.
+    ///
+    /// # Errors
+    /// [`CloneError::Kernel`]: a directory stays silent; nothing waits then.
+    pub(super) fn close(&self) -> Result<(), CloneError> {
+        let mut gate = self.change_gate();
+        self.counters.wait_longest_us.store(0, Ordering::Relaxed);
+        gate.closed_since = Some(Instant::now());
+        self.directories.wake(&self.group).inspect_err(|_| gate.closed_since = None)
+    }
+
+    /// Whether an access of this process waits at the closed gate.
+    pub(super) fn holds(&self, process_id: u32) -> bool {
+        lock(&self.held).iter().any(|waiting| waiting.event.process_id == process_id)
+    }
+
+    /// Lets everything go on; gives how long the gate was closed, if it was, and what waited and must be settled.
+    pub(super) fn open(&self) -> (Option<Duration>, Vec<Waiting>) {
+        let mut gate = self.change_gate();
+        let pause = gate.closed_since.take().map(|since| since.elapsed());
+        if let Some(pause) = pause {
+            let pause_us = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
+            self.counters.pause_us.store(pause_us, Ordering::Relaxed);
+        }
+        if gate.followings.is_empty() {
+            self.directories.silence(&self.group);
+        }
+        (pause, std::mem::take(&mut *lock(&self.held)))
+    }
+
+    /// No more silence for single files until [`Traffic::allow_silence`]; gives those that are silent now, to be woken.
+    pub(super) fn forbid_silence(&self) -> SilentFiles {
+        let mut silenced = lock(&self.silenced);
+        silenced.allowed = false;
+        silenced.files.clone()
+    }
+
+    /// All that [`Traffic::forbid_silence`] gave and that still is needed has been woken.
+    pub(super) fn forget_silence(&self) {
+        lock(&self.silenced).files = SilentFiles::default();
+    }
+
+    /// Files may be silenced again.
+    pub(super) fn allow_silence(&self) {
+        lock(&self.silenced).allowed = true;
+    }
+
+    /// A process that is dead has silenced files.
+    pub(super) fn inherit_silence(&self) {
+        lock(&self.silenced).files.unknown = true;
+    }
+
+    /// A hot file of which nobody needs anything more would cost every access a question.
+    fn silence_if_needless(&self, gate: &Gate, waiting: &Waiting) {
+        let needed = gate.followings.iter().any(|following| {
+            following.table.find(waiting.identity).is_some_and(|file| !following.follower.has_all_of(file))
+        });
+        if needed {
+            return;
+        }
+        let mut silenced = lock(&self.silenced);
+        // A freeze that begins wakes the silent ones: none may be added behind its back.
+        if !silenced.allowed {
+            return;
+        }
+        silenced.files.places.insert(waiting.identity.place());
+        if let Err(error) = self.group.silence_file(&waiting.event.descriptor) {
+            tracing::warn!(%error, "a file that nobody needs goes on to raise events");
+        }
+    }
+
+    pub(super) fn metrics(&self) -> SourceMetrics {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        SourceMetrics {
+            accesses: count(&self.counters.accesses),
+            saves: count(&self.counters.saves),
+            slow_saves: count(&self.counters.slow_saves),
+            pause: Duration::from_micros(count(&self.counters.pause_us)),
+            wait_longest: Duration::from_micros(count(&self.counters.wait_longest_us)),
+        }
+    }
+}
+
+/// Followers that must take something before this access, each with what it calls the file.
+fn lacking(followings: &[Following], waiting: &Waiting, range: ByteRange) -> Vec<(FileNumber, Following)> {
+    let lacking = followings.iter().filter_map(|following| {
+        let file = following.table.find(waiting.identity)?;
+        (!following.follower.has(file, range)).then(|| (file, following.clone()))
+    });
+    lacking.collect()
+}
+
+/// What an access may change: a truncation everything from the new end on.
+pub(super) fn changed(access: Access) -> ByteRange {
+    match access {
+        Access::Range(range) => range,
+        Access::Truncation { size_bytes } => ByteRange { start: size_bytes, end: u64::MAX },
+    }
+}
+
+fn wanted(event: &Event) -> ByteRange {
+    changed(event.access)
+}
+
+/// A read or write of no bytes looks like a truncation, and changes nothing.
+fn is_no_truncation(event: &Event) -> bool {
+    matches!(event.access, Access::Truncation { .. }) && Event::truncates(event.process_id) == Some(false)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,133 @@
+//! The file that tells of a directory that it is a clone that is not whole.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use onecopy_postgres::{ConnectionParameters, ServiceUser};
+use serde::{Deserialize, Serialize};
+
+use super::Place;
+use super::tablespaces::remove_if_there;
+use crate::CloneError;
+use crate::plan::Plan;
+
+/// The marker's name in the data directory.
+pub const MARKER_FILE: &str = "onecopy.incomplete";
+/// Its name until it is written as a whole: half a marker must never be read.
+pub(super) const UNFINISHED_MARKER_FILE: &str = "onecopy.incomplete.new";
+
+/// Whose a directory is in which a service may have begun a clone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// The service's: its marker is there.
+    Service,
+    /// Nobody's yet: not there, or with nothing in it but perhaps a marker that was never finished. So much is left of a clone whose
+    /// service is killed before it has written the marker.
+    Nobody,
+    /// Somebody else's, or that of a clone that is whole.
+    Other,
+}
+
+/// What is needed to remove a clone that will not become whole, and to tell a person what it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marker {
+    /// Program and version.
+    pub made_by: String,
+    /// The source's data directory.
+    pub source_data_directory: PathBuf,
+    /// Where its tablespaces are.
+    pub tablespaces: PathBuf,
+    /// The account of its server.
+    pub user_name: String,
+    /// The rendezvous directory of the service that fills it.
+    pub service_directory: PathBuf,
+    /// The replication slot that is kept for it; none for a prepared directory that is nobody's yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<String>,
+    /// How the source is reached, without the password.
+    pub source: ConnectionParameters,
+}
+
+impl Marker {
+    /// That of a plan.
+    pub fn of(plan: &Plan, service_directory: &Path) -> Marker {
+        Marker {
+            made_by: format!("onecopy {}", env!("CARGO_PKG_VERSION")),
+            source_data_directory: plan.source.data_directory.clone(),
+            tablespaces: plan.tablespaces.clone(),
+            user_name: plan.user_name.clone(),
+            service_directory: service_directory.to_owned(),
+            slot: Some(plan.slot.clone()),
+            source: ConnectionParameters { password: None, ..plan.source.connection.clone() },
+        }
+    }
+
+    /// Puts it into the directory, over an older one: whole or not at all.
+    ///
+    /// # Errors
+    /// [`CloneError::File`].
+    pub fn write(&self, place: &Place) -> Result<(), CloneError> {
+        // A password must not get into a file that a backup may take along.
+        let source = ConnectionParameters { password: None, ..self.source.clone() };
+        let text = toml::to_string(&Marker { source, ..self.clone() });
+        let text = text.map_err(|error| CloneError::file("describe", MARKER_FILE)(std::io::Error::other(error)))?;
+        place.write(Path::new(UNFINISHED_MARKER_FILE), text.as_bytes(), 0o600)?;
+        let path = place.directory.join(MARKER_FILE);
+        let renamed = fs::rename(place.directory.join(UNFINISHED_MARKER_FILE), &path);
+        renamed.map_err(CloneError::file("write", path))
+    }
+
+    /// Whose a directory is, for the service with this rendezvous directory.
+    ///
+    /// # Errors
+    /// [`CloneError::File`], also for a marker that is none.
+    pub fn owner(data_directory: &Path, service_directory: &Path) -> Result<Owner, CloneError> {
+        if let Some(marker) = Marker::read(data_directory)? {
+            let is_ours = marker.service_directory == service_directory;
+            return Ok(if is_ours { Owner::Service } else { Owner::Other });
+        }
+        let entries = match fs::read_dir(data_directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Owner::Nobody),
+            entries => entries.map_err(CloneError::file("read", data_directory))?,
+        };
+        for entry in entries {
+            if entry.map_err(CloneError::file("read", data_directory))?.file_name() != UNFINISHED_MARKER_FILE {
+                return Ok(Owner::Other);
+            }
+        }
+        Ok(Owner::Nobody)
+    }
+
+    /// That of a data directory; none when it has none: it is whole, or not ours. One that names an account other than that which has
+    /// written it is not believed: what it says decides what root removes.
+    ///
+    /// # Errors
+    /// [`CloneError::File`], also for a file that is no marker; [`onecopy_postgres::PostgresError::UnknownServiceUser`].
+    pub fn read(data_directory: &Path) -> Result<Option<Marker>, CloneError> {
+        let path = data_directory.join(MARKER_FILE);
+        let opened = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(&path);
+        let mut file = match opened {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(CloneError::file("read", &path))?,
+        };
+        let mut text = String::new();
+        let read = file.read_to_string(&mut text).and_then(|_| file.metadata());
+        let writer = read.map_err(CloneError::file("read", &path))?.uid();
+        let marker: Marker =
+            toml::from_str(&text).map_err(std::io::Error::other).map_err(CloneError::file("understand", &path))?;
+        let named = ServiceUser::resolve(Some(&marker.user_name))?;
+        if named.user_id() != writer {
+            let reason = format!("it names the account {} and belongs to another", named.name());
+            return Err(CloneError::file("believe", &path)(std::io::Error::other(reason)));
+        }
+        Ok(Some(marker))
+    }
+
+    /// Takes it away.
+    pub(crate) fn remove(place: &Place) -> Result<(), CloneError> {
+        let path = place.directory.join(MARKER_FILE);
+        remove_if_there(fs::remove_file(&path), &path)
+    }
+}

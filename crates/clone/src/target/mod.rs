@@ -1,0 +1,25 @@
+//! A clone's directory: made empty in the shape of its source, unstartable for anybody else until it is whole.
+//!
+//! ```text
+//!  Marker ─> Skeleton::make ─> reconcile ─> write_small ─> VersionGuard::lay ─> (filled, while its server runs) ─> finish
+//!            directories,      the final    what is small                                        fsync, PG_VERSION for the
+//!            sparse files      image                                                             guard, the marker goes
+//! ```
+
+mod finish;
+mod guard;
+mod marker;
+mod place;
+mod remove;
+mod skeleton;
+mod tablespaces;
+#[cfg(test)]
+mod tests;
+
+pub use finish::finish;
+pub use guard::{FANOTIFY_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER, VersionGuard};
+pub use marker::{MARKER_FILE, Marker, Owner};
+pub use place::Place;
+pub use remove::{remove, remove_tablespaces, remove_unmarked};
+pub use skeleton::Skeleton;
+pub(crate) use tablespaces::TABLESPACES_DIRECTORY;

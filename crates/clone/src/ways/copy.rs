@@ -1,0 +1,65 @@
+//! PostgreSQL's base backup: works everywhere, the clone answers when all is copied.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use onecopy_postgres::{BaseBackup, Binaries, PostgresError, TablespaceMapping};
+
+use super::{Made, MakeFuture, Report, Way, WayName};
+use crate::CloneError;
+use crate::plan::Plan;
+use crate::target::Place;
+
+/// The way `copy`.
+#[derive(Debug, Clone)]
+pub struct Copy {
+    /// The programs.
+    pub binaries: Binaries,
+}
+
+impl Way for Copy {
+    fn name(&self) -> WayName {
+        WayName::Copy
+    }
+
+    fn obstacle(&self, plan: &Plan) -> Option<String> {
+        obstacle(plan)
+    }
+
+    fn make<'a>(&'a self, plans: &'a [Plan], report: Report<'a>) -> MakeFuture<'a> {
+        Box::pin(async move {
+            let mut made = Vec::with_capacity(plans.len());
+            for plan in plans {
+                made.push(self.make_one(plan, report).await);
+            }
+            made
+        })
+    }
+}
+
+/// None: it is the way that is always there.
+pub(super) fn obstacle(_plan: &Plan) -> Option<String> {
+    None
+}
+
+impl Copy {
+    async fn make_one(&self, plan: &Plan, report: Report<'_>) -> Result<Made, CloneError> {
+        let place = Place::of(plan)?;
+        place.check_free()?;
+        let backup = BaseBackup { binaries: self.binaries.clone(), user: place.user.clone(), slot: plan.slot.clone() };
+        let tablespaces = tablespaces(plan, &place).await?;
+        let progress = |progress| report(plan, progress);
+        backup.make_mapped(plan.source.replication(), &place.directory, &tablespaces, &progress).await?;
+        Ok(Made { plan: plan.clone(), consistent_at: None, pause: Duration::ZERO, inherited: Vec::new() })
+    }
+}
+
+/// Where each tablespace of the source goes. One inside the data directory is copied with it.
+async fn tablespaces(plan: &Plan, place: &Place) -> Result<Vec<TablespaceMapping>, CloneError> {
+    let client = plan.source.connection.connect().await?;
+    let query = "SELECT oid, pg_tablespace_location(oid) FROM pg_tablespace";
+    let rows = client.query(query, &[]).await.map_err(PostgresError::sql("list the tablespaces"))?;
+    let all = rows.iter().map(|row| (row.get::<_, u32>(0), PathBuf::from(row.get::<_, String>(1))));
+    let elsewhere = all.filter(|(_, location)| location.is_absolute());
+    Ok(elsewhere.map(|(oid, from)| TablespaceMapping { from, to: place.tablespaces.join(oid.to_string()) }).collect())
+}

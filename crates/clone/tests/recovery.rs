@@ -1,0 +1,367 @@
+//! Whole images under the recovery of a clone that is filled: taken from a frozen server, guarded until they are finished.
+
+mod laboratory;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use laboratory::{
+    Laboratory, Load, WAIT_MAX, assert_same_rows, badly_owned, check_pages, open_clone, plan_for, primary, prove,
+    slots, source_of, start_by_hand, until,
+};
+use onecopy_clone::CloneError;
+use onecopy_clone::image::{Image, SmallFile};
+use onecopy_clone::plan::{Plan, Recovery};
+use onecopy_clone::recovery::slot::{SlotState, claim, watch};
+use onecopy_clone::recovery::{Mode, begin};
+use onecopy_clone::target::{MARKER_FILE, Marker, Place, Skeleton, VersionGuard, finish, remove};
+use onecopy_postgres::{ClusterState, ControlFile, InheritedDescriptor, Lsn, Server, Settings, StopMode, Supervisor};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio_postgres::Client;
+
+/// All processes of a server, stopped: nothing in its directory changes.
+struct Frozen(Vec<Pid>);
+
+impl Frozen {
+    fn freeze(server: &Server) -> Frozen {
+        let postmaster = server.process_id().expect("runs");
+        let path = format!("/proc/{postmaster}/task/{postmaster}/children");
+        let mut stopped = Vec::new();
+        // Stopped before its children are listed, the postmaster makes no new ones.
+        let mut stop = |number: u32| {
+            let process = Pid::from_raw(number.cast_signed()).expect("a process");
+            kill_process(process, Signal::STOP).expect("stopped");
+            stopped.push(process);
+            // It stops when it comes back from what it has asked the kernel for, a write maybe.
+            let begun = Instant::now();
+            while !stands_still(number) {
+                assert!(begun.elapsed() < WAIT_MAX, "process {number} does not stop");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        stop(postmaster);
+        let children = std::fs::read_to_string(path).expect("listed");
+        children.split_whitespace().map(|number| number.parse().expect("a number")).for_each(stop);
+        Frozen(stopped)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        for process in self.0.iter().rev() {
+            let _ = kill_process(*process, Signal::CONT);
+        }
+    }
+}
+
+/// Whether a process is stopped, or has ended.
+fn stands_still(process_id: u32) -> bool {
+    // Source: proc_pid_stat(5); the state follows the name in brackets.
+    let stat = std::fs::read_to_string(format!("/proc/{process_id}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['T', 't', 'Z', 'X']))
+}
+
+/// Fills a skeleton at once.
+fn fill(plan: &Plan, skeleton: &Skeleton) {
+    for (file, target) in skeleton.image().files.iter().zip(skeleton.files()) {
+        let source = File::open(plan.source.data_directory.join(&file.path)).expect("open");
+        let mut content = vec![0; usize::try_from(file.size_bytes).expect("small")];
+        source.read_exact_at(&mut content, 0).expect("read");
+        target.write_all_at(&content, 0).expect("written");
+    }
+}
+
+fn marker(plan: &Plan) -> Marker {
+    Marker::of(plan, Path::new("/run/onecopy/test"))
+}
+
+/// A clone of a server that is written to, made from an image that is frozen while the server is stopped. Not finished, not started.
+async fn clone_frozen(source: &Server, plan: &Plan, mode: Mode) -> Vec<InheritedDescriptor> {
+    let place = Place::of(plan).expect("a place");
+    let load = Load::begin(source).await;
+    let begun = begin(&plan.source, std::slice::from_ref(&plan.slot), plan.recovery).await.expect("begun");
+    assert_eq!(begun.mode(), mode);
+    let early = Arc::new(Image::scan(&plan.source.data_directory).expect("scanned").image);
+    let mut skeleton = Skeleton::make(place.clone(), early, &marker(plan)).expect("made");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    {
+        let _frozen = Frozen::freeze(source);
+        let scan = Image::scan(&plan.source.data_directory).expect("scanned");
+        skeleton.reconcile(Arc::new(scan.image)).expect("reconciled");
+        let small = scan.small.into_iter().map(|entry| SmallFile {
+            content: std::fs::read(plan.source.data_directory.join(&entry.path)).expect("read"),
+            path: entry.path,
+            mode: entry.mode,
+        });
+        skeleton.write_small(&small.collect::<Vec<_>>()).expect("written");
+        fill(plan, &skeleton);
+    }
+    let point = begun.end().await.expect("ended");
+    point.write(&place).expect("written");
+    load.end().await;
+    let guard = VersionGuard::new(place, point.major_version);
+    guard.lay().expect("laid");
+    vec![guard.descriptor().expect("a descriptor")]
+}
+
+#[tokio::test]
+async fn a_clone_after_a_crash_is_guarded_until_it_is_finished() {
+    let laboratory = Laboratory::new();
+    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let plan = plan_for(&source, laboratory.path(), "clone", Recovery::Auto);
+    let inherited = clone_frozen(&source, &plan, Mode::Crash).await;
+    let place = Place::of(&plan).expect("a place");
+    let control = ControlFile::read(&plan.target).expect("readable");
+    assert_eq!(control.state, ClusterState::ShutDownInRecovery);
+    assert!(control.min_recovery_point >= control.checkpoint_redo);
+
+    let clone = Arc::new(open_clone(&laboratory, &source, &plan, inherited).await);
+    let supervisor = Supervisor::spawn(clone.clone());
+    supervisor.wait_running().await.expect("follows");
+    let refusal = start_by_hand(&source, &plan.target);
+    assert!(refusal.contains("PG_VERSION"), "{refusal}");
+    assert_same_rows(&source, &clone).await;
+    // Every later postmaster gets what the first one got.
+    let first = clone.process_id().expect("runs");
+    kill_process(Pid::from_raw(first.cast_signed()).expect("a process"), Signal::KILL).expect("killed");
+    until("another postmaster", async || clone.process_id().is_some_and(|process_id| process_id != first)).await;
+    supervisor.wait_running().await.expect("follows again");
+    assert_same_rows(&source, &clone).await;
+    assert!(start_by_hand(&source, &plan.target).contains("PG_VERSION"));
+
+    assert!(Marker::read(&plan.target).expect("readable").is_some());
+    finish(&place, 15).expect("finished");
+    finish(&place, 15).expect("finished already");
+    assert!(!VersionGuard::is_laid(&plan.target) && Marker::read(&plan.target).expect("readable").is_none());
+    assert_eq!(std::fs::read_to_string(plan.target.join("PG_VERSION")).expect("read"), "15\n");
+    assert_eq!(badly_owned(&source, &plan.target), Vec::<&Path>::new());
+    supervisor.stop(StopMode::Fast).await.expect("stops");
+    clone.set_inherited(Vec::new());
+    clone.start().await.expect("needs nothing of us");
+    prove(&source, &clone).await;
+}
+
+#[tokio::test]
+async fn a_clone_as_from_a_backup_is_a_standby_without_full_page_writes() {
+    let laboratory = Laboratory::new();
+    let mut settings = Settings::new();
+    settings.set("full_page_writes", "off");
+    let source = primary(&laboratory, laboratory.path(), &settings).await;
+    let plan = plan_for(&source, laboratory.path(), "clone", Recovery::Auto);
+    let inherited = clone_frozen(&source, &plan, Mode::Backup).await;
+    assert!(std::fs::read_to_string(plan.target.join("backup_label")).expect("a label").contains("START WAL LOCATION"));
+    let clone = open_clone(&laboratory, &source, &plan, inherited).await;
+    clone.start().await.expect("follows");
+    assert_same_rows(&source, &clone).await;
+    finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
+    prove(&source, &clone).await;
+
+    let error = begin(&plan.source, &[], Recovery::Crash).await.err().expect("refused").to_string();
+    assert!(error.contains("full_page_writes is off"), "{error}");
+}
+
+#[tokio::test]
+async fn a_standby_is_cloned_in_both_modes_and_so_is_what_was_promoted() {
+    let laboratory = Laboratory::new();
+    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let plan = plan_for(&source, laboratory.path(), "middle", Recovery::Crash);
+    let inherited = clone_frozen(&source, &plan, Mode::Crash).await;
+    let middle = open_clone(&laboratory, &source, &plan, inherited).await;
+    middle.start().await.expect("follows");
+    finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
+
+    let mut clones = Vec::new();
+    for (name, recovery, mode) in
+        [("by_crash", Recovery::Crash, Mode::Crash), ("by_backup", Recovery::Backup, Mode::Backup)]
+    {
+        let plan = plan_for(&middle, laboratory.path(), name, recovery);
+        let inherited = clone_idle_standby(&source, &middle, &plan, mode).await;
+        let clone = open_clone(&laboratory, &middle, &plan, inherited).await;
+        clone.start().await.expect("follows the standby");
+        finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
+        assert_same_rows(&source, &clone).await;
+        clone.stop(StopMode::Fast).await.expect("stops");
+        check_pages(&clone);
+        clones.push(clone);
+    }
+    // A new timeline: the clones must learn how it came about.
+    source.stop(StopMode::Fast).await.expect("stops");
+    middle.promote(WAIT_MAX).await.expect("promoted");
+    let plan = plan_for(&middle, laboratory.path(), "late", Recovery::Crash);
+    let inherited = clone_frozen(&middle, &plan, Mode::Crash).await;
+    assert!(plan.target.join("pg_wal/00000002.history").exists());
+    let late = open_clone(&laboratory, &middle, &plan, inherited).await;
+    late.start().await.expect("follows on the second timeline");
+    finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
+    assert_same_rows(&middle, &late).await;
+    clones[0].start().await.expect("follows over the switch");
+    assert_same_rows(&middle, &clones[0]).await;
+}
+
+/// A clone of a standby, while its primary is written to.
+async fn clone_idle_standby(source: &Server, standby: &Server, plan: &Plan, mode: Mode) -> Vec<InheritedDescriptor> {
+    let place = Place::of(plan).expect("a place");
+    let load = Load::begin(source).await;
+    let begun = begin(&plan.source, std::slice::from_ref(&plan.slot), plan.recovery).await.expect("begun");
+    assert_eq!(begun.mode(), mode);
+    let skeleton = {
+        let _frozen = Frozen::freeze(standby);
+        let scan = Image::scan(&plan.source.data_directory).expect("scanned");
+        let skeleton = Skeleton::make(place.clone(), Arc::new(scan.image), &marker(plan)).expect("made");
+        for entry in scan.small {
+            let content = std::fs::read(plan.source.data_directory.join(&entry.path)).expect("read");
+            skeleton.write_small(&[SmallFile { path: entry.path, mode: entry.mode, content }]).expect("written");
+        }
+        fill(plan, &skeleton);
+        skeleton
+    };
+    let point = begun.end().await.expect("ended");
+    assert!(point.consistent_at > Lsn::INVALID && point.redo > Lsn::INVALID);
+    point.write(&place).expect("written");
+    load.end().await;
+    drop(skeleton);
+    let guard = VersionGuard::new(place, point.major_version);
+    guard.lay().expect("laid");
+    vec![guard.descriptor().expect("a descriptor")]
+}
+
+async fn execute(server: &Server, statement: &str) -> Client {
+    let client = server.connection().connect().await.expect("connected");
+    client.batch_execute(statement).await.expect(statement);
+    client
+}
+
+#[tokio::test]
+async fn refusals_name_what_the_source_lacks_and_leave_no_slot() {
+    let laboratory = Laboratory::new();
+    let mut settings = Settings::new();
+    settings.set("max_replication_slots", 2);
+    let source = primary(&laboratory, laboratory.path(), &settings).await;
+    let names = |count: u32| (0..count).map(|number| format!("clone_{number}")).collect::<Vec<_>>();
+    let wanted = source_of(&source);
+    let refused = async |source, slots: Vec<String>| {
+        let error = begin(&source, &slots, Recovery::Auto).await.err().expect("refused");
+        assert!(matches!(error, CloneError::Unsuitable { .. }), "{error}");
+        error.to_string()
+    };
+    let error = refused(wanted.clone(), names(3)).await;
+    assert!(error.contains("max_replication_slots = 2"), "{error}");
+    let client = execute(&source, "SELECT pg_create_physical_replication_slot('of_another')").await;
+    let error = refused(wanted.clone(), names(2)).await;
+    assert!(error.contains("max_replication_slots = 2"), "{error}");
+    let error = refused(wanted.clone(), names(17)).await;
+    assert!(error.contains("max_wal_senders = 16"), "{error}");
+
+    client.batch_execute("CREATE ROLE weak LOGIN PASSWORD 'weak'").await.expect("made");
+    let mut weak = wanted.clone();
+    weak.connection.user = "weak".to_owned();
+    weak.connection.password = Some("weak".to_owned());
+    let error = refused(weak, names(1)).await;
+    assert!(error.contains("no superuser"), "{error}");
+
+    let other = Server::create(laboratory.options("other", onecopy_postgres::Role::Leader)).await.expect("made");
+    let mut elsewhere = wanted.clone();
+    elsewhere.data_directory = other.data_directory().to_owned();
+    let error = refused(elsewhere, names(1)).await;
+    assert!(error.contains("not its own"), "{error}");
+    assert_eq!(slots(&source).await, ["of_another"]);
+
+    let begun = begin(&wanted, &names(1), Recovery::Backup).await.expect("begun");
+    assert_eq!(slots(&source).await, ["clone_0", "of_another"]);
+    begun.abandon().await;
+    assert_eq!(slots(&source).await, ["of_another"]);
+
+    let mut settings = source.settings();
+    settings.set("wal_level", "minimal").set("max_wal_senders", 0);
+    client.batch_execute("SELECT pg_drop_replication_slot('of_another')").await.expect("dropped");
+    source.set_settings(settings);
+    source.restart(StopMode::Fast).await.expect("restarts");
+    let error = refused(wanted, names(1)).await;
+    assert!(error.contains("wal_level is minimal"), "{error}");
+}
+
+#[tokio::test]
+async fn a_slot_is_watched_until_it_is_of_no_use() {
+    let laboratory = Laboratory::new();
+    let mut settings = Settings::new();
+    settings.set("max_slot_wal_keep_size", "16MB").set("max_wal_size", "48MB").set("min_wal_size", "32MB");
+    let source = primary(&laboratory, laboratory.path(), &settings).await;
+    let name = "watched".to_owned();
+    let begun = begin(&source_of(&source), std::slice::from_ref(&name), Recovery::Auto).await.expect("begun");
+    begun.end().await.expect("ended");
+    let client = execute(&source, "CREATE TABLE filler (content text)").await;
+    let SlotState::Keeping { retained_bytes } = watch(&client, &name, 1 << 30).await.expect("watched") else {
+        panic!("useless from the beginning");
+    };
+    assert!(retained_bytes > 0);
+    let reason = |state| match state {
+        SlotState::Useless { reason } => reason,
+        SlotState::Keeping { retained_bytes } => panic!("keeps {retained_bytes} bytes"),
+    };
+    let too_far = reason(watch(&client, &name, retained_bytes - 1).await.expect("watched"));
+    assert!(too_far.contains("bytes of log"), "{too_far}");
+
+    for _ in 0..6 {
+        let fill = "INSERT INTO filler SELECT repeat(md5(n::text), 30) FROM generate_series(1, 20000) AS n; SELECT pg_switch_wal(); CHECKPOINT";
+        client.batch_execute(fill).await.expect("written");
+    }
+    let lost = reason(watch(&client, &name, 1 << 40).await.expect("watched"));
+    assert!(lost.contains("max_slot_wal_keep_size"), "{lost}");
+    onecopy_clone::recovery::slot::drop(&client, &name).await.expect("dropped");
+    onecopy_clone::recovery::slot::drop(&client, &name).await.expect("dropped already");
+    let dropped = reason(watch(&client, &name, 1 << 40).await.expect("watched"));
+    assert!(dropped.contains("was dropped"), "{dropped}");
+}
+
+#[tokio::test]
+async fn a_prepared_directory_is_moved_reshaped_and_removed() {
+    let laboratory = Laboratory::new();
+    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let plan = plan_for(&source, laboratory.path(), "spare", Recovery::Auto);
+    let spare = Place::of(&plan).expect("a place");
+    let scan = || Arc::new(Image::scan(source.data_directory()).expect("scanned").image);
+    let mut skeleton = Skeleton::make(spare.clone(), scan(), &marker(&plan)).expect("made");
+    execute(&source, "CREATE TABLE later AS SELECT generate_series(1, 10000) AS n; DROP TABLE placed").await;
+    let target = laboratory.path().join("target");
+    skeleton.move_to(&target.join("data"), &target.join("tablespaces")).expect("moved");
+    skeleton.reconcile(scan()).expect("reconciled");
+    let moved = skeleton.place().clone();
+    assert!(!spare.directory.exists() && !spare.tablespaces.exists() && moved.directory.join(MARKER_FILE).exists());
+    for (file, open) in skeleton.image().files.iter().zip(skeleton.files()) {
+        let metadata = std::fs::metadata(moved.directory.join(&file.path)).expect("there");
+        assert_eq!(metadata.len(), file.size_bytes, "{file:?}");
+        assert_eq!(open.metadata().expect("open").len(), file.size_bytes, "{file:?}");
+    }
+    drop(skeleton);
+    remove(&moved).expect("removed");
+    remove(&moved).expect("removed already");
+    assert_eq!(std::fs::read_dir(&target).expect("its parent stays").count(), 0);
+}
+
+#[tokio::test]
+async fn a_slot_that_the_dead_were_making_is_dropped_when_it_is_there() {
+    let laboratory = Laboratory::new();
+    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let dead = source.socket_connection().connect().await.expect("connected");
+    claim(&dead, "clone").await.expect("claimed");
+    let successor = source.socket_connection().connect().await.expect("connected");
+    let dropping = tokio::spawn(async move {
+        claim(&successor, "clone").await.expect("claimed");
+        onecopy_clone::recovery::slot::drop(&successor, "clone").await.expect("dropped");
+    });
+    // Its last statement comes to its end although nobody waits for it.
+    dead.execute("SELECT pg_create_physical_replication_slot('clone', true)", &[]).await.expect("made");
+    assert!(!dropping.is_finished());
+    drop(dead);
+    dropping.await.expect("it comes to an end");
+    assert!(slots(&source).await.is_empty());
+    // Who has made one lets others have it.
+    let plan = plan_for(&source, laboratory.path(), "clone", Recovery::Auto);
+    let begun = begin(&plan.source, std::slice::from_ref(&plan.slot), plan.recovery).await.expect("begun");
+    claim(&source.socket_connection().connect().await.expect("connected"), &plan.slot).await.expect("claimed");
+    begun.abandon().await;
+    assert!(slots(&source).await.is_empty());
+}

@@ -1,0 +1,78 @@
+//! Followers that do not do what they are there for: the source goes on all the same.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use onecopy_clone::image::FileNumber;
+use onecopy_clone::source::{Follower, FollowerFailed, GATE_CLOSED_MAX};
+use onecopy_clone::{ByteRange, CloneError};
+use onecopy_postgres::Settings;
+
+use crate::frozen::{change_everything, freeze, freeze_for, new_source};
+use crate::laboratory::{Laboratory, primary, source_of};
+
+/// Takes nothing: it fails, or it waits for ever.
+pub struct Hopeless {
+    waits: bool,
+    given_up: AtomicBool,
+}
+
+impl Hopeless {
+    pub fn new(waits: bool) -> Arc<Hopeless> {
+        Arc::new(Hopeless { waits, given_up: AtomicBool::new(false) })
+    }
+}
+
+impl Follower for Hopeless {
+    fn has(&self, _: FileNumber, _: ByteRange) -> bool {
+        false
+    }
+
+    fn has_all_of(&self, _: FileNumber) -> bool {
+        false
+    }
+
+    fn take_now(&self, _: FileNumber, _: ByteRange) -> Result<bool, FollowerFailed> {
+        if self.waits { Ok(false) } else { Err(FollowerFailed("the disk is full".to_owned())) }
+    }
+
+    fn take(&self, _: FileNumber, _: ByteRange) -> Result<(), FollowerFailed> {
+        loop {
+            std::thread::park();
+        }
+    }
+
+    fn give_up(&self, reason: &str) {
+        assert_eq!(reason, "the disk is full");
+        self.given_up.store(true, Ordering::Release);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_that_fails_or_a_freeze_that_hangs_does_not_stop_the_source() {
+    let laboratory = Laboratory::new();
+    let server = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let source = new_source(&server).await;
+    source.adopt(&source_of(&server)).await.expect("adopted");
+    let follower = Hopeless::new(false);
+    drop(freeze_for(&source, Arc::clone(&follower) as _).await);
+    change_everything(&server).await;
+    assert!(follower.given_up.load(Ordering::Acquire));
+    assert_eq!(source.followers(), 0);
+
+    source.adopt(&source_of(&server)).await.expect("adopted");
+    let mut freezing = freeze(&source).await.expect("frozen");
+    let changing = async {
+        change_everything(&server).await;
+    };
+    assert!(
+        tokio::time::timeout(GATE_CLOSED_MAX + Duration::from_secs(120), changing).await.is_ok(),
+        "the gate opens by itself"
+    );
+    assert!(matches!(freezing.follow(follower), Err(CloneError::FreezeTimeout { .. })));
+    assert!(matches!(freezing.open_gate(), Err(CloneError::FreezeTimeout { .. })));
+    assert!(freeze(&source).await.is_ok(), "another one may follow");
+    drop(source);
+    change_everything(&server).await;
+}

@@ -1,0 +1,125 @@
+//! Data directories of which no server runs: what changes in them, and when, is the test's own choice.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onecopy_clone::Origin;
+use onecopy_clone::fanotify::{Doing, EventAccess, Group, Journal, doing};
+use onecopy_clone::image::FileNumber;
+use onecopy_clone::plan::SourceServer;
+use onecopy_clone::source::Source;
+use onecopy_postgres::ConnectionParameters;
+
+use crate::frozen::freeze_and_follow;
+use crate::laboratory::xfs::XfsMount;
+use crate::laboratory::{Laboratory, until};
+
+/// A freeze waits for so long at most for what was let through before it.
+const TRUNCATION_WAIT: Duration = Duration::from_secs(1);
+/// So often one is tried that takes longer.
+const FREEZES_MAX: u32 = 60;
+
+/// A file system that writes nothing until this is dropped.
+struct Standstill<'a>(&'a Path);
+
+impl Standstill<'_> {
+    fn begin(mount: &Path) -> Standstill<'_> {
+        assert!(Command::new("fsfreeze").arg("-f").arg(mount).status().expect("util-linux").success());
+        Standstill(mount)
+    }
+}
+
+impl Drop for Standstill<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("fsfreeze").arg("-u").arg(self.0).status();
+    }
+}
+
+/// Watches a data directory of which no server runs.
+async fn fabricated(data_directory: &Path) -> (Arc<Source>, SourceServer) {
+    let directory = data_directory.to_owned();
+    let source = tokio::task::spawn_blocking(move || {
+        let group = Arc::new(Group::new(EventAccess::ReadOnly).expect("the kernel asks"));
+        Source::arm(&directory, group, Arc::new(Journal::create().expect("memory"))).expect("armed")
+    });
+    let connection = ConnectionParameters {
+        host: "127.0.0.1".to_owned(),
+        port: 5432,
+        user: "postgres".to_owned(),
+        password: None,
+        database: "postgres".to_owned(),
+        application_name: None,
+    };
+    let data_directory = data_directory.to_owned();
+    (source.await.expect("not ended"), SourceServer { connection, data_directory, leader: None, replication: None })
+}
+
+/// As a tablespace that a table is moved out of and into again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_that_was_empty_at_one_freeze_is_watched_from_the_next_one_on() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| directory.path().join(name);
+    std::fs::write(at("PG_VERSION"), "15\n").expect("written");
+    for name in ["base/5/16384", "base/6/16385"] {
+        std::fs::create_dir_all(at(name).parent().expect("a parent")).expect("made");
+        std::fs::write(at(name), vec![1; 10 * 8192]).expect("written");
+    }
+    let (source, server) = fabricated(directory.path()).await;
+    std::fs::remove_file(at("base/6/16385")).expect("removed");
+    source.adopt(&server).await.expect("nothing is open");
+    let first = freeze_and_follow(&source).await;
+
+    std::fs::write(at("base/6/16386"), vec![2; 10 * 8192]).expect("written");
+    source.adopt(&server).await.expect("nothing is open");
+    let second = freeze_and_follow(&source).await;
+    for name in ["base/5/16384", "base/6/16386"] {
+        // Another process: what this one does is not asked about.
+        let cut = Command::new("truncate").args(["-s", "0"]).arg(at(name)).status();
+        assert!(cut.expect("coreutils").success());
+    }
+    first.assert_frozen().await;
+    second.assert_frozen().await;
+}
+
+/// No server: a process of the same name that cuts a file. The kernel lets it through, and then the file system makes it wait.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_truncation_that_was_let_through_before_a_freeze_happens_before_it() {
+    let laboratory = Laboratory::new();
+    let mount = XfsMount::new(laboratory.path());
+    let data_directory = mount.path().join("data");
+    std::fs::create_dir_all(data_directory.join("base/5")).expect("made");
+    std::fs::write(data_directory.join("PG_VERSION"), "15\n").expect("written");
+    std::fs::write(data_directory.join("base/5/16384"), vec![1; 10 * 8192]).expect("written");
+    let program = laboratory.path().join("postgres");
+    std::fs::copy("/usr/bin/truncate", &program).expect("coreutils");
+    let (source, server) = fabricated(&data_directory).await;
+    assert_eq!(source.adopt(&server).await.expect("nothing is open").barriers, 0);
+
+    for _ in 0..FREEZES_MAX {
+        std::fs::write(data_directory.join("base/5/16384"), vec![1; 10 * 8192]).expect("written");
+        let standstill = Standstill::begin(mount.path());
+        let mut command = Command::new(&program);
+        let mut child =
+            command.args(["-c", "-s", "8192", "base/5/16384"]).current_dir(&data_directory).spawn().expect("cuts");
+        until("the truncation to be under way", async || doing(child.id()) == Doing::Truncation).await;
+        let (freezing, begun) = (Arc::clone(&source), Instant::now());
+        let freezing = tokio::task::spawn_blocking(move || freezing.close_gate());
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        drop(standstill);
+        let freezing = freezing.await.expect("not ended").expect("frozen");
+        let waited = begun.elapsed();
+        assert!(child.wait().expect("waited for").success());
+        // On a machine that is slower the truncation may have been given up.
+        if waited > TRUNCATION_WAIT {
+            continue;
+        }
+        assert_eq!(freezing.image().files[0].size_bytes, 8192);
+        let mut content = vec![0; 8192];
+        freezing.files().read(FileNumber(0), 0, &mut content).expect("all that is listed is there");
+        assert_eq!(content, vec![1; 8192]);
+        return;
+    }
+    panic!("no freeze of {FREEZES_MAX} was over within {TRUNCATION_WAIT:?}");
+}

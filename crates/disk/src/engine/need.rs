@@ -1,0 +1,142 @@
+//! What the disk still needs of its base.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Core;
+use crate::BLOCK_BYTES;
+use crate::map::{self, Leaf, Position, State};
+
+impl Core {
+    /// Lets the base ask what is still needed of it: what nobody can see is not copied.
+    pub(crate) fn watch_need(self: &Arc<Core>) {
+        let Some(base) = &self.base else { return };
+        let core = Arc::downgrade(self);
+        // A disk that is gone cannot say.
+        base.set_needed(Arc::new(move |range| core.upgrade().is_none_or(|core| core.needs_of_base(range))));
+    }
+
+    /// Whether these bytes of the base are needed, also after a crash: what hides them must be durable.
+    fn needs_of_base(&self, range: Range<u64>) -> bool {
+        self.shows_base(range) || self.flush().is_err()
+    }
+
+    /// Whether the current content or any kept moment shows some of these bytes of the base.
+    fn shows_base(&self, range: Range<u64>) -> bool {
+        let end = range.end.min(self.header.size_bytes).div_ceil(BLOCK_BYTES);
+        let mut block = range.start / BLOCK_BYTES;
+        while block < end {
+            let position = Position::of(block);
+            let limit = (end - block) as usize;
+            let leaf_end = (block / map::LEAF_BLOCKS + 1) * map::LEAF_BLOCKS;
+            let shows = |leaf: Option<&Arc<Leaf>>| shows_absent(leaf.map(|leaf| &**leaf), position.index, limit);
+            if shows(self.stripes[position.stripe].map().tree.leaf(position.leaf))
+                || self.moments().roots().any(|roots| shows(roots.leaf_of(block)))
+            {
+                return true;
+            }
+            block = leaf_end;
+        }
+        false
+    }
+
+    /// Ends all that waits for the base, and lets it keep what it has.
+    pub(crate) fn close_base(&self) {
+        if let Some(base) = &self.base {
+            base.close();
+        }
+    }
+}
+
+fn shows_absent(leaf: Option<&Leaf>, index: usize, limit: usize) -> bool {
+    let end = limit.saturating_add(index).min(map::LEAF_BLOCKS as usize);
+    leaf.is_none_or(|leaf| leaf.0[index..end].iter().any(|entry| entry.state() == State::Absent))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::IoSliceMut;
+    use std::path::Path;
+    use std::sync::{Mutex, PoisonError};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::source::{Needed, Source, SourceError};
+    use crate::storage::record::Recording;
+    use crate::{CreateOptions, Disk, OpenOptions};
+
+    const BLOCK: usize = BLOCK_BYTES as usize;
+    const SIZE: u64 = 1024 * BLOCK_BYTES;
+
+    /// A base full of sevens that asks what a test wants to know.
+    #[derive(Default)]
+    struct Asking(Mutex<Option<Needed>>);
+
+    impl Asking {
+        fn asks(&self, blocks: Range<u64>) -> bool {
+            let needed = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone().expect("the disk was opened");
+            needed(blocks.start * BLOCK_BYTES..blocks.end * BLOCK_BYTES)
+        }
+    }
+
+    impl Source for Asking {
+        fn size_bytes(&self) -> u64 {
+            SIZE
+        }
+
+        fn read(&self, _: u64, into: &mut [u8]) -> Result<(), SourceError> {
+            into.fill(7);
+            Ok(())
+        }
+
+        fn set_needed(&self, needed: Needed) {
+            *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(needed);
+        }
+
+        fn describe(&self) -> String {
+            "sevens".into()
+        }
+    }
+
+    fn open(home: &Path, base: &Arc<Asking>) -> Disk {
+        Disk::open(home, OpenOptions { base: Some(base.clone()), ..OpenOptions::default() }).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_needed_of_a_base_is_hidden_also_after_a_crash() {
+        let home = tempfile::tempdir_in("/dev/shm").unwrap();
+        let recording = Recording::begin(home.path());
+        Disk::create(home.path(), &CreateOptions { size_bytes: SIZE, base: None, copy_base: false }).unwrap();
+        let base = Arc::new(Asking::default());
+        let disk = open(home.path(), &base);
+        assert!(base.asks(0..1024) && base.asks(0..1));
+        disk.write(0, &[1; 2 * BLOCK], &[]).unwrap();
+        assert!(!base.asks(0..2) && base.asks(1..3));
+        disk.snapshot("kept").unwrap();
+        disk.write(2 * BLOCK_BYTES, &[2; BLOCK], &[]).unwrap();
+        assert!(base.asks(2..3), "the snapshot shows it");
+        disk.delete_snapshot("kept").unwrap();
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while base.asks(2..3) {
+            assert!(Instant::now() < deadline, "the background lets the snapshot go");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        disk.write(3 * BLOCK_BYTES, &[3; BLOCK], &[]).unwrap();
+        assert!(!base.asks(3..4));
+        // All that a power cut leaves: what the answer rested on is there.
+        drop(disk);
+        assert!(base.asks(0..2), "a disk that is gone cannot say");
+        for number in 1..4 {
+            let _ = std::fs::remove_file(home.path().join(format!("recent.{number}")));
+        }
+        let disk = open(home.path(), &base);
+        let mut bytes = [0; 4 * BLOCK];
+        disk.read(0, &mut [IoSliceMut::new(&mut bytes)]).unwrap();
+        assert!(bytes == [[1; BLOCK], [1; BLOCK], [2; BLOCK], [3; BLOCK]].concat()[..]);
+        // What cannot be made durable is needed still.
+        assert!(base.asks(4..5));
+        disk.write(4 * BLOCK_BYTES, &[4; BLOCK], &[]).unwrap();
+        recording.recorder.refuse_synchronizations("journal", libc::EIO);
+        assert!(base.asks(4..5));
+    }
+}

@@ -1,0 +1,158 @@
+//! Reads.
+
+use std::io::IoSliceMut;
+use std::sync::atomic::Ordering;
+
+use super::{Core, Patience, byte_of};
+use crate::map::{self, Position, State};
+use crate::{Attempt, BLOCK_BYTES, DiskError, Piece};
+
+/// A part of a read whose bytes come from one place.
+#[derive(Clone, Copy)]
+struct Part {
+    /// First byte on the disk.
+    offset: u64,
+    /// First byte of the request's memory.
+    from: u64,
+    length: u64,
+}
+
+impl Core {
+    /// Reads `length` bytes, the sum of the slices, and tells the observer.
+    pub(crate) fn read(
+        &self,
+        offset: u64,
+        into: &mut [IoSliceMut<'_>],
+        pieces: &[Piece],
+        patience: Patience,
+    ) -> Result<Attempt, DiskError> {
+        let length: u64 = into.iter().map(|slice| slice.len() as u64).sum();
+        self.check_range(offset, length)?;
+        let before = self.begin_read(offset, length);
+        if !self.read_runs(offset, length, into, patience)? {
+            return Ok(Attempt::WouldWait);
+        }
+        let counters = &self.stripes[Position::of(offset / BLOCK_BYTES).stripe].counters;
+        counters.reads.fetch_add(1, Ordering::Relaxed);
+        counters.read_bytes.fetch_add(length, Ordering::Relaxed);
+        self.tell_read(offset, before.as_ref(), into, pieces);
+        Ok(Attempt::Done)
+    }
+
+    /// Reads bytes within the disk, of any alignment, without counting or telling it.
+    pub(crate) fn read_unseen(&self, offset: u64, into: &mut [u8], patience: Patience) -> Result<bool, DiskError> {
+        let length = into.len() as u64;
+        self.read_runs(offset, length, &mut [IoSliceMut::new(into)], patience)
+    }
+
+    fn read_runs(
+        &self,
+        offset: u64,
+        length: u64,
+        into: &mut [IoSliceMut<'_>],
+        patience: Patience,
+    ) -> Result<bool, DiskError> {
+        let mut from = 0;
+        while from < length {
+            let done = self.read_run(offset + from, from, length, into, patience)?;
+            match done {
+                Some(count) => from += count,
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads the bytes at `offset` whose blocks lie in a row; gives how many, or nothing when it would wait.
+    fn read_run(
+        &self,
+        offset: u64,
+        from: u64,
+        length: u64,
+        into: &mut [IoSliceMut<'_>],
+        patience: Patience,
+    ) -> Result<Option<u64>, DiskError> {
+        let (block, within) = (offset / BLOCK_BYTES, offset % BLOCK_BYTES);
+        let position = Position::of(block);
+        let blocks = (within + length - from).div_ceil(BLOCK_BYTES) as usize;
+        let inside = self.enter(position.stripe)?;
+        let run = {
+            let map = self.stripes[position.stripe].map();
+            map::run(map.tree.leaf(position.leaf).map(|leaf| &**leaf), position.index, blocks, |_| true)
+        };
+        let count = (run.count as u64 * BLOCK_BYTES - within).min(length - from);
+        let part = Part { offset, from, length: count };
+        let done = match (run.state, &self.base) {
+            (State::Data(place), _) => {
+                let begin = byte_of(place) + within;
+                self.read_place(begin, part, length, into, patience)?
+            }
+            (State::Absent, Some(_)) => {
+                // Nothing of ours is read, and the source may take its time.
+                drop(inside);
+                self.read_base(part, into, patience)?
+            }
+            _ => each_slice(into, part, |slice, _| {
+                slice.fill(0);
+                Ok(true)
+            })?,
+        };
+        Ok(done.then_some(count))
+    }
+
+    fn read_place(
+        &self,
+        begin: u64,
+        part: Part,
+        length: u64,
+        into: &mut [IoSliceMut<'_>],
+        patience: Patience,
+    ) -> Result<bool, DiskError> {
+        if part.length == length {
+            return match patience {
+                Patience::Tries => self.data.try_read_slices(begin, into),
+                Patience::Waits => self.data.read_slices(begin, into).map(|()| true),
+            };
+        }
+        each_slice(into, part, |slice, offset| {
+            let at = begin + offset - part.offset;
+            match patience {
+                Patience::Tries => self.data.try_read_slices(at, &mut [IoSliceMut::new(slice)]),
+                Patience::Waits => self.data.read_at(at, slice).map(|()| true),
+            }
+        })
+    }
+
+    fn read_base(&self, part: Part, into: &mut [IoSliceMut<'_>], patience: Patience) -> Result<bool, DiskError> {
+        let Some(base) = &self.base else { return Ok(true) };
+        each_slice(into, part, |slice, offset| match patience {
+            Patience::Tries => Ok(base.try_read(offset, slice)?),
+            Patience::Waits => base.read(offset, slice).map(|()| true).map_err(DiskError::from),
+        })
+    }
+}
+
+/// Calls `each` with the parts of slices that a part of the request covers, and with where on the disk each begins,
+/// until it says no.
+fn each_slice(
+    into: &mut [IoSliceMut<'_>],
+    part: Part,
+    mut each: impl FnMut(&mut [u8], u64) -> Result<bool, DiskError>,
+) -> Result<bool, DiskError> {
+    let (mut begin, end) = (0, part.from + part.length);
+    for slice in into {
+        let slice_end = begin + slice.len() as u64;
+        let (low, high) = (begin.max(part.from), slice_end.min(end));
+        if low < high {
+            let bytes = &mut slice[(low - begin) as usize..(high - begin) as usize];
+            if !each(bytes, part.offset + low - part.from)? {
+                return Ok(false);
+            }
+        }
+        begin = slice_end;
+        if begin >= end {
+            break;
+        }
+    }
+    Ok(true)
+}

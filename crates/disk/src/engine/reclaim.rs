@@ -1,0 +1,34 @@
+//! Places that nobody needs any more become free, and their space goes back to the file system.
+
+use std::sync::PoisonError;
+
+use super::{Core, byte_of};
+use crate::{BLOCK_BYTES, DiskError};
+
+impl Core {
+    /// Frees places that no durable map names, once no request can still reach them. One caller at a time.
+    pub(super) fn reclaim(&self) {
+        let mut places = std::mem::take(&mut *self.reclaimable.lock().unwrap_or_else(PoisonError::into_inner));
+        if places.is_empty() {
+            return;
+        }
+        self.grace.wait();
+        places.sort_unstable();
+        for run in places.chunk_by(|one, next| one + 1 == *next) {
+            // The space is given back before the place is: nobody writes there meanwhile.
+            if let Err(error) = self.data.punch(byte_of(run[0]), run.len() as u64 * BLOCK_BYTES) {
+                tracing::warn!(%error, "freed space is not given back until it is used again");
+            }
+            run.iter().for_each(|place| self.space.free(*place));
+        }
+    }
+
+    /// After a crash: whatever lies in places that no map names goes back to the file system.
+    pub(super) fn clear_free_space(&self) -> Result<(), DiskError> {
+        let (ranges, end) = self.space.free_ranges();
+        for range in ranges {
+            self.data.punch(range.start * BLOCK_BYTES, (range.end - range.start) * BLOCK_BYTES)?;
+        }
+        if self.data.len()? > end * BLOCK_BYTES { self.data.set_len(end * BLOCK_BYTES) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,258 @@
+//! After a power cut every flushed write is there, every sector is old or new and never another's; after a killed
+//! process every acknowledged write is there. Any instant, any subset of what was not synchronized.
+
+use std::collections::BTreeMap;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+use crate::storage::record::{Cut, Recording};
+use crate::{At, View};
+
+const SIZE: u64 = 2 * 512 * BLOCK_BYTES;
+const SECTORS: u64 = SIZE / SECTOR_BYTES;
+/// Blocks that are used: few, so that they are overwritten often.
+const HOT_BLOCKS: u64 = 24;
+
+/// What a sector got, by the number of events before and after.
+struct Written {
+    begin: usize,
+    end: usize,
+    version: u64,
+}
+
+/// The version of each sector that was written.
+type Versions = BTreeMap<u64, u64>;
+
+#[derive(Default)]
+struct History {
+    sectors: BTreeMap<u64, Vec<Written>>,
+    /// Begin and end of each flush that was acknowledged.
+    flushes: Vec<(usize, usize)>,
+    /// Begin and end of the taking, begin of the deletion, and the sectors' versions.
+    snapshots: Vec<(String, usize, usize, usize, Versions)>,
+    /// The newest version.
+    version: u64,
+}
+
+fn sector(number: u64, version: u64) -> [u8; SECTOR] {
+    let mut bytes = [0; SECTOR];
+    if version != 0 {
+        for word in bytes.chunks_exact_mut(16) {
+            word[..8].copy_from_slice(&number.to_le_bytes());
+            word[8..].copy_from_slice(&version.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// The version that a sector's bytes are of; none when they are another sector's or a mixture.
+fn version(number: u64, bytes: &[u8]) -> Option<u64> {
+    let version = u64::from_le_bytes(bytes[8..16].try_into().unwrap());
+    (bytes == sector(number, version)).then_some(version)
+}
+
+impl History {
+    fn latest(&self) -> BTreeMap<u64, u64> {
+        self.sectors.iter().map(|(number, list)| (*number, list.last().unwrap().version)).collect()
+    }
+
+    /// The versions that a sector may have after `count` events, when what ended before `safe` cannot be lost.
+    fn allowed(&self, number: u64, count: usize, safe: usize) -> Vec<u64> {
+        let Some(list) = self.sectors.get(&number) else { return vec![0] };
+        let durable = list.iter().rposition(|written| written.end <= safe);
+        let from = durable.unwrap_or(0);
+        let later = list[from..].iter().filter(|written| written.begin <= count).map(|written| written.version);
+        later.chain(durable.is_none().then_some(0)).collect()
+    }
+}
+
+/// Does any requests for a while and remembers what each may have left.
+fn work(disk: &Disk, recording: &Recording, random: &mut StdRng, steps: u64, history: &mut History) {
+    let events = || recording.recorder.len();
+    let mut kept = Vec::new();
+    for step in 0..steps {
+        let begin = events();
+        let block = random.random_range(0..HOT_BLOCKS) * 41 % (SIZE / BLOCK_BYTES - 8);
+        match random.random_range(0..100) {
+            0..60 => {
+                let is_whole = random.random_bool(0.7);
+                let first = block * 8 + if is_whole { 0 } else { random.random_range(0..7) };
+                let count = if is_whole { 8 * random.random_range(1..4) } else { random.random_range(1..9) };
+                history.version += 1;
+                let version = history.version;
+                let data: Vec<u8> = (first..first + count).flat_map(|number| sector(number, version)).collect();
+                disk.write(first * SECTOR_BYTES, &data, &[]).unwrap();
+                note(history, first, count, begin, events(), version);
+            }
+            60..68 => {
+                disk.discard(block * BLOCK_BYTES, 2 * BLOCK_BYTES).unwrap();
+                note(history, block * 8, 16, begin, events(), 0);
+            }
+            68..82 => {
+                disk.flush().unwrap();
+                history.flushes.push((begin, events()));
+            }
+            82..86 => {
+                let name = format!("{begin} {step}");
+                disk.snapshot(&name).unwrap();
+                history.flushes.push((begin, events()));
+                let versions = history.latest();
+                history.snapshots.push((name, begin, events(), usize::MAX, versions));
+            }
+            86..88 => {
+                if let Some(entry) = history.snapshots.iter_mut().find(|entry| entry.3 == usize::MAX) {
+                    entry.3 = begin;
+                    disk.delete_snapshot(&entry.0).unwrap();
+                    history.flushes.push((begin, events()));
+                }
+            }
+            88..92 => kept.push(disk.cut().unwrap()),
+            92..95 => kept.drain(..).for_each(|epoch| disk.release(epoch).unwrap()),
+            95..97 => {
+                disk.core().checkpoint().unwrap();
+            }
+            _ => {
+                // What is free is used again soon: the background is given time.
+                disk.core().signal.wake();
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+    }
+}
+
+fn note(history: &mut History, first: u64, count: u64, begin: usize, end: usize, version: u64) {
+    for number in first..first + count {
+        history.sectors.entry(number).or_default().push(Written { begin, end, version });
+    }
+}
+
+fn check(home: &Path, history: &History, count: usize, cut: Cut, what: &str) {
+    let report = Disk::check(home).unwrap();
+    assert!(report.is_sound(), "{what}: {report:?}");
+    let disk = Disk::open(home, options(None)).unwrap();
+    let safe = match cut {
+        Cut::Killed => count,
+        Cut::Power { .. } => history.flushes.iter().rfind(|flush| flush.1 <= count).map_or(0, |flush| flush.0),
+    };
+    let content = read(&disk, 0, SIZE as usize);
+    for number in 0..SECTORS {
+        let bytes = &content[(number * SECTOR_BYTES) as usize..][..SECTOR];
+        let found = version(number, bytes).unwrap_or_else(|| panic!("{what}: sector {number} is another's: {bytes:?}"));
+        let allowed = history.allowed(number, count, safe);
+        assert!(allowed.contains(&found), "{what}: sector {number} is {found}, not one of {allowed:?}");
+    }
+    for (name, begin, end, deleted, versions) in &history.snapshots {
+        let view = disk.view(&At::Snapshot(name.clone()));
+        assert!(view.is_ok() || *end > count || *deleted <= count, "{what}: snapshot {name} is lost");
+        if let Ok(view) = view {
+            assert!(*begin <= count, "{what}: snapshot {name} was not taken yet");
+            check_snapshot(&view, versions, what);
+        }
+    }
+    // And it works on.
+    disk.write(0, &[1; BLOCK], &[]).unwrap();
+    disk.close().unwrap();
+    assert!(Disk::check(home).unwrap().is_sound(), "{what}");
+    // And what it has closed is there, in the boot in which much may have been told to a successor.
+    let disk = Disk::open(home, options(None)).unwrap();
+    let closed = [&[1; BLOCK], &content[BLOCK..]].concat();
+    assert!(disk.was_closed() && read(&disk, 0, SIZE as usize) == closed, "{what}: closing has changed the content");
+}
+
+fn check_snapshot(view: &View, versions: &BTreeMap<u64, u64>, what: &str) {
+    let content = whole(view);
+    for number in 0..SECTORS {
+        let bytes = &content[(number * SECTOR_BYTES) as usize..][..SECTOR];
+        assert_eq!(version(number, bytes), Some(versions.get(&number).copied().unwrap_or(0)), "{what}: {number}");
+    }
+}
+
+fn run(seed: u64, steps: u64, cuts: u64) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let recording = Recording::begin(home.path());
+    create(home.path(), SIZE);
+    let created = recording.recorder.len();
+    let mut history = History::default();
+    // Each but the first takes over from one that was killed, and may lose power while it does.
+    for _ in 0..3 {
+        let disk = Disk::open(home.path(), options(None)).unwrap();
+        work(&disk, &recording, &mut random, steps, &mut history);
+    }
+    let events = recording.recorder.len();
+    for number in 0..cuts {
+        let count = random.random_range(created..=events);
+        let cut = if number % 3 == 0 { Cut::Killed } else { Cut::Power { seed: random.random() } };
+        let after = tempfile::tempdir_in("/dev/shm").unwrap();
+        recording.recorder.rebuild(count, cut, after.path());
+        check(after.path(), &history, count, cut, &format!("seed {seed}, {count} of {events} events, {cut:?}"));
+    }
+}
+
+#[test]
+fn b2_b3_no_flushed_write_is_lost_by_a_power_cut_and_no_acknowledged_one_by_a_kill() {
+    for seed in 0..4 {
+        run(seed, 150, 40);
+    }
+}
+
+/// A process is killed after every single thing that it does to its files, checkpoints and openings among them.
+#[test]
+fn b3_a_kill_at_any_event_loses_nothing() {
+    let mut random = StdRng::seed_from_u64(7);
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let recording = Recording::begin(home.path());
+    create(home.path(), SIZE);
+    let created = recording.recorder.len();
+    let mut history = History::default();
+    for _ in 0..3 {
+        let disk = Disk::open(home.path(), options(None)).unwrap();
+        work(&disk, &recording, &mut random, 12, &mut history);
+        disk.core().checkpoint().unwrap();
+        work(&disk, &recording, &mut random, 12, &mut history);
+    }
+    for count in created..=recording.recorder.len() {
+        let after = tempfile::tempdir_in("/dev/shm").unwrap();
+        recording.recorder.rebuild(count, Cut::Killed, after.path());
+        check(after.path(), &history, count, Cut::Killed, &format!("killed after {count} events"));
+    }
+}
+
+/// The control: a recording whose synchronizations are ignored must be found out.
+#[test]
+fn control_a_disk_whose_flushes_do_nothing_is_found_out() {
+    let found_out = std::panic::catch_unwind(|| {
+        let home = tempfile::tempdir_in("/dev/shm").unwrap();
+        let recording = Recording::begin(home.path());
+        create(home.path(), SIZE);
+        let disk = Disk::open(home.path(), options(None)).unwrap();
+        let mut history = History::default();
+        work(&disk, &recording, &mut StdRng::seed_from_u64(1), 300, &mut history);
+        let events = recording.recorder.len();
+        drop(disk);
+        recording.recorder.forget_synchronizations("data");
+        for seed in 0..60 {
+            let after = tempfile::tempdir_in("/dev/shm").unwrap();
+            recording.recorder.rebuild(events, Cut::Power { seed }, after.path());
+            check(after.path(), &history, events, Cut::Power { seed }, "control");
+        }
+    });
+    assert!(found_out.is_err());
+}
+
+/// A killed process's successor notes in the journal what it was told: what a snapshot has must stay the snapshot's.
+#[test]
+fn b3_a_snapshot_survives_a_kill_two_openings_and_a_write() {
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    create(home.path(), SIZE);
+    let disk = Disk::open(home.path(), options(None)).unwrap();
+    disk.write(0, &[1; BLOCK], &[]).unwrap();
+    disk.snapshot("one").unwrap();
+    drop(disk);
+    Disk::open(home.path(), options(None)).unwrap().close().unwrap();
+    let disk = Disk::open(home.path(), options(None)).unwrap();
+    disk.write(0, &[2; BLOCK], &[]).unwrap();
+    assert_eq!(whole(&disk.view(&At::Snapshot("one".into())).unwrap())[..BLOCK], [1; BLOCK]);
+}

@@ -1,0 +1,315 @@
+//! The content of a disk at one moment, to read.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::moments::Moment;
+use super::{Core, Patience, byte_of};
+use crate::format::SnapshotRecord;
+use crate::format::header::Header;
+use crate::format::load;
+use crate::format::recent::Boot;
+use crate::lease::SnapshotLock;
+use crate::map::{self, LEAF_BLOCKS, Leaf, Position, Roots, Run, State};
+use crate::source::{self, Extent, Hydration, Source, SourceError};
+use crate::storage::{Folder, StoredFile};
+use crate::{BLOCK_BYTES, DiskError, Snapshot};
+
+/// How often a disk is read again that its owner changes at the same time.
+const READINGS_MAX: usize = 100;
+
+/// The content of a disk at one moment.
+///
+/// Of an epoch or a snapshot it never changes, and what it needs is kept while it lives. It ends with the disk's close,
+/// but for one that [`View::open`] made.
+pub struct View(Kind);
+
+enum Kind {
+    /// What the disk holds now.
+    Current(Arc<Core>),
+    /// A moment of a disk that is open here.
+    Moment(Arc<Core>, Arc<Moment>),
+    /// A snapshot of a disk that may be open elsewhere.
+    Elsewhere(Box<Elsewhere>),
+}
+
+struct Elsewhere {
+    directory: PathBuf,
+    size_bytes: u64,
+    data: StoredFile,
+    base: Option<Arc<dyn Source>>,
+    roots: Roots,
+    _lock: SnapshotLock,
+}
+
+impl fmt::Debug for View {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "View({})", self.describe())
+    }
+}
+
+impl View {
+    pub(crate) fn current(core: Arc<Core>) -> View {
+        View(Kind::Current(core))
+    }
+
+    pub(crate) fn moment(core: Arc<Core>, moment: Arc<Moment>) -> View {
+        View(Kind::Moment(core, moment))
+    }
+
+    /// Reads a snapshot of a disk that somebody else may have open. It cannot be deleted meanwhile.
+    ///
+    /// # Errors
+    /// There is no such disk or snapshot, or its base cannot be opened.
+    pub fn open(directory: &Path, snapshot: &str) -> Result<View, DiskError> {
+        View::open_known(directory, snapshot).map(|(view, _, _)| view)
+    }
+
+    /// The same, with the disk's uuid and what is known of the snapshot.
+    pub(crate) fn open_known(directory: &Path, snapshot: &str) -> Result<(View, String, Snapshot), DiskError> {
+        let (header, folder) = (Header::read(directory)?, Folder::open(directory)?);
+        let number = find(&folder, &header, snapshot)?.0.number;
+        let lock = SnapshotLock::shared(directory, snapshot, number)?;
+        // Only now nobody deletes it: it must still be there.
+        let (found, roots) = find(&folder, &header, snapshot)?;
+        if found.number != number {
+            return Err(DiskError::SnapshotInUse { name: snapshot.to_owned() });
+        }
+        let base =
+            header.base.as_ref().map(|base| source::open_beside(base, directory, header.copy_base)).transpose()?;
+        let view = View(Kind::Elsewhere(Box::new(Elsewhere {
+            directory: directory.to_owned(),
+            size_bytes: header.size_bytes,
+            data: folder.open_file(super::open::DATA, false)?,
+            base,
+            roots,
+            _lock: lock,
+        })));
+        Ok((view, header.uuid, found.snapshot))
+    }
+
+    /// The disk's uuid and what is known of the snapshot, without opening it.
+    pub(crate) fn which(directory: &Path, snapshot: &str) -> Result<(String, Snapshot), DiskError> {
+        let (header, folder) = (Header::read(directory)?, Folder::open(directory)?);
+        let (found, _) = find(&folder, &header, snapshot)?;
+        Ok((header.uuid, found.snapshot))
+    }
+
+    fn base(&self) -> Option<&Arc<dyn Source>> {
+        match &self.0 {
+            Kind::Current(core) | Kind::Moment(core, _) => core.base.as_ref(),
+            Kind::Elsewhere(elsewhere) => elsewhere.base.as_ref(),
+        }
+    }
+
+    fn data(&self) -> &StoredFile {
+        match &self.0 {
+            Kind::Current(core) | Kind::Moment(core, _) => &core.data,
+            Kind::Elsewhere(elsewhere) => &elsewhere.data,
+        }
+    }
+
+    /// The blocks in a row at `block`, at most `limit`.
+    fn run(&self, block: u64, limit: u64) -> Run {
+        let position = Position::of(block);
+        let limit = limit.min(LEAF_BLOCKS) as usize;
+        let find = |leaf: Option<&Arc<Leaf>>| map::run(leaf.map(|leaf| &**leaf), position.index, limit, |_| true);
+        match &self.0 {
+            Kind::Current(core) => find(core.stripes[position.stripe].map().tree.leaf(position.leaf)),
+            Kind::Moment(_, moment) => find(moment.roots.leaf_of(block)),
+            Kind::Elsewhere(elsewhere) => find(elsewhere.roots.leaf_of(block)),
+        }
+    }
+
+    /// What a run's state means, with the base behind it.
+    fn is_zero(&self, state: State) -> bool {
+        match state {
+            State::Data(_) => false,
+            State::Zero => true,
+            State::Absent => self.base().is_none(),
+        }
+    }
+
+    /// Places are another's as soon as the disk is closed: what was read before is right only if it is open after.
+    fn check_open(&self) -> Result<(), SourceError> {
+        match &self.0 {
+            Kind::Current(core) | Kind::Moment(core, _) => core.check_open().map_err(|error| self.failed(&error)),
+            Kind::Elsewhere(_) => Ok(()),
+        }
+    }
+
+    fn failed(&self, error: &DiskError) -> SourceError {
+        SourceError { source_name: self.describe(), reason: error.to_string() }
+    }
+
+    /// Reads what a kept moment says; behind the disk's end are zeros.
+    fn read_kept(&self, offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset + done as u64;
+            let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
+            let rest = (into.len() - done) as u64;
+            let run = self.run(block, (within + rest).div_ceil(BLOCK_BYTES));
+            let count = (run.count as u64 * BLOCK_BYTES - within).min(rest) as usize;
+            let part = &mut into[done..done + count];
+            match (run.state, self.base()) {
+                (State::Data(place), _) => {
+                    self.data().read_at(byte_of(place) + within, part).map_err(|error| self.failed(&error))?;
+                }
+                (State::Absent, Some(base)) => base.read(at, part)?,
+                _ => part.fill(0),
+            }
+            done += count;
+        }
+        Ok(())
+    }
+}
+
+/// A snapshot's record and map. Its owner may replace the files meanwhile: then they are read again.
+fn find(folder: &Folder, header: &Header, name: &str) -> Result<(SnapshotRecord, Roots), DiskError> {
+    let mut readings = 1..READINGS_MAX;
+    let loaded = loop {
+        match load::load(folder, header, Boot::default()) {
+            Ok(loaded) => break loaded,
+            Err(error) if readings.next().is_none() => return Err(error),
+            Err(_) => std::thread::yield_now(),
+        }
+    };
+    let found = loaded.snapshots.into_iter().find(|(record, _)| record.snapshot.name == name);
+    found.ok_or_else(|| DiskError::UnknownSnapshot { name: name.to_owned() })
+}
+
+impl Source for View {
+    fn size_bytes(&self) -> u64 {
+        match &self.0 {
+            Kind::Current(core) | Kind::Moment(core, _) => core.header.size_bytes,
+            Kind::Elsewhere(elsewhere) => elsewhere.size_bytes,
+        }
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
+        let there = self.size_bytes().saturating_sub(offset).min(into.len() as u64) as usize;
+        let (into, behind_end) = into.split_at_mut(there);
+        behind_end.fill(0);
+        match &self.0 {
+            Kind::Current(core) => {
+                core.read_unseen(offset, into, Patience::Waits).map(|_| ()).map_err(|error| self.failed(&error))
+            }
+            _ => {
+                self.read_kept(offset, into)?;
+                self.check_open()
+            }
+        }
+    }
+
+    fn is_local(&self, offset: u64, length: u64) -> bool {
+        let Some(base) = self.base() else { return true };
+        let end = offset.saturating_add(length).min(self.size_bytes());
+        let mut at = offset;
+        while at < end {
+            let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
+            let run = self.run(block, (within + end - at).div_ceil(BLOCK_BYTES));
+            let count = (run.count as u64 * BLOCK_BYTES - within).min(end - at);
+            if run.state == State::Absent && !base.is_local(at, count) {
+                return false;
+            }
+            at += count;
+        }
+        true
+    }
+
+    fn extents(&self, range: Range<u64>) -> Result<Vec<Extent>, SourceError> {
+        self.check_open()?;
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut push = |extent: Extent| match extents.last_mut() {
+            Some(last) if last.is_zero == extent.is_zero => last.range.end = extent.range.end,
+            _ => extents.push(extent),
+        };
+        let end = range.end.min(self.size_bytes());
+        let mut at = range.start;
+        while at < end {
+            let (block, within) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
+            let run = self.run(block, (within + end - at).div_ceil(BLOCK_BYTES));
+            let part = at..at + (run.count as u64 * BLOCK_BYTES - within).min(end - at);
+            at = part.end;
+            match (run.state, self.base()) {
+                (State::Absent, Some(base)) => base.extents(part)?.into_iter().for_each(&mut push),
+                (state, _) => push(Extent { range: part, is_zero: self.is_zero(state) }),
+            }
+        }
+        if range.end > at {
+            push(Extent { range: at..range.end, is_zero: true });
+        }
+        Ok(extents)
+    }
+
+    fn hydration(&self) -> Option<Hydration> {
+        self.base()?.hydration()
+    }
+
+    fn close(&self) {
+        // The base of a disk that is open here is the disk's to close.
+        if let Kind::Elsewhere(elsewhere) = &self.0
+            && let Some(base) = &elsewhere.base
+        {
+            base.close();
+        }
+    }
+
+    fn describe(&self) -> String {
+        match &self.0 {
+            Kind::Current(core) | Kind::Moment(core, _) => core.describe(),
+            Kind::Elsewhere(elsewhere) => elsewhere.directory.display().to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::{CreateOptions, Disk, OpenOptions};
+
+    #[derive(Default)]
+    struct Far {
+        is_closed: AtomicBool,
+    }
+
+    impl Source for Far {
+        fn size_bytes(&self) -> u64 {
+            BLOCK_BYTES
+        }
+
+        fn read(&self, _: u64, _: &mut [u8]) -> Result<(), SourceError> {
+            Ok(())
+        }
+
+        fn close(&self) {
+            self.is_closed.store(true, Ordering::SeqCst);
+        }
+
+        fn describe(&self) -> String {
+            "far".into()
+        }
+    }
+
+    #[test]
+    fn b12_a_snapshot_that_is_a_base_ends_what_waits_for_its_own_base() {
+        let home = tempfile::tempdir_in("/dev/shm").unwrap();
+        let made = CreateOptions { size_bytes: BLOCK_BYTES, base: None, copy_base: false };
+        Disk::create(home.path(), &made).unwrap();
+        let disk = Disk::open(home.path(), OpenOptions::default()).unwrap();
+        disk.snapshot("one").unwrap();
+        let mut view = View::open(home.path(), "one").unwrap();
+        let far = Arc::new(Far::default());
+        let Kind::Elsewhere(elsewhere) = &mut view.0 else { panic!("opened by its directory") };
+        elsewhere.base = Some(far.clone());
+        view.close();
+        assert!(far.is_closed.load(Ordering::SeqCst));
+        drop(view);
+        disk.close().unwrap();
+    }
+}

@@ -1,0 +1,284 @@
+//! Threads for requests that may wait.
+//!
+//! Three lanes, so that nobody waits behind what takes longer: what the local disk answers, what another host answers,
+//! and flushes, of which all that wait are done as one.
+
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Core, Patience, View};
+use crate::source::Source;
+use crate::{Completion, DiskError, Request};
+
+/// Requests that wait in one lane; who submits more waits for room. Doors have fewer in flight than this.
+pub(crate) const QUEUE_MAX: usize = 4096;
+const LOCAL_THREADS_MAX: usize = 4;
+/// More than local ones: each waits for the network most of the time.
+const REMOTE_THREADS_MAX: usize = 16;
+/// Bytes that are zeroed at a time: then it is the others' turn, since one request may ask for 4 GiB.
+pub(super) const ZERO_STEP_BYTES: u64 = 4 << 20;
+
+type Result<T> = std::result::Result<T, DiskError>;
+
+/// A request on its way. Whoever takes the completion out calls it: its worker, or the close that waits no longer.
+struct Job {
+    request: Request,
+    /// Bytes of it that are zeroed already.
+    zeroed_bytes: u64,
+    completion: Arc<Mutex<Option<Completion>>>,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    running: Vec<Arc<Mutex<Option<Completion>>>>,
+    threads: usize,
+    idle: usize,
+    is_closed: bool,
+}
+
+struct Lane {
+    name: &'static str,
+    threads_max: usize,
+    state: Mutex<State>,
+    /// There is work, or no more to come.
+    work: Condvar,
+    /// Something was taken or done.
+    progress: Condvar,
+}
+
+/// The lanes of a disk.
+pub(crate) struct Workers {
+    core: Arc<Core>,
+    local: Arc<Lane>,
+    remote: Arc<Lane>,
+    flush: Arc<Lane>,
+}
+
+/// What a worker is at. Whoever waits for it is answered also when the worker panics, and another can take its place.
+struct Doing<'a> {
+    lane: &'a Lane,
+    completions: Vec<Arc<Mutex<Option<Completion>>>>,
+    /// What is left of it: it waits again, behind the others.
+    left: Option<Job>,
+}
+
+impl Drop for Doing<'_> {
+    fn drop(&mut self) {
+        let is_panicking = std::thread::panicking();
+        let mut state = self.lane.state();
+        state.running.retain(|running| !self.completions.iter().any(|done| Arc::ptr_eq(running, done)));
+        state.threads -= usize::from(is_panicking);
+        // Once the lane is closed its completion was called. The room in the queue is the one that it had.
+        let is_left = self.left.is_some() && !state.is_closed;
+        state.jobs.extend(self.left.take().filter(|_| is_left));
+        drop(state);
+        if is_left {
+            self.lane.work.notify_one();
+        }
+        for completion in self.completions.iter().filter(|_| is_panicking) {
+            complete(completion, Err(DiskError::Panicked));
+        }
+        self.lane.progress.notify_all();
+    }
+}
+
+fn complete(completion: &Mutex<Option<Completion>>, outcome: Result<Vec<u8>>) {
+    let taken = completion.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(completion) = taken {
+        completion(outcome);
+    }
+}
+
+impl Lane {
+    fn new(name: &'static str, threads_max: usize) -> Arc<Lane> {
+        Arc::new(Lane { name, threads_max, state: Mutex::default(), work: Condvar::new(), progress: Condvar::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn submit(self: &Arc<Lane>, core: &Arc<Core>, job: Job) {
+        let mut state = self.state();
+        while state.jobs.len() >= QUEUE_MAX && !state.is_closed {
+            state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.is_closed {
+            drop(state);
+            return complete(&job.completion, Err(DiskError::Closed));
+        }
+        state.jobs.push_back(job);
+        if state.idle < state.jobs.len() && state.threads < self.threads_max {
+            let (lane, its_core) = (self.clone(), core.clone());
+            let spawned = std::thread::Builder::new().name(self.name.into()).spawn(move || lane.work(&its_core));
+            match spawned {
+                Ok(_) => state.threads += 1,
+                // The threads that are there do it, later. Without any it is done here.
+                Err(error) if state.threads > 0 => tracing::warn!(%error, "a disk works with fewer threads"),
+                Err(_) => {
+                    let mut job = state.jobs.pop_back();
+                    drop(state);
+                    while let Some(step) = job {
+                        job = core.perform_all(vec![step]);
+                    }
+                    return;
+                }
+            }
+        }
+        drop(state);
+        self.work.notify_one();
+    }
+
+    /// The thread of a worker.
+    fn work(&self, core: &Core) {
+        loop {
+            let mut state = self.state();
+            state.idle += 1;
+            while state.jobs.is_empty() && !state.is_closed {
+                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            state.idle -= 1;
+            let count = if self.threads_max == 1 { state.jobs.len() } else { state.jobs.len().min(1) };
+            let jobs: Vec<Job> = state.jobs.drain(..count).collect();
+            if jobs.is_empty() {
+                state.threads -= 1;
+                return;
+            }
+            state.running.extend(jobs.iter().map(|job| job.completion.clone()));
+            drop(state);
+            let completions = jobs.iter().map(|job| job.completion.clone()).collect();
+            let mut doing = Doing { lane: self, completions, left: None };
+            doing.left = core.perform_all(jobs);
+        }
+    }
+
+    /// Waits until all is done, at most until the deadline; then takes nothing any more, and what is not done fails.
+    fn close(&self, deadline: Instant) {
+        let mut state = self.state();
+        while !state.jobs.is_empty() || !state.running.is_empty() {
+            let rest = deadline.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                break;
+            }
+            state = self.progress.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.is_closed = true;
+        let mut left = std::mem::take(&mut state.running);
+        left.extend(state.jobs.drain(..).map(|job| job.completion));
+        drop(state);
+        self.work.notify_all();
+        self.progress.notify_all();
+        left.iter().for_each(|completion| complete(completion, Err(DiskError::Closed)));
+    }
+
+    fn pending(&self) -> usize {
+        let state = self.state();
+        state.jobs.len() + state.running.len()
+    }
+}
+
+impl Workers {
+    pub(crate) fn new(core: Arc<Core>) -> Workers {
+        Workers {
+            core,
+            local: Lane::new("disk-local", LOCAL_THREADS_MAX),
+            remote: Lane::new("disk-remote", REMOTE_THREADS_MAX),
+            flush: Lane::new("disk-flush", 1),
+        }
+    }
+
+    pub(crate) fn submit(&self, request: Request, completion: Completion) {
+        let lane = match &request {
+            Request::Flush => &self.flush,
+            Request::Read { offset, length, .. } => self.lane(*offset, *length),
+            Request::Write { offset, data, .. } => self.lane(*offset, data.len() as u64),
+            // Whole blocks are zeros without a look at the base.
+            Request::Discard { offset, length } | Request::WriteZeroes { offset, length, .. }
+                if (offset | length).is_multiple_of(crate::BLOCK_BYTES) =>
+            {
+                &self.local
+            }
+            Request::Discard { offset, length } | Request::WriteZeroes { offset, length, .. } => {
+                self.lane(*offset, *length)
+            }
+        };
+        let completion = Arc::new(Mutex::new(Some(completion)));
+        lane.submit(&self.core, Job { request, zeroed_bytes: 0, completion });
+    }
+
+    fn lane(&self, offset: u64, length: u64) -> &Arc<Lane> {
+        // A partly written block needs the whole of the base's.
+        let (begin, length) = (offset & !(crate::BLOCK_BYTES - 1), length.saturating_add(2 * crate::BLOCK_BYTES));
+        let is_local = self.core.base.is_none() || View::current(self.core.clone()).is_local(begin, length);
+        if is_local { &self.local } else { &self.remote }
+    }
+
+    /// Waits for what was submitted, for `patience` at most, and then lets the rest fail.
+    pub(crate) fn close(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        [&self.local, &self.remote, &self.flush].into_iter().for_each(|lane| lane.close(deadline));
+    }
+
+    pub(crate) fn pending(&self) -> usize {
+        self.local.pending() + self.remote.pending() + self.flush.pending()
+    }
+}
+
+impl Core {
+    /// Does them; gives what is left of one that takes long.
+    fn perform_all(&self, jobs: Vec<Job>) -> Option<Job> {
+        let are_flushes = jobs.len() > 1;
+        if are_flushes && self.flush().is_ok() {
+            jobs.iter().for_each(|job| complete(&job.completion, Ok(Vec::new())));
+            return None;
+        }
+        let mut left = None;
+        for job in jobs {
+            match self.perform(&job.request, job.zeroed_bytes) {
+                Ok(Progress::Done(bytes)) => complete(&job.completion, Ok(bytes)),
+                Ok(Progress::Zeroed(zeroed_bytes)) => left = Some(Job { zeroed_bytes, ..job }),
+                Err(error) => complete(&job.completion, Err(error)),
+            }
+        }
+        left
+    }
+
+    /// Does a request, or the next step of one of which so many bytes are zeroed.
+    fn perform(&self, request: &Request, zeroed_bytes: u64) -> Result<Progress> {
+        let nothing = Progress::Done(Vec::new());
+        match request {
+            Request::Read { offset, length, pieces } => {
+                // Checked before memory is taken for it.
+                self.check_range(*offset, *length)?;
+                let mut bytes = vec![0; *length as usize];
+                self.read(*offset, &mut [IoSliceMut::new(&mut bytes)], pieces, Patience::Waits)?;
+                Ok(Progress::Done(bytes))
+            }
+            Request::Write { offset, data, pieces } => {
+                self.write(*offset, data, pieces, Patience::Waits).map(|_| nothing)
+            }
+            Request::Flush => self.flush().map(|()| nothing),
+            Request::Discard { offset, length } => self.zero_next(*offset, *length, true, zeroed_bytes),
+            Request::WriteZeroes { offset, length, may_unmap } => {
+                self.zero_next(*offset, *length, *may_unmap, zeroed_bytes)
+            }
+        }
+    }
+
+    fn zero_next(&self, offset: u64, length: u64, frees_space: bool, zeroed_bytes: u64) -> Result<Progress> {
+        let step = zeroed_bytes..zeroed_bytes.saturating_add(ZERO_STEP_BYTES);
+        let zeroed_bytes = self.zero_step(offset, length, frees_space, step)?;
+        Ok(if zeroed_bytes < length { Progress::Zeroed(zeroed_bytes) } else { Progress::Done(Vec::new()) })
+    }
+}
+
+/// How far a request is.
+enum Progress {
+    /// It is done; a read's bytes.
+    Done(Vec<u8>),
+    /// So many bytes are zeroed, and more is to be.
+    Zeroed(u64),
+}

@@ -1,0 +1,34 @@
+//! One client from its first byte to its last.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::replies::Replies;
+use super::transmission::Transmission;
+use super::{Shared, negotiation};
+use crate::nbd::socket::Socket;
+use crate::nbd::stream::Stream;
+
+/// A client that has not opened an export by then holds a place for nothing.
+const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Serves a client until it leaves, is lost, or the door closes; what it has begun is finished then, and its export given back.
+pub(super) fn serve(shared: &Arc<Shared>, socket: Arc<Socket>) -> io::Result<()> {
+    socket.set_deadline(Some(Instant::now() + NEGOTIATION_TIMEOUT))?;
+    let Some((stream, agreement)) = negotiation::negotiate(shared, Stream::plain(socket))? else { return Ok(()) };
+    let Stream { mut incoming, outgoing, socket, .. } = stream;
+    socket.set_deadline(None)?;
+    let replies = Arc::new(Replies::new(outgoing, socket, agreement.is_structured, Arc::clone(&shared.budget)));
+    let sender = Arc::clone(&replies);
+    let sender = thread::Builder::new().name("nbd-send".into()).spawn(move || sender.send_until_over())?;
+    let mut transmission = Transmission::new(Arc::clone(shared), agreement, Arc::clone(&replies));
+    let outcome = transmission.run(&mut incoming);
+    // Everything in flight first: only then may the export be given back, which ends with `transmission`.
+    replies.end();
+    if sender.join().is_err() {
+        return Err(io::Error::other("the sending thread panicked"));
+    }
+    outcome
+}

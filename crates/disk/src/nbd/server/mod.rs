@@ -1,0 +1,265 @@
+//! The door itself: who listens, who is connected, and how it ends.
+
+mod budget;
+mod connection;
+mod exports;
+mod negotiation;
+mod replies;
+#[cfg(test)]
+mod tests;
+mod transmission;
+mod workers;
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use tracing::{debug, warn};
+
+use super::address::{Address, Listener};
+use super::socket::Socket;
+use super::tls;
+use crate::{DiskError, TlsFiles};
+use budget::Budget;
+pub use exports::{Content, DiskExports, Export, ExportInformation, Exports, SourceExports};
+
+/// After a failed accept (no descriptors left) the next try waits so long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How a door is opened.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    /// Where clients come in. Port 0 is any free one: [`Server::addresses`] tells which.
+    pub addresses: Vec<Address>,
+    /// With certificates, every client must encrypt and show a certificate of the same authority.
+    pub tls: Option<TlsFiles>,
+    /// Connections at one time; one more is closed at once.
+    pub connections_max: usize,
+}
+
+impl ServerOptions {
+    /// Plain connections at one address, 128 at a time.
+    pub fn at(address: Address) -> ServerOptions {
+        ServerOptions { addresses: vec![address], tls: None, connections_max: 128 }
+    }
+}
+
+/// What a door did since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ServerStatistics {
+    /// Connections now.
+    pub connections: u64,
+    /// Connections ever.
+    pub connections_total: u64,
+    /// Requests received.
+    pub requests: u64,
+    /// Of them, answered with an error.
+    pub errors: u64,
+    /// Bytes sent for reads, holes included.
+    pub read_bytes: u64,
+    /// Bytes received for writes.
+    pub written_bytes: u64,
+}
+
+/// Counters behind [`ServerStatistics`].
+#[derive(Default)]
+struct Counters {
+    connections: AtomicU64,
+    requests: AtomicU64,
+    errors: AtomicU64,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
+}
+
+/// What all threads of a door share.
+struct Shared {
+    exports: Arc<dyn Exports>,
+    tls: Option<Arc<rustls::ServerConfig>>,
+    connections_max: usize,
+    counters: Counters,
+    budget: Arc<Budget>,
+    stopping: AtomicBool,
+    /// Sockets of living connections, to end them. Each connection removes its own.
+    sockets: Mutex<Vec<Weak<Socket>>>,
+    /// Told when a connection has ended.
+    ended: Condvar,
+}
+
+impl Shared {
+    fn sockets(&self) -> MutexGuard<'_, Vec<Weak<Socket>>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+}
+
+/// An open door. It closes when this is dropped, at once; [`stop`](Server::stop) lets requests finish before.
+pub struct Server {
+    shared: Arc<Shared>,
+    addresses: Vec<Address>,
+    wake: Arc<OwnedFd>,
+    listeners: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Opens the door: when this returns, clients can connect.
+    ///
+    /// # Errors
+    /// An address cannot be had, or the certificates cannot be used.
+    pub fn start(options: &ServerOptions, exports: Arc<dyn Exports>) -> Result<Server, DiskError> {
+        let failed = |error: io::Error| DiskError::io("listen for NBD at", Path::new("(event)"), error);
+        let shared = Arc::new(Shared {
+            exports,
+            tls: options.tls.as_ref().map(tls::server).transpose()?,
+            connections_max: options.connections_max,
+            counters: Counters::default(),
+            budget: Arc::default(),
+            stopping: AtomicBool::new(false),
+            sockets: Mutex::new(Vec::new()),
+            ended: Condvar::new(),
+        });
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?);
+        let mut server = Server { shared, addresses: Vec::new(), wake, listeners: Vec::new() };
+        for address in &options.addresses {
+            let at = address.to_string();
+            let failed = |error| DiskError::io("listen for NBD at", Path::new(&at), error);
+            let (listener, bound) = address.listen().map_err(failed)?;
+            let (shared, wake) = (Arc::clone(&server.shared), Arc::clone(&server.wake));
+            let thread = thread::Builder::new().name("nbd-listen".into());
+            let thread = thread.spawn(move || listen(&listener, &shared, &wake)).map_err(failed)?;
+            server.addresses.push(bound);
+            server.listeners.push(thread);
+        }
+        Ok(server)
+    }
+
+    /// Where clients can connect.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// What happened so far.
+    pub fn statistics(&self) -> ServerStatistics {
+        let counters = &self.shared.counters;
+        ServerStatistics {
+            connections: self.shared.sockets().len() as u64,
+            connections_total: counters.connections.load(Ordering::Relaxed),
+            requests: counters.requests.load(Ordering::Relaxed),
+            errors: counters.errors.load(Ordering::Relaxed),
+            read_bytes: counters.read_bytes.load(Ordering::Relaxed),
+            written_bytes: counters.written_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Closes the door: nobody new comes in, no new request is begun, what is in flight is finished and answered for as long as
+    /// `drain`, then connections are cut. Returns whether all were finished.
+    pub fn stop(mut self, drain: Duration) -> bool {
+        self.close_listeners();
+        let deadline = Instant::now() + drain;
+        for socket in self.shared.sockets().iter().filter_map(Weak::upgrade) {
+            // The connection's reader sees the end of the stream and lets what it has begun finish.
+            socket.shutdown(Shutdown::Read);
+        }
+        let mut sockets = self.shared.sockets();
+        while !sockets.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.shared.ended.wait_timeout(sockets, left);
+            sockets = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    fn close_listeners(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        // An eventfd takes a one unless its counter is full, and then it is readable anyway.
+        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        for thread in self.listeners.drain(..) {
+            if thread.join().is_err() {
+                warn!("a listener for NBD panicked");
+            }
+        }
+        for address in self.addresses.drain(..) {
+            if let Address::Unix(path) = address {
+                // Somebody may have removed it already.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close_listeners();
+        for socket in self.shared.sockets().iter().filter_map(Weak::upgrade) {
+            socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Lets clients in until the door closes.
+fn listen(listener: &Listener, shared: &Arc<Shared>, wake: &OwnedFd) {
+    while !shared.is_stopping() {
+        let mut waiting = [PollFd::new(listener, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+        if poll(&mut waiting, None).is_err() {
+            continue;
+        }
+        match listener.accept() {
+            Ok(socket) => begin(shared, socket),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                warn!(%error, "cannot accept a client of NBD");
+                thread::sleep(ACCEPT_PAUSE);
+            }
+        }
+    }
+}
+
+/// Gives a new client its thread.
+fn begin(shared: &Arc<Shared>, socket: Socket) {
+    let socket = Arc::new(socket);
+    {
+        let mut sockets = shared.sockets();
+        if sockets.len() >= shared.connections_max {
+            debug!(connections_max = shared.connections_max, "one NBD client too many");
+            return;
+        }
+        sockets.push(Arc::downgrade(&socket));
+    }
+    shared.counters.connections.fetch_add(1, Ordering::Relaxed);
+    let place = Place { shared: Arc::clone(shared), socket: Arc::downgrade(&socket) };
+    // When there is no thread to be had the place is given back as the closure is dropped.
+    let spawned = thread::Builder::new().name("nbd".into()).spawn(move || {
+        let place = place;
+        match connection::serve(&place.shared, socket) {
+            Ok(()) => debug!("an NBD client left"),
+            Err(error) => debug!(%error, "an NBD client was lost"),
+        }
+    });
+    if let Err(error) = spawned {
+        warn!(%error, "no thread for a client of NBD");
+    }
+}
+
+/// A connection's place among those that are allowed.
+struct Place {
+    shared: Arc<Shared>,
+    socket: Weak<Socket>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.shared.sockets().retain(|other| !Weak::ptr_eq(other, &self.socket));
+        self.shared.ended.notify_all();
+    }
+}

@@ -1,0 +1,270 @@
+//! Replies of one connection: in whatever order they are ready, and never more in flight than is allowed.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::budget::{Budget, OWN_BYTES};
+use crate::nbd::protocol::reply;
+use crate::nbd::socket::Socket;
+use crate::nbd::stream::Outgoing;
+
+/// Requests of one connection in flight: the next one waits. QEMU has 16, Linux 128.
+pub(super) const REQUESTS_MAX: usize = 128;
+
+/// Bytes of data that requests of one connection in flight may hold: the next one waits, but one is always let in.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// Replies are gathered up to this before they are sent.
+const GATHER_BYTES: usize = 128 << 10;
+
+/// Data of this length is sent from where it is.
+const GATHER_DATA_BYTES_MAX: usize = 32 << 10;
+
+/// A reply that waits to be sent.
+struct Reply {
+    head: Vec<u8>,
+    data: Vec<u8>,
+    weight: Weight,
+}
+
+/// Bytes that a request holds from when it is let in until its reply is sent.
+#[derive(Clone, Copy, Default)]
+struct Weight {
+    /// Of its connection's.
+    bytes: u64,
+    /// Of them, of what all connections of the door share.
+    common_bytes: u64,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Reply>,
+    requests: usize,
+    weight: Weight,
+    /// The client is not there any more: replies are dropped.
+    is_lost: bool,
+    /// No more requests come.
+    is_over: bool,
+}
+
+/// The replies of a connection.
+pub(super) struct Replies {
+    state: Mutex<State>,
+    /// Told when a reply waits that the reading thread does not send itself.
+    waiting: Condvar,
+    /// Told when replies have gone.
+    gone: Condvar,
+    outgoing: Mutex<Sending>,
+    socket: Arc<Socket>,
+    is_structured: bool,
+    budget: Arc<Budget>,
+}
+
+struct Sending {
+    outgoing: Outgoing,
+    gathered: Vec<u8>,
+}
+
+impl Replies {
+    pub(super) fn new(outgoing: Outgoing, socket: Arc<Socket>, is_structured: bool, budget: Arc<Budget>) -> Replies {
+        Replies {
+            state: Mutex::default(),
+            waiting: Condvar::new(),
+            gone: Condvar::new(),
+            outgoing: Mutex::new(Sending { outgoing, gathered: Vec::with_capacity(GATHER_BYTES) }),
+            socket,
+            is_structured,
+            budget,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets a request in whose data is so long, when there is room here and among all connections.
+    pub(super) fn admit(self: &Arc<Self>, cookie: u64, data_bytes: u64) -> Ticket {
+        let is_full = |state: &mut State| {
+            state.requests >= REQUESTS_MAX
+                || (state.requests > 0 && state.weight.bytes.saturating_add(data_bytes) > BYTES_MAX)
+        };
+        let mut state = self.state();
+        if is_full(&mut state) {
+            drop(state);
+            // What waits to be sent by this thread takes up the room.
+            self.send_waiting();
+            state = self.gone.wait_while(self.state(), is_full).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.requests += 1;
+        let own_bytes = state.weight.bytes - state.weight.common_bytes;
+        let mut weight = Weight { bytes: data_bytes, common_bytes: 0 };
+        if own_bytes + data_bytes > OWN_BYTES {
+            weight.common_bytes = data_bytes;
+        }
+        state.weight.bytes += weight.bytes;
+        state.weight.common_bytes += weight.common_bytes;
+        drop(state);
+        if weight.common_bytes > 0 {
+            // What others wait for may be what waits to be sent by this thread.
+            self.send_waiting();
+            self.budget.take(weight.common_bytes);
+        }
+        Ticket { replies: Arc::clone(self), cookie, weight, is_answered: false }
+    }
+
+    /// Sends all that waits.
+    pub(super) fn send_waiting(&self) {
+        let mut sending = self.outgoing.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let batch = {
+                let mut state = self.state();
+                if state.queue.is_empty() {
+                    return;
+                }
+                std::mem::take(&mut state.queue)
+            };
+            let outcome = if self.state().is_lost { Ok(()) } else { sending.send(&batch) };
+            let mut state = self.state();
+            if outcome.is_err() && !state.is_lost {
+                state.is_lost = true;
+                self.socket.shutdown(Shutdown::Both);
+            }
+            state.requests -= batch.len();
+            let common_bytes = batch.iter().map(|reply| reply.weight.common_bytes).sum();
+            state.weight.bytes -= batch.iter().map(|reply| reply.weight.bytes).sum::<u64>();
+            state.weight.common_bytes -= common_bytes;
+            drop(state);
+            drop(batch);
+            self.budget.give(common_bytes);
+            self.gone.notify_all();
+        }
+    }
+
+    /// Sends what other threads have finished, until the connection is over: the work of its second thread.
+    pub(super) fn send_until_over(&self) {
+        loop {
+            let idle = |state: &mut State| state.queue.is_empty() && !state.is_over;
+            let state = self.waiting.wait_while(self.state(), idle).unwrap_or_else(PoisonError::into_inner);
+            let is_over = state.is_over && state.queue.is_empty();
+            drop(state);
+            if is_over {
+                return;
+            }
+            self.send_waiting();
+        }
+    }
+
+    /// Waits until all that was let in is answered, and ends the connection.
+    pub(super) fn end(&self) {
+        self.send_waiting();
+        let state = self.gone.wait_while(self.state(), |state| state.requests > 0);
+        state.unwrap_or_else(PoisonError::into_inner).is_over = true;
+        self.waiting.notify_all();
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner).outgoing.finish();
+    }
+
+    fn push(&self, reply: Reply) {
+        self.state().queue.push_back(reply);
+    }
+}
+
+impl Sending {
+    fn send(&mut self, batch: &VecDeque<Reply>) -> io::Result<()> {
+        for reply in batch {
+            self.gathered.extend(&reply.head);
+            if reply.data.len() > GATHER_DATA_BYTES_MAX {
+                self.send_gathered()?;
+                self.outgoing.write_all(&reply.data)?;
+            } else {
+                self.gathered.extend(&reply.data);
+            }
+            if self.gathered.len() > GATHER_BYTES - GATHER_DATA_BYTES_MAX {
+                self.send_gathered()?;
+            }
+        }
+        self.send_gathered()
+    }
+
+    fn send_gathered(&mut self) -> io::Result<()> {
+        let outcome = self.outgoing.write_all(&self.gathered);
+        self.gathered.clear();
+        outcome
+    }
+}
+
+/// A request that was let in. It is answered once; dropped without an answer it fails.
+pub(super) struct Ticket {
+    replies: Arc<Replies>,
+    cookie: u64,
+    weight: Weight,
+    is_answered: bool,
+}
+
+impl Ticket {
+    fn answer(&mut self, head: Vec<u8>, data: Vec<u8>) {
+        self.is_answered = true;
+        self.replies.push(Reply { head, data, weight: self.weight });
+    }
+
+    /// It is done.
+    pub(super) fn done(mut self) {
+        self.answer(reply::simple(0, self.cookie), Vec::new());
+    }
+
+    /// It failed.
+    pub(super) fn fail(mut self, errno: u32, reason: &str) {
+        self.answer_failure(errno, reason);
+    }
+
+    fn answer_failure(&mut self, errno: u32, reason: &str) {
+        let head = if self.replies.is_structured {
+            reply::failure(self.cookie, errno, reason)
+        } else {
+            reply::simple(errno, self.cookie)
+        };
+        self.answer(head, Vec::new());
+    }
+
+    /// It read this from `offset` on.
+    pub(super) fn data(mut self, offset: u64, data: Vec<u8>) {
+        let (cookie, length) = (self.cookie, data.len());
+        if !self.replies.is_structured {
+            self.answer(reply::simple(0, cookie), data);
+        } else if length == 0 {
+            self.answer(reply::nothing(cookie), data);
+        } else if is_zero(&data) {
+            self.answer(reply::hole(cookie, offset, length as u32), Vec::new());
+        } else {
+            self.answer(reply::data_head(cookie, offset, length), data);
+        }
+    }
+
+    /// It found these extents: lengths and states.
+    pub(super) fn states(mut self, context: u32, extents: &[(u32, u32)]) {
+        self.answer(reply::status(self.cookie, context, extents), Vec::new());
+    }
+
+    /// Wakes the sending thread once this is answered: for answers from threads other than the reading one.
+    pub(super) fn elsewhere(self, answer: impl FnOnce(Ticket)) {
+        let replies = Arc::clone(&self.replies);
+        answer(self);
+        replies.waiting.notify_one();
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.answer_failure(libc::EIO as u32, "the request was given up");
+            self.replies.waiting.notify_one();
+        }
+    }
+}
+
+/// Whether there is nothing but zeros: compared as memory, page by page.
+fn is_zero(data: &[u8]) -> bool {
+    static ZEROS: [u8; 4096] = [0; 4096];
+    data.chunks(ZEROS.len()).all(|part| part == &ZEROS[..part.len()])
+}

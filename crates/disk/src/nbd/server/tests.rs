@@ -1,0 +1,485 @@
+//! The door against clients that do what they may, what they may not, and nothing at all.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::ops::Range;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+
+use super::*;
+use crate::nbd::protocol::handshake::{
+    AnswerHeader, ContextRequest, Information, InformationRequest, answer, option, option_message,
+};
+use crate::nbd::protocol::reply::{Payload, ReplyHeader, chunk};
+use crate::nbd::protocol::request::{RequestHeader, command, command_flag};
+use crate::nbd::protocol::{BASE_ALLOCATION, transmission_flag};
+use crate::{Attachment, CreateOptions, Disk, Extent, OpenOptions, Source, SourceError};
+
+const SIZE_BYTES: u64 = 4 << 20;
+
+/// A door to a new disk and to what else is exported, in a directory of its own.
+struct Door {
+    server: Option<Server>,
+    socket: PathBuf,
+    attachment: Arc<Attachment>,
+    _directory: tempfile::TempDir,
+}
+
+impl Door {
+    fn to_a_disk() -> Door {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("disk");
+        Disk::create(&disk, &CreateOptions { size_bytes: SIZE_BYTES, base: None, copy_base: false }).unwrap();
+        let attachment = Arc::new(Attachment::new(disk, OpenOptions::default));
+        let exports = Arc::new(DiskExports::new(Arc::clone(&attachment)));
+        Door::open(directory, attachment, exports, 128)
+    }
+
+    fn open(
+        directory: tempfile::TempDir,
+        attachment: Arc<Attachment>,
+        exports: Arc<dyn Exports>,
+        connections_max: usize,
+    ) -> Door {
+        let socket = directory.path().join("nbd.sock");
+        let options = ServerOptions { connections_max, ..ServerOptions::at(Address::Unix(socket.clone())) };
+        let server = Some(Server::start(&options, exports).unwrap());
+        Door { server, socket, attachment, _directory: directory }
+    }
+
+    fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
+    }
+
+    /// A client that has chosen the export "", with structured replies.
+    fn client(&self) -> Client {
+        self.client_of("", true)
+    }
+
+    fn client_of(&self, export: &str, is_structured: bool) -> Client {
+        let mut client = Client::greeted(&self.socket);
+        if is_structured {
+            assert_eq!(client.option(option::STRUCTURED_REPLY, &[]), [(answer::ACK, vec![])]);
+            let contexts = ContextRequest { name: export.into(), queries: vec![BASE_ALLOCATION.into()] };
+            assert_eq!(client.option(option::SET_META_CONTEXT, &contexts.encode()).len(), 2);
+        }
+        let request = InformationRequest { name: export.into(), wanted: vec![Information::BLOCK_SIZE] };
+        let answers = client.option(option::GO, &request.encode());
+        assert_eq!(answers.last().unwrap().0, answer::ACK, "{answers:?}");
+        client
+    }
+
+    /// Waits until as many clients are connected; they leave on their own threads.
+    fn wait_for_connections(&self, count: u64) {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while self.server().statistics().connections != count {
+            assert!(Instant::now() < deadline, "{:?}", self.server().statistics());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// A client that says what it is told to.
+struct Client {
+    stream: UnixStream,
+    cookie: u64,
+}
+
+impl Client {
+    fn greeted(socket: &Path) -> Client {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).unwrap();
+        stream.write_all(&3_u32.to_be_bytes()).unwrap();
+        Client { stream, cookie: 0 }
+    }
+
+    fn option(&mut self, option: u32, data: &[u8]) -> Vec<(u32, Vec<u8>)> {
+        self.stream.write_all(&option_message(option, data)).unwrap();
+        let mut answers = Vec::new();
+        loop {
+            let mut head = [0; AnswerHeader::BYTES];
+            self.stream.read_exact(&mut head).unwrap();
+            let header = AnswerHeader::parse(&head).unwrap();
+            let mut data = vec![0; header.length as usize];
+            self.stream.read_exact(&mut data).unwrap();
+            answers.push((header.kind, data));
+            if header.kind == answer::ACK || header.kind & answer::ERROR != 0 {
+                return answers;
+            }
+        }
+    }
+
+    fn send(&mut self, command: u16, flags: u16, range: Range<u64>, data: &[u8]) -> u64 {
+        self.cookie += 1;
+        let length = (range.end - range.start) as u32;
+        let header = RequestHeader { flags, command, cookie: self.cookie, offset: range.start, length };
+        self.stream.write_all(&header.encode()).unwrap();
+        self.stream.write_all(data).unwrap();
+        self.cookie
+    }
+
+    /// The next reply's cookie, and its payload or errno.
+    fn receive(&mut self) -> (u64, Result<Vec<u8>, u32>) {
+        let mut head = [0; ReplyHeader::CHUNK_BYTES];
+        self.stream.read_exact(&mut head[..4]).unwrap();
+        let length = ReplyHeader::bytes(u32::from_be_bytes(head[..4].try_into().unwrap())).unwrap();
+        self.stream.read_exact(&mut head[4..length]).unwrap();
+        match ReplyHeader::parse(&head[..length]).unwrap() {
+            ReplyHeader::Simple { error: 0, cookie } => (cookie, Ok(Vec::new())),
+            ReplyHeader::Simple { error, cookie } => (cookie, Err(error)),
+            ReplyHeader::Chunk { kind, cookie, length, .. } => {
+                let mut payload = vec![0; length as usize];
+                self.stream.read_exact(&mut payload).unwrap();
+                if kind == chunk::OFFSET_DATA {
+                    return (cookie, Ok(payload[8..].to_vec()));
+                }
+                match Payload::parse(kind, &payload).unwrap() {
+                    Payload::Hole { length, .. } => (cookie, Ok(vec![0; length as usize])),
+                    Payload::Status { .. } => (cookie, Ok(payload[4..].to_vec())),
+                    Payload::Failure { error, .. } => (cookie, Err(error)),
+                    Payload::None => (cookie, Ok(Vec::new())),
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, command: u16, flags: u16, range: Range<u64>, data: &[u8]) -> Result<Vec<u8>, u32> {
+        let cookie = self.send(command, flags, range, data);
+        let (answered, outcome) = self.receive();
+        assert_eq!(answered, cookie);
+        outcome
+    }
+}
+
+#[test]
+fn what_is_written_is_read_and_what_is_trimmed_is_zero() {
+    let door = Door::to_a_disk();
+    for is_structured in [true, false] {
+        let mut client = door.client_of("", is_structured);
+        // Without structured replies a read's data stands behind a simple reply: read by length.
+        client.ask(command::WRITE, 0, 4096..12288, &[7; 8192]).unwrap();
+        client.ask(command::FLUSH, 0, 0..0, &[]).unwrap();
+        if is_structured {
+            assert_eq!(client.ask(command::READ, 0, 8192..16384, &[]).unwrap(), [[7; 4096], [0; 4096]].concat());
+            assert_eq!(client.ask(command::READ, command_flag::DF, 512..1024, &[]).unwrap(), [0; 512]);
+        } else {
+            client.send(command::READ, 0, 8192..16384, &[]);
+            assert_eq!(client.receive().1, Ok(vec![]));
+            let mut data = vec![0; 8192];
+            client.stream.read_exact(&mut data).unwrap();
+            assert_eq!(data, [[7; 4096], [0; 4096]].concat());
+        }
+        client.ask(command::TRIM, 0, 4096..8192, &[]).unwrap();
+        client.ask(command::WRITE_ZEROES, command_flag::NO_HOLE, 8192..10240, &[]).unwrap();
+        client.ask(command::WRITE_ZEROES, command_flag::FAST_ZERO | command_flag::FUA, 10240..12288, &[]).unwrap();
+        if is_structured {
+            assert_eq!(client.ask(command::READ, 0, 0..16384, &[]).unwrap(), [0; 16384]);
+        }
+    }
+    let statistics = door.server().statistics();
+    assert_eq!((statistics.written_bytes, statistics.errors), (16384, 0));
+    assert_eq!(statistics.connections_total, 2);
+}
+
+#[test]
+fn b22_requests_that_cannot_be_done_are_refused_one_by_one() {
+    let door = Door::to_a_disk();
+    let mut client = door.client();
+    let end = SIZE_BYTES;
+    let (einval, enospc) = (libc::EINVAL as u32, libc::ENOSPC as u32);
+    /// Command, flags, bytes, payload, and the error that it gets.
+    type Case<'a> = (u16, u16, Range<u64>, &'a [u8], u32);
+    let cases: [Case<'_>; 10] = [
+        (command::READ, 0, end..end + 512, &[], einval),
+        (command::READ, 0, u64::MAX - 511..u64::MAX, &[], einval),
+        (command::READ, 0, 1..513, &[], einval),
+        (command::READ, command_flag::NO_HOLE, 0..512, &[], einval),
+        (command::WRITE, 0, end - 512..end + 512, &[1; 1024], enospc),
+        (command::WRITE, 0, 0..100, &[1; 100], einval),
+        (command::TRIM, 0, end..end + 4096, &[], einval),
+        (command::WRITE_ZEROES, command_flag::FAST_ZERO | command_flag::NO_HOLE, 0..512, &[], libc::ENOTSUP as u32),
+        (command::BLOCK_STATUS, 0, 0..0, &[], einval),
+        (77, 0, 0..512, &[], einval),
+    ];
+    for (command, flags, range, data, errno) in cases {
+        assert_eq!(client.ask(command, flags, range.clone(), data), Err(errno), "{command} {range:?}");
+    }
+    assert_eq!(client.ask(command::READ, 0, 0..512, &[]).unwrap(), [0; 512]);
+    assert_eq!(door.server().statistics().errors, 10);
+    // What no server has to read: the client goes.
+    client.send(command::WRITE, 0, 0..(64 << 20), &[]);
+    assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
+    door.wait_for_connections(0);
+}
+
+#[test]
+fn options_are_answered_and_the_unknown_refused() {
+    let door = Door::to_a_disk();
+    let mut client = Client::greeted(&door.socket);
+    let names = client.option(option::LIST, &[]);
+    assert_eq!(names, [(answer::SERVER, vec![0; 4]), (answer::ACK, vec![])]);
+    for (option, data, expected) in [
+        (option::LIST, vec![1], answer::INVALID),
+        (99, vec![1, 2], answer::UNSUPPORTED),
+        (option::STARTTLS, vec![], answer::UNSUPPORTED),
+        (option::GO, vec![0, 0], answer::INVALID),
+        (option::SET_META_CONTEXT, vec![], answer::INVALID),
+        (option::GO, InformationRequest { name: "x".into(), wanted: vec![] }.encode(), answer::UNKNOWN),
+        (option::GO, InformationRequest { name: "snapshot/x".into(), wanted: vec![] }.encode(), answer::UNKNOWN),
+    ] {
+        assert_eq!(client.option(option, &data).last().unwrap().0, expected, "{option}");
+    }
+    let request = InformationRequest { name: String::new(), wanted: vec![Information::DESCRIPTION] };
+    let answers = client.option(option::INFO, &request.encode());
+    let facts: Vec<_> = answers.iter().filter(|entry| entry.0 == answer::INFO).collect();
+    let Information::Export { size_bytes, flags } = Information::parse(&facts[0].1).unwrap() else {
+        panic!("{facts:?}")
+    };
+    assert_eq!((size_bytes, flags & transmission_flag::READ_ONLY), (SIZE_BYTES, 0));
+    assert!(matches!(Information::parse(&facts[1].1), Ok(Information::Description(text)) if text.starts_with("disk ")));
+    // To know of the disk it need not be attached.
+    assert!(door.attachment.current().is_none());
+    assert_eq!(client.option(option::ABORT, &[]), [(answer::ACK, vec![])]);
+    door.wait_for_connections(0);
+}
+
+#[test]
+fn the_disk_is_attached_while_clients_have_it_open() {
+    let door = Door::to_a_disk();
+    let (mut one, mut other) = (door.client(), door.client());
+    one.ask(command::WRITE, command_flag::FUA, 0..4096, &[9; 4096]).unwrap();
+    assert!(door.attachment.current().is_some());
+    one.send(command::DISCONNECT, 0, 0..0, &[]);
+    door.wait_for_connections(1);
+    assert_eq!(other.ask(command::READ, 0, 0..4096, &[]).unwrap(), [9; 4096]);
+    drop(other);
+    door.wait_for_connections(0);
+    assert!(door.attachment.current().is_none());
+    assert_eq!(door.client().ask(command::READ, 0, 0..4096, &[]).unwrap(), [9; 4096]);
+}
+
+#[test]
+fn b22_no_bytes_bring_the_door_down() {
+    let door = Door::to_a_disk();
+    let mut random = SmallRng::seed_from_u64(20);
+    let mut witness = door.client();
+    witness.ask(command::WRITE, 0, 0..4096, &[3; 4096]).unwrap();
+    for round in 0..200 {
+        let mut stream = match round % 3 {
+            0 => UnixStream::connect(&door.socket).unwrap(),
+            1 => Client::greeted(&door.socket).stream,
+            _ => door.client().stream,
+        };
+        for _ in 0..random.random_range(1..6) {
+            let mut bytes: Vec<u8> = (0..random.random_range(0..300)).map(|_| random.random()).collect();
+            // Often something that begins well.
+            if random.random_bool(0.7) {
+                let head = match round % 3 {
+                    2 => RequestHeader {
+                        flags: random.random_range(0..4),
+                        command: random.random_range(0..9),
+                        cookie: random.random(),
+                        offset: random.random_range(0..SIZE_BYTES / 512) * 512,
+                        length: random.random_range(0..20) * 512,
+                    }
+                    .encode()
+                    .to_vec(),
+                    _ => option_message(random.random_range(0..12), &bytes),
+                };
+                bytes = [head, bytes].concat();
+            }
+            if stream.write_all(&bytes).is_err() {
+                break;
+            }
+        }
+        if random.random_bool(0.5) {
+            // Writes of random bytes may have been taken as such; their client goes away in the middle.
+            stream.shutdown(Shutdown::Write).unwrap();
+            let _ = stream.set_read_timeout(Some(Duration::from_millis(20)));
+            let _ = stream.read(&mut [0; 4096]);
+        }
+        // Those that leave may take their time, and there are places for so many only.
+        if round % 50 == 49 {
+            drop(stream);
+            door.wait_for_connections(1);
+        }
+    }
+    assert_eq!(witness.ask(command::READ, 0, 0..512, &[]).map(|data| data.len()), Ok(512));
+    door.wait_for_connections(1);
+}
+
+/// A source whose reads wait until they are let through.
+struct Gated {
+    open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gated {
+    fn closed() -> Arc<Gated> {
+        Arc::new(Gated { open: Mutex::new(false), changed: Condvar::new() })
+    }
+
+    fn let_through(&self) {
+        *self.open.lock().unwrap() = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Source for Gated {
+    fn size_bytes(&self) -> u64 {
+        SIZE_BYTES
+    }
+
+    fn read(&self, _offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
+        drop(self.changed.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
+        into.fill(5);
+        Ok(())
+    }
+
+    fn extents(&self, range: Range<u64>) -> Result<Vec<Extent>, SourceError> {
+        let middle = range.start.midpoint(range.end);
+        Ok(vec![
+            Extent { range: range.start..middle, is_zero: true },
+            Extent { range: middle..range.end, is_zero: false },
+        ])
+    }
+
+    fn describe(&self) -> String {
+        "gated".into()
+    }
+}
+
+fn door_to(source: &Arc<Gated>, connections_max: usize) -> Door {
+    let directory = tempfile::tempdir().unwrap();
+    let source: Arc<dyn Source> = Arc::clone(source) as _;
+    let exports = Arc::new(SourceExports::new([("gated".to_owned(), source)]));
+    let attachment = Arc::new(Attachment::new(directory.path(), OpenOptions::default));
+    Door::open(directory, attachment, exports, connections_max)
+}
+
+#[test]
+fn a_read_only_export_is_read_and_says_where_it_is_zero() {
+    let source = Gated::closed();
+    source.let_through();
+    let door = door_to(&source, 8);
+    let mut client = door.client_of("gated", true);
+    assert_eq!(client.ask(command::READ, 0, 0..65536, &[]).unwrap(), [5; 65536]);
+    let states = client.ask(command::BLOCK_STATUS, 0, 0..65536, &[]).unwrap();
+    let words: Vec<u32> = states.as_chunks::<4>().0.iter().map(|word| u32::from_be_bytes(*word)).collect();
+    assert_eq!(words, [32768, 3, 32768, 0]);
+    let states = client.ask(command::BLOCK_STATUS, command_flag::REQ_ONE, 0..65536, &[]).unwrap();
+    assert_eq!(states.len(), 8);
+    for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
+        let data: &[u8] = if command == command::WRITE { &[1; 512] } else { &[] };
+        assert_eq!(client.ask(command, 0, 0..512, data), Err(libc::EPERM as u32));
+    }
+    client.ask(command::FLUSH, 0, 0..0, &[]).unwrap();
+}
+
+#[test]
+fn b22_what_is_in_flight_is_answered_before_the_door_closes() {
+    let source = Gated::closed();
+    let mut door = door_to(&source, 8);
+    let mut client = door.client_of("gated", true);
+    let asked: Vec<u64> = (0..5).map(|at| client.send(command::READ, 0, at * 4096..(at + 1) * 4096, &[])).collect();
+    while door.server().statistics().requests < 5 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let server = door.server.take().unwrap();
+    let stopping = thread::spawn(move || server.stop(Duration::from_secs(120)));
+    thread::sleep(Duration::from_millis(50));
+    assert!(!stopping.is_finished());
+    source.let_through();
+    let mut answered: Vec<u64> = (0..5)
+        .map(|_| {
+            let (cookie, outcome) = client.receive();
+            assert_eq!(outcome, Ok(vec![5; 4096]));
+            cookie
+        })
+        .collect();
+    answered.sort_unstable();
+    assert_eq!(answered, asked);
+    assert!(stopping.join().unwrap());
+    assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
+    assert!(!door.socket.exists());
+}
+
+#[test]
+fn a_door_that_is_not_given_time_says_so() {
+    let source = Gated::closed();
+    let mut door = door_to(&source, 8);
+    let mut client = door.client_of("gated", true);
+    client.send(command::READ, 0, 0..512, &[]);
+    while door.server().statistics().requests < 1 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!door.server.take().unwrap().stop(Duration::from_millis(50)));
+    source.let_through();
+    assert!(client.stream.read(&mut [0; 64]).is_ok_and(|count| count == 0));
+}
+
+#[test]
+fn b22_a_client_that_only_asks_is_held_at_its_bounds_and_others_go_on() {
+    let source = Gated::closed();
+    source.let_through();
+    let door = door_to(&source, 8);
+    let greedy = door.client_of("gated", true);
+    greedy.stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+    let mut asked = 0_u64;
+    // It never reads. At some point its requests are not taken any more.
+    let header = RequestHeader { flags: 0, command: command::READ, cookie: 1, offset: 0, length: 1 << 20 };
+    while (&greedy.stream).write_all(&header.encode()).is_ok() {
+        asked += 1;
+        assert!(asked < 1_000_000, "a door that takes everything");
+    }
+    assert!(door.server().statistics().requests <= 1 + (64 << 20) / (1 << 20) + 2, "{:?}", door.server().statistics());
+    let mut modest = door.client_of("gated", true);
+    assert_eq!(modest.ask(command::READ, 0, 0..512, &[]).unwrap(), [5; 512]);
+    drop(greedy);
+    door.wait_for_connections(1);
+}
+
+#[test]
+fn b22_one_client_too_many_is_turned_away() {
+    let source = Gated::closed();
+    let door = door_to(&source, 2);
+    let (_one, two) = (door.client_of("gated", true), door.client_of("gated", true));
+    let mut third = UnixStream::connect(&door.socket).unwrap();
+    assert_eq!(third.read(&mut [0; 18]).unwrap(), 0);
+    drop(two);
+    door.wait_for_connections(1);
+    door.client_of("gated", true);
+}
+
+#[test]
+fn b22_clients_that_promise_data_are_held_at_the_doors_bound_and_small_requests_go_on() {
+    let door = Door::to_a_disk();
+    let budget = Arc::clone(&door.server().shared.budget);
+    let length = 32_u64 << 20;
+    let wait_for = |bytes: u64| {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while budget.taken_bytes() != bytes {
+            assert!(Instant::now() < deadline, "{} instead of {bytes}", budget.taken_bytes());
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let mut promising: Vec<Client> = (0..12).map(|_| door.client()).collect();
+    for client in &mut promising {
+        // The request's head, and nothing of its data.
+        client.send(command::WRITE, 0, 0..length, &[]);
+    }
+    wait_for(8 * length);
+    let mut client = door.client();
+    client.ask(command::WRITE, 0, 0..4096, &[7; 4096]).unwrap();
+    assert_eq!(budget.taken_bytes(), 8 * length, "four wait for the others");
+    drop(promising);
+    wait_for(0);
+    door.wait_for_connections(1);
+}

@@ -1,0 +1,406 @@
+//! A ring of the device: what the front end says of it, and its life.
+//!
+//! ```text
+//!                 addresses, kick descriptor, enabled
+//!    Stopped ------------------------------------------> Running ---- driver breaks a rule ----> Broken
+//!       ^                                                   |                                       |
+//!       +------- GET_VRING_BASE, or the front end goes -----+---------------------------------------+
+//! ```
+//! A running ring has a thread ([`worker`](super::worker)); answers also come from the disk's workers. Both meet in the
+//! ring's lock, which is held for moments only. A broken ring takes nothing more and tells the front end by the error
+//! descriptor; requests under way end as usual.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use super::counters::Counters;
+use super::drain::Ending;
+use super::hold::{HoldPolicy, Kind};
+use super::inflight::InflightArea;
+use super::memory::Memory;
+use super::progress::{Progress, RingError, call};
+use super::request::{Call, status};
+use super::split::Split;
+use super::worker;
+use crate::{Disk, DiskError, Epoch};
+
+/// Addresses of a ring's parts, in the front end's address space.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Addresses {
+    pub(super) descriptors: u64,
+    pub(super) available: u64,
+    pub(super) used: u64,
+}
+
+/// What a finished request leaves to tell.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Done {
+    pub(super) head: u16,
+    /// Bytes written into the guest's buffers.
+    pub(super) length: u32,
+    pub(super) kind: Kind,
+}
+
+#[derive(Default)]
+enum Run {
+    #[default]
+    Stopped,
+    Running {
+        progress: Box<Progress>,
+        disk: Disk,
+        thread: Option<JoinHandle<()>>,
+        broken: bool,
+        /// Why it takes nothing any more.
+        stopping: Option<Ending>,
+    },
+}
+
+#[derive(Default)]
+struct State {
+    size: u16,
+    base: u16,
+    addresses: Option<Addresses>,
+    call: Option<Arc<File>>,
+    kick: Option<Arc<File>>,
+    error: Option<Arc<File>>,
+    enabled: bool,
+    hold: HoldPolicy,
+    /// Grows with each start: an answer to a request of an earlier life is dropped.
+    life: u64,
+    run: Run,
+}
+
+/// One ring.
+pub(super) struct Ring {
+    pub(super) index: u16,
+    pub(super) counters: Arc<Counters>,
+    pub(super) serial: String,
+    state: Mutex<State>,
+    /// Told when requests under way get fewer.
+    fewer: Condvar,
+    /// Wakes the ring's thread.
+    pub(super) wake: OwnedFd,
+}
+
+/// What a ring's thread does next.
+pub(super) enum Next {
+    /// These chains are in the caller's list: do them.
+    Work {
+        memory: Arc<Memory>,
+        split: Split,
+    },
+    /// Nothing to do until a kick or a wake.
+    Sleep,
+    Stop,
+}
+
+impl Ring {
+    pub(super) fn new(index: u16, counters: Arc<Counters>, serial: String) -> std::io::Result<Ring> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let wake = rustix::event::eventfd(0, flags)?;
+        Ok(Ring { index, counters, serial, state: Mutex::default(), fewer: Condvar::new(), wake })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_size(&self, size: u16) {
+        self.state().size = size;
+    }
+
+    pub(super) fn set_base(&self, base: u16) {
+        self.state().base = base;
+    }
+
+    pub(super) fn set_call(&self, file: Option<File>) {
+        self.state().call = file.map(Arc::new);
+    }
+
+    pub(super) fn set_kick(&self, file: Option<File>) {
+        self.state().kick = file.map(Arc::new);
+    }
+
+    pub(super) fn set_error(&self, file: Option<File>) {
+        self.state().error = file.map(Arc::new);
+    }
+
+    pub(super) fn set_hold(&self, policy: HoldPolicy) {
+        self.state().hold = policy;
+    }
+
+    pub(super) fn enable(&self, enabled: bool) {
+        self.state().enabled = enabled;
+        self.wake();
+    }
+
+    fn wake(&self) {
+        // A full counter wakes, too.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.state().run, Run::Running { .. })
+    }
+
+    /// Whether all is there that a start needs.
+    pub(super) fn wants_to_start(&self) -> bool {
+        let state = self.state();
+        let ready = state.enabled && state.kick.is_some() && state.addresses.is_some() && state.size > 0;
+        ready && matches!(state.run, Run::Stopped)
+    }
+
+    /// Takes the ring's addresses. A running ring goes on at them: the front end sends them again when logging begins.
+    pub(super) fn set_addresses(&self, addresses: Addresses, memory: &Arc<Memory>) -> Result<(), RingError> {
+        let mut state = self.state();
+        state.addresses = Some(addresses);
+        let State { run: Run::Running { progress, .. }, .. } = &mut *state else { return Ok(()) };
+        let split = translate(addresses, memory, progress.split().size, progress.split().event_index)?;
+        progress.move_to(split, memory.clone())
+    }
+
+    /// Takes a new table of guest memory; a running ring goes on in it.
+    pub(super) fn set_memory(&self, memory: &Arc<Memory>) -> Result<(), RingError> {
+        match &mut self.state().run {
+            Run::Running { progress, .. } => progress.move_to(*progress.split(), memory.clone()),
+            Run::Stopped => Ok(()),
+        }
+    }
+
+    /// Begins to serve. The driver is called once: an answer of an earlier process may have been told without a call,
+    /// and the guest would wait for good.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        memory: Arc<Memory>,
+        event_index: bool,
+        inflight: Option<&Arc<InflightArea>>,
+        disk: Disk,
+    ) -> Result<(), RingError> {
+        let mut state = self.state();
+        let (Some(addresses), Some(kick)) = (state.addresses, state.kick.clone()) else { return Ok(()) };
+        let split = translate(addresses, &memory, state.size, event_index)?;
+        let queue = |area: &Arc<InflightArea>| area.queue(self.index, split.size).ok_or(RingError::Inflight);
+        let inflight = inflight.map(queue).transpose()?;
+        let progress = Progress::begin(split, memory, state.base, inflight)?;
+        state.life += 1;
+        let (ring, life, worker_disk) = (self.clone(), state.life, disk.clone());
+        let thread = std::thread::Builder::new()
+            .name(format!("vhost-ring-{}", self.index))
+            .spawn(move || worker::run(&ring, life, &worker_disk, &kick))
+            .map_err(|error| RingError::Memory(vm_memory::GuestMemoryError::IOError(error)))?;
+        state.run =
+            Run::Running { progress: Box::new(progress), disk, thread: Some(thread), broken: false, stopping: None };
+        call(state.call.as_ref());
+        Ok(())
+    }
+
+    /// Takes no more, from now on. A ring without a record of what is in flight answers all in any case.
+    pub(super) fn begin_stop(&self, ending: Ending) {
+        if let Run::Running { stopping, progress, .. } = &mut self.state().run {
+            *stopping = Some(if progress.is_tracked() { ending } else { Ending::Asked });
+        }
+        self.wake();
+    }
+
+    /// Ends serving: takes no more, and waits for what is under way until the deadline. Gives the index at which the ring
+    /// goes on.
+    pub(super) fn stop(&self, ending: Ending, deadline: Instant) -> u16 {
+        self.begin_stop(ending);
+        let thread = match &mut self.state().run {
+            Run::Running { thread, .. } => thread.take(),
+            Run::Stopped => None,
+        };
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!(ring = self.index, "the ring's thread panicked");
+        }
+        if self.is_answered_whole() {
+            self.release(None);
+        }
+        let state = self.drained(self.state(), deadline);
+        self.end(state)
+    }
+
+    /// Whether the ring stops, and gives every answer before.
+    fn is_answered_whole(&self) -> bool {
+        matches!(self.state().run, Run::Running { stopping: Some(Ending::Asked), .. })
+    }
+
+    /// Waits until nothing is under way that this stop waits for, or too long.
+    fn drained<'a>(&'a self, mut state: MutexGuard<'a, State>, deadline: Instant) -> MutexGuard<'a, State> {
+        while let Run::Running { progress, stopping, .. } = &state.run
+            && (if *stopping == Some(Ending::Lost) { progress.waiting() } else { progress.outstanding() }) > 0
+            && let Some(left) = deadline.checked_duration_since(Instant::now())
+        {
+            (state, _) = self.fewer.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
+    fn end(&self, mut state: MutexGuard<'_, State>) -> u16 {
+        if let Run::Running { mut progress, stopping, .. } = std::mem::take(&mut state.run) {
+            // Who goes on after a lost front end finds in flight what has no answer.
+            if stopping != Some(Ending::Lost) {
+                self.answer_rest(&mut progress, state.call.as_ref());
+            }
+            state.base = progress.base();
+        }
+        // The next life's descriptor comes with its start.
+        state.kick = None;
+        state.life += 1;
+        state.base
+    }
+
+    /// Lets requests fail that wait still, and tells all that has not been told.
+    fn answer_rest(&self, progress: &mut Progress, descriptor: Option<&Arc<File>>) {
+        let given_up = progress.give_up();
+        if !given_up.is_empty() {
+            tracing::warn!(ring = self.index, requests = given_up.len(), "requests that wait for a source fail");
+        }
+        let mut answers = progress.let_go(None);
+        let failed = given_up
+            .into_iter()
+            .filter(|(_, address)| progress.memory().write(*address, &[status::IO_ERROR]).is_ok())
+            .map(|(head, _)| (head, 1));
+        answers.extend(failed);
+        match progress.tell(&answers) {
+            Ok(false) => {}
+            Ok(true) => call(descriptor),
+            Err(error) => tracing::warn!(ring = self.index, %error, "a stopped ring could not be told"),
+        }
+    }
+
+    /// What the ring's thread does next; chains to do are put into `heads`.
+    pub(super) fn next(&self, heads: &mut Vec<u16>, limit: usize) -> Next {
+        let mut state = self.state();
+        let State { run, enabled, error, .. } = &mut *state;
+        let Run::Running { progress, broken, stopping, .. } = run else { return Next::Stop };
+        if stopping.is_some() {
+            return Next::Stop;
+        }
+        if *broken || !*enabled || progress.is_full() {
+            return Next::Sleep;
+        }
+        let taken = progress.take(heads, limit);
+        if let Err(failure) = taken {
+            tracing::warn!(ring = self.index, error = %failure, "the driver broke its ring: it is not served until it is reset");
+            self.counters.broken_rings.add(1);
+            *broken = true;
+            call(error.as_ref());
+        }
+        match heads.is_empty() {
+            true => Next::Sleep,
+            false => Next::Work { memory: progress.memory().clone(), split: *progress.split() },
+        }
+    }
+
+    /// A request goes to the disk's own workers. Whether so much waits now that none may follow.
+    pub(super) fn wait_for(&self, request: &Call) -> bool {
+        let Run::Running { progress, .. } = &mut self.state().run else { return true };
+        progress.wait_for(request.head, request.status_address, request.data_bytes());
+        progress.is_full()
+    }
+
+    /// Gives back the last requests taken, of which none was begun.
+    pub(super) fn postpone(&self, heads: &[u16]) {
+        if let Run::Running { progress, .. } = &mut self.state().run {
+            progress.postpone(heads);
+        }
+    }
+
+    /// Answers a request that the disk did in its own time, from any thread.
+    pub(super) fn answer(&self, life: u64, request: &Call, outcome: Result<Vec<u8>, DiskError>) {
+        let mut state = self.state();
+        if state.life != life {
+            return;
+        }
+        let Run::Running { progress, .. } = &mut state.run else { return };
+        let was_full = progress.is_full();
+        progress.waited_for(request.head);
+        // Under the lock: once a ring has stopped, nobody may write into the guest's memory.
+        let done = worker::put_answer(progress.memory(), request, outcome.as_deref(), &self.counters);
+        let wake = was_full && !progress.is_full();
+        self.tell_locked(state, &[done]);
+        if wake {
+            self.wake();
+        }
+    }
+
+    /// Tells the driver of finished requests, or keeps their answers back.
+    pub(super) fn tell(&self, finished: &[Done]) {
+        if !finished.is_empty() {
+            self.tell_locked(self.state(), finished);
+        }
+    }
+
+    fn tell_locked(&self, mut state: MutexGuard<'_, State>, finished: &[Done]) {
+        let policy = state.hold;
+        let Run::Running { progress, disk, stopping, .. } = &mut state.run else { return };
+        // Who asks a ring to stop waits for all answers, QEMU's main loop with it: none is kept back any more.
+        let holds = policy != HoldPolicy::Nothing && *stopping != Some(Ending::Asked);
+        // The epoch now is the request's or a later one: never too early.
+        let epoch = holds.then(|| disk.epoch());
+        let mut free = Vec::with_capacity(finished.len());
+        for done in finished {
+            match epoch {
+                Some(epoch) if policy.holds(done.kind) => progress.hold(epoch, done.head, done.length),
+                _ => free.push((done.head, done.length)),
+            }
+        }
+        self.tell_driver(state, &free);
+    }
+
+    fn tell_driver(&self, mut state: MutexGuard<'_, State>, answers: &[(u16, u32)]) {
+        let Run::Running { progress, broken, .. } = &mut state.run else { return };
+        let wants_call = match progress.tell(answers) {
+            Ok(wants_call) => wants_call,
+            Err(error) => {
+                tracing::warn!(ring = self.index, %error, "the driver took its ring away");
+                self.counters.broken_rings.add(1);
+                *broken = true;
+                false
+            }
+        };
+        let descriptor = wants_call.then(|| state.call.clone()).flatten();
+        drop(state);
+        self.fewer.notify_all();
+        if descriptor.is_some() {
+            self.counters.calls.add(1);
+        }
+        call(descriptor.as_ref());
+    }
+
+    /// Lets go answers held for epochs up to this one, or all.
+    pub(super) fn release(&self, upto: Option<Epoch>) {
+        let mut state = self.state();
+        let Run::Running { progress, .. } = &mut state.run else { return };
+        let answers = progress.let_go(upto);
+        if !answers.is_empty() {
+            self.tell_driver(state, &answers);
+        }
+    }
+
+    /// Answers kept back now.
+    pub(super) fn held(&self) -> usize {
+        match &self.state().run {
+            Run::Running { progress, .. } => progress.held(),
+            Run::Stopped => 0,
+        }
+    }
+}
+
+/// The ring's place in guest physical addresses.
+fn translate(addresses: Addresses, memory: &Memory, size: u16, event_index: bool) -> Result<Split, RingError> {
+    let at = |user| memory.guest_address(user).ok_or(RingError::Layout);
+    Ok(Split {
+        size,
+        descriptors: at(addresses.descriptors)?,
+        available: at(addresses.available)?,
+        used: at(addresses.used)?,
+        event_index,
+    })
+}

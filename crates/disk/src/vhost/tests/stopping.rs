@@ -1,0 +1,172 @@
+//! Rings that stop while answers are kept back or requests wait.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+
+use super::*;
+use crate::Request;
+use crate::source::{Source, SourceError};
+
+/// Of a test that must see something done in time.
+const TRIES: u32 = 5;
+
+/// A base that does not answer until it is told to.
+#[derive(Default)]
+struct Silent(AtomicBool);
+
+impl Source for Silent {
+    fn size_bytes(&self) -> u64 {
+        SIZE_BYTES
+    }
+
+    fn read(&self, _offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
+        while !self.0.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        into.fill(7);
+        Ok(())
+    }
+
+    fn try_read(&self, _offset: u64, _into: &mut [u8]) -> Result<bool, SourceError> {
+        Ok(false)
+    }
+
+    fn is_local(&self, _offset: u64, _length: u64) -> bool {
+        false
+    }
+
+    fn close(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn describe(&self) -> String {
+        "a silent base".into()
+    }
+}
+
+/// A room whose disk's base is silent.
+fn silent_room(queues: u16) -> Room {
+    let options = VhostOptions { queues, ..VhostOptions::default() };
+    Room::over(options, || OpenOptions { base: Some(Arc::new(Silent::default())), ..OpenOptions::default() })
+}
+
+fn submit(driver: &mut Driver, queue: u16, ask: Ask<'_>) {
+    driver.submit(queue, ask).unwrap().unwrap();
+    driver.kick(queue).unwrap();
+}
+
+/// Tries again where something was late: of a stop that waits for what it must not wait for, each try tells.
+fn in_one_of_some_tries(what: &str, holds: impl Fn() -> bool) {
+    assert!((0..TRIES).any(|_| holds()), "{what}");
+}
+
+#[test]
+fn b37_a_flush_that_ends_after_the_ring_began_to_stop_is_answered() {
+    in_one_of_some_tries("the stop waited for an answer that was kept back", a_stop_awaits_a_flush_and_no_release);
+}
+
+fn a_stop_awaits_a_flush_and_no_release() -> bool {
+    let room = Room::new(1);
+    let mut driver = room.driver(DriverOptions::default());
+    write(&mut driver, 0, &pattern(1, 4096));
+    room.door.hold(HoldPolicy::Flushes);
+    // Flushes are done by one thread: while somebody's completion keeps it, the driver's flush is not done.
+    let (let_go, kept) = mpsc::channel::<()>();
+    let disk = room.attachment.current().unwrap();
+    disk.submit(Request::Flush, Box::new(move |_| assert!(kept.recv().is_err(), "nothing is sent")));
+    submit(&mut driver, 0, Ask::Flush);
+    until("the flush waits", || room.door.statistics().waited == 1);
+    drop(disk);
+    let begin = Instant::now();
+    let helper = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        drop(let_go);
+    });
+    driver.stop(0).unwrap();
+    let is_soon = begin.elapsed() < Duration::from_secs(2);
+    helper.join().unwrap();
+    if is_soon {
+        assert_eq!(driver.wait(0, Duration::from_millis(200)).unwrap().status, 0);
+    }
+    is_soon
+}
+
+#[test]
+fn b37_answers_kept_back_from_a_front_end_that_goes_stay_in_flight() {
+    let room = Room::new(1);
+    let mut driver = room.driver(DriverOptions::default());
+    room.door.hold(HoldPolicy::Changes);
+    let data = pattern(5, 4096);
+    submit(&mut driver, 0, Ask::Write { sector: 0, data: &data });
+    until("the write is kept back", || room.door.statistics().held == 1);
+    // Breaks the connection, as a lost one is, and comes again.
+    driver.reconnect(&room.socket()).unwrap();
+    assert!(driver.wait(0, Duration::from_millis(200)).is_err(), "an answer was let go that nobody released");
+    driver.start(0).unwrap();
+    until("the write is done again, and kept back again", || room.door.statistics().held == 1);
+    assert!(driver.wait(0, Duration::from_millis(100)).is_err());
+    room.door.release(room.attachment.current().unwrap().epoch());
+    assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
+    assert!(driver.wait(0, Duration::from_millis(100)).is_err(), "it is answered once");
+    assert_eq!(read(&mut driver, 0, 4096), data);
+}
+
+#[test]
+fn b37_rings_whose_requests_wait_stop_within_one_time() {
+    in_one_of_some_tries("the rings waited one after the other", rings_stop_within_one_time);
+}
+
+fn rings_stop_within_one_time() -> bool {
+    let room = silent_room(4);
+    let mut driver = room.driver(DriverOptions { queues: 4, ..DriverOptions::default() });
+    for queue in 0..4 {
+        submit(&mut driver, queue, Ask::Read { sector: 0, length: 4096 });
+    }
+    until("all wait", || room.door.statistics().waited == 4);
+    let begin = Instant::now();
+    for queue in 0..4 {
+        driver.stop(queue).unwrap();
+        assert_eq!(driver.wait(queue, Duration::from_millis(200)).unwrap().status, 1);
+    }
+    // 3 s for all of them, and 2 s for the disk's close. Each for itself they would take 12 s.
+    begin.elapsed() < Duration::from_secs(9)
+}
+
+#[test]
+fn b37_a_ring_takes_no_more_than_may_wait() {
+    let room = silent_room(1);
+    let mut driver = room.driver(DriverOptions { ring_size: 512, slot_bytes: 4096, ..DriverOptions::default() });
+    for _ in 0..150 {
+        driver.submit(0, Ask::Read { sector: 0, length: 4096 }).unwrap().unwrap();
+    }
+    driver.kick(0).unwrap();
+    let limit = super::super::progress::WAITING_MAX as u16;
+    until("as many wait as may", || room.door.statistics().waited == u64::from(limit));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(room.door.statistics().waited, u64::from(limit));
+    // Those that were not begun are as if they had never been taken.
+    assert_eq!(driver.stop(0).unwrap(), limit);
+}
+
+#[test]
+fn b37_requests_that_wait_when_the_front_end_goes_are_done_by_the_next_door() {
+    let room = silent_room(1);
+    let mut driver = room.driver(DriverOptions::default());
+    submit(&mut driver, 0, Ask::Read { sector: 0, length: 4096 });
+    until("it waits", || room.door.statistics().waited == 1);
+    room.door.stop();
+    assert!(driver.wait(0, Duration::from_millis(200)).is_err(), "a request failed that the next door can do");
+    let answering = || {
+        let base = Silent(AtomicBool::new(true));
+        OpenOptions { base: Some(Arc::new(base)), ..OpenOptions::default() }
+    };
+    let attachment = Arc::new(Attachment::new(room.attachment.directory(), answering));
+    let _next = VhostDoor::serve(attachment, &room.socket(), VhostOptions::default()).unwrap();
+    driver.reconnect(&room.socket()).unwrap();
+    driver.start(0).unwrap();
+    let finished = driver.wait(0, PATIENCE).unwrap();
+    assert_eq!((finished.status, finished.length), (0, 4097));
+    let mut bytes = vec![0; 4096];
+    driver.get(driver.data_address(0, finished.slot), &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 4096]);
+}

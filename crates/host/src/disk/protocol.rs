@@ -1,0 +1,162 @@
+//! What is asked of a disk's server over its control socket: one JSON object a line each way.
+//!
+//! ```text
+//! {"command":"snapshot","name":"monday"}
+//! {"ok":{"name":"monday","epoch":4,"created_unix_ms":1795000000000}}
+//! {"command":"delete-snapshot","name":"sunday"}
+//! {"error":"there is no snapshot \"sunday\""}
+//! ```
+
+use onecopy_disk::vhost::HoldPolicy;
+use onecopy_disk::{Hydration, Snapshot, Statistics};
+use serde::{Deserialize, Serialize};
+
+/// Bytes of the longest line that is read; a longer one ends the connection.
+pub const LINE_BYTES_MAX: u64 = 64 << 10;
+
+/// What is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "kebab-case", rename_all_fields = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Everything about the disk and its server: [`ServedDisk`].
+    Info,
+    /// The counters in Prometheus' text form: a string.
+    Metrics,
+    /// Makes a durable snapshot: [`Snapshot`].
+    Snapshot {
+        /// Its name.
+        name: String,
+    },
+    /// Deletes one.
+    DeleteSnapshot {
+        /// Its name.
+        name: String,
+    },
+    /// Makes all that was written durable.
+    Flush,
+    /// Bounds the background copy of a remote base.
+    SetLimit {
+        /// Bytes a second; none is no bound.
+        bytes_per_second: Option<u64>,
+    },
+    /// Keeps answers from the guest from now on, until their epoch is released.
+    Hold {
+        /// Which.
+        what: Held,
+    },
+    /// Lets go the answers of this epoch and all before it.
+    Release {
+        /// The epoch's number.
+        epoch: u64,
+    },
+    /// Closes the disk and ends the server.
+    Stop,
+}
+
+/// Which answers are kept from the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Held {
+    /// None, from now on.
+    Nothing,
+    /// Those of flushes.
+    Flushes,
+    /// Those of flushes and of all that changes the disk.
+    Changes,
+}
+
+impl From<Held> for HoldPolicy {
+    fn from(held: Held) -> HoldPolicy {
+        match held {
+            Held::Nothing => HoldPolicy::Nothing,
+            Held::Flushes => HoldPolicy::Flushes,
+            Held::Changes => HoldPolicy::Changes,
+        }
+    }
+}
+
+/// What is answered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// It is done; what was asked for.
+    Ok(serde_json::Value),
+    /// It is not; why.
+    Error(String),
+}
+
+/// A served disk.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ServedDisk {
+    /// The server's process.
+    pub process_id: u32,
+    /// Whether this server has the disk now. With vhost-user-blk it has it while a machine's rings run.
+    pub is_attached: bool,
+    /// What the disk did since it was attached; none while it is not.
+    pub disk: Option<Statistics>,
+    /// How far the copy of a remote base is; none when there is nothing to copy.
+    pub hydration: Option<Hydration>,
+    /// Snapshots; none while the disk is not attached.
+    pub snapshots: Option<Vec<Snapshot>>,
+    /// The doors.
+    pub doors: Vec<Door>,
+    /// Which page of memory equals which block; none while the disk is not attached, or without a page map.
+    pub page_map: Option<PageMapStatus>,
+}
+
+/// A door of a served disk.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Door {
+    /// `vhost-user-blk` or `nbd`.
+    pub kind: String,
+    /// Where it listens.
+    pub address: String,
+    /// Its counters, as the door names them.
+    pub counters: serde_json::Value,
+}
+
+/// A page map's figures.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PageMapStatus {
+    /// How it began: `empty`, `loaded`, or why a file was not believed.
+    pub origin: String,
+    /// What it has done and holds.
+    #[serde(flatten)]
+    pub figures: onecopy_pagemap::Statistics,
+    /// Bytes of the disk that the background scan has come past; its size once it is through.
+    pub scanned_bytes: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_look_as_they_are_documented() {
+        let cases = [
+            (Request::Info, r#"{"command":"info"}"#),
+            (Request::Snapshot { name: "a".to_owned() }, r#"{"command":"snapshot","name":"a"}"#),
+            (Request::DeleteSnapshot { name: "a".to_owned() }, r#"{"command":"delete-snapshot","name":"a"}"#),
+            (Request::SetLimit { bytes_per_second: Some(7) }, r#"{"command":"set-limit","bytes_per_second":7}"#),
+            (Request::Stop, r#"{"command":"stop"}"#),
+        ];
+        for (request, text) in cases {
+            assert_eq!(serde_json::to_string(&request).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
+        }
+        assert_eq!(serde_json::to_string(&Answer::Error("no".to_owned())).unwrap(), r#"{"error":"no"}"#);
+        assert!(serde_json::from_str::<Request>(r#"{"command":"format"}"#).is_err());
+    }
+
+    #[test]
+    fn a_page_maps_figures_stand_beside_its_origin() {
+        let figures = onecopy_pagemap::Statistics { known_blocks: 3, ..Default::default() };
+        let status = PageMapStatus { origin: "empty".to_owned(), figures, scanned_bytes: 4096 };
+        let text = serde_json::to_value(&status).unwrap();
+        assert_eq!(
+            (&text["origin"], &text["known_blocks"], &text["scanned_bytes"]),
+            (&"empty".into(), &3.into(), &4096.into())
+        );
+        assert_eq!(serde_json::from_value::<PageMapStatus>(text).unwrap(), status);
+    }
+}

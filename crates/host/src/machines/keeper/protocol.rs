@@ -1,0 +1,112 @@
+//! What a machine's keeper is asked and answers: JSON, one object a line, over the socket `keeper.sock`; one request a connection.
+//!
+//! ```text
+//! {"status":{}}                                        -> {"status":{"state":"running","process_id":4711,..}}
+//! {"agent":{"command":{"health":{}},"timeout_ms":5000}} -> {"progress":{..}} any number of them, then {"agent":{"health":{..}}}
+//! {"stop":{"force":false,"timeout_ms":60000}}          -> {"stopped":{}}
+//! ```
+//!
+//! Who closes the connection gives up what it has asked for: a program in the guest is ended. A stop goes on.
+//!
+//! The keeper is the only one that speaks to QEMU and to the guest's agent, whose sockets take one client each.
+
+use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
+use serde::{Deserialize, Serialize};
+
+/// What a keeper is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeeperRequest {
+    /// How is the machine?
+    Status {},
+    /// The guest's agent shall do this.
+    Agent {
+        /// What.
+        command: Command,
+        /// How long it may take, in milliseconds.
+        timeout_ms: u64,
+    },
+    /// End the machine.
+    Stop {
+        /// At once, as a power cut would.
+        force: bool,
+        /// How long the guest may take to end by itself, in milliseconds; then it is ended.
+        timeout_ms: u64,
+    },
+}
+
+/// What a keeper answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeeperReply {
+    /// The guest's agent is at work; more replies follow.
+    Progress(Progress),
+    /// To `status`.
+    Status(KeeperStatus),
+    /// To `agent`: it is done.
+    Agent(Answer),
+    /// To `stop`: nothing of the machine runs but the keeper, which ends now.
+    Stopped {},
+    /// It is not done.
+    Error {
+        /// What a program decides by; none where it was not the agent that refused.
+        kind: Option<FailureKind>,
+        /// What a person reads.
+        message: String,
+    },
+}
+
+/// What a machine does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MachineState {
+    /// It boots: the guest's agent has not answered yet.
+    Starting,
+    /// The guest's agent answers.
+    Running,
+    /// The guest's agent answered once and does not answer now, though the guest runs.
+    Silent,
+    /// Its processors stand, because somebody wanted that.
+    Paused,
+    /// Its processors stand, because a disk or QEMU's accelerator has failed.
+    Failed,
+    /// It is being ended.
+    Stopping,
+    /// It does not run.
+    Stopped,
+}
+
+impl MachineState {
+    /// The word for it, as in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            MachineState::Starting => "starting",
+            MachineState::Running => "running",
+            MachineState::Silent => "silent",
+            MachineState::Paused => "paused",
+            MachineState::Failed => "failed",
+            MachineState::Stopping => "stopping",
+            MachineState::Stopped => "stopped",
+        }
+    }
+}
+
+/// How a machine is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeeperStatus {
+    /// What it does.
+    pub state: MachineState,
+    /// Since when the guest has been silent, in milliseconds since 1970.
+    #[serde(default)]
+    pub silent_since_unix_ms: Option<u64>,
+    /// QEMU's process, while it runs.
+    pub process_id: Option<u32>,
+    /// The process that serves the disk, while it runs.
+    pub disk_process_id: Option<u32>,
+    /// How often the process that serves the disk was started again.
+    pub disk_restarts: u64,
+    /// The keeper.
+    pub keeper_process_id: u32,
+    /// The guest's kernel, when its agent has told.
+    pub kernel: Option<String>,
+}

@@ -1,0 +1,269 @@
+//! A keeper's life.
+//!
+//! ```text
+//!   lock, socket ──> disk server ──> QEMU ──> agent ──> Running ──┬── disk server died: again; QEMU waits and connects anew
+//!   (each started, or taken over from a keeper that has died)     ├── agent lost: greeted again
+//!                                                                 ├── guest silent: told; ended, where that is wished for
+//!                                                                 └── QEMU ended, for whatever reason ──> disk closed, end noted, gone
+//! ```
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onecopy_hypervisor::{EndCause, Ending, Machine, State};
+use onecopy_postgres::ServiceUser;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+
+use super::disk_server::{DiskEvent, DiskServer};
+use super::service::{Kept, serve};
+use super::silence::unix_ms;
+use super::{MachineState, guest, silence, socket};
+use crate::HostError;
+use crate::lock::{DirectoryLock, LockState};
+use crate::machines::machine::END_TIMEOUT;
+use crate::machines::{MachineConfiguration, MachineEnd, MachineError, MachineHome};
+
+/// Requests to stop that may wait; there is only one to do.
+const STOPS_MAX: usize = 4;
+
+/// How long a keeper waits for the lock of one that is just ending.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often it tries.
+const LOCK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The time between attempts to reach a machine that runs and does not answer.
+const ADOPT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A wish that the machine ends.
+pub(super) struct Stop {
+    /// At once.
+    pub force: bool,
+    /// How long the guest may take.
+    pub timeout: Duration,
+    /// Told when nothing but the keeper runs any more.
+    pub done: oneshot::Sender<()>,
+}
+
+/// Looks after the machine in `directory` until it has ended; returns at once when somebody else does already.
+///
+/// # Errors
+/// [`HostError`] of what kept the machine from running; it is also noted for whoever asks how it ended.
+pub async fn run(directory: &Path) -> Result<(), HostError> {
+    let home = MachineHome::at(directory)?;
+    let user = ServiceUser::resolve(None)?;
+    let Some(_lock) = take_lock(&home).await? else { return Ok(()) };
+    home.make_run(&user)?;
+    let is_running = home.process_id().is_some();
+    if !is_running {
+        home.forget_end().map_err(HostError::file("write into", home.root()))?;
+    }
+    let (stop, stops) = mpsc::channel(STOPS_MAX);
+    let kept = Arc::new(Kept::new(stop));
+    // From now on it can be asked.
+    let listener = socket::listen(&home).map_err(HostError::file("listen on", home.keeper_socket()))?;
+    let service = tokio::spawn(serve(listener, Arc::clone(&kept)));
+    let outcome = keep(&home, &user, &kept, stops).await;
+    let noted = match &outcome {
+        Ok(_) => None,
+        Err(error) => Some(MachineEnd { clean: false, reason: error.to_string(), unix_ms: unix_ms() }),
+    };
+    if let Some(end) = noted {
+        note(&home, &end);
+    }
+    service.abort();
+    // Nobody can ask any more: whoever does so now sees that it has ended.
+    let _ = socket::remove(&home);
+    for answered in outcome? {
+        let _ = answered.send(());
+    }
+    Ok(())
+}
+
+async fn take_lock(home: &MachineHome) -> Result<Option<DirectoryLock>, HostError> {
+    // Who started it holds it for it: there is no moment in which nobody seems to look after the machine.
+    if let Some(lock) = DirectoryLock::inherited(&home.keeper_lock())? {
+        return Ok(Some(lock));
+    }
+    let begun = Instant::now();
+    loop {
+        match DirectoryLock::take(&home.keeper_lock())? {
+            LockState::Taken(lock) => return Ok(Some(lock)),
+            LockState::HeldBy(_) if begun.elapsed() >= LOCK_TIMEOUT => return Ok(None),
+            LockState::HeldBy(_) => tokio::time::sleep(LOCK_INTERVAL).await,
+        }
+    }
+}
+
+/// Returns who waits to hear that the machine has ended.
+async fn keep(
+    home: &MachineHome,
+    user: &ServiceUser,
+    kept: &Arc<Kept>,
+    mut stops: mpsc::Receiver<Stop>,
+) -> Result<Vec<oneshot::Sender<()>>, HostError> {
+    let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
+    let mut disk = DiskServer::start(home, user).await.map_err(disk_failed)?;
+    kept.change(|status| status.disk_process_id = disk.process_id());
+    if home.process_id().is_none()
+        && let Ok(Stop { done, .. }) = stops.try_recv()
+    {
+        disk.close().await;
+        let reason = "it was told to stop before it began".to_owned();
+        note(home, &MachineEnd { clean: true, reason, unix_ms: unix_ms() });
+        return Ok(vec![done]);
+    }
+    let machine = loop {
+        match guest::start(home, user).await {
+            Ok(machine) => break machine,
+            // It runs, and needs its disk: it is not given up, however long its monitor is silent.
+            Err(error) if home.process_id().is_some() => {
+                tracing::error!(%error, "the machine runs and cannot be reached");
+                tokio::time::sleep(ADOPT_INTERVAL).await;
+            }
+            Err(error) => {
+                disk.close().await;
+                return Err(error);
+            }
+        }
+    };
+    kept.set_machine(machine.clone());
+    let (became_silent, mut silent) = mpsc::channel(1);
+    let patience = Patience::of(home);
+    let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(kept), patience, became_silent));
+    let mut terminated =
+        signal(SignalKind::terminate()).map_err(HostError::file("listen for signals of", home.root()))?;
+    let (mut waiting, mut ender, mut was_forced, mut was_silent) = (Vec::new(), None, false, false);
+    let ending = loop {
+        tokio::select! {
+            ending = machine.wait_ended() => break ending,
+            event = disk.next() => {
+                let number = disk.process_id();
+                match event {
+                    DiskEvent::Died(reason) => {
+                        tracing::warn!(reason, "the disk server has died and is started again");
+                        kept.change(|status| status.disk_process_id = None);
+                    }
+                    DiskEvent::Serves => kept.change(|status| {
+                        (status.disk_process_id, status.disk_restarts) = (number, status.disk_restarts + 1);
+                    }),
+                    // What stands in the way may pass; the guest waits.
+                    DiskEvent::Failed(reason) => tracing::error!(reason, "the disk is not served"),
+                }
+            }
+            Some(Stop { force, timeout, done }) = stops.recv() => {
+                waiting.push(done);
+                was_forced |= force;
+                kept.change(|status| status.state = MachineState::Stopping);
+                // A second one, which may be in more of a hurry, goes beside the first.
+                let previous = ender.replace(tokio::spawn(end(machine.clone(), Arc::clone(kept), force, timeout)));
+                if let Some(previous) = previous.filter(|_| force) {
+                    previous.abort();
+                }
+            }
+            Some(()) = silent.recv(), if patience.ends_silent && ender.is_none() => {
+                tracing::error!("the guest is silent, and the machine is ended");
+                was_silent = true;
+                kept.change(|status| status.state = MachineState::Stopping);
+                ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(kept), true, END_TIMEOUT)));
+            }
+            _ = terminated.recv() => {
+                kept.change(|status| status.state = MachineState::Stopping);
+                ender.get_or_insert_with(|| tokio::spawn(end(machine.clone(), Arc::clone(kept), false, END_TIMEOUT)));
+            }
+        }
+    };
+    greeter.abort();
+    tracing::info!(ending = %ending, "the machine has ended");
+    kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
+    disk.close().await;
+    let mut end = end_of(&ending, was_forced);
+    if was_silent {
+        let seconds = patience.silent_after.as_secs();
+        (end.clean, end.reason) = (false, format!("it was ended: its guest ran and did not answer for {seconds} s"));
+    }
+    note(home, &end);
+    Ok(waiting)
+}
+
+/// How long a guest may be silent, and what follows.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    silent_after: Duration,
+    ends_silent: bool,
+}
+
+impl Patience {
+    /// As the machine's file says; a keeper that takes over a machine whose file was broken meanwhile goes on.
+    fn of(home: &MachineHome) -> Patience {
+        let configuration = home.configuration().unwrap_or_else(|error| {
+            tracing::warn!(%error, "how long the guest may be silent is not known");
+            MachineConfiguration::new(home.image())
+        });
+        let silent_after = Duration::from_secs(configuration.silent_after_s);
+        Patience { silent_after, ends_silent: configuration.end_when_silent }
+    }
+}
+
+/// Ends the machine; its watcher tells when it has ended.
+async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) {
+    let ended = async {
+        // One that stands could do nothing.
+        if machine.state() == State::Paused
+            && let Err(error) = machine.resume().await
+        {
+            tracing::warn!(%error, "the machine stands and cannot be let go");
+        }
+        // The agent stops the server first; without an agent the button does the same.
+        let asked = match kept.agent() {
+            Some(agent) => agent.power_off().await.is_ok(),
+            None => false,
+        };
+        if asked {
+            machine.wait_ended().await;
+        } else if let Err(error) = machine.power_down().await {
+            tracing::warn!(%error, "the guest does not switch itself off");
+            std::future::pending::<()>().await;
+        }
+    };
+    if !force && tokio::time::timeout(timeout, ended).await.is_ok() {
+        return;
+    }
+    if let Err(error) = machine.quit().await {
+        tracing::error!(%error, "QEMU does not end");
+    }
+}
+
+/// Greets the guest's agent, again whenever it is lost, and says in which state the machine is; `became_silent` is told once it is that.
+async fn look_after_agent(machine: Machine, kept: Arc<Kept>, patience: Patience, became_silent: mpsc::Sender<()>) {
+    while let Some(agent) = guest::greet(&machine).await {
+        let welcome = agent.welcome();
+        if let Err(error) = agent.set_clock().await {
+            tracing::warn!(%error, "the guest's clock is as it was");
+        }
+        tracing::info!(kernel = welcome.kernel, boot = welcome.boot_id, "the guest's agent answers");
+        kept.set_agent(agent.clone(), welcome.kernel);
+        // Where one waits to be heard already, that is enough.
+        let told = || {
+            let _ = became_silent.try_send(());
+        };
+        silence::watch(&machine, &agent, &kept, patience.silent_after, told).await;
+        tracing::warn!(reason = agent.lost(), "the guest's agent is lost");
+        kept.forget_agent(unix_ms());
+    }
+}
+
+/// Clean is what the guest did itself, or what was asked for with force: one that had to be ended has not written all back.
+fn end_of(ending: &Ending, was_forced: bool) -> MachineEnd {
+    let clean = ending.cause == EndCause::PoweredOff || was_forced;
+    let reason = if clean { format!("it {}", ending.cause) } else { format!("it {ending}") };
+    MachineEnd { clean, reason, unix_ms: unix_ms() }
+}
+
+fn note(home: &MachineHome, end: &MachineEnd) {
+    if let Err(error) = home.note_end(end) {
+        tracing::error!(%error, ?end, "the machine's end cannot be noted");
+    }
+}

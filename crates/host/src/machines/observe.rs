@@ -1,0 +1,73 @@
+//! Looking at a machine, whoever looks after it.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use onecopy_guest_agent::protocol::{Answer, Command};
+
+use super::Machine;
+use super::keeper::{MachineState, unix_ms};
+use crate::MachineStatus;
+
+/// How long a guest may take to say how it is; one that boots or hangs does not.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The state of a machine that runs without a keeper, which its supervisor, or the next command, gives it.
+const UNKEPT: &str = "unkept";
+
+/// How deep a disk's directory is looked into; it has no directories in it.
+const DEPTH_MAX: usize = 4;
+
+impl Machine {
+    /// How it is; none where it is not made.
+    pub async fn observe(&self) -> Option<MachineStatus> {
+        let configuration = self.home().configuration().ok()?;
+        let process_id = self.process_id();
+        let kept = self.status().await.ok();
+        let state = match (&kept, process_id) {
+            (Some(kept), _) => kept.state.as_str(),
+            (None, Some(_)) => UNKEPT,
+            (None, None) => MachineState::Stopped.as_str(),
+        };
+        let is_up = kept.as_ref().is_some_and(|kept| kept.state == MachineState::Running);
+        let memory_available_bytes = if is_up { self.memory_available_bytes().await } else { None };
+        let disk = self.home().disk();
+        let used = tokio::task::spawn_blocking(move || used_bytes(&disk, DEPTH_MAX)).await;
+        let silent_since = kept.as_ref().and_then(|kept| kept.silent_since_unix_ms);
+        Some(MachineStatus {
+            state: state.to_owned(),
+            silent_s: silent_since.map(|since| unix_ms().saturating_sub(since) / 1000),
+            process_id,
+            disk_process_id: kept.as_ref().and_then(|kept| kept.disk_process_id),
+            disk_restarts: kept.as_ref().map_or(0, |kept| kept.disk_restarts),
+            memory_bytes: configuration.memory_bytes,
+            memory_available_bytes,
+            disk_bytes: configuration.disk_bytes,
+            disk_used_bytes: used.unwrap_or(0),
+            processors: configuration.processors,
+        })
+    }
+
+    async fn memory_available_bytes(&self) -> Option<u64> {
+        match self.agent(Command::Health {}, HEALTH_TIMEOUT, &|_| ()).await {
+            Ok(Ok(Answer::Health(health))) => Some(health.memory_available_bytes),
+            _ => None,
+        }
+    }
+}
+
+/// What files below a directory take of the host's disk.
+fn used_bytes(path: &Path, depth: usize) -> u64 {
+    let Ok(entries) = std::fs::read_dir(path) else { return 0 };
+    let sizes = entries.flatten().filter_map(|entry| {
+        let metadata = entry.metadata().ok()?;
+        match metadata.is_dir() {
+            true if depth > 0 => Some(used_bytes(&entry.path(), depth - 1)),
+            true => None,
+            // Source: stat(2), st_blocks has 512 bytes each, whatever the file system.
+            false => Some(metadata.blocks() * 512),
+        }
+    });
+    sizes.sum()
+}

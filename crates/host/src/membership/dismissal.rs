@@ -1,0 +1,71 @@
+//! Followers that go: out of the router, stopped, and nothing of them is left.
+
+use onecopy_postgres::StopMode;
+use onecopy_router::RouterError;
+
+use super::{Member, Membership};
+use crate::state::ServerState;
+use crate::{HostError, Progress};
+
+impl Membership {
+    /// Takes a follower out of the router and stops it; one that is not there is out already.
+    pub(super) async fn take_out(&self, name: &str, progress: &dyn Progress) -> Result<(), HostError> {
+        self.remove_from_router(name).await?;
+        if let Some(member) = self.remove(name) {
+            progress.step(format!("stopping {name}"));
+            // What does not stop in peace is killed when it is dismantled: its data is a copy.
+            if let Err(error) = member.supervisor.stop(StopMode::Fast).await {
+                progress.notice(format!("{name} does not stop and is killed: {error}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// No read goes there any more.
+    pub(super) async fn remove_from_router(&self, name: &str) -> Result<(), HostError> {
+        match self.router.remove_follower(name).await {
+            // It was not taken in yet.
+            Err(RouterError::UnknownFollower(_)) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+
+    /// Nobody looks at it any more, but its supervisor.
+    pub(super) fn remove(&self, name: &str) -> Option<Member> {
+        let mut members = self.members();
+        let place = members.iter().position(|member| member.name == name)?;
+        Some(members.remove(place))
+    }
+
+    /// Removes everything of a follower that nobody watches: processes, slot, files.
+    pub(super) async fn dismantle(&self, follower: &ServerState, progress: &dyn Progress) -> Result<(), HostError> {
+        if self.workshop.home_of(follower).exists() {
+            progress.step(format!("removing what there is of {}", follower.name));
+        }
+        self.workshop.dismantle(&self.remembered().leader().clone(), follower).await
+    }
+
+    /// Removes and forgets followers that are leaving.
+    pub(super) async fn dismiss_leaving(&self, progress: &dyn Progress) -> Result<(), HostError> {
+        let leaving: Vec<ServerState> =
+            self.remembered().followers().iter().rev().filter(|follower| follower.leaving).cloned().collect();
+        for follower in leaving {
+            self.take_out(&follower.name, progress).await?;
+            self.dismantle(&follower, progress).await?;
+            self.remember(|state| state.forget(&follower.name))?;
+            self.set_problem(&follower.name, None);
+        }
+        Ok(())
+    }
+
+    /// After a change that failed: followers that were not there before and were not made are not wanted any more.
+    pub(super) async fn forget_unmade(&self, before: &[String]) -> Result<(), HostError> {
+        let new = |follower: &&mut ServerState| !follower.made && !before.contains(&follower.name);
+        self.remember(|state| {
+            // From the highest number on, and only as far as there is no gap: names are numbered without one.
+            let last = state.servers.iter_mut().skip(1).rev();
+            last.take_while(new).for_each(|follower| follower.leaving = true);
+        })?;
+        self.dismiss_leaving(&|_| ()).await
+    }
+}

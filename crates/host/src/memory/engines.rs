@@ -1,0 +1,156 @@
+//! How the agent reaches each server.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use onecopy_memory::engine::{Engine, ExtensionEngine, MariaDbAccess, MariaDbEngine, PlainEngine};
+use onecopy_memory::own::Consent;
+use onecopy_memory::{Bytes, InstanceName, Kind, Level};
+use onecopy_postgres::{ConnectionParameters, Server};
+
+use super::configuration::{InstanceMemory, MemoryConfiguration};
+use super::starting::ServersMemory;
+use crate::HostError;
+
+/// What the servers' lists of connections show.
+const APPLICATION_NAME: &str = "onecopy memory";
+
+/// A server of the cluster.
+///
+/// # Errors
+/// [`HostError::Memory`] when its level is not possible.
+pub(super) fn of_server(
+    name: &InstanceName,
+    server: &Server,
+    memory: &ServersMemory,
+) -> Result<Arc<dyn Engine>, HostError> {
+    let connection = server.socket_connection().with_application_name(APPLICATION_NAME);
+    let data_directory = server.data_directory().to_owned();
+    let (name, directory) = (name.clone(), Some(data_directory));
+    match memory.configuration().of_server(name.as_str()).level.unwrap_or_default() {
+        // The configuration was refused unless the risk is taken.
+        Level::Own => Ok(Arc::new(PlainEngine::new(name, &connection, directory, Consent::Given)?)),
+        _ if memory.extension().is_none() => {
+            Ok(Arc::new(PlainEngine::new(name, &connection, directory, Consent::Withheld)?))
+        }
+        level => Ok(Arc::new(ExtensionEngine::new(name, level, &connection, directory)?)),
+    }
+}
+
+/// A server that somebody else has started; `host_bytes` is the memory of the host.
+///
+/// # Errors
+/// [`HostError::Memory`] when its level is not possible; [`HostError::InstanceUnreachable`] when nothing tells how it is reached.
+pub(super) fn of_instance(
+    instance: &InstanceMemory,
+    configuration: &MemoryConfiguration,
+    host_bytes: Bytes,
+) -> Result<Arc<dyn Engine>, HostError> {
+    let name = instance.name.clone();
+    let level = instance.level.unwrap_or(configuration.level);
+    match instance.kind {
+        Kind::PostgreSql => {
+            let connection = connection(instance)?.with_application_name(APPLICATION_NAME);
+            let directory = instance.data_directory.clone();
+            match level {
+                Level::Own => Ok(Arc::new(PlainEngine::new(name, &connection, directory, Consent::Given)?)),
+                _ => Ok(Arc::new(ExtensionEngine::new(name, level, &connection, directory)?)),
+            }
+        }
+        Kind::MariaDb | Kind::MySql => {
+            let access = MariaDbAccess {
+                program: None,
+                defaults_file: instance.defaults_file.clone(),
+                socket: instance.socket.clone(),
+                user: instance.user.clone(),
+            };
+            let ceiling_bytes = instance.ceiling.map_or(host_bytes, |ceiling| ceiling.of(host_bytes));
+            Ok(Arc::new(MariaDbEngine::new(name, instance.kind, access, ceiling_bytes)))
+        }
+    }
+}
+
+fn connection(instance: &InstanceMemory) -> Result<ConnectionParameters, HostError> {
+    let unreachable = |reason: String| HostError::InstanceUnreachable { name: instance.name.to_string(), reason };
+    let mut connection = match (&instance.dsn, &instance.data_directory) {
+        (Some(dsn), _) => dsn.parse::<ConnectionParameters>()?,
+        (None, Some(directory)) => of_running(directory).map_err(unreachable)?,
+        (None, None) => return Err(unreachable("neither `dsn` nor `data_directory` is written".to_owned())),
+    };
+    if let Some(user) = &instance.user {
+        connection.user.clone_from(user);
+    }
+    if let Some(file) = &instance.password_file {
+        let text = fs::read_to_string(file).map_err(HostError::file("read", file))?;
+        connection.password = text.lines().next().map(str::to_owned);
+    }
+    Ok(connection)
+}
+
+/// Where the server in a data directory listens now.
+///
+/// Source: PostgreSQL, `src/include/utils/pidfile.h`: port, socket directory, first address are the lines 4, 5 and 6.
+fn of_running(directory: &Path) -> Result<ConnectionParameters, String> {
+    let path = directory.join("postmaster.pid");
+    let text = fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let line = |number: usize| text.lines().nth(number - 1).map(str::trim).filter(|line| !line.is_empty());
+    let port = line(4).and_then(|port| port.parse().ok()).ok_or("the server is only starting")?;
+    Ok(ConnectionParameters {
+        host: line(5).or(line(6)).unwrap_or("127.0.0.1").to_owned(),
+        port,
+        user: "postgres".to_owned(),
+        password: None,
+        database: "postgres".to_owned(),
+        application_name: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(text: &str) -> InstanceMemory {
+        toml::from_str(&format!("name = \"shop\"\n{text}")).unwrap()
+    }
+
+    fn engine(text: &str) -> Result<Arc<dyn Engine>, HostError> {
+        of_instance(&instance(text), &MemoryConfiguration::default(), 1 << 30)
+    }
+
+    #[test]
+    fn each_kind_has_its_engine() {
+        for (text, kind) in [
+            ("kind = \"postgresql\"\ndsn = \"host=/run user=postgres\"", Kind::PostgreSql),
+            ("kind = \"mariadb\"\nsocket = \"/run/mysqld.sock\"", Kind::MariaDb),
+            ("kind = \"mysql\"\ndefaults_file = \"/etc/my.cnf\"", Kind::MySql),
+        ] {
+            let engine = engine(text).unwrap();
+            assert_eq!((engine.kind(), engine.instance().as_str(), engine.level()), (kind, "shop", Level::Request));
+        }
+    }
+
+    #[test]
+    fn a_server_is_found_by_its_data_directory_and_logged_in_to_by_a_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let text = format!(
+            "kind = \"postgresql\"\ndata_directory = \"{0}\"\nuser = \"keeper\"\npassword_file = \"{0}/password\"",
+            directory.path().display()
+        );
+        let Err(error) = engine(&text) else { panic!("nothing runs there") };
+        assert!(error.to_string().contains("postmaster.pid") && error.to_string().contains("`dsn`"), "{error}");
+        fs::write(directory.path().join("postmaster.pid"), "1\n/data\n0\n5439\n/run/pg\n*\n").unwrap();
+        fs::write(directory.path().join("password"), "secret\nmore\n").unwrap();
+        let found = connection(&instance(&text)).unwrap();
+        assert_eq!((found.host.as_str(), found.port, found.user.as_str()), ("/run/pg", 5439, "keeper"));
+        assert_eq!(found.password.as_deref(), Some("secret"));
+    }
+
+    #[test]
+    fn levels_that_cannot_be_are_refused() {
+        let Err(error) = engine("kind = \"postgresql\"\ndsn = \"host=/run\"\nlevel = \"publish\"") else {
+            panic!("without a data directory")
+        };
+        assert!(error.to_string().contains("data directory"), "{error}");
+    }
+}

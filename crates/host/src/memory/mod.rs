@@ -1,0 +1,24 @@
+//! The memory of a host's servers: how a cluster's servers are started, and the agent that shares memory out among them.
+
+mod alone;
+mod asking;
+mod configuration;
+mod engines;
+mod groups;
+mod limit;
+mod metrics;
+mod routes;
+mod schema;
+mod service;
+mod starting;
+mod status;
+
+pub use alone::MemoryAgent;
+pub use asking::{set, set_auto, status};
+pub use configuration::{CgroupUse, ExtensionUse, InstanceMemory, MemoryConfiguration, ServerMemory};
+pub(crate) use metrics::metrics;
+pub(crate) use routes::routes;
+pub use routes::{AutoRequest, SetRequest};
+pub(crate) use service::MemoryService;
+pub(crate) use starting::{EXTENSION, ServersMemory};
+pub use status::{MemoryStatus, MemorySummary};

@@ -1,0 +1,133 @@
+//! Who comes in, and where he is led.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use onecopy_clone::CloneError;
+use onecopy_clone::network::endpoint::{self, Visitor};
+use onecopy_clone::network::keys::HostKeys;
+use onecopy_clone::network::protocol::ProtocolError;
+use onecopy_clone::network::request::{HostAnswer, HostRequest, write_line};
+use onecopy_clone::service::Service;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::allowed::Allowed;
+use super::ordered;
+
+/// Connections at once; a further one waits.
+const CONNECTIONS_MAX: usize = 256;
+/// After a failed accept: the reason, no descriptors, does not pass by asking again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Serves other hosts.
+#[derive(Debug)]
+pub struct Door {
+    listener: TcpListener,
+    host: Arc<Host>,
+}
+
+/// What every connection needs.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub keys: HostKeys,
+    pub keys_directory: PathBuf,
+    pub allowed: Allowed,
+    /// This program, which is also the one that fills clones.
+    pub program: PathBuf,
+}
+
+impl Door {
+    /// Listens for hosts whose certificates are of the same authority as the keys in `keys_directory`.
+    ///
+    /// # Errors
+    /// [`CloneError::Keys`]; [`CloneError::Network`] when the address cannot be listened at.
+    pub async fn open(listen: &str, keys_directory: &Path, allowed: Allowed) -> Result<Door, CloneError> {
+        let keys = HostKeys::load(keys_directory)?;
+        let cannot = |error: std::io::Error| CloneError::Network {
+            peer: listen.to_owned(),
+            reason: format!("cannot listen there: {error}; give another address with --listen"),
+        };
+        let listener = TcpListener::bind(listen).await.map_err(cannot)?;
+        let program =
+            std::env::current_exe().map_err(CloneError::file("find this program behind", "/proc/self/exe"))?;
+        let keys_directory =
+            std::path::absolute(keys_directory).map_err(CloneError::file("resolve", keys_directory))?;
+        Ok(Door { listener, host: Arc::new(Host { keys, keys_directory, allowed, program }) })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// [`CloneError::Kernel`].
+    pub fn local_address(&self) -> Result<SocketAddr, CloneError> {
+        self.listener.local_addr().map_err(CloneError::kernel("tell where it listens"))
+    }
+
+    /// Serves until it is dropped. Clones that were ordered go on without it, and can be asked for on this host.
+    pub async fn serve(&self) {
+        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let permit = Arc::clone(&connections).acquire_owned().await.expect("the semaphore is never closed");
+            match self.listener.accept().await {
+                Ok((stream, peer)) => {
+                    let host = Arc::clone(&self.host);
+                    tokio::spawn(async move {
+                        if let Err(error) = host.attend(stream, peer).await {
+                            tracing::warn!(%peer, %error, "a connection ended");
+                        }
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+impl Host {
+    async fn attend(self: Arc<Host>, stream: TcpStream, peer: SocketAddr) -> Result<(), ProtocolError> {
+        let Visitor { mut stream, request } = endpoint::receive(stream, &self.keys).await?;
+        match request {
+            HostRequest::Ping => {
+                let version = env!("CARGO_PKG_VERSION").to_owned();
+                write_line(&mut stream, &HostAnswer::Pong { version }).await?;
+            }
+            HostRequest::Image { source } => return self.lend(stream, &source, peer).await,
+            HostRequest::Clone { order } => ordered::make(&self, &mut stream, order, peer).await?,
+        }
+        // The other side reads the answer before it sees the end.
+        Ok(stream.shutdown().await?)
+    }
+
+    /// Carries bytes between the other host and the source's clone service.
+    async fn lend<S>(&self, mut stream: S, source: &Path, peer: SocketAddr) -> Result<(), ProtocolError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let opening = async {
+            let source = self.allowed.source(source)?;
+            let service = Service::reach(&self.program, &source).await.map_err(|error| error.to_string())?;
+            service.open_image().await.map_err(|error| error.to_string())
+        };
+        match opening.await {
+            Ok(mut service) => {
+                tracing::info!(%peer, source = %source.display(), "reads an image");
+                write_line(&mut stream, &HostAnswer::Ready).await?;
+                copy_bidirectional(&mut stream, &mut service).await?;
+                Ok(())
+            }
+            Err(reason) => {
+                tracing::warn!(%peer, source = %source.display(), reason, "refused");
+                write_line(&mut stream, &HostAnswer::Refused { reason }).await?;
+                Ok(stream.shutdown().await?)
+            }
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What is asked of another host, and how.
+
+use std::path::Path;
+
+use onecopy_clone::CloneError;
+use onecopy_clone::network::client::connect;
+use onecopy_clone::network::keys::HostKeys;
+use onecopy_clone::network::protocol::ProtocolError;
+use onecopy_clone::network::request::{HostAnswer, HostRequest, read_line, write_line};
+use onecopy_clone::plan::Plan;
+use onecopy_clone::service::Progress;
+use onecopy_postgres::{AccessRule, ConnectionParameters, Lsn, Settings};
+use serde::{Deserialize, Serialize};
+
+/// A clone that another host shall make of a source on this one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CloneOrder {
+    /// What it shall be: the source as its own host sees it, the target as the other host does.
+    pub plan: Plan,
+    /// `HOST:PORT` of the source's `onecopy host`, as the other host reaches it.
+    pub origin: String,
+    /// The primary that the clone follows, as the other host reaches it.
+    pub primary: ConnectionParameters,
+    /// The source's major version of PostgreSQL: the clone's must be the same.
+    pub major_version: u32,
+    /// The clone's server listens there.
+    pub listen_address: String,
+    /// And on this port.
+    pub port: u16,
+    /// Who may log in to it, beside what is on its own machine.
+    pub access_rules: Vec<AccessRule>,
+    /// Its settings beside addresses, ports and sockets.
+    pub settings: Settings,
+}
+
+/// What has become of an order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum OrderEvent {
+    /// It is on its way.
+    Preparing,
+    /// The image is taken.
+    Frozen {
+        /// The source's accesses waited so long.
+        pause_us: u64,
+    },
+    /// Its server is being started.
+    Starting {
+        /// It answers from here on.
+        consistent_at: Lsn,
+    },
+    /// It answers queries.
+    Answering {
+        /// Since the order came.
+        elapsed_ms: u64,
+    },
+    /// It is being filled; the last one says that it is whole.
+    Filling(Progress),
+}
+
+/// Has another host make a clone; `tell` hears what becomes of it, until it is whole.
+///
+/// # Errors
+/// [`CloneError::Network`], with the other host's own words when it refuses or fails; [`CloneError::Keys`].
+pub async fn order_clone(
+    address: &str,
+    keys_directory: &Path,
+    order: &CloneOrder,
+    mut tell: impl FnMut(OrderEvent),
+) -> Result<(), CloneError> {
+    let failed = |reason: String| CloneError::Network { peer: address.to_owned(), reason };
+    let mut stream = connect(address, &HostKeys::load(keys_directory)?).await?;
+    let ordering = async {
+        let words = |error: serde_json::Error| ProtocolError::Refused(format!("the order has no words: {error}"));
+        let order = serde_json::to_value(order).map_err(words)?;
+        write_line(&mut stream, &HostRequest::Clone { order }).await?;
+        loop {
+            match read_line(&mut stream).await? {
+                HostAnswer::Progress { event } => match serde_json::from_value(event) {
+                    Ok(event) => tell(event),
+                    Err(error) => tracing::debug!(%error, "news that this program does not know"),
+                },
+                HostAnswer::Done => return Ok(()),
+                HostAnswer::Refused { reason } => return Err(ProtocolError::Refused(reason)),
+                _ => return Err(ProtocolError::Unexpected { got: "another answer", wanted: "news of the clone" }),
+            }
+        }
+    };
+    ordering.await.map_err(|error| failed(error.to_string()))
+}
+
+/// Asks whether a host is there; its program's version.
+///
+/// # Errors
+/// [`CloneError::Network`], [`CloneError::Keys`].
+pub async fn ping(address: &str, keys_directory: &Path) -> Result<String, CloneError> {
+    let mut stream = connect(address, &HostKeys::load(keys_directory)?).await?;
+    let asking = async {
+        write_line(&mut stream, &HostRequest::Ping).await?;
+        match read_line(&mut stream).await? {
+            HostAnswer::Pong { version } => Ok(version),
+            _ => Err(ProtocolError::Unexpected { got: "another answer", wanted: "an answer to a ping" }),
+        }
+    };
+    asking.await.map_err(|error| CloneError::Network { peer: address.to_owned(), reason: error.to_string() })
+}

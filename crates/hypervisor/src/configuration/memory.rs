@@ -1,0 +1,50 @@
+//! The guest's memory.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Memory of a guest and what is behind it on the host.
+///
+/// Its name inside QEMU is `pc.ram` whatever is behind it, so that a machine with memory of one kind migrates to one of another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    /// Size in bytes, a multiple of 1 MiB.
+    pub size_bytes: u64,
+    /// What is behind it.
+    pub back_end: MemoryBackEnd,
+    /// All of it is taken from the host at start.
+    pub preallocated: bool,
+}
+
+impl Memory {
+    /// Memory that other processes can map, as a vhost-user disk needs it.
+    pub fn shared(size_bytes: u64) -> Memory {
+        let back_end = MemoryBackEnd::Anonymous { shared: true, huge_page_bytes: None };
+        Memory { size_bytes, back_end, preallocated: false }
+    }
+}
+
+/// What is behind a guest's memory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryBackEnd {
+    /// A memfd.
+    Anonymous {
+        /// Other processes can be given it and see what the guest writes.
+        shared: bool,
+        /// Huge pages of this size; none: ordinary ones.
+        huge_page_bytes: Option<u64>,
+    },
+    /// A file.
+    File {
+        /// The file; on a mount of hugetlbfs it gives huge pages.
+        path: PathBuf,
+        /// The guest writes into the file; otherwise its changes are its own (copy on write).
+        shared: bool,
+        /// The file is opened for reading only; with `shared: false` the guest can write nevertheless.
+        read_only: bool,
+        /// Where in the file the memory begins, bytes.
+        offset_bytes: u64,
+    },
+}

@@ -1,0 +1,83 @@
+//! Lines from a peer that is not trusted: never longer than a bound, whatever it sends.
+
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// As much is read at once.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// Reads lines that end with a newline.
+#[derive(Debug)]
+pub(crate) struct LineReader<R> {
+    from: R,
+    bytes_max: usize,
+    buffer: Vec<u8>,
+    /// No newline is in the buffer before this place.
+    searched: usize,
+}
+
+impl<R: AsyncRead + Unpin> LineReader<R> {
+    /// Reads from `from` lines of at most `bytes_max` bytes.
+    pub(crate) fn new(from: R, bytes_max: usize) -> LineReader<R> {
+        LineReader { from, bytes_max, buffer: Vec::new(), searched: 0 }
+    }
+
+    /// The next line without its end (a carriage return belongs to that); none at the end of the stream, where a line without a newline
+    /// is none. May be given up at any await: nothing is lost.
+    ///
+    /// # Errors
+    /// What reading says; `InvalidData` for a line that is too long.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(found) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.buffer.split_off(self.searched + found + 1);
+                let mut line = std::mem::replace(&mut self.buffer, rest);
+                self.searched = 0;
+                line.pop();
+                line.pop_if(|last| *last == b'\r');
+                return Ok(Some(line));
+            }
+            self.searched = self.buffer.len();
+            if self.buffer.len() > self.bytes_max {
+                let reason = format!("a line is longer than {} bytes", self.bytes_max);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+            }
+            self.buffer.reserve(CHUNK_BYTES);
+            if self.from.read_buf(&mut self.buffer).await? == 0 {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn lines_of(bytes: &[u8], bytes_max: usize) -> (Vec<String>, io::Result<()>) {
+        let mut reader = LineReader::new(bytes, bytes_max);
+        let mut lines = Vec::new();
+        loop {
+            match reader.next().await {
+                Ok(Some(line)) => lines.push(String::from_utf8_lossy(&line).into_owned()),
+                Ok(None) => return (lines, Ok(())),
+                Err(error) => return (lines, Err(error)),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn lines_end_at_newlines() {
+        let (lines, end) = lines_of(b"one\r\n\ntwo\nthe rest", 100).await;
+        assert_eq!(lines, ["one", "", "two"]);
+        assert!(end.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_line_without_an_end_is_given_up() {
+        let (lines, end) = lines_of(&[b'x'; 200_000], 1000).await;
+        assert!(lines.is_empty());
+        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

@@ -1,0 +1,137 @@
+//! One round: ask all servers and the host, let the arbiter decide, act.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use super::{Agent, Mode};
+use crate::arbiter::{self, Decision, Policy};
+use crate::engine::Engine;
+use crate::{HostPressure, MemoryError, Observation};
+
+/// How targets are decided: [`arbiter::decide`].
+pub(super) type Decide = fn(&Policy, &HostPressure, &[Observation], Duration, &mut arbiter::Memory) -> Vec<Decision>;
+
+/// What is kept from round to round.
+#[derive(Default)]
+pub(super) struct Deciding {
+    memory: arbiter::Memory,
+    last: Option<Instant>,
+}
+
+impl Agent {
+    /// One round, now. [`Agent::run`] does it again and again.
+    pub async fn round(&self) {
+        let mut deciding = self.shared.deciding.lock().await;
+        let begin = Instant::now();
+        self.observe().await;
+        let pressure = self.shared.source.pressure();
+        let elapsed = deciding.last.map_or(Duration::ZERO, |last| begin.duration_since(last));
+        deciding.last = Some(begin);
+        let decisions = match pressure {
+            Ok(pressure) => {
+                self.take_unasked(&pressure).await;
+                let (policy, observations) = {
+                    let mut state = self.lock();
+                    state.pressure = Some(pressure.clone());
+                    (state.members.pinned_in(&state.policy), state.members.observations())
+                };
+                (self.shared.decide)(&policy, &pressure, &observations, elapsed, &mut deciding.memory)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "memory: the host's figures cannot be read; nothing is decided");
+                let mut state = self.lock();
+                state.pressure = None;
+                state.figures.blind_rounds += 1;
+                Vec::new()
+            }
+        };
+        self.act(self.allowed(decisions)).await;
+        let mut state = self.lock();
+        state.figures.rounds += 1;
+        state.figures.last_round_us = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
+    }
+
+    /// Decisions that may be carried out: a server that is only watched is left alone, whatever the arbiter thinks of it.
+    fn allowed(&self, mut decisions: Vec<Decision>) -> Vec<Decision> {
+        let state = self.lock();
+        decisions
+            .retain(|decision| state.members.get(&decision.instance).is_ok_and(|member| member.mode != Mode::Watched));
+        decisions
+    }
+
+    /// Asks all servers at once and keeps their answers. For one that did not answer the last time nobody waits: its answer is there for
+    /// a later round.
+    pub(super) async fn observe(&self) {
+        let mut asking = JoinSet::new();
+        let timeout = self.shared.rhythm.answer_timeout;
+        for (engine, is_silent) in self.to_ask() {
+            let agent = self.clone();
+            let question = async move {
+                let answer = ask(&engine, timeout).await;
+                agent.keep(&engine, answer);
+            };
+            if is_silent {
+                tokio::spawn(question);
+            } else {
+                asking.spawn(question);
+            }
+        }
+        asking.join_all().await;
+    }
+
+    /// Servers to be asked now, each with whether it was silent; not those whose question is under way.
+    fn to_ask(&self) -> Vec<(Arc<dyn Engine>, bool)> {
+        let mut state = self.lock();
+        let idle = state.members.iter_mut().filter(|member| !member.is_asked);
+        idle.map(|member| {
+            let is_silent = member.unanswered > 0;
+            member.is_asked = is_silent;
+            (Arc::clone(&member.engine), is_silent)
+        })
+        .collect()
+    }
+
+    fn keep(&self, engine: &Arc<dyn Engine>, answer: Result<Observation, MemoryError>) {
+        let instance = engine.instance();
+        let mut state = self.lock();
+        // It may have been removed or replaced meanwhile.
+        let member = state.members.get_mut(instance).ok().filter(|member| Arc::ptr_eq(&member.engine, engine));
+        let Some(member) = member else { return };
+        member.is_asked = false;
+        match answer {
+            Ok(observation) => {
+                if member.unanswered > 0 {
+                    tracing::info!(%instance, after = member.unanswered, "memory: the server answers again");
+                }
+                (member.observation, member.failure, member.unanswered) = (Some(observation), None, 0);
+            }
+            Err(error) => {
+                if member.unanswered == 0 {
+                    tracing::warn!(%instance, %error, "memory: the server does not answer; it is counted as it was");
+                }
+                if let Some(observation) = &mut member.observation {
+                    observation.answered = false;
+                }
+                member.failure = Some(error.to_string());
+                member.unanswered += 1;
+                state.figures.unanswered += 1;
+            }
+        }
+    }
+}
+
+/// One question, bounded in time. A fault of ours in it is no answer, and does not end the agent.
+async fn ask(engine: &Arc<dyn Engine>, timeout: Duration) -> Result<Observation, MemoryError> {
+    let instance = engine.instance().clone();
+    let action = "tell its memory";
+    let mut asking = JoinSet::new();
+    let asked = Arc::clone(engine);
+    asking.spawn(async move { asked.observe().await });
+    match tokio::time::timeout(timeout, asking.join_next()).await {
+        Ok(Some(Ok(answer))) => answer,
+        Ok(Some(Err(error))) => Err(MemoryError::Statement { instance, action, reason: error.to_string() }),
+        Ok(None) | Err(_) => Err(MemoryError::NoAnswer { instance, action, waited: timeout }),
+    }
+}

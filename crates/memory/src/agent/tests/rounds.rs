@@ -1,0 +1,167 @@
+//! Rounds: the order of changes, servers that hang or refuse, a host that cannot be read.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::made_up::{ANSWER_TIMEOUT, MIB, MadeUp, agent, change, pins_only};
+use crate::agent::Outcome;
+use crate::arbiter::{Decision, Memory, Policy};
+use crate::{HostPressure, Level, Observation};
+
+/// More than a busy machine could hold up by itself.
+const ROUNDS: u32 = 300;
+
+/// Wants to give all of "taker"'s wish from "giver", in the wrong order and without asking whether there is room.
+fn trade(
+    _policy: &Policy,
+    _pressure: &HostPressure,
+    observations: &[Observation],
+    _elapsed: Duration,
+    _memory: &mut Memory,
+) -> Vec<Decision> {
+    let mut decisions = Vec::new();
+    for (name, wish) in [("taker", 700 * MIB), ("giver", 300 * MIB)] {
+        let observation = observations.iter().find(|observation| observation.instance.as_str() == name);
+        let wanted = observation.filter(|observation| observation.target_bytes != wish);
+        decisions.extend(wanted.map(|observation| change(observation, wish)));
+    }
+    decisions
+}
+
+#[tokio::test]
+async fn growth_waits_until_the_memory_has_come_back() {
+    let (giver, taker) = (MadeUp::new("giver", 600), MadeUp::new("taker", 300));
+    let (agent, _) = agent(trade, 1000, &[&giver, &taker]);
+    for _ in 0..3 {
+        agent.round().await;
+        assert!(taker.calls().is_empty(), "the giver has its memory still");
+    }
+    assert_eq!(giver.calls(), ["set 300"]);
+    let status = agent.status();
+    let waits = status.instances[1].decision.as_ref().expect("a decision");
+    assert_eq!((&waits.outcome, waits.times), (&Outcome::Postponed, 3));
+    giver.arrive();
+    agent.round().await;
+    assert_eq!(taker.calls(), ["set 700"]);
+    let figures = agent.status().figures;
+    assert_eq!((figures.shrinks, figures.shrunk_bytes), (1, 300 * MIB));
+    assert_eq!((figures.growths, figures.grown_bytes, figures.postponed), (1, 400 * MIB, 3));
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_counted_as_it_was_and_holds_nobody_up() {
+    let (giver, taker) = (MadeUp::new("giver", 600), MadeUp::new("taker", 300));
+    let (agent, _) = agent(pins_only, 1000, &[&giver, &taker]);
+    agent.round().await;
+    giver.lock().hangs = true;
+    agent.round().await;
+    let status = agent.status();
+    let hung = &status.instances[0];
+    let observation = hung.observation.as_ref().expect("the old one");
+    assert!(!observation.answered && hung.failure.as_ref().is_some_and(|why| why.contains("100 ms")), "{hung:?}");
+    assert_eq!((status.committed_bytes, status.figures.unanswered), (900 * MIB, 1));
+    let error = agent.set(&"taker".parse().expect("a name"), 500 * MIB).await.expect_err("no room");
+    assert!(error.to_string().contains("others keep 600MB"), "{error}");
+    let rounds = agent.status().figures.rounds;
+    // It is asked beside the rounds from now on: many of them end within one of its answers' time, however busy the machine is.
+    let begin = std::time::Instant::now();
+    for _ in 0..ROUNDS {
+        agent.round().await;
+    }
+    assert_eq!(agent.status().figures.rounds, rounds + u64::from(ROUNDS));
+    assert!(
+        begin.elapsed() < ANSWER_TIMEOUT * ROUNDS,
+        "each round has waited for a hung server: {:?}",
+        begin.elapsed()
+    );
+    giver.lock().hangs = false;
+    while agent.status().instances.iter().any(|instance| instance.failure.is_some()) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        agent.round().await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_decided_while_the_host_cannot_be_read() {
+    let (giver, taker) = (MadeUp::new("giver", 600), MadeUp::new("taker", 300));
+    let (agent, host) = agent(trade, 1000, &[&giver, &taker]);
+    host.unreadable.store(true, Ordering::Relaxed);
+    agent.round().await;
+    assert!(giver.calls().is_empty() && agent.status().pressure.is_none());
+    assert_eq!(agent.status().figures.blind_rounds, 1);
+    host.unreadable.store(false, Ordering::Relaxed);
+    agent.round().await;
+    assert_eq!(giver.calls(), ["set 300"]);
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_is_noted_and_the_others_go_on() {
+    let (giver, taker) = (MadeUp::new("giver", 600), MadeUp::new("taker", 300));
+    let (agent, _) = agent(trade, 2000, &[&giver, &taker]);
+    giver.lock().refuses = true;
+    agent.round().await;
+    assert_eq!(taker.calls(), ["set 700"]);
+    let status = agent.status();
+    let outcome = &status.instances[0].decision.as_ref().expect("a decision").outcome;
+    assert!(matches!(outcome, Outcome::Failed { reason } if reason.contains("it is ill")), "{outcome:?}");
+    assert_eq!(status.figures.failures, 1);
+    assert_eq!(status.committed_bytes, 1300 * MIB);
+}
+
+#[tokio::test]
+async fn what_a_server_publishes_is_taken_before_it_is_asked() {
+    let giver = MadeUp::at_level("giver", 600, Level::Publish);
+    let (agent, _) = agent(trade, 1000, &[&giver]);
+    agent.round().await;
+    assert_eq!(giver.calls(), ["take 300", "set 300"]);
+    assert_eq!(agent.status().figures.taken_bytes, 150 * MIB);
+}
+
+#[tokio::test]
+async fn what_is_published_is_taken_from_a_server_that_hangs_while_memory_is_short() {
+    let server = MadeUp::at_level("server", 600, Level::Publish);
+    let (agent, host) = agent(pins_only, 1000, &[&server]);
+    agent.round().await;
+    host.is_short.store(true, Ordering::Relaxed);
+    agent.round().await;
+    assert!(server.calls().is_empty(), "it answers: the arbiter decides");
+    server.lock().hangs = true;
+    host.is_short.store(false, Ordering::Relaxed);
+    agent.round().await;
+    assert!(server.calls().is_empty(), "nothing is short");
+    host.is_short.store(true, Ordering::Relaxed);
+    agent.round().await;
+    assert_eq!(server.calls(), ["take 100"]);
+    assert_eq!(agent.status().figures.taken_bytes, 50 * MIB);
+}
+
+#[tokio::test]
+async fn page_cache_is_taken_from_a_server_of_one_size_while_memory_is_short() {
+    let (server, other) = (MadeUp::new("server", 600), MadeUp::new("other", 300));
+    server.lock().page_cache_only = true;
+    let (agent, host) = agent(pins_only, 1000, &[&server, &other]);
+    agent.round().await;
+    assert!(server.calls().is_empty(), "nothing is short");
+    host.is_short.store(true, Ordering::Relaxed);
+    agent.round().await;
+    assert_eq!((server.calls(), other.calls()), (vec!["take 100".to_owned()], Vec::new()));
+    agent.set_auto(Some(&"server".parse().expect("a name")), false).expect("it is known");
+    agent.round().await;
+    assert!(server.calls().is_empty(), "it keeps what it has");
+}
+
+#[tokio::test]
+async fn it_runs_until_it_is_stopped() {
+    let server = MadeUp::new("server", 600);
+    let (agent, _) = agent(pins_only, 1000, &[&server]);
+    let running = tokio::spawn({
+        let agent = agent.clone();
+        async move { agent.run().await }
+    });
+    while agent.status().figures.rounds < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    agent.stop();
+    tokio::time::timeout(Duration::from_secs(60), running).await.expect("it ends").expect("without a panic");
+    agent.run().await;
+}

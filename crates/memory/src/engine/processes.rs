@@ -1,0 +1,112 @@
+//! What the processes of a server have in RAM and in swap, and which limits are above them.
+
+use std::fs;
+use std::path::Path;
+
+use crate::pressure::Host;
+use crate::segment::shared_memory_bytes;
+use crate::{BindingLimit, Bytes, Observation, foreign};
+
+/// More processes are not looked at: reading each costs some microseconds, and a server with so many has other troubles.
+const PROCESSES_MAX: usize = 4096;
+
+/// Memory of a server's processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Resident {
+    /// Private memory of all, and their shared memory: all of it, which may be in swap, or where that cannot be seen, what one of them has
+    /// touched.
+    resident_bytes: Bytes,
+    /// Private memory in swap. Shared memory in swap is in the figures of the cgroup only.
+    swap_bytes: Bytes,
+}
+
+/// Looks at a server from outside.
+#[derive(Debug)]
+pub(super) struct Outside {
+    host: Option<Host>,
+}
+
+impl Outside {
+    pub(super) fn new() -> Outside {
+        let host = Host::new().inspect_err(|error| tracing::warn!(%error, "memory: limits of servers cannot be seen"));
+        Outside { host: host.ok() }
+    }
+
+    /// Adds what is seen of the server whose process id stands in this file; nothing when it does not run on this host.
+    pub(super) fn add_to(&self, observation: &mut Observation, pid_file: Option<&Path>) {
+        let Some(process_id) = pid_file.and_then(read_pid) else { return };
+        let Some(resident) = resident(process_id) else { return };
+        observation.resident_bytes = Some(resident.resident_bytes);
+        observation.swap_bytes = Some(resident.swap_bytes);
+        observation.limits = self.limits_of(process_id);
+    }
+
+    fn limits_of(&self, process_id: u32) -> Vec<BindingLimit> {
+        let limits = self.host.as_ref().map(|host| host.limits_of(process_id));
+        // It may have ended this moment: then the next answer tells.
+        limits.and_then(Result::ok).unwrap_or_default()
+    }
+}
+
+/// The figures of a process and its children; none when it is gone. Source: proc_pid_status(5), fields RssAnon, RssShmem, VmSwap.
+fn resident(process_id: u32) -> Option<Resident> {
+    let mut sum = Resident::default();
+    let mut shared_bytes_max = 0;
+    let own = fs::read_to_string(format!("/proc/{process_id}/status")).ok()?;
+    let children = children(process_id);
+    let others = children.iter().filter_map(|child| fs::read_to_string(format!("/proc/{child}/status")).ok());
+    for status in std::iter::once(own).chain(others) {
+        sum.resident_bytes += field_bytes(&status, "RssAnon:");
+        sum.swap_bytes += field_bytes(&status, "VmSwap:");
+        shared_bytes_max = shared_bytes_max.max(field_bytes(&status, "RssShmem:"));
+    }
+    sum.resident_bytes += match shared_bytes_max {
+        0 => 0,
+        touched_bytes => shared_memory_bytes(process_id).unwrap_or(touched_bytes),
+    };
+    Some(sum)
+}
+
+/// The process id in a server's own file.
+fn read_pid(path: &Path) -> Option<u32> {
+    foreign::read(path).ok()?.lines().next()?.trim().parse().ok().filter(|number| *number > 0)
+}
+
+/// Children of its first thread; a postmaster has but one.
+fn children(process_id: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{process_id}/task/{process_id}/children")).unwrap_or_default();
+    text.split_ascii_whitespace().take(PROCESSES_MAX).filter_map(|number| number.parse().ok()).collect()
+}
+
+/// A field of a status, given there in kB; 0 when it is not there.
+fn field_bytes(status: &str, name: &str) -> Bytes {
+    let value = status.lines().find_map(|line| line.strip_prefix(name));
+    let kilobytes = value.and_then(|value| value.trim().strip_suffix("kB")?.trim().parse::<Bytes>().ok());
+    kilobytes.unwrap_or(0).saturating_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_from_any_text() {
+        let status = "Name:\tx\nRssAnon:\t    123 kB\nVmSwap:\t99999999999999999999 kB\nRssShmem:\t7\n";
+        assert_eq!(field_bytes(status, "RssAnon:"), 123 * 1024);
+        assert_eq!(
+            (field_bytes(status, "VmSwap:"), field_bytes(status, "RssShmem:"), field_bytes("", "X:")),
+            (0, 0, 0)
+        );
+    }
+
+    #[test]
+    fn children_are_counted_in() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().expect("a child");
+        let alone = resident(child.id()).expect("it lives");
+        // The child belongs to the thread of this test, which need not be the first one: only its own figures are sure.
+        assert!(alone.resident_bytes > 0);
+        child.kill().expect("killed");
+        child.wait().expect("gone");
+        assert_eq!(resident(child.id()), None);
+    }
+}

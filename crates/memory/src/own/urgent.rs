@@ -1,0 +1,112 @@
+//! Being quick while others wait: a stretch of work in which this thread is neither preempted by ordinary processes nor interrupted by a
+//! signal, and in which none of its own memory has to be read from disk first.
+
+use std::mem::MaybeUninit;
+
+use rustix::mm::{MlockAllFlags, mlockall, munlockall};
+
+/// The lowest real-time priority: above all ordinary processes, below all that others have made real-time.
+const PRIORITY: libc::c_int = 1;
+
+/// Keeps what this process uses in RAM, until it is dropped.
+pub(super) struct KeptInMemory(bool);
+
+impl KeptInMemory {
+    /// Begins. Not possible without root or with a limit on locked memory: then it does nothing.
+    pub fn begin() -> KeptInMemory {
+        // Only what is there or is touched: nothing is brought in for it.
+        KeptInMemory(mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT).is_ok())
+    }
+}
+
+impl Drop for KeptInMemory {
+    fn drop(&mut self) {
+        if self.0 {
+            let _ = munlockall();
+        }
+    }
+}
+
+/// The stretch of work; ends when it is dropped, on the thread that began it.
+pub(super) struct Urgent {
+    signals_before: libc::sigset_t,
+    /// The ordinary way in which this thread is scheduled; none when it could not be changed.
+    schedule_before: Option<(libc::c_int, libc::sched_param)>,
+    /// It belongs to one thread.
+    _not_sent: std::marker::PhantomData<*const ()>,
+}
+
+impl Urgent {
+    /// Begins. Says by [`is_real_time`](Self::is_real_time) whether the priority was to be had.
+    pub fn begin() -> Urgent {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut signals_before = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: sigfillset writes a whole set. pthread_sigmask reads it and writes the one before; it cannot fail with these arguments.
+        let signals_before = unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::sigemptyset(signals_before.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), signals_before.as_mut_ptr());
+            signals_before.assume_init()
+        };
+        Urgent { signals_before, schedule_before: become_real_time(), _not_sent: std::marker::PhantomData }
+    }
+
+    /// Whether ordinary processes cannot preempt it.
+    pub fn is_real_time(&self) -> bool {
+        self.schedule_before.is_some()
+    }
+}
+
+/// Gives this thread the first-in-first-out schedule; says how it was scheduled before.
+fn become_real_time() -> Option<(libc::c_int, libc::sched_param)> {
+    let mut before = libc::sched_param { sched_priority: 0 };
+    let wanted = libc::sched_param { sched_priority: PRIORITY };
+    // SAFETY: 0 is the calling thread; the structures are whole and live until the calls return.
+    let policy = unsafe {
+        let policy = libc::sched_getscheduler(0);
+        let known = policy >= 0 && libc::sched_getparam(0, &raw mut before) == 0;
+        let done =
+            known && libc::sched_setscheduler(0, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, &raw const wanted) == 0;
+        done.then_some(policy)
+    };
+    policy.map(|policy| (policy, before))
+}
+
+impl Drop for Urgent {
+    fn drop(&mut self) {
+        // SAFETY: as in `begin`; both were given by the kernel for this thread.
+        unsafe {
+            if let Some((policy, parameters)) = &self.schedule_before {
+                libc::sched_setscheduler(0, *policy, &raw const *parameters);
+            }
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.signals_before, std::ptr::null_mut());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy() -> libc::c_int {
+        // SAFETY: 0 is the calling thread.
+        unsafe { libc::sched_getscheduler(0) }
+    }
+
+    fn blocked_signals() -> String {
+        let status = std::fs::read_to_string("/proc/thread-self/status").expect("read");
+        status.lines().find_map(|line| line.strip_prefix("SigBlk:\t")).expect("a line").to_owned()
+    }
+
+    #[test]
+    fn everything_is_as_before_when_it_ends() {
+        let (policy_before, signals_before) = (policy(), blocked_signals());
+        let kept = KeptInMemory::begin();
+        let urgent = Urgent::begin();
+        assert_ne!(blocked_signals(), signals_before);
+        assert_eq!(policy() & libc::SCHED_FIFO == libc::SCHED_FIFO, urgent.is_real_time());
+        drop(urgent);
+        drop(kept);
+        assert_eq!((policy(), blocked_signals()), (policy_before, signals_before));
+    }
+}

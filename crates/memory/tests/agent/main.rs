@@ -1,0 +1,6 @@
+//! The engines of PostgreSQL and the agent with real servers.
+
+mod budget;
+mod extension;
+mod laboratory;
+mod plain;

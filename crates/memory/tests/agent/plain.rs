@@ -1,0 +1,56 @@
+//! The engine of PostgreSQL without the extension.
+
+use std::time::Duration;
+
+use onecopy_memory::engine::{Engine, PlainEngine};
+use onecopy_memory::own::Consent;
+use onecopy_memory::{Level, MemoryError};
+
+use crate::laboratory::{CEILING, Laboratory, MIB, ROWS, client, connection, fill, name};
+
+fn engine(server: &onecopy_postgres::Server, consent: Consent) -> PlainEngine {
+    let directory = Some(server.data_directory().to_owned());
+    PlainEngine::new(name("stock"), &connection(server), directory, consent).expect("a good level")
+}
+
+#[tokio::test]
+async fn a_stock_server_is_watched_and_its_pool_is_not_touched() {
+    let laboratory = Laboratory::new();
+    let server = laboratory.stock("stock").await;
+    fill(&server).await;
+    let engine = engine(&server, Consent::Withheld);
+    assert_eq!(engine.level(), Level::Request);
+    let seen = engine.observe().await.expect("an answer");
+    assert_eq!((seen.pool_bytes, seen.floor_bytes, seen.ceiling_bytes), (CEILING, CEILING, CEILING));
+    let error = engine.set_target(100 * MIB).await.expect_err("impossible").to_string();
+    assert!(error.contains("fixed size") && error.contains("install the extension"), "{error}");
+    assert!(matches!(engine.reach(100 * MIB, &|_| {}).await, Err(MemoryError::Unable { .. })));
+    client(&server).await.batch_execute("CHECKPOINT").await.expect("all is on disk");
+    engine.take(CEILING).await.expect("cached copies of its files are dropped");
+    let after = engine.observe().await.expect("an answer");
+    assert!(after.resident_bytes.expect("it runs here") + 20 * MIB > seen.resident_bytes.expect("it runs here"));
+}
+
+#[tokio::test]
+async fn with_consent_pages_are_written_dropped_and_stay_dropped() {
+    let laboratory = Laboratory::new();
+    let server = laboratory.stock("stock").await;
+    fill(&server).await;
+    let engine = engine(&server, Consent::Given);
+    assert_eq!(engine.level(), Level::Own);
+    assert!(matches!(engine.set_target(63 * MIB).await, Err(MemoryError::BelowFloor { .. })));
+    assert!(matches!(engine.set_target(CEILING + MIB).await, Err(MemoryError::AboveCeiling { .. })));
+    let before = engine.observe().await.expect("an answer");
+    assert_eq!((before.pool_bytes, before.target_bytes), (CEILING, CEILING));
+    engine.set_target(80 * MIB).await.expect("taken");
+    engine.reach(80 * MIB, &|_| {}).await.expect("reached");
+    let query = "SELECT count(*), min(length(note)) FROM item";
+    for _ in 0..3 {
+        let rows = client(&server).await.query_one(query, &[]).await.expect("an answer");
+        assert_eq!((rows.get::<_, i64>(0), rows.get::<_, i32>(1)), (ROWS, 1000));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        engine.reach(80 * MIB, &|_| {}).await.expect("dropped again");
+    }
+    engine.set_target(CEILING).await.expect("taken");
+    assert_eq!(engine.observe().await.expect("an answer").pool_bytes, CEILING);
+}

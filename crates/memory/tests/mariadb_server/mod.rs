@@ -1,0 +1,121 @@
+//! A server of MariaDB of one test: own directory, own socket, no port; gone with the test.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use onecopy_memory::engine::MariaDbAccess;
+use onecopy_postgres::ServiceUser;
+use tempfile::TempDir;
+
+/// A server that takes longer to start does not start.
+const START_TIMEOUT: Duration = Duration::from_secs(180);
+
+pub struct MariaDbServer {
+    directory: TempDir,
+    process: Child,
+}
+
+impl MariaDbServer {
+    /// Makes a server and starts it with a pool of so many MiB.
+    pub fn start(pool_mib: u64) -> MariaDbServer {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
+        let data = directory.path().join("data");
+        let made = Command::new("mariadb-install-db")
+            .args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"])
+            .args(as_service_user())
+            .arg(format!("--datadir={}", data.display()))
+            .output()
+            .expect("MariaDB is installed");
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let process = spawn(directory.path(), pool_mib);
+        let mut server = MariaDbServer { directory, process };
+        server.wait_until_ready();
+        server
+    }
+
+    /// Ends it as a crash does.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("it lives");
+        self.process.wait().expect("it is ours");
+    }
+
+    /// Starts it again with a pool of so many MiB.
+    pub fn start_again(&mut self, pool_mib: u64) {
+        self.process = spawn(self.directory.path(), pool_mib);
+        self.wait_until_ready();
+    }
+
+    /// As the account that may do everything. It is found as on a machine without option files.
+    pub fn access(&self) -> MariaDbAccess {
+        let socket = Some(self.directory.path().join("data/socket"));
+        MariaDbAccess { program: None, defaults_file: None, socket, user: Some("root".to_owned()) }
+    }
+
+    /// Runs statements and gives the rows.
+    pub fn sql(&self, statements: &str) -> String {
+        let output = self.client(statements).output().expect("the client is installed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// A file that only its owner reads.
+    pub fn write(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.directory.path().join(name);
+        fs::write(&path, content).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("closed");
+        path
+    }
+
+    fn client(&self, statements: &str) -> Command {
+        let mut command = Command::new("mariadb");
+        command.args(["--no-defaults", "--batch", "--skip-column-names", "--user=root", "--execute", statements]);
+        command.arg(format!("--socket={}", self.directory.path().join("data/socket").display()));
+        command
+    }
+
+    fn wait_until_ready(&mut self) {
+        let begin = Instant::now();
+        while !self.client("SELECT 1").output().expect("the client is installed").status.success() {
+            if let Some(status) = self.process.try_wait().expect("it is ours") {
+                let log = fs::read_to_string(self.directory.path().join("data/log")).unwrap_or_default();
+                panic!("mariadbd ended: {status}\n{log}");
+            }
+            assert!(begin.elapsed() < START_TIMEOUT, "mariadbd is not ready");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for MariaDbServer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn spawn(directory: &Path, pool_mib: u64) -> Child {
+    let data = directory.join("data");
+    Command::new("mariadbd")
+        .args(["--no-defaults", "--skip-networking", "--innodb-buffer-pool-load-at-startup=OFF"])
+        .args(as_service_user())
+        .arg(format!("--datadir={}", data.display()))
+        .arg(format!("--socket={}", data.join("socket").display()))
+        .arg(format!("--pid-file={}", data.join("pid").display()))
+        .arg(format!("--log-error={}", data.join("log").display()))
+        .arg(format!("--innodb-buffer-pool-size={pool_mib}M"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("MariaDB is installed")
+}
+
+/// It refuses to run as root: then it gets the account that servers of tests have.
+fn as_service_user() -> Option<String> {
+    let user = ServiceUser::resolve(None).expect("the account of servers exists");
+    rustix::process::geteuid().is_root().then(|| format!("--user={}", user.name()))
+}

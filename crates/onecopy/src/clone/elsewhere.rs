@@ -1,0 +1,113 @@
+//! `onecopy clone --to`: the clone is made on another host, which reads the image from this one.
+
+use std::net::{IpAddr, TcpStream};
+use std::path::Path;
+
+use anyhow::{Context, bail, ensure};
+use onecopy_clone::network::PORT_DEFAULT;
+use onecopy_clone::plan::Plan;
+use onecopy_clone::ways::WayName;
+use onecopy_host::remote::{CloneOrder, OrderEvent, order_clone};
+use onecopy_host::{Event, Progress};
+use onecopy_postgres::ConnectionParameters;
+
+use super::source::Source;
+use crate::progress::Display;
+
+/// The other host, and this one as it is seen from there.
+pub struct Elsewhere<'a> {
+    /// `HOST:PORT` of the other host.
+    pub address: &'a str,
+    /// This host's keys.
+    pub keys: &'a Path,
+    /// `HOST:PORT` of this host's `onecopy host`.
+    pub origin: Option<&'a str>,
+}
+
+impl Elsewhere<'_> {
+    /// Has the clone made, and tells of it until it is whole.
+    pub async fn make(&self, source: &Source, plan: Plan, port: u16, display: &Display) -> anyhow::Result<()> {
+        let origin = self.origin.map_or_else(|| self.own_address(), |origin| Ok(origin.to_owned()))?;
+        let directory = plan.target.display().to_string();
+        let order = CloneOrder {
+            primary: ConnectionParameters {
+                host: host_of(&origin)?.to_owned(),
+                port: source.port(),
+                ..source.server.connection.with_application_name(&plan.slot)
+            },
+            plan,
+            origin,
+            major_version: source.binaries.major_version(),
+            listen_address: host_of(self.address)?.to_owned(),
+            port,
+            access_rules: source.access_rules.clone(),
+            settings: source.settings.clone(),
+        };
+        let tell = |event| match event {
+            OrderEvent::Preparing => display.step(format!("preparing the clone's files on {}", self.address)),
+            OrderEvent::Frozen { pause_us } => {
+                let pause_ms = pause_us as f64 / 1000.0;
+                display.step(format!("the image is taken; the source's accesses waited {pause_ms:.1} ms"));
+            }
+            OrderEvent::Starting { .. } => display.step(format!("starting the clone on port {port}")),
+            OrderEvent::Answering { elapsed_ms } => {
+                display.report(Event::Answering { server: directory.clone(), elapsed_ms });
+            }
+            OrderEvent::Filling(progress) => {
+                let (done_bytes, total_bytes) = (progress.filled_bytes, progress.total_bytes);
+                display.report(Event::Copying { server: directory.clone(), done_bytes, total_bytes });
+            }
+        };
+        Ok(order_clone(self.address, self.keys, &order, tell).await?)
+    }
+
+    /// This host's address on the way to the other one, with the port that is usual.
+    fn own_address(&self) -> anyhow::Result<String> {
+        let reached = TcpStream::connect(self.address).and_then(|stream| stream.local_addr());
+        let own = reached.with_context(|| format!("cannot reach the host {}", self.address))?.ip();
+        Ok(match own {
+            IpAddr::V4(own) => format!("{own}:{PORT_DEFAULT}"),
+            IpAddr::V6(own) => format!("[{own}]:{PORT_DEFAULT}"),
+        })
+    }
+}
+
+/// What cannot be had on another host is refused, not left out.
+pub fn check_options(way: Option<WayName>, detach: bool) -> anyhow::Result<()> {
+    if let Some(way @ (WayName::Reflink | WayName::Copy)) = way {
+        bail!(
+            "--mode {way} is not possible with --to: a clone on another host is filled while it serves (--mode lazy)"
+        );
+    }
+    ensure!(!detach, "--detach is not possible with --to; Ctrl-C ends the watching only");
+    Ok(())
+}
+
+/// The host in `HOST:PORT`, without brackets.
+fn host_of(address: &str) -> anyhow::Result<&str> {
+    let (host, _) = address.rsplit_once(':').with_context(|| format!("{address:?} is not HOST:PORT"))?;
+    Ok(host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_be_left_out_is_refused() {
+        for way in [WayName::Reflink, WayName::Copy] {
+            let refusal = check_options(Some(way), false).unwrap_err().to_string();
+            assert!(refusal.contains(&format!("--mode {way}")), "{refusal}");
+        }
+        assert!(check_options(None, true).unwrap_err().to_string().contains("--detach"));
+        check_options(None, false).unwrap();
+        check_options(Some(WayName::Lazy), false).unwrap();
+    }
+
+    #[test]
+    fn hosts_are_found_in_addresses() {
+        assert_eq!(host_of("db2:6440").unwrap(), "db2");
+        assert_eq!(host_of("[::1]:6440").unwrap(), "::1");
+        assert!(host_of("db2").unwrap_err().to_string().contains("HOST:PORT"));
+    }
+}

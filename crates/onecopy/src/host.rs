@@ -1,0 +1,92 @@
+//! `onecopy host`: what this machine does for others.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use onecopy_clone::network::keys;
+use onecopy_host::remote::{Allowed, Door, ping};
+
+use crate::signals::{HangUp, StopSignal};
+use crate::{logging, output};
+
+/// Let other hosts clone the servers of this one, and make clones of theirs here
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Host {
+    #[command(subcommand)]
+    action: Option<Action>,
+    /// Address and port for other hosts
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "0.0.0.0:6440")]
+    listen: String,
+    /// The directory of this host's keys, as `onecopy host keys` makes them
+    #[arg(long, value_name = "DIRECTORY", required = true)]
+    keys: Option<PathBuf>,
+    /// A data directory that other hosts may clone; may be given again [default: none]
+    #[arg(long, value_name = "DIRECTORY")]
+    source: Vec<PathBuf>,
+    /// A directory in which other hosts may have clones made; may be given again [default: none]
+    #[arg(long, value_name = "DIRECTORY")]
+    target: Vec<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make the keys of a host, and the authority that signs them if there is none
+    Keys {
+        /// The authority's directory; it stays on one machine
+        #[arg(long, value_name = "DIRECTORY")]
+        ca: PathBuf,
+        /// The host's name; its keys go to a directory of this name, to be carried to the host
+        #[arg(long)]
+        name: String,
+        /// A name or address by which others reach the host; may be given again
+        #[arg(long, value_name = "IP-OR-DNS")]
+        address: Vec<String>,
+    },
+    /// Ask whether a host is there
+    Ping {
+        /// The host
+        #[arg(value_name = "HOST:PORT")]
+        address: String,
+        /// The directory of this host's keys
+        #[arg(long, value_name = "DIRECTORY")]
+        keys: PathBuf,
+    },
+}
+
+impl Host {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<()> {
+        match &self.action {
+            Some(Action::Keys { ca, name, address }) => {
+                let directory = keys::make_host(ca, name, address)?;
+                let directory = directory.display();
+                output::say(format_args!("The keys of {name} are in {directory}: carry them there, and nowhere else."));
+                Ok(())
+            }
+            Some(Action::Ping { address, keys }) => crate::block_on(async {
+                let version = ping(address, keys).await?;
+                output::say(format_args!("{address} answers: onecopy {version}"));
+                Ok(())
+            }),
+            None => self.serve(),
+        }
+    }
+
+    fn serve(&self) -> anyhow::Result<()> {
+        logging::start("info");
+        let keys = self.keys.as_ref().context("give the directory of this host's keys with --keys")?;
+        let allowed = Allowed { sources: self.source.clone(), targets: self.target.clone() };
+        crate::block_on(async {
+            let signal = StopSignal::listen(HangUp::Stops)?;
+            let door = Door::open(&self.listen, keys, allowed).await?;
+            output::say(format_args!("Other hosts are served on {}.", door.local_address()?));
+            tokio::select! {
+                () = door.serve() => {}
+                () = signal.received() => {}
+            }
+            Ok(())
+        })
+    }
+}

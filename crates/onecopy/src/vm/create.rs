@@ -1,0 +1,69 @@
+//! `onecopy vm create`: a new machine.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use onecopy_host::machines::{Forward, MachineWishes, NewMachine};
+
+use super::MachineOption;
+use crate::disk::amount::bytes;
+use crate::output;
+use crate::progress::Display;
+
+/// Make a machine from a guest image; its disk takes only what is written
+#[derive(Debug, Args)]
+pub struct Create {
+    #[command(flatten)]
+    machine: MachineOption,
+    /// Memory, as 1GB
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "1GB")]
+    memory: u64,
+    /// Processors
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    processors: u32,
+    /// Size of the disk
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "16GB")]
+    disk: u64,
+    /// Directory of the guest image [default: postgresql-17 in $ONECOPY_GUEST_DIRECTORY, else in /var/cache/onecopy/guest]
+    #[arg(long, value_name = "DIRECTORY")]
+    image: Option<PathBuf>,
+    /// Let a port of 127.0.0.1 lead to one of the guest; HOST 0: any free one; may be given again
+    #[arg(long, value_name = "HOST:GUEST")]
+    forward: Vec<Forward>,
+    /// Run a PostgreSQL server in it: it is made at the first start, and reached through a forwarded port
+    #[arg(long)]
+    postgresql: bool,
+    /// Start it, too
+    #[arg(long)]
+    start: bool,
+    /// One JSON object a line for each event
+    #[arg(long)]
+    json: bool,
+}
+
+impl Create {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let name = self.machine.name()?;
+        let machines = self.machine.machines()?;
+        let wishes = MachineWishes {
+            memory_bytes: Some(self.memory),
+            processors: Some(self.processors),
+            disk_bytes: Some(self.disk),
+            image: self.image.clone(),
+        };
+        let new = NewMachine { name, wishes, forwards: self.forward.clone(), postgresql: self.postgresql };
+        crate::block_on(async {
+            let display = Display::choose(self.json);
+            machines.create(&new).await?;
+            if self.start {
+                return super::start::start(&machines, &new.name, &display).await;
+            }
+            display.finish();
+            if !self.json {
+                output::say(format_args!("The machine {} is made; start it with: onecopy vm start {0}", new.name));
+            }
+            Ok(())
+        })
+    }
+}

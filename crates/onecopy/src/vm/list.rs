@@ -1,0 +1,65 @@
+//! `onecopy vm list`: the machines of a directory.
+
+use clap::Args;
+use onecopy_host::machines::{MachineSummary, Machines};
+use onecopy_memory::size;
+
+use crate::directory::DirectoryOption;
+use crate::output;
+
+/// Show the machines, those of the cluster among them
+#[derive(Debug, Args)]
+pub struct List {
+    #[command(flatten)]
+    directory: DirectoryOption,
+    /// Everything, as one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+impl List {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let machines = Machines::of(self.directory.resolve()?)?;
+        let list = crate::block_on(async { Ok(machines.list().await?) })?;
+        if self.json {
+            output::say(serde_json::to_string(&list)?);
+            return Ok(());
+        }
+        if list.is_empty() {
+            output::say("There are no machines; make one with: onecopy vm create NAME");
+            return Ok(());
+        }
+        output::say(format_args!(
+            "{:<16} {:<9} {:>8} {:>4} {:>7} {:>15} {:<8} {}",
+            "machine", "state", "process", "cpus", "memory", "disk", "server", "ports"
+        ));
+        list.iter().for_each(show);
+        Ok(())
+    }
+}
+
+fn show(summary: &MachineSummary) {
+    let machine = &summary.machine;
+    let process = machine.process_id.map_or_else(|| "-".to_owned(), |number| number.to_string());
+    let disk = format!("{} of {}", size::text(machine.disk_used_bytes), size::text(machine.disk_bytes));
+    let server = match (summary.of_cluster, summary.postgresql) {
+        (true, _) => "cluster",
+        (false, true) => "own",
+        (false, false) => "-",
+    };
+    let ports = summary.forwards.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    output::say(format_args!(
+        "{:<16} {:<9} {process:>8} {:>4} {:>7} {disk:>15} {server:<8} {ports}",
+        summary.name.as_str(),
+        machine.state,
+        machine.processors,
+        size::text(machine.memory_bytes),
+    ));
+    if let Some(seconds) = machine.silent_s {
+        output::say(format_args!("  its guest has not answered for {seconds} s"));
+    }
+    if let Some(end) = summary.end.as_ref().filter(|end| !end.clean && machine.process_id.is_none()) {
+        output::say(format_args!("  {}", end.reason.trim()));
+    }
+}

@@ -1,0 +1,452 @@
+//! Two hosts: this one, and a network namespace with a slow wire to it. Everything is ended and removed when they are dropped.
+
+#[path = "../../../../tests/src/ports.rs"]
+mod ports;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use onecopy_clone::network::keys::make_host;
+use onecopy_clone::plan::{FillOptions, Plan, Recovery, SourceServer, Warm};
+use onecopy_clone::service::Rendezvous;
+use onecopy_host::remote::CloneOrder;
+use onecopy_postgres::{
+    AccessRule, Binaries, ConnectionParameters, Server, ServerOptions, ServiceUser, Settings, processes_of,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::network::Network;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_onecopy");
+const DEADLINE: Duration = Duration::from_secs(180);
+/// Between two updates: with whole pages after each checkpoint, some 4 MB of log a second, which a wire of 100 Mbit/s carries beside the image.
+const LOAD_PAUSE: Duration = Duration::from_millis(20);
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+pub const SOURCE_PORT: u16 = 6440;
+const CLONE_PORT: u16 = 6441;
+const CLONE_SERVER_PORT: u16 = 5499;
+
+pub struct Hosts {
+    pub directory: tempfile::TempDir,
+    primary: Server,
+    pub network: Network,
+    doors: Mutex<Vec<Child>>,
+}
+
+/// A process that is killed when nobody needs it.
+pub struct Door {
+    arguments: Vec<String>,
+    process: u32,
+}
+
+impl Hosts {
+    /// A primary here with a table of `rows` rows, about 140 bytes each, and a door on each side.
+    pub async fn start(rows: u32) -> Hosts {
+        let network = Network::make();
+        let directory = tempfile::tempdir().expect("a directory");
+        let open =
+            |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("its mode");
+        open(directory.path());
+        let clones = directory.path().join("clones");
+        std::fs::create_dir(&clones).expect("a directory");
+        open(&clones);
+        for (name, host) in [("here", 1), ("there", 2)] {
+            make_host(&directory.path().join("keys"), name, &[network.address(host)]).expect("keys");
+        }
+        make_host(&directory.path().join("other-keys"), "here", &[]).expect("keys");
+        let mut options = options(&directory.path().join("primary"));
+        options.listen_address = network.address(1);
+        options.access_rules.extend(AccessRule::by_password(&[&format!("{}/24", network.address(0))]));
+        let primary = Server::create(options).await.expect("a primary");
+        let hosts = Hosts { directory, primary, network, doors: Mutex::default() };
+        hosts.primary.start().await.expect("started");
+        let create = format!(
+            "CREATE TABLE item AS SELECT number, repeat('x', 100) AS filler FROM generate_series(1, {rows}) AS number;
+             CREATE INDEX ON item (number); CHECKPOINT"
+        );
+        hosts.source_connection().connect().await.expect("connected").batch_execute(&create).await.expect("data");
+        hosts.open_doors();
+        hosts.wait_answering().await;
+        hosts
+    }
+
+    /// A table of so many rows of half a kilobyte that cannot be compressed; its bytes.
+    pub async fn make_noise(&self, rows: u32) -> u64 {
+        let hash = |part| format!("sha512(convert_to('{part} ' || number, 'UTF8'))");
+        let hashes = (0..8).map(hash).collect::<Vec<String>>().join(" || ");
+        let create = format!(
+            "CREATE TABLE noise AS SELECT number, {hashes} AS bytes FROM generate_series(1, {rows}) AS number; CHECKPOINT"
+        );
+        self.source_connection().connect().await.expect("connected").batch_execute(&create).await.expect("data");
+        let size = query(&self.source_connection(), "SELECT pg_table_size('noise')").await;
+        size.parse().expect("a number")
+    }
+
+    /// Tables as `pgbench -i` makes them, about 15 MB for each of `scale`.
+    pub async fn make_pgbench(&self, scale: u32) {
+        let (program, connection) = (self.primary.options().binaries.program("pgbench"), self.source_connection());
+        let mut command = Command::new(program);
+        command.args([
+            "-i",
+            "-q",
+            "-s",
+            &scale.to_string(),
+            "-h",
+            &connection.host,
+            "-p",
+            &connection.port.to_string(),
+        ]);
+        command.args(["-U", &connection.user, &connection.database]);
+        command.env("PGPASSWORD", connection.password.unwrap_or_default());
+        let output = tokio::task::spawn_blocking(move || command.output().expect("it runs")).await.expect("run");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let client = self.source_connection().connect().await.expect("connected");
+        client.batch_execute("CHECKPOINT").await.expect("written");
+    }
+
+    fn open_doors(&self) {
+        let path = |path: PathBuf| path.to_string_lossy().into_owned();
+        let source = [
+            format!("--listen={}:{SOURCE_PORT}", self.network.address(1)),
+            format!("--keys={}", path(self.keys("here"))),
+            format!("--source={}", path(self.primary.data_directory().to_owned())),
+        ];
+        let source: Vec<String> = [PROGRAM.to_owned(), "host".to_owned()].into_iter().chain(source).collect();
+        let there = [
+            format!("--listen={}:{CLONE_PORT}", self.network.address(2)),
+            format!("--keys={}", path(self.keys("there"))),
+            format!("--target={}", path(self.directory.path().join("clones"))),
+        ];
+        let enter = ["ip", "netns", "exec", &self.network.space(), PROGRAM, "host"].map(str::to_owned);
+        let there: Vec<String> = enter.into_iter().chain(there).collect();
+        for arguments in [source, there] {
+            self.spawn(&arguments);
+        }
+    }
+
+    /// Opens a door; its process.
+    fn spawn(&self, arguments: &[String]) -> u32 {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.directory.path().join("doors.log"));
+        let mut command = Command::new(&arguments[0]);
+        command.args(&arguments[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log"));
+        let child = command.spawn().expect("a door");
+        let process = child.id();
+        self.lock_doors().push(child);
+        process
+    }
+
+    fn lock_doors(&self) -> MutexGuard<'_, Vec<Child>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The door on the source's side.
+    pub fn source_door(&self) -> Door {
+        let process = self.lock_doors()[0].id();
+        let words = std::fs::read(format!("/proc/{process}/cmdline")).expect("it lives");
+        let words = String::from_utf8_lossy(&words).into_owned();
+        let arguments = words.trim_end_matches('\0').split('\0').map(str::to_owned).collect();
+        Door { arguments, process }
+    }
+
+    /// Kills a door and opens it again.
+    pub fn restart(&self, door: Door) -> Door {
+        kill(door.process);
+        // Its address is free only when it is gone.
+        if let Some(old) = self.lock_doors().iter_mut().find(|old| old.id() == door.process) {
+            let _ = old.wait();
+        }
+        Door { process: self.spawn(&door.arguments), arguments: door.arguments }
+    }
+
+    async fn wait_answering(&self) {
+        let begin = Instant::now();
+        for (address, name) in [(self.source_address(), "there"), (self.clone_address(), "here")] {
+            while let Err(error) = onecopy_host::remote::ping(&address, &self.keys(name)).await {
+                assert!(begin.elapsed() < DEADLINE, "{error}\n{}", self.logs());
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+        }
+    }
+
+    fn source_address(&self) -> String {
+        format!("{}:{SOURCE_PORT}", self.network.address(1))
+    }
+
+    pub fn clone_address(&self) -> String {
+        format!("{}:{CLONE_PORT}", self.network.address(2))
+    }
+
+    pub fn keys(&self, name: &str) -> PathBuf {
+        self.directory.path().join("keys").join(name)
+    }
+
+    /// Keys of another authority.
+    pub fn stranger_keys(&self) -> PathBuf {
+        self.directory.path().join("other-keys/here")
+    }
+
+    pub fn source_connection(&self) -> ConnectionParameters {
+        self.primary.socket_connection()
+    }
+
+    /// The clone's Unix socket: files are shared by both hosts, networks are not.
+    pub fn clone_connection(&self, name: &str) -> ConnectionParameters {
+        let home = format!("{}.server/run", self.order(name).plan.target.display());
+        ConnectionParameters { host: home, port: CLONE_SERVER_PORT, ..self.source_connection() }
+    }
+
+    pub fn order(&self, name: &str) -> CloneOrder {
+        let target = self.directory.path().join("clones").join(name);
+        let plan = Plan {
+            source: SourceServer {
+                connection: self.source_connection(),
+                data_directory: self.primary.data_directory().to_owned(),
+                leader: None,
+                replication: None,
+            },
+            tablespaces: self.directory.path().join("clones").join(format!("{name}.tablespaces")),
+            target,
+            user_name: "postgres".to_owned(),
+            slot: name.to_owned(),
+            recovery: Recovery::Auto,
+            fill: FillOptions { limit_bytes_per_second: Some(2 << 20), warm: Warm::Cache },
+            wal_keep_bytes_max: 1 << 30,
+        };
+        let mut settings = Settings::new();
+        settings.set("fsync", "off").set("shared_buffers", "16MB");
+        CloneOrder {
+            plan,
+            origin: self.source_address(),
+            primary: self.primary.connection().with_application_name(name),
+            listen_address: self.network.address(2),
+            port: CLONE_SERVER_PORT,
+            major_version: self.primary.options().binaries.major_version(),
+            access_rules: Vec::new(),
+            settings,
+        }
+    }
+
+    /// Words that order the same on the command line, and where the clone will be.
+    pub fn command_line(&self, name: &str) -> (PathBuf, CommandLine) {
+        let target = self.order(name).plan.target;
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let words = [
+            "clone".to_owned(),
+            path(self.primary.data_directory()),
+            path(&target),
+            format!("--to={}", self.clone_address()),
+            format!("--keys={}", path(&self.keys("here"))),
+            format!("--port={CLONE_SERVER_PORT}"),
+            "--json".to_owned(),
+        ];
+        let password = self.primary.options().password.clone();
+        (target, CommandLine { words: words.into(), password })
+    }
+
+    pub fn logs(&self) -> String {
+        let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+        let places = self.services(&self.order("clone").plan.target);
+        let services: Vec<String> = places.iter().map(|place| read(place.log())).collect();
+        let server = read(self.directory.path().join("clones/clone.server/server.log"));
+        format!("{}\n{}\n{server}", read(self.directory.path().join("doors.log")), services.join("\n"))
+    }
+
+    /// Kills the process that saves the source's old content, and waits for its successor.
+    pub async fn kill_source_hydrator(&self) {
+        let place = Rendezvous::of_source(self.primary.data_directory()).expect("a place");
+        self.kill_hydrator(&place).await;
+    }
+
+    /// Kills the process that fills the clone, and waits for its successor.
+    pub async fn kill_clone_hydrator(&self, name: &str) {
+        self.kill_hydrator(&Rendezvous::of_target(&self.order(name).plan.target)).await;
+    }
+
+    async fn kill_hydrator(&self, place: &Rendezvous) {
+        let begin = Instant::now();
+        // On a busy machine one is taken for dead now and then, and another one is about to begin.
+        let process = loop {
+            if let Some(process) = hydrator_of(place) {
+                break process;
+            }
+            assert!(begin.elapsed() < DEADLINE, "nobody is at work\n{}", self.logs());
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        };
+        kill(process);
+        while hydrator_of(place).is_none_or(|successor| successor == process) {
+            assert!(begin.elapsed() < DEADLINE, "process {process} has no successor\n{}", self.logs());
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    fn services(&self, target: &Path) -> Vec<Rendezvous> {
+        let source = Rendezvous::of_source(self.primary.data_directory()).ok();
+        source.into_iter().chain([Rendezvous::of_target(target)]).collect()
+    }
+
+    pub async fn wait_services_gone(&self, target: &Path) {
+        let begin = Instant::now();
+        for place in self.services(target) {
+            while place.directory().exists() || place.is_held() {
+                assert!(begin.elapsed() < DEADLINE, "the service stays\n{}", self.logs());
+                tokio::time::sleep(LOOK_INTERVAL).await;
+            }
+        }
+    }
+
+    /// Updates that go on until they are ended.
+    pub async fn load(&self) -> Load {
+        let client = self.source_connection().connect().await.expect("connected");
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let task = tokio::spawn(async move {
+            let mut rounds = 0_u64;
+            while !stopped.load(Ordering::Relaxed) {
+                let key = rounds * 7919 % 90_000;
+                let update =
+                    format!("UPDATE item SET filler = md5('{rounds}') WHERE number BETWEEN {key} AND {key} + 20");
+                client.batch_execute(&update).await.expect("updated");
+                if rounds.is_multiple_of(100) {
+                    client.batch_execute("CHECKPOINT").await.expect("written");
+                }
+                rounds += 1;
+                tokio::time::sleep(LOAD_PAUSE).await;
+            }
+        });
+        Load { stop, task }
+    }
+
+    /// Bytes of log that the clone has received over its present connection; from the beginning of a file of the log on.
+    pub async fn log_bytes(&self, name: &str) -> u64 {
+        let received = "SELECT coalesce((SELECT written_lsn - receive_start_lsn FROM pg_stat_wal_receiver), 0)::bigint";
+        query(&self.clone_connection(name), received).await.parse().expect("a number")
+    }
+
+    /// Waits until the clone has replayed all, and compares every row and its place.
+    pub async fn assert_same(&self, name: &str) {
+        let clone = self.clone_connection(name);
+        let position = query(&self.source_connection(), "SELECT pg_current_wal_lsn()").await;
+        let begin = Instant::now();
+        while query(&clone, &format!("SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn")).await != "true" {
+            assert!(begin.elapsed() < DEADLINE, "the clone does not catch up\n{}", self.logs());
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        let tables = "SELECT string_agg(relname, ' ') FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace";
+        for table in query(&self.source_connection(), tables).await.split(' ') {
+            let content = format!(
+                "SELECT count(*) || coalesce(md5(string_agg(md5(t::text || ctid::text), '' ORDER BY ctid)), '') FROM {table} t"
+            );
+            assert_eq!(query(&clone, &content).await, query(&self.source_connection(), &content).await, "{table}");
+        }
+    }
+}
+
+pub struct CommandLine {
+    words: Vec<String>,
+    password: String,
+}
+
+impl CommandLine {
+    pub fn into_command(self) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(&self.words).env("PGPASSWORD", &self.password);
+        command
+    }
+}
+
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Load {
+    pub async fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.task.await.expect("no statement failed");
+    }
+}
+
+/// The first column of the first row, as text.
+pub async fn query(connection: &ConnectionParameters, statement: &str) -> String {
+    let client = connection.connect().await.expect("connected");
+    let messages = client.simple_query(statement).await.expect("answered");
+    let row = messages.iter().find_map(|message| match message {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    match row.expect("a row") {
+        "t" => "true".to_owned(),
+        text => text.to_owned(),
+    }
+}
+
+fn options(home: &Path) -> ServerOptions {
+    let (binaries, user) = (Binaries::find(None).expect("PostgreSQL"), ServiceUser::resolve(None).expect("an account"));
+    let mut options = ServerOptions::new(
+        binaries,
+        user,
+        home.to_owned(),
+        ports::free_port().expect("a free port"),
+        "a secret of the tests".to_owned(),
+    );
+    options.settings.set("fsync", "off").set("shared_buffers", "16MB").set("max_wal_senders", "10");
+    options.start_timeout = DEADLINE;
+    options
+}
+
+fn kill(process: u32) {
+    if let Some(process) = Pid::from_raw(process.cast_signed()) {
+        let _ = kill_process(process, Signal::KILL);
+    }
+}
+
+fn hydrator_of(place: &Rendezvous) -> Option<u32> {
+    let of_place = processes_with(&place.directory().to_string_lossy());
+    of_place.into_iter().find(|process| {
+        let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&words).contains("clone-hydrator")
+    })
+}
+
+/// Processes whose command line has a word that contains `word`.
+fn processes_with(word: &str) -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let has_word = |number: &u32| {
+        let words = std::fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
+        *number != std::process::id() && String::from_utf8_lossy(&words).contains(word)
+    };
+    numbers.filter(has_word).collect()
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.logs());
+        }
+        let target = self.order("clone").plan.target;
+        // Doors first, also those that were opened again: all carry a path of this directory.
+        processes_with(&self.directory.path().join("keys").to_string_lossy()).into_iter().for_each(kill);
+        for mut door in self.lock_doors().drain(..) {
+            let _ = door.wait();
+        }
+        for directory in [target.as_path(), self.primary.data_directory()] {
+            for _ in 0..500 {
+                let processes = processes_of(directory);
+                if processes.is_empty() {
+                    break;
+                }
+                processes.into_iter().for_each(kill);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        for place in self.services(&target) {
+            processes_with(&place.directory().to_string_lossy()).into_iter().for_each(kill);
+            let _ = std::fs::remove_dir_all(place.directory());
+        }
+    }
+}

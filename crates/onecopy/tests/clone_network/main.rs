@@ -1,0 +1,107 @@
+//! Clones between two hosts: another network namespace, a wire of 100 Mbit/s, this very program on both ends.
+
+mod breaks;
+mod laboratory;
+mod network;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use laboratory::{Hosts, SOURCE_PORT, query};
+use onecopy_clone::service::CloneState;
+use onecopy_host::remote::{CloneOrder, OrderEvent, order_clone, ping};
+
+/// Has the other host make a clone; `tell` hears of it.
+async fn order(hosts: &Hosts, order: &CloneOrder, tell: impl FnMut(&OrderEvent)) -> (Vec<OrderEvent>, Option<String>) {
+    let (mut events, mut tell) = (Vec::new(), tell);
+    let heard = |event: OrderEvent| {
+        tell(&event);
+        events.push(event);
+    };
+    let (address, keys) = (hosts.clone_address(), hosts.keys("here"));
+    let ordered = order_clone(&address, &keys, order, heard);
+    let outcome = tokio::time::timeout(Duration::from_secs(400), ordered).await.expect("it ends");
+    (events, outcome.err().map(|error| error.to_string()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_on_another_host_answers_becomes_whole_and_survives_a_broken_connection() {
+    let hosts = Hosts::start(100_000).await;
+    assert_eq!(
+        ping(&hosts.clone_address(), &hosts.keys("here")).await.expect("it is there"),
+        env!("CARGO_PKG_VERSION")
+    );
+    let load = hosts.load().await;
+    // The door at the source dies while content is missing, and comes back.
+    let broken = Mutex::new(Some(hosts.source_door()));
+    let (again, first_rows) = (Mutex::new(None), Arc::new(Mutex::new(None)));
+    let (events, failure) = order(&hosts, &hosts.order("clone"), |event| {
+        if let OrderEvent::Answering { .. } = event {
+            *again.lock().unwrap() = broken.lock().unwrap().take().map(|door| hosts.restart(door));
+            let (rows, connection) = (Arc::clone(&first_rows), hosts.clone_connection("clone"));
+            let asked = async move { query(&connection, "SELECT count(*) FROM item").await };
+            *rows.lock().unwrap() = Some(tokio::spawn(asked));
+        }
+    })
+    .await;
+    assert_eq!(failure, None, "{events:?}\n{}", hosts.logs());
+    load.end().await;
+    let place = |wanted: fn(&OrderEvent) -> bool| events.iter().position(wanted);
+    assert_eq!(place(|event| matches!(event, OrderEvent::Preparing)), Some(0));
+    let frozen = place(|event| matches!(event, OrderEvent::Frozen { .. })).expect("frozen");
+    let answering = place(|event| matches!(event, OrderEvent::Answering { .. })).expect("answering");
+    assert!(frozen < answering);
+    let Some(OrderEvent::Filling(last)) = events.last() else { panic!("{events:?}") };
+    assert_eq!(last.state, CloneState::Whole);
+    let asked = first_rows.lock().unwrap().take().expect("asked while it was filled");
+    assert_eq!(asked.await.expect("asked"), "100000");
+    hosts.assert_same("clone").await;
+    let target = hosts.order("clone").plan.target;
+    assert!(std::fs::symlink_metadata(target.join("PG_VERSION")).expect("a version").is_file());
+    assert!(!target.join("onecopy.incomplete").exists());
+    hosts.wait_services_gone(&target).await;
+    assert_eq!(query(&hosts.source_connection(), "SELECT count(*) FROM pg_replication_slots").await, "1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_command_line_has_a_clone_made_on_another_host() {
+    let hosts = Hosts::start(2000).await;
+    let (directory, words) = hosts.command_line("clone");
+    let output =
+        tokio::task::spawn_blocking(move || words.into_command().output().expect("it runs")).await.expect("run");
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{told}\n{complaints}\n{}", hosts.logs());
+    assert!(told.contains("\"answering\""), "{told}");
+    hosts.assert_same("clone").await;
+    hosts.wait_services_gone(&directory).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_not_allowed_is_refused_by_name_and_leaves_nothing() {
+    let hosts = Hosts::start(100).await;
+    let allowed = hosts.order("clone");
+    let mut elsewhere = allowed.clone();
+    elsewhere.plan.target = hosts.directory.path().join("not-allowed/data");
+    let mut other = allowed.clone();
+    other.plan.source.data_directory = "/etc".into();
+    let mut nobody = allowed.clone();
+    nobody.origin = nobody.origin.replace(&SOURCE_PORT.to_string(), &(SOURCE_PORT + 1).to_string());
+    let mut older = allowed.clone();
+    older.major_version = 9;
+    let cases = [
+        (older, "install PostgreSQL 9 here"),
+        (elsewhere, "--target"),
+        (other, "--source"),
+        (nobody, "cannot connect"),
+    ];
+    for (wanted, reason) in cases {
+        let (events, failure) = order(&hosts, &wanted, |_| {}).await;
+        let failure = failure.expect("refused");
+        assert!(failure.contains(reason), "{failure}: {events:?}");
+        assert!(!wanted.plan.target.exists(), "{}", wanted.plan.target.display());
+    }
+    let stranger = order_clone(&hosts.clone_address(), &hosts.stranger_keys(), &allowed, |_| {}).await.unwrap_err();
+    assert!(stranger.to_string().contains("no trust") || stranger.to_string().contains("broke"), "{stranger}");
+    assert_eq!(query(&hosts.source_connection(), "SELECT count(*) FROM pg_replication_slots").await, "0");
+}

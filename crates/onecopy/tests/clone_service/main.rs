@@ -1,0 +1,5 @@
+//! Clones through the service, with real servers and real processes: made, filled, killed at every step.
+
+mod deaths;
+mod laboratory;
+mod making;

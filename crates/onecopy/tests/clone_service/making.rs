@@ -1,0 +1,272 @@
+//! Clones that are made and filled while nothing goes wrong.
+
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use laboratory::{
+    DEADLINE, Laboratory, Load, PROGRAM, assert_ordinary, connect, kill, make, processes, restart_plainly, wait_gone,
+    watch,
+};
+use onecopy_clone::image::Image;
+use onecopy_clone::service::{CloneState, HYDRATOR_COMMAND, Service, SpareWanted};
+use rustix::process::Signal;
+
+use crate::laboratory;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_answers_before_its_data_is_there_and_becomes_whole() {
+    let mut laboratory = Laboratory::start(100_000).await;
+    let load = Load::start(&laboratory).await;
+    let service = laboratory.service().await;
+    let plan = laboratory.plan("clone", Some(1 << 18));
+    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = laboratory.run(ready).await;
+    let client = connect(&clone).await;
+    client.query_one("SELECT count(*) FROM pg_class", &[]).await.expect("a query");
+    let progress = service.list().await.expect("listed").remove(0);
+    assert_eq!(progress.state, CloneState::Filling, "{progress:?}");
+    assert!(progress.filled_bytes < progress.total_bytes && progress.demand_faults > 0, "{progress:?}");
+    laboratory.client().await.batch_execute("DROP TABLE removed").await.expect("dropped");
+    service.set_limit(&plan.target, None).await.expect("no limit");
+    let whole = watch(&service, &plan.target).await;
+    assert!(load.end().await > 0);
+    assert_ordinary(&whole);
+    laboratory.assert_same(&clone).await;
+    wait_gone(&service).await;
+    restart_plainly(&clone).await;
+    laboratory.assert_same(&clone).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clones_of_one_order_share_a_freeze() {
+    let mut laboratory = Laboratory::start(20_000).await;
+    let load = Load::start(&laboratory).await;
+    let service = laboratory.service().await;
+    let plans: Vec<_> = ["one", "two", "three"].map(|name| laboratory.plan(name, None)).into();
+    let mut clones = Vec::new();
+    for ready in laboratory.make(&service, plans.clone()).await {
+        clones.push(laboratory.run(ready).await);
+    }
+    for plan in &plans {
+        assert_ordinary(&watch(&service, &plan.target).await);
+    }
+    load.end().await;
+    for clone in &clones {
+        laboratory.assert_same(clone).await;
+    }
+    wait_gone(&service).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_directory_of_somebody_else_is_neither_used_nor_removed() {
+    let mut laboratory = Laboratory::start(100).await;
+    let service = laboratory.service().await;
+    let plan = laboratory.plan("clone", None);
+    std::fs::create_dir_all(&plan.target).expect("made");
+    std::fs::write(plan.target.join("precious"), "content").expect("written");
+    let (ready, failed) = make(&service, vec![plan.clone()]).await;
+    assert!(ready.is_empty() && failed.len() == 1 && failed[0].contains("not empty"), "{failed:?}");
+    assert_eq!(std::fs::read(plan.target.join("precious")).expect("there"), b"content");
+    wait_gone(&service).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_of_more_files_than_may_be_open_is_refused_by_name_before_anything_is_made() {
+    let mut laboratory = Laboratory::start(100).await;
+    // As a unit with LimitNOFILE: root can go beyond it only with a capability that is taken away.
+    let program = laboratory.directory.path().join("limited");
+    let script = format!(
+        "#!/bin/sh\nexec setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource prlimit --nofile=5000:5000 \
+         {PROGRAM} \"$@\"\n"
+    );
+    std::fs::write(&program, script).expect("written");
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("its mode");
+    let service = Service::reach(&program, laboratory.primary.data_directory()).await.expect("a service");
+    let plan = laboratory.plan("clone", None);
+    let (ready, failed) = make(&service, vec![plan.clone()]).await;
+    assert!(ready.is_empty() && failed.len() == 1, "{failed:?}");
+    for word in ["5000", "LimitNOFILE", "ulimit -n", "--mode copy"] {
+        assert!(failed[0].contains(word), "{word}: {failed:?}");
+    }
+    assert!(!plan.target.exists());
+    let client = laboratory.client().await;
+    let slots = client.query("SELECT slot_name FROM pg_replication_slots", &[]).await.expect("slots");
+    assert!(slots.is_empty());
+    wait_gone(&service).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_slot_of_another_clone_is_neither_taken_nor_dropped() {
+    let mut laboratory = Laboratory::start(100).await;
+    let service = laboratory.service().await;
+    let first = laboratory.plan("one", None);
+    let ready = laboratory.make(&service, vec![first.clone()]).await.remove(0);
+    let clone = laboratory.run(ready).await;
+    assert_ordinary(&watch(&service, &first.target).await);
+    laboratory.assert_same(&clone).await;
+    let mut second = laboratory.plan("two", None);
+    second.slot = first.slot.clone();
+    let service = laboratory.service().await;
+    let (ready, failed) = make(&service, vec![second.clone()]).await;
+    assert!(ready.is_empty() && failed.len() == 1 && failed[0].contains("--slot"), "{failed:?}");
+    assert!(!second.target.exists());
+    // The first lets go of it for a moment: nobody is still trying to drop it.
+    clone.restart(onecopy_postgres::StopMode::Fast).await.expect("restarted");
+    laboratory.assert_same(&clone).await;
+    let client = laboratory.client().await;
+    let begin = std::time::Instant::now();
+    // It may have had all before it was connected again.
+    loop {
+        let active = "SELECT slot_name::text FROM pg_replication_slots WHERE active";
+        if client.query(active, &[]).await.expect("slots").len() == 1 {
+            break;
+        }
+        assert!(begin.elapsed() < DEADLINE, "the slot is not used again");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    wait_gone(&service).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_discarded_clone_leaves_nothing() {
+    let mut laboratory = Laboratory::start(20_000).await;
+    let service = laboratory.service().await;
+    let plan = laboratory.plan("clone", Some(0));
+    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = laboratory.run(ready).await;
+    let watched = tokio::spawn({
+        let (service, target) = (service.clone(), plan.target.clone());
+        async move { watch(&service, &target).await }
+    });
+    service.discard(&plan.target).await.expect("discarded");
+    let progress = watched.await.expect("watched");
+    assert!(matches!(progress.state, CloneState::Discarded { .. }), "{progress:?}");
+    assert!(!clone.is_running() && !plan.target.exists());
+    let client = laboratory.client().await;
+    let slots = client.query("SELECT slot_name FROM pg_replication_slots", &[]).await.expect("slots");
+    assert!(slots.is_empty());
+    wait_gone(&service).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prepared_directory_is_used_and_made_anew() {
+    let mut laboratory = Laboratory::start(20_000).await;
+    let service = laboratory.service().await;
+    let directory = laboratory.directory.path().join("spare");
+    let first = laboratory.plan("one", None);
+    // Some files come and go meanwhile.
+    let files = Image::scan(laboratory.primary.data_directory()).expect("listed").image.files.len() - 10;
+    let wanted =
+        SpareWanted { directory: directory.clone(), user_name: "postgres".to_owned(), source: first.source.clone() };
+    service.set_spare(Some(wanted)).await.expect("wanted");
+    let prepared = wait_prepared(&directory, files, None).await;
+    laboratory
+        .client()
+        .await
+        .batch_execute("DROP TABLE removed; CREATE TABLE made (); CHECKPOINT")
+        .await
+        .expect("changed");
+    let ready = laboratory.make(&service, vec![first.clone()]).await.remove(0);
+    let made = std::fs::metadata(&first.target).and_then(|metadata| metadata.created()).expect("there");
+    assert_eq!(made, prepared, "it is the prepared one");
+    let clone = laboratory.run(ready).await;
+    let again = wait_prepared(&directory, files, Some(prepared)).await;
+    assert_ordinary(&watch(&service, &first.target).await);
+    laboratory.assert_same(&clone).await;
+    for hydrator in processes(&service, HYDRATOR_COMMAND) {
+        kill(hydrator, Signal::KILL);
+    }
+    wait_prepared(&directory, files, Some(again)).await;
+    service.set_spare(None).await.expect("no more");
+    wait_gone(&service).await;
+    assert!(!directory.exists());
+}
+
+/// Waits for a prepared directory with at least so many files, another one than before; when it was made.
+async fn wait_prepared(directory: &Path, files_min: usize, before: Option<SystemTime>) -> SystemTime {
+    let (begin, mut files, mut looks_alike) = (std::time::Instant::now(), 0, 0);
+    loop {
+        let made = std::fs::metadata(directory).and_then(|metadata| metadata.created()).ok();
+        let files_before = std::mem::replace(&mut files, count_files(directory));
+        looks_alike = if files == files_before { looks_alike + 1 } else { 0 };
+        // It is done when it grows no more.
+        if made != before && files >= files_min && looks_alike >= 3 {
+            return made.expect("found");
+        }
+        assert!(begin.elapsed() < DEADLINE, "no directory is prepared");
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    }
+}
+
+fn count_files(directory: &Path) -> usize {
+    let Ok(entries) = std::fs::read_dir(directory) else { return 0 };
+    let count = |entry: std::fs::DirEntry| if entry.path().is_dir() { count_files(&entry.path()) } else { 1 };
+    entries.flatten().map(count).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_that_cannot_catch_up_is_discarded_with_the_reason() {
+    let mut laboratory = Laboratory::start(20_000).await;
+    let service = laboratory.service().await;
+    let mut plan = laboratory.plan("clone", Some(0));
+    plan.wal_keep_bytes_max = 1 << 20;
+    // It is never started: nothing is replayed.
+    laboratory.make(&service, vec![plan.clone()]).await;
+    let client = laboratory.client().await;
+    client
+        .batch_execute("UPDATE item SET filler = 'changed'; UPDATE item SET filler = 'again'")
+        .await
+        .expect("a lot of log");
+    let progress = watch(&service, &plan.target).await;
+    let CloneState::Discarded { reason } = &progress.state else { panic!("{progress:?}") };
+    assert!(reason.contains("cannot catch up"), "{reason}");
+    let slots = client.query("SELECT slot_name FROM pg_replication_slots", &[]).await.expect("slots");
+    assert!(slots.is_empty() && !plan.target.exists());
+    wait_gone(&service).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_discards_the_clone_and_not_the_source() {
+    let mut laboratory = Laboratory::start(100_000).await;
+    let disk = SmallDisk::mount(laboratory.directory.path());
+    let service = laboratory.service().await;
+    let mut plan = laboratory.plan("clone", None);
+    (plan.target, plan.tablespaces) = (disk.path.join("clone/data"), disk.path.join("clone/tablespaces"));
+    let load = Load::start(&laboratory).await;
+    laboratory.make(&service, vec![plan.clone()]).await;
+    let progress = watch(&service, &plan.target).await;
+    let CloneState::Discarded { reason } = &progress.state else { panic!("{progress:?}") };
+    assert!(reason.contains("No space left"), "{reason}");
+    let rounds = load.end().await;
+    assert!(rounds > 0 && !plan.target.exists());
+    wait_gone(&service).await;
+}
+
+/// A file system of 24 MB in a file.
+struct SmallDisk {
+    path: PathBuf,
+}
+
+impl SmallDisk {
+    fn mount(directory: &Path) -> SmallDisk {
+        let (file, path) = (directory.join("disk"), directory.join("mounted"));
+        std::fs::File::create(&file).and_then(|file| file.set_len(24 << 20)).expect("a file");
+        std::fs::create_dir(&path).expect("a directory");
+        let run = |program: &str, arguments: &[&std::ffi::OsStr]| {
+            let status = std::process::Command::new(program).args(arguments).status().expect("it runs");
+            assert!(status.success(), "{program}");
+        };
+        run("mkfs.ext4", &["-q".as_ref(), file.as_os_str()]);
+        run("mount", &["-o".as_ref(), "loop".as_ref(), file.as_os_str(), path.as_os_str()]);
+        let disk = SmallDisk { path };
+        std::fs::set_permissions(&disk.path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("its mode");
+        disk
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Whatever still uses it must not keep the directory from being removed.
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.path).status();
+    }
+}

@@ -1,0 +1,333 @@
+//! Followers that come and go while the cluster serves.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use serde_json::Value;
+
+use crate::directory::{Frozen, TestDirectory, WAIT_MAX, stop, wait_until};
+
+/// The ways that a test directory on this machine allows.
+const MODES: [&str; 2] = ["--mode=lazy", "--mode=copy"];
+
+fn names(directory: &TestDirectory) -> Vec<String> {
+    let status = directory.status();
+    let servers = status["servers"].as_array().expect("a list");
+    servers.iter().map(|server| server["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+/// Waits until there are exactly these followers, and all of them stream.
+fn wait_for(directory: &TestDirectory, followers: usize) {
+    let streams = |server: &Value| server["state"] == "running" && server["replication"] == "streaming";
+    let begun = std::time::Instant::now();
+    loop {
+        let status = directory.status();
+        let servers = status["servers"].as_array().expect("a list");
+        if servers.len() == 1 + followers && servers[1..].iter().all(streams) {
+            return;
+        }
+        let log = directory.path().join("onecopy.log");
+        let log = || std::fs::read_to_string(&log).unwrap_or_default();
+        assert!(begun.elapsed() < WAIT_MAX, "{followers} followers do not stream: {status:#}\n{}", log());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// What a session reads that has asked for this follower and for everything that was written; asked again where the follower is out of the
+/// epoch: on a busy machine it is behind for moments.
+#[track_caller]
+fn read_at(directory: &TestDirectory, follower: &str, query: &str) -> String {
+    let question = format!("SET onecopy.freshness = 'strict'; SET onecopy.server = '{follower}'; {query}");
+    let begun = std::time::Instant::now();
+    loop {
+        let ran = directory.run(&["psql", "--", "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", &question]);
+        if !ran.stderr.contains("is not in the current epoch") || begun.elapsed() > WAIT_MAX {
+            return ran.ok().trim().to_owned();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+}
+
+fn slots(directory: &TestDirectory) -> String {
+    directory.sql("BEGIN; SELECT string_agg(slot_name, ',' ORDER BY slot_name) FROM pg_replication_slots; COMMIT")
+}
+
+fn events(output: &str) -> Vec<Value> {
+    output.lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
+}
+
+fn make_data(directory: &TestDirectory) {
+    directory
+        .sql("CREATE TABLE kept AS SELECT number, repeat('x', 200) AS filler FROM generate_series(1, 20000) number");
+}
+
+#[test]
+fn c23_followers_come_and_go_while_clients_read() {
+    for mode in MODES {
+        let directory = TestDirectory::new();
+        directory.up(1);
+        make_data(&directory);
+        let told = events(&directory.run(&["scale", "3", "--json", "--wait", mode]).ok());
+        let of = |name: &str| told.iter().filter(|event| event["event"] == name).collect::<Vec<_>>();
+        assert_eq!(of("way")[0]["way"], mode.trim_start_matches("--mode="), "{told:?}");
+        assert_eq!(of("answering").len(), 2, "{told:?}");
+        let steps = |text: &str| {
+            of("step").iter().filter(|event| event["message"].as_str().expect("text").contains(text)).count()
+        };
+        assert_eq!(steps("removing"), 0, "there was nothing: {told:?}");
+        assert_eq!(steps("the image is taken"), usize::from(mode == "--mode=lazy"), "one freeze: {told:?}");
+        let last = told.last().expect("an end");
+        assert_eq!(last["followers"].as_array().map(Vec::len), Some(3), "{last}");
+        wait_for(&directory, 3);
+        for follower in ["follower-2", "follower-3"] {
+            assert_eq!(read_at(&directory, follower, "SELECT sum(number) FROM kept"), "200010000");
+        }
+        assert_eq!(directory.status()["servers"][3]["clone"]["whole"], true);
+
+        directory.sql("UPDATE kept SET number = number + 1");
+        directory.run(&["scale", "1"]).ok();
+        assert_eq!(names(&directory), ["leader", "follower-1"]);
+        assert_eq!(directory.postmasters().len(), 2);
+        assert_eq!(slots(&directory), "follower_1");
+        for gone in ["follower-2", "follower-3"] {
+            assert!(!directory.path().join(gone).exists(), "{gone} is left");
+        }
+        directory.run(&["scale", "0"]).ok();
+        assert_eq!(directory.sql("SELECT sum(number) FROM kept"), "200030000");
+        // The same numbers again, after a restart too.
+        directory.run(&["scale", "1", mode]).ok();
+        directory.run(&["down"]).ok();
+        directory.run(&["up", "--detach"]).ok();
+        wait_for(&directory, 1);
+        assert_eq!(read_at(&directory, "follower-1", "SELECT sum(number) FROM kept"), "200030000");
+    }
+}
+
+#[test]
+fn c23_a_follower_that_cannot_start_at_first_comes_when_it_can() {
+    for mode in MODES {
+        let directory = TestDirectory::new();
+        directory.up(0);
+        make_data(&directory);
+        // The name of its socket is taken, by a process that lives.
+        let lock = directory.path().join("run/.s.PGSQL.5433.lock");
+        std::fs::write(&lock, format!("{}\n", directory.postmasters()[0].1)).expect("take its socket");
+        let complaint = directory.run(&["scale", "1", mode]).refused(1);
+        assert!(complaint.contains("lock file"), "{complaint}");
+        assert_ne!(directory.status()["servers"][1]["state"], "running");
+        std::fs::remove_file(&lock).expect("give it back");
+        wait_for(&directory, 1);
+        assert_eq!(read_at(&directory, "follower-1", "SELECT sum(number) FROM kept"), "200010000");
+    }
+}
+
+#[test]
+fn c24_a_follower_is_made_anew_under_its_name() {
+    for mode in MODES {
+        let directory = TestDirectory::new();
+        directory.up(2);
+        make_data(&directory);
+        let before = directory.postmasters();
+        directory.run(&["reinit", "follower-1", mode]).ok();
+        let after = directory.postmasters();
+        assert_eq!(before[2], after[2], "the leader is left alone: {before:?} {after:?}");
+        assert_eq!(before[1], after[1], "the other follower is left alone");
+        assert_ne!(before[0], after[0]);
+        assert_eq!(read_at(&directory, "follower-1", "SELECT sum(number) FROM kept"), "200010000");
+        assert_eq!(slots(&directory), "follower_1,follower_2");
+        wait_for(&directory, 2);
+    }
+}
+
+/// Kills the daemon when `arguments` have told `step`, and lets the next `up` come to `followers`.
+fn killed_at(before: usize, arguments: &[&str], step: &str, followers: usize) {
+    let directory = TestDirectory::new();
+    directory.up(before);
+    make_data(&directory);
+    let mut change = directory.spawn(arguments);
+    assert!(change.read_until(step), "{arguments:?} never told {step:?}");
+    directory.kill_daemon();
+    directory.run(&["up", "--detach"]).ok();
+    wait_for(&directory, followers);
+    for number in 1..=followers {
+        let read = read_at(&directory, &format!("follower-{number}"), "SELECT sum(number) FROM kept");
+        assert_eq!(read, "200010000", "killed at {step:?} of {arguments:?}");
+    }
+    let expected: Vec<String> = (1..=followers).map(|number| format!("follower_{number}")).collect();
+    assert_eq!(slots(&directory), expected.join(","), "killed at {step:?} of {arguments:?}");
+    for number in followers + 1..=before {
+        assert!(!directory.path().join(format!("follower-{number}")).exists(), "killed at {step:?} of {arguments:?}");
+    }
+}
+
+#[test]
+fn c25_a_scale_up_whose_daemon_is_killed_goes_on() {
+    for step in ["\"way\"", "cloning the leader", "the image is taken", "answering"] {
+        killed_at(0, &["scale", "2", "--json", "--wait", "--mode=lazy", "--limit=4"], step, 2);
+    }
+    killed_at(0, &["scale", "1", "--json", "--mode=copy"], "copying the leader", 1);
+}
+
+#[test]
+fn c25_a_scale_down_whose_daemon_is_killed_goes_on() {
+    for step in ["stopping follower-2", "removing what there is of follower-2", "stopping follower-1"] {
+        killed_at(2, &["scale", "0", "--json"], step, 0);
+    }
+}
+
+#[test]
+fn c25_a_reinit_whose_daemon_is_killed_goes_on() {
+    for step in ["stopping follower-1", "removing what there is", "cloning the leader"] {
+        killed_at(1, &["reinit", "follower-1", "--json", "--mode=lazy"], step, 1);
+    }
+}
+
+#[test]
+fn c26_changes_that_cannot_be_are_refused_by_name() {
+    let directory = TestDirectory::new();
+    let complaint = directory.run(&["scale", "1"]).refused(3);
+    assert!(complaint.contains("onecopy up --dir"), "{complaint}");
+    directory.up(0);
+    let complaint = directory.run(&["scale", "9"]).refused(1);
+    assert!(complaint.contains("at most 8"), "{complaint}");
+    let complaint = directory.run(&["reinit", "follower-7"]).refused(1);
+    assert!(complaint.contains("\"follower-7\"") && complaint.contains("there are: none"), "{complaint}");
+    for wrong in [&["scale"][..], &["scale", "-1"], &["scale", "many"], &["scale", "1", "--mode=magic"], &["reinit"]] {
+        directory.run(wrong).refused(2);
+    }
+    assert_eq!(names(&directory), ["leader"]);
+    directory.run(&["down"]).ok();
+    directory.run(&["scale", "1"]).refused(3);
+}
+
+#[test]
+fn c27_one_change_at_a_time_and_it_goes_on_without_who_asked() {
+    let directory = TestDirectory::new();
+    directory.up(0);
+    make_data(&directory);
+    // A copy begins with a checkpoint: until then it is not done.
+    let checkpointer = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'";
+    let checkpointer: u32 = directory.superuser_sql("leader", checkpointer).parse().expect("a process");
+    let held = Frozen(vec![checkpointer]);
+    stop(checkpointer);
+    let mut first = directory.spawn(&["scale", "2", "--json", "--mode=copy"]);
+    assert!(first.read_until("copying the leader"));
+    let complaint = directory.run(&["scale", "1"]).refused(1);
+    assert!(complaint.contains("being changed (scale 2)"), "{complaint}");
+    first.end_by("KILL");
+    drop(held);
+    wait_for(&directory, 2);
+}
+
+#[test]
+fn c28_followers_are_changed_on_the_socket_only() {
+    let directory = TestDirectory::new();
+    directory.up(0);
+    let state = std::fs::read_to_string(directory.path().join("cluster.toml")).expect("a state");
+    let port = state.lines().find_map(|line| line.strip_prefix("metrics_port = ")).expect("a port for metrics");
+    let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("connect");
+    let body = "{\"replicas\":1}";
+    write!(
+        stream,
+        "POST /scale HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .expect("ask");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    assert!(answer.starts_with("HTTP/1.0 404"), "{answer}");
+    assert_eq!(names(&directory), ["leader"]);
+}
+
+#[test]
+fn c29_up_serves_first_and_makes_more_followers_then() {
+    let directory = TestDirectory::new();
+    directory.up(1);
+    make_data(&directory);
+    directory.run(&["down"]).ok();
+    let ready = directory.run(&["up", "--detach", "--json", "--replicas=2"]).ok();
+    assert!(!ready.contains("copying"), "{ready}");
+    assert_eq!(directory.sql("SELECT count(*) FROM kept"), "20000");
+    wait_for(&directory, 2);
+}
+
+#[test]
+fn c30_a_follower_that_cannot_catch_up_is_told_with_the_remedy() {
+    let directory = TestDirectory::new();
+    directory.up(1);
+    make_data(&directory);
+    let leader = format!("host={} port=5432 user=postgres dbname=postgres", directory.path().join("run").display());
+    let password = std::fs::read_to_string(directory.path().join("secrets/superuser")).expect("a password");
+    let as_superuser = |statement: &str| {
+        let mut command = std::process::Command::new("psql");
+        command.args([&leader, "-XAtqc", statement]).env("PGPASSWORD", password.trim());
+        let output = command.output().expect("run psql");
+        assert!(output.status.success(), "{output:?}");
+    };
+    as_superuser("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'");
+    as_superuser("SELECT pg_reload_conf()");
+    // The postmaster tells its processes after it has read it itself; a new session shows what it has read.
+    wait_until("the postmaster has read it", || {
+        directory.superuser_sql("leader", "SHOW max_slot_wal_keep_size") == "1MB"
+    });
+    // Its slot loses its log while nobody uses it, as when the follower is away.
+    as_superuser("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active");
+    for (_, postmaster) in directory.postmasters().iter().filter(|(name, _)| name == "follower-1") {
+        stop(*postmaster);
+        for child in crate::directory::children_of(*postmaster) {
+            crate::directory::send("KILL", child);
+        }
+    }
+    for _ in 0..3 {
+        as_superuser("INSERT INTO kept SELECT number, repeat('y', 400) FROM generate_series(1, 50000) number");
+        as_superuser("SELECT pg_switch_wal()");
+        as_superuser("CHECKPOINT");
+    }
+    wait_until("status tells the remedy", || {
+        let problem = directory.status()["servers"][1]["problem"].to_string();
+        problem.contains("onecopy reinit follower-1")
+    });
+    for (_, postmaster) in directory.postmasters().iter().filter(|(name, _)| name == "follower-1") {
+        crate::directory::send("CONT", *postmaster);
+    }
+    directory.run(&["reinit", "follower-1"]).ok();
+    wait_for(&directory, 1);
+    wait_until("nothing is wrong", || directory.status()["servers"][1]["problem"] == Value::Null);
+}
+
+#[test]
+fn c32_hot_pages_are_in_the_buffers_of_a_new_follower() {
+    for mode in MODES {
+        let directory = TestDirectory::new();
+        directory.up(0);
+        make_data(&directory);
+        directory.superuser_sql("leader", "CREATE EXTENSION pg_buffercache");
+        // Nobody else changes its pages.
+        directory.superuser_sql("leader", "ALTER TABLE kept SET (autovacuum_enabled = off)");
+        directory.superuser_sql("leader", "VACUUM kept");
+        // What is written before it, hints too, must not come to a follower by replay.
+        directory.superuser_sql("leader", "CHECKPOINT");
+        for _ in 0..4 {
+            directory.sql("BEGIN; SELECT sum(number) FROM kept; COMMIT");
+        }
+        let buffered = "SELECT count(*) FROM pg_buffercache WHERE relfilenode = pg_relation_filenode('kept')
+            AND relforknumber = 0 AND reldatabase = (SELECT oid FROM pg_database WHERE datname = current_database())";
+        let pages: u32 = directory.superuser_sql("leader", buffered).parse().expect("a number");
+        assert!(pages > 100, "{pages}");
+        directory.run(&["scale", "2", "--warm=full", mode]).ok();
+        directory.run(&["reinit", "follower-2", "--warm=cache", mode]).ok();
+        wait_until("the hot pages are there", || directory.superuser_sql("follower-1", buffered) == pages.to_string());
+        let read = "SELECT coalesce(seq_scan, 0) FROM pg_stat_all_tables WHERE relname = 'kept'";
+        assert_eq!(directory.superuser_sql("follower-1", read), "0", "nobody has read it there");
+        assert_eq!(directory.superuser_sql("follower-2", buffered), "0", "that one was not told to");
+    }
+}
+
+#[test]
+fn c33_a_daemon_whose_program_was_replaced_still_makes_followers() {
+    let directory = TestDirectory::new();
+    directory.up_by_a_program_that_goes();
+    make_data(&directory);
+    directory.run(&["scale", "1", "--mode=lazy", "--wait"]).ok();
+    assert_eq!(read_at(&directory, "follower-1", "SELECT sum(number) FROM kept"), "200010000");
+}

@@ -1,0 +1,147 @@
+//! What each command does, on a disk at rest and on one that is served.
+
+use std::fs;
+
+use crate::laboratory::{Laboratory, are_equal};
+
+#[test]
+fn b50_commands_do_the_same_on_a_disk_at_rest_and_on_one_that_is_served() {
+    let laboratory = Laboratory::new();
+    laboratory.done(&["create", "disk", "--size", "64M"]);
+    assert_eq!(laboratory.info("disk")["geometry"]["size_bytes"], 64 << 20);
+    assert!(laboratory.info("disk")["served"].is_null());
+    laboratory.done(&["snapshot", "disk", "empty"]);
+
+    let server = laboratory.serve("disk", &[]);
+    laboratory.io("disk", &["write -P 7 0 1M", "write -P 8 40M 64k", "flush"]);
+    laboratory.done(&["snapshot", "disk", "written"]);
+    laboratory.io("disk", &["write -P 9 0 4k", "discard 40M 64k", "flush"]);
+    assert_eq!(laboratory.done(&["snapshot", "disk", "--list"]), "empty\nwritten");
+    for (disk, file) in [("disk", "served.raw"), ("disk@written", "written.raw"), ("disk@empty", "empty.raw")] {
+        laboratory.done(&["export", disk, file]);
+    }
+    assert_eq!(laboratory.done(&["snapshot", "disk", "--list"]), "empty\nwritten", "an export leaves nothing");
+    laboratory.done(&["check", "disk"]);
+    laboratory.done(&["stop", "disk"]);
+    server.ends();
+
+    assert_eq!(laboratory.done(&["snapshot", "disk", "--list"]), "empty\nwritten");
+    laboratory.done(&["check", "disk", "--content"]);
+    for (disk, file) in [("disk", "rest.raw"), ("disk@written", "written-rest.raw")] {
+        laboratory.done(&["export", disk, file]);
+    }
+    assert!(are_equal(&laboratory.path("served.raw"), &laboratory.path("rest.raw")));
+    assert!(are_equal(&laboratory.path("written.raw"), &laboratory.path("written-rest.raw")));
+    let (now, written) =
+        (fs::read(laboratory.path("rest.raw")).unwrap(), fs::read(laboratory.path("written.raw")).unwrap());
+    let part =
+        |image: &[u8], start: usize, length: usize, byte: u8| image[start..][..length].iter().all(|b| *b == byte);
+    assert!(part(&now, 0, 4096, 9) && part(&now, 4096, (1 << 20) - 4096, 7) && part(&now, 1 << 20, 63 << 20, 0));
+    assert!(part(&written, 0, 1 << 20, 7) && part(&written, 40 << 20, 64 << 10, 8));
+    assert!(part(&fs::read(laboratory.path("empty.raw")).unwrap(), 0, 64 << 20, 0));
+
+    laboratory.done(&["snapshot", "disk", "empty", "--delete"]);
+    assert_eq!(laboratory.done(&["snapshot", "disk", "--list"]), "written");
+    laboratory.done(&["create", "over", "--base", "disk@written"]);
+    laboratory.done(&["export", "over", "over.raw"]);
+    assert!(are_equal(&laboratory.path("over.raw"), &laboratory.path("written.raw")));
+}
+
+#[test]
+fn b50_json_is_one_object_a_line() {
+    let laboratory = Laboratory::new();
+    let lines = [
+        vec!["create", "disk", "--size", "16M", "--json"],
+        vec!["snapshot", "disk", "monday", "--json"],
+        vec!["snapshot", "disk", "--list", "--json"],
+        vec!["info", "disk", "--json"],
+        vec!["check", "disk", "--content", "--json"],
+        vec!["export", "disk", "disk.raw", "--json"],
+        vec!["snapshot", "disk", "monday", "--delete", "--json"],
+    ];
+    for arguments in lines {
+        let said = laboratory.done(&arguments);
+        assert!(!said.is_empty());
+        for line in said.lines() {
+            serde_json::from_str::<serde_json::Value>(line)
+                .unwrap_or_else(|error| panic!("{arguments:?}: {line}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn b51_refusals_say_what_and_what_to_do() {
+    let laboratory = Laboratory::new();
+    laboratory.done(&["create", "disk", "--size", "16M"]);
+    fs::write(laboratory.path("image"), vec![1; 1 << 20]).unwrap();
+    let cases: [(i32, &[&str], &str); 12] = [
+        (2, &["create", "other"], "--size"),
+        (2, &["create", "other", "--size", "16"], "16"),
+        (1, &["create", "other", "--size", "1000B"], "4096"),
+        (1, &["create", "disk", "--size", "16M"], "disk"),
+        (1, &["create", "other", "--base", "nothing"], "nothing"),
+        (1, &["create", "other", "--base", "disk"], "onecopy disk snapshot"),
+        (1, &["create", "other", "--base", "image", "--size", "4kB"], "larger --size"),
+        (1, &["serve", "disk"], "--vhost"),
+        (1, &["info", "nothing"], "nothing"),
+        (1, &["snapshot", "disk", "none", "--delete"], "no snapshot"),
+        (3, &["stop", "disk"], "onecopy disk serve disk"),
+        (1, &["export", "disk", "image"], "exists"),
+    ];
+    for (code, arguments, told) in cases {
+        let said = laboratory.fails(code, arguments);
+        assert!(said.contains(told), "{arguments:?}: {said}");
+        assert!(!laboratory.path("other").exists(), "{arguments:?} leaves something behind");
+    }
+}
+
+#[test]
+fn b51_what_is_no_disk_is_told_with_the_remedy_by_every_command() {
+    let laboratory = Laboratory::new();
+    fs::create_dir(laboratory.path("empty")).unwrap();
+    fs::write(laboratory.path("image"), [1; 4096]).unwrap();
+    let commands: [&[&str]; 9] = [
+        &["check", "DISK"],
+        &["info", "DISK"],
+        &["snapshot", "DISK", "monday"],
+        &["snapshot", "DISK", "--list"],
+        &["export", "DISK", "out"],
+        &["export", "DISK@monday", "out"],
+        &["serve", "DISK", "--nbd", "unix:socket"],
+        &["limit", "DISK", "0"],
+        &["stop", "DISK"],
+    ];
+    for (place, told) in
+        [("empty", "empty is no disk"), ("image", "image is no disk"), ("nothing", "there is no nothing")]
+    {
+        for command in commands {
+            let arguments: Vec<String> = command.iter().map(|word| word.replace("DISK", place)).collect();
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            let said = laboratory.fails(1, &arguments);
+            assert!(said.contains(told) && said.contains("onecopy disk create"), "{arguments:?}: {said}");
+        }
+    }
+    assert!(laboratory.fails(1, &["create", "over", "--base", "empty@monday"]).contains("empty is no disk"));
+    assert_eq!(fs::read_dir(laboratory.path("empty")).unwrap().count(), 0, "nothing is left in it");
+    for name in ["nothing", "out", "socket", "over"] {
+        assert!(!laboratory.path(name).exists(), "{name} was made");
+    }
+}
+
+#[test]
+fn b51_a_damaged_disk_is_told_by_check() {
+    let laboratory = Laboratory::new();
+    laboratory.done(&["create", "disk", "--size", "16M"]);
+    let server = laboratory.serve("disk", &[]);
+    laboratory.io("disk", &["write -P 7 0 1M", "flush"]);
+    server.terminate();
+    for entry in fs::read_dir(laboratory.path("disk")).unwrap().flatten() {
+        if entry.file_name().to_string_lossy().starts_with("map.") {
+            let mut bytes = fs::read(entry.path()).unwrap();
+            let last = bytes.len() - 1;
+            bytes[last / 2] ^= 0xff;
+            fs::write(entry.path(), bytes).unwrap();
+        }
+    }
+    assert!(laboratory.fails(1, &["check", "disk"]).contains("damaged"));
+}

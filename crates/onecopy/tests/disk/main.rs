@@ -1,0 +1,10 @@
+//! `onecopy disk`, as people and machines' keepers use it: disks at rest and served, servers that end and are killed.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod commands;
+mod copies;
+mod laboratory;
+#[path = "../../../../tests/src/ports.rs"]
+mod ports;
+mod servers;

@@ -1,0 +1,12 @@
+//! `onecopy up` and `onecopy memory` by the program itself, with real servers that have the extension.
+
+mod agent_alone;
+mod control_group;
+#[path = "../cluster/directory.rs"]
+#[allow(dead_code)]
+mod directory;
+mod laboratory;
+mod levels;
+mod refusals;
+mod sizes;
+mod starting;

@@ -1,0 +1,9 @@
+//! `onecopy vm` and `onecopy up --runtime vm` by the program itself: machines on the real QEMU, with the guest image that `make guest` builds.
+
+mod cluster;
+#[path = "../cluster/directory.rs"]
+#[allow(dead_code)]
+mod directory;
+mod laboratory;
+mod own;
+mod refusals;

@@ -1,0 +1,26 @@
+/*-------------------------------------------------------------------------
+ *
+ * growth.h
+ *	  Brings parked chunks back into the pool.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef ONECOPY_GROWTH_H
+#define ONECOPY_GROWTH_H
+
+#include "state.h"
+
+/*
+ * Un-parks one chunk: takes memory from the system first, then frees its
+ * buffers.  False when the chunk stays as it was; *problem (of
+ * ONECOPY_REASON_BYTES) says why.
+ */
+extern bool grow_chunk(uint32 chunk, OnecopyChange *change, char *problem);
+
+/*
+ * Takes memory for a returned chunk that stays parked: RETURNED -> PARKED.
+ * False as for grow_chunk().
+ */
+extern bool fill_chunk(uint32 chunk, OnecopyChange *change, char *problem);
+
+#endif							/* ONECOPY_GROWTH_H */

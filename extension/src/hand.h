@@ -1,0 +1,22 @@
+/*-------------------------------------------------------------------------
+ *
+ * hand.h
+ *	  Lets the clock sweep pass over parked buffers at once.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef ONECOPY_HAND_H
+#define ONECOPY_HAND_H
+
+#include "state.h"
+
+/* Called in the start-up hook, before anything is parked. */
+extern void hand_attach(void);
+
+/*
+ * Moves the hand to the end of the pool if it is above the boundary.  Returns
+ * after how many milliseconds, at most longest_ms, to look again.
+ */
+extern int	hand_skip(int longest_ms);
+
+#endif							/* ONECOPY_HAND_H */

@@ -1,0 +1,20 @@
+/*-------------------------------------------------------------------------
+ *
+ * headroom.h
+ *	  How much memory may be taken before the host or the control group of
+ *	  this process runs out of it.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef ONECOPY_HEADROOM_H
+#define ONECOPY_HEADROOM_H
+
+#include "postgres.h"
+
+/*
+ * Is there room for so many bytes more?  False with a reason in problem (of
+ * ONECOPY_REASON_BYTES).  huge_page_bytes is 0 for ordinary pages.
+ */
+extern bool headroom_for(uint64 bytes, uint32 huge_page_bytes, char *problem);
+
+#endif							/* ONECOPY_HEADROOM_H */

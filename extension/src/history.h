@@ -1,0 +1,56 @@
+/*-------------------------------------------------------------------------
+ *
+ * history.h
+ *	  What happened to the pool: a ring of changes and one of samples.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef ONECOPY_HISTORY_H
+#define ONECOPY_HISTORY_H
+
+#include "ghost.h"
+#include "state.h"
+#include "traffic.h"
+
+/* A sample every so often, for an hour; the samples' ring forgets older ones. */
+#define HISTORY_SAMPLE_MS 10000
+#define HISTORY_SAMPLES 361
+#define HISTORY_SECONDS_MAX ((HISTORY_SAMPLES - 1) * (HISTORY_SAMPLE_MS / 1000))
+
+typedef struct HistorySample
+{
+	TimestampTz at;
+	uint64		pool_bytes;
+	PoolTraffic traffic;
+	GhostTotals ghosts;
+} HistorySample;
+
+/* What came between two points in time. */
+typedef struct HistoryWindow
+{
+	double		seconds;
+	PoolTraffic traffic;
+	GhostTotals ghosts;
+} HistoryWindow;
+
+extern Size history_size(void);
+
+/* Called with AddinShmemInitLock held. */
+extern void history_attach(void);
+
+/* Something happened: "shrink", "grow", "taken", "refused", ... */
+extern void history_note(const char *event, const OnecopyChange *change);
+
+/* Called by the worker about once a second. */
+extern void history_sample(void);
+
+/* Bytes of the buffers that are not captured. */
+extern uint64 history_pool_bytes(void);
+
+/*
+ * What came in the last so many seconds (as far as samples reach back).
+ * False when there is no sample to compare with.
+ */
+extern bool history_window(int seconds, HistoryWindow *window);
+
+#endif							/* ONECOPY_HISTORY_H */

@@ -1,0 +1,356 @@
+/*-------------------------------------------------------------------------
+ *
+ * resize.c
+ *	  Brings the pool to its target, chunk by chunk.
+ *
+ * active_chunks is the boundary: chunks below it are in use, those from it up
+ * have left the pool or are about to.  Shrinking moves the boundary down by
+ * one chunk and vacates that chunk; what cannot be captured, because someone
+ * uses it, is tried again while the next chunks are vacated.  Growing un-parks
+ * the chunk at the boundary and moves it up.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "capture.h"
+#include "growth.h"
+#include "headroom.h"
+#include "history.h"
+#include "publish.h"
+#include "relocate.h"
+#include "resize.h"
+#include "return.h"
+#include "utils/timestamp.h"
+
+/* How many chunks are grown between two looks at the host's memory. */
+#define CHUNKS_PER_LOOK 32
+
+/* After so many vain passes the captured part of a chunk is returned. */
+#define PASSES_BEFORE_PART 8
+
+typedef enum Direction
+{
+	NOT_RESIZING,
+	SHRINKING,
+	GROWING
+} Direction;
+
+/* The change under way. */
+static Direction direction = NOT_RESIZING;
+static OnecopyChange change;
+static uint32 wanted_of_change = 0;
+static int	chunks_since_look = 0;
+static int	vain_passes = 0;
+
+/* The request that this step serves. */
+static uint64 request_of_step = 0;
+
+static uint64
+active_bytes(void)
+{
+	return onecopy_bytes_of_chunks(pg_atomic_read_u32(&onecopy->active_chunks));
+}
+
+/* One line a change, as checkpoints have it. */
+static void
+log_change(void)
+{
+	ereport(LOG,
+			(errmsg("the buffer pool went from %llu MB to %llu MB in %lld ms",
+					(unsigned long long) (change.from_bytes >> 20),
+					(unsigned long long) (change.to_bytes >> 20),
+					(long long) (change.total_us / 1000)),
+			 errdetail("Writing took %lld ms, moving %lld ms, capturing %lld ms, returning %lld ms, populating %lld ms; %llu pages were written, %llu moved, %llu evicted.",
+					   (long long) (change.write_us / 1000), (long long) (change.move_us / 1000),
+					   (long long) (change.capture_us / 1000), (long long) (change.return_us / 1000),
+					   (long long) (change.populate_us / 1000),
+					   (unsigned long long) change.written_pages,
+					   (unsigned long long) change.moved_pages,
+					   (unsigned long long) change.evicted_pages)));
+}
+
+/* Ends the change under way, if there is one, and notes what it cost. */
+static void
+end_change(void)
+{
+	if (direction == NOT_RESIZING)
+		return;
+	if (direction == SHRINKING)
+	{
+		int64		started_us;
+
+		relocate_end();
+		started_us = onecopy_now_us();
+		unlink_captured();
+		change.capture_us += onecopy_now_us() - started_us;
+	}
+	change.to_bytes = active_bytes();
+	change.total_us = GetCurrentTimestamp() - change.started_at;
+	if (change.from_bytes != change.to_bytes)
+	{
+		onecopy_count_change(&change);
+		log_change();
+		history_note(direction == SHRINKING ? "shrink" : "grow", &change);
+	}
+	direction = NOT_RESIZING;
+}
+
+/* Goes on with a change, or ends it and begins another. */
+static void
+begin_change(Direction wanted_direction, uint32 wanted)
+{
+	uint32		active = pg_atomic_read_u32(&onecopy->active_chunks);
+
+	if (direction == wanted_direction && wanted_of_change == wanted)
+		return;
+	if (direction != wanted_direction)
+	{
+		end_change();
+		memset(&change, 0, sizeof(change));
+		change.started_at = GetCurrentTimestamp();
+		change.from_bytes = active_bytes();
+		direction = wanted_direction;
+		chunks_since_look = 0;
+	}
+	wanted_of_change = wanted;
+	if (direction == SHRINKING)
+		relocate_begin(onecopy_chunk_first(wanted), onecopy_chunk_end(active - 1),
+					   onecopy_chunk_first(wanted));
+	onecopy_set_activity(direction == SHRINKING ? ONECOPY_SHRINKING : ONECOPY_GROWING, NULL);
+}
+
+/*
+ * What becomes of a parked chunk: above the target its memory goes back,
+ * below (it is of the reserve then) it is offered to the agent.
+ */
+static void
+place_parked(uint32 chunk)
+{
+	if (chunk >= pg_atomic_read_u32(&onecopy->target_chunks))
+	{
+		return_chunk(chunk, &change);
+		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_PARKED, ONECOPY_CHUNK_RETURNED);
+	}
+	else
+		publish_chunk(chunk);
+}
+
+/* Captures what is left of a chunk.  Returns how many buffers are in use. */
+static int
+vacate(uint32 chunk)
+{
+	int			left;
+
+	flush_chunk(chunk, &change);
+	relocate_range(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk), &change);
+	left = capture_chunk(chunk, &change);
+	if (left == 0)
+	{
+		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_CAPTURING, ONECOPY_CHUNK_PARKED);
+		place_parked(chunk);
+	}
+	return left;
+}
+
+static ResizeResult
+shrink_step(uint32 active, uint32 wanted)
+{
+	uint32		chunk = active - 1;
+
+	begin_change(SHRINKING, wanted);
+	onecopy_chunk_transition(chunk, ONECOPY_CHUNK_ACTIVE, ONECOPY_CHUNK_CAPTURING);
+	pg_atomic_write_u32(&onecopy->active_chunks, chunk);
+	(void) vacate(chunk);
+	return RESIZE_MOVED_ON;
+}
+
+/*
+ * No memory: what is there is the target now.  Whoever asked is told why.
+ */
+static ResizeResult
+refuse_growth(uint32 there, const char *problem)
+{
+	OnecopyChange refused = {0};
+
+	SpinLockAcquire(&onecopy->mutex);
+	if (pg_atomic_read_u64(&onecopy->request_number) != request_of_step)
+	{
+		SpinLockRelease(&onecopy->mutex);
+		return RESIZE_MOVED_ON;
+	}
+	onecopy->refused_request = request_of_step;
+	strlcpy(onecopy->refused_because, problem, ONECOPY_REASON_BYTES);
+	pg_atomic_write_u32(&onecopy->target_chunks, there);
+	SpinLockRelease(&onecopy->mutex);
+	ereport(LOG,
+			(errmsg("onecopy does not let the buffer pool grow beyond %llu MB",
+					(unsigned long long) (onecopy_bytes_of_chunks(there) >> 20)),
+			 errdetail_internal("%s", problem)));
+	refused.started_at = GetCurrentTimestamp();
+	refused.from_bytes = active_bytes();
+	refused.to_bytes = active_bytes();
+	history_note("refused", &refused);
+	end_change();
+	return RESIZE_MOVED_ON;
+}
+
+/* Is there room for what is missing?  Asked once in a while, not each time. */
+static bool
+has_headroom(uint64 missing_bytes, char *problem)
+{
+	return chunks_since_look++ % CHUNKS_PER_LOOK != 0 ||
+		headroom_for(missing_bytes, onecopy->huge_page_bytes, problem);
+}
+
+/*
+ * A chunk of the reserve that has no memory, because the target was raised:
+ * what is to be taken at once must be there.
+ */
+static ResizeResult
+fill_reserve(uint32 chunk, uint32 target)
+{
+	char		problem[ONECOPY_REASON_BYTES];
+	uint64		missing = onecopy_bytes_of_chunks(target) - onecopy_bytes_of_chunks(chunk);
+
+	if (!has_headroom(missing, problem) || !fill_chunk(chunk, &change, problem))
+		return refuse_growth(chunk, problem);
+	return RESIZE_MOVED_ON;
+}
+
+static ResizeResult
+grow_step(uint32 active, uint32 wanted)
+{
+	char		problem[ONECOPY_REASON_BYTES];
+	uint64		missing = onecopy_bytes_of_chunks(wanted) - onecopy_bytes_of_chunks(active);
+
+	begin_change(GROWING, wanted);
+	switch (onecopy_chunk_state(active))
+	{
+		case ONECOPY_CHUNK_PUBLISHED:
+			(void) publish_withdraw(active);
+			return RESIZE_MOVED_ON;
+		case ONECOPY_CHUNK_TAKEN:
+			/* Accounted on the next turn, which may change what is wanted. */
+			return RESIZE_MOVED_ON;
+		case ONECOPY_CHUNK_TAKING:
+			onecopy_set_activity(ONECOPY_BLOCKED, "the agent is giving this memory back");
+			return RESIZE_BLOCKED;
+		case ONECOPY_CHUNK_RETURNED:
+			if (!has_headroom(missing, problem))
+				return refuse_growth(active, problem);
+			break;
+		default:
+			break;
+	}
+	problem[0] = '\0';
+	if (!grow_chunk(active, &change, problem))
+	{
+		if (problem[0] != '\0')
+			return refuse_growth(active, problem);
+		return RESIZE_MOVED_ON;
+	}
+	pg_atomic_write_u32(&onecopy->active_chunks, active + 1);
+	return RESIZE_MOVED_ON;
+}
+
+/* One chunk above the boundary; true when nothing is left to do there. */
+static bool
+settle_chunk(uint32 chunk, uint32 target, int *pinned)
+{
+	int			left;
+
+	switch (onecopy_chunk_state(chunk))
+	{
+		case ONECOPY_CHUNK_CAPTURING:
+			left = vacate(chunk);
+			*pinned += left;
+			if (left > 0 && vain_passes == PASSES_BEFORE_PART)
+				return_captured_runs(chunk, &change);
+			return left == 0;
+		case ONECOPY_CHUNK_PUBLISHED:
+			/* The target fell below it. */
+			if (chunk >= target && publish_withdraw(chunk))
+				place_parked(chunk);
+			return true;
+		default:
+			return true;
+	}
+}
+
+/* Everything above the boundary once; blocked while someone uses a buffer. */
+static ResizeResult
+settle(uint32 active)
+{
+	uint32		target = pg_atomic_read_u32(&onecopy->target_chunks);
+	int			pinned = 0;
+	bool		done = true;
+
+	for (uint32 chunk = active; chunk < onecopy->chunks; chunk++)
+	{
+		/* Parked at the start, with huge pages to be returned one by one. */
+		if (onecopy_chunk_state(chunk) == ONECOPY_CHUNK_PARKED)
+		{
+			place_parked(chunk);
+			return RESIZE_MOVED_ON;
+		}
+		if (chunk < target && onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
+			return fill_reserve(chunk, target);
+		if (!settle_chunk(chunk, target, &pinned))
+			done = false;
+	}
+	pg_atomic_write_u32(&onecopy->pinned_buffers, pinned);
+	if (!done)
+	{
+		char		reason[ONECOPY_REASON_BYTES];
+
+		vain_passes++;
+		snprintf(reason, sizeof(reason), "%d buffers are in use", pinned);
+		onecopy_set_activity(ONECOPY_BLOCKED, reason);
+		return RESIZE_BLOCKED;
+	}
+	vain_passes = 0;
+	chunks_since_look = 0;		/* what comes next is looked at first */
+	end_change();
+	return RESIZE_SETTLED;
+}
+
+ResizeResult
+resize_step(void)
+{
+	uint32		active = pg_atomic_read_u32(&onecopy->active_chunks);
+	uint32		wanted;
+
+	request_of_step = pg_atomic_read_u64(&onecopy->request_number);
+	wanted = publish_wanted_active();
+	if (active > wanted)
+		return shrink_step(active, wanted);
+	if (active < wanted)
+		return grow_step(active, wanted);
+	return settle(active);
+}
+
+/*
+ * A captured buffer below the boundary is one that a move was to fill.  A
+ * chunk that was being brought back is left as if it were being captured.
+ */
+void
+resize_recover(void)
+{
+	uint32		active = pg_atomic_read_u32(&onecopy->active_chunks);
+	int			end = onecopy_chunk_first(active);
+
+	if (direction == SHRINKING)
+		relocate_end();
+	direction = NOT_RESIZING;
+	memset(&change, 0, sizeof(change));
+	flush_done();
+
+	for (int id = 0; id < Min(end, NBuffers); id++)
+	{
+		if (buffer_is_captured(id))
+			release_buffer(id);
+	}
+	for (uint32 chunk = active; chunk < onecopy->chunks; chunk++)
+		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, ONECOPY_CHUNK_CAPTURING);
+}

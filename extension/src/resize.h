@@ -1,0 +1,29 @@
+/*-------------------------------------------------------------------------
+ *
+ * resize.h
+ *	  Brings the pool to its target, chunk by chunk.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef ONECOPY_RESIZE_H
+#define ONECOPY_RESIZE_H
+
+#include "state.h"
+
+typedef enum ResizeResult
+{
+	RESIZE_MOVED_ON,			/* something was done, there may be more */
+	RESIZE_SETTLED,				/* the target holds */
+	RESIZE_BLOCKED				/* something is in the way: try again later */
+} ResizeResult;
+
+/* One step: at most one chunk. */
+extern ResizeResult resize_step(void);
+
+/*
+ * Puts in order what an error, or the end of an earlier worker, has left
+ * half done.
+ */
+extern void resize_recover(void);
+
+#endif							/* ONECOPY_RESIZE_H */

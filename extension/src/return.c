@@ -1,0 +1,160 @@
+/*-------------------------------------------------------------------------
+ *
+ * return.c
+ *	  Gives the memory of captured buffers to the system.
+ *
+ * The pool is in a shared mapping, so that memory goes back by making a hole
+ * in what is mapped: madvise(2) with MADV_REMOVE, which also reaches the page
+ * tables of all other processes.  A captured buffer's block is read and
+ * written by nobody; a hole reads as zeros.
+ *
+ *-------------------------------------------------------------------------
+ */
+#include "postgres.h"
+
+#include "capture.h"
+#include "return.h"
+
+/* As many chunks at most are returned by one call of the system. */
+#define CHUNKS_A_CALL 32
+
+/* Gives whole pages between two addresses to the system. */
+static void
+return_range(char *start, char *end, OnecopyChange *change)
+{
+	int64		started_us = onecopy_now_us();
+
+	if (start >= end)
+		return;
+	if (madvise(start, end - start, MADV_REMOVE) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_SYSTEM_ERROR),
+				 errmsg("could not give %zu bytes of the buffer pool back: %m",
+						(Size) (end - start))));
+	change->return_us += onecopy_now_us() - started_us;
+}
+
+static char *
+page_up(char *address)
+{
+	return (char *) TYPEALIGN(onecopy->page_bytes, (uintptr_t) address);
+}
+
+static char *
+page_down(char *address)
+{
+	return (char *) TYPEALIGN_DOWN(onecopy->page_bytes, (uintptr_t) address);
+}
+
+static char *
+block_address(int buffer_id)
+{
+	return BufferBlocks + (Size) buffer_id * BLCKSZ;
+}
+
+void
+return_buffers(int first, int end, OnecopyChange *change)
+{
+	return_range(page_up(block_address(first)), page_down(block_address(end)), change);
+}
+
+/*
+ * A huge page of the pool that was never touched is set aside for the pool
+ * all the same, and only giving back one that is there ends that.
+ */
+static void
+take_set_aside(uint32 chunk, char *start, char *end)
+{
+	if (onecopy->huge_page_bytes != 0 && start < end &&
+		madvise(start, end - start, MADV_POPULATE_WRITE) != 0)
+		ereport(LOG, (errmsg("could not take huge pages that are to be given back: %m")));
+	memset(onecopy->captured + onecopy_chunk_first(chunk), ONECOPY_CAPTURED,
+		   onecopy_chunk_end(chunk) - onecopy_chunk_first(chunk));
+}
+
+/*
+ * The pages that can go with a chunk.  Blocks need not begin where pages begin
+ * (in 15 they do not), and a huge page is as large as a chunk or larger, so a
+ * page may belong to several chunks.  It goes with the last of them: those
+ * that are returned are ours and stay so.  A page that belongs in part to what
+ * lies before or behind the pool never goes, so the ends are those of chunks,
+ * the last of which may be shorter than a page.
+ */
+static void
+pages_of_chunk(uint32 chunk, char **start, char **end)
+{
+	char	   *lowest = page_down(block_address(onecopy_chunk_first(chunk)));
+	char	   *highest = page_up(block_address(onecopy_chunk_end(chunk)));
+	uint32		first = chunk;
+	uint32		last = chunk;
+
+	while (first > 0 && block_address(onecopy_chunk_first(first)) > lowest &&
+		   onecopy_chunk_state(first - 1) == ONECOPY_CHUNK_RETURNED)
+		first--;
+	while (last + 1 < onecopy->chunks && block_address(onecopy_chunk_end(last)) < highest &&
+		   onecopy_chunk_state(last + 1) == ONECOPY_CHUNK_RETURNED)
+		last++;
+	*start = Max(lowest, page_up(block_address(onecopy_chunk_first(first))));
+	*end = Min(highest, page_down(block_address(onecopy_chunk_end(last))));
+}
+
+void
+return_chunk(uint32 chunk, OnecopyChange *change)
+{
+	char	   *start;
+	char	   *end;
+
+	for (int id = onecopy_chunk_first(chunk); id < onecopy_chunk_end(chunk); id++)
+	{
+		if (!buffer_is_captured(id))
+			elog(ERROR, "chunk %u was to be returned, but buffer %d is in use", chunk, id);
+	}
+	pages_of_chunk(chunk, &start, &end);
+	if (onecopy->captured[onecopy_chunk_first(chunk)] == ONECOPY_CAPTURED_UNTOUCHED)
+		take_set_aside(chunk, start, end);
+	return_range(start, end, change);
+}
+
+/*
+ * Who reads the memory of every buffer, as pg_buffercache_numa of 18 does,
+ * takes pages for those that are returned.  A range without any costs next to
+ * nothing, so this is done from time to time without asking.
+ */
+void
+return_again(void)
+{
+	OnecopyChange unused = {0};
+	uint32		chunk = 0;
+
+	while (chunk < onecopy->chunks)
+	{
+		uint32		first = chunk;
+
+		while (chunk < onecopy->chunks && chunk - first < CHUNKS_A_CALL &&
+			   onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
+			chunk++;
+		if (chunk > first)
+			return_buffers(onecopy_chunk_first(first), onecopy_chunk_end(chunk - 1), &unused);
+		else
+			chunk++;
+	}
+}
+
+void
+return_captured_runs(uint32 chunk, OnecopyChange *change)
+{
+	int			end = onecopy_chunk_end(chunk);
+	int			id = onecopy_chunk_first(chunk);
+
+	while (id < end)
+	{
+		int			first = id;
+
+		while (id < end && buffer_is_captured(id))
+			id++;
+		if (id > first)
+			return_buffers(first, id, change);
+		else
+			id++;
+	}
+}

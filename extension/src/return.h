@@ -1,0 +1,27 @@
+/*-------------------------------------------------------------------------
+ *
+ * return.h
+ *	  Gives the memory of captured buffers to the system.
+ *
+ * All functions are for the worker only.
+ *
+ *-------------------------------------------------------------------------
+ */
+#ifndef ONECOPY_RETURN_H
+#define ONECOPY_RETURN_H
+
+#include "state.h"
+
+/* Gives the memory of captured buffers in [first, end) to the system. */
+extern void return_buffers(int first, int end, OnecopyChange *change);
+
+/* As return_buffers() for a chunk, taking in pages shared with a returned neighbour. */
+extern void return_chunk(uint32 chunk, OnecopyChange *change);
+
+/* Gives back what is captured of a chunk that others still use in part. */
+extern void return_captured_runs(uint32 chunk, OnecopyChange *change);
+
+/* Gives back what others have touched of memory that was returned. */
+extern void return_again(void);
+
+#endif							/* ONECOPY_RETURN_H */

@@ -1,0 +1,5 @@
+//! What a guest puts on its disk's ring.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| onecopy_disk::vhost::fuzz::play(input));

@@ -1,0 +1,201 @@
+//! Servers with the extension, in a directory of their own that goes away with the value.
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+use onecopy_postgres::{Role, Server, ServerOptions, ServiceUser, Settings, StandbyOptions, recommended_settings};
+
+use crate::client::Session;
+use crate::clones::contents::wait_replayed;
+use crate::clones::version::Version;
+use crate::memory::pool::Pool;
+use crate::servers::{DATABASE, LEADER, PASSWORD, START_TIMEOUT, TestServer, free_port, remove_with_processes};
+
+/// What servers load, and what SQL calls it.
+pub const EXTENSION: &str = "onecopy";
+/// The standby's name.
+pub const STANDBY: &str = "standby";
+/// Few enough that the extension's own floor is far below the sizes of tests.
+const CONNECTIONS_MAX: u32 = 100;
+/// A standby that is killed again and again still finds its log.
+const LOG_KEPT: &str = "2GB";
+/// What is made in every database before anything else.
+const EXTENSIONS: &str = "CREATE EXTENSION amcheck; CREATE EXTENSION pg_prewarm; CREATE EXTENSION pg_buffercache";
+
+/// What is to be started.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Of which version.
+    pub version: Version,
+    /// `shared_buffers`.
+    pub ceiling_bytes: u64,
+    /// Whether the extension is loaded and made.
+    pub has_extension: bool,
+    /// Whether a hot standby follows.
+    pub has_standby: bool,
+    /// Further settings.
+    pub settings: Settings,
+}
+
+impl Plan {
+    /// One server with the extension whose pool is as large as its ceiling.
+    pub fn new(version: Version, ceiling_bytes: u64) -> Plan {
+        let settings = Settings::new();
+        Plan { version, ceiling_bytes, has_extension: true, has_standby: false, settings }
+    }
+
+    /// The same with a hot standby.
+    pub fn with_standby(mut self) -> Plan {
+        self.has_standby = true;
+        self
+    }
+
+    /// The same as a stock server.
+    pub fn without_extension(mut self) -> Plan {
+        self.has_extension = false;
+        self
+    }
+
+    /// The same with one more setting.
+    pub fn set(mut self, name: &str, value: impl std::fmt::Display) -> Plan {
+        self.settings.set(name, value);
+        self
+    }
+
+    fn all_settings(&self, role: Role, name: &str) -> Settings {
+        let mut settings = recommended_settings(role, name);
+        settings
+            .set("shared_buffers", format!("{}kB", self.ceiling_bytes >> 10))
+            .set("max_connections", CONNECTIONS_MAX)
+            .set("wal_keep_size", LOG_KEPT)
+            .set("max_wal_size", "1GB")
+            .set("checkpoint_timeout", "30s")
+            // What a crash of the machine would lose is not the subject here.
+            .set("fsync", "off")
+            .set("full_page_writes", "off")
+            // The standby has no slot: a leader that has crashed keeps what it lacks of its log all the same.
+            .set("wal_keep_size", "1GB")
+            // A standby's readers are not to be cancelled by what the leader drops.
+            .set("max_standby_streaming_delay", "-1")
+            // Ten seconds of nothing must not tell a server that is only slow from one that is gone.
+            .set("wal_sender_timeout", "60s");
+        if self.has_extension {
+            settings.preload(EXTENSION);
+        }
+        settings.merge(&self.settings);
+        settings
+    }
+}
+
+/// A leader, and a standby if there is one.
+#[derive(Debug)]
+pub struct Laboratory {
+    /// What was started.
+    pub plan: Plan,
+    servers: Vec<TestServer>,
+    directory: tempfile::TempDir,
+}
+
+impl Laboratory {
+    /// Starts what is planned, with a database [`DATABASE`] and the extension in it.
+    ///
+    /// # Errors
+    ///
+    /// What a program or a server said that failed.
+    pub async fn start(plan: Plan) -> anyhow::Result<Laboratory> {
+        // The product's own words, when asked for by RUST_LOG; a second laboratory in one process finds them set up.
+        let filter = tracing_subscriber::EnvFilter::from_default_env();
+        let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
+        let directory = tempfile::tempdir()?;
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755))?;
+        let mut laboratory = Laboratory { plan, servers: Vec::new(), directory };
+        let leader = Server::create(laboratory.options(LEADER, Role::Leader)?).await?;
+        // From a cold copy: quicker than a base backup.
+        let standby = if laboratory.plan.has_standby { Some(laboratory.standby_of(&leader)?) } else { None };
+        leader.start().await?;
+        laboratory.servers.push(TestServer { name: LEADER.to_owned(), server: leader });
+        if let Some(options) = standby {
+            let server = Server::open(options).await?;
+            let primary = laboratory.leader().server.connection().with_application_name(STANDBY);
+            server.make_standby(&StandbyOptions { primary, slot: None })?;
+            server.start().await?;
+            laboratory.servers.push(TestServer { name: STANDBY.to_owned(), server });
+        }
+        laboratory.make_database().await?;
+        Ok(laboratory)
+    }
+
+    async fn make_database(&self) -> anyhow::Result<()> {
+        for database in ["template1", "postgres"] {
+            let session = Session::connect("setup", &self.leader().config(database)).await?;
+            session.run_script(EXTENSIONS).await?;
+        }
+        let session = Session::connect("setup", &self.leader().config("postgres")).await?;
+        session.run_when_unused(&format!("CREATE DATABASE {DATABASE}")).await?;
+        if self.plan.has_extension {
+            self.leader().connect("setup").await?.run(&format!("CREATE EXTENSION {EXTENSION}")).await?;
+        }
+        Ok(())
+    }
+
+    fn options(&self, name: &str, role: Role) -> anyhow::Result<ServerOptions> {
+        let (binaries, user) = (self.plan.version.binaries()?, ServiceUser::resolve(None)?);
+        let home = self.directory.path().join(name);
+        let mut options = ServerOptions::new(binaries, user, home, free_port()?, PASSWORD.to_owned());
+        options.settings = self.plan.all_settings(role, name);
+        options.start_timeout = START_TIMEOUT;
+        Ok(options)
+    }
+
+    fn standby_of(&self, leader: &Server) -> anyhow::Result<ServerOptions> {
+        let options = self.options(STANDBY, Role::Follower)?;
+        options.user.create_directory(&options.home)?;
+        let copied = Command::new("cp").arg("-a").arg(leader.data_directory()).arg(&options.home).output()?;
+        ensure!(copied.status.success(), "cp: {}", String::from_utf8_lossy(&copied.stderr));
+        Ok(options)
+    }
+
+    /// The leader.
+    pub fn leader(&self) -> &TestServer {
+        &self.servers[0]
+    }
+
+    /// The standby.
+    ///
+    /// # Errors
+    ///
+    /// None was planned.
+    pub fn standby(&self) -> anyhow::Result<&TestServer> {
+        self.servers.get(1).context("no standby was planned")
+    }
+
+    /// All of them, the leader first.
+    pub fn all(&self) -> &[TestServer] {
+        &self.servers
+    }
+
+    /// Waits until the standby has replayed what the leader has flushed.
+    ///
+    /// # Errors
+    ///
+    /// There is no standby, or it does not come that far.
+    pub async fn wait_replayed(&self) -> anyhow::Result<()> {
+        wait_replayed(self.leader(), self.standby()?).await
+    }
+
+    /// The pool of the leader.
+    ///
+    /// # Errors
+    ///
+    /// The server's refusal.
+    pub async fn pool(&self) -> anyhow::Result<Pool> {
+        Pool::of(self.leader()).await
+    }
+}
+
+impl Drop for Laboratory {
+    fn drop(&mut self) {
+        remove_with_processes(self.directory.path());
+    }
+}

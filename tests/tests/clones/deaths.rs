@@ -1,0 +1,189 @@
+//! Whoever dies while a clone is filled: the source goes on unharmed, and the clone is the same, or gone; it never shows
+//! what it does not have.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use onecopy_clone::service::{HYDRATOR_COMMAND, KEEPER_COMMAND, Rendezvous, Service};
+use onecopy_postgres::StopMode;
+use onecopy_tests::clones::cloning::{Cloned, program};
+use onecopy_tests::clones::laboratory::Laboratory;
+use onecopy_tests::clones::load::{Load, LoadReport};
+use onecopy_tests::clones::programs;
+use onecopy_tests::clones::proof::prove;
+use onecopy_tests::clones::traces;
+use onecopy_tests::clones::version::Version;
+use rustix::process::Signal;
+
+/// Slow enough to die in the middle.
+const SLOW_BYTES_PER_SECOND: u64 = 128 << 10;
+/// A statement that waits for content which never comes does not answer meanwhile.
+const NO_ANSWER_WITHIN: Duration = Duration::from_secs(3);
+/// How long it may take to remove what a dead service left.
+const CLEARED_WITHIN: Duration = Duration::from_secs(120);
+const SOME: LoadReport = LoadReport { updates: 20, schema_rounds: 1 };
+/// Without DROP DATABASE, which removes files that a hydrator alone has open: one that dies just then may cost the clone.
+const UPDATES: LoadReport = LoadReport { updates: 100, schema_rounds: 0 };
+
+async fn begin() -> anyhow::Result<(Laboratory, Load, Cloned)> {
+    begin_under(SOME).await
+}
+
+/// A clone that is being filled while its source does `work` again and again.
+async fn begin_under(work: LoadReport) -> anyhow::Result<(Laboratory, Load, Cloned)> {
+    let laboratory = Laboratory::start(Version::Fifteen).await?;
+    let load = match work.schema_rounds {
+        0 => Load::of_updates(&laboratory.source).await?,
+        _ => Load::start(&laboratory.source).await?,
+    };
+    load.go_on(work).await?;
+    let mut plan = laboratory.plan(&laboratory.source, None, "clone-1");
+    plan.fill.limit_bytes_per_second = Some(SLOW_BYTES_PER_SECOND);
+    let cloned = laboratory.clone_lazily(&laboratory.source, vec![plan]).await?.remove(0);
+    cloned.ensure_filling().await?;
+    Ok((laboratory, load, cloned))
+}
+
+/// The clone becomes whole although something died, and is the same.
+async fn ensure_becomes_whole(laboratory: &Laboratory, load: Load, cloned: &Cloned) -> anyhow::Result<()> {
+    load.go_on(UPDATES).await?;
+    cloned.set_limit(None).await?;
+    cloned.wait_whole().await?;
+    load.stop().await?;
+    anyhow::ensure!(
+        cloned.clone.server.is_running(),
+        "the clone's server is gone: {}",
+        cloned.clone.server.log_complaints()
+    );
+    traces::ensure_none(cloned.rendezvous()?, &cloned.clone).await?;
+    prove(&laboratory.source, &cloned.clone).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hydrator_that_dies_again_and_again_is_replaced() -> anyhow::Result<()> {
+    let (laboratory, load, cloned) = begin_under(UPDATES).await?;
+    for death in 0..3 {
+        traces::signal(cloned.rendezvous()?, HYDRATOR_COMMAND, Signal::KILL)
+            .await
+            .with_context(|| format!("death {death}"))?;
+        load.go_on(UPDATES).await?;
+        cloned.ensure_filling().await?;
+    }
+    ensure_becomes_whole(&laboratory, load, &cloned).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hydrator_that_hangs_is_replaced() -> anyhow::Result<()> {
+    let (laboratory, load, cloned) = begin_under(UPDATES).await?;
+    traces::signal(cloned.rendezvous()?, HYDRATOR_COMMAND, Signal::STOP).await?;
+    load.go_on(UPDATES).await?;
+    cloned.ensure_filling().await?;
+    ensure_becomes_whole(&laboratory, load, &cloned).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_keeper_the_clone_becomes_whole() -> anyhow::Result<()> {
+    let (laboratory, load, cloned) = begin().await?;
+    traces::signal(cloned.rendezvous()?, KEEPER_COMMAND, Signal::KILL).await?;
+    ensure_becomes_whole(&laboratory, load, &cloned).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clones_server_that_dies_starts_again_while_it_is_filled() -> anyhow::Result<()> {
+    let (laboratory, load, cloned) = begin().await?;
+    cloned.clone.server.crash_stop().await?;
+    load.go_on(SOME).await?;
+    cloned.clone.server.start().await?;
+    cloned.ensure_filling().await?;
+    ensure_becomes_whole(&laboratory, load, &cloned).await
+}
+
+/// The source's recovery after a crash writes to files that the clone does not have yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_dies_starts_again_while_its_clone_is_filled() -> anyhow::Result<()> {
+    let (laboratory, load, cloned) = begin().await?;
+    laboratory.source.server.crash_stop().await?;
+    // Its clients have lost their connections.
+    assert!(load.stop().await.is_err());
+    laboratory.source.server.start().await?;
+    cloned.ensure_filling().await?;
+    let load = Load::of_updates(&laboratory.source).await?;
+    load.go_on(LoadReport { updates: 50, schema_rounds: 0 }).await?;
+    cloned.set_limit(None).await?;
+    cloned.wait_whole().await?;
+    load.stop().await?;
+    prove(&laboratory.source, &cloned.clone).await
+}
+
+/// Kills keeper and hydrator so that neither can do anything about the other.
+async fn kill_service(rendezvous: &Rendezvous) -> anyhow::Result<()> {
+    for signal in [Signal::STOP, Signal::KILL] {
+        for command in [KEEPER_COMMAND, HYDRATOR_COMMAND] {
+            traces::signal(rendezvous, command, signal).await?;
+        }
+    }
+    // Until the last thread has gone they hold what they have open.
+    let deadline = tokio::time::Instant::now() + CLEARED_WITHIN;
+    while rendezvous.is_held() {
+        anyhow::ensure!(tokio::time::Instant::now() < deadline, "the killed service holds its lock");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_service_the_source_goes_on_and_the_clone_shows_nothing_false() -> anyhow::Result<()> {
+    let (laboratory, load, cloned) = begin().await?;
+    let reader = cloned.clone.connect("reader").await?;
+    kill_service(cloned.rendezvous()?).await?;
+    load.go_on(LoadReport { updates: 50, schema_rounds: 2 }).await?;
+    // Content that is missing is waited for: zeros would be a smaller count, without any error.
+    let count = reader.start("SELECT count(*) FROM pgbench_accounts");
+    let answer = tokio::time::timeout(NO_ANSWER_WITHIN, count).await;
+    if let Ok(answer) = answer {
+        let expected = laboratory.source.connect("reader").await?.run("SELECT count(*) FROM pgbench_accounts").await?;
+        let answer = answer?;
+        assert!(answer.is_err() || answer.as_ref().is_ok_and(|answer| *answer == expected), "{answer:?}");
+    }
+    // The next command that has to do with this source clears up.
+    let service = laboratory.service(&laboratory.source).await?;
+    let session = laboratory.source.connect("slots").await?;
+    let deadline = tokio::time::Instant::now() + CLEARED_WITHIN;
+    loop {
+        let slots = session.run("SELECT count(*) FROM pg_replication_slots").await?.number()?;
+        if slots == 0 && !cloned.plan.target.exists() && !cloned.clone.server.is_running() {
+            break;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{slots} slots are left, or {}", cloned.plan.target.display());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    load.go_on(SOME).await?;
+    // And another one can be made in its place.
+    let again = laboratory.clone_lazily(&laboratory.source, vec![cloned.plan.clone()]).await?.remove(0);
+    drop(service);
+    ensure_becomes_whole(&laboratory, load, &again).await
+}
+
+/// All processes die at once, and what lies in `/run` is gone, as after a loss of power; what was written to files stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_crash_of_the_host_a_clone_that_is_not_whole_does_not_start() -> anyhow::Result<()> {
+    let (laboratory, load, cloned) = begin().await?;
+    kill_service(cloned.rendezvous()?).await?;
+    cloned.clone.signal(Signal::KILL)?;
+    laboratory.source.signal(Signal::KILL)?;
+    assert!(load.stop().await.is_err());
+    for server in [&cloned.clone.server, &laboratory.source.server] {
+        while server.is_running() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    std::fs::remove_dir_all(cloned.rendezvous()?.directory())?;
+
+    let said = programs::start_by_hand(&cloned.clone)?;
+    assert!(said.contains("is not a database cluster directory"), "{said}");
+    laboratory.source.server.start().await?;
+    // Whoever clones next finds what is left, and the directory is free again.
+    assert!(Service::find(&program()?, cloned.rendezvous()?.clone()).await?.is_none());
+    laboratory.source.server.restart(StopMode::Fast).await?;
+    Ok(())
+}

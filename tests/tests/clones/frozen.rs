@@ -1,0 +1,55 @@
+//! The image is as of one moment: whatever the source does while a clone is filled, nothing of it comes into the clone's
+//! files. The clone's own server never runs here, so that no replay covers it up.
+
+use onecopy_clone::plan::Recovery;
+use onecopy_clone::service::CloneState;
+use onecopy_postgres::StopMode;
+use onecopy_tests::clones::cloning::{log, make};
+use onecopy_tests::clones::laboratory::Laboratory;
+use onecopy_tests::clones::load::{Load, LoadReport};
+use onecopy_tests::clones::pages::pages_after;
+use onecopy_tests::clones::version::Version;
+
+async fn nothing_after_the_freeze_is_in_the_clones_files(version: Version) -> anyhow::Result<()> {
+    let laboratory = Laboratory::start(version).await?;
+    let load = Load::start(&laboratory.source).await?;
+    load.go_on(LoadReport { updates: 20, schema_rounds: 1 }).await?;
+    let mut plan = laboratory.plan(&laboratory.source, None, "clone-1");
+    plan.recovery = Recovery::Crash;
+    plan.fill.limit_bytes_per_second = Some(128 << 10);
+    let service = laboratory.service(&laboratory.source).await?;
+    let (ready, _) = make(&service, vec![plan.clone()]).await?;
+    load.go_on(LoadReport { updates: 100, schema_rounds: 3 }).await?;
+    // All pages that differ, in all tables: they are written out while the clone does not have them.
+    let session = laboratory.source.connect("changes").await?;
+    session.run_all(&["UPDATE pgbench_accounts SET filler = 'new'", "CHECKPOINT"]).await?;
+    let still = service.list().await?.into_iter().find(|progress| progress.target == plan.target);
+    assert!(still.is_some_and(|progress| progress.state == CloneState::Filling), "{}", log(&service));
+    service.set_limit(&plan.target, None).await?;
+    let mut watching = service.watch(&plan.target);
+    let mut last = None;
+    while let Some(progress) = watching.next().await? {
+        last = Some(progress.state);
+    }
+    assert_eq!(last, Some(CloneState::Whole), "{}", log(&service));
+    load.stop().await?;
+
+    let frozen_at = ready[0].consistent_at;
+    let (pages, later) = pages_after(&plan.target, frozen_at)?;
+    assert!(later.is_empty(), "{version:?}: of {pages} pages from after {frozen_at}: {later:?}");
+    // The control: the source's own files are full of them.
+    laboratory.source.server.stop(StopMode::Fast).await?;
+    let (_, later) = pages_after(laboratory.source.server.data_directory(), frozen_at)?;
+    assert!(later.len() > 1000, "{version:?}: only {} pages of the source have changed", later.len());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_after_the_freeze_is_in_the_clones_files_on_15() -> anyhow::Result<()> {
+    nothing_after_the_freeze_is_in_the_clones_files(Version::Fifteen).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_after_the_freeze_is_in_the_clones_files_on_17() -> anyhow::Result<()> {
+    nothing_after_the_freeze_is_in_the_clones_files(Version::Seventeen).await
+}

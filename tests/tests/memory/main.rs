@@ -1,0 +1,16 @@
+//! A server gives memory of its buffer pool back and takes it again, and nobody who works with it is wrong about anything.
+
+mod controls;
+mod deaths;
+mod levels;
+mod lifecycle;
+mod moves;
+mod pinned;
+mod readers;
+mod refusals;
+mod resizes;
+mod returned;
+mod roles;
+mod room;
+mod trade;
+mod warmth;

@@ -1,0 +1,181 @@
+//! Memory that is given back is really the machine's again, and comes back when it is wanted.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use onecopy_tests::clones::version::Version;
+use onecopy_tests::memory::MIB;
+use onecopy_tests::memory::control_group::ControlGroup;
+use onecopy_tests::memory::huge_pages::HugePages;
+use onecopy_tests::memory::laboratory::{Laboratory, Plan};
+use onecopy_tests::memory::pages::{self, PAGE_BYTES};
+use onecopy_tests::memory::segment::{Segment, machine_shared_bytes};
+use tokio::time::Instant;
+
+const CEILING_BYTES: u64 = 256 * MIB;
+/// The table fills nearly all of the pool.
+const ROWS: u64 = 240 * MIB / PAGE_BYTES;
+/// PostgreSQL 15's blocks do not begin at a page of the machine: one page at either end stays.
+const EDGES_BYTES: u64 = 2 * 4096;
+/// Descriptors, hash tables and the like that come into being meanwhile.
+const BESIDE_BYTES_MAX: u64 = 4 * MIB;
+const SUMMED_DEADLINE: Duration = Duration::from_secs(120);
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Other programs of the machine use shared memory, too: in one of so many rounds they must not hide what is seen.
+const ROUNDS_MAX: usize = 10;
+/// Memory comes and goes in these units.
+const HUGE_PAGE_BYTES: u64 = 2 * MIB;
+
+async fn memory_is_returned(version: Version) -> anyhow::Result<()> {
+    let laboratory = Laboratory::start(Plan::new(version, CEILING_BYTES)).await?;
+    let (leader, group) = (laboratory.leader(), ControlGroup::make()?);
+    group.take(leader)?;
+    pages::make(leader, ROWS).await?;
+    pages::read_all(leader).await?;
+    let (pool, segment) = (laboratory.pool().await?, Segment::of(leader)?);
+    let (full, full_group) = (segment.present_bytes()?, group.usage()?.shared_bytes);
+    ensure!(full >= ROWS * PAGE_BYTES, "only {full} bytes are there of a full pool");
+    for target in [192 * MIB, 130 * MIB, 64 * MIB] {
+        assert_eq!(pool.resize(target).await?, target);
+        let status = pool.steady().await?;
+        assert_eq!((status.pool_bytes, status.ceiling_bytes), (target, CEILING_BYTES), "{status:?}");
+        // In one piece from the top, to the byte.
+        let hole = segment.longest_hole()?;
+        ensure!(hole.end - hole.start + EDGES_BYTES >= CEILING_BYTES - target, "the hole is {hole:?} at {target}");
+        let present = segment.present_bytes()?;
+        ensure!(
+            present <= target + full - ROWS * PAGE_BYTES + BESIDE_BYTES_MAX,
+            "{present} bytes are there at {target}"
+        );
+        ensure!(present >= target, "{present} bytes are there at {target}: more was given back than was captured");
+        // The kernel sums a group's figures up from time to time.
+        let deadline = Instant::now() + SUMMED_DEADLINE;
+        let usage = loop {
+            let usage = group.usage()?;
+            if full_group.saturating_sub(usage.shared_bytes) + BESIDE_BYTES_MAX >= full - present {
+                break usage;
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "the group had {full_group}, has {usage:?}; the segment had {full}, has {present}"
+            );
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        };
+        ensure!(usage.swap_bytes == 0, "{usage:?}");
+    }
+    assert_eq!(pool.resize(CEILING_BYTES).await?, CEILING_BYTES);
+    // Taken from the machine before any back end needs it.
+    ensure!(segment.present_bytes()? >= CEILING_BYTES, "{} bytes are there after growing", segment.present_bytes()?);
+    pages::read_all(leader).await?;
+    assert_eq!(pages::cached(leader).await?, ROWS);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m1_memory_is_returned_on_15() -> anyhow::Result<()> {
+    memory_is_returned(Version::Fifteen).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m1_memory_is_returned_on_17() -> anyhow::Result<()> {
+    memory_is_returned(Version::Seventeen).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m1_the_machine_has_what_is_returned() -> anyhow::Result<()> {
+    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let (pool, mut seen) = (laboratory.pool().await?, Vec::new());
+    for _ in 0..ROUNDS_MAX {
+        pool.resize(CEILING_BYTES).await?;
+        let before = machine_shared_bytes()?;
+        pool.resize(64 * MIB).await?;
+        let fallen = before.saturating_sub(machine_shared_bytes()?);
+        if fallen.abs_diff(CEILING_BYTES - 64 * MIB) <= BESIDE_BYTES_MAX {
+            return Ok(());
+        }
+        seen.push(fallen);
+    }
+    anyhow::bail!("shared memory of the machine fell by {seen:?}")
+}
+
+async fn huge_pages_are_returned(version: Version) -> anyhow::Result<()> {
+    let reserved = HugePages::reserve((CEILING_BYTES + 64 * MIB) / HUGE_PAGE_BYTES)?;
+    let plan = Plan::new(version, CEILING_BYTES).set("huge_pages", "on");
+    let laboratory = Laboratory::start(plan).await?;
+    let leader = laboratory.leader();
+    pages::make(leader, ROWS).await?;
+    pages::read_all(leader).await?;
+    let (pool, segment) = (laboratory.pool().await?, Segment::of(leader)?);
+    assert!(segment.has_huge_pages);
+    pool.resize(CEILING_BYTES).await?;
+    let before = reserved.available()?;
+    for target in [128 * MIB, 64 * MIB] {
+        assert_eq!(pool.resize(target).await?, target);
+        pool.steady().await?;
+        let more = reserved.available()?.checked_sub(before).context("fewer huge pages than before")?;
+        // One at either end may hold something else, too.
+        let expected = (CEILING_BYTES - target) / HUGE_PAGE_BYTES;
+        ensure!((expected - 2..=expected).contains(&more), "{more} huge pages at {target}");
+    }
+    assert_eq!(pool.resize(CEILING_BYTES).await?, CEILING_BYTES);
+    let after = reserved.available()?;
+    ensure!(after.abs_diff(before) <= 2, "{after} huge pages after growing, {before} before shrinking");
+    pages::read_all(leader).await?;
+    assert_eq!(pages::cached(leader).await?, ROWS);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m2_huge_pages_are_returned_on_15() -> anyhow::Result<()> {
+    huge_pages_are_returned(Version::Fifteen).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m2_huge_pages_are_returned_on_17() -> anyhow::Result<()> {
+    huge_pages_are_returned(Version::Seventeen).await
+}
+
+/// What lies behind the pool in the same huge page is not the pool's.
+async fn memory_behind_the_pool_stays(version: Version) -> anyhow::Result<()> {
+    let ceiling_bytes = CEILING_BYTES + MIB;
+    let _reserved = HugePages::reserve((ceiling_bytes + 64 * MIB) / HUGE_PAGE_BYTES)?;
+    let laboratory = Laboratory::start(Plan::new(version, ceiling_bytes).set("huge_pages", "on")).await?;
+    let (leader, pool) = (laboratory.leader(), laboratory.pool().await?);
+    pages::make(leader, ROWS).await?;
+    let worker = pool.status().await?.worker;
+    for target in [64 * MIB, ceiling_bytes, 128 * MIB, 66 * MIB, ceiling_bytes] {
+        assert_eq!(pool.resize(target).await?, target);
+        pages::read_all(leader).await?;
+        leader.connect("later").await?.run("CHECKPOINT").await?;
+    }
+    // Lock tables, processes and the rest of shared memory lie there: a server that lost them has crashed.
+    assert_eq!(pool.steady().await?.worker, worker);
+    assert_eq!(pages::cached(leader).await?, ROWS);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m2_what_lies_behind_the_pool_stays_on_15() -> anyhow::Result<()> {
+    memory_behind_the_pool_stays(Version::Fifteen).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m2_what_lies_behind_the_pool_stays_on_17() -> anyhow::Result<()> {
+    memory_behind_the_pool_stays(Version::Seventeen).await
+}
+
+/// Memory that was never touched is not taken at the start either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m1_a_server_that_starts_small_never_was_large() -> anyhow::Result<()> {
+    let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "64MB");
+    let laboratory = Laboratory::start(plan).await?;
+    let (leader, segment) = (laboratory.leader(), Segment::of(laboratory.leader())?);
+    pages::make(leader, ROWS).await?;
+    pages::read_all(leader).await?;
+    let present = segment.present_bytes()?;
+    ensure!(present <= 64 * MIB + 24 * MIB, "{present} bytes are there");
+    let status = laboratory.pool().await?.steady().await?;
+    assert_eq!(status.pool_bytes, 64 * MIB);
+    ensure!(pages::cached(leader).await? <= 64 * MIB / PAGE_BYTES, "more pages than there is room for");
+    Ok(())
+}
