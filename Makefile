@@ -13,6 +13,8 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 BIN = $(TARGET)/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 # `make test TESTS='-p onecopy-postgres'` runs a part.
 TESTS ?= --workspace
+# A test that fails says why in its last lines; `make test BACKTRACE=1` has the stack follow them.
+BACKTRACE ?= 0
 # `make demo DEMO='--seconds 60'` passes options on.
 DEMO ?=
 # `make guest GUEST='--postgresql 15 --boot-time'` builds another one; `guest/build-image.sh --help` names the options.
@@ -46,7 +48,8 @@ demo: setup build ## a cluster with two followers, a web shop's load, the anomal
 
 test: setup build guest ## all tests, those with real servers included
 	@scripts/segments.sh
-	cargo nextest run --locked --cargo-profile $(PROFILE) --profile $${NEXTEST_PROFILE:-ci} $(TESTS)
+	RUST_BACKTRACE=$(BACKTRACE) cargo nextest run --locked --cargo-profile $(PROFILE) \
+		--profile $${NEXTEST_PROFILE:-ci} $(TESTS)
 
 soak: setup build ## ten minutes each of random resizes under load and with kills, on 15 and 17
 	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) cargo nextest run --locked --cargo-profile $(PROFILE) --profile soak \
