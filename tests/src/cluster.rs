@@ -1,5 +1,8 @@
 //! A cluster as its clients see it: the servers, and before them a router or, as a control, nothing.
 
+use std::time::Duration;
+
+use anyhow::Context;
 use onecopy_router::Router;
 use onecopy_router::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
 use tokio_postgres::Config;
@@ -12,6 +15,11 @@ const FOLLOWER_TIMEOUT_MS: u64 = 5000;
 /// How long a server may leave a probe unanswered, and a client may wait for a back end.
 const SERVER_TIMEOUT_MS: u64 = 30_000;
 const BACKEND_WAIT_MS: u64 = 60_000;
+/// Within this a read finds an epoch to run at.
+const EPOCH_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What `SHOW onecopy.served_by` contains after a read at an epoch.
+pub const AT_EPOCH: &str = " at epoch ";
 
 /// Servers with or without a router.
 pub struct TestCluster {
@@ -129,6 +137,25 @@ impl TestCluster {
         let session = self.updater(name).await?;
         session.run(&format!("SET onecopy.server = '{server}'")).await?;
         Ok(session)
+    }
+
+    /// Runs `read` in `session` until the router answers it at an epoch: the first ones may run on the leader.
+    ///
+    /// # Errors
+    ///
+    /// A refused read, or no epoch in time.
+    pub async fn read_until_at_epoch(&self, session: &Session, read: &str) -> anyhow::Result<()> {
+        let reads = async {
+            loop {
+                session.run(read).await?;
+                let place = session.run("SHOW onecopy.served_by").await?;
+                if place.rows[0][0].as_deref().is_some_and(|place| place.contains(AT_EPOCH)) {
+                    return anyhow::Ok(());
+                }
+            }
+        };
+        let reads = tokio::time::timeout(EPOCH_TIMEOUT, reads).await;
+        reads.with_context(|| format!("no read at an epoch: {:?}", self.router().status()))?
     }
 
     /// The statement that begins an update transaction.

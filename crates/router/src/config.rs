@@ -120,7 +120,7 @@ fn maintenance_database() -> String {
 pub enum Freshness {
     /// Everything that was acknowledged to anybody before the read arrived.
     Strict,
-    /// Everything that this session has seen or written.
+    /// Everything that this session has seen or written, or that was acknowledged to anybody before it began.
     Session,
     /// As old as this, at the most.
     Bounded(Duration),

@@ -16,7 +16,7 @@ use rand::{RngExt, SeedableRng};
 use tokio_postgres::Config;
 
 use crate::client::{Session, StatementError};
-use crate::cluster::TestCluster;
+use crate::cluster::{AT_EPOCH, TestCluster};
 use crate::history::{Ending, History, Operation, Recorder, Transaction};
 use crate::servers::LEADER;
 use form::{Form, send_message, send_statements, values_of};
@@ -31,8 +31,6 @@ const REFUSALS_MAX: usize = 10_000;
 const FAULT_PAUSE: Duration = Duration::from_millis(20);
 /// Where a connection was lost without an SQLSTATE.
 const CONNECTION_LOST: &str = "08006";
-/// In the router's answer where a transaction ran, when it read an epoch.
-const AT_EPOCH: &str = " at epoch ";
 /// The router itself does not know whether the transaction committed.
 const RESOLUTION_UNKNOWN: &str = "08007";
 

@@ -95,6 +95,8 @@ def add(times):
 
 with psycopg.connect(autocommit=True) as connection:
     connection.execute("UPDATE items SET price = 0 WHERE id = 100")
+    # It reads what other sessions have committed since.
+    connection.execute("SET onecopy.freshness = 'strict'")
     threads = [threading.Thread(target=add, args=(25,)) for _ in range(4)]
     for thread in threads:
         thread.start()

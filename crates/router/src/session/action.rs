@@ -219,6 +219,8 @@ impl Session {
             self.statements.clear();
             self.portals.clear();
             self.forget_settings();
+            // As after a log-in: a pool gives the connection to somebody else now.
+            self.commits_seen = self.domain.room.commits_begun();
             self.client.output.command_complete("DISCARD ALL");
             return Ok(Outcome::Done);
         }

@@ -159,7 +159,8 @@ impl LoggedIn {
             own_backend: None,
             pinned: None,
             has_state_there: false,
-            commits_seen: 0,
+            // Who logs in knows, maybe, what others were told before: a script's next psql, an application's next connection.
+            commits_seen: self.domain.room.commits_begun(),
             skips_until_sync: false,
             in_extended_batch: false,
             may_be_cancelled_late: false,
