@@ -26,7 +26,7 @@ FUZZ_SECONDS ?= 600
 # `make bench BENCH='router --seconds 2'` runs one experiment with options.
 BENCH ?=
 
-.PHONY: help setup build guest demo test soak fuzz bench lint format
+.PHONY: help setup build guest demo test nightly soak fuzz bench lint format
 
 help: ## this list
 	@echo "Onecopy: a group of ordinary PostgreSQL servers behaves as one serializable database."
@@ -46,10 +46,14 @@ guest: setup build ## the image that virtual machines boot, with PostgreSQL 17; 
 demo: setup build ## a cluster with two followers, a web shop's load, the anomaly that does not happen
 	$(BIN)/onecopy-bench demo $(DEMO)
 
-test: setup build guest ## all tests, those with real servers included
+test: setup build guest ## what must pass before a change lands: each promise, but for what takes too long
 	@scripts/segments.sh
 	RUST_BACKTRACE=$(BACKTRACE) cargo nextest run --locked --cargo-profile $(PROFILE) \
 		--profile $${NEXTEST_PROFILE:-ci} $(TESTS)
+
+nightly: setup build guest ## the tests that are too slow for `make test`: the slowest guests, second versions
+	@scripts/segments.sh
+	RUST_BACKTRACE=$(BACKTRACE) cargo nextest run --locked --cargo-profile $(PROFILE) --profile nightly $(TESTS)
 
 soak: setup build ## ten minutes each of random resizes under load and with kills, on 15 and 17
 	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) cargo nextest run --locked --cargo-profile $(PROFILE) --profile soak \
