@@ -124,7 +124,7 @@ async fn r4_a_session_sees_what_was_committed_before_it_began() -> anyhow::Resul
     let old = cluster.updater("old").await?;
     cluster.read_until_at_epoch(&old, READ).await?;
     writer.run("UPDATE counter SET v = v + 1").await?;
-    assert_eq!(old.run(READ).await?.number()?, 0, "the epoch from before is still there, and fresh enough for it");
+    // The epoch from before may still be there: without the promise it is fresh enough for what follows, too.
     old.run("DISCARD ALL").await?;
     assert_eq!(old.run(READ).await?.number()?, 1, "after DISCARD ALL");
     for round in 2..=ROUNDS {
