@@ -18,5 +18,6 @@ pub mod programs;
 pub mod proof;
 pub mod schema_load;
 pub mod traces;
+pub mod unflushed;
 pub mod version;
 pub mod xfs;

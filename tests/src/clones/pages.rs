@@ -3,6 +3,7 @@
 //! Source of the layout: PostgreSQL, `src/include/storage/bufpage.h`: a page begins with the position of the last record of
 //! the log that changed it, high half first, each half in the machine's byte order.
 
+use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -22,13 +23,30 @@ const RELATION_DIRECTORIES: [&str; 3] = ["base", "global", "pg_tblspc"];
 /// Below `pg_tblspc` a relation lies four directories deep.
 const DEPTH_MAX: usize = 4;
 
+/// A page that was changed after a position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LaterPage {
+    /// Its file, relative to the data directory.
+    pub file: PathBuf,
+    /// Its number in that file.
+    pub number: u64,
+    /// The end of the last record that changed it.
+    pub changed_at: Lsn,
+}
+
+impl fmt::Display for LaterPage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} page {} at {}", self.file.display(), self.number, self.changed_at)
+    }
+}
+
 /// How many pages with content there are, and those that were changed after `position`: in a copy as of `position` they come
 /// from its future.
 ///
 /// # Errors
 ///
 /// A file that cannot be read; no pages at all, because that would prove nothing.
-pub fn pages_after(data_directory: &Path, position: Lsn) -> anyhow::Result<(u64, Vec<String>)> {
+pub fn pages_after(data_directory: &Path, position: Lsn) -> anyhow::Result<(u64, Vec<LaterPage>)> {
     let (mut pages, mut later) = (0, Vec::new());
     for path in relation_files(data_directory)? {
         let mut number = 0;
@@ -40,7 +58,8 @@ pub fn pages_after(data_directory: &Path, position: Lsn) -> anyhow::Result<(u64,
                 let changed = changed_at(page);
                 pages += u64::from(changed.0 != 0);
                 if changed > position {
-                    later.push(format!("{} page {number} at {changed}", path.display()));
+                    let file = path.strip_prefix(data_directory)?.to_owned();
+                    later.push(LaterPage { file, number, changed_at: changed });
                 }
                 number += 1;
             }
@@ -110,7 +129,7 @@ mod tests {
         let (pages, later) = pages_after(directory.path(), Lsn(0x1_0000_0010)).expect("read");
         assert_eq!((pages, later.len()), (1, 0));
         let (_, later) = pages_after(directory.path(), Lsn(0x1_0000_000F)).expect("read");
-        assert!(later[0].contains("16384 page 0"), "{later:?}");
+        assert_eq!(later[0].to_string(), "base/16384 page 0 at 1/10");
     }
 
     #[test]
