@@ -70,7 +70,7 @@ impl BaseBackup {
         let mut new_directory = target.clone().into_os_string();
         new_directory.push(".new");
         let new_directory = PathBuf::from(new_directory);
-        remove_if_there(&new_directory)?;
+        remove_if_there(&new_directory, &self.user)?;
         self.user.create_directory(&new_directory)?;
         for tablespace in tablespaces {
             if is_occupied(&tablespace.to) {
@@ -128,7 +128,7 @@ impl BaseBackup {
     /// After a failure, whose error counts: what cannot be cleaned up is only logged.
     async fn clean_up(&self, source: &ConnectionParameters, directories: impl Iterator<Item = &Path>) {
         for directory in directories {
-            if let Err(error) = remove_if_there(directory) {
+            if let Err(error) = remove_if_there(directory, &self.user) {
                 tracing::warn!(%error, "an incomplete copy is left");
             }
         }

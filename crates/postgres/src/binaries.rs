@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::PostgresError;
+use crate::{PostgresError, ServiceUser};
 
 /// Oldest supported major version.
 pub const MAJOR_VERSION_MIN: u32 = 15;
@@ -55,6 +55,22 @@ impl Binaries {
     /// # Errors
     /// [`PostgresError::BinariesNotFound`] when a program is missing there, [`PostgresError::UnsupportedVersion`].
     pub fn in_directory(directory: &Path) -> Result<Binaries, PostgresError> {
+        Binaries::asked(directory, |program| {
+            let mut command = Command::new(program);
+            command.current_dir("/");
+            command
+        })
+    }
+
+    /// The same of a directory that a server's account may have chosen: none of its programs is run with more than that account's rights.
+    ///
+    /// # Errors
+    /// As [`Binaries::in_directory`].
+    pub fn in_directory_of(directory: &Path, user: &ServiceUser) -> Result<Binaries, PostgresError> {
+        Binaries::asked(directory, |program| user.command(program))
+    }
+
+    fn asked(directory: &Path, command: impl Fn(&Path) -> Command) -> Result<Binaries, PostgresError> {
         let not_found = |reason: String| PostgresError::BinariesNotFound {
             looked_at: format!("{}: {reason}", directory.display()),
         };
@@ -64,9 +80,8 @@ impl Binaries {
             }
         }
         let program = directory.join("postgres");
-        let output = Command::new(&program)
+        let output = command(&program)
             .arg("--version")
-            .current_dir("/")
             .output()
             .map_err(|source| PostgresError::Spawn { program: program.clone(), source })?;
         let found = String::from_utf8_lossy(&output.stdout).trim().to_owned();

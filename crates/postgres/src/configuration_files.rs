@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::beneath::Directory;
 use crate::{AccessRule, PostgresError, ServerOptions, Settings, StandbyOptions};
 
 const POSTGRESQL_CONF: &str = "postgresql.conf";
@@ -16,7 +17,8 @@ pub(crate) fn write(options: &ServerOptions, data_directory: &Path, settings: &S
     options.user.write_file(&data_directory.join(SETTINGS_FILE), settings.as_bytes(), 0o600)?;
     options.user.write_file(&data_directory.join("pg_hba.conf"), rules.as_bytes(), 0o600)?;
     let path = data_directory.join(POSTGRESQL_CONF);
-    let mut main = match std::fs::read_to_string(&path) {
+    let read = Directory::open_for(data_directory, &options.user);
+    let mut main = match read.and_then(|directory| directory.read_to_string(Path::new(POSTGRESQL_CONF))) {
         // A copy of a server whose configuration is elsewhere, as Debian has it.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         read => read.map_err(PostgresError::file("read", &path))?,
@@ -48,7 +50,7 @@ pub(crate) fn write_standby(
 /// Forgets whom the server followed; the signal file is PostgreSQL's own to remove.
 pub(crate) fn remove_standby(data_directory: &Path) -> Result<(), PostgresError> {
     let path = data_directory.join(STANDBY_FILE);
-    match std::fs::remove_file(&path) {
+    match Directory::open(data_directory).and_then(|directory| directory.remove_file(Path::new(STANDBY_FILE))) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(PostgresError::file("remove", path)(error)),
         _ => Ok(()),
     }

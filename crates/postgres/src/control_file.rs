@@ -8,11 +8,14 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::beneath::Directory;
 use crate::crc32c::crc32c;
 use crate::{Lsn, PostgresError, Settings};
 
 /// Physical size of the file.
 const FILE_BYTES: usize = 8192;
+/// Where it is in a data directory.
+const CONTROL_FILE: &str = "global/pg_control";
 
 /// Format, catalog version, major version and offset of the checksum of every supported version.
 const LAYOUTS: [(u32, u32, u32, usize); 4] = [
@@ -155,10 +158,11 @@ impl ControlFile {
     /// As [`ControlFile::read`].
     pub fn read_with_bytes(data_directory: &Path) -> Result<(ControlFile, Vec<u8>), PostgresError> {
         const ATTEMPTS_MAX: u32 = 5;
-        let path = data_directory.join("global").join("pg_control");
+        let path = data_directory.join(CONTROL_FILE);
         let mut attempt = 1;
         loop {
-            let bytes = std::fs::read(&path).map_err(PostgresError::file("read", &path))?;
+            let read = Directory::open(data_directory).and_then(|directory| directory.read(Path::new(CONTROL_FILE)));
+            let bytes = read.map_err(PostgresError::file("read", &path))?;
             match ControlFile::parse(&bytes) {
                 Ok(control) => return Ok((control, bytes)),
                 Err(ControlFileError::WrongChecksum { .. }) if attempt < ATTEMPTS_MAX => attempt += 1,

@@ -3,11 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+use crate::beneath::{self, Directory};
 use crate::service_user::sync_directory_of;
-use crate::{PostgresError, ServerOptions};
+use crate::{PostgresError, ServerOptions, ServiceUser};
 
 /// How much of a program's output an error quotes, in characters.
 const OUTPUT_CHARACTERS_MAX: usize = 2000;
+/// Holds the superuser's password while initdb runs.
+const PASSWORD_FILE: &str = "initdb.password";
 
 /// Runs initdb beside the final place and moves the result there: an interrupted run leaves nothing that could be taken for a server.
 pub(crate) async fn initialize(options: &ServerOptions) -> Result<(), PostgresError> {
@@ -24,12 +27,14 @@ pub(crate) async fn initialize(options: &ServerOptions) -> Result<(), PostgresEr
     let mut new_directory = data_directory.clone().into_os_string();
     new_directory.push(".new");
     let new_directory = PathBuf::from(new_directory);
-    remove_if_there(&new_directory)?;
+    remove_if_there(&new_directory, &options.user)?;
     options.user.create_directory(&new_directory)?;
-    let password_file = options.home.join("initdb.password");
+    let password_file = options.home.join(PASSWORD_FILE);
     options.user.write_file(&password_file, options.password.as_bytes(), 0o600)?;
     let result = run_initdb(options, &new_directory, &password_file).await;
-    let removed = std::fs::remove_file(&password_file).map_err(PostgresError::file("remove", &password_file));
+    let removed = Directory::open_for(&options.home, &options.user)
+        .and_then(|home| home.remove_file(Path::new(PASSWORD_FILE)))
+        .map_err(PostgresError::file("remove", &password_file));
     result.and(removed)?;
     put_in_place(&new_directory, &data_directory)
 }
@@ -76,13 +81,9 @@ pub(crate) fn is_occupied(directory: &Path) -> bool {
 }
 
 /// Removes what an interrupted run left.
-pub(crate) fn remove_if_there(directory: &Path) -> Result<(), PostgresError> {
-    match std::fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(PostgresError::file("remove", directory)(error))
-        }
-        _ => Ok(()),
-    }
+pub(crate) fn remove_if_there(directory: &Path, user: &ServiceUser) -> Result<(), PostgresError> {
+    let absolute = std::path::absolute(directory).map_err(PostgresError::file("resolve", directory))?;
+    beneath::remove_tree(&absolute, user).map_err(PostgresError::file("remove", directory))
 }
 
 /// Gives a finished directory its name; an empty directory of that name is replaced (rename(2)).

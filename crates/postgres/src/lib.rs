@@ -9,6 +9,7 @@
 //! Nothing here knows of a router or a cluster; what is promised holds for one server and for the pair of a primary and a standby.
 
 mod base_backup;
+mod beneath;
 mod binaries;
 mod configuration_files;
 mod connection;
@@ -34,6 +35,7 @@ mod supervisor;
 mod written_settings;
 
 pub use base_backup::{BaseBackup, TablespaceMapping};
+pub use beneath::Directory;
 pub use binaries::{Binaries, MAJOR_VERSION_MAX, MAJOR_VERSION_MIN};
 pub use connection::ConnectionParameters;
 pub use control_file::{ClusterState, ControlFile, ControlFileError, WalLevel};

@@ -1,12 +1,10 @@
 //! The server's log file: bounded in size, and its end quoted in errors.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::OFlags;
-
+use crate::beneath::Directory;
 use crate::{PostgresError, ServiceUser};
 
 /// A longer log is cut: its newer half is kept beside it as `.1`, what is older is gone.
@@ -33,12 +31,13 @@ impl LogFile {
 
     /// Opens it for a postmaster to write.
     pub(crate) fn open(&self, user: &ServiceUser) -> Result<File, PostgresError> {
-        let mut options = OpenOptions::new();
-        // Not through a link: the directory may belong to an account that is trusted less than this process.
-        options.append(true).create(true).mode(0o600).custom_flags(OFlags::NOFOLLOW.bits().cast_signed());
-        let file = options.open(&self.path).map_err(PostgresError::file("open", &self.path))?;
-        user.own_file(&file, &self.path)?;
-        Ok(file)
+        let (home, name) = self.place();
+        let opened = Directory::open_for(home, user).and_then(|home| home.open_append(name, user, 0o600));
+        opened.map_err(PostgresError::file("open", &self.path))
+    }
+
+    fn place(&self) -> (&Path, &Path) {
+        (self.path.parent().unwrap_or(Path::new("/")), Path::new(self.path.file_name().unwrap_or_default()))
     }
 
     /// Where the log ends now, in bytes.
@@ -72,7 +71,8 @@ impl LogFile {
 
     /// The bytes after `since`, only the last `bytes_max` of them.
     fn tail(&self, since: u64, bytes_max: u64) -> io::Result<Vec<u8>> {
-        let mut file = File::open(&self.path)?;
+        let (home, name) = self.place();
+        let mut file = Directory::open(home)?.open_read(name)?;
         let length = file.metadata()?.len();
         // A log shorter than `since` was cut meanwhile: all of it is new.
         let since = if since > length { 0 } else { since };

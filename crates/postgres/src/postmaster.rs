@@ -7,6 +7,8 @@ use std::path::Path;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::beneath::{Directory, open_plain};
+
 /// A process that ends. Source: Linux, `include/linux/sched.h`, PF_EXITING.
 const EXITING_FLAG: u64 = 4;
 
@@ -78,7 +80,9 @@ impl PidFile {
 
     /// Reads the file of a postmaster that lives in this data directory; none when it is gone, also when its file is left.
     pub(crate) fn of_live_server(data_directory: &Path) -> Option<PidFile> {
-        let file = PidFile::parse(&fs::read_to_string(data_directory.join("postmaster.pid")).ok()?)?;
+        let read =
+            Directory::open(data_directory).and_then(|opened| opened.read_to_string(Path::new("postmaster.pid")));
+        let file = PidFile::parse(&read.ok()?)?;
         // The number may belong to somebody else by now.
         works_in(file.process_id, data_directory).then_some(file)
     }
@@ -134,7 +138,7 @@ fn stat_of(process_id: u32) -> Option<String> {
 ///
 /// Source: PostgreSQL, `CreateLockFile`, which asks kill(2) whether the process is there.
 pub(crate) fn remove_dead_lock(path: &Path) -> io::Result<()> {
-    let text = match fs::read_to_string(path) {
+    let text = match open_plain(path).and_then(io::read_to_string) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         read => read?,
     };

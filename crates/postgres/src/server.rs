@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tokio_postgres::error::SqlState;
 
+use crate::beneath::Directory;
 use crate::log_tail::LogFile;
 use crate::postmaster::{self, PidFile, Status, StopMode};
 use crate::{
@@ -65,7 +66,8 @@ fn major_version(data_directory: &Path) -> Option<u32> {
     if std::fs::symlink_metadata(&path).ok()?.is_symlink() {
         return ControlFile::read(data_directory).ok().map(|control| control.major_version);
     }
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+    let read = Directory::open(data_directory).and_then(|directory| directory.read_to_string(Path::new("PG_VERSION")));
+    read.ok()?.trim().parse().ok()
 }
 
 impl Server {

@@ -3,13 +3,13 @@
 //! This is the only place that knows of it: commands are made here, and files and directories of a server are made here.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, fchown};
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::PostgresError;
+use crate::beneath::{self, Directory};
 
 /// The account that Debian's and Red Hat's packages make.
 const DEFAULT_ACCOUNT: &str = "postgres";
@@ -89,15 +89,12 @@ impl ServiceUser {
     /// # Errors
     /// [`PostgresError::File`]; [`PostgresError::NotReachable`] when the account cannot get there.
     pub fn create_directory(&self, path: &Path) -> Result<(), PostgresError> {
-        let missing: Vec<&Path> = path.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
-        for directory in missing.into_iter().rev().filter(|directory| !directory.as_os_str().is_empty()) {
-            match DirBuilder::new().mode(0o700).create(directory) {
-                Ok(()) => self.own(directory)?,
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(PostgresError::file("create", directory)(error)),
-            }
+        let absolute = std::path::absolute(path).map_err(PostgresError::file("resolve", path))?;
+        let missing: Vec<&Path> = absolute.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
+        for directory in missing.into_iter().rev() {
+            beneath::make_directory(directory, self).map_err(PostgresError::file("create", directory))?;
         }
-        self.check_reachable(path)
+        self.check_reachable(&absolute)
     }
 
     /// Checks that this account can pass every directory above `path` and enter `path` itself, if that is a directory.
@@ -121,23 +118,20 @@ impl ServiceUser {
         Ok(())
     }
 
-    /// Writes a file of this account with the given mode, whole or not at all, durable when it returns.
+    /// Writes a file of this account with the given mode, whole or not at all, durable when it returns. Its directory is one of this
+    /// account's or one that this account could not have put there ([`Directory::open_for`]).
     ///
     /// # Errors
     /// [`PostgresError::File`].
     pub fn write_file(&self, path: &Path, content: &[u8], mode: u32) -> Result<(), PostgresError> {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(".new");
-        let new_path = path.with_file_name(name);
-        // A leftover of an interrupted write, or a link that somebody laid: never written through.
-        let _ = fs::remove_file(&new_path);
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true).mode(mode);
-        let mut file = options.open(&new_path).map_err(PostgresError::file("create", &new_path))?;
-        self.own_file(&file, &new_path)?;
-        file.write_all(content).and_then(|()| file.sync_all()).map_err(PostgresError::file("write", &new_path))?;
-        fs::rename(&new_path, path).map_err(PostgresError::file("replace", path))?;
-        sync_directory_of(path)
+        let (parent, name) = (path.parent().unwrap_or(Path::new("/")), path.file_name().unwrap_or_default());
+        let mut new_name = name.to_owned();
+        new_name.push(".new");
+        let directory = Directory::open_for(parent, self).map_err(PostgresError::file("write", path))?;
+        let written = directory.write(Path::new(&new_name), content, self, mode).and_then(|file| file.sync_all());
+        written.map_err(PostgresError::file("write", parent.join(&new_name)))?;
+        let renamed = directory.rename(Path::new(&new_name), Path::new(name)).and_then(|()| directory.sync());
+        renamed.map_err(PostgresError::file("replace", path))
     }
 
     /// Gives an open file or directory to this account.
@@ -152,7 +146,7 @@ impl ServiceUser {
         Ok(())
     }
 
-    /// Gives a file or directory to this account; a symbolic link is not followed.
+    /// Gives a file or directory to this account; a symbolic link is not followed. For paths that this account cannot change.
     ///
     /// # Errors
     /// [`PostgresError::File`].
@@ -251,5 +245,55 @@ mod tests {
         assert_eq!(fs::read(&elsewhere).expect("read"), b"precious");
         let metadata = fs::metadata(&path).expect("there");
         assert_eq!((metadata.mode() & 0o777, metadata.uid()), (0o600, oneself().user_id()));
+    }
+
+    /// A directory of root's with a file in it, and beside it one of the account, in which a link leads to the first.
+    fn laboratory() -> (tempfile::TempDir, std::path::PathBuf, std::path::PathBuf) {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
+        let (precious, home) = (directory.path().join("precious"), directory.path().join("home"));
+        fs::create_dir(&precious).expect("made");
+        fs::write(precious.join("file"), "mine").expect("written");
+        oneself().create_directory(&home).expect("made");
+        std::os::unix::fs::symlink(&precious, home.join("data")).expect("laid");
+        oneself().own(&home.join("data")).expect("given");
+        (directory, precious, home)
+    }
+
+    #[test]
+    fn k26_nothing_is_written_or_made_through_a_link_that_the_account_has_laid() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (_directory, precious, home) = laboratory();
+        let path = home.join("data").join("onecopy.conf");
+        let error = oneself().write_file(&path, b"ours", 0o600).expect_err("refused").to_string();
+        assert!(error.contains("onecopy.conf") && error.contains("link"), "{error}");
+        let path = home.join("data").join("made");
+        let error = oneself().create_directory(&path).expect_err("refused").to_string();
+        assert!(error.contains("made"), "{error}");
+        assert_eq!(fs::read_dir(&precious).expect("listed").count(), 1);
+        // Nor into a directory of root's that was moved there.
+        fs::remove_file(home.join("data")).expect("removed");
+        fs::rename(&precious, home.join("data")).expect("moved");
+        oneself().write_file(&home.join("data").join("onecopy.conf"), b"ours", 0o600).expect_err("refused");
+        assert_eq!(fs::read_dir(home.join("data")).expect("listed").count(), 1);
+    }
+
+    #[test]
+    fn k26_a_second_name_of_a_foreign_file_is_not_given_away_for_a_log() {
+        use crate::log_tail::LogFile;
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (_directory, precious, home) = laboratory();
+        fs::set_permissions(precious.join("file"), fs::Permissions::from_mode(0o600)).expect("set");
+        let log = LogFile::new(home.join("server.log"));
+        fs::hard_link(precious.join("file"), log.path()).expect("a second name");
+        assert!(log.complaints(0).contains("cannot read"), "{}", log.complaints(0));
+        drop(log.open(&oneself()).expect("made anew"));
+        let metadata = fs::metadata(precious.join("file")).expect("there");
+        assert_eq!((metadata.uid(), metadata.nlink()), (0, 1));
+        assert_eq!(fs::metadata(log.path()).expect("there").uid(), oneself().user_id());
     }
 }

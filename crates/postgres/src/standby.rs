@@ -1,9 +1,11 @@
 //! Following a primary, and ending that.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tokio_postgres::error::SqlState;
 
+use crate::beneath::Directory;
 use crate::{ConnectionParameters, Lsn, PostgresError, Server, configuration_files};
 
 /// Whom a standby follows.
@@ -32,8 +34,9 @@ impl Server {
         configuration_files::remove_standby(self.data_directory())?;
         let row = client.query_one("SELECT substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)", &[]).await;
         let timeline: String = row.map_err(PostgresError::sql(ACTION))?.get(0);
-        let path = self.data_directory().join("pg_wal").join(format!("{timeline}.history"));
-        let history = std::fs::read_to_string(&path).map_err(PostgresError::file("read", path))?;
+        let name = Path::new("pg_wal").join(format!("{timeline}.history"));
+        let read = Directory::open(self.data_directory()).and_then(|directory| directory.read_to_string(&name));
+        let history = read.map_err(PostgresError::file("read", self.data_directory().join(&name)))?;
         timeline_start(&history).ok_or(PostgresError::UnexpectedAnswer { action: ACTION, answer: history })
     }
 

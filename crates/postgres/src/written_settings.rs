@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::beneath::Directory;
+
 /// Where `ALTER SYSTEM` writes; what is in it counts more than every other file.
 const SYSTEM_FILE: &str = "postgresql.auto.conf";
 
@@ -16,7 +18,8 @@ impl WrittenSettings {
     /// Reads them; a data directory that is not there yet, or has none, has nothing written.
     pub fn read(data_directory: &Path) -> WrittenSettings {
         let text = |name: &str| {
-            let bytes = std::fs::read(data_directory.join(name)).unwrap_or_default();
+            let read = Directory::open(data_directory).and_then(|directory| directory.read(Path::new(name)));
+            let bytes = read.unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()
         };
         WrittenSettings { main: text("postgresql.conf"), system: text(SYSTEM_FILE) }

@@ -2,9 +2,11 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Mutex;
+
+use onecopy_postgres::Directory;
 
 use super::event::{EventBuffer, take_event};
 use super::group::{Place, mark, new_group};
@@ -30,23 +32,21 @@ impl QuietOpener {
         Ok(QuietOpener { read: Mutex::new(group(libc::O_RDONLY)?), write: Mutex::new(group(libc::O_RDWR)?) })
     }
 
-    /// Opens the regular file at `path` (no link) for reading, or for reading and writing.
+    /// Opens the regular file at `path` below a directory (no link) for reading, or for reading and writing.
     ///
     /// # Errors
     /// [`CloneError::File`]; not found, for one, when it has vanished.
-    pub fn open(&self, path: &Path, write: bool) -> Result<File, CloneError> {
+    pub fn open(&self, directory: &Directory, path: &Path, write: bool) -> Result<File, CloneError> {
         let group = if write { &self.write } else { &self.read };
         let group = group.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        self.open_in(&group, path).map_err(CloneError::file("open", path))
+        // Armed or not, this descriptor is used for no access, only to name the file whatever happens to its path.
+        let named = if write { directory.open_write(path) } else { directory.open_read(path) };
+        let opened = named.and_then(|named| self.open_in(&group, &named));
+        opened.map_err(|error| CloneError::file("open", directory.path().join(path))(error))
     }
 
-    fn open_in(&self, group: &OwnedFd, path: &Path) -> std::io::Result<File> {
-        // Armed or not, this descriptor is used for no access, only to name the file whatever happens to its path.
-        let named = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    fn open_in(&self, group: &OwnedFd, named: &File) -> std::io::Result<File> {
         let wanted = named.metadata()?;
-        if !wanted.is_file() {
-            return Err(std::io::Error::other("it is no regular file"));
-        }
         mark(group, libc::FAN_MARK_ADD, libc::FAN_OPEN, Place::File(named.as_fd()))?;
         let opened = File::open(format!("/proc/self/fd/{}", named.as_raw_fd()));
         mark(group, libc::FAN_MARK_REMOVE, libc::FAN_OPEN, Place::File(named.as_fd()))?;

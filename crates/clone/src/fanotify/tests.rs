@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use onecopy_postgres::Directory;
 use tempfile::TempDir;
 
 use super::*;
@@ -186,8 +187,12 @@ fn a_quietly_opened_file_raises_nothing_in_any_group() {
     group.mark_directory(directory.path()).unwrap();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     let opener = QuietOpener::new().unwrap();
+    let home = Directory::open(directory.path()).unwrap();
     let (accesses, ()) = told(&group, || {
-        let (reader, writer) = (opener.open(&path, false).unwrap(), opener.open(&path, true).unwrap());
+        let (reader, writer) = (
+            opener.open(&home, Path::new(path.file_name().unwrap()), false).unwrap(),
+            opener.open(&home, Path::new(path.file_name().unwrap()), true).unwrap(),
+        );
         assert_eq!(page(&reader, 0), [7; 8192]);
         assert!(reader.write_all_at(&[1], 0).is_err());
         writer.write_all_at(&[8; 8192], 8192).unwrap();
@@ -196,22 +201,23 @@ fn a_quietly_opened_file_raises_nothing_in_any_group() {
     });
     assert_eq!(accesses, []);
     // A truncation is told of whatever descriptor it comes through, and the same file opened as usual is told of.
-    let writer = opener.open(&path, true).unwrap();
+    let writer = opener.open(&home, Path::new(path.file_name().unwrap()), true).unwrap();
     assert_eq!(told(&group, || writer.set_len(32_768).unwrap()).0, [Access::Truncation { size_bytes: 32_768 }]);
     let armed = open(&path);
     assert_eq!(told(&group, || page(&armed, 0)).0.len(), 1);
 
-    let missing = opener.open(&directory.path().join("missing"), false).unwrap_err();
+    let missing = opener.open(&home, Path::new("missing"), false).unwrap_err();
     assert!(matches!(missing, crate::CloneError::File { ref source, .. } if source.kind() == ErrorKind::NotFound));
     std::os::unix::fs::symlink(&path, directory.path().join("link")).unwrap();
-    assert!(opener.open(&directory.path().join("link"), false).is_err());
-    assert!(opener.open(directory.path(), false).is_err());
+    assert!(opener.open(&home, Path::new("link"), false).is_err());
+    assert!(opener.open(&home, Path::new(""), false).is_err());
 }
 
 #[test]
 fn quiet_opening_gives_the_file_of_the_path_while_others_open_it_too() {
     let Place { directory, path, group: _ } = place();
     let opener = QuietOpener::new().unwrap();
+    let home = Directory::open(directory.path()).unwrap();
     let ended = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -223,9 +229,12 @@ fn quiet_opening_gives_the_file_of_the_path_while_others_open_it_too() {
             let other = directory.path().join(number.to_string());
             fs::write(&other, number.to_string()).unwrap();
             let mut content = String::new();
-            opener.open(&other, false).unwrap().read_to_string(&mut content).unwrap();
+            opener.open(&home, Path::new(&number.to_string()), false).unwrap().read_to_string(&mut content).unwrap();
             assert_eq!(content, number.to_string());
-            assert_eq!(opener.open(&path, true).unwrap().metadata().unwrap().len(), FILE_BYTES as u64);
+            assert_eq!(
+                opener.open(&home, Path::new(path.file_name().unwrap()), true).unwrap().metadata().unwrap().len(),
+                FILE_BYTES as u64
+            );
         }
         ended.store(true, std::sync::atomic::Ordering::Relaxed);
     });

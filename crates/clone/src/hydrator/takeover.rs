@@ -4,11 +4,11 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use onecopy_postgres::InheritedDescriptor;
+use onecopy_postgres::{Directory, InheritedDescriptor};
 use rustix::fs::{Mode, OFlags};
 
 use super::ending::{self, blocking};
@@ -130,26 +130,26 @@ async fn reopen(
 /// name, which needs no content.
 fn open_targets(plan: &Plan, made: &Made) -> Result<Vec<File>, CloneError> {
     let quiet = QuietOpener::new()?;
+    let directory = Place::of(plan)?.open()?;
     let mut files = Vec::with_capacity(made.image.files.len());
     for (listed, identity) in made.image.files.iter().zip(&made.targets) {
-        let path = plan.target.join(&listed.path);
-        let found = match quiet.open(&path, true) {
+        let found = match quiet.open(&directory, &listed.path, true) {
             Err(CloneError::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => None,
             found => Some(found?),
         };
         let same = found.filter(|file| FileIdentity::of_descriptor(file).is_ok_and(|found| found == *identity));
         files.push(match same {
             Some(file) => file,
-            None => nameless(&plan.target)?,
+            None => nameless(&directory)?,
         });
     }
     Ok(files)
 }
 
-fn nameless(directory: &Path) -> Result<File, CloneError> {
+fn nameless(directory: &Directory) -> Result<File, CloneError> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR);
-    opened.map(File::from).map_err(|error| CloneError::file("make a file in", directory)(error.into()))
+    let opened = rustix::fs::openat(directory, ".", flags, Mode::RUSR | Mode::WUSR);
+    opened.map(File::from).map_err(|error| CloneError::file("make a file in", directory.path())(error.into()))
 }
 
 fn numbers(image: &Image) -> impl Iterator<Item = FileNumber> + use<> {

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::time::UNIX_EPOCH;
 
-use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+use rustix::fs::{AtFlags, Statx, StatxFlags, makedev, statx};
 
 use super::FileIdentity;
 
@@ -28,14 +28,18 @@ impl FileIdentity {
     /// # Errors
     /// Those of statx(2).
     pub fn of_descriptor(descriptor: impl AsFd) -> io::Result<FileIdentity> {
-        let found = statx(descriptor, c"", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME)?;
+        Ok(FileIdentity::told(&statx(descriptor, c"", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME)?))
+    }
+
+    /// Of what statx(2) was asked about, birth included.
+    pub(crate) fn told(found: &Statx) -> FileIdentity {
         let told = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
         let born = found.stx_btime.tv_sec.saturating_mul(NANOSECONDS_PER_SECOND);
-        Ok(FileIdentity {
+        FileIdentity {
             device: makedev(found.stx_dev_major, found.stx_dev_minor),
             inode: found.stx_ino,
             born_nanoseconds: if told { born.saturating_add(i64::from(found.stx_btime.tv_nsec)) } else { 0 },
-        })
+        }
     }
 
     /// Device and inode: what an event's file is looked up by. The third part must then be compared.

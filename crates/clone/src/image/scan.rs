@@ -1,9 +1,11 @@
 //! One pass over a data directory.
 
-use std::fs::{self, DirEntry, FileType};
+use std::fs;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use onecopy_postgres::Directory;
+use rustix::fs::{FileType, Statx};
 
 use super::entry::{Place, Treatment, Unlogged};
 use super::{FileIdentity, Image, ImageDirectory, ImageFile, SmallEntry, Tablespace};
@@ -11,8 +13,8 @@ use crate::CloneError;
 
 /// The most that files may hold together which are copied while all accesses of the source wait.
 pub const SMALL_FILES_BYTES_MAX: u64 = 64 << 20;
-/// Permission bits of a file's mode.
-const PERMISSIONS: u32 = 0o7777;
+/// What a clone has of a mode: no bit by which a program runs as somebody else.
+const PERMISSIONS: u32 = 0o777;
 /// Of a directory where the source has a link: what initdb gives it.
 const DIRECTORY_MODE: u32 = 0o700;
 
@@ -26,17 +28,24 @@ pub struct Scan {
 }
 
 impl Image {
-    /// Lists what a clone of this data directory needs. Entries that vanish meanwhile are left out.
+    /// Lists what a clone of this data directory needs. Entries that vanish meanwhile are left out, and so are, as PostgreSQL's own base
+    /// backup has it, symbolic links that are not PostgreSQL's: what they lead to is not read.
     ///
     /// # Errors
     /// [`CloneError::File`], also where this is no data directory; [`CloneError::CannotClone`] names an entry that is not handled: a
     /// link where PostgreSQL has a directory or a file, a tablespace inside the data directory, small files that are not small.
     pub fn scan(data_directory: &Path) -> Result<Scan, CloneError> {
-        let version_file = data_directory.join("PG_VERSION");
-        let major_version = fs::read_to_string(&version_file).map_err(CloneError::file("read", &version_file))?;
-        let mut walk = Walk { data_directory, major_version: major_version.trim().to_owned(), found: Scan::default() };
-        walk.directory(Path::new(""), Place::Top)?;
-        check_small(data_directory, &walk.found.small)?;
+        let opened = Directory::open(data_directory).map_err(CloneError::file("read", data_directory))?;
+        Image::scan_open(&opened)
+    }
+
+    /// The same of a directory that is open.
+    pub(crate) fn scan_open(data_directory: &Directory) -> Result<Scan, CloneError> {
+        let version = data_directory.read_to_string(Path::new("PG_VERSION"));
+        let version = version.map_err(CloneError::file("read", data_directory.path().join("PG_VERSION")))?;
+        let mut walk = Walk { data_directory, major_version: version.trim().to_owned(), found: Scan::default() };
+        walk.directory(data_directory, Path::new(""), Place::Top)?;
+        check_small(data_directory.path(), &walk.found.small)?;
         Ok(walk.found)
     }
 }
@@ -56,32 +65,29 @@ fn check_small(data_directory: &Path, small: &[SmallEntry]) -> Result<(), CloneE
 }
 
 struct Walk<'a> {
-    data_directory: &'a Path,
+    data_directory: &'a Directory,
     major_version: String,
     found: Scan,
 }
 
 impl Walk<'_> {
-    /// Lists a directory; `path` is from the data directory.
-    fn directory(&mut self, path: &Path, place: Place) -> Result<(), CloneError> {
-        let absolute = self.data_directory.join(path);
-        let Some(entries) = unless_gone(fs::read_dir(&absolute)).map_err(CloneError::file("list", &absolute))? else {
-            return Ok(());
-        };
-        let entries = entries.collect::<io::Result<Vec<DirEntry>>>().map_err(CloneError::file("list", &absolute))?;
-        let names: Vec<String> = entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    /// Lists an open directory; `path` is from the data directory.
+    fn directory(&mut self, open: &Directory, path: &Path, place: Place) -> Result<(), CloneError> {
+        let names = open.names().map_err(CloneError::file("list", self.absolute(path)))?;
+        let texts: Vec<String> = names.iter().map(|name| name.to_string_lossy().into_owned()).collect();
         let unlogged = match place {
-            Place::Database => Unlogged::learn(names.iter().map(String::as_str)),
+            Place::Database => Unlogged::learn(texts.iter().map(String::as_str)),
             _ => Unlogged::default(),
         };
-        for (entry, name) in entries.iter().zip(&names) {
-            let path = path.join(entry.file_name());
-            let kind = entry.file_type().map_err(CloneError::file("read", &path))?;
-            match kind {
-                _ if kind.is_file() && unlogged.drops(name) => {}
-                _ if kind.is_file() => self.file(entry, path, place.treat(name))?,
-                _ if kind.is_dir() => self.subdirectory(entry, path, place.enter(name, &self.major_version))?,
-                _ if kind.is_symlink() => self.link(path, place, name)?,
+        for (entry, name) in names.iter().zip(&texts) {
+            let path = path.join(entry);
+            let looked = unless_gone(open.look_at(entry)).map_err(CloneError::file("read", self.absolute(&path)))?;
+            let Some(found) = looked else { continue };
+            match FileType::from_raw_mode(found.stx_mode.into()) {
+                FileType::RegularFile if unlogged.drops(name) => {}
+                FileType::RegularFile => self.file(&found, path, place.treat(name)),
+                FileType::Directory => self.subdirectory(open, &found, path, place.enter(name, &self.major_version))?,
+                FileType::Symlink => self.link(path, place, name)?,
                 // Sockets of servers, pipes of people.
                 _ => {}
             }
@@ -89,81 +95,89 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn file(&mut self, entry: &DirEntry, path: PathBuf, treatment: Treatment) -> Result<(), CloneError> {
-        if treatment == Treatment::Skip {
-            return Ok(());
-        }
-        let Some(metadata) = unless_gone(entry.metadata()).map_err(CloneError::file("read", &path))? else {
-            return Ok(());
-        };
-        let (size_bytes, mode) = (metadata.len(), metadata.mode() & PERMISSIONS);
-        if treatment == Treatment::Copy {
-            self.found.small.push(SmallEntry { path, mode, size_bytes });
-        } else {
-            self.found.image.files.push(ImageFile { path, size_bytes, mode, identity: FileIdentity::of(&metadata) });
-        }
-        Ok(())
+    fn absolute(&self, path: &Path) -> PathBuf {
+        self.data_directory.path().join(path)
     }
 
-    fn subdirectory(&mut self, entry: &DirEntry, path: PathBuf, place: Option<Place>) -> Result<(), CloneError> {
+    fn file(&mut self, found: &Statx, path: PathBuf, treatment: Treatment) {
+        let (size_bytes, mode) = (found.stx_size, u32::from(found.stx_mode) & PERMISSIONS);
+        match treatment {
+            Treatment::Skip => {}
+            Treatment::Copy => self.found.small.push(SmallEntry { path, mode, size_bytes }),
+            Treatment::Fill => {
+                self.found.image.files.push(ImageFile { path, size_bytes, mode, identity: FileIdentity::told(found) });
+            }
+        }
+    }
+
+    fn subdirectory(
+        &mut self,
+        above: &Directory,
+        found: &Statx,
+        path: PathBuf,
+        place: Option<Place>,
+    ) -> Result<(), CloneError> {
         let Some(place) = place else { return Ok(()) };
-        let Some(metadata) = unless_gone(entry.metadata()).map_err(CloneError::file("read", &path))? else {
-            return Ok(());
-        };
-        let mode = metadata.mode() & PERMISSIONS;
+        let mode = u32::from(found.stx_mode) & PERMISSIONS;
         self.found.image.directories.push(ImageDirectory { path: path.clone(), mode });
-        if place == Place::Hollow { Ok(()) } else { self.directory(&path, place) }
+        if place == Place::Hollow {
+            return Ok(());
+        }
+        let name = Path::new(path.file_name().unwrap_or_default());
+        let opened = unless_gone(above.open_directory(name)).map_err(CloneError::file("list", self.absolute(&path)))?;
+        opened.map_or(Ok(()), |opened| self.directory(&opened, &path, place))
     }
 
+    /// What a link leads to is looked at for a tablespace alone.
     fn link(&mut self, path: PathBuf, place: Place, name: &str) -> Result<(), CloneError> {
-        let absolute = self.data_directory.join(&path);
-        let Some(metadata) = unless_gone(fs::metadata(&absolute)).map_err(CloneError::file("read", &absolute))? else {
-            // It leads nowhere: the source has no use of it either.
-            return Ok(());
-        };
         if place == Place::Tablespaces {
             return self.tablespace(path, name);
         }
-        let entered = place.enter(name, &self.major_version);
-        match place {
-            _ if file_type_is_other(metadata.file_type()) => Ok(()),
-            _ if metadata.is_dir() && entered.is_none() => Ok(()),
-            _ if metadata.is_dir() && entered.is_some_and(Place::may_be_link) => {
+        match place.enter(name, &self.major_version) {
+            // Such a link in `pg_wal` is not PostgreSQL's.
+            None => Ok(()),
+            Some(_) if place == Place::Log => Ok(()),
+            Some(entered) if entered.may_be_link() => {
                 self.found.image.directories.push(ImageDirectory { path, mode: DIRECTORY_MODE });
                 Ok(())
             }
-            Place::Top | Place::Other if metadata.is_file() => {
-                // A certificate, or configuration that is kept elsewhere.
-                if place.treat(name) == Treatment::Copy {
-                    let (size_bytes, mode) = (metadata.len(), metadata.mode() & PERMISSIONS);
-                    self.found.small.push(SmallEntry { path, mode, size_bytes });
-                }
+            Some(Place::Other) if !is_postgresqls(place, name) => {
+                tracing::warn!(path = %self.absolute(&path).display(), "a symbolic link is not cloned");
                 Ok(())
             }
             _ => Err(CloneError::CannotClone {
-                path: absolute,
+                path: self.absolute(&path),
                 reason: "it is a symbolic link; only pg_wal and tablespaces may be links".to_owned(),
             }),
         }
     }
 
     fn tablespace(&mut self, path: PathBuf, name: &str) -> Result<(), CloneError> {
-        let absolute = self.data_directory.join(&path);
+        let absolute = self.absolute(&path);
         let cannot = |reason: &str| CloneError::CannotClone { path: absolute.clone(), reason: reason.to_owned() };
         let oid = name.parse().map_err(|_| cannot("a link in pg_tblspc whose name is no OID"))?;
-        let location = fs::canonicalize(&absolute).map_err(CloneError::file("resolve", &absolute))?;
-        let inside = fs::canonicalize(self.data_directory).map_err(CloneError::file("resolve", self.data_directory))?;
+        let opened =
+            unless_gone(self.data_directory.open_directory(&path)).map_err(CloneError::file("list", &absolute))?;
+        // It leads nowhere: the source has no use of it either.
+        let Some(opened) = opened else { return Ok(()) };
+        let name_of = |open: &Directory| fs::read_link(open.by_descriptor());
+        let location = name_of(&opened).map_err(CloneError::file("resolve", &absolute))?;
+        let inside = name_of(self.data_directory).map_err(CloneError::file("resolve", self.data_directory.path()))?;
         if location.starts_with(&inside) {
             return Err(cannot("the tablespace lies inside the data directory"));
         }
         self.found.image.tablespaces.push(Tablespace { oid, location });
-        self.directory(&path, Place::Tablespace)
+        self.directory(&opened, &path, Place::Tablespace)
     }
 }
 
-/// Neither file nor directory.
-fn file_type_is_other(kind: FileType) -> bool {
-    !kind.is_file() && !kind.is_dir()
+/// Whether a name is one of PostgreSQL's directories or of the files in them, and not of a file that somebody keeps beside.
+fn is_postgresqls(place: Place, name: &str) -> bool {
+    match place {
+        Place::Top => name.starts_with("pg_") && !name.contains('.'),
+        Place::Other => false,
+        _ => true,
+    }
 }
 
 /// None for what was removed since it was listed.

@@ -91,7 +91,6 @@ fn files_are_filled_copied_or_left_out() {
             "conf.d/extra.conf",
             "pg_logical/replorigin_checkpoint",
             "postgresql.conf",
-            "server.crt",
         ])
     );
     assert_eq!(
@@ -123,7 +122,7 @@ fn files_are_filled_copied_or_left_out() {
     assert_eq!((file.size_bytes, file.mode), (4, 0o640));
     assert_eq!(file.identity, FileIdentity::of(&fs::metadata(at("pg/base/1/1259")).expect("there")));
     assert!(image.directories.contains(&ImageDirectory { path: "base/1".into(), mode: 0o750 }));
-    assert!(small.iter().any(|file| file.path.ends_with("server.crt") && file.size_bytes == 11));
+    assert!(small.iter().any(|file| file.path.ends_with("extra.conf") && file.size_bytes == 10));
 }
 
 #[test]
@@ -150,7 +149,7 @@ fn what_is_not_handled_is_named() {
         ("pg/pg_xact", "elsewhere"),
         ("pg/base/5", "elsewhere"),
         ("pg/base/1/1259", "elsewhere/file"),
-        ("pg/conf.d", "elsewhere"),
+        ("pg/pg_logical", "elsewhere"),
         ("pg/pg_tblspc/name", "elsewhere"),
         ("pg/pg_tblspc/16400", "pg/inside"),
     ];
@@ -187,4 +186,63 @@ fn small_files_are_small() {
     let error = scan(&directory).expect_err("too large");
     assert!(matches!(&error, CloneError::CannotClone { path, .. } if *path == core), "{error}");
     assert!(matches!(Image::scan(Path::new("/nonexistent")), Err(CloneError::File { .. })));
+}
+
+/// Whatever the account of the server lays into its directory, root reads for a clone what that account could read.
+#[test]
+fn k25_a_scan_follows_no_link_of_the_account_and_keeps_no_setuid_bit() {
+    let directory = fabricate(&["pg/base/1/1259", "pg/postgresql.conf", "secret", "conf/secret"]);
+    let at = |name: &str| directory.path().join(name);
+    symlink(at("secret"), at("pg/server.key")).expect("linked");
+    symlink(at("conf"), at("pg/conf.d")).expect("linked");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        at("pg/fifo"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    )
+    .expect("made");
+    for name in ["pg/base/1/1259", "pg/postgresql.conf", "pg/base/1"] {
+        fs::set_permissions(at(name), fs::Permissions::from_mode(0o7755)).expect("set");
+    }
+    let Scan { image, small } = scan(&directory).expect("listed");
+    assert_eq!(paths(small.iter().map(|file| &file.path)), BTreeSet::from(["postgresql.conf"]));
+    assert!(!image.directories.iter().any(|found| found.path.ends_with("conf.d")), "{:?}", image.directories);
+    let modes = image.files.iter().map(|file| file.mode).chain(small.iter().map(|file| file.mode));
+    let modes: Vec<u32> = modes.chain(image.directories.iter().map(|found| found.mode)).collect();
+    assert!(modes.iter().all(|mode| mode & 0o7000 == 0), "{modes:?}");
+}
+
+/// A directory becomes a link and a directory again, all the time.
+#[test]
+fn k25_a_directory_that_becomes_a_link_is_never_listed_through_it() {
+    let directory = fabricate(&["pg/base/1/1259", "outside/7777"]);
+    let at = |name: &str| directory.path().join(name);
+    symlink(at("outside"), at("link")).expect("linked");
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let mut scans = 0;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let exchange = |from: &str, to: &str| {
+                let flags = rustix::fs::RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(rustix::fs::CWD, at(from), rustix::fs::CWD, at(to), flags).expect("swapped");
+            };
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                exchange("pg/base/1", "link");
+            }
+        });
+        let begin = std::time::Instant::now();
+        let mut leaked = Vec::new();
+        while begin.elapsed() < std::time::Duration::from_secs(1) && leaked.is_empty() {
+            scans += 1;
+            match scan(&directory) {
+                Ok(found) => leaked.extend(found.image.files.into_iter().filter(|file| file.path.ends_with("7777"))),
+                Err(error) => assert!(error.to_string().contains("pg/base/1"), "it is named: {error}"),
+            }
+        }
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(leaked, [], "after {scans} scans");
+    });
+    assert!(scans > 10, "{scans}");
 }

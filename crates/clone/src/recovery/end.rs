@@ -1,6 +1,8 @@
 //! After the freeze: where the image is consistent.
 
-use onecopy_postgres::{ControlFile, Lsn, PostgresError};
+use std::path::Path;
+
+use onecopy_postgres::{ControlFile, Directory, Lsn, PostgresError};
 use tokio_postgres::Client;
 
 use super::checks::{lsn, unsuitable};
@@ -85,8 +87,9 @@ impl Begun {
             return Ok(None);
         }
         let name = format!("{timeline:08X}.history");
-        let path = self.source.data_directory.join("pg_wal").join(&name);
-        let content = std::fs::read(&path).map_err(CloneError::file("read", &path))?;
+        let (directory, path) = (&self.source.data_directory, Path::new("pg_wal").join(&name));
+        let read = Directory::open(directory).and_then(|directory| directory.read(&path));
+        let content = read.map_err(CloneError::file("read", directory.join(&path)))?;
         Ok(Some((name, content)))
     }
 }

@@ -1,10 +1,11 @@
 //! The directories whose files are watched.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use onecopy_postgres::Directory;
 
 use crate::CloneError;
 use crate::fanotify::Group;
@@ -13,6 +14,8 @@ use crate::image::{FileIdentity, Image};
 /// A marked directory.
 #[derive(Debug)]
 struct Marked {
+    /// Open: the mark is on this one, whatever its path leads to by now.
+    directory: Directory,
     identity: FileIdentity,
     /// Nobody has a file in it open since before it was marked.
     proven: bool,
@@ -36,13 +39,18 @@ impl Directories {
     ///
     /// # Errors
     /// [`CloneError::Kernel`] when a file system takes no marks, [`CloneError::File`].
-    pub(super) fn mark_new(&self, data_directory: &Path, image: &Image, group: &Group) -> Result<bool, CloneError> {
+    pub(super) fn mark_new(
+        &self,
+        data_directory: &Directory,
+        image: &Image,
+        group: &Group,
+    ) -> Result<bool, CloneError> {
         let mut marks = self.lock();
         let mut new = false;
         let mut by_path = HashMap::new();
         for path in directories_of(image) {
-            let absolute = data_directory.join(path);
-            let Some(identity) = identity_of(&absolute)? else { continue };
+            let absolute = data_directory.path().join(path);
+            let Some((directory, identity)) = open(data_directory, path)? else { continue };
             let known = marks.by_path.remove(&absolute).filter(|marked| marked.identity == identity);
             let marked = match known {
                 Some(marked) => marked,
@@ -50,13 +58,13 @@ impl Directories {
                     new = true;
                     if marks.awake {
                         // It may have been silent when its last file went, and was forgotten then; its marks stayed.
-                        absent_is_fine(group.wake_directory(&absolute))?;
+                        group.wake_directory(&directory.by_descriptor())?;
                     } else {
                         // First, so that it is never live.
-                        absent_is_fine(group.silence_directory(&absolute))?;
+                        group.silence_directory(&directory.by_descriptor())?;
                     }
-                    absent_is_fine(group.mark_directory(&absolute))?;
-                    Marked { identity, proven: false }
+                    group.mark_directory(&directory.by_descriptor())?;
+                    Marked { directory, identity, proven: false }
                 }
             };
             by_path.insert(absolute, marked);
@@ -86,11 +94,11 @@ impl Directories {
     ///
     /// # Errors
     /// [`CloneError::NewDirectory`] names one that does not; [`CloneError::File`].
-    pub(super) fn check(&self, data_directory: &Path, image: &Image) -> Result<(), CloneError> {
+    pub(super) fn check(&self, data_directory: &Directory, image: &Image) -> Result<(), CloneError> {
         let marks = self.lock();
         for path in directories_of(image) {
-            let absolute = data_directory.join(path);
-            let Some(identity) = identity_of(&absolute)? else { continue };
+            let absolute = data_directory.path().join(path);
+            let Some((_, identity)) = open(data_directory, path)? else { continue };
             let known = marks.by_path.get(&absolute);
             if !known.is_some_and(|marked| marked.proven && marked.identity == identity) {
                 return Err(CloneError::NewDirectory { path: absolute });
@@ -106,8 +114,8 @@ impl Directories {
     pub(super) fn wake(&self, group: &Group) -> Result<(), CloneError> {
         let mut marks = self.lock();
         if !marks.awake {
-            for path in marks.by_path.keys() {
-                group.wake_directory(path)?;
+            for marked in marks.by_path.values() {
+                group.wake_directory(&marked.directory.by_descriptor())?;
             }
             marks.awake = true;
         }
@@ -117,8 +125,8 @@ impl Directories {
     /// Files raise no events; descriptors stay armed. What cannot be silenced costs time and nothing else.
     pub(super) fn silence(&self, group: &Group) {
         let mut marks = self.lock();
-        for path in marks.by_path.keys().filter(|path| path.exists()) {
-            if let Err(error) = group.silence_directory(path) {
+        for (path, marked) in &marks.by_path {
+            if let Err(error) = group.silence_directory(&marked.directory.by_descriptor()) {
                 tracing::warn!(path = %path.display(), %error, "a directory goes on to raise events");
             }
         }
@@ -144,17 +152,13 @@ fn directories_of(image: &Image) -> Vec<&Path> {
 }
 
 /// None when it is gone: a database was dropped.
-fn identity_of(directory: &Path) -> Result<Option<FileIdentity>, CloneError> {
-    match fs::metadata(directory) {
-        Ok(metadata) => Ok(Some(FileIdentity::of(&metadata))),
+fn open(data_directory: &Directory, path: &Path) -> Result<Option<(Directory, FileIdentity)>, CloneError> {
+    let opened = data_directory.open_directory(path).and_then(|directory| {
+        let identity = FileIdentity::of_descriptor(&directory)?;
+        Ok((directory, identity))
+    });
+    match opened {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(CloneError::file("read", directory)(error)),
-    }
-}
-
-fn absent_is_fine(result: Result<(), CloneError>) -> Result<(), CloneError> {
-    match result {
-        Err(CloneError::Kernel { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(()),
-        other => other,
+        opened => opened.map(Some).map_err(CloneError::file("read", data_directory.path().join(path))),
     }
 }

@@ -1,6 +1,6 @@
 //! The moment in which the source's accesses wait.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,12 +34,12 @@ impl Source {
         let turn = FreezeTurn::take(self)?;
         let silent = self.traffic.forbid_silence();
         let image = self.prepare_image()?;
-        self.traffic.directories.check(&self.data_directory, &image)?;
+        self.traffic.directories.check(&self.directory, &image)?;
         self.wake_prepared(&silent)?;
         self.traffic.close()?;
         self.wait_for_truncations();
-        let Scan { mut image, small } = Image::scan(&self.data_directory)?;
-        self.traffic.directories.check(&self.data_directory, &image)?;
+        let Scan { mut image, small } = Image::scan_open(&self.directory)?;
+        self.traffic.directories.check(&self.directory, &image)?;
         let files = self.open_all(&mut image, &silent)?;
         self.traffic.forget_silence();
         let small = self.read_small(small)?;
@@ -71,11 +71,10 @@ impl Source {
     fn read_small(&self, listed: Vec<SmallEntry>) -> Result<Vec<SmallFile>, CloneError> {
         let mut small = Vec::with_capacity(listed.len());
         for entry in listed {
-            let path = self.data_directory.join(&entry.path);
-            match fs::read(&path) {
+            match self.directory.read(&entry.path) {
                 Ok(content) => small.push(SmallFile { path: entry.path, mode: entry.mode, content }),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-                Err(error) => return Err(CloneError::file("read", path)(error)),
+                Err(error) => return Err(CloneError::file("read", self.data_directory.join(&entry.path))(error)),
             }
         }
         Ok(small)

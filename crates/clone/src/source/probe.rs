@@ -30,7 +30,7 @@ impl Source {
     /// # Errors
     /// [`CloneError::Kernel`], [`CloneError::File`], those of [`Image::scan`].
     pub fn probe(&self) -> Result<Vec<UnarmedDescriptor>, CloneError> {
-        let image = Image::scan(&self.data_directory)?.image;
+        let image = Image::scan_open(&self.directory)?.image;
         unarmed(&self.data_directory, &image)
     }
 }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use onecopy_postgres::Directory;
+
 use super::directories::Directories;
 use super::files::SourceFiles;
 use super::follower::{FileTable, Follower, Following};
@@ -24,6 +26,8 @@ pub const SOURCE_GROUP: GroupNumber = GroupNumber(0);
 /// A running server that is watched from [`Source::arm`] until this is dropped.
 pub struct Source {
     pub(super) data_directory: PathBuf,
+    /// The same, open: what is put at its path later is not looked at.
+    pub(super) directory: Directory,
     pub(super) traffic: Arc<Traffic>,
     pub(super) quiet: QuietOpener,
     /// Somebody is between [`Source::close_gate`] and the end of what it gave.
@@ -98,10 +102,14 @@ impl Source {
 
     fn new(data_directory: &Path, group: Arc<Group>) -> Result<Source, CloneError> {
         raise_descriptors_max()?;
-        let data_directory =
-            std::fs::canonicalize(data_directory).map_err(CloneError::file("resolve", data_directory))?;
+        let resolve = || {
+            let directory = Directory::open(data_directory)?;
+            Ok((std::fs::read_link(directory.by_descriptor())?, directory))
+        };
+        let (data_directory, directory) = resolve().map_err(CloneError::file("resolve", data_directory))?;
         Ok(Source {
             data_directory,
+            directory,
             traffic: Arc::new(Traffic::new(group, Directories::default())),
             quiet: QuietOpener::new()?,
             freeze_under_way: AtomicBool::new(false),
@@ -166,8 +174,8 @@ impl Source {
 
     /// Lists the directory and marks what is new in it; the image is what it was a moment ago.
     pub(super) fn mark_new_directories(&self) -> Result<Image, CloneError> {
-        let image = Image::scan(&self.data_directory)?.image;
-        self.traffic.directories.mark_new(&self.data_directory, &image, &self.traffic.group)?;
+        let image = Image::scan_open(&self.directory)?.image;
+        self.traffic.directories.mark_new(&self.directory, &image, &self.traffic.group)?;
         Ok(image)
     }
 
@@ -219,9 +227,9 @@ impl Source {
         if let Some(file) = lock(&self.opened).get(&listed.identity).and_then(Weak::upgrade) {
             return Ok(Some((file, listed.identity)));
         }
-        let path = self.data_directory.join(&listed.path);
-        let Some(file) = unless_gone(self.quiet.open(&path, false))? else { return Ok(None) };
-        let identity = FileIdentity::of_descriptor(&file).map_err(CloneError::file("read", &path))?;
+        let Some(file) = unless_gone(self.quiet.open(&self.directory, &listed.path, false))? else { return Ok(None) };
+        let path = || self.data_directory.join(&listed.path);
+        let identity = FileIdentity::of_descriptor(&file).map_err(|error| CloneError::file("read", path())(error))?;
         let file = Arc::new(file);
         lock(&self.opened).insert(identity, Arc::downgrade(&file));
         Ok(Some((file, identity)))
@@ -257,10 +265,11 @@ impl SourceFiles {
     ) -> Result<SourceFiles, CloneError> {
         raise_descriptors_max()?;
         let quiet = QuietOpener::new()?;
+        let directory = Directory::open(data_directory).map_err(CloneError::file("open", data_directory))?;
         let mut files = Vec::with_capacity(image.files.len());
         for (listed, number) in image.files.iter().zip(0..) {
-            let path = data_directory.join(&listed.path);
-            let file = if needed(FileNumber(number)) { unless_gone(quiet.open(&path, false))? } else { None };
+            let open = || unless_gone(quiet.open(&directory, &listed.path, false));
+            let file = if needed(FileNumber(number)) { open()? } else { None };
             let same =
                 file.filter(|file| FileIdentity::of_descriptor(file).is_ok_and(|found| found == listed.identity));
             files.push(same.map(Arc::new));

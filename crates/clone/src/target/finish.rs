@@ -1,11 +1,12 @@
 //! The end of filling: everything durable, then startable by anybody, then without a trace of us.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 
-use rustix::fs::syncfs;
+use rustix::fs::{fstat, syncfs};
 
 use super::{Marker, Place, TABLESPACES_DIRECTORY, VersionGuard};
 use crate::CloneError;
@@ -18,38 +19,51 @@ use crate::CloneError;
 pub fn finish(place: &Place, major_version: u32) -> Result<(), CloneError> {
     let mut synced = HashSet::new();
     for directory in directories(place)? {
-        sync_file_system(&directory, &mut synced)?;
+        sync_file_system(&directory, &mut synced)
+            .map_err(CloneError::file("sync the file system of", &place.directory))?;
     }
     VersionGuard::new(place.clone(), major_version).lift()?;
     Marker::remove(place)?;
-    let directory = File::open(&place.directory).and_then(|directory| directory.sync_all());
-    directory.map_err(CloneError::file("sync", &place.directory))
+    place.open()?.sync().map_err(CloneError::file("sync", &place.directory))
 }
 
-/// Where a clone's file systems can be reached: each tablespace may have one of its own.
-fn directories(place: &Place) -> Result<Vec<PathBuf>, CloneError> {
-    let mut found = vec![place.directory.clone()];
-    found.extend(place.directory.parent().map(Path::to_owned));
+/// The clone's file systems: each tablespace may have one of its own.
+fn directories(place: &Place) -> Result<Vec<OwnedFd>, CloneError> {
+    let above = |directory: &Path| {
+        let opened = directory.parent().map(|above| File::open(above).map_err(CloneError::file("open", above)));
+        opened.transpose().map(|opened| opened.map(OwnedFd::from))
+    };
+    let data_directory = place.open()?;
     let links = place.directory.join(TABLESPACES_DIRECTORY);
-    for entry in fs::read_dir(&links).map_err(CloneError::file("read", &links))? {
-        let path = entry.map_err(CloneError::file("read", &links))?.path();
-        // A link to nothing is that of a tablespace that was dropped just now.
-        if path.is_symlink() && path.is_dir() {
-            found.push(path);
-            found.extend([place.tablespaces.clone()]);
-            found.extend(place.tablespaces.parent().map(Path::to_owned));
+    let listed = data_directory.open_directory(Path::new(TABLESPACES_DIRECTORY)).and_then(|links| links.names());
+    let names = listed.map_err(CloneError::file("read", &links))?;
+    let copied = |directory: &dyn AsFd, path: &Path| {
+        directory.as_fd().try_clone_to_owned().map_err(CloneError::file("open", path))
+    };
+    let mut found = vec![copied(&data_directory, &place.directory)?];
+    found.extend(above(&place.directory)?);
+    let mut has_tablespaces = false;
+    for name in names {
+        match data_directory.open_directory(&Path::new(TABLESPACES_DIRECTORY).join(&name)) {
+            Ok(tablespace) => found.push(copied(&tablespace, &links.join(&name))?),
+            // That of a tablespace that was dropped just now, or nothing of PostgreSQL's.
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,
+            Err(error) => return Err(CloneError::file("open", links.join(&name))(error)),
         }
+        has_tablespaces = true;
+    }
+    if has_tablespaces {
+        found.push(File::open(&place.tablespaces).map_err(CloneError::file("open", &place.tablespaces))?.into());
+        found.extend(above(&place.tablespaces)?);
     }
     Ok(found)
 }
 
 /// All of a file system at once, names too: a call for each file would flush the disk's cache as often, while the source waits for the
 /// same disk. It tells of any write that failed since it was last asked, as fsync(2) does of a file's (Linux 5.8, syncfs(2)).
-fn sync_file_system(directory: &Path, synced: &mut HashSet<u64>) -> Result<(), CloneError> {
-    let failed = || CloneError::file("sync the file system of", directory);
-    let opened = File::open(directory).map_err(failed())?;
-    if !synced.insert(opened.metadata().map_err(failed())?.dev()) {
-        return Ok(());
+fn sync_file_system(directory: &OwnedFd, synced: &mut HashSet<u64>) -> std::io::Result<()> {
+    if synced.insert(fstat(directory)?.st_dev) {
+        syncfs(directory)?;
     }
-    syncfs(&opened).map_err(|error| failed()(error.into()))
+    Ok(())
 }

@@ -42,10 +42,10 @@ impl VersionGuard {
     /// [`CloneError::File`].
     pub fn lay(&self) -> Result<(), CloneError> {
         let path = self.place.directory.join(VERSION_FILE);
-        remove_if_there(fs::remove_file(&path), &path)?;
+        let (directory, name) = (self.place.open()?, Path::new(VERSION_FILE));
+        remove_if_there(directory.remove_file(name), &path)?;
         let descriptor = format!("/proc/self/fd/{VERSION_DESCRIPTOR_NUMBER}");
-        std::os::unix::fs::symlink(descriptor, &path).map_err(CloneError::file("link", &path))?;
-        Ok(self.place.user.own(&path)?)
+        directory.lay_link(Path::new(&descriptor), name, &self.place.user).map_err(CloneError::file("link", &path))
     }
 
     /// What the postmaster must inherit to pass.

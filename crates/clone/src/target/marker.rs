@@ -1,11 +1,11 @@
 //! The file that tells of a directory that it is a clone that is not whole.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use onecopy_postgres::{ConnectionParameters, ServiceUser};
+use onecopy_postgres::{ConnectionParameters, Directory, ServiceUser};
 use serde::{Deserialize, Serialize};
 
 use super::Place;
@@ -74,9 +74,8 @@ impl Marker {
         let text = toml::to_string(&Marker { source, ..self.clone() });
         let text = text.map_err(|error| CloneError::file("describe", MARKER_FILE)(std::io::Error::other(error)))?;
         place.write(Path::new(UNFINISHED_MARKER_FILE), text.as_bytes(), 0o600)?;
-        let path = place.directory.join(MARKER_FILE);
-        let renamed = fs::rename(place.directory.join(UNFINISHED_MARKER_FILE), &path);
-        renamed.map_err(CloneError::file("write", path))
+        let renamed = place.open()?.rename(Path::new(UNFINISHED_MARKER_FILE), Path::new(MARKER_FILE));
+        renamed.map_err(CloneError::file("write", place.directory.join(MARKER_FILE)))
     }
 
     /// Whose a directory is, for the service with this rendezvous directory.
@@ -107,7 +106,7 @@ impl Marker {
     /// [`CloneError::File`], also for a file that is no marker; [`onecopy_postgres::PostgresError::UnknownServiceUser`].
     pub fn read(data_directory: &Path) -> Result<Option<Marker>, CloneError> {
         let path = data_directory.join(MARKER_FILE);
-        let opened = File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(&path);
+        let opened = Directory::open(data_directory).and_then(|directory| directory.open_read(Path::new(MARKER_FILE)));
         let mut file = match opened {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(CloneError::file("read", &path))?,
@@ -128,6 +127,6 @@ impl Marker {
     /// Takes it away.
     pub(crate) fn remove(place: &Place) -> Result<(), CloneError> {
         let path = place.directory.join(MARKER_FILE);
-        remove_if_there(fs::remove_file(&path), &path)
+        remove_if_there(place.open()?.remove_file(Path::new(MARKER_FILE)), &path)
     }
 }

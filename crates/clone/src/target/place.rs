@@ -1,11 +1,9 @@
 //! Where a clone lies, and whose it is.
 
 use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use onecopy_postgres::{PostgresError, ServiceUser};
+use onecopy_postgres::{Directory, PostgresError, ServiceUser};
 
 use crate::CloneError;
 use crate::plan::Plan;
@@ -49,33 +47,36 @@ impl Place {
         Ok(())
     }
 
+    /// The clone's directory, open: it belongs to the account, or that account could not have put it there.
+    pub(crate) fn open(&self) -> Result<Directory, CloneError> {
+        Directory::open_for(&self.directory, &self.user).map_err(CloneError::file("open", &self.directory))
+    }
+
     /// Writes a file of the server's account, new or over an old one; not durable by itself.
     pub(crate) fn write(&self, path: &Path, content: &[u8], mode: u32) -> Result<(), CloneError> {
-        let written = self.create(path, mode)?.write_all(content);
-        written.map_err(CloneError::file("write", self.directory.join(path)))
+        let written = self.open()?.write(path, content, &self.user, mode);
+        written.map(drop).map_err(CloneError::file("write", self.directory.join(path)))
     }
 
-    /// Makes an empty file of the server's account, or empties an old one.
+    /// Makes an empty file of the server's account, in the place of an old one.
     pub(crate) fn create(&self, path: &Path, mode: u32) -> Result<File, CloneError> {
-        let path = self.directory.join(path);
-        let mut options = File::options();
-        // A link that somebody laid is never written through.
-        options.write(true).create(true).truncate(true).mode(mode).custom_flags(libc::O_NOFOLLOW);
-        let file = options.open(&path).map_err(CloneError::file("create", &path))?;
-        self.user.own_file(&file, &path)?;
-        file.set_permissions(fs::Permissions::from_mode(mode)).map_err(CloneError::file("set the mode of", &path))?;
-        Ok(file)
+        let made = self.open()?.write(path, b"", &self.user, mode);
+        made.map_err(CloneError::file("create", self.directory.join(path)))
     }
 
-    /// Makes a directory of the server's account; one that exists gets owner and mode.
+    /// Makes a directory in the clone's, of the server's account; one that exists gets the mode.
     pub(crate) fn make_directory(&self, path: &Path, mode: u32) -> Result<(), CloneError> {
-        let path = self.directory.join(path);
-        match fs::create_dir(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-                return Err(CloneError::file("create", &path)(error));
-            }
-            _ => self.user.own(&path)?,
-        }
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).map_err(CloneError::file("set the mode of", &path))
+        let made = self.open()?.make_directory(path, &self.user, mode);
+        made.map_err(CloneError::file("create", self.directory.join(path)))
+    }
+
+    /// The same for one of the clone's own two, whose parent is there.
+    pub(crate) fn make_top(&self, directory: &Path, mode: u32) -> Result<(), CloneError> {
+        let made = match (directory.parent(), directory.file_name()) {
+            (Some(parent), Some(name)) => Directory::open_for(parent, &self.user)
+                .and_then(|parent| parent.make_directory(Path::new(name), &self.user, mode)),
+            _ => Err(std::io::ErrorKind::InvalidInput.into()),
+        };
+        made.map_err(CloneError::file("create", directory))
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{Mode, OFlags, openat};
+use onecopy_postgres::Directory;
 
 use super::tablespaces::remove_if_there;
 use super::{Marker, Place, TABLESPACES_DIRECTORY, remove};
@@ -14,6 +14,8 @@ use crate::CloneError;
 use crate::image::{Image, ImageDirectory, ImageFile, SmallFile};
 
 const DIRECTORY_MODE: u32 = 0o700;
+/// What a file may have of a mode.
+const PERMISSIONS: u32 = 0o777;
 /// What a server needs although its source's content is not cloned. Those of any version: PostgreSQL does not mind one that it does not
 /// know.
 const DIRECTORIES_NEEDED: [&str; 18] = [
@@ -67,7 +69,7 @@ impl Skeleton {
 
     fn begin(&self, marker: &Marker) -> Result<(), CloneError> {
         self.place.user.create_directory(&self.place.directory)?;
-        self.place.make_directory(Path::new(""), DIRECTORY_MODE)?;
+        self.place.make_top(&self.place.directory, DIRECTORY_MODE)?;
         marker.write(&self.place)?;
         DIRECTORIES_NEEDED.iter().try_for_each(|path| self.place.make_directory(Path::new(path), DIRECTORY_MODE))
     }
@@ -110,9 +112,9 @@ impl Skeleton {
             });
         }
         self.files = files;
+        let directory = self.place.open()?;
         for gone in old_files.rest() {
-            let path = self.place.directory.join(&gone.path);
-            remove_if_there(fs::remove_file(&path), &path)?;
+            remove_if_there(directory.remove_file(&gone.path), &self.place.directory.join(&gone.path))?;
         }
         self.remove_directories(&old)
     }
@@ -132,10 +134,10 @@ impl Skeleton {
 
     fn remove_directories(&self, old: &Image) -> Result<(), CloneError> {
         let wanted: HashSet<&Path> = self.image.directories.iter().map(|directory| directory.path.as_path()).collect();
+        let directory = self.place.open()?;
         // From the inside out.
         for gone in old.directories.iter().rev().filter(|directory| !wanted.contains(directory.path.as_path())) {
-            let path = self.place.directory.join(&gone.path);
-            remove_if_there(fs::remove_dir(&path), &path)?;
+            remove_if_there(directory.remove_directory(&gone.path), &self.place.directory.join(&gone.path))?;
         }
         let wanted: HashSet<u32> = self.image.tablespaces.iter().map(|tablespace| tablespace.oid).collect();
         let gone = old.tablespaces.iter().filter(|tablespace| !wanted.contains(&tablespace.oid));
@@ -144,16 +146,9 @@ impl Skeleton {
 
     fn create(&self, parent: &mut Parent, wanted: &ImageFile) -> Result<File, CloneError> {
         let failed = || CloneError::file("create", self.place.directory.join(&wanted.path));
-        let directory = parent.open(&self.place.directory, &wanted.path)?;
-        let name = wanted.path.file_name().unwrap_or_default();
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = openat(directory, name, flags, Mode::from_raw_mode(wanted.mode));
-        let file = File::from(file.map_err(|error| failed()(error.into()))?);
-        self.place.user.own_file(&file, &wanted.path)?;
-        // Only rights of others can fall to this process's file mode creation mask.
-        if wanted.mode & 0o077 != 0 {
-            file.set_permissions(fs::Permissions::from_mode(wanted.mode)).map_err(failed())?;
-        }
+        let directory = parent.open(&self.place, &wanted.path)?;
+        let name = Path::new(wanted.path.file_name().unwrap_or_default());
+        let file = directory.create_new(name, &self.place.user, wanted.mode).map_err(failed())?;
         if wanted.size_bytes > 0 {
             file.set_len(wanted.size_bytes).map_err(failed())?;
         }
@@ -186,7 +181,7 @@ impl Skeleton {
             if let Some(above) = to.parent() {
                 place.user.create_directory(above)?;
             }
-            match fs::rename(from, to) {
+            match self.moved(from, to) {
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound && from == &self.place.tablespaces => {}
                 renamed => renamed.map_err(CloneError::file("move a prepared directory to", to))?,
             }
@@ -194,6 +189,18 @@ impl Skeleton {
         place.user.check_reachable(directory)?;
         self.place = place;
         self.image.tablespaces.iter().try_for_each(|tablespace| self.place.link_tablespace(tablespace))
+    }
+}
+
+impl Skeleton {
+    /// Renames from one directory to another, both open: what is put at their paths meanwhile is not looked at.
+    fn moved(&self, from: &Path, to: &Path) -> std::io::Result<()> {
+        let open = |path: &Path| {
+            let above = Directory::open_for(path.parent().unwrap_or(Path::new("/")), &self.place.user)?;
+            Ok::<_, std::io::Error>((above.by_descriptor().join(path.file_name().unwrap_or_default()), above))
+        };
+        let ((from, _from_above), (to, _to_above)) = (open(from)?, open(to)?);
+        fs::rename(from, to)
     }
 }
 
@@ -212,7 +219,7 @@ fn resized(file: File, was: &ImageFile, wanted: &ImageFile) -> Result<File, Clon
         file.set_len(wanted.size_bytes).map_err(CloneError::file("set the size of", &wanted.path))?;
     }
     if was.mode != wanted.mode {
-        let permissions = fs::Permissions::from_mode(wanted.mode);
+        let permissions = fs::Permissions::from_mode(wanted.mode & PERMISSIONS);
         file.set_permissions(permissions).map_err(CloneError::file("set the mode of", &wanted.path))?;
     }
     Ok(file)
@@ -220,17 +227,17 @@ fn resized(file: File, was: &ImageFile, wanted: &ImageFile) -> Result<File, Clon
 
 /// The directory of the file that was made last: files of one directory follow each other.
 #[derive(Default)]
-struct Parent(Option<(PathBuf, File)>);
+struct Parent(Option<(PathBuf, Directory)>);
 
 impl Parent {
-    fn open(&mut self, data_directory: &Path, file: &Path) -> Result<&File, CloneError> {
+    fn open(&mut self, place: &Place, file: &Path) -> Result<&Directory, CloneError> {
         let path = file.parent().unwrap_or(Path::new(""));
         let same = self.0.take().filter(|(open, _)| open == path);
         let opened = match same {
             Some(same) => same,
             None => {
-                let whole = data_directory.join(path);
-                (path.to_owned(), File::open(&whole).map_err(CloneError::file("open", whole))?)
+                let opened = place.open()?.open_directory(path);
+                (path.to_owned(), opened.map_err(CloneError::file("open", place.directory.join(path)))?)
             }
         };
         Ok(&self.0.insert(opened).1)

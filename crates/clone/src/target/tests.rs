@@ -280,6 +280,9 @@ fn only_directories_of_the_clone_s_account_are_removed() {
     // Nor can a marker speak for an account that has not written it.
     std::os::unix::fs::chown(place.directory.join(MARKER_FILE), Some(0), None).expect("given away");
     let error = Marker::read(&place.directory).expect_err("not believed");
+    assert!(error.to_string().contains("belongs to somebody else"), "{error}");
+    fs::set_permissions(place.directory.join(MARKER_FILE), fs::Permissions::from_mode(0o644)).expect("readable");
+    let error = Marker::read(&place.directory).expect_err("not believed");
     assert!(error.to_string().contains("belongs to another"), "{error}");
     let path = place.directory.join(MARKER_FILE);
     fs::rename(&path, room.directory.path().join("marker")).expect("moved");
@@ -288,6 +291,118 @@ fn only_directories_of_the_clone_s_account_are_removed() {
     fs::remove_file(&path).expect("removed");
     remove(&place).expect("removed");
     assert!(!place.directory.exists());
+}
+
+/// A clone's directory, and beside it what is root's alone.
+fn with_precious(room: &Room) -> (Place, PathBuf) {
+    let place = room.make("clone", &image(&[5], &[(1, 10, false)], None)).place().clone();
+    let precious = room.directory.path().join("precious");
+    fs::create_dir(&precious).expect("made");
+    fs::write(precious.join("1"), "mine").expect("written");
+    fs::set_permissions(precious.join("1"), fs::Permissions::from_mode(0o640)).expect("set");
+    (place, precious)
+}
+
+/// Mode and owner of a directory and of the file in it, and what that holds.
+fn state(precious: &Path) -> (Vec<Listed>, u32, u32, Vec<u8>) {
+    let mut found = Vec::new();
+    list(precious, precious, &mut found);
+    let metadata = fs::metadata(precious).expect("there");
+    (found, metadata.mode(), metadata.uid(), fs::read(precious.join("1")).expect("read"))
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// In the place of a name in the clone's directory stands a link, a second name of a foreign file, a fifo, or a directory of root's.
+#[test]
+fn k26_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
+    let room = Room::new();
+    let (place, precious) = with_precious(&room);
+    let before = state(&precious);
+    let at = |name: &str| place.directory.join(name);
+    let named = |outcome: Result<(), CloneError>, name: &str| {
+        let error = outcome.expect_err(name).to_string();
+        assert!(error.contains(name), "{name} is named: {error}");
+    };
+    // A directory that is a link.
+    std::os::unix::fs::symlink(&precious, at("link")).expect("laid");
+    named(place.make_directory(Path::new("link"), 0o777), "link");
+    named(place.create(Path::new("link/new"), 0o600).map(drop), "link/new");
+    named(place.write(Path::new("link/1"), b"yours", 0o777), "link/1");
+    // A file that is a link, or another name of a foreign file: the name is the clone's, the file is not.
+    std::os::unix::fs::symlink(precious.join("1"), at("global/pg_control")).expect("laid");
+    place.write(Path::new("global/pg_control"), b"ours", 0o600).expect("written");
+    fs::hard_link(precious.join("1"), at("backup_label")).expect("a second name");
+    place.write(Path::new("backup_label"), b"ours", 0o600).expect("written");
+    assert_eq!(fs::read(at("backup_label")).expect("read"), b"ours");
+    assert_eq!(state(&precious), before);
+    if is_root() {
+        // A directory of root's that was moved here.
+        fs::rename(&precious, at("pg_stat")).expect("moved");
+        named(place.make_directory(Path::new("pg_stat"), 0o777), "pg_stat");
+        fs::rename(at("pg_stat"), &precious).expect("moved back");
+        assert_eq!(state(&precious), before);
+    }
+    // No bit by which a program runs as somebody else.
+    place.write(Path::new("program"), b"#!", 0o4755).expect("written");
+    place.make_directory(Path::new("sticky"), 0o3777).expect("made");
+    for name in ["program", "sticky"] {
+        assert_eq!(fs::metadata(at(name)).expect("there").mode() & 0o7000, 0, "{name}");
+    }
+}
+
+/// A fifo that somebody laid is not waited for.
+#[test]
+fn k26_a_fifo_in_a_clone_is_not_waited_for() {
+    let room = Room::new();
+    let (place, _) = with_precious(&room);
+    for name in ["global/pg_control", MARKER_FILE] {
+        let path = place.directory.join(name);
+        let _ = fs::remove_file(&path);
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).expect("made");
+    }
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let also = place.clone();
+    std::thread::spawn(move || {
+        let marker = Marker::read(&also.directory);
+        let written = also.write(Path::new("global/pg_control"), b"ours", 0o600);
+        let _ = sender.send((marker.map(drop), written));
+    });
+    let (marker, written) = receiver.recv_timeout(std::time::Duration::from_secs(5)).expect("not waited for");
+    assert!(marker.expect_err("no marker").to_string().contains(MARKER_FILE));
+    written.expect("in its place");
+    assert_eq!(fs::read(place.directory.join("global/pg_control")).expect("read"), b"ours");
+}
+
+/// What an image has no more is removed by its name: not where a directory on the way has become a link.
+#[test]
+fn k26_nothing_outside_of_a_clone_is_removed() {
+    let room = Room::new();
+    let whole = image(&[5], &[(1, 10, false)], Some(16400));
+    let mut skeleton = room.make("clone", &whole);
+    let place = skeleton.place().clone();
+    let precious = room.directory.path().join("precious");
+    fs::create_dir_all(precious.join("16400")).expect("made");
+    fs::write(precious.join("1"), "mine").expect("written");
+    fs::write(precious.join("16400/1"), "mine").expect("written");
+    fs::rename(place.directory.join("base/5"), room.directory.path().join("away")).expect("moved");
+    std::os::unix::fs::symlink(&precious, place.directory.join("base/5")).expect("laid");
+    let error = skeleton.reconcile(Arc::new(image(&[5], &[], Some(16400)))).expect_err("a link");
+    assert!(error.to_string().contains("base/5/1"), "{error}");
+    // The same with the directory of its tablespaces.
+    let skeleton = room.make("other", &whole);
+    let place = skeleton.place().clone();
+    fs::rename(&place.tablespaces, room.directory.path().join("far")).expect("moved");
+    std::os::unix::fs::symlink(&precious, &place.tablespaces).expect("laid");
+    if is_root() {
+        std::os::unix::fs::lchown(&place.tablespaces, Some(place.user.user_id()), None).expect("given");
+        place.remove_tablespace(&whole.tablespaces[0]).expect_err("not the account's");
+        remove(&place).expect_err("not the account's");
+    }
+    assert!(precious.join("1").exists() && precious.join("16400/1").exists());
 }
 
 fn shapes() -> impl Strategy<Value = Image> {

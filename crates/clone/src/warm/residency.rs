@@ -6,6 +6,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
+use onecopy_postgres::Directory;
+
 use super::ranges::{self, Run};
 use crate::ByteRange;
 use crate::image::{FileNumber, Image};
@@ -49,11 +51,12 @@ pub(super) fn cached_ranges(
     data_directory: &Path,
     ranges_max: usize,
 ) -> io::Result<Vec<(FileNumber, ByteRange)>> {
+    let directory = Directory::open(data_directory)?;
     let mut runs = Vec::new();
     let mut grains_left = GRAINS_MAX;
     for (number, file) in (0..).map(FileNumber).zip(&image.files) {
         // What has been removed meanwhile is not hot.
-        let Ok(opened) = File::open(data_directory.join(&file.path)) else { continue };
+        let Ok(opened) = directory.open_read(&file.path) else { continue };
         let whole = Run { file: number, start: 0, length_bytes: file.size_bytes, heat: 0 };
         if cached_bytes(&opened, whole.start, whole.length_bytes)? == 0 {
             continue;

@@ -1,13 +1,11 @@
 //! Files that share their blocks with the source's: made in moments, nothing to fill.
 
-use std::fs::{self, File};
 use std::io::ErrorKind;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onecopy_postgres::Progress;
+use onecopy_postgres::{Directory, Progress};
 use rustix::fs::ioctl_ficlone;
 use rustix::io::Errno;
 
@@ -118,7 +116,8 @@ async fn share_all(plans: &[Plan]) -> Vec<Result<u64, CloneError>> {
 /// Makes the directory and all its files.
 fn share(plan: &Plan) -> Result<u64, CloneError> {
     let source = &plan.source.data_directory;
-    let Scan { mut image, small } = Image::scan(source)?;
+    let source = &Directory::open(source).map_err(CloneError::file("open", source))?;
+    let Scan { mut image, small } = Image::scan_open(source)?;
     // Files are made one by one as they are shared: there may be more of them than descriptors.
     let files = std::mem::take(&mut image.files);
     let skeleton = Skeleton::make(Place::of(plan)?, Arc::new(image), &Marker::of(plan, Path::new("")))?;
@@ -132,12 +131,15 @@ fn share(plan: &Plan) -> Result<u64, CloneError> {
     shared
 }
 
-fn share_files(source: &Path, place: &Place, files: &[ImageFile]) -> Result<u64, CloneError> {
+fn share_files(source: &Directory, place: &Place, files: &[ImageFile]) -> Result<u64, CloneError> {
     let mut bytes = 0;
     for file in files {
-        let path = source.join(&file.path);
+        let path = source.path().join(&file.path);
         // What the source has removed since it was listed, replay removes too.
-        let Some(from) = open_source(&path)? else { continue };
+        let from = match source.open_read(&file.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            from => from.map_err(CloneError::file("open", &path))?,
+        };
         let target = place.create(&file.path, file.mode)?;
         ioctl_ficlone(&target, &from).map_err(|error| CloneError::file("share the blocks of", &path)(error.into()))?;
         bytes += target.metadata().map_err(CloneError::file("read", &path))?.len();
@@ -145,23 +147,15 @@ fn share_files(source: &Path, place: &Place, files: &[ImageFile]) -> Result<u64,
     Ok(bytes)
 }
 
-fn copy_small(source: &Path, skeleton: &Skeleton, path: &Path, mode: u32) -> Result<u64, CloneError> {
-    let from = source.join(path);
-    match fs::read(&from) {
+fn copy_small(source: &Directory, skeleton: &Skeleton, path: &Path, mode: u32) -> Result<u64, CloneError> {
+    match source.read(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(0),
         content => {
-            let content = content.map_err(CloneError::file("read", &from))?;
+            let content = content.map_err(CloneError::file("read", source.path().join(path)))?;
             let bytes = content.len() as u64;
             skeleton.write_small(&[SmallFile { path: path.to_owned(), mode, content }])?;
             Ok(bytes)
         }
-    }
-}
-
-fn open_source(path: &Path) -> Result<Option<File>, CloneError> {
-    match fs::OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        file => file.map(Some).map_err(CloneError::file("open", path)),
     }
 }
 
@@ -189,5 +183,66 @@ fn discard(plan: &Plan) {
 async fn drop_slot(plan: &Plan) {
     if let Err(error) = slot::drop_on(&plan.source, &plan.slot).await {
         tracing::warn!(slot = %plan.slot, %error, "a replication slot is left");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onecopy_postgres::{ConnectionParameters, ServiceUser};
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    /// Between the list and the copy the account lays links.
+    #[test]
+    fn k25_what_has_become_a_link_since_it_was_listed_is_not_shared_and_not_copied() {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
+        let at = |name: &str| directory.path().join(name);
+        for name in ["data/base/5", "outside"] {
+            fs::create_dir_all(at(name)).expect("made");
+        }
+        for (name, content) in [("data/PG_VERSION", "15\n"), ("outside/1259", "secret"), ("secret", "secret")] {
+            fs::write(at(name), content).expect("written");
+        }
+        let user = ServiceUser::resolve(None).expect("an account");
+        let place = Place { directory: at("clone/data"), tablespaces: at("clone/tablespaces"), user };
+        let marker = Marker {
+            made_by: "a test".to_owned(),
+            source_data_directory: at("data"),
+            tablespaces: place.tablespaces.clone(),
+            user_name: "postgres".to_owned(),
+            service_directory: "/run/onecopy/test".into(),
+            slot: None,
+            source: ConnectionParameters {
+                host: "127.0.0.1".to_owned(),
+                port: 5432,
+                user: "postgres".to_owned(),
+                password: None,
+                database: "postgres".to_owned(),
+                application_name: None,
+            },
+        };
+        let image = Image::scan(&at("data")).expect("listed").image;
+        let skeleton = Skeleton::make(place, Arc::new(image), &marker).expect("made");
+        fs::remove_dir(at("data/base/5")).expect("removed");
+        symlink(at("outside"), at("data/base/5")).expect("laid");
+        symlink(at("secret"), at("data/postgresql.conf")).expect("laid");
+        let listed = ImageFile {
+            path: "base/5/1259".into(),
+            size_bytes: 6,
+            mode: 0o600,
+            identity: crate::image::FileIdentity { device: 1, inode: 1, born_nanoseconds: 0 },
+        };
+        let source = Directory::open(&at("data")).expect("opened");
+        let shared = share_files(&source, skeleton.place(), &[listed]);
+        let small = copy_small(&source, &skeleton, Path::new("postgresql.conf"), 0o600);
+        assert!(!at("clone/data/postgresql.conf").exists() && !at("clone/data/base/5/1259").exists());
+        for (error, name) in
+            [(shared.expect_err("a link"), "base/5/1259"), (small.expect_err("a link"), "postgresql.conf")]
+        {
+            let error = error.to_string();
+            assert!(error.contains(name) && error.contains("symbolic link"), "{error}");
+        }
     }
 }

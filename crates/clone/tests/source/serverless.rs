@@ -1,8 +1,11 @@
 //! Data directories of which no server runs: what changes in them, and when, is the test's own choice.
 
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use onecopy_clone::Origin;
@@ -10,9 +13,9 @@ use onecopy_clone::fanotify::{Doing, EventAccess, Group, Journal, doing};
 use onecopy_clone::image::FileNumber;
 use onecopy_clone::plan::SourceServer;
 use onecopy_clone::source::Source;
-use onecopy_postgres::ConnectionParameters;
+use onecopy_postgres::{ConnectionParameters, ServiceUser};
 
-use crate::frozen::freeze_and_follow;
+use crate::frozen::{freeze, freeze_and_follow};
 use crate::laboratory::xfs::XfsMount;
 use crate::laboratory::{Laboratory, until};
 
@@ -122,4 +125,67 @@ async fn a_truncation_that_was_let_through_before_a_freeze_happens_before_it() {
         return;
     }
     panic!("no freeze of {FREEZES_MAX} was over within {TRUNCATION_WAIT:?}");
+}
+
+/// A data directory of the servers' account, and beside it a file that root alone may read.
+fn owned_by_the_account(directory: &Path) -> ServiceUser {
+    let user = ServiceUser::resolve(None).expect("an account");
+    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).expect("searchable");
+    let data = directory.join("data");
+    std::fs::create_dir_all(data.join("base/5")).expect("made");
+    for (name, content) in [("PG_VERSION", "15\n"), ("postgresql.conf", "public"), ("base/5/16384", "page")] {
+        std::fs::write(data.join(name), content).expect("written");
+        user.own(&data.join(name)).expect("given");
+    }
+    for name in ["", "base", "base/5"] {
+        user.own(&data.join(name)).expect("given");
+    }
+    std::fs::write(directory.join("secret"), "secret").expect("written");
+    std::fs::set_permissions(directory.join("secret"), std::fs::Permissions::from_mode(0o600)).expect("set");
+    user
+}
+
+/// The account puts a link, and another name of root's file, in the place of a file that is copied at the freeze, at any instant.
+#[tokio::test(flavor = "multi_thread")]
+async fn k25_a_freeze_reads_nothing_for_the_account_that_it_could_not_read() {
+    let directory = tempfile::tempdir().expect("a directory");
+    owned_by_the_account(directory.path());
+    let at = |name: &str| directory.path().join(name);
+    let (source, server) = fabricated(&at("data")).await;
+    source.adopt(&server).await.expect("nothing is open");
+    std::os::unix::fs::symlink(at("secret"), at("link")).expect("linked");
+    let ended = Arc::new(AtomicBool::new(false));
+    let swapping = {
+        let (link, name, ended) = (at("link"), at("data/postgresql.conf"), Arc::clone(&ended));
+        std::thread::spawn(move || {
+            while !ended.load(Ordering::Relaxed) {
+                let flags = rustix::fs::RenameFlags::EXCHANGE;
+                rustix::fs::renameat_with(rustix::fs::CWD, &link, rustix::fs::CWD, &name, flags).expect("swapped");
+            }
+        })
+    };
+    let (begun, mut freezes) = (Instant::now(), 0);
+    let mut content = BTreeSet::new();
+    while begun.elapsed() < Duration::from_secs(1) {
+        match freeze(&source).await {
+            Ok(frozen) => content.extend(frozen.small_files().iter().map(|file| file.content.clone())),
+            Err(error) => assert!(error.to_string().contains("postgresql.conf"), "it is named: {error}"),
+        }
+        freezes += 1;
+    }
+    ended.store(true, Ordering::Relaxed);
+    swapping.join().expect("not ended");
+    assert!(freezes > 10 && content.is_subset(&BTreeSet::from([b"public".to_vec()])), "{freezes} {content:?}");
+
+    // Another name of the same file, where the kernel lets everybody make one (fs.protected_hardlinks).
+    std::fs::remove_file(at("data/postgresql.conf")).expect("removed");
+    std::fs::hard_link(at("secret"), at("data/postgresql.conf")).expect("a second name");
+    let error = freeze(&source).await.err().expect("refused").to_string();
+    assert!(error.contains("postgresql.conf") && error.contains("somebody else"), "{error}");
+    // And in the place of a file that is filled on demand.
+    std::fs::remove_file(at("data/postgresql.conf")).expect("removed");
+    std::fs::remove_file(at("data/base/5/16384")).expect("removed");
+    std::fs::hard_link(at("secret"), at("data/base/5/16384")).expect("a second name");
+    let error = freeze(&source).await.err().expect("refused").to_string();
+    assert!(error.contains("base/5/16384") && error.contains("somebody else"), "{error}");
 }

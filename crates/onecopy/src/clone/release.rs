@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use onecopy_clone::recovery::slot;
-use onecopy_postgres::{ConnectionParameters, Settings};
+use onecopy_postgres::{ConnectionParameters, Directory, Settings};
 use tokio_postgres::Client;
 
 use super::source::connection_of;
@@ -71,7 +71,7 @@ pub async fn drop_of_dead(source: &ConnectionParameters, name: &str) -> anyhow::
 
 /// Whom the clone in this directory follows, with the password; none where it is not written yet, or not understood.
 pub fn followed(directory: &Path) -> Option<ConnectionParameters> {
-    let text = std::fs::read_to_string(directory.join(STANDBY_FILE)).ok()?;
+    let text = Directory::open(directory).and_then(|open| open.read_to_string(Path::new(STANDBY_FILE))).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("primary_conninfo = '"))?;
     // As `Settings::to_configuration_file` has written it.
     line.strip_suffix('\'')?.replace("''", "'").replace("\\\\", "\\").parse().ok()
@@ -91,7 +91,8 @@ pub fn leave_to_background(directory: &Path) -> anyhow::Result<()> {
 }
 
 fn is_wanted(directory: &Path) -> bool {
-    std::fs::read_to_string(directory.join(SETTINGS_FILE)).is_ok_and(|text| text.contains(RELEASE_SETTING))
+    let read = Directory::open(directory).and_then(|open| open.read_to_string(Path::new(SETTINGS_FILE)));
+    read.is_ok_and(|text| text.contains(RELEASE_SETTING))
 }
 
 async fn wait_caught_up(source: &Client, clone: &Client) -> anyhow::Result<()> {

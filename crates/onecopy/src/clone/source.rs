@@ -8,7 +8,9 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use onecopy_clone::plan::SourceServer;
-use onecopy_postgres::{AccessRule, Binaries, ConnectionParameters, ControlFile, RuleKind, ServiceUser, Settings};
+use onecopy_postgres::{
+    AccessRule, Binaries, ConnectionParameters, ControlFile, Directory, RuleKind, ServiceUser, Settings,
+};
 use tokio_postgres::Client;
 
 /// Settings of the source that a clone beside it must not have: places, addresses, TLS, archiving, where logs go, who it follows. Those
@@ -76,8 +78,9 @@ impl Source {
         let process = postmaster(&data_directory)?;
         let program = fs::read_link(format!("/proc/{process}/exe"))
             .with_context(|| format!("cannot see which program the source (process {process}) runs"))?;
-        let binaries = Binaries::find(program.parent())?;
         let user = ServiceUser::resolve(Some(&owner_of(&data_directory)?))?;
+        // That account names the process.
+        let binaries = Binaries::in_directory_of(program.parent().unwrap_or(Path::new("/")), &user)?;
         let leader = leader_of(&client, &connection).await?;
         let (access_rules, left_out) = access_rules(&client).await?;
         let sockets = show(&client, "unix_socket_directories").await?;
@@ -123,8 +126,8 @@ pub fn connection_of(source: &str) -> anyhow::Result<ConnectionParameters> {
         return Ok(parameters);
     }
     let path = directory.join("postmaster.pid");
-    let text = fs::read_to_string(&path)
-        .with_context(|| format!("no server runs in {source}: cannot read {}", path.display()))?;
+    let text =
+        pid_file(directory).with_context(|| format!("no server runs in {source}: cannot read {}", path.display()))?;
     // Source: PostgreSQL, src/include/utils/pidfile.h: port, socket directory, first address are the lines 4, 5 and 6.
     let line = |number: usize| text.lines().nth(number - 1).map(str::trim).filter(|line| !line.is_empty());
     let port = line(4).and_then(|port| port.parse().ok()).context("the server is only starting")?;
@@ -165,9 +168,13 @@ async fn check_local(client: &Client, data_directory: &Path) -> anyhow::Result<(
     Ok(())
 }
 
+fn pid_file(data_directory: &Path) -> std::io::Result<String> {
+    Directory::open(data_directory)?.read_to_string(Path::new("postmaster.pid"))
+}
+
 fn postmaster(data_directory: &Path) -> anyhow::Result<u32> {
     let path = data_directory.join("postmaster.pid");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = pid_file(data_directory).with_context(|| format!("cannot read {}", path.display()))?;
     text.lines()
         .next()
         .and_then(|line| line.trim().parse().ok())

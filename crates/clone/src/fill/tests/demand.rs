@@ -2,8 +2,11 @@
 
 use std::io::Read;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+use onecopy_postgres::Directory;
 
 use super::*;
 use crate::fanotify::tests::read_and_die;
@@ -169,7 +172,9 @@ fn taken_over(listening: &Listening, program: &str) -> [(Vec<u8>, bool); 2] {
     let bitmap = SharedBitmap::open(listening.filling.bitmap().as_fd().try_clone_to_owned().unwrap()).unwrap();
     // A restarted process has to open the files quietly: nobody would answer its own accesses while it takes over.
     let opener = QuietOpener::new().unwrap();
-    let files = vec![opener.open(&listening.laboratory.path("clone", FIRST), true).unwrap()];
+    let path = listening.laboratory.path("clone", FIRST);
+    let home = Directory::open(path.parent().unwrap()).unwrap();
+    let files = vec![opener.open(&home, Path::new(path.file_name().unwrap()), true).unwrap()];
     let Laboratory { image, origin, .. } = &listening.laboratory;
     let filling = Arc::new(Filling::new(Arc::clone(image), files, origin.clone(), bitmap).unwrap());
     let listener = DemandListener::start(listening.demand.clone(), filling, true).unwrap();
