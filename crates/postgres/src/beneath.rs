@@ -29,6 +29,8 @@ const STICKY: u32 = 0o1000;
 const LINKS_MAX: u32 = 40;
 /// The kernel asks to try again where a directory was renamed at this moment (openat2(2)).
 const TRIES_MAX: u32 = 1000;
+/// A file of more bytes is not read into memory: whoever may write it decides how large it is.
+const READ_BYTES_MAX: u64 = 64 << 20;
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
 /// A fifo or a device is never waited for.
 const FILE: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -173,11 +175,14 @@ impl Directory {
     /// All of a file.
     ///
     /// # Errors
-    /// As [`Directory::open_read`].
+    /// As [`Directory::open_read`]; a file of more than 64 MiB.
     pub fn read(&self, relative: &Path) -> io::Result<Vec<u8>> {
         let mut content = Vec::new();
-        self.open_read(relative)?.read_to_end(&mut content)?;
-        Ok(content)
+        self.open_read(relative)?.take(READ_BYTES_MAX + 1).read_to_end(&mut content)?;
+        match content.len() as u64 <= READ_BYTES_MAX {
+            true => Ok(content),
+            false => Err(refused(&format!("it has more than {READ_BYTES_MAX} bytes"))),
+        }
     }
 
     /// All of a text.

@@ -51,6 +51,8 @@ fn k25_only_files_that_are_the_accounts_are_opened() {
     for name in ["fifo", "pg_tblspc"] {
         assert!(refusal(data.open_read(Path::new(name))).contains("no regular file"), "{name}");
     }
+    File::create(at("data/large")).and_then(|file| file.set_len(1 << 40)).expect("a hole");
+    assert!(refusal(data.read(Path::new("large"))).contains("more than"));
     if !is_root() {
         return;
     }

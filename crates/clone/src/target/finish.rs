@@ -44,7 +44,12 @@ fn directories(place: &Place) -> Result<Vec<OwnedFd>, CloneError> {
     found.extend(above(&place.directory)?);
     let mut has_tablespaces = false;
     for name in names {
-        match data_directory.open_directory(&Path::new(TABLESPACES_DIRECTORY).join(&name)) {
+        let path = Path::new(TABLESPACES_DIRECTORY).join(&name);
+        // Others lie in the data directory itself.
+        if data_directory.read_link(&path).is_err() {
+            continue;
+        }
+        match data_directory.open_directory(&path) {
             Ok(tablespace) => found.push(copied(&tablespace, &links.join(&name))?),
             // That of a tablespace that was dropped just now, or nothing of PostgreSQL's.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => continue,

@@ -233,6 +233,17 @@ fn a_guard_is_no_version_until_it_is_lifted() {
     assert!(rest.iter().all(|(path, ..)| !path.to_string_lossy().contains("onecopy")), "{rest:?}");
 }
 
+/// `allow_in_place_tablespaces`: no link, and no directory elsewhere.
+#[test]
+fn a_clone_with_a_tablespace_in_its_directory_is_finished() {
+    let room = Room::new();
+    let mut image = image(&[5], &[(1, 10, false)], None);
+    image.directories.push(ImageDirectory { path: "pg_tblspc/16400".into(), mode: 0o700 });
+    let place = room.make("clone", &image).place().clone();
+    finish(&place, 17).expect("finished");
+    assert!(!place.tablespaces.exists() && place.directory.join("pg_tblspc/16400").is_dir());
+}
+
 #[test]
 fn a_moved_skeleton_links_to_where_its_tablespaces_are() {
     let room = Room::new();
