@@ -122,13 +122,30 @@ impl Wire {
             .map_err(|error| anyhow::anyhow!("the log-in failed with {}: {}", error.code, error.message))
     }
 
+    /// Logs in on the leader itself, past the router: what one server does is what all are measured by.
+    pub async fn connect_to_leader(cluster: &TestCluster) -> anyhow::Result<Wire> {
+        let socket = Socket::connect(&Address::of("127.0.0.1", cluster.servers.leader().port())).await?;
+        let wire = Wire { channel: Channel::new(socket, 1 << 30), cancel_key: Bytes::new() };
+        wire.log_in_here(&[("user", USER), ("database", DATABASE)], PASSWORD)
+            .await?
+            .map_err(|error| anyhow::anyhow!("the log-in failed with {}: {}", error.code, error.message))
+    }
+
     /// Logs in; what the router refuses is the inner error.
     pub async fn log_in(
         cluster: &TestCluster,
         parameters: &[(&str, &str)],
         password: &str,
     ) -> anyhow::Result<Result<Wire, ErrorFields>> {
-        let mut wire = Wire::silent(cluster).await?;
+        Wire::silent(cluster).await?.log_in_here(parameters, password).await
+    }
+
+    async fn log_in_here(
+        mut self,
+        parameters: &[(&str, &str)],
+        password: &str,
+    ) -> anyhow::Result<Result<Wire, ErrorFields>> {
+        let wire = &mut self;
         wire.send(&startup(parameters)).await?;
         let client = ScramClient::new(ScramCredential::Password(password.as_bytes().to_vec()));
         let frame = wire.next().await?;
@@ -156,7 +173,7 @@ impl Wire {
             match frame.tag {
                 b'E' => return Ok(Err(ErrorFields::parse(&frame.body()))),
                 b'K' => wire.cancel_key = frame.body(),
-                b'Z' => return Ok(Ok(wire)),
+                b'Z' => return Ok(Ok(self)),
                 _ => {}
             }
         }

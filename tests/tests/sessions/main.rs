@@ -20,4 +20,5 @@ mod pools;
 mod read_only_default;
 mod shutdown;
 mod statements;
+mod transaction_modes;
 mod waiting;

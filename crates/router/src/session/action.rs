@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::setting::first_value;
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::{Characteristics, Session, SessionEnd};
@@ -58,10 +59,7 @@ impl Session {
             return Ok(Outcome::Failed);
         }
         match action {
-            Action::Begin(modes) => {
-                self.begin(*modes);
-                Ok(Outcome::Done)
-            }
+            Action::Begin(modes) => self.begin(*modes).await,
             Action::Commit { chain } => self.end(*chain, true).await,
             Action::Rollback { chain } => self.end(*chain, false).await,
             Action::TwoPhase => Ok(self.refuse(
@@ -90,16 +88,24 @@ impl Session {
         Outcome::Failed
     }
 
-    fn begin(&mut self, modes: TransactionModes) {
+    async fn begin(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
         match &mut self.transaction {
-            Some(transaction) if transaction.implicit => transaction.implicit = false,
-            Some(_) => self
-                .client
-                .output
-                .warning(sqlstate::ACTIVE_SQL_TRANSACTION, "there is already a transaction in progress"),
+            Some(transaction) => {
+                if !std::mem::take(&mut transaction.implicit) {
+                    let warning = "there is already a transaction in progress";
+                    self.client.output.warning(sqlstate::ACTIVE_SQL_TRANSACTION, warning);
+                }
+                // Its modes count all the same, as those of SET TRANSACTION.
+                let start = self.client.output.len();
+                if self.change_modes(modes).await? == Outcome::Failed {
+                    return Ok(Outcome::Failed);
+                }
+                self.client.output.truncate(start);
+            }
             None => self.transaction = Some(Transaction::explicit(self, self.characteristics.with(modes))),
         }
         self.client.output.command_complete("BEGIN");
+        Ok(Outcome::Done)
     }
 
     async fn end(&mut self, chain: bool, commits: bool) -> Result<Outcome, SessionEnd> {
@@ -114,7 +120,15 @@ impl Session {
             self.client.output.command_complete(tag);
             return Ok(Outcome::Done);
         };
-        let characteristics = transaction.characteristics;
+        let mut characteristics = transaction.characteristics;
+        if chain
+            && transaction.is_on_leader()
+            && !transaction.failed
+            && let Ok(relayed) = self.ask_in_transaction("SHOW transaction_read_only").await
+        {
+            // ROLLBACK TO may have taken the mode back.
+            characteristics.read_only = first_value(relayed.own_rows.last()) == "on";
+        }
         let outcome = if commits {
             self.commit(true).await?
         } else {
@@ -129,12 +143,18 @@ impl Session {
     }
 
     async fn set_transaction(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
-        let Some(transaction) = self.transaction.as_mut().filter(|transaction| !transaction.implicit) else {
+        if self.transaction.as_ref().is_none_or(|transaction| transaction.implicit) {
             let warning = "SET TRANSACTION can only be used in transaction blocks";
             self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
             self.client.output.command_complete("SET");
             return Ok(Outcome::Done);
-        };
+        }
+        self.change_modes(modes).await
+    }
+
+    /// Changes the modes of the open transaction, or lets the server say why that cannot be; answered as SET.
+    async fn change_modes(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
+        let Some(transaction) = &mut self.transaction else { return Ok(Outcome::Failed) };
         if !transaction.has_started() {
             transaction.characteristics = transaction.characteristics.with(modes);
             self.client.output.command_complete("SET");

@@ -18,6 +18,9 @@ const HAS_WRITTEN: &str = "SELECT pg_catalog.pg_current_xact_id_if_assigned() IS
 const HIDDEN_DDL: &str = "SET CONSTRAINTS ALL IMMEDIATE; SELECT 1 FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid() \
      AND locktype = 'relation' AND mode = 'AccessExclusiveLock' LIMIT 1";
 
+const OVERTAKEN: &str =
+    "could not serialize access: an epoch has overtaken this transaction, and it is READ ONLY by now";
+
 impl Session {
     /// COMMIT. `answers`: the client gets a `CommandComplete`. Fails only when an error was reported.
     pub(super) async fn commit(&mut self, answers: bool) -> Result<Outcome, SessionEnd> {
@@ -37,7 +40,7 @@ impl Session {
                 self.give_back_reader(*backend);
             }
             Place::OnLeader(leader) => {
-                match self.commit_on_leader(*leader, transaction.characteristics.read_only).await? {
+                match self.commit_on_leader(*leader).await? {
                     // A session whose settings savepoints may have taken back keeps its back end, which knows them.
                     Committed::Yes if self.settings != transaction.settings_before => {
                         if let Some(mut backend) = self.own_backend.take() {
@@ -82,17 +85,8 @@ impl Session {
         Ok(Outcome::Done)
     }
 
-    async fn commit_on_leader(
-        &mut self,
-        mut leader: LeaderTransaction,
-        read_only: bool,
-    ) -> Result<Committed, SessionEnd> {
-        if leader.is_read_only {
-            let relayed = self.own_statement(&mut leader.backend, "COMMIT", true).await?;
-            self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
-            return self.committed(leader, relayed, false).await;
-        }
-        if leader.serializable.may_be_forgotten() {
+    async fn commit_on_leader(&mut self, mut leader: LeaderTransaction) -> Result<Committed, SessionEnd> {
+        if !leader.begun_read_only && leader.serializable.may_be_forgotten() {
             drop(leader);
             return Ok(Committed::Error(too_many_transactions()));
         }
@@ -117,7 +111,8 @@ impl Session {
         let commit = if leader.wrote {
             domain.room.enter(self.number, leader.backend.process_id, None).await
         } else {
-            // What looks like reads may hide writes (functions, operators, casts of users): the server knows.
+            // What looks like reads may hide writes (functions, operators, casts of users), and what was begun READ ONLY
+            // may be READ WRITE by now, or have been: the server knows.
             let visit = domain.room.visit(self.number, leader.backend.process_id).await;
             let relayed = match self.own_statement(&mut leader.backend, HAS_WRITTEN, false).await? {
                 Ok(relayed) => relayed,
@@ -137,22 +132,26 @@ impl Session {
             };
             commit.expect("a visit is inside until it leaves")
         };
-        let tripwire =
-            domain.epochs.needs_tripwire(leader.commits_at_snapshot) && !domain.settings.unsafe_without_tripwire;
-        if tripwire && read_only {
-            // It may have written before it was made READ ONLY, and can touch the tripwire no more.
+        if leader.begun_read_only && leader.serializable.may_be_forgotten() {
             commit.settle();
-            if self.own_statement(&mut leader.backend, "ROLLBACK", false).await?.is_ok() {
-                self.return_leader(leader.backend);
-            }
-            return Ok(Committed::Error(overtaken()));
+            drop(leader);
+            return Ok(Committed::Error(too_many_transactions()));
         }
         let sql = if tripwire { "INSERT INTO onecopy_router.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
-        let relayed = self.own_statement(&mut leader.backend, sql, true).await?;
-        if let Ok(relayed) = &relayed {
+        let tripwire =
+            domain.epochs.needs_tripwire(leader.commits_at_snapshot) && !domain.settings.unsafe_without_tripwire;
+        let mut relayed = self.own_statement(&mut leader.backend, sql, true).await?;
+        if let Ok(relayed) = &mut relayed {
             self.commits_seen = commit.settle();
             if tripwire {
                 let aborted =
+                if let Some(error) = &mut relayed.own_error
+                    && error.code == sqlstate::READ_ONLY_SQL_TRANSACTION
+                {
+                    // It has written before it was made READ ONLY, and can touch the tripwire no more.
+                    sqlstate::SERIALIZATION_FAILURE.clone_into(&mut error.code);
+                    OVERTAKEN.clone_into(&mut error.message);
+                }
                     relayed.own_error.as_ref().is_some_and(|error| error.code == sqlstate::SERIALIZATION_FAILURE);
                 domain.epochs.statistics.note_tripwire(aborted);
             }
@@ -256,14 +255,6 @@ impl Session {
         backend.epoch = None;
         self.domain.readers.give_back(&self.user, backend);
     }
-}
-
-fn overtaken() -> SqlError {
-    SqlError::error(
-        sqlstate::SERIALIZATION_FAILURE,
-        "could not serialize access: an epoch has overtaken this transaction, and it is READ ONLY by now",
-    )
-    .hint("The transaction might succeed if retried.")
 }
 
 enum Committed {

@@ -51,6 +51,7 @@ impl Session {
                     }
                 });
             }
+            "transaction_read_only" if self.transaction.is_some() => return self.let_server_set_mode(text).await,
             "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" => {
                 // To DEFAULT: what the transaction has already.
                 self.client.output.command_complete("SET");
@@ -157,7 +158,7 @@ impl Session {
     }
 
     /// Runs a statement of the router's own in the open transaction.
-    async fn ask_in_transaction(&mut self, sql: &str) -> Result<Relayed, RelayError> {
+    pub(super) async fn ask_in_transaction(&mut self, sql: &str) -> Result<Relayed, RelayError> {
         let Some(mut transaction) = self.transaction.take() else { return Ok(Relayed::default()) };
         let mut expected = VecDeque::new();
         let result = match transaction.backend() {
@@ -265,6 +266,16 @@ impl Session {
             "onecopy.freshness" | "onecopy.server" | "onecopy.served_by" => {
                 return Ok(self.set_of_router(name, None, "RESET"));
             }
+    /// Changes `transaction_read_only` in words that the router does not read: the server knows what they mean.
+    async fn let_server_set_mode(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
+        let outcome = self.run_text_on_leader(text).await?;
+        if let (Outcome::Done, Some(transaction)) = (outcome, &mut self.transaction) {
+            // From here on it counts as one that writes.
+            transaction.characteristics.read_only = false;
+        }
+        Ok(outcome)
+    }
+
             "default_transaction_isolation" => {
                 self.characteristics.isolation = None;
                 self.client.output.command_complete("RESET");
@@ -276,6 +287,7 @@ impl Session {
             }
             "role" | "session_authorization" => return self.run_text_on_leader(text).await,
             _ => {}
+            "transaction_read_only" if self.transaction.is_some() => return self.let_server_set_mode(text).await,
         }
         if let Some(value) = self.settings_at_login.get(name).map(str::to_owned) {
             let text = format!("SET {name} TO {}", quote(&value));
@@ -358,7 +370,7 @@ impl Session {
 }
 
 /// The first value of a `DataRow` body.
-fn first_value(row: Option<&bytes::Bytes>) -> String {
+pub(super) fn first_value(row: Option<&bytes::Bytes>) -> String {
     let value = row.and_then(|row| {
         let length = i32::from_be_bytes(row.get(2..6)?.try_into().ok()?);
         row.get(6..6 + usize::try_from(length).ok()?)

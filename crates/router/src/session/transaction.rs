@@ -67,8 +67,9 @@ pub(super) struct LeaderTransaction {
     pub serializable: SerializableTransaction,
     /// The settings of the back end if it commits.
     pub settings_there: Arc<Settings>,
-    /// It was begun READ ONLY, so the server lets nothing be written whatever its functions do.
-    pub is_read_only: bool,
+    /// It was begun READ ONLY. It may be no more: whether it has written is the server's to say.
+    pub begun_read_only: bool,
+    /// It has run what may write. When it has not, the server is asked before its COMMIT.
     pub wrote: bool,
     pub opaque: bool,
     pub barrier: Option<Barrier>,
@@ -309,7 +310,7 @@ impl Session {
             begin: Some(format!("BEGIN ISOLATION LEVEL SERIALIZABLE{mode}{wait}")),
             commits_at_snapshot: self.domain.room.commits_done(),
             settings_there: self.settings.clone(),
-            is_read_only: characteristics.read_only,
+            begun_read_only: characteristics.read_only,
             wrote: false,
             opaque: false,
             barrier: None,
@@ -332,7 +333,7 @@ impl Session {
         }
         // A user's function may write although it is declared STABLE; PostgreSQL does not look further than one call.
         let may_write = work.writes || work.own_transaction || (work.statements > 0 && !work.reads_only);
-        leader.wrote |= may_write && !leader.is_read_only;
+        leader.wrote |= may_write && !transaction.characteristics.read_only;
         leader.opaque |= work.opaque || work.own_transaction;
         let _releasing = self.releasing_around(work);
         if work.barrier.as_ref().is_some_and(|barrier| !barrier.harmless) && leader.barrier.is_none() {

@@ -36,7 +36,9 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
             let action = if judged.read {
                 Action::Read { own_transaction: *own_transaction || judged.own_transaction }
             } else {
-                Action::Update { opaque: judged.opaque, writes: judged.writes, commits_itself: false }
+                // What leaves state cannot run READ ONLY at once; next to it a user's function may write unseen.
+                let unseen = judged.pins.is_some() && judged.own_transaction;
+                Action::Update { opaque: judged.opaque || unseen, writes: judged.writes, commits_itself: false }
             };
             (action, judged.pins)
         }
