@@ -17,6 +17,7 @@ use crate::epoch::{Epochs, GateHooks, Gatekeeper, Room};
 use crate::membership::Servers;
 use crate::pool::{LeaderPool, ReaderPools};
 use crate::servers::{Health, Role, Server};
+use crate::settings::Settings;
 use crate::sql::{Catalog, ClassificationCache, Objects, ParseError, Part, Scope, Shape, Statement, shape};
 use crate::state::SerializableTransactions;
 
@@ -55,10 +56,14 @@ pub struct PreparedText {
     pub sql: Bytes,
     /// Number and OIDs of parameter types, as the client sent them.
     pub types: Bytes,
+    /// The settings under which it is parsed, as far as they reach into statements.
+    pub settings: Arc<Settings>,
+    /// It is one client's alone: what its Parse has made of it is to be had nowhere else.
+    pub private: bool,
 }
 
-/// Texts of prepared statements by content.
-type PreparedTexts = HashMap<(Bytes, Bytes), Weak<PreparedText>>;
+/// Texts of prepared statements by content, parameter types and settings.
+type PreparedTexts = HashMap<(Bytes, Bytes, Arc<Settings>), Weak<PreparedText>>;
 
 /// A catalog, and up to which change it is right.
 struct Known {
@@ -251,11 +256,11 @@ impl Domain {
         lock(&self.remembered_long).contains(&statement)
     }
 
-    /// The shared text of a prepared statement.
-    pub fn prepared_text(&self, sql: Bytes, types: Bytes) -> Arc<PreparedText> {
+    /// The text of a prepared statement, shared by all who parse it under the same settings.
+    pub fn prepared_text(&self, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
         let mut guard = lock(&self.prepared_texts);
         let (last, texts) = &mut *guard;
-        let key = (sql, types);
+        let key = (sql, types, settings);
         if let Some(text) = texts.get(&key).and_then(Weak::upgrade) {
             return text;
         }
@@ -263,9 +268,17 @@ impl Domain {
             texts.retain(|_, text| text.strong_count() > 0);
         }
         *last += 1;
-        let text = Arc::new(PreparedText { number: *last, sql: key.0.clone(), types: key.1.clone() });
+        let (sql, types, settings) = key.clone();
+        let text = Arc::new(PreparedText { number: *last, sql, types, settings, private: false });
         texts.insert(key, Arc::downgrade(&text));
         text
+    }
+
+    /// The text of a prepared statement that is shared with nobody.
+    pub fn private_text(&self, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
+        let (last, _) = &mut *lock(&self.prepared_texts);
+        *last += 1;
+        Arc::new(PreparedText { number: *last, sql, types, settings, private: true })
     }
 }
 

@@ -9,8 +9,109 @@ use std::sync::Arc;
 /// Settings a session may change before it is refused with 54000.
 pub const SETTINGS_MAX: usize = 64;
 
+/// How far a setting reaches into a statement that is parsed or planned under it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Reach {
+    /// Not at all: it is about time limits, costs, logs, names.
+    #[default]
+    Nothing,
+    /// A plan may keep a value that was worked out under it: PostgreSQL takes what writes `float8`, `bytea` and `interval`
+    /// for immutable, and a user may say so of any function.
+    Plans,
+    /// Parse makes a value of a constant under it.
+    Constants,
+    /// Parse finds other objects under it, or nothing is known of it.
+    Names,
+}
+
+impl Reach {
+    /// How far the setting `name` (lower case) reaches.
+    pub fn of(name: &str) -> Reach {
+        const PREFIXES: [&str; 13] = [
+            "log_",
+            "debug_",
+            "enable_",
+            "geqo",
+            "jit",
+            "cpu_",
+            "parallel_",
+            "min_parallel_",
+            "max_parallel_",
+            "track_",
+            "tcp_",
+            "vacuum_",
+            "default_transaction_",
+        ];
+        match name {
+            "application_name"
+            | "statement_timeout"
+            | "lock_timeout"
+            | "transaction_timeout"
+            | "deadlock_timeout"
+            | "idle_in_transaction_session_timeout"
+            | "idle_session_timeout"
+            | "client_connection_check_interval"
+            | "client_min_messages"
+            | "work_mem"
+            | "hash_mem_multiplier"
+            | "maintenance_work_mem"
+            | "logical_decoding_work_mem"
+            | "temp_buffers"
+            | "temp_file_limit"
+            | "effective_cache_size"
+            | "effective_io_concurrency"
+            | "maintenance_io_concurrency"
+            | "random_page_cost"
+            | "seq_page_cost"
+            | "from_collapse_limit"
+            | "join_collapse_limit"
+            | "recursive_worktable_factor"
+            | "cursor_tuple_fraction"
+            | "default_statistics_target"
+            | "constraint_exclusion"
+            | "plan_cache_mode"
+            | "synchronous_commit"
+            | "stats_fetch_consistency"
+            | "lc_messages" => Reach::Nothing,
+            name if PREFIXES.iter().any(|prefix| name.starts_with(prefix)) => Reach::Nothing,
+            "extra_float_digits"
+            | "bytea_output"
+            | "xmlbinary"
+            | "lc_numeric"
+            | "lc_time"
+            | "default_text_search_config"
+            | "quote_all_identifiers" => Reach::Plans,
+            // PostgreSQL finds out by itself whether they make it parse again.
+            "role" | "session_authorization" | "row_security" => Reach::Plans,
+            "timezone"
+            | "timezone_abbreviations"
+            | "datestyle"
+            | "intervalstyle"
+            | "lc_monetary"
+            | "array_nulls"
+            | "xmloption"
+            | "transform_null_equals"
+            | "backslash_quote"
+            | "escape_string_warning"
+            | "standard_conforming_strings" => Reach::Constants,
+            // One of an extension or of the client's own.
+            name if name.contains('.') => Reach::Plans,
+            _ => Reach::Names,
+        }
+    }
+}
+
+/// Whether Parse may make values of constants in this text; what is no constant for sure counts.
+pub fn has_constants(sql: &[u8]) -> bool {
+    let quotes = |pair: &[u8]| pair[0] == b'$' && !pair[1].is_ascii_digit();
+    sql.contains(&b'\'')
+        || sql.windows(2).any(quotes)
+        // `transform_null_equals` is about these.
+        || sql.windows(4).any(|word| word.eq_ignore_ascii_case(b"null"))
+}
+
 /// Name (lower case) to value, as `current_setting` gives it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Settings {
     values: BTreeMap<String, String>,
 }
@@ -45,6 +146,41 @@ impl Settings {
         }
     }
 
+    /// Those that reach into statements: two sessions that agree in them mean the same by the same text.
+    pub fn of_statements(&self) -> Settings {
+        let reaches = |(name, _): &(&String, &String)| Reach::of(name) != Reach::Nothing;
+        let values = self.values.iter().filter(reaches);
+        Settings { values: values.map(|(name, value)| (name.clone(), value.clone())).collect() }
+    }
+
+    /// How far the settings reach in which the two differ.
+    pub fn difference(&self, other: &Settings) -> Reach {
+        let names = self.values.keys().chain(other.values.keys());
+        let different = names.filter(|name| self.get(name) != other.get(name));
+        different.map(|name| Reach::of(name)).max().unwrap_or_default()
+    }
+
+    /// The statement that gives these settings to a back end until its transaction or savepoint ends, whatever it has of
+    /// `others` and of those that are known to reach into statements.
+    pub fn for_a_moment(&self, others: &Settings) -> String {
+        const KNOWN: [&str; 8] = [
+            "search_path",
+            "timezone",
+            "datestyle",
+            "intervalstyle",
+            "lc_monetary",
+            "array_nulls",
+            "xmloption",
+            "transform_null_equals",
+        ];
+        let names = KNOWN.into_iter().chain(others.names()).filter(|name| self.get(name).is_none());
+        let defaults = names.map(|name| format!("SET LOCAL {} TO DEFAULT", quote_setting_name(name)));
+        let set = |(name, value): (&String, &String)| {
+            format!("SELECT pg_catalog.set_config({}, {}, true)", quote(name), quote(value))
+        };
+        defaults.chain(self.values.iter().map(set)).collect::<Vec<_>>().join("; ")
+    }
+
     /// The statement that turns a back end with `self` into one with `target`; none when they are equal.
     pub fn change_to(&self, target: &Settings) -> Option<String> {
         if self == target {
@@ -68,6 +204,9 @@ impl Settings {
         Some(statements.join("; "))
     }
 }
+
+/// Makes a back end parse and plan anew what it has prepared and what its functions keep.
+pub const FORGET_PLANS: &str = "DISCARD PLANS";
 
 /// A setting's name as an SQL identifier; a custom one has a dot between two.
 fn quote_setting_name(name: &str) -> String {
@@ -158,6 +297,38 @@ mod tests {
         assert!(is_readable_with("client_encoding", "LATIN1"));
         assert!(!is_readable_with("standard_conforming_strings", "off"));
         assert!(is_on("TRUE") && is_on("t") && is_on("yes") && !is_on("off") && !is_on(""));
+    }
+
+    #[test]
+    fn settings_reach_into_statements_unless_they_are_known_not_to() {
+        for (name, reach) in [
+            ("application_name", Reach::Nothing),
+            ("enable_seqscan", Reach::Nothing),
+            ("shop.tenant", Reach::Plans),
+            ("bytea_output", Reach::Plans),
+            ("timezone", Reach::Constants),
+            ("search_path", Reach::Names),
+            ("client_encoding", Reach::Names),
+            ("never_heard_of", Reach::Names),
+        ] {
+            assert_eq!(Reach::of(name), reach, "{name}");
+        }
+        let mut one = Arc::new(Settings::default());
+        assert!(one.set("timezone", "UTC".into()) && one.set("work_mem", "4MB".into()));
+        let mut other = one.clone();
+        other.reset("work_mem");
+        assert_eq!(one.difference(&other), Reach::Nothing);
+        assert_eq!(one.of_statements(), *other);
+        other.reset("timezone");
+        assert_eq!(one.difference(&other), Reach::Constants);
+    }
+
+    #[test]
+    fn constants_are_seen_in_every_form() {
+        for sql in ["SELECT 'a'", "SELECT $$a$$", "SELECT $x$a$x$, $1", "SELECT a = NULL", "SELECT E'a'"] {
+            assert!(has_constants(sql.as_bytes()), "{sql}");
+        }
+        assert!(!has_constants(b"SELECT a FROM t WHERE b = $1 AND c = 12"));
     }
 
     #[test]

@@ -18,6 +18,7 @@ mod isolation_level;
 mod log_in;
 mod pools;
 mod read_only_default;
+mod shared_statements;
 mod shutdown;
 mod statements;
 mod transaction_modes;

@@ -105,6 +105,7 @@ async fn login(
         cancel_key: Arc::new(CancelKey { address: server.address.clone(), process_id: 0, secret: Bytes::new() }),
         parameters: Vec::new(),
         settings: Arc::new(Settings::default()),
+        stale_plans: false,
         prepared: PreparedStatements::default(),
         epoch: None,
         in_transaction: false,

@@ -101,6 +101,8 @@ pub struct Backend {
     pub parameters: Vec<(String, String)>,
     /// The session settings in force there.
     pub settings: Arc<Settings>,
+    /// What it has planned under settings that are not these any more; it forgets that before its next use.
+    pub stale_plans: bool,
     /// Statements prepared there.
     pub prepared: PreparedStatements,
     /// The epoch whose snapshot its open transaction has.

@@ -1,14 +1,19 @@
 //! Which statements are prepared on one back end, under the router's names for them.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
-/// Statements kept prepared on one back end; the one unused longest is closed for a new one.
+use crate::domain::PreparedText;
+
+/// Statements kept prepared on one back end; the one unused longest is closed for a new one. A client's private ones stay
+/// as long as the client has them, which has a bound of its own.
 pub const PREPARED_STATEMENTS_MAX: usize = 256;
 
 /// Statements by the router's number for them.
 #[derive(Debug, Default)]
 pub struct PreparedStatements {
     used: HashMap<u64, u64>,
+    private: HashMap<u64, Weak<PreparedText>>,
     clock: u64,
     /// The statement that the server holds under the empty name.
     pub unnamed: Option<u64>,
@@ -27,10 +32,26 @@ impl PreparedStatements {
         self.used.get_mut(&number).map(|used| *used = clock).is_some()
     }
 
-    /// Notes that `number` is prepared now; gives the statement to close for it.
-    pub fn insert(&mut self, number: u64) -> Option<u64> {
+    /// Whether `number` is prepared.
+    pub fn has(&self, number: u64) -> bool {
+        self.used.contains_key(&number) || self.unnamed == Some(number)
+    }
+
+    /// Notes that `text` is prepared now; gives the statement to close for it.
+    pub fn insert(&mut self, text: &Arc<PreparedText>) -> Option<u64> {
+        if text.private {
+            self.private.insert(text.number, Arc::downgrade(text));
+        }
+        self.insert_number(text.number)
+    }
+
+    fn insert_number(&mut self, number: u64) -> Option<u64> {
         let evicted = (self.used.len() >= PREPARED_STATEMENTS_MAX)
-            .then(|| self.used.iter().min_by_key(|(_, used)| **used).map(|(number, _)| *number))
+            .then(|| {
+                self.private.retain(|_, text| text.strong_count() > 0);
+                let free = self.used.iter().filter(|(number, _)| !self.private.contains_key(number));
+                free.min_by_key(|(_, used)| **used).map(|(number, _)| *number)
+            })
             .flatten();
         if let Some(evicted) = evicted {
             self.used.remove(&evicted);
@@ -53,6 +74,7 @@ impl PreparedStatements {
     /// Forgets all, after `DISCARD ALL` or `DEALLOCATE ALL`.
     pub fn clear(&mut self) {
         self.used.clear();
+        self.private.clear();
         self.unnamed = None;
     }
 }
@@ -65,11 +87,29 @@ mod tests {
     fn the_statement_unused_longest_gives_way() {
         let mut prepared = PreparedStatements::default();
         for number in 0..PREPARED_STATEMENTS_MAX as u64 {
-            assert_eq!(prepared.insert(number), None);
+            assert_eq!(prepared.insert_number(number), None);
         }
         assert!(prepared.touch(0));
-        assert_eq!(prepared.insert(10_000), Some(1));
+        assert_eq!(prepared.insert_number(10_000), Some(1));
         assert!(!prepared.touch(1));
+        assert!(prepared.touch(0));
+    }
+
+    #[test]
+    fn a_private_statement_stays_as_long_as_its_client_has_it() {
+        let mut prepared = PreparedStatements::default();
+        let text = |number| {
+            let (sql, types, settings) = Default::default();
+            Arc::new(PreparedText { number, sql, types, settings, private: true })
+        };
+        let (kept, dropped) = (text(0), text(1));
+        assert_eq!((prepared.insert(&kept), prepared.insert(&dropped)), (None, None));
+        for number in 2..PREPARED_STATEMENTS_MAX as u64 {
+            assert_eq!(prepared.insert_number(number), None);
+        }
+        drop(dropped);
+        assert_eq!(prepared.insert_number(10_000), Some(1));
+        assert_eq!(prepared.insert_number(10_001), Some(2));
         assert!(prepared.touch(0));
     }
 }

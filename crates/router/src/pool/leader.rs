@@ -169,6 +169,7 @@ impl LeaderPool {
 async fn clean(mut backend: Backend) -> Option<Backend> {
     tokio::time::timeout(CLEAN_TIMEOUT, backend.rows("DISCARD ALL")).await.ok()?.ok()?;
     backend.settings = Arc::new(Settings::default());
+    backend.stale_plans = false;
     backend.prepared.clear();
     Some(backend)
 }

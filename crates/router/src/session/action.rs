@@ -235,6 +235,7 @@ impl Session {
             }
             self.domain.leader.forget(self.number);
             self.pinned = None;
+            self.kept.clear();
             self.has_state_there = false;
             self.statements.clear();
             self.portals.clear();

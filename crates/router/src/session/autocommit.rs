@@ -86,7 +86,7 @@ impl Session {
                 }
             };
             self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
-            if relayed.own_error.is_none() || self.pinned.is_some() {
+            if relayed.own_error.is_none() || self.is_pinned() {
                 self.return_leader(backend);
             }
             let reported = relayed.error.is_some();
@@ -202,7 +202,7 @@ impl Session {
         };
         let mut expected = VecDeque::new();
         self.put_settings(&mut backend, &mut expected);
-        if self.pinned.is_some() {
+        if self.is_pinned() {
             // A function may have changed these on this back end.
             put_own(&mut backend, KEPT_SETTINGS, false, &mut expected);
         }

@@ -37,6 +37,7 @@ impl Session {
                 if transaction.savepoints > 0 && self.settings != transaction.settings_before {
                     self.read_settings_back(&mut backend).await?;
                 }
+                backend.stale_plans |= transaction.stale_plans;
                 self.give_back_reader(*backend);
             }
             Place::OnLeader(leader) => {
@@ -137,14 +138,13 @@ impl Session {
             drop(leader);
             return Ok(Committed::Error(too_many_transactions()));
         }
-        let sql = if tripwire { "INSERT INTO onecopy_router.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
         let tripwire =
             domain.epochs.needs_tripwire(leader.commits_at_snapshot) && !domain.settings.unsafe_without_tripwire;
+        let sql = if tripwire { "INSERT INTO onecopy_router.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
         let mut relayed = self.own_statement(&mut leader.backend, sql, true).await?;
         if let Ok(relayed) = &mut relayed {
             self.commits_seen = commit.settle();
             if tripwire {
-                let aborted =
                 if let Some(error) = &mut relayed.own_error
                     && error.code == sqlstate::READ_ONLY_SQL_TRANSACTION
                 {
@@ -152,6 +152,7 @@ impl Session {
                     sqlstate::SERIALIZATION_FAILURE.clone_into(&mut error.code);
                     OVERTAKEN.clone_into(&mut error.message);
                 }
+                let aborted =
                     relayed.own_error.as_ref().is_some_and(|error| error.code == sqlstate::SERIALIZATION_FAILURE);
                 domain.epochs.statistics.note_tripwire(aborted);
             }
@@ -227,7 +228,10 @@ impl Session {
         self.characteristics = transaction.characteristics_before;
         match transaction.place {
             Place::Nowhere | Place::CutOff { .. } | Place::Lost => {}
-            Place::AtEpoch { backend, .. } => self.give_back_reader(*backend),
+            Place::AtEpoch { mut backend, .. } => {
+                backend.stale_plans |= transaction.stale_plans;
+                self.give_back_reader(*backend);
+            }
             Place::OnLeader(mut leader) => {
                 self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
                 let settings = self.settings.clone();

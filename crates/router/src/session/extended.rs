@@ -3,6 +3,8 @@
 //! A batch is read whole (or up to `Flush`, or a bound) before any of it runs, so that where it must run is known. It is
 //! cut at the router's own statements (BEGIN, COMMIT, SET ...); each piece between is one request to one server.
 
+use std::sync::Arc;
+
 use bytes::{Bytes, BytesMut};
 
 use super::action::is_routers_own;
@@ -12,7 +14,7 @@ use super::simple::{readable, reading_is_fixed};
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::work::Work;
-use super::{ClientStatement, STATEMENTS_MAX, Session, SessionEnd};
+use super::{ClientStatement, Kept, STATEMENTS_MAX, Session, SessionEnd};
 use crate::settings::hides_change_of_reading;
 use crate::sql::{Action, Statement};
 use crate::wire::{Bind, Close, CloseTarget, Describe, Execute, Frame, Parse, Reply, SqlError, sqlstate};
@@ -35,9 +37,9 @@ enum End {
 }
 
 /// Messages for one server, and what they execute.
-struct Piece {
-    request: Request,
-    work: Work,
+pub(super) struct Piece {
+    pub request: Request,
+    pub work: Work,
     /// Names of the statements that its `Parse` messages prepare on a server.
     parses: Vec<Bytes>,
 }
@@ -68,6 +70,7 @@ impl Session {
             self.portals.clear();
         }
         self.skips_until_sync = false;
+        self.release();
         self.ready();
         Ok(())
     }
@@ -178,7 +181,7 @@ impl Session {
         let next = match frame.tag {
             b'P' => self.take_parse(Parse::read(&frame).map_err(Session::malformed)?, piece).await,
             b'B' => self.take_bind(Bind::read(&frame).map_err(Session::malformed)?, piece).await,
-            b'D' => self.take_describe(&Describe::read(&frame).map_err(Session::malformed)?, frame, piece),
+            b'D' => self.take_describe(&Describe::read(&frame).map_err(Session::malformed)?, frame, piece).await,
             b'E' => self.take_execute(&Execute::read(&frame).map_err(Session::malformed)?, frame, piece),
             _ => self.take_close(&Close::read(&frame).map_err(Session::malformed)?, frame, piece),
         };
@@ -215,7 +218,8 @@ impl Session {
             Ok(statements) => statements.first().cloned(),
             Err(_) => {
                 // The leader's parser says in its words what is wrong; the statement exists for nobody.
-                let text = self.domain.prepared_text(parse.sql, parse.types);
+                let settings = self.settings_of_statements();
+                let text = self.domain.prepared_text(parse.sql, parse.types, settings);
                 piece.request.items.push(Item::Parse { text, named: false });
                 piece.work.reads_only = false;
                 self.statements.remove(&parse.name);
@@ -223,15 +227,21 @@ impl Session {
             }
         };
         let own = statement.as_ref().is_none_or(|statement| is_routers_own(&statement.action));
-        let prepared = self.domain.prepared_text(parse.sql, parse.types);
+        let name = parse.name.clone();
+        let (prepared, kept) = match statement.as_ref().filter(|_| !own) {
+            Some(statement) => self.text_of(parse, statement, &piece.work),
+            None => (self.domain.prepared_text(parse.sql, parse.types, Arc::default()), Kept::Not),
+        };
+        // What is the client's alone has a name of its own on the server, whatever the client calls it.
+        let named = named || prepared.private;
         if own {
             piece.request.items.push(Item::Answer(Bytes::from_static(PARSE_COMPLETE)));
         } else {
             piece.request.items.push(Item::Parse { text: prepared.clone(), named });
-            piece.parses.push(parse.name.clone());
+            piece.parses.push(name.clone());
             self.mark_place(statement.as_ref(), piece);
         }
-        self.statements.insert(parse.name, ClientStatement { text: prepared, statement, named, judged_at });
+        self.statements.insert(name, ClientStatement { text: prepared, statement, named, kept, judged_at });
         Next::Go
     }
 
@@ -243,7 +253,7 @@ impl Session {
         }
         statement.statement = match self.domain.classify(&readable(&statement.text.sql)).await {
             Ok(statements) => statements.first().cloned(),
-            Err(_) => Some(Statement { action: Action::UNKNOWN, range: 0..statement.text.sql.len(), pins: None }),
+            Err(_) => Some(Statement::unknown(statement.text.sql.len())),
         };
         statement.judged_at = version;
     }
@@ -280,6 +290,9 @@ impl Session {
             Err(error) => return Next::Error(error),
         };
         self.judge_again(&mut statement).await;
+        if let Err(error) = self.keep_meaning(&bind.statement, &mut statement, piece).await {
+            return Next::Error(error);
+        }
         self.portals.insert(bind.portal.clone(), statement.clone());
         if statement.is_routers_own() {
             piece.request.items.push(Item::Answer(Bytes::from_static(BIND_COMPLETE)));
@@ -298,7 +311,7 @@ impl Session {
             && (self.transaction.is_some() || self.own_backend.is_some())
     }
 
-    fn take_describe(&mut self, describe: &Describe, frame: Frame, piece: &mut Piece) -> Next {
+    async fn take_describe(&mut self, describe: &Describe, frame: Frame, piece: &mut Piece) -> Next {
         if describe.target == CloseTarget::Portal && self.may_be_cursor(&describe.name) {
             piece.work.within_transaction = true;
             piece.request.items.push(Item::Portal(frame));
@@ -308,11 +321,14 @@ impl Session {
             CloseTarget::Statement => self.statement_named(&describe.name),
             CloseTarget::Portal => self.portal_named(&describe.name),
         };
-        let statement = match statement {
+        let mut statement = match statement {
             Ok(statement) => statement,
             Err(error) => return Next::Error(error),
         };
         let of_statement = describe.target == CloseTarget::Statement;
+        if of_statement && let Err(error) = self.keep_meaning(&describe.name, &mut statement, piece).await {
+            return Next::Error(error);
+        }
         if statement.is_routers_own() {
             let mut answer = BytesMut::new();
             if of_statement {
@@ -388,7 +404,7 @@ impl Session {
 }
 
 impl ClientStatement {
-    fn is_routers_own(&self) -> bool {
+    pub(super) fn is_routers_own(&self) -> bool {
         self.statement.as_ref().is_none_or(|statement| is_routers_own(&statement.action))
     }
 }

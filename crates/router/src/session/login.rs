@@ -15,6 +15,7 @@ use super::relay::{self, Ended, Hold, Relay};
 use super::request::put_own;
 use super::role::{look_up_verifier, may_look};
 use super::startup::{Wishes, negotiate};
+use super::unit::switch;
 use super::{CancelSlot, Characteristics, Session};
 use crate::authentication::{AuthenticationError, MECHANISM, ScramKeys, ScramServer, ScramVerifier};
 use crate::backend::{Backend, Credentials};
@@ -158,6 +159,9 @@ impl LoggedIn {
             transaction: None,
             own_backend: None,
             pinned: None,
+            kept: Vec::new(),
+            holds_backend: false,
+            settings_of_statements: Default::default(),
             has_state_there: false,
             // Who logs in knows, maybe, what others were told before: a script's next psql, an application's next connection.
             commits_seen: self.domain.room.commits_begun(),
@@ -361,11 +365,23 @@ async fn greet(
     }
     let (mut backend, _in_flight) = first_backend(session).await.map_err(fatal)?;
     for (name, value) in &backend.parameters {
+        if name == "standard_conforming_strings"
+            && session.settings.get(name).is_none()
+            && !is_readable_with(name, value)
+        {
+            return Err(fatal(
+                SqlError::error(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    format!("{name} = {value} is not supported: the router could misread SQL"),
+                )
+                .hint("It is the default of the server, the database or the role."),
+            ));
+        }
         let value = if name == "in_hot_standby" { "off" } else { value };
         session.is_read_only |= name == "default_transaction_read_only" && is_on(value);
         client.output.parameter_status(name, value);
     }
-    if let Some(change) = backend.settings.change_to(&session.settings) {
+    if let Some(change) = switch(&mut backend, &session.settings) {
         let mut expected = VecDeque::new();
         let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
         put_own(&mut backend, &format!("{end}{change}"), true, &mut expected);

@@ -19,6 +19,7 @@ mod autocommit;
 mod commit;
 mod epoch_read;
 mod extended;
+mod kept_statement;
 mod login;
 mod own_setting;
 mod relay;
@@ -34,7 +35,7 @@ mod work;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -70,6 +71,19 @@ pub enum SessionEnd {
     Fatal(SqlError),
 }
 
+/// Why a prepared statement must run on the session's own back end: what its Parse has made of it is to be had nowhere else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kept {
+    /// It can be parsed anywhere.
+    Not,
+    /// The settings of its Parse are known, but are not those of now.
+    Settings,
+    /// It was parsed at an instant, or under settings, that will not come again.
+    Instant,
+    /// The same, in a transaction that reads an epoch: with that its back end goes.
+    InstantOfEpoch,
+}
+
 /// A statement that the client has prepared.
 #[derive(Debug, Clone)]
 struct ClientStatement {
@@ -77,6 +91,8 @@ struct ClientStatement {
     /// None for an empty statement.
     statement: Option<Statement>,
     named: bool,
+    /// Why it must run where it was parsed.
+    kept: Kept,
     /// The catalog's version when it was judged.
     judged_at: u64,
 }
@@ -148,6 +164,12 @@ pub struct Session {
     /// The back end on the leader that holds state of this session.
     own_backend: Option<Backend>,
     pinned: Option<PinReason>,
+    /// Statements that must run on the session's own back end, some of which may be gone.
+    kept: Vec<Weak<PreparedText>>,
+    /// Such a statement is in use: until the batch ends nobody may take the back end away.
+    holds_backend: bool,
+    /// The settings, and what of them reaches into statements.
+    settings_of_statements: (Arc<Settings>, Arc<Settings>),
     /// The session's own back end has held its state: without that back end the session cannot go on.
     has_state_there: bool,
     /// Commits that this session may have seen; an epoch for it holds at least these.
@@ -302,12 +324,45 @@ impl Session {
     fn return_leader(&mut self, backend: Backend) {
         // A cancel request that is still on its way must not hit another session.
         let is_hit = std::mem::take(&mut self.may_be_cancelled_late);
-        if self.pinned.is_some() {
+        if self.is_pinned() {
             self.own_backend = Some(backend);
             self.has_state_there = true;
-        } else if !is_hit {
+            return;
+        }
+        self.has_state_there = false;
+        if !is_hit {
             self.domain.leader.park(self.number, &self.user, backend);
         }
+    }
+
+    /// Whether the session must stay on its back end on the leader.
+    fn is_pinned(&self) -> bool {
+        self.pinned.is_some() || self.holds_backend
+    }
+
+    /// Gives the back end back that was held for a statement, outside transactions.
+    fn release(&mut self) {
+        if self.transaction.is_some() || !std::mem::take(&mut self.holds_backend) || self.pinned.is_some() {
+            return;
+        }
+        if std::mem::take(&mut self.has_state_there)
+            && let Some(backend) = self.own_backend.take()
+        {
+            self.return_leader(backend);
+        }
+    }
+
+    /// What of the session's settings reaches into statements.
+    fn settings_of_statements(&mut self) -> Arc<Settings> {
+        let (of, cached) = &mut self.settings_of_statements;
+        if !Arc::ptr_eq(of, &self.settings) {
+            let current = self.settings.of_statements();
+            *of = self.settings.clone();
+            if **cached != current {
+                *cached = Arc::new(current);
+            }
+        }
+        cached.clone()
     }
 
     /// Notes that a statement ended, and whether a cancel request may still be on its way to its back end.

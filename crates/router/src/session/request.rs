@@ -160,14 +160,19 @@ impl Request {
     }
 }
 
-fn put_unnamed(backend: &mut Backend, text: &PreparedText, visible: bool, expected: &mut VecDeque<Expected>) {
+fn put_unnamed(backend: &mut Backend, text: &Arc<PreparedText>, visible: bool, expected: &mut VecDeque<Expected>) {
     Parse::encode_as(&text.sql, &text.types, "", &mut backend.channel.output);
     backend.prepared.unnamed = Some(text.number);
     expected.push_back(Expected::Parse { visible, number: text.number });
 }
 
-fn put_named(backend: &mut Backend, text: &PreparedText, visible: bool, expected: &mut VecDeque<Expected>) {
-    if let Some(evicted) = backend.prepared.insert(text.number) {
+pub(super) fn put_named(
+    backend: &mut Backend,
+    text: &Arc<PreparedText>,
+    visible: bool,
+    expected: &mut VecDeque<Expected>,
+) {
+    if let Some(evicted) = backend.prepared.insert(text) {
         put_target(&mut backend.channel.output, b'C', &PreparedStatements::name(evicted));
         expected.push_back(Expected::Evicted { number: evicted });
     }
@@ -185,7 +190,7 @@ pub fn put_own(backend: &mut Backend, sql: &str, heard: bool, expected: &mut Vec
 }
 
 /// Makes sure that the statement is prepared there; gives the server's name for it.
-fn ensure(backend: &mut Backend, text: &PreparedText, named: bool, expected: &mut VecDeque<Expected>) -> String {
+fn ensure(backend: &mut Backend, text: &Arc<PreparedText>, named: bool, expected: &mut VecDeque<Expected>) -> String {
     if named {
         if !backend.prepared.touch(text.number) {
             put_named(backend, text, false, expected);

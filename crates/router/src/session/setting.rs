@@ -16,7 +16,7 @@ use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::servers::Health;
-use crate::settings::{Settings, is_readable_with, quote};
+use crate::settings::{FORGET_PLANS, Reach, Settings, is_readable_with, quote};
 use crate::sql::{Isolation, PinReason};
 use crate::wire::{Reply, SqlError, sqlstate};
 
@@ -71,8 +71,11 @@ impl Session {
             _ => {}
         }
         if local {
-            return match &self.transaction {
-                Some(_) => self.run_text_in_transaction(text).await,
+            return match &mut self.transaction {
+                Some(transaction) => {
+                    transaction.note_local_settings(Reach::of(name));
+                    self.run_text_in_transaction(text).await
+                }
                 None => {
                     let warning = "SET LOCAL can only be used in transaction blocks";
                     self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
@@ -105,6 +108,9 @@ impl Session {
         }
         Request::simple(text.to_owned().into()).encode(&mut backend, &mut expected);
         put_own(&mut backend, &read_back, false, &mut expected);
+        if reader.is_some() {
+            put_own(&mut backend, FORGET_PLANS, false, &mut expected);
+        }
         let Ended { result, .. } = self.relay(&mut backend, expected, Hold::InRoom).await;
         self.statement_ended();
         let relayed = match result {
@@ -209,7 +215,7 @@ impl Session {
 
     /// A back end outside any transaction of this session: the leader's, or a reader while the leader is gone.
     pub(super) async fn any_backend(&mut self) -> Result<(Backend, Option<InFlight>), SqlError> {
-        if self.pinned.is_some() || self.own_backend.is_some() || self.domain.servers.leader().health() == Health::Up {
+        if self.is_pinned() || self.own_backend.is_some() || self.domain.servers.leader().health() == Health::Up {
             match self.take_leader().await {
                 Ok(backend) => return Ok((backend, None)),
                 Err(error) if self.domain.servers.current().len() == 1 => return Err(error.to_sql()),
@@ -260,12 +266,6 @@ impl Session {
         Ok(outcome)
     }
 
-    /// RESET.
-    pub(super) async fn reset(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
-        match name {
-            "onecopy.freshness" | "onecopy.server" | "onecopy.served_by" => {
-                return Ok(self.set_of_router(name, None, "RESET"));
-            }
     /// Changes `transaction_read_only` in words that the router does not read: the server knows what they mean.
     async fn let_server_set_mode(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
         let outcome = self.run_text_on_leader(text).await?;
@@ -276,18 +276,24 @@ impl Session {
         Ok(outcome)
     }
 
+    /// RESET.
+    pub(super) async fn reset(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
+        match name {
+            "onecopy.freshness" | "onecopy.server" | "onecopy.served_by" => {
+                return Ok(self.set_of_router(name, None, "RESET"));
+            }
             "default_transaction_isolation" => {
                 self.characteristics.isolation = None;
                 self.client.output.command_complete("RESET");
                 return Ok(Outcome::Done);
             }
+            "transaction_read_only" if self.transaction.is_some() => return self.let_server_set_mode(text).await,
             "transaction_isolation" | "transaction_read_only" | "transaction_deferrable" => {
                 self.client.output.command_complete("RESET");
                 return Ok(Outcome::Done);
             }
             "role" | "session_authorization" => return self.run_text_on_leader(text).await,
             _ => {}
-            "transaction_read_only" if self.transaction.is_some() => return self.let_server_set_mode(text).await,
         }
         if let Some(value) = self.settings_at_login.get(name).map(str::to_owned) {
             let text = format!("SET {name} TO {}", quote(&value));
@@ -354,6 +360,9 @@ impl Session {
 
     /// Runs one statement of the client's as it is in the open transaction.
     pub(super) async fn run_text_in_transaction(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.stale_plans = true;
+        }
         let work = Work { reads_only: true, statements: 1, ..Work::default() };
         self.run_in_transaction(&Request::simple(text.to_owned().into()), &work).await
     }

@@ -45,6 +45,7 @@ impl Session {
             Ok(statements) => self.run_statements(&statements, &text, &sql).await?,
             Err(error) => self.run_unreadable(error, sql.clone()).await?,
         }
+        self.release();
         self.ready();
         Ok(())
     }
@@ -123,7 +124,8 @@ impl Session {
         if self.is_barred(&Action::UNKNOWN) {
             return Ok(());
         }
-        let text = self.domain.prepared_text(sql, Bytes::from_static(NO_TYPES));
+        let settings = self.settings_of_statements();
+        let text = self.domain.prepared_text(sql, Bytes::from_static(NO_TYPES), settings);
         let request = Request { items: vec![Item::Parse { text, named: false }] };
         let start = self.client.output.len();
         if self.run_unit(request, Work::default()).await? == Outcome::Done {

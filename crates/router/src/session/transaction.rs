@@ -19,7 +19,7 @@ use super::work::Work;
 use super::{Characteristics, Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::{Barrier, Dooming, Epoch};
-use crate::settings::Settings;
+use crate::settings::{Reach, Settings};
 use crate::state::SerializableTransaction;
 use crate::wire::{SqlError, sqlstate};
 
@@ -36,6 +36,10 @@ pub(super) struct Transaction {
     pub failed: bool,
     /// Savepoints that are open.
     pub savepoints: usize,
+    /// How far settings reach that hold inside it only, as far as the router does not know them.
+    pub local_settings: Reach,
+    /// Its back end may have planned something under settings that end with it.
+    pub stale_plans: bool,
     /// The session's settings before it.
     pub settings_before: Arc<Settings>,
     /// The session's characteristics before it.
@@ -88,6 +92,8 @@ impl Transaction {
             implicit,
             failed: false,
             savepoints: 0,
+            local_settings: Reach::Nothing,
+            stale_plans: false,
             settings_before: session.settings.clone(),
             characteristics_before: session.characteristics,
             place: Place::Nowhere,
@@ -124,6 +130,12 @@ impl Transaction {
     /// Whether it runs on the leader.
     pub(super) fn is_on_leader(&self) -> bool {
         matches!(self.place, Place::OnLeader(_))
+    }
+
+    /// From here on it has settings of its own that reach so far.
+    pub(super) fn note_local_settings(&mut self, reach: Reach) {
+        self.local_settings = self.local_settings.max(reach);
+        self.stale_plans |= reach != Reach::Nothing;
     }
 
     /// Its back end.
@@ -183,6 +195,7 @@ impl Session {
         request: &Request,
         work: &Work,
     ) -> Result<Result<(), Reported>, SessionEnd> {
+        transaction.note_local_settings(work.local_settings);
         match &transaction.place {
             Place::Lost => return Ok(Err(Reported::Here(aborted()))),
             Place::CutOff { server } => {
@@ -192,7 +205,8 @@ impl Session {
             }
             _ => {}
         }
-        let reads_an_epoch = transaction.characteristics.read_only && work.reads_only && self.pinned.is_none();
+        let must_stay = self.is_pinned() || self.has_kept_statements();
+        let reads_an_epoch = transaction.characteristics.read_only && work.reads_only && !must_stay;
         if !transaction.has_started() && reads_an_epoch {
             match self.open_epoch_transaction(transaction, request, work).await? {
                 Some(result) => return Ok(result),

@@ -10,6 +10,7 @@ use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::Epoch;
+use crate::settings::{FORGET_PLANS, Reach, Settings};
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
 /// How a unit ended, as far as the session goes on.
@@ -43,7 +44,7 @@ impl Session {
         if work.must_be_wrapped() || long || beside_ddl {
             return self.run_wrapped(&request, &work).await;
         }
-        if work.reads_only && !work.within_transaction && self.pinned.is_none() {
+        if work.reads_only && !work.within_transaction && !self.is_pinned() {
             return self.run_at_epoch(&request, &work).await;
         }
         if work.only_looks && work.statements > 0 {
@@ -85,10 +86,10 @@ impl Session {
 
     /// Encodes what gives `backend` this session's settings.
     pub(super) fn put_settings(&self, backend: &mut Backend, expected: &mut VecDeque<Expected>) {
-        if backend.settings == self.settings {
+        if backend.settings == self.settings && !backend.stale_plans {
             return;
         }
-        if let Some(change) = backend.settings.change_to(&self.settings) {
+        if let Some(change) = switch(backend, &self.settings) {
             let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
             put_own(backend, &format!("{end}{change}"), false, expected);
             backend.in_transaction = false;
@@ -141,4 +142,14 @@ impl Session {
             self.skips_until_sync = true;
         }
     }
+}
+
+/// The statement that gives `backend` these settings, and has it forget what it has planned under others: functions keep
+/// the values of constants as well, and the next session must not get those of the last.
+pub(super) fn switch(backend: &mut Backend, settings: &Arc<Settings>) -> Option<String> {
+    let stale = std::mem::take(&mut backend.stale_plans) || backend.settings.difference(settings) != Reach::Nothing;
+    let change = backend.settings.change_to(settings);
+    let forget = stale.then(|| FORGET_PLANS.to_owned());
+    let statements: Vec<String> = change.into_iter().chain(forget).collect();
+    (!statements.is_empty()).then(|| statements.join("; "))
 }

@@ -4,6 +4,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use bytes::Bytes;
 
+use crate::settings::Reach;
 use crate::sql::{Action, PinReason, Statement, shape};
 
 /// One simple statement, or all that an extended batch executes between two of the router's own actions.
@@ -27,6 +28,8 @@ pub struct Work {
     pub waits_for_client: bool,
     /// Has a meaning only inside the session's transaction.
     pub within_transaction: bool,
+    /// How far settings reach that it may change for the rest of its transaction.
+    pub local_settings: Reach,
     /// Leaves session state.
     pub pins: Option<PinReason>,
     /// How many statements are executed.
@@ -56,7 +59,8 @@ impl Work {
 
     /// The work of one statement with this text; `sql` is the same as it is sent.
     pub fn of(statement: &Statement, text: &str, sql: &Bytes) -> Work {
-        let mut work = Work { pins: statement.pins, statements: 1, text: Some(sql.clone()), ..Work::default() };
+        let (pins, local_settings) = (statement.pins, statement.local_settings);
+        let mut work = Work { pins, local_settings, statements: 1, text: Some(sql.clone()), ..Work::default() };
         match &statement.action {
             Action::Read { own_transaction } => {
                 work.reads_only = true;
@@ -123,6 +127,7 @@ impl Work {
             }),
             (one, two) => one.or(two),
         };
+        self.local_settings = self.local_settings.max(other.local_settings);
         self.pins = self.pins.or(other.pins);
         self.statements += other.statements;
         self.fingerprint = if first { other.fingerprint } else { None };

@@ -22,18 +22,21 @@ pub(super) struct Marks {
     pub leaves_state: bool,
     /// Its answer may depend on the server or the session that it runs in.
     pub asks_the_server: bool,
+    /// It may change settings for the rest of its transaction.
+    pub sets_locally: bool,
     /// It may choose the isolation level of a transaction that it begins.
     pub sets_level: bool,
 }
 
 impl Marks {
-    pub const WORST: Marks = Marks { leaves_state: true, asks_the_server: true, sets_level: true };
+    pub const WORST: Marks = Marks { leaves_state: true, asks_the_server: true, sets_locally: true, sets_level: true };
 
     /// Takes the other's marks too; says whether that changed anything.
     pub fn join(&mut self, other: Marks) -> bool {
         let before = *self;
         self.leaves_state |= other.leaves_state;
         self.asks_the_server |= other.asks_the_server;
+        self.sets_locally |= other.sets_locally;
         self.sets_level |= other.sets_level;
         *self != before
     }
@@ -63,6 +66,10 @@ impl Body {
         let Ok(tokens) = tokens(text) else { return Body::unknown() };
         let mut body = Body::default();
         for (at, token) in tokens.iter().enumerate() {
+            // The session's first call makes a value of it, which the session's later ones find again.
+            let glued =
+                matches!(token, Token::Constant { .. }) && matches!(tokens.get(at + 1), Some(Token::Constant { .. }));
+            body.marks.leaves_state |= glued || *token == Token::Constant { instant: true };
             let Some(name) = token.name() else { continue };
             body.names.insert(name.to_owned());
             body.marks.leaves_state |= name == "pg_temp";
@@ -93,6 +100,7 @@ fn marks_of_call(name: &str, arguments: &[Token<'_>]) -> Marks {
     Marks {
         leaves_state: sets || builtin::leaves_behind(name).is_some(),
         asks_the_server: builtin::speaks_of_the_server(name),
+        sets_locally: name == "set_config",
         sets_level: name == "set_config",
     }
 }
@@ -149,7 +157,8 @@ fn marks_of_keyword(keyword: &str, begins: bool, tokens: &[Token<'_>], at: usize
         "function" | "procedure" => matches!(before, Some("create" | "replace")),
         _ => false,
     };
-    Marks { leaves_state, asks_the_server: keyword == "show" && begins, sets_level }
+    let sets_locally = keyword == "set" && begins && next(1) == Some("local");
+    Marks { leaves_state, asks_the_server: keyword == "show" && begins, sets_locally, sets_level }
 }
 
 #[cfg(test)]
@@ -252,13 +261,26 @@ mod tests {
     }
 
     #[test]
+    fn constants_that_may_be_the_present_instant_leave_state() {
+        for text in [
+            "BEGIN RETURN 'now'::timestamptz; END",
+            "SELECT $x$ Today $x$::date",
+            "SELECT E'n\\157w'::date",
+            "SELECT E'n\\ow'::date",
+            "SELECT U&'n\\006fw'::date",
+            "SELECT 'no'\n'w'::date",
+        ] {
+            assert!(Body::of(text).marks.leaves_state, "{text}");
+        }
+        for text in ["SELECT now(), 'unknown'", "BEGIN RAISE NOTICE 'what you do today is done now, not later'; END"] {
+            assert!(!Body::of(text).marks.leaves_state, "{text}");
+        }
+    }
+
+    #[test]
     fn what_asks_the_server_is_seen() {
         for text in ["SELECT current_setting('a.b')", "SHOW work_mem", "SELECT pg_is_in_recovery()"] {
-            assert_eq!(
-                Body::of(text).marks,
-                Marks { leaves_state: false, asks_the_server: true, sets_level: false },
-                "{text}"
-            );
+            assert_eq!(Body::of(text).marks, Marks { asks_the_server: true, ..Marks::default() }, "{text}");
         }
     }
 

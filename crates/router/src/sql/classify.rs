@@ -8,6 +8,7 @@ use super::catalog::{Catalog, Relation};
 use super::facts::{Facts, QualifiedName};
 use super::parse::{Kind, ParsedStatement};
 use super::statement::{Action, PinReason, Statement};
+use crate::settings::Reach;
 
 /// How deep views may stand on views; deeper ones are not looked into and are no reads.
 pub const VIEW_DEPTH_MAX: usize = 32;
@@ -52,7 +53,14 @@ pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
             (Action::Declare { hold: *hold, read: judged.read }, pins)
         }
     };
-    Statement { action, range, pins }
+    let local_settings = match &parsed.kind {
+        Kind::Fixed(..) => Reach::Nothing,
+        // Its code runs at once, and what it sets for its transaction may be the client's as well.
+        Kind::Block(body) if catalog.body_marks(body).sets_locally => Reach::Names,
+        Kind::Block(_) => Reach::Nothing,
+        _ => judge().local_settings,
+    };
+    Statement { action, range, pins, names_instant: parsed.facts.instant, local_settings }
 }
 
 /// DO and CALL may commit and begin again by themselves. Code that may choose a level for what it begins runs within a
@@ -85,6 +93,7 @@ struct Judgement<'a> {
     own_transaction: bool,
     writes: bool,
     opaque: bool,
+    local_settings: Reach,
     pins: Option<PinReason>,
     /// Views already looked into.
     seen: HashSet<(&'a str, String)>,
@@ -98,6 +107,7 @@ impl<'a> Judgement<'a> {
             own_transaction: false,
             writes: false,
             opaque: false,
+            local_settings: Reach::Nothing,
             pins: None,
             seen: HashSet::new(),
         };
@@ -125,8 +135,15 @@ impl<'a> Judgement<'a> {
     /// A user's code runs whose declared volatility is not the whole truth.
     fn marks(&mut self, marks: Marks) {
         self.read &= !marks.asks_the_server;
+        self.sets_locally(marks);
         if marks.leaves_state {
             self.unseen_code();
+        }
+    }
+
+    fn sets_locally(&mut self, marks: Marks) {
+        if marks.sets_locally {
+            self.local_settings = Reach::Names;
         }
     }
 
@@ -135,6 +152,7 @@ impl<'a> Judgement<'a> {
         self.read &= !writes && !facts.temporary;
         self.writes |= writes;
         self.own_transaction |= facts.time;
+        self.local_settings = self.local_settings.max(facts.local_settings);
         if facts.temporary {
             self.pin(PinReason::TemporaryObject);
         }
@@ -201,6 +219,9 @@ impl<'a> Judgement<'a> {
             known = true;
             self.read &= relation.permanent && !relation.odd_descendants;
             self.opaque |= modifies && relation.hooks;
+            if modifies || relation.row_security {
+                self.sets_locally(self.catalog.relation_marks(&name.name));
+            }
             if (modifies || relation.row_security) && self.catalog.relation_marks(&name.name).leaves_state {
                 self.opaque = true;
                 self.pin(PinReason::UserCode);

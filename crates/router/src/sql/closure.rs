@@ -96,7 +96,7 @@ impl<'a> Graph<'a> {
         graph
     }
 
-    /// Carries the marks of these nodes on. Ends, because marks are only added and each node has two.
+    /// Carries the marks of these nodes on. Ends, because marks are only added and each node has few.
     fn carry(&mut self, mut changed: Vec<usize>) {
         while let Some(node) = changed.pop() {
             for place in 0..self.callers[node].len() {
@@ -137,8 +137,8 @@ mod tests {
         let relations =
             HashMap::from([("v".to_owned(), Body::of("SELECT asks()")), ("watched".to_owned(), Body::call("tenant"))]);
         let closure = Closure::of(&functions, &relations, [].iter());
-        let leaves = Marks { leaves_state: true, asks_the_server: false, sets_level: true };
-        let asks = Marks { leaves_state: false, asks_the_server: true, sets_level: false };
+        let leaves = Marks { leaves_state: true, asks_the_server: false, sets_locally: true, sets_level: true };
+        let asks = Marks { asks_the_server: true, ..Marks::default() };
         for (name, marks) in [
             ("tenant", leaves),
             ("outer", leaves),
@@ -147,7 +147,7 @@ mod tests {
             ("clean", Marks::default()),
             ("asks", asks),
             ("over_view", asks),
-            ("by_attribute", Marks { sets_level: false, ..leaves }),
+            ("by_attribute", Marks { leaves_state: true, ..Marks::default() }),
             ("writes", leaves),
             ("unheard", Marks::default()),
         ] {

@@ -9,6 +9,8 @@ use pg_query::NodeEnum;
 use pg_query::protobuf::SqlValueFunctionOp;
 use serde_json::{Map, Value};
 
+use crate::settings::Reach;
+
 /// A name as it stands in the text, with its schema when there is one.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct QualifiedName {
@@ -38,6 +40,10 @@ pub(super) struct Facts {
     pub time: bool,
     /// A temporary relation is made or named.
     pub temporary: bool,
+    /// A constant of which Parse may make the present instant.
+    pub instant: bool,
+    /// How far a setting reaches that a plain set_config changes for the rest of the transaction.
+    pub local_settings: Reach,
     /// set_config with a third argument that is not plainly true.
     pub session_setting: bool,
 }
@@ -177,6 +183,10 @@ impl Facts {
             let local =
                 third.and_then(|node| node.pointer("/node/AConst/val/Boolval/boolval")).and_then(Value::as_bool);
             self.session_setting |= local != Some(true);
+            let first = fields.get("args").and_then(|arguments| arguments.get(0));
+            let setting = first.and_then(|node| node.pointer("/node/AConst/val/Sval/sval")).and_then(Value::as_str);
+            let reach = setting.map_or(Reach::Names, |name| Reach::of(&name.to_ascii_lowercase()));
+            self.local_settings = self.local_settings.max(reach);
         }
         self.functions.insert(name);
     }
@@ -193,8 +203,20 @@ impl Facts {
         if let Some(text) = fields.pointer("/val/Sval/sval").and_then(Value::as_str) {
             let text = text.to_ascii_lowercase();
             self.time |= TIME_WORDS.iter().any(|word| text.contains(word));
+            self.instant |= may_be_instant(&text);
         }
     }
+}
+
+/// Most words of a constant that is a date and a time; a sentence has more.
+const INSTANT_WORDS_MAX: usize = 6;
+
+/// Whether PostgreSQL's input of dates and times, of arrays, ranges or rows of them, may take the present instant for this
+/// constant. Its words are runs of letters (`ParseDateTime`).
+pub(super) fn may_be_instant(text: &str) -> bool {
+    let words = || text.split(|character: char| !character.is_alphabetic()).filter(|word| !word.is_empty());
+    let names = words().any(|word| TIME_WORDS.iter().any(|time| word.eq_ignore_ascii_case(time)));
+    names && (text.trim_start().starts_with(['{', '[', '(']) || words().nth(INSTANT_WORDS_MAX).is_none())
 }
 
 /// The strings of a list of String nodes; other nodes (a star, a subscript) are left out.
@@ -303,6 +325,25 @@ mod tests {
         assert!(facts("SELECT * FROM t TABLESAMPLE other (1)").unknown);
         assert!(facts("SELECT set_config('a', 'b', false)").session_setting);
         assert!(!facts("SELECT set_config('a', 'b', true)").session_setting);
+    }
+
+    #[test]
+    fn constants_that_may_be_the_present_instant_are_seen() {
+        for text in [
+            "SELECT 'now'::timestamp",
+            "SELECT date ' Today '",
+            "SELECT E'n\\157w'::date",
+            "SELECT 'tom'\n'orrow'::date",
+            "SELECT '{now,2024-01-01}'::date[]",
+            "SELECT 'yesterday 04:05 PM America/New_York'::timestamptz",
+        ] {
+            assert!(facts(text).instant, "{text}");
+        }
+        for text in
+            ["SELECT now()", "SELECT 'unknown'", "SELECT current_date", "SELECT 'what you can do today, do it today'"]
+        {
+            assert!(!facts(text).instant, "{text}");
+        }
     }
 
     #[test]

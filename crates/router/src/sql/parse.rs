@@ -86,7 +86,11 @@ fn parsed(raw: &RawStmt, text: &str) -> Result<ParsedStatement, ParseError> {
         return Ok(ParsedStatement { range, kind: Kind::Fixed(Action::UNKNOWN, None), facts: Facts::default() });
     };
     let kind = command::kind(node);
-    let facts = if matches!(kind, Kind::Fixed(..) | Kind::Block(_)) { Facts::default() } else { facts(node) };
+    let facts = match (&kind, facts(node)) {
+        (Kind::Fixed(..), facts) => Facts { instant: facts.instant, ..Facts::default() },
+        (Kind::Block(_), _) => Facts::default(),
+        (_, facts) => facts,
+    };
     Ok(ParsedStatement { range, kind, facts })
 }
 

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::settings::Reach;
+
 /// One statement of a message, judged against the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
@@ -13,6 +15,18 @@ pub struct Statement {
     pub range: Range<usize>,
     /// Session state that the statement leaves on its back end, so that the session cannot share back ends any more.
     pub pins: Option<PinReason>,
+    /// Parse may make the present instant of one of its constants: 'now', 'today'.
+    pub names_instant: bool,
+    /// How far settings reach that it may change for the rest of its transaction, by `set_config` or inside a function.
+    pub local_settings: Reach,
+}
+
+impl Statement {
+    /// One of `length` bytes about which nothing is known.
+    pub fn unknown(length: usize) -> Statement {
+        let (names_instant, local_settings) = (false, Reach::Nothing);
+        Statement { action: Action::UNKNOWN, range: 0..length, pins: None, names_instant, local_settings }
+    }
 }
 
 /// Where a statement must run and what the router must do around it.

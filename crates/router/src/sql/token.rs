@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use super::facts::may_be_instant;
+
 /// Names are cut at this length, in bytes (NAMEDATALEN - 1).
 const NAME_BYTES_MAX: usize = 63;
 
@@ -16,7 +18,10 @@ pub(super) enum Token<'a> {
     /// A name in double quotes, never a keyword.
     Quoted(Cow<'a, str>),
     /// A string constant of any form; its content is left out.
-    Constant,
+    Constant {
+        /// It may be the present instant, as 'now' is.
+        instant: bool,
+    },
     /// A number or a parameter.
     Number,
     /// `>>`, which ends a label in PL/pgSQL.
@@ -134,7 +139,10 @@ impl<'a> Scanner<'a> {
 
     /// From the quote on; `escapes`: of the form E'..'.
     fn constant(&mut self, escapes: bool) -> Result<Token<'a>, Unreadable> {
+        // Letters may be spelled with code points there.
+        let spelled = self.at.checked_sub(1).is_some_and(|before| self.bytes[before] == b'&');
         self.at += 1;
+        let start = self.at;
         loop {
             match (self.peek(0).ok_or(Unreadable)?, self.peek(1)) {
                 (b'\\', Some(_)) if escapes => self.at += 2,
@@ -142,8 +150,9 @@ impl<'a> Scanner<'a> {
                 (b'\\', Some(b'\'')) => return Err(Unreadable),
                 (b'\'', Some(b'\'')) => self.at += 2,
                 (b'\'', _) => {
+                    let content = &self.text[start..self.at];
                     self.at += 1;
-                    return Ok(Token::Constant);
+                    return Ok(Token::Constant { instant: spelled || names_instant(content, escapes) });
                 }
                 _ => self.at += 1,
             }
@@ -160,8 +169,9 @@ impl<'a> Scanner<'a> {
         self.at += 1;
         let tag = &self.text[start..self.at];
         let length = self.text[self.at..].find(tag).ok_or(Unreadable)?;
+        let content = &self.text[self.at..self.at + length];
         self.at += length + tag.len();
-        Ok(Token::Constant)
+        Ok(Token::Constant { instant: may_be_instant(content) })
     }
 
     fn quoted_name(&mut self) -> Result<Token<'a>, Unreadable> {
@@ -193,6 +203,28 @@ impl<'a> Scanner<'a> {
         let lower = word.bytes().any(|byte| byte.is_ascii_uppercase());
         Ok(Token::Word(cut(if lower { word.to_ascii_lowercase().into() } else { Cow::Borrowed(word) })))
     }
+}
+
+/// Whether a constant may be the present instant once its escapes are taken out.
+fn names_instant(content: &str, escapes: bool) -> bool {
+    if !escapes || !content.contains('\\') {
+        return may_be_instant(content);
+    }
+    let mut plain = String::with_capacity(content.len());
+    let mut characters = content.chars();
+    while let Some(character) = characters.next() {
+        match (character, characters.clone().next()) {
+            // A letter by its number.
+            ('\\', Some('x' | 'u' | 'U' | '0'..='7')) => return true,
+            ('\\', Some('b' | 'f' | 'n' | 'r' | 't')) => {
+                characters.next();
+                plain.push(' ');
+            }
+            ('\\', _) => {}
+            _ => plain.push(character),
+        }
+    }
+    may_be_instant(&plain)
 }
 
 fn begins_word(byte: u8) -> bool {

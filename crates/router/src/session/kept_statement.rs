@@ -1,0 +1,209 @@
+//! Prepared statements that mean what they meant at their Parse.
+//!
+//! PostgreSQL makes values of constants, and finds the objects behind names, when a statement is parsed. So a text is shared
+//! among sessions whose settings agree, and a back end parses it under those. What a Parse has made of a text for one client
+//! alone - of 'now', or under settings that have changed since or that nobody knows - is to be had on one back end only: it
+//! is prepared there under a name of its own. That is the session's back end on the leader, which the session has until others
+//! need it: then the statement is prepared there again if its settings are known, and else does not exist any more (26000).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::extended::Piece;
+use super::relay::{Ended, Hold, RelayError};
+use super::request::{Expected, Item, put_named, put_own};
+use super::transaction::Transaction;
+use super::work::Work;
+use super::{ClientStatement, Kept, Session};
+use crate::backend::Backend;
+use crate::domain::PreparedText;
+use crate::settings::{Reach, Settings, has_constants};
+use crate::sql::Statement;
+use crate::wire::{Parse, Reply, SqlError, sqlstate};
+
+impl Session {
+    /// The text of a statement that the client parses now, after `before`, and whether its back end is kept for it.
+    pub(super) fn text_of(&mut self, parse: Parse, statement: &Statement, before: &Work) -> (Arc<PreparedText>, Kept) {
+        let settings = self.settings_of_statements();
+        let local = self.local_settings(before);
+        let keeps = statement.names_instant
+            || match local {
+                Reach::Nothing | Reach::Plans => false,
+                Reach::Constants => has_constants(&parse.sql),
+                Reach::Names => true,
+            };
+        if !keeps && !self.has_own_settings(before) && local == Reach::Nothing {
+            return (self.domain.prepared_text(parse.sql, parse.types, settings), Kept::Not);
+        }
+        let text = self.domain.private_text(parse.sql, parse.types, settings);
+        if !keeps {
+            return (text, Kept::Not);
+        }
+        self.keep(&text);
+        let at_epoch = self.transaction.as_ref().is_some_and(Transaction::reads_an_epoch);
+        (text, if at_epoch { Kept::InstantOfEpoch } else { Kept::Instant })
+    }
+
+    /// How far settings reach that only the open transaction has, with what is to run in it before.
+    fn local_settings(&self, before: &Work) -> Reach {
+        let open = self.transaction.as_ref().map_or(Reach::Nothing, |transaction| transaction.local_settings);
+        open.max(before.local_settings)
+    }
+
+    /// Whether the session's back end may have settings that the router does not know.
+    fn has_own_settings(&self, before: &Work) -> bool {
+        self.pinned.is_some() || before.pins.is_some()
+    }
+
+    fn keep(&mut self, text: &Arc<PreparedText>) {
+        // As many are alive as the client has statements and portals at the most.
+        self.kept.retain(|text| text.strong_count() > 0);
+        self.kept.push(Arc::downgrade(text));
+        self.holds_backend = true;
+    }
+
+    /// Whether the client has statements that must run on the session's own back end.
+    pub(super) fn has_kept_statements(&self) -> bool {
+        self.kept.iter().any(|text| text.strong_count() > 0)
+    }
+
+    /// Makes sure that the client's statement of this name is used as its Parse has made it, now that the settings may be
+    /// others.
+    pub(super) async fn keep_meaning(
+        &mut self,
+        name: &Bytes,
+        statement: &mut ClientStatement,
+        piece: &Piece,
+    ) -> Result<(), SqlError> {
+        if statement.is_routers_own() {
+            return Ok(());
+        }
+        let local = self.local_settings(&piece.work);
+        let has_own = self.has_own_settings(&piece.work);
+        let now = self.settings_of_statements();
+        let text = statement.text.clone();
+        if text.private {
+            if statement.kept != Kept::Not {
+                let parses = |item: &Item| matches!(item, Item::Parse { text: one, .. } if one.number == text.number);
+                if piece.request.items.iter().any(parses) {
+                    return Ok(());
+                }
+                return self.find_kept(name, statement).await;
+            }
+            if !has_own && local == Reach::Nothing {
+                self.share_anew(name, statement, now);
+            }
+            return Ok(());
+        }
+        let difference =
+            if Arc::ptr_eq(&text.settings, &now) { Reach::Nothing } else { text.settings.difference(&now) };
+        let is_known = !has_own && local < Reach::Constants;
+        if is_known && difference == Reach::Nothing {
+            return Ok(());
+        }
+        if is_known && (difference == Reach::Plans || difference == Reach::Constants && !has_constants(&text.sql)) {
+            self.share_anew(name, statement, now);
+            return Ok(());
+        }
+        if !is_known && difference == Reach::Nothing && self.has_prepared(text.number) {
+            return Ok(());
+        }
+        let text = self.domain.private_text(text.sql.clone(), text.types.clone(), text.settings.clone());
+        self.keep(&text);
+        self.parse_as_then(&text).await?;
+        *statement = ClientStatement { text, named: true, kept: Kept::Settings, ..statement.clone() };
+        self.statements.insert(name.clone(), statement.clone());
+        Ok(())
+    }
+
+    /// Nothing of the settings of its Parse is left in the statement: it is shared under those of now.
+    fn share_anew(&mut self, name: &Bytes, statement: &mut ClientStatement, settings: Arc<Settings>) {
+        let text = &statement.text;
+        statement.text = self.domain.prepared_text(text.sql.clone(), text.types.clone(), settings);
+        self.statements.insert(name.clone(), statement.clone());
+    }
+
+    /// Makes sure that the session is on the back end that has this statement.
+    async fn find_kept(&mut self, name: &Bytes, statement: &ClientStatement) -> Result<(), SqlError> {
+        self.holds_backend = true;
+        let is_placed = self.transaction.as_ref().is_some_and(Transaction::has_started);
+        if !is_placed {
+            let backend = self.take_leader().await.map_err(|error| error.to_sql())?;
+            self.return_leader(backend);
+        }
+        match statement.kept {
+            _ if self.has_prepared(statement.text.number) => Ok(()),
+            Kept::Settings => self.parse_as_then(&statement.text).await,
+            Kept::Not | Kept::InstantOfEpoch => Ok(()),
+            Kept::Instant => {
+                let name = String::from_utf8_lossy(name);
+                let text = format!("prepared statement \"{name}\" does not exist");
+                Err(SqlError::error(sqlstate::INVALID_SQL_STATEMENT_NAME, text)
+                    .hint("Others needed the server process that had it: there are too few (leader_backends_max)."))
+            }
+        }
+    }
+
+    /// Whether the back end that the session must use has this statement.
+    fn has_prepared(&mut self, number: u64) -> bool {
+        let backend = self.transaction.as_mut().and_then(|transaction| transaction.backend());
+        backend.or(self.own_backend.as_mut()).is_some_and(|backend| backend.prepared.has(number))
+    }
+
+    /// Parses `text` on the back end that the session must use, under the settings of the client's Parse.
+    async fn parse_as_then(&mut self, text: &Arc<PreparedText>) -> Result<(), SqlError> {
+        if let Some(mut transaction) = self.transaction.take_if(|transaction| transaction.has_started()) {
+            let result = match transaction.backend() {
+                Some(backend) => {
+                    let enter = "SAVEPOINT onecopy_parse";
+                    let leave = "ROLLBACK TO SAVEPOINT onecopy_parse; RELEASE SAVEPOINT onecopy_parse";
+                    self.parse_between(backend, text, enter, leave).await
+                }
+                // It is lost; what is to run in it says so.
+                None => Ok(()),
+            };
+            self.transaction = Some(transaction);
+            return result;
+        }
+        let mut backend = self.take_leader().await.map_err(|error| error.to_sql())?;
+        let result = self.parse_between(&mut backend, text, "BEGIN", "ROLLBACK").await;
+        self.return_leader(backend);
+        result
+    }
+
+    async fn parse_between(
+        &mut self,
+        backend: &mut Backend,
+        text: &Arc<PreparedText>,
+        enter: &str,
+        leave: &str,
+    ) -> Result<(), SqlError> {
+        let start = self.client.output.len();
+        let mut expected = VecDeque::new();
+        if !backend.in_transaction {
+            self.put_settings(backend, &mut expected);
+        }
+        let settings = text.settings.for_a_moment(&self.settings_of_statements());
+        put_own(backend, &format!("{enter}; {settings}"), false, &mut expected);
+        put_named(backend, text, false, &mut expected);
+        backend.channel.output.message(b'S', b"");
+        expected.push_back(Expected::Sync);
+        put_own(backend, leave, false, &mut expected);
+        let Ended { result, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        self.statement_ended();
+        self.client.output.truncate(start);
+        match result {
+            Ok(relayed) => match relayed.error.or(relayed.own_error) {
+                Some(fields) => Err(SqlError::error(&fields.code, fields.message)),
+                None => Ok(()),
+            },
+            Err(RelayError::Client(error)) => Err(SqlError::error("08006", error.to_string())),
+            Err(error) => {
+                let name = backend.server.name.clone();
+                Err(self.server_lost(&name, &error, None))
+            }
+        }
+    }
+}

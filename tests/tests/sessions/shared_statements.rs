@@ -1,0 +1,508 @@
+//! What a statement means depends on the settings under which it was parsed, and on the instant. Sessions that share back
+//! ends and prepare the same text get what one server would have told each of them.
+
+use onecopy_tests::cluster::TestCluster;
+use tokio::task::JoinSet;
+
+use crate::laboratory::{bounded, start, wait_for_epoch_on};
+use crate::wire::{Answer, Wire, bind, close, describe, execute, parse, run_extended, sync};
+
+/// What one session does next.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// A simple query.
+    Query(&'static str),
+    /// Parse under a name, and Describe.
+    Prepare(&'static str, &'static str),
+    /// Bind and Execute of a statement, in a batch of their own.
+    Run(&'static str),
+    /// Parse, Bind and Execute in one batch, without a name.
+    AtOnce(&'static str),
+    /// Close of a statement.
+    Close(&'static str),
+}
+
+use Step::{AtOnce, Close, Prepare, Query, Run};
+
+/// Two sessions and what they do in turn.
+struct Script {
+    what: &'static str,
+    steps: &'static [(usize, Step)],
+}
+
+const OBJECTS: &str = "CREATE SCHEMA one; CREATE SCHEMA two;
+    CREATE TABLE one.place (name text); INSERT INTO one.place VALUES ('one');
+    CREATE TABLE two.place (name text); INSERT INTO two.place VALUES ('two');
+    CREATE TABLE one.shape (x int); INSERT INTO one.shape VALUES (1);
+    CREATE TABLE two.shape (x text); INSERT INTO two.shape VALUES ('b');
+    CREATE TYPE one.kind AS ENUM ('a', 'b'); CREATE TYPE two.kind AS ENUM ('b', 'a');
+    CREATE FUNCTION one.plus(int, int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1 * 100 + $2';
+    CREATE OPERATOR one.+ (LEFTARG = int, RIGHTARG = int, FUNCTION = one.plus);
+    CREATE FUNCTION in_plpgsql() RETURNS numeric STABLE LANGUAGE plpgsql AS
+        $$ BEGIN RETURN extract(epoch FROM '2024-01-01 00:00'::timestamptz); END $$;
+    CREATE FUNCTION in_sql() RETURNS numeric STABLE LANGUAGE sql AS
+        $$ SELECT extract(epoch FROM '2024-01-01 00:00'::timestamptz) $$;
+    CREATE FUNCTION tenant() RETURNS text IMMUTABLE LANGUAGE sql AS $$ SELECT current_setting('shop.tenant', true) $$;
+    CREATE FUNCTION now_in_plpgsql() RETURNS timestamptz STABLE LANGUAGE plpgsql AS
+        $$ BEGIN RETURN 'now'::timestamptz; END $$;
+    CREATE ROLE clerk; GRANT clerk TO CURRENT_USER; CREATE SCHEMA clerk AUTHORIZATION clerk;
+    CREATE TABLE public.place (name text); INSERT INTO public.place VALUES ('public');
+    CREATE TABLE clerk.place (name text); INSERT INTO clerk.place VALUES ('clerk');
+    GRANT ALL ON ALL TABLES IN SCHEMA public, clerk TO clerk;";
+
+const EPOCH: &str = "SELECT extract(epoch FROM '2024-01-01 00:00'::timestamptz)";
+const UTC: Step = Query("SET TimeZone = 'UTC'");
+const TOKYO: Step = Query("SET TimeZone = 'Asia/Tokyo'");
+
+const SCRIPTS: &[Script] = &[
+    Script {
+        what: "TimeZone, named",
+        steps: &[
+            (0, UTC),
+            (1, TOKYO),
+            (0, Prepare("a", EPOCH)),
+            (1, Prepare("a", EPOCH)),
+            (0, Run("a")),
+            (1, Run("a")),
+            (0, Run("a")),
+        ],
+    },
+    Script {
+        what: "TimeZone, unnamed",
+        steps: &[
+            (0, UTC),
+            (1, TOKYO),
+            (0, Prepare("", EPOCH)),
+            (1, Prepare("", EPOCH)),
+            (0, Run("")),
+            (1, Run("")),
+            (0, Run("")),
+            (0, AtOnce(EPOCH)),
+            (1, AtOnce(EPOCH)),
+            (0, Query(EPOCH)),
+            (1, Query(EPOCH)),
+        ],
+    },
+    Script {
+        what: "DateStyle",
+        steps: &[
+            (0, Query("SET DateStyle = 'ISO, DMY'")),
+            (1, Query("SET DateStyle = 'SQL, MDY'")),
+            (0, Prepare("a", "SELECT '01/02/2024'::date, '01/02/2024'::date - date '2024-01-01'")),
+            (1, Prepare("a", "SELECT '01/02/2024'::date, '01/02/2024'::date - date '2024-01-01'")),
+            (0, Run("a")),
+            (1, Run("a")),
+        ],
+    },
+    Script {
+        what: "IntervalStyle",
+        steps: &[
+            (0, Query("SET IntervalStyle = 'sql_standard'")),
+            (0, Prepare("a", "SELECT extract(epoch FROM '-1 2:03:04'::interval), '1 day 2 hours'::interval::text")),
+            (1, Prepare("a", "SELECT extract(epoch FROM '-1 2:03:04'::interval), '1 day 2 hours'::interval::text")),
+            (0, Run("a")),
+            (1, Run("a")),
+            (0, Run("a")),
+        ],
+    },
+    Script {
+        what: "how values are written, folded into a plan",
+        steps: &[
+            (0, Query("SET bytea_output = 'escape'")),
+            (0, Query("SET extra_float_digits = 0")),
+            (0, Prepare("a", r"SELECT '\x00ff'::bytea::text, pi()::text")),
+            (1, Prepare("a", r"SELECT '\x00ff'::bytea::text, pi()::text")),
+            (0, Run("a")),
+            (1, Run("a")),
+            (0, Run("a")),
+        ],
+    },
+    Script {
+        what: "array_nulls, transform_null_equals, xmloption",
+        steps: &[
+            (0, Query("SET array_nulls = off")),
+            (0, Query("SET transform_null_equals = on")),
+            (0, Prepare("a", "SELECT '{NULL}'::text[], 1 = NULL, NULL = NULL")),
+            (1, Prepare("a", "SELECT '{NULL}'::text[], 1 = NULL, NULL = NULL")),
+            (0, Run("a")),
+            (1, Run("a")),
+        ],
+    },
+    Script {
+        what: "search_path",
+        steps: &[
+            (0, Query("SET search_path = one, public")),
+            (1, Query("SET search_path = two, public")),
+            (0, Prepare("t", "SELECT name, tableoid::regclass = 'place'::regclass FROM place")),
+            (1, Prepare("t", "SELECT name, tableoid::regclass = 'place'::regclass FROM place")),
+            (0, Prepare("s", "SELECT x FROM shape")),
+            (1, Prepare("s", "SELECT x FROM shape")),
+            (0, Prepare("e", "SELECT 'a'::kind > 'b'::kind")),
+            (1, Prepare("e", "SELECT 'a'::kind > 'b'::kind")),
+            (0, Prepare("o", "SELECT 2 OPERATOR(pg_catalog.+) 3, 2 + 3")),
+            (1, Prepare("o", "SELECT 2 OPERATOR(pg_catalog.+) 3, 2 + 3")),
+            (0, Run("t")),
+            (1, Run("t")),
+            (0, Run("s")),
+            (1, Run("s")),
+            (0, Run("e")),
+            (1, Run("e")),
+            (0, Run("o")),
+            (1, Run("o")),
+            (0, Run("s")),
+        ],
+    },
+    Script {
+        what: "TimeZone changes between Parse and Bind",
+        steps: &[
+            (0, UTC),
+            (1, UTC),
+            (0, Prepare("a", EPOCH)),
+            (1, Prepare("a", EPOCH)),
+            (0, Run("a")),
+            (0, TOKYO),
+            (0, Run("a")),
+            (1, Run("a")),
+            (0, Prepare("b", EPOCH)),
+            (0, Run("b")),
+            (0, Run("a")),
+            (0, Close("a")),
+            (0, Prepare("a", EPOCH)),
+            (0, Run("a")),
+            (0, UTC),
+            (0, Run("a")),
+            (0, Run("b")),
+            (1, Run("a")),
+        ],
+    },
+    Script {
+        what: "TimeZone changes before the first Bind",
+        steps: &[
+            (0, UTC),
+            (0, Prepare("a", EPOCH)),
+            (0, TOKYO),
+            (0, Run("a")),
+            (0, Query("RESET TimeZone")),
+            (0, Run("a")),
+        ],
+    },
+    Script {
+        what: "search_path changes between Parse and Bind",
+        steps: &[
+            (0, Query("SET search_path = one")),
+            (1, Query("SET search_path = one")),
+            (0, Prepare("t", "SELECT name FROM place")),
+            (1, Prepare("t", "SELECT name FROM place")),
+            (0, Prepare("s", "SELECT x FROM shape")),
+            (1, Prepare("s", "SELECT x FROM shape")),
+            (0, Run("t")),
+            (0, Run("s")),
+            (0, Query("SET search_path = two")),
+            (0, Run("t")),
+            (0, Run("s")),
+            (1, Run("t")),
+            (1, Run("s")),
+            (0, Query("SET search_path = one")),
+            (0, Run("s")),
+        ],
+    },
+    Script {
+        what: "search_path and TimeZone change between Parse and Bind",
+        steps: &[
+            (0, Query("SET search_path = one")),
+            (0, UTC),
+            (0, Prepare("a", EPOCH)),
+            (0, Run("a")),
+            (0, Query("SET search_path = two")),
+            (0, TOKYO),
+            (0, Run("a")),
+            (0, UTC),
+            (0, Run("a")),
+        ],
+    },
+    Script {
+        what: "SET LOCAL",
+        steps: &[
+            (0, UTC),
+            (1, UTC),
+            (1, Prepare("a", EPOCH)),
+            (1, Run("a")),
+            (0, Query("BEGIN")),
+            (0, Query("SET LOCAL TimeZone = 'Asia/Tokyo'")),
+            (0, Prepare("a", EPOCH)),
+            (0, Run("a")),
+            (0, AtOnce(EPOCH)),
+            (0, Query("COMMIT")),
+            (0, Run("a")),
+            (0, AtOnce(EPOCH)),
+            (1, Run("a")),
+            (0, Query("BEGIN")),
+            (0, Query("SELECT set_config('TimeZone', 'Asia/Tokyo', true)")),
+            (0, AtOnce(EPOCH)),
+            (0, Prepare("b", EPOCH)),
+            (0, Query("ROLLBACK")),
+            (0, Run("b")),
+            (0, AtOnce(EPOCH)),
+        ],
+    },
+    Script {
+        what: "SET LOCAL in a transaction that reads an epoch",
+        steps: &[
+            (0, UTC),
+            (1, UTC),
+            (1, Prepare("a", EPOCH)),
+            (1, Run("a")),
+            (0, Query("BEGIN READ ONLY")),
+            (0, Query("SELECT name FROM one.place")),
+            (0, Query("SET LOCAL TimeZone = 'Asia/Tokyo'")),
+            (0, AtOnce(EPOCH)),
+            (0, AtOnce("SELECT in_plpgsql(), in_sql()")),
+            (0, Query("COMMIT")),
+            (0, AtOnce(EPOCH)),
+            (1, AtOnce("SELECT in_plpgsql(), in_sql()")),
+            (1, Run("a")),
+        ],
+    },
+    Script {
+        what: "bodies of functions",
+        steps: &[
+            (0, UTC),
+            (1, TOKYO),
+            (0, Query("SELECT in_plpgsql(), in_sql()")),
+            (1, Query("SELECT in_plpgsql(), in_sql()")),
+            (0, Prepare("f", "SELECT in_plpgsql(), in_sql()")),
+            (1, Prepare("f", "SELECT in_plpgsql(), in_sql()")),
+            (0, Run("f")),
+            (1, Run("f")),
+            (0, Run("f")),
+        ],
+    },
+    Script {
+        what: "a setting of the client's own behind a function that says IMMUTABLE",
+        steps: &[
+            (0, Query("SET shop.tenant = 'a'")),
+            (1, Query("SET shop.tenant = 'b'")),
+            (0, Prepare("f", "SELECT tenant()")),
+            (1, Prepare("f", "SELECT tenant()")),
+            (0, Run("f")),
+            (1, Run("f")),
+            (0, Run("f")),
+        ],
+    },
+    Script {
+        what: "role",
+        steps: &[
+            (0, Prepare("r", "SELECT current_user::text = session_user::text, name FROM place")),
+            (1, Prepare("r", "SELECT current_user::text = session_user::text, name FROM place")),
+            (0, Run("r")),
+            (1, Query("SET ROLE clerk")),
+            (0, Run("r")),
+            (1, Run("r")),
+            (1, Query("RESET ROLE")),
+            (1, Run("r")),
+            (1, Query("BEGIN")),
+            (1, Query("SET LOCAL ROLE clerk")),
+            (1, Prepare("l", "SELECT name FROM place")),
+            (1, Run("l")),
+            (1, Run("r")),
+            (1, Query("COMMIT")),
+            (1, Run("l")),
+            (0, Run("r")),
+        ],
+    },
+    Script {
+        what: "PREPARE and EXECUTE",
+        steps: &[
+            (0, UTC),
+            (1, TOKYO),
+            (0, Query("PREPARE p AS SELECT extract(epoch FROM '2024-01-01 00:00'::timestamptz)")),
+            (1, Query("PREPARE p AS SELECT extract(epoch FROM '2024-01-01 00:00'::timestamptz)")),
+            (0, TOKYO),
+            (0, Query("EXECUTE p")),
+            (1, Query("EXECUTE p")),
+        ],
+    },
+];
+
+/// One back end for all readers; a place of its own on the leader for whoever needs one.
+async fn one_reader() -> anyhow::Result<TestCluster> {
+    let cluster = start(1, |settings| settings.reader_backends_max = 1).await?;
+    let mut setup = Wire::connect(&cluster).await?;
+    for sql in OBJECTS.split_inclusive("TO clerk;") {
+        let answer = setup.query(sql).await?;
+        assert_eq!(answer.code(), "00000", "{sql}: {:?}", answer.errors());
+    }
+    wait_for_epoch_on(&cluster, 2).await?;
+    Ok(cluster)
+}
+
+async fn take(wire: &mut Wire, step: Step) -> anyhow::Result<Answer> {
+    match step {
+        Query(sql) => wire.query(sql).await,
+        Prepare(name, sql) => wire.ask(&[parse(name, sql), describe('S', name), sync()].concat()).await,
+        Run(name) => wire.ask(&[bind("", name, &[]), execute("", 0), sync()].concat()).await,
+        AtOnce(sql) => wire.ask(&[run_extended(sql, &[]), sync()].concat()).await,
+        Close(name) => wire.ask(&[close('S', name), sync()].concat()).await,
+    }
+}
+
+fn said(answer: &Answer) -> String {
+    format!("{} {} {:?}", answer.tags(), answer.code(), answer.text_rows())
+}
+
+/// What each step is answered by two sessions of the leader itself, or through the router, all on one back end.
+async fn play(cluster: &TestCluster, script: &Script, routed: bool) -> anyhow::Result<Vec<String>> {
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        let mut wire = if routed { Wire::connect(cluster).await? } else { Wire::connect_to_leader(cluster).await? };
+        let choice = wire.query("SET onecopy.server = 'follower-1'").await?;
+        assert_eq!(choice.code(), "00000", "{:?}", choice.errors());
+        sessions.push(wire);
+    }
+    let mut all = Vec::new();
+    for (session, step) in script.steps {
+        all.push(format!("{session} {step:?}: {}", said(&take(&mut sessions[*session], *step).await?)));
+    }
+    Ok(all)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s34_sessions_with_other_settings_get_each_their_own_answer_to_one_text() -> anyhow::Result<()> {
+    let cluster = one_reader().await?;
+    let mut differences = Vec::new();
+    for script in SCRIPTS {
+        let expected = play(&cluster, script, false).await?;
+        let found = play(&cluster, script, true).await?;
+        let pairs = expected.iter().zip(&found).filter(|(expected, found)| expected != found);
+        differences.extend(
+            pairs.map(|(expected, found)| format!("{}\n  one server {expected}\n  router {found}", script.what)),
+        );
+    }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+    Ok(())
+}
+
+const CLIENTS: usize = 8;
+const ROUNDS: usize = 40;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s35_clients_with_other_settings_that_run_the_same_text_at_once_get_each_their_own() -> anyhow::Result<()> {
+    let cluster = start(1, |settings| settings.reader_backends_max = 3).await?;
+    wait_for_epoch_on(&cluster, 2).await?;
+    let zones =
+        [("UTC", "1704067200.000000"), ("Asia/Tokyo", "1704034800.000000"), ("America/New_York", "1704085200.000000")];
+    let mut clients = JoinSet::new();
+    for client in 0..CLIENTS {
+        let (zone, expected) = zones[client % zones.len()];
+        let mut wire = Wire::connect(&cluster).await?;
+        clients.spawn(async move {
+            wire.query(&format!("SET TimeZone = '{zone}'")).await?;
+            take(&mut wire, Prepare("a", EPOCH)).await?;
+            for round in 0..ROUNDS {
+                let step = [Run("a"), AtOnce(EPOCH), Query(EPOCH)][(round + client) % 3];
+                let answer = take(&mut wire, step).await?;
+                assert_eq!(answer.text_rows(), [expected], "{zone}, {step:?}: {:?}", answer.errors());
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(client) = bounded("clients", clients.join_next()).await? {
+        client??;
+    }
+    Ok(())
+}
+
+/// Texts whose Parse reads the clock.
+const CLOCKS: [&str; 8] = [
+    "SELECT 'now'::timestamptz",
+    "SELECT timestamp with time zone ' NOW '",
+    "SELECT CAST(E'\\156ow' AS timestamptz)",
+    "SELECT CAST(U&'n\\006fw' AS timestamptz)",
+    "SELECT 'no'\n'w'::timestamptz",
+    "SELECT $$now$$::timestamptz",
+    "SELECT lower('[now,infinity)'::tstzrange)",
+    "SELECT ('{now}'::timestamptz[])[1]",
+];
+
+async fn instant(wire: &mut Wire, step: Step) -> anyhow::Result<String> {
+    let answer = take(wire, step).await?;
+    assert_eq!((answer.code().as_str(), answer.rows().len()), ("00000", 1), "{step:?}: {:?}", answer.errors());
+    Ok(answer.text_rows().remove(0))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s36_the_instant_in_a_text_is_that_of_its_own_parse_for_as_long_as_it_lives() -> anyhow::Result<()> {
+    let cluster = one_reader().await?;
+    for routed in [false, true] {
+        for name in ["", "named"] {
+            for sql in CLOCKS.into_iter().take(if name.is_empty() { 1 } else { CLOCKS.len() }) {
+                let what = format!("{sql}, {name:?}, routed {routed}");
+                let mut sessions = Vec::new();
+                for _ in 0..2 {
+                    let mut wire =
+                        if routed { Wire::connect(&cluster).await? } else { Wire::connect_to_leader(&cluster).await? };
+                    wire.query("SET onecopy.server = 'follower-1'").await?;
+                    sessions.push(wire);
+                }
+                let (first, second) = sessions.split_at_mut(1);
+                let (one, two) = (&mut first[0], &mut second[0]);
+                take(one, Prepare(name, sql)).await?;
+                let of_one = instant(one, Run(name)).await?;
+                let between = instant(two, AtOnce("SELECT clock_timestamp()")).await?;
+                take(two, Prepare(name, sql)).await?;
+                let of_two = instant(two, Run(name)).await?;
+                assert!(of_one < between && between < of_two, "{what}: {of_one} {between} {of_two}");
+                take(one, AtOnce("UPDATE numbers SET value = value + 1 WHERE id = 1")).await?;
+                if !name.is_empty() {
+                    assert_eq!(instant(one, Run(name)).await?, of_one, "{what}: the same statement");
+                    take(one, Prepare("again", sql)).await?;
+                    assert!(instant(one, Run("again")).await? > of_two, "{what}: prepared anew");
+                    // With its last statement of this kind a session is as free as it was.
+                    take(one, Close("again")).await?;
+                    take(one, Close(name)).await?;
+                }
+                assert_eq!(instant(two, Run(name)).await?, of_two, "{what}: the other session's");
+                if routed {
+                    take(one, AtOnce("SELECT 1 FROM numbers")).await?;
+                    let place = one.query("SHOW onecopy.served_by").await?.text_rows();
+                    assert!(place[0].starts_with("follower-1"), "{what}: {place:?}");
+                }
+            }
+        }
+        // A constant in a function's body is as old as the session's first call of it, and no older.
+        let mut older = if routed { Wire::connect(&cluster).await? } else { Wire::connect_to_leader(&cluster).await? };
+        let of_older = instant(&mut older, Query("SELECT now_in_plpgsql()")).await?;
+        let mut newer = if routed { Wire::connect(&cluster).await? } else { Wire::connect_to_leader(&cluster).await? };
+        let before = instant(&mut newer, Query("SELECT clock_timestamp()")).await?;
+        let of_newer = instant(&mut newer, AtOnce("SELECT now_in_plpgsql()")).await?;
+        assert!(of_older < before && before < of_newer, "routed {routed}: {of_older} {before} {of_newer}");
+        assert_eq!(instant(&mut newer, Query("SELECT now_in_plpgsql()")).await?, of_newer, "routed {routed}");
+        assert_eq!(instant(&mut older, Query("SELECT now_in_plpgsql()")).await?, of_older, "routed {routed}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s39_a_statement_whose_back_end_was_passed_on_is_made_again_or_gone_and_never_another() -> anyhow::Result<()> {
+    let cluster = start(0, |settings| settings.leader_backends_max = 1).await?;
+    let (mut one, mut other) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+    let pass_on = Query("UPDATE numbers SET value = value + 1 WHERE id = 1");
+    for step in [UTC, Prepare("zone", EPOCH), TOKYO, Prepare("now", CLOCKS[0])] {
+        assert_eq!(take(&mut one, step).await?.code(), "00000", "{step:?}");
+    }
+    let first = instant(&mut one, Run("now")).await?;
+    for round in 0..2 {
+        assert_eq!(instant(&mut one, Run("zone")).await?, "1704067200.000000", "round {round}");
+        assert_eq!(instant(&mut one, AtOnce(EPOCH)).await?, "1704034800.000000", "round {round}");
+        if round == 0 {
+            assert_eq!(instant(&mut one, Run("now")).await?, first);
+        }
+        assert_eq!(take(&mut other, pass_on).await?.code(), "00000", "round {round}");
+        assert_eq!(take(&mut one, Run("now")).await?.code(), "26000", "round {round}");
+    }
+    for step in [Close("now"), Prepare("now", CLOCKS[0])] {
+        assert_eq!(take(&mut one, step).await?.code(), "00000", "{step:?}");
+    }
+    assert!(instant(&mut one, Run("now")).await? > first);
+    Ok(())
+}
