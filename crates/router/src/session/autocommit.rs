@@ -52,6 +52,19 @@ impl Drop for Releasing {
     }
 }
 
+/// While it lives DDL, or what may hide it, is under way; however that ends, every epoch up to then is doomed by it.
+struct UnderWay {
+    domain: Arc<Domain>,
+    _barrier: Barrier,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.domain.epochs.doom();
+        self.domain.catalog_changed();
+    }
+}
+
 impl Session {
     /// Runs a read on the leader, in a SERIALIZABLE transaction that is sent with it at once. It is READ ONLY there as
     /// well: what writes after all must commit in the room.
@@ -132,17 +145,13 @@ impl Session {
     /// Runs one unit on the leader, SERIALIZABLE, in a transaction of the server's own.
     pub(super) async fn run_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
         let _releasing = self.releasing_around(work);
-        let _barrier = self.barrier_around(work).await;
+        let _under_way = self.barrier_around(work).await;
         let mut pause = UPDATE_PAUSE;
         for attempt in 1.. {
             // What leaves state has an effect although it fails: an advisory lock would be taken twice.
             let may_retry = attempt < UPDATE_TRIES_MAX && !work.commits_itself && work.pins.is_none();
             match self.try_on_leader(request, work, may_retry).await? {
                 Some(outcome) => {
-                    if _barrier.is_some() {
-                        self.domain.epochs.doom();
-                        self.domain.catalog_changed();
-                    }
                     return Ok(outcome);
                 }
                 None => {
@@ -155,14 +164,15 @@ impl Session {
         unreachable!("the last try gives an outcome")
     }
 
-    /// For commands that wait for old snapshots or for readers' locks, but leave old epochs right.
+    /// For commands that wait for old snapshots or for readers' locks, but leave old epochs right. What is about another
+    /// database waits for none of this one.
     pub(super) fn releasing_around(&self, work: &Work) -> Option<Releasing> {
-        let harmless = work.barrier.as_ref().is_some_and(|barrier| barrier.harmless);
+        let harmless = work.barrier.as_ref().is_some_and(|barrier| barrier.harmless && barrier.database.is_none());
         harmless.then(|| Releasing::start(self.domain.clone()))
     }
 
     /// For DDL that runs alone, and for CALL and DO, which may hide it.
-    async fn barrier_around(&mut self, work: &Work) -> Option<Barrier> {
+    async fn barrier_around(&mut self, work: &Work) -> Option<UnderWay> {
         if let Some(database) = work.barrier.as_ref().and_then(|barrier| barrier.database.as_deref()) {
             self.router.close_domain(database).await;
         }
@@ -173,7 +183,7 @@ impl Session {
         if work.barrier.as_ref().is_none_or(|barrier| !barrier.harmless && !barrier.alone) {
             self.domain.epochs.doom();
         }
-        Some(barrier)
+        Some(UnderWay { domain: self.domain.clone(), _barrier: barrier })
     }
 
     /// One try; none when it failed so that it may be tried again.

@@ -106,12 +106,13 @@ fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
         | NodeEnum::AlterSubscriptionStmt(_)
         | NodeEnum::DropSubscriptionStmt(_) => BARRIER_ALONE,
         NodeEnum::CreatedbStmt(create) => Action::Barrier { harmless: true, alone: true, database: template(create) },
+        // Other databases than the one it is said in: nothing that is read here is touched.
         NodeEnum::DropdbStmt(drop) => {
-            Action::Barrier { harmless: false, alone: true, database: Some(drop.dbname.clone()) }
+            Action::Barrier { harmless: true, alone: true, database: Some(drop.dbname.clone()) }
         }
         NodeEnum::AlterDatabaseStmt(alter) => {
             let moves = option(&alter.options, "tablespace").is_some();
-            Action::Barrier { harmless: false, alone: moves, database: moves.then(|| alter.dbname.clone()) }
+            Action::Barrier { harmless: moves, alone: moves, database: moves.then(|| alter.dbname.clone()) }
         }
         NodeEnum::RenameStmt(rename) if rename.rename_type == ObjectType::ObjectDatabase as i32 => {
             Action::Barrier { harmless: false, alone: false, database: Some(rename.subname.clone()) }

@@ -216,9 +216,9 @@ fn barriers() {
         ("DROP SUBSCRIPTION s", barrier(false, true)),
         ("CREATE DATABASE d", barrier(true, true)),
         ("CREATE DATABASE d TEMPLATE x", for_database(true, true, "x")),
-        ("DROP DATABASE d", for_database(false, true, "d")),
+        ("DROP DATABASE d", for_database(true, true, "d")),
         ("ALTER DATABASE d RENAME TO e", for_database(false, false, "d")),
-        ("ALTER DATABASE d SET TABLESPACE s", for_database(false, true, "d")),
+        ("ALTER DATABASE d SET TABLESPACE s", for_database(true, true, "d")),
         ("ALTER DATABASE d SET work_mem = 1", barrier(false, false)),
     ]);
 }
