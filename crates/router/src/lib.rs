@@ -35,4 +35,5 @@ pub use epoch::GateSummary;
 pub use error::RouterError;
 pub use router::{Router, RouterObserver};
 pub use servers::{Health, Role};
+pub use session::GONE_CLIENT_BOUND;
 pub use status::{DatabaseStatus, RouterStatus, ServerStatus};

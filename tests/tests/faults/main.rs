@@ -8,6 +8,7 @@ mod cancels;
 mod copy;
 mod ddl;
 mod frozen_followers;
+mod gone_clients;
 mod limits;
 mod log_in;
 mod lost_back_ends;

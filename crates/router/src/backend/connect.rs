@@ -15,6 +15,9 @@ use crate::wire::{Channel, ErrorFields, Frame, Reply, Socket, begin_message, end
 /// A server that does not complete a log-in within this is taken for dead.
 const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// A server process whose connection was closed in the midst of a statement notices it within this.
+pub const NOTICE_INTERVAL: Duration = Duration::from_secs(1);
+
 /// With what the router logs in as a role.
 pub struct Credentials {
     /// The role.
@@ -127,6 +130,9 @@ async fn login(
             // The router reads SQL by these rules, whatever the role's or the database's settings say.
             ("standard_conforming_strings", "on"),
             ("default_transaction_isolation", isolation),
+            // A server process that waits for a lock, or computes, looks itself whether anybody is here, also when this
+            // program was killed.
+            ("client_connection_check_interval", &NOTICE_INTERVAL.as_millis().to_string()),
         ],
     );
     authenticate(&mut backend, credentials).await?;

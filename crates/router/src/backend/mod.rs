@@ -9,7 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
-pub use connect::Credentials;
+pub use connect::{Credentials, NOTICE_INTERVAL};
 pub use prepared::PreparedStatements;
 
 use crate::servers::{Connection, Server};

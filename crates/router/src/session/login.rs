@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes};
 
 use super::epoch_read::InFlight;
+use super::presence::Presence;
 use super::relay::{self, Ended, Hold, Relay};
 use super::request::put_own;
 use super::role::{look_up_verifier, may_look};
@@ -57,17 +58,21 @@ impl From<std::io::Error> for LoginError {
 pub async fn serve(router: Arc<RouterState>, socket: Socket) {
     let _place = Place::take(&router);
     let mut client = Channel::new(socket, LOGIN_MESSAGE_BYTES_MAX);
-    let logged_in = match tokio::time::timeout(LOGIN_TIMEOUT, log_in(&router, &mut client)).await {
-        Ok(result) => result,
-        Err(_) => return,
+    let presence = Arc::new(Presence::of(&client));
+    let log_in = tokio::time::timeout(LOGIN_TIMEOUT, log_in(&router, &mut client));
+    let Some(Ok(logged_in)) = presence.while_there(&CancelSlot::default(), log_in).await else {
+        return;
     };
     match logged_in {
         Ok(Some(session)) => {
             let number = session.inside.number;
-            let mut session = session.into_session(client);
+            let mut session = session.into_session(client, presence.clone());
             session.client.message_bytes_max = session.domain.settings.message_bytes_max;
-            let end = session.run().await;
-            tracing::debug!(session = number, %end, "session ended");
+            let running = session.cancel.clone();
+            match presence.while_there(&running, session.run()).await {
+                Some(end) => tracing::debug!(session = number, %end, "session ended"),
+                None => tracing::debug!(session = number, "session cut off: its client has gone"),
+            }
         }
         Ok(None) => {}
         Err(LoginError::Refused(error)) => {
@@ -147,7 +152,7 @@ struct LoggedIn {
 }
 
 impl LoggedIn {
-    fn into_session(self, client: Channel) -> Session {
+    fn into_session(self, client: Channel, presence: Arc<Presence>) -> Session {
         let read_only = self.settings.get("default_transaction_read_only").map_or(self.is_read_only, is_on);
         Session {
             number: self.inside.number,
@@ -181,6 +186,7 @@ impl LoggedIn {
             server_choice: self.server_choice,
             served_by: None,
             cancel: self.cancel,
+            presence,
         }
     }
 }

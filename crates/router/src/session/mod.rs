@@ -22,6 +22,7 @@ mod extended;
 mod kept_statement;
 mod login;
 mod own_setting;
+mod presence;
 mod relay;
 mod request;
 mod role;
@@ -42,6 +43,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 pub use login::serve;
+pub use presence::GONE_CLIENT_BOUND;
 
 use crate::backend::{Backend, CancelKey, Credentials};
 use crate::config::Freshness;
@@ -51,6 +53,7 @@ use crate::settings::Settings;
 use crate::sql::{Isolation, PinReason, Statement};
 use crate::state::RouterState;
 use crate::wire::{Channel, ChannelError, FrontendError, Reply, SqlError, sqlstate};
+use presence::Presence;
 use served_by::ServedBy;
 use transaction::Transaction;
 
@@ -175,6 +178,7 @@ pub struct Session {
     /// Commits that this session may have seen; an epoch for it holds at least these.
     commits_seen: u64,
     cancel: Arc<CancelSlot>,
+    presence: Arc<Presence>,
     may_be_cancelled_late: bool,
     stopping: watch::Receiver<bool>,
     skips_until_sync: bool,
@@ -209,9 +213,15 @@ impl Session {
                 Some(frame) => frame,
                 None => {
                     relay::flush(&mut self.client).await?;
-                    self.next_frame().await?
+                    self.presence.set_listening(true);
+                    let frame = self.next_frame().await;
+                    self.presence.set_listening(false);
+                    frame?
                 }
             };
+            if self.presence.is_gone() {
+                return Err(SessionEnd::Client(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into()));
+            }
             if self.has_state_there && self.own_backend.is_none() && self.transaction.is_none() {
                 return Err(self.lost_own_backend());
             }

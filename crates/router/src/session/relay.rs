@@ -4,6 +4,7 @@
 //! having seen anything of the first try.
 
 use std::collections::VecDeque;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes};
@@ -18,6 +19,10 @@ pub const HELD_BYTES_MAX: usize = 32 * 1024;
 
 /// Bytes of an answer held back while its statement is in the commit room, where no client may be waited for.
 pub const HELD_IN_ROOM_BYTES_MAX: usize = 16 << 20;
+
+/// Bytes that COPY FROM STDIN keeps of either side for the other. While the one for a side is full the other is not
+/// read, and is held up as it would be by one server.
+const STREAM_BYTES_MAX: usize = 256 * 1024;
 
 /// A client that takes nothing for this long is given up.
 pub const CLIENT_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -90,6 +95,8 @@ pub struct Relay<'a> {
     relayed: Relayed,
     went_out: bool,
     parsed: usize,
+    /// The client's output is written beside everything else: nobody waits for it.
+    streams: bool,
 }
 
 impl<'a> Relay<'a> {
@@ -112,6 +119,7 @@ impl<'a> Relay<'a> {
             relayed: Relayed::default(),
             went_out: false,
             parsed: 0,
+            streams: false,
         }
     }
 
@@ -254,6 +262,7 @@ impl<'a> Relay<'a> {
         self.client.output.put_slice(&frame.bytes);
         let held = self.client.output.len() - self.start.min(self.client.output.len());
         match self.hold {
+            _ if self.streams => Ok(()),
             Hold::InRoom if held > HELD_IN_ROOM_BYTES_MAX => self.flush_client().await,
             Hold::Briefly if held > HELD_BYTES_MAX => self.flush_client().await,
             _ => Ok(()),
@@ -266,95 +275,142 @@ impl<'a> Relay<'a> {
         flush(self.client).await.map_err(RelayError::Client)
     }
 
-    /// COPY FROM STDIN: the client's data goes to the server until either ends it.
+    /// COPY FROM STDIN: the client's data goes to the server until either ends it. Whatever the server says meanwhile
+    /// goes to the client at the same time: a server whose notices nobody takes would take no data.
     async fn copy_in(&mut self, frame: Frame) -> Result<(), RelayError> {
-        self.give(&frame).await?;
+        self.streams = true;
+        self.went_out = true;
+        self.start = 0;
+        let copied = match self.give(&frame).await {
+            Ok(()) => self.copy().await,
+            Err(error) => Err(error),
+        };
+        self.streams = false;
+        if matches!(copied, Err(RelayError::Client(_))) {
+            return copied;
+        }
+        // A message of which half has gone out could not be taken back.
         self.flush_client().await?;
-        let server = self.backend.server.clone();
+        copied
+    }
+
+    async fn copy(&mut self) -> Result<(), RelayError> {
         loop {
-            tokio::select! {
-                biased;
-                error = given_up(&server) => return Err(error),
-                frame = self.backend.channel.frame() => {
-                    let frame = frame.map_err(RelayError::Server)?;
-                    let failed = frame.tag == b'E';
-                    if failed && self.extended {
-                        self.take_error(frame).await?;
-                        self.flush_client().await?;
-                        return self.finish_copy().await;
-                    }
-                    Box::pin(self.take(frame)).await?;
-                    if failed {
-                        return Ok(());
-                    }
+            while let Some(frame) = self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
+                let failed = frame.tag == b'E';
+                if failed && self.extended {
+                    self.take_error(frame).await?;
+                    return self.finish_copy().await;
                 }
-                frame = self.client.frame() => {
-                    let frame = frame.map_err(RelayError::Client)?;
-                    match frame.tag {
-                        b'd' | b'c' | b'f' => {
-                            self.backend.channel.output.put_slice(&frame.bytes);
-                            let ended = frame.tag != b'd';
-                            if ended || !self.client.has_input() {
-                                self.flush_server().await?;
-                            }
-                            if ended {
-                                return if self.extended { self.finish_copy().await } else { Ok(()) };
-                            }
-                        }
-                        // The server ignores these during COPY as well.
-                        b'H' | b'S' => {}
-                        _ => {
-                            let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "unexpected message during COPY");
-                            return Err(RelayError::Client(error.into()));
-                        }
+                Box::pin(self.take(frame)).await?;
+                if failed {
+                    return Ok(());
+                }
+            }
+            while self.backend.channel.output.len() < STREAM_BYTES_MAX {
+                let Some(frame) = self.client.buffered_frame().map_err(RelayError::Client)? else { break };
+                match frame.tag {
+                    b'd' => self.backend.channel.output.put_slice(&frame.bytes),
+                    b'c' | b'f' => {
+                        self.backend.channel.output.put_slice(&frame.bytes);
+                        return if self.extended { self.finish_copy().await } else { Ok(()) };
+                    }
+                    // The server ignores these during COPY as well.
+                    b'H' | b'S' => {}
+                    _ => {
+                        let text = "unexpected message during COPY";
+                        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, text);
+                        return Err(RelayError::Client(error.into()));
                     }
                 }
             }
+            self.flow(true).await?;
+        }
+    }
+
+    /// Moves something in one direction or the other, whatever the rest of them waits for. `listens`: the client has
+    /// something to say.
+    async fn flow(&mut self, listens: bool) -> Result<(), RelayError> {
+        let server = self.backend.server.clone();
+        let deadline = tokio::time::Instant::now() + CLIENT_WRITE_TIMEOUT;
+        let (client, channel) = (&mut *self.client, &mut self.backend.channel);
+        let unwritten = client.output.len();
+        let moved = std::future::poll_fn(|context| {
+            let reads_client = listens && channel.output.len() < STREAM_BYTES_MAX;
+            let reads_server = client.output.len() < STREAM_BYTES_MAX;
+            let from_server = channel.poll_flow(context, reads_server);
+            let from_client = client.poll_flow(context, reads_client);
+            match (from_server, from_client) {
+                (Poll::Ready(Err(error)), _) => Poll::Ready(Err(RelayError::Server(error.into()))),
+                (_, Poll::Ready(Err(error))) => Poll::Ready(Err(RelayError::Client(error.into()))),
+                (Poll::Pending, Poll::Pending) => Poll::Pending,
+                _ => Poll::Ready(Ok(())),
+            }
+        });
+        tokio::select! {
+            biased;
+            error = given_up(&server) => Err(error),
+            moved = moved => moved,
+            () = tokio::time::sleep_until(deadline), if unwritten > 0 => Err(RelayError::Client(does_not_read())),
         }
     }
 
     /// COPY in the extended protocol is over, or has failed. The server has ignored the `Sync` that was sent with it, or
     /// not, depending on when it failed; the client sends another. After that an empty query marks where all is over.
     async fn finish_copy(&mut self) -> Result<(), RelayError> {
+        let mut marker = Marker::NotSent;
         loop {
-            let frame = self.client.frame().await.map_err(RelayError::Client)?;
-            if frame.tag == b'S' {
-                self.backend.channel.output.put_slice(&frame.bytes);
-                break;
-            }
-        }
-        self.backend.channel.output.query("");
-        self.backend.prepared.unnamed = None;
-        let mut marked = false;
-        loop {
-            let frame = match self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
-                Some(frame) => frame,
-                None => self.wait().await?,
-            };
-            match frame.tag {
-                b'I' => marked = true,
-                b'Z' if marked => {
-                    self.note_status(&frame);
-                    self.expected.clear();
-                    return Ok(());
+            while let Some(frame) = self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
+                match frame.tag {
+                    b'I' => marker = Marker::Passed,
+                    b'Z' if marker == Marker::Passed => {
+                        self.note_status(&frame);
+                        self.expected.clear();
+                        return Ok(());
+                    }
+                    b'Z' => {}
+                    b'E' => {
+                        self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
+                        self.give(&frame).await?;
+                    }
+                    _ => self.give(&frame).await?,
                 }
-                b'Z' => {}
-                b'E' => {
-                    self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
-                    self.give(&frame).await?;
-                }
-                _ => self.give(&frame).await?,
             }
+            while marker == Marker::NotSent {
+                let Some(frame) = self.client.buffered_frame().map_err(RelayError::Client)? else { break };
+                if frame.tag == b'S' {
+                    self.backend.channel.output.put_slice(&frame.bytes);
+                    self.backend.channel.output.query("");
+                    self.backend.prepared.unnamed = None;
+                    marker = Marker::Sent;
+                }
+            }
+            self.flow(marker == Marker::NotSent).await?;
         }
     }
 }
 
+/// The empty query that marks where an extended COPY is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Marker {
+    NotSent,
+    Sent,
+    Passed,
+}
+
 /// Writes the client's output; a client that takes nothing is given up.
 pub async fn flush(client: &mut Channel) -> Result<(), ChannelError> {
-    match tokio::time::timeout(CLIENT_WRITE_TIMEOUT, client.flush()).await {
-        Ok(result) => Ok(result?),
-        Err(_) => Err(std::io::Error::new(std::io::ErrorKind::TimedOut, "the client does not read").into()),
+    while !client.output.is_empty() {
+        match tokio::time::timeout(CLIENT_WRITE_TIMEOUT, client.flush_some()).await {
+            Ok(result) => result?,
+            Err(_) => return Err(does_not_read()),
+        }
     }
+    Ok(())
+}
+
+fn does_not_read() -> ChannelError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, "the client does not read").into()
 }
 
 /// Waits until nothing is to be expected of `server` any more.

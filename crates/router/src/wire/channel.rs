@@ -1,6 +1,7 @@
 //! A socket with a buffer on each side, read frame by frame.
 
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
@@ -146,12 +147,30 @@ impl Channel {
             if let Some(frame) = self.buffered_frame()? {
                 return Ok(frame);
             }
-            std::future::poll_fn(|context| self.poll_either(context)).await?;
+            std::future::poll_fn(|context| self.poll_flow(context, true)).await?;
         }
     }
 
-    /// Writes or reads something.
-    fn poll_either(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Moves what can be moved: writes of `output` and, if `reads`, reads once. Pending when nothing could be.
+    pub fn poll_flow(&mut self, context: &mut Context<'_>, reads: bool) -> Poll<io::Result<()>> {
+        let written = self.poll_output(context);
+        if !reads {
+            return written;
+        }
+        self.input.reserve(READ_BYTES);
+        let read = pin!(self.socket.read_buf(&mut self.input));
+        match (read.poll(context), written) {
+            // A peer that takes nothing any more may have said why before it closed.
+            (Poll::Ready(Ok(count)), _) if count > 0 => Poll::Ready(Ok(())),
+            (_, Poll::Ready(Err(error))) => Poll::Ready(Err(error)),
+            (Poll::Ready(Ok(_)), _) => Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+            (Poll::Ready(Err(error)), _) => Poll::Ready(Err(error)),
+            (Poll::Pending, written) => written,
+        }
+    }
+
+    /// Writes what the socket takes.
+    fn poll_output(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut done = false;
         while !self.output.is_empty() {
             match Pin::new(&mut self.socket).poll_write(context, &self.output)? {
@@ -164,14 +183,7 @@ impl Channel {
             }
         }
         self.give_back_output();
-        self.input.reserve(READ_BYTES);
-        let read = pin!(self.socket.read_buf(&mut self.input));
-        match read.poll(context)? {
-            Poll::Ready(0) => Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
-            Poll::Ready(_) => Poll::Ready(Ok(())),
-            Poll::Pending if done => Poll::Ready(Ok(())),
-            Poll::Pending => Poll::Pending,
-        }
+        if done { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
     fn give_back_output(&mut self) {
@@ -189,6 +201,16 @@ impl Channel {
         }
         self.give_back_output();
         Ok(())
+    }
+
+    /// Writes some of `output`, as soon as any of it can be.
+    pub async fn flush_some(&mut self) -> io::Result<()> {
+        std::future::poll_fn(|context| self.poll_output(context)).await
+    }
+
+    /// A second handle of the socket, to be looked at beside reading and writing.
+    pub fn handle(&self) -> io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
     }
 
     /// One raw byte, the answer to a request for encryption.
