@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onecopy_clone::fanotify::{EventAccess, Group, Journal};
+use onecopy_clone::fanotify::{Group, Journal};
 use onecopy_clone::image::Image;
 use onecopy_clone::plan::SourceServer;
 use onecopy_clone::source::Source;
@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     for files in numbers {
         let directory = tempfile::tempdir()?;
         fabricate(directory.path(), files)?;
-        let group = Arc::new(Group::new(EventAccess::ReadOnly)?);
+        let group = Arc::new(Group::new()?);
         let source = Source::arm(directory.path(), group, Arc::new(Journal::create()?))?;
         source.adopt(&nobody(directory.path())?).await?;
         for _ in 0..ROUNDS {

@@ -34,6 +34,16 @@ pub enum CloneError {
         /// Why not.
         source: io::Error,
     },
+    /// A clone's server could not be made to wait for its data.
+    #[error(
+        "a clone's server cannot keep its data's fanotify group open: the kernel refuses io_uring: {source} (set the \
+         sysctl kernel.io_uring_disabled to 0 or 1, let a container's seccomp filter allow io_uring_setup and \
+         io_uring_register, or use --mode copy)"
+    )]
+    Pin {
+        /// Why not.
+        source: io::Error,
+    },
     /// The server said no.
     #[error(transparent)]
     Postgres(#[from] PostgresError),

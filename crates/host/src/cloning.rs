@@ -1,15 +1,12 @@
 //! The cluster's side of clones that are filled on demand: their plans, and the process that fills them.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onecopy_clone::CloneError;
 use onecopy_clone::plan::{Plan, Recovery, SourceServer};
-use onecopy_clone::service::{CloneDescriptors, Rendezvous, Service, SpareWanted};
-use onecopy_clone::target::{FANOTIFY_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER};
+use onecopy_clone::service::{Rendezvous, Service, SpareWanted};
 use onecopy_clone::ways::{WayName, choose};
-use onecopy_postgres::InheritedDescriptor;
 
 use crate::HostError;
 use crate::change::CloneOptions;
@@ -27,15 +24,6 @@ const SERVICE_LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The kernel's way to the file that a process runs, also when that has no name any more; see proc_pid_exe(5).
 const OWN_PROGRAM: &str = "/proc/self/exe";
-
-/// What a clone's postmaster must inherit, under the numbers that it is looked for.
-pub(crate) fn inherited(descriptors: CloneDescriptors) -> Vec<InheritedDescriptor> {
-    let CloneDescriptors { group, version } = descriptors;
-    vec![
-        InheritedDescriptor { descriptor: Arc::new(group), number: FANOTIFY_DESCRIPTOR_NUMBER },
-        InheritedDescriptor { descriptor: Arc::new(version), number: VERSION_DESCRIPTOR_NUMBER },
-    ]
-}
 
 /// This program, which is also the one that fills clones. Where its file was replaced while the daemon runs, as an upgrade does, it is the
 /// file that the daemon was started from: it still speaks the same way.

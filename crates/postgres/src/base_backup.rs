@@ -105,7 +105,7 @@ impl BaseBackup {
             // Not on the command line, which everybody can read.
             command.env("PGPASSWORD", password);
         }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.stdout(Stdio::null()).stderr(Stdio::piped());
         let mut command = tokio::process::Command::from(command);
         let mut child =
             command.kill_on_drop(true).spawn().map_err(|source| PostgresError::Spawn { program, source })?;

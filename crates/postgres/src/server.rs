@@ -1,10 +1,11 @@
 //! One server: its data directory and its postmaster.
 //!
-//! The postmaster is a direct child in a process group of its own (Ctrl-C in a terminal does not reach it); when this process ends, it
-//! runs on, and the next [`Server::start`] takes it over by its `postmaster.pid`.
+//! The postmaster is a direct child in a session of its own (Ctrl-C in a terminal does not reach it, nor does it reach
+//! the terminal); when this process ends, it runs on, and the next [`Server::start`] takes it over by its
+//! `postmaster.pid`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -192,7 +193,6 @@ impl Server {
     }
 
     fn spawn_postmaster(&self) -> Result<(), PostgresError> {
-        use std::os::unix::process::CommandExt;
         let user = &self.options.user;
         user.check_reachable(&self.data_directory)?;
         user.create_directory(&self.options.socket_directory())?;
@@ -203,7 +203,7 @@ impl Server {
         let mut command = user.command(&program);
         // It goes there itself, later: so it is known for one of this server's from the first moment on.
         command.current_dir(&self.data_directory).arg(postmaster::DIRECTORY_OPTION).arg(&self.data_directory);
-        command.stdin(Stdio::null()).stdout(copy).stderr(log).process_group(0);
+        command.stdout(copy).stderr(log);
         let not_spawned = |source| PostgresError::Spawn { program, source };
         let inherited = self.changing().inherited.clone();
         let child =

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::PostgresError;
 use crate::beneath::{self, Directory};
@@ -68,12 +68,20 @@ impl ServiceUser {
         self.group_id
     }
 
-    /// A command that runs as this account, in `/`, with a clean environment and English messages.
+    /// A command that runs as this account, in `/`, with a clean environment and English messages, without standard
+    /// input, in a session of its own, and with nothing open but its standard output and error: what this process reads
+    /// and has open, and its terminal, on which others could type (ioctl_tty(2), TIOCSTI), is not for this account.
     ///
-    /// The standard library drops the supplementary groups when it changes the user.
+    /// The standard library drops the supplementary groups when it changes the user. From then until the program begins
+    /// nobody of that account can look into the process (PR_SET_DUMPABLE, prctl(2)), which still has what this one has
+    /// open.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         use std::os::unix::process::CommandExt;
         let mut command = Command::new(program);
+        command.stdin(Stdio::null());
+        // SAFETY: between fork and exec only two system calls are made, which is async-signal-safe; no memory is
+        // allocated.
+        unsafe { command.pre_exec(be_alone) };
         command.current_dir("/").env_clear().env("LC_ALL", "C");
         command.envs(KEPT_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
         if self.switches {
@@ -169,9 +177,22 @@ impl ServiceUser {
 
     /// Asks the kernel, as that account: an access list may allow what the mode does not say.
     fn can_search(&self, directory: &Path) -> bool {
-        let status = self.command("test").arg("-x").arg(directory).status();
+        let mut command = self.command("test");
+        let status = command.arg("-x").arg(directory).stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
     }
+}
+
+/// Between fork and exec: leaves the session, and lets nothing be inherited but what is handed down after this.
+fn be_alone() -> std::io::Result<()> {
+    rustix::process::setsid()?;
+    let after_standard_error: libc::c_uint = 3;
+    // What is ours is closed at exec anyway; who started this process may have been careless. Linux before 5.11 cannot.
+    // SAFETY: takes three numbers; nothing is closed before the program begins.
+    unsafe {
+        libc::syscall(libc::SYS_close_range, after_standard_error, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);
+    }
+    Ok(())
 }
 
 /// Makes a rename or a new name in the directory above `path` durable.
@@ -203,6 +224,57 @@ mod tests {
         assert_ne!(oneself().user_id(), 0);
         let output = oneself().command("id").arg("-u").output().expect("id runs");
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), oneself().user_id().to_string());
+    }
+
+    #[test]
+    fn k21_what_runs_as_the_account_has_nothing_of_ours() {
+        let (reader, _writer) = std::io::pipe().expect("a pipe");
+        // A copy that is not closed at exec, as whoever started this process may have left one.
+        let left = rustix::io::dup(&reader).expect("a copy");
+        let number = std::os::fd::AsRawFd::as_raw_fd(&left);
+        let script = format!(
+            "read -r own name state parent group session terminal rest < /proc/self/stat
+            echo $((own == session)) $terminal; readlink /proc/$$/fd/0; test -e /proc/$$/fd/{number} || echo none"
+        );
+        let mut command = oneself().command("sh");
+        command.args(["-c", &script]).stdout(Stdio::piped());
+        let output = command.spawn().and_then(|child| child.wait_with_output()).expect("sh runs");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "1 0\n/dev/null\nnone\n");
+    }
+
+    #[test]
+    fn k21_nobody_of_the_account_looks_into_a_process_before_its_program_begins() {
+        use std::io::Read;
+        use std::os::unix::process::CommandExt;
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (mut told, mut tell) = std::io::pipe().expect("a pipe");
+        let (mut wait, mut go_on) = std::io::pipe().expect("a pipe");
+        let mut command = oneself().command("sleep");
+        command.arg("60");
+        let before = move || {
+            tell.write_all(&rustix::process::getpid().as_raw_nonzero().get().to_ne_bytes())?;
+            wait.read_exact(&mut [0])
+        };
+        // SAFETY: pipes are written and read, which is async-signal-safe; no memory is allocated.
+        unsafe { command.pre_exec(before) };
+        let is_seen = |process: i32| {
+            let listed = oneself().command("ls").arg(format!("/proc/{process}/fd")).output().expect("ls runs");
+            listed.status.success()
+        };
+        std::thread::scope(|scope| {
+            let started = scope.spawn(move || command.spawn());
+            let mut number = [0; 4];
+            told.read_exact(&mut number).expect("its number");
+            let process = i32::from_ne_bytes(number);
+            let before = is_seen(process);
+            go_on.write_all(&[0]).expect("it goes on");
+            let mut child = started.join().expect("no panic").expect("started");
+            let after = is_seen(process);
+            child.kill().and_then(|()| child.wait()).expect("killed");
+            assert_eq!((before, after), (false, true));
+        });
     }
 
     #[test]

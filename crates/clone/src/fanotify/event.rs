@@ -51,7 +51,7 @@ impl Verdict {
 /// An access that waits for its answer. Answer before the descriptor is closed: the number may be another event's afterwards.
 #[derive(Debug)]
 pub struct Event {
-    /// The file, opened as the group says; reads and writes through it raise nothing in any group.
+    /// The file, opened for reading; reads through it raise nothing in any group.
     pub descriptor: OwnedFd,
     /// The descriptor's number, which names the event in the answer.
     pub number: i32,

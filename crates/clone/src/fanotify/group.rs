@@ -20,16 +20,9 @@ const REMOVE: u32 = libc::FAN_MARK_REMOVE;
 /// Ignore events, also after the file was modified.
 const IGNORE: u32 = libc::FAN_MARK_IGNORE_SURV;
 
-/// How the descriptors of a group's events are opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EventAccess {
-    /// For reading.
-    ReadOnly,
-    /// For reading and writing.
-    ReadWrite,
-}
-
 /// Asks before marked files are accessed. Several processes may hold the same group; one of them reads and answers.
+/// Whoever has it is as mighty as root: it marks every file, and gets it opened. Others can hold a
+/// [`super::PinnedGroup`].
 #[derive(Debug)]
 pub struct Group {
     descriptor: OwnedFd,
@@ -37,16 +30,14 @@ pub struct Group {
 
 impl Group {
     /// A new group without marks, with no bound on its queue: beyond one, the kernel lets accesses through unanswered.
+    /// Its events' descriptors are for reading alone.
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: no right to (CAP_SYS_ADMIN), or the kernel is older than 6.14.
-    pub fn new(access: EventAccess) -> Result<Group, CloneError> {
-        let mode = match access {
-            EventAccess::ReadOnly => libc::O_RDONLY,
-            EventAccess::ReadWrite => libc::O_RDWR,
-        };
+    pub fn new() -> Result<Group, CloneError> {
         let flags = libc::FAN_CLASS_PRE_CONTENT | libc::FAN_UNLIMITED_QUEUE | libc::FAN_UNLIMITED_MARKS;
-        let descriptor = new_group(flags, mode).map_err(CloneError::kernel("ask before files are accessed"))?;
+        let descriptor =
+            new_group(flags, libc::O_RDONLY).map_err(CloneError::kernel("ask before files are accessed"))?;
         Ok(Group { descriptor })
     }
 

@@ -7,12 +7,14 @@
 //! - The descriptor of an event raises nothing in any group ([`QuietOpener`] makes such ones of any file).
 //! - An event is answered by the *number* that its descriptor had in the process that read it, by any process that has the group, also
 //!   after the reader is dead ([`Journal`] remembers the numbers).
-//! - When the last holder of a group is gone, the kernel allows all that waits.
+//! - When the last holder of a group is gone, the kernel allows all that waits. A [`PinnedGroup`] holds one, and nothing
+//!   can be done by it.
 
 mod descriptors;
 mod event;
 mod group;
 mod journal;
+mod pinned;
 mod probe;
 mod processor_time;
 mod quiet;
@@ -21,8 +23,9 @@ mod system_call;
 
 pub use descriptors::{DESCRIPTORS_RESERVED, check_descriptors, descriptors_max, raise_descriptors_max};
 pub use event::{Access, Event, EventBuffer, Verdict};
-pub use group::{EventAccess, Group};
+pub use group::Group;
 pub use journal::{GroupNumber, Heart, Journal, JournalEntry, JournalSlot};
+pub use pinned::PinnedGroup;
 pub use probe::Probe;
 pub use processor_time::executed;
 pub use quiet::QuietOpener;

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::event::{Access, Event, EventBuffer, Verdict};
-use super::group::{EventAccess, Group};
+use super::group::Group;
 use crate::CloneError;
 
 /// Where descriptors are tried: beyond any file's end, so that whoever else is told of it has nothing to do.
@@ -35,7 +35,7 @@ impl Probe {
     /// # Errors
     /// [`CloneError::Kernel`], as [`Group::new`]; or no thread can be started.
     pub fn new() -> Result<Probe, CloneError> {
-        let group = Arc::new(Group::new(EventAccess::ReadOnly)?);
+        let group = Arc::new(Group::new()?);
         let (told, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let answering = {
             let (group, told, stop) = (Arc::clone(&group), Arc::clone(&told), Arc::clone(&stop));

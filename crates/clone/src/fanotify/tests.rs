@@ -17,23 +17,23 @@ use super::*;
 use crate::ByteRange;
 
 /// A file of this many bytes, all of them 7.
-const FILE_BYTES: usize = 65_536;
+pub(super) const FILE_BYTES: usize = 65_536;
 const SOON: Duration = Duration::from_secs(120);
 /// Set for the process that reads an access and dies of it.
 const READER_VARIABLE: &str = "ONECOPY_TEST_READER";
 
 /// A directory with a file, and a group without marks.
-struct Place {
-    directory: TempDir,
-    path: PathBuf,
-    group: Group,
+pub(super) struct Place {
+    pub directory: TempDir,
+    pub path: PathBuf,
+    pub group: Group,
 }
 
-fn place() -> Place {
+pub(super) fn place() -> Place {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     fs::write(&path, vec![7; FILE_BYTES]).unwrap();
-    Place { directory, path, group: Group::new(EventAccess::ReadWrite).unwrap() }
+    Place { directory, path, group: Group::new().unwrap() }
 }
 
 fn open(path: &Path) -> File {
@@ -69,15 +69,15 @@ fn next_event(group: &Group) -> Event {
 }
 
 /// A process that is killed at the latest when the test ends.
-struct Process(Child);
+pub(super) struct Process(Child);
 
 impl Process {
-    fn start(program: &str, arguments: &[&str], file: &Path) -> Process {
+    pub fn start(program: &str, arguments: &[&str], file: &Path) -> Process {
         let mut command = Command::new(program);
         Process(command.args(arguments).arg(file).stdout(Stdio::piped()).spawn().unwrap())
     }
 
-    fn output(mut self) -> Vec<u8> {
+    pub fn output(mut self) -> Vec<u8> {
         let mut output = Vec::new();
         self.0.stdout.take().unwrap().read_to_end(&mut output).unwrap();
         assert!(self.0.wait().unwrap().success());
@@ -154,12 +154,12 @@ fn flushed_marks_are_gone() {
 }
 
 #[test]
-fn the_content_may_be_brought_in_through_the_events_descriptor() {
+fn the_content_may_be_brought_in_through_a_quiet_descriptor_while_the_access_waits() {
     let Place { directory: _directory, path, group } = place();
-    let other = Group::new(EventAccess::ReadOnly).unwrap();
+    let other = Group::new().unwrap();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     other.mark_file(File::open(&path).unwrap()).unwrap();
-    let reader = open(&path);
+    let (reader, opener) = (open(&path), QuietOpener::new().unwrap());
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| page(&reader, 8192));
         // Each group is asked in its turn; neither is told of the write.
@@ -170,7 +170,8 @@ fn the_content_may_be_brought_in_through_the_events_descriptor() {
                     assert_eq!(event.access, Access::Range(ByteRange::new(8192, 8192)));
                     if std::ptr::eq(each, &group) {
                         let file = File::from(event.descriptor.try_clone().unwrap());
-                        file.write_all_at(&[9; 8192], 8192).unwrap();
+                        assert!(file.write_all_at(&[9; 8192], 8192).is_err(), "an event's descriptor is for reading");
+                        opener.open(&path, true).unwrap().write_all_at(&[9; 8192], 8192).unwrap();
                     }
                     asked += 1;
                     each.answer(event.number, Verdict::Allow).unwrap();
@@ -391,7 +392,7 @@ fn what_waits_can_be_told_from_its_system_call() {
 }
 
 /// Whether it is still there after a moment in which it could have ended.
-fn is_waiting(process: &Process) -> bool {
+pub(super) fn is_waiting(process: &Process) -> bool {
     std::thread::sleep(Duration::from_millis(100));
     Path::new(&format!("/proc/{}/exe", process.0.id())).exists() && {
         let status = fs::read_to_string(format!("/proc/{}/stat", process.0.id())).unwrap();

@@ -133,7 +133,7 @@ pub struct Threads {
 }
 
 impl Running {
-    /// What its postmaster must inherit: group and version.
+    /// What whoever starts its postmaster needs: group and version.
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.group.as_fd(), self.version.descriptor.as_fd()]
     }

@@ -16,9 +16,10 @@ use super::following::{Making, Watching};
 use super::protocol::{Event, Progress, Request, SpareWanted};
 use super::rendezvous::{Beginning, Rendezvous};
 use crate::CloneError;
+use crate::fanotify::{Group, PinnedGroup};
 use crate::network::RemoteHost;
 use crate::plan::Plan;
-use crate::target::{FANOTIFY_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER};
+use crate::target::{PIN_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER};
 
 /// The subcommand that is the keeper; its argument is the rendezvous directory.
 pub const KEEPER_COMMAND: &str = "clone-keeper";
@@ -40,20 +41,20 @@ pub struct Service {
     program: PathBuf,
 }
 
-/// What a clone's postmaster must inherit.
+/// What a clone's postmaster must inherit. Nothing in it is of any use to the account that it runs as.
 #[derive(Debug)]
 pub struct CloneDescriptors {
-    /// The group: while it is open in some process, missing content is never read as zeros.
-    pub group: OwnedFd,
+    /// Keeps the group open: while some process has it, missing content is never read as zeros.
+    pin: PinnedGroup,
     /// The file that `PG_VERSION` points to until the clone is whole.
-    pub version: OwnedFd,
+    version: OwnedFd,
 }
 
 impl CloneDescriptors {
     /// For [`onecopy_postgres::Server::set_inherited`].
     pub fn into_inherited(self) -> Vec<InheritedDescriptor> {
         let inherited = |descriptor, number| InheritedDescriptor { descriptor: Arc::new(descriptor), number };
-        vec![inherited(self.group, FANOTIFY_DESCRIPTOR_NUMBER), inherited(self.version, VERSION_DESCRIPTOR_NUMBER)]
+        vec![inherited(self.pin.into(), PIN_DESCRIPTOR_NUMBER), inherited(self.version, VERSION_DESCRIPTOR_NUMBER)]
     }
 }
 
@@ -244,7 +245,8 @@ impl Service {
 
     pub(super) fn take_descriptors(&self, connection: &mut Connection) -> Result<CloneDescriptors, CloneError> {
         let [group, version] = connection.take_descriptors().map_err(|error| self.lost(&error))?;
-        Ok(CloneDescriptors { group, version })
+        // Made here, since the kernel sends none over a socket; the group itself goes no further.
+        Ok(CloneDescriptors { pin: PinnedGroup::new(&Group::from_descriptor(group))?, version })
     }
 
     async fn connect_running(&self) -> Result<Connection, CloneError> {

@@ -15,9 +15,9 @@ use super::Place;
 use super::tablespaces::remove_if_there;
 use crate::CloneError;
 
-/// The number under which a clone's postmaster holds the fanotify group of its files: without a listener its reads wait, they never see
-/// what is not there.
-pub const FANOTIFY_DESCRIPTOR_NUMBER: i32 = 872;
+/// The number under which a clone's postmaster holds what keeps the fanotify group of its files open
+/// ([`crate::fanotify::PinnedGroup`]): without a listener its reads wait, they never see what is not there.
+pub const PIN_DESCRIPTOR_NUMBER: i32 = 872;
 /// The number under which a clone's postmaster finds its version.
 pub const VERSION_DESCRIPTOR_NUMBER: i32 = 873;
 

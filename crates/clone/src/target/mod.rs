@@ -17,7 +17,7 @@ mod tablespaces;
 mod tests;
 
 pub use finish::finish;
-pub use guard::{FANOTIFY_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER, VersionGuard};
+pub use guard::{PIN_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER, VersionGuard};
 pub use marker::{MARKER_FILE, Marker, Owner};
 pub use place::Place;
 pub use remove::{remove, remove_tablespaces, remove_unmarked};

@@ -3,7 +3,7 @@
 //! | way | needs | the clone answers |
 //! |---|---|---|
 //! | [`Reflink`] | source and clone on one XFS or btrfs | after its files share all blocks; nothing is filled |
-//! | [`Lazy`] | Linux 6.14, CAP_SYS_ADMIN, ext4, XFS or btrfs | at once; it is filled meanwhile |
+//! | [`Lazy`] | Linux 6.14 with io_uring, CAP_SYS_ADMIN, ext4, XFS or btrfs | at once; it is filled meanwhile |
 //! | [`Copy`] | a connection for replication | when all is copied |
 
 use std::future::Future;

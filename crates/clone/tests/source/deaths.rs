@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use onecopy_clone::fanotify::{EventAccess, Group, Journal};
+use onecopy_clone::fanotify::{Group, Journal};
 use onecopy_clone::image::Image;
 use onecopy_clone::plan::SourceServer;
 use onecopy_clone::source::{Follower, Source, SourceFiles};
@@ -61,7 +61,7 @@ impl Drop for Watcher {
 #[ignore = "the child process of other tests"]
 async fn watch_and_take_nothing() {
     let server: SourceServer = serde_json::from_str(&std::env::var(CHILD_VARIABLE).expect("told")).expect("JSON");
-    let group = Arc::new(Group::new(EventAccess::ReadOnly).expect("the kernel asks"));
+    let group = Arc::new(Group::new().expect("the kernel asks"));
     let journal = Arc::new(Journal::create().expect("memory"));
     let numbers = format!("{} {}", group.as_fd().as_raw_fd(), journal.as_fd().as_raw_fd());
     let source = Source::arm(&server.data_directory, group, journal).expect("armed");

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use onecopy_clone::fanotify::{EventAccess, Group, Journal};
+use onecopy_clone::fanotify::{Group, Journal};
 use onecopy_clone::fill::{Filling, SharedBitmap};
 use onecopy_clone::image::{FileNumber, Image};
 use onecopy_clone::source::{Follower, Freezing, Source, SourceFiles};
@@ -17,7 +17,7 @@ const FREEZES_MAX: u32 = 20;
 
 pub async fn new_source(server: &Server) -> Arc<Source> {
     let directory = server.data_directory().to_owned();
-    let group = Arc::new(Group::new(EventAccess::ReadOnly).expect("the kernel asks"));
+    let group = Arc::new(Group::new().expect("the kernel asks"));
     let journal = Arc::new(Journal::create().expect("memory"));
     let armed = tokio::task::spawn_blocking(move || Source::arm(&directory, group, journal)).await;
     armed.expect("not ended").expect("armed")

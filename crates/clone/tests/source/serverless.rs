@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use onecopy_clone::Origin;
-use onecopy_clone::fanotify::{Doing, EventAccess, Group, Journal, doing};
+use onecopy_clone::fanotify::{Doing, Group, Journal, doing};
 use onecopy_clone::image::FileNumber;
 use onecopy_clone::plan::SourceServer;
 use onecopy_clone::source::Source;
@@ -44,7 +44,7 @@ impl Drop for Standstill<'_> {
 async fn fabricated(data_directory: &Path) -> (Arc<Source>, SourceServer) {
     let directory = data_directory.to_owned();
     let source = tokio::task::spawn_blocking(move || {
-        let group = Arc::new(Group::new(EventAccess::ReadOnly).expect("the kernel asks"));
+        let group = Arc::new(Group::new().expect("the kernel asks"));
         Source::arm(&directory, group, Arc::new(Journal::create().expect("memory"))).expect("armed")
     });
     let connection = ConnectionParameters {

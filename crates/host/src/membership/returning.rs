@@ -11,7 +11,7 @@ use crate::change::{Change, CloneOptions};
 use crate::lock::DirectoryLock;
 use crate::making::Workshop;
 use crate::state::{ClusterState, ServerState};
-use crate::{CloneStatus, Event, HostError, Progress, cloning};
+use crate::{CloneStatus, Event, HostError, Progress};
 
 /// A follower that is being started again.
 pub(crate) struct Returned {
@@ -84,7 +84,7 @@ async fn look_at_clone(workshop: &Workshop, leader: &ServerState, follower: &Ser
         Err(error) => return Found::Lost(error.to_string()),
     };
     match service.descriptors(&target).await {
-        Ok(descriptors) => Found::Filling(service, cloning::inherited(descriptors)),
+        Ok(descriptors) => Found::Filling(service, descriptors.into_inherited()),
         // It has become whole meanwhile, or is not known there.
         Err(error) => match without_service() {
             Found::Lost(_) => Found::Lost(error.to_string()),

@@ -14,7 +14,6 @@ use tokio::task::JoinSet;
 use super::Membership;
 use super::admission::Startable;
 use crate::change::CloneOptions;
-use crate::cloning::inherited;
 use crate::state::ServerState;
 use crate::{Event, HostError, Progress, machines};
 
@@ -155,7 +154,7 @@ impl Membership {
                 }
                 MakingEvent::Ready(ReadyClone { target, descriptors, .. }) => {
                     let follower = making.follower_of(&target)?;
-                    let (inherited, prewarming) = (inherited(descriptors), making.prewarming.clone());
+                    let (inherited, prewarming) = (descriptors.into_inherited(), making.prewarming.clone());
                     let filled_by = Some(service.clone());
                     let startable = Startable { follower, way: WayName::Lazy, inherited, filled_by, prewarming };
                     self.start_admission(startable, &mut making);

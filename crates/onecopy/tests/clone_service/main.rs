@@ -1,5 +1,6 @@
 //! Clones through the service, with real servers and real processes: made, filled, killed at every step.
 
+mod account;
 mod deaths;
 mod laboratory;
 mod making;

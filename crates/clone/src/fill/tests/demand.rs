@@ -10,7 +10,7 @@ use onecopy_postgres::Directory;
 
 use super::*;
 use crate::fanotify::tests::read_and_die;
-use crate::fanotify::{EventAccess, Group, GroupNumber, Journal, QuietOpener};
+use crate::fanotify::{Group, GroupNumber, Journal, QuietOpener};
 
 struct Listening {
     laboratory: Laboratory,
@@ -23,7 +23,7 @@ impl Listening {
     fn prepare(frozen: Vec<Vec<u8>>) -> Listening {
         let laboratory = Laboratory::new(frozen);
         let filling = laboratory.filling();
-        let group = Arc::new(Group::new(EventAccess::ReadOnly).unwrap());
+        let group = Arc::new(Group::new().unwrap());
         for number in 0..laboratory.frozen.len() {
             group.mark_file(filling.file(FileNumber(number as u32))).unwrap();
         }

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use super::freezing::{Freeze, Frozen};
 use super::{News, fail, tell, timed};
 use crate::CloneError;
-use crate::fanotify::{EventAccess, Group, GroupNumber};
+use crate::fanotify::{Group, GroupNumber, PinnedGroup};
 use crate::fill::{DemandGroup, DemandListener, Filling, Limiter};
 use crate::hydrator::Hydrator;
 use crate::hydrator::ending::blocking;
@@ -88,7 +88,9 @@ pub(super) async fn make_runnable(
     image: &Arc<Image>,
     small: &Arc<Vec<SmallFile>>,
 ) -> Result<Arc<Running>, CloneError> {
-    let group = Arc::new(Group::new(EventAccess::ReadWrite)?);
+    let group = Arc::new(Group::new()?);
+    // Its server will have to hold one, which whoever starts it makes: better refused now than then.
+    drop(PinnedGroup::new(&group)?);
     let guard = VersionGuard::new(place.clone(), point.major_version);
     let version = guard.descriptor()?;
     let (work_place, work_filling, work_group) = (place.clone(), Arc::clone(&filling), Arc::clone(&group));

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::{Alike, Candidate, News, Order, fail, tell, timed};
 use crate::CloneError;
-use crate::fanotify::{EventAccess, Group};
+use crate::fanotify::Group;
 use crate::hydrator::ending::blocking;
 use crate::hydrator::in_work::CloneInWork;
 use crate::hydrator::record::{Record, to_memory};
@@ -171,7 +171,7 @@ impl Hydrator {
             return Ok(source);
         }
         let (directory, journal) = (server.data_directory.clone(), Arc::clone(&self.journal));
-        let group = Arc::new(Group::new(EventAccess::ReadOnly)?);
+        let group = Arc::new(Group::new()?);
         self.safekeeping.keep(SOURCE_GROUP_KEPT, &*group);
         let armed = blocking(move || Source::arm(&directory, group, journal)).await;
         match armed {

@@ -213,9 +213,7 @@ impl DiskServer {
         let mut command = self.user.command(OWN_PROGRAM);
         command.envs(std::env::vars_os().filter(|(name, _)| name == "RUST_LOG"));
         command.arg(DISK_SERVER_COMMAND).arg(self.home.disk()).arg("--vhost").arg(&socket);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        use std::os::unix::process::CommandExt;
-        command.process_group(0);
+        command.stdout(Stdio::null()).stderr(log);
         let child = tokio::process::Command::from(command).spawn().map_err(|error| error.to_string())?;
         let number = child.id().unwrap_or_default();
         self.process = Some(Process::Child(child));
