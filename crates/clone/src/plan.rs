@@ -90,3 +90,12 @@ pub struct Plan {
     /// More WAL than this kept for the clone, in bytes: it cannot catch up and is discarded.
     pub wal_keep_bytes_max: u64,
 }
+
+/// The longest name of a replication slot (`NAMEDATALEN`).
+const SLOT_NAME_BYTES_MAX: usize = 63;
+
+/// Whether PostgreSQL takes this name for a replication slot (`ReplicationSlotValidateName`).
+pub fn is_slot_name(name: &str) -> bool {
+    let is_letter = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == b'_';
+    !name.is_empty() && name.len() <= SLOT_NAME_BYTES_MAX && name.bytes().all(is_letter)
+}

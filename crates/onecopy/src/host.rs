@@ -6,6 +6,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use onecopy_clone::network::keys;
 use onecopy_host::remote::{Allowed, Door, ping};
+use onecopy_postgres::ServiceUser;
 
 use crate::signals::{HangUp, StopSignal};
 use crate::{logging, output};
@@ -28,6 +29,10 @@ pub struct Host {
     /// A directory in which other hosts may have clones made; may be given again [default: none]
     #[arg(long, value_name = "DIRECTORY")]
     target: Vec<PathBuf>,
+    /// The account that clones of other hosts' servers run as, whatever theirs is [default: postgres; not as root: the
+    /// own one]
+    #[arg(long, value_name = "ACCOUNT")]
+    user: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -77,7 +82,11 @@ impl Host {
     fn serve(&self) -> anyhow::Result<()> {
         logging::start("info");
         let keys = self.keys.as_ref().context("give the directory of this host's keys with --keys")?;
-        let allowed = Allowed { sources: self.source.clone(), targets: self.target.clone() };
+        if !self.target.is_empty() {
+            ServiceUser::resolve(self.user.as_deref()).context("clones need an account (--user)")?;
+        }
+        let (sources, targets, account) = (self.source.clone(), self.target.clone(), self.user.clone());
+        let allowed = Allowed { sources, targets, account };
         crate::block_on(async {
             let signal = StopSignal::listen(HangUp::Stops)?;
             let door = Door::open(&self.listen, keys, allowed).await?;

@@ -45,7 +45,7 @@ pub use follower::{FollowerMaker, MakeFuture, Progress};
 pub use inherited::InheritedDescriptor;
 pub use instance::{Instance, InstanceFuture};
 pub use lsn::{InvalidLsn, Lsn};
-pub use postmaster::{StopMode, processes_of};
+pub use postmaster::{StopMode, port_of, processes_of};
 pub use recommended::{Role, recommended_settings};
 pub use replication::{ConnectedStandby, ReplicationState};
 pub use server::{Server, StartOutcome};

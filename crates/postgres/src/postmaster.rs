@@ -88,6 +88,12 @@ impl PidFile {
     }
 }
 
+/// The TCP port of the server that lives in this data directory, also in its Unix socket's name; none when none lives
+/// there, or it has just begun.
+pub fn port_of(data_directory: &Path) -> Option<u16> {
+    PidFile::of_live_server(data_directory)?.port
+}
+
 /// Whether this is a process of the server of this data directory: all of them work in it. A zombie works nowhere.
 fn works_in(process_id: u32, data_directory: &Path) -> bool {
     let process = Path::new("/proc").join(process_id.to_string());

@@ -1,6 +1,7 @@
 //! Images of the source for clones on other hosts: frozen as for clones here, kept aside until they are delivered.
 
 mod kept;
+mod wanted;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use onecopy_postgres::ConnectionParameters;
 
 use super::ending::{blocking, drop_slot};
 use super::filling::HOT_TIMEOUT;
+use super::in_work::CloneInWork;
 use super::making::{OTHER_FREEZE_INTERVAL, OTHER_FREEZE_TIMEOUT};
 use super::{Hydrator, lock};
 use crate::image::Image;
@@ -83,10 +85,18 @@ impl Images {
 
     async fn freeze_for(&self, session: SessionId, plan: Plan) -> Result<Frozen, CloneError> {
         let hydrator = self.hydrator.upgrade().ok_or_else(going)?;
-        let server = plan.source.clone();
-        if Rendezvous::of_source(&server.data_directory)? != *hydrator.rendezvous() {
-            return Err(hydrator.refuse(format!("it does not clone {}", server.data_directory.display())));
+        let directory = &plan.source.data_directory;
+        if Rendezvous::of_source(directory)? != *hydrator.rendezvous() {
+            return Err(hydrator.refuse(format!("it does not clone {directory:?}")));
         }
+        let has_slot = |clone: &Arc<CloneInWork>| !clone.is_over() && clone.plan.slot == plan.slot;
+        let is_served = self.served().iter().any(|(_, served)| served.slot == plan.slot);
+        if is_served || hydrator.clones().iter().any(has_slot) {
+            return Err(hydrator.refuse(format!("the slot {:?} is that of another clone", plan.slot)));
+        }
+        let taken = wanted::take(plan).await;
+        let plan = taken.map_err(|error| hydrator.refuse(error.to_string()))?;
+        let server = plan.source.clone();
         let directory = server.data_directory.clone();
         let files = blocking(move || Ok(Image::scan(&directory)?.image.files.len())).await?;
         let _promise = hydrator.promise_descriptors(&server.data_directory, files, 1)?;

@@ -4,6 +4,7 @@
 //! `src/backend/storage/file/reinit.c`.
 
 use std::collections::HashSet;
+use std::path::Path;
 
 /// Where in a data directory one is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +33,7 @@ pub(super) enum Place {
 
 /// What becomes of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Treatment {
+pub(crate) enum Treatment {
     /// A clone does not need it, or must not have it.
     Skip,
     /// Copied while all accesses wait.
@@ -58,7 +59,25 @@ const TOP_FILES_SKIPPED: [&str; 13] = [
     "tablespace_map.old",
 ];
 
+/// What becomes of the file at `path` from the data directory of a server of `major_version`.
+pub(crate) fn treatment(path: &Path, major_version: &str) -> Treatment {
+    let place = path.parent().and_then(|parent| Place::of(parent, major_version));
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    place.map_or(Treatment::Skip, |place| place.treat(&name))
+}
+
+/// Whether a clone needs the directory at `path` from the data directory of a server of `major_version`.
+pub(crate) fn is_needed(path: &Path, major_version: &str) -> bool {
+    Place::of(path, major_version).is_some()
+}
+
 impl Place {
+    /// What place the directory at `path` from the data directory is; none when a clone does not need it.
+    fn of(path: &Path, major_version: &str) -> Option<Place> {
+        let mut parts = path.components().map(|part| part.as_os_str().to_string_lossy());
+        parts.try_fold(Place::Top, |place, name| place.enter(&name, major_version))
+    }
+
     /// What place the directory `name` is; none when a clone does not need it.
     pub(super) fn enter(self, name: &str, major_version: &str) -> Option<Place> {
         if is_temporary_directory(name) {
@@ -255,6 +274,24 @@ mod tests {
         let unlogged = Unlogged::learn(names.into_iter());
         let kept: Vec<&str> = names.into_iter().filter(|name| !unlogged.drops(name)).collect();
         assert_eq!(kept, ["16384_init", "16385", "163840", "x_init", "16386_init"]);
+    }
+
+    #[test]
+    fn whole_paths_are_treated_as_their_places_are() {
+        let cases = [
+            ("postgresql.conf", Treatment::Copy),
+            ("base/5/16384", Treatment::Fill),
+            ("pg_tblspc/16400/PG_15_202209061/5/16384", Treatment::Fill),
+            ("pg_tblspc/16400/PG_14_202107181/5/16384", Treatment::Skip),
+            ("pg_wal/archive_status/x", Treatment::Skip),
+            ("pg_replslot/x/state", Treatment::Skip),
+            ("onecopy.d/x", Treatment::Skip),
+            ("conf.d/x.conf", Treatment::Copy),
+        ];
+        for (path, expected) in cases {
+            assert_eq!(treatment(Path::new(path), "15"), expected, "{path}");
+        }
+        assert!(is_needed(Path::new("pg_wal/archive_status"), "15") && !is_needed(Path::new("pg_replslot/x"), "15"));
     }
 
     proptest::proptest! {

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use entry::{Treatment, is_needed, treatment};
 pub use scan::{SMALL_FILES_BYTES_MAX, Scan};
 
 /// A file of an [`Image`]: its place in [`Image::files`].

@@ -21,6 +21,8 @@ pub struct Visitor {
     pub stream: TlsStream<TcpStream>,
     /// What it wants.
     pub request: HostRequest,
+    /// Who it is, as DER.
+    pub certificate: Vec<u8>,
 }
 
 /// Lets a connection in.
@@ -31,8 +33,10 @@ pub async fn receive(stream: TcpStream, keys: &HostKeys) -> Result<Visitor, Prot
     let greeting = async {
         stream.set_nodelay(true)?;
         let mut stream = TlsAcceptor::from(keys.server()).accept(stream).await?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.first());
+        let certificate = shown.ok_or(ProtocolError::Malformed("no certificate was shown"))?.as_ref().to_vec();
         let request = read_line(&mut stream).await?;
-        Ok(Visitor { stream, request })
+        Ok(Visitor { stream, request, certificate })
     };
     let slow = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
     timeout(GREETING_TIMEOUT, greeting).await.map_err(slow)?

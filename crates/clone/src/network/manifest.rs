@@ -1,22 +1,27 @@
 //! What is told of an image when it is opened: its shape, where it is consistent, its small files.
 
-use std::path::{Component, Path};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
+use tokio::time::timeout;
 
 use super::protocol::{Message, PART_BYTES_MAX, ProtocolError, read_message};
+use super::{SILENCE_MAX, checks};
 use crate::image::{Image, SmallFile};
 use crate::recovery::RecoveryPoint;
 
 /// The longest manifest, compressed: some ten million files.
 const MANIFEST_BYTES_MAX: usize = 256 << 20;
 /// The longest manifest, as JSON.
-const MANIFEST_TEXT_BYTES_MAX: u64 = 4 << 30;
-/// The most bytes of small files: they are held in memory.
+const MANIFEST_TEXT_BYTES_MAX: u64 = 2 << 30;
+/// The most bytes of small files with their names: they are held in memory.
 const SMALL_FILES_BYTES_MAX: usize = 1 << 30;
 /// The most small files.
 const SMALL_FILES_MAX: usize = 1 << 20;
+/// A freeze waits for a checkpoint and for other freezes; then it is told. A source that says for so long that it lives
+/// is given up.
+const OPENING_TIMEOUT: Duration = Duration::from_secs(3600);
 /// JSON of paths shrinks to a tenth at once.
 const ZSTD_LEVEL: i32 = 1;
 
@@ -62,22 +67,41 @@ pub fn to_messages(manifest: &Manifest, small_files: Vec<SmallFile>) -> Result<V
     Ok(messages)
 }
 
-/// Receives what [`to_messages`] gave.
+/// Receives what [`to_messages`] gave, as far as it may be taken on the other host's word.
 ///
 /// # Errors
-/// [`ProtocolError`]; [`ProtocolError::Refused`] when the source cannot be frozen.
+/// [`ProtocolError`]; [`ProtocolError::Refused`] when the source cannot be frozen, [`ProtocolError::NotTaken`] for what
+/// is not believed.
 pub async fn receive<R>(reader: &mut R) -> Result<Opening, ProtocolError>
 where
     R: AsyncRead + Unpin,
 {
+    receive_within(reader, SILENCE_MAX, OPENING_TIMEOUT).await
+}
+
+async fn receive_within<R>(reader: &mut R, silence_max: Duration, in_all: Duration) -> Result<Opening, ProtocolError>
+where
+    R: AsyncRead + Unpin,
+{
+    let slow = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
+    let mut opening = timeout(in_all, gather(reader, silence_max)).await.map_err(slow)??;
+    checks::take(&mut opening)?;
+    Ok(opening)
+}
+
+async fn gather<R>(reader: &mut R, silence_max: Duration) -> Result<Opening, ProtocolError>
+where
+    R: AsyncRead + Unpin,
+{
+    let silent = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
     let (mut buffer, mut packed, mut files, mut files_bytes) = (Vec::new(), Vec::new(), Vec::new(), 0);
     let mut unfinished: Option<SmallFile> = None;
     loop {
-        match read_message(reader, &mut buffer).await? {
+        match timeout(silence_max, read_message(reader, &mut buffer)).await.map_err(silent)?? {
             Message::ManifestPart { bytes } if packed.len() + bytes.len() <= MANIFEST_BYTES_MAX => packed.extend(bytes),
             Message::ManifestPart { .. } => return Err(ProtocolError::Malformed("a manifest that is too long")),
             Message::FilePart { path, mode, last, bytes } => {
-                files_bytes += bytes.len();
+                files_bytes += bytes.len() + path.as_os_str().len();
                 if files_bytes > SMALL_FILES_BYTES_MAX || files.len() == SMALL_FILES_MAX {
                     return Err(ProtocolError::Malformed("more small files than can be held"));
                 }
@@ -93,33 +117,18 @@ where
             Message::Opened if unfinished.is_none() => break,
             // The freeze takes its time.
             Message::KeepAlive => {}
-            Message::Refused { reason } => return Err(ProtocolError::Refused(reason)),
+            Message::Refused { reason } => return Err(ProtocolError::refused(&reason)),
             other => return Err(ProtocolError::Unexpected { got: other.name(), wanted: "a manifest" }),
         }
     }
-    let opening = Opening { manifest: unpack(&packed)?, small_files: files };
-    check_paths(&opening)?;
-    Ok(opening)
+    Ok(Opening { manifest: unpack(&packed)?, small_files: files })
 }
 
 fn unpack(packed: &[u8]) -> Result<Manifest, ProtocolError> {
     use std::io::Read as _;
     let text = zstd::Decoder::new(packed)?.take(MANIFEST_TEXT_BYTES_MAX);
     serde_json::from_reader(std::io::BufReader::new(text))
-        .map_err(|_| ProtocolError::Malformed("a manifest of another form"))
-}
-
-/// A clone writes inside its own directory only, whatever the other host says.
-fn check_paths(opening: &Opening) -> Result<(), ProtocolError> {
-    let image = &opening.manifest.image;
-    let paths = image.files.iter().map(|file| &file.path);
-    let paths = paths.chain(image.directories.iter().map(|directory| &directory.path));
-    let mut paths = paths.chain(opening.small_files.iter().map(|file| &file.path));
-    if paths.all(|path| is_inside(path)) { Ok(()) } else { Err(ProtocolError::Malformed("a path that leads outside")) }
-}
-
-fn is_inside(path: &Path) -> bool {
-    path.components().next().is_some() && path.components().all(|part| matches!(part, Component::Normal(_)))
+        .map_err(|error| ProtocolError::not_taken("manifest", error.to_string(), "it is of another form"))
 }
 
 #[cfg(test)]
@@ -127,7 +136,22 @@ pub(super) mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::image::{FileIdentity, ImageFile};
+    use crate::image::{FileIdentity, ImageDirectory, ImageFile};
+
+    /// A control file of PostgreSQL 15, as far as it is looked at: `src/include/catalog/pg_control.h`.
+    pub fn control() -> Vec<u8> {
+        const CHECKSUM_OFFSET: usize = 288;
+        let mut bytes = vec![0; 8192];
+        let fields = [(8, 1300), (12, 202_209_061), (16, 6), (40, 5), (48, 1), (172, 1)];
+        for (offset, value) in fields {
+            bytes[offset..offset + 4].copy_from_slice(&u32::to_ne_bytes(value));
+        }
+        let step = |rest: u32, _| if rest & 1 == 1 { (rest >> 1) ^ 0x82F6_3B78 } else { rest >> 1 };
+        let byte = |rest: u32, byte: &u8| (0..8).fold(rest ^ u32::from(*byte), step);
+        let checksum = !bytes[..CHECKSUM_OFFSET].iter().fold(u32::MAX, byte);
+        bytes[CHECKSUM_OFFSET..CHECKSUM_OFFSET + 4].copy_from_slice(&checksum.to_ne_bytes());
+        bytes
+    }
 
     /// A manifest of files of these sizes.
     pub fn manifest(sizes: &[u64]) -> Manifest {
@@ -140,10 +164,11 @@ pub(super) mod tests {
         let files = sizes.iter().enumerate().map(file).collect();
         let recovery = serde_json::json!({
             "mode": "crash", "consistent_at": onecopy_postgres::Lsn(7), "timeline": 1, "redo": onecopy_postgres::Lsn(5),
-            "major_version": 15, "control": [1, 2, 3], "backup_label": null, "history": null,
+            "major_version": 15, "control": control(), "backup_label": null, "history": null,
         });
         let recovery = serde_json::from_value(recovery).unwrap();
-        Manifest { image: Image { files, ..Image::default() }, recovery, pause_us: 3 }
+        let directories = ["base", "base/1"].map(|path| ImageDirectory { path: path.into(), mode: 0o700 }).to_vec();
+        Manifest { image: Image { directories, files, ..Image::default() }, recovery, pause_us: 3 }
     }
 
     async fn carried(messages: Vec<Message>) -> Result<Opening, ProtocolError> {
@@ -163,7 +188,7 @@ pub(super) mod tests {
     async fn an_opening_arrives_as_it_was() {
         let manifest = manifest(&vec![8192; 3000]);
         let small = |path: &str, length| SmallFile { path: path.into(), mode: 0o640, content: vec![9; length] };
-        let files = vec![small("postgresql.conf", 10), small("empty", 0), small("big", PART_BYTES_MAX * 2 + 1)];
+        let files = vec![small("server.crt", 10), small("empty", 0), small("big", PART_BYTES_MAX * 2 + 1)];
         let mut messages = to_messages(&manifest, files.clone()).unwrap();
         messages.insert(0, Message::KeepAlive);
         let opening = carried(messages).await.unwrap();
@@ -172,18 +197,32 @@ pub(super) mod tests {
     }
 
     #[tokio::test]
-    async fn paths_that_lead_outside_are_refused() {
-        for path in ["/etc/passwd", "../x", "base/../../x", ""] {
-            let mut hostile = manifest(&[1]);
-            hostile.image.files[0].path = path.into();
-            let error = carried(to_messages(&hostile, Vec::new()).unwrap()).await.unwrap_err();
-            assert!(error.to_string().contains("leads outside"), "{path:?}: {error}");
-            let small = SmallFile { path: path.into(), mode: 0o600, content: Vec::new() };
-            let error = carried(to_messages(&manifest(&[1]), vec![small]).unwrap()).await.unwrap_err();
-            assert!(error.to_string().contains("leads outside"), "{path:?}: {error}");
+    async fn a_source_that_cannot_be_frozen_says_why_and_nothing_is_no_manifest() {
+        let refusal = Message::Refused { reason: "wal_level is \x1b[31mminimal".to_owned() };
+        let error = carried(vec![refusal]).await.unwrap_err();
+        assert!(matches!(&error, ProtocolError::Refused(reason) if reason == "wal_level is  [31mminimal"), "{error}");
+        let error = carried(vec![Message::Opened]).await.unwrap_err();
+        assert!(matches!(&error, ProtocolError::NotTaken { field: "manifest", .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn k22_a_source_that_never_comes_to_the_end_is_given_up() {
+        let (silence_max, in_all, never) = (Duration::from_millis(100), Duration::from_millis(300), Duration::MAX);
+        for (speaks, silence_max, in_all) in [(false, silence_max, never), (true, never, in_all)] {
+            let (mut near, mut far) = tokio::io::duplex(1 << 16);
+            let send = async move {
+                let mut buffer = Vec::new();
+                while speaks {
+                    super::super::protocol::write_message(&mut near, &Message::KeepAlive, &mut buffer).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                std::future::pending::<()>().await;
+            };
+            let error = tokio::select! {
+                () = send => unreachable!("it never ends"),
+                received = receive_within(&mut far, silence_max, in_all) => received.unwrap_err(),
+            };
+            assert!(matches!(error, ProtocolError::Broken(_)), "{error}");
         }
-        let refusal = Message::Refused { reason: "wal_level is minimal".to_owned() };
-        assert!(matches!(carried(vec![refusal]).await, Err(ProtocolError::Refused(_))));
-        assert!(matches!(carried(vec![Message::Opened]).await, Err(ProtocolError::Malformed(_))));
     }
 }

@@ -6,6 +6,7 @@ use onecopy_postgres::{ControlFile, Directory, Lsn, PostgresError};
 use tokio_postgres::Client;
 
 use super::checks::{lsn, unsuitable};
+use super::point::history_path;
 use super::{Begun, Mode, RecoveryPoint, slot};
 use crate::CloneError;
 
@@ -82,15 +83,13 @@ impl Begun {
     }
 
     /// PostgreSQL must know how a later timeline came about before it has a connection to ask.
-    fn history(&self, timeline: u32) -> Result<Option<(String, Vec<u8>)>, CloneError> {
+    fn history(&self, timeline: u32) -> Result<Option<Vec<u8>>, CloneError> {
         if timeline <= 1 {
             return Ok(None);
         }
-        let name = format!("{timeline:08X}.history");
-        let (directory, path) = (&self.source.data_directory, Path::new("pg_wal").join(&name));
+        let (directory, path) = (&self.source.data_directory, history_path(timeline));
         let read = Directory::open(directory).and_then(|directory| directory.read(&path));
-        let content = read.map_err(CloneError::file("read", directory.join(&path)))?;
-        Ok(Some((name, content)))
+        read.map(Some).map_err(CloneError::file("read", directory.join(&path)))
     }
 }
 

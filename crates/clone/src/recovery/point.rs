@@ -1,6 +1,6 @@
 //! What an image needs to be recovered: written into a clone's directory after the freeze.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use onecopy_postgres::Lsn;
 use serde::{Deserialize, Serialize};
@@ -32,11 +32,11 @@ pub struct RecoveryPoint {
     /// Major version of the server.
     pub major_version: u32,
     /// The content of `global/pg_control`.
-    pub(super) control: Vec<u8>,
+    pub(crate) control: Vec<u8>,
     /// The content of `backup_label`, in backup mode.
-    pub(super) backup_label: Option<String>,
-    /// The history of the timeline, name and content; none for the first one.
-    pub(super) history: Option<(String, Vec<u8>)>,
+    pub(crate) backup_label: Option<String>,
+    /// The history of the timeline; none for the first one.
+    pub(crate) history: Option<Vec<u8>>,
 }
 
 impl RecoveryPoint {
@@ -45,12 +45,17 @@ impl RecoveryPoint {
     /// # Errors
     /// [`CloneError::File`].
     pub fn write(&self, place: &Place) -> Result<(), CloneError> {
-        if let Some((name, content)) = &self.history {
-            place.write(&Path::new("pg_wal").join(name), content, 0o600)?;
+        if let Some(content) = &self.history {
+            place.write(&history_path(self.timeline), content, 0o600)?;
         }
         if let Some(label) = &self.backup_label {
             place.write(Path::new("backup_label"), label.as_bytes(), 0o600)?;
         }
         place.write(Path::new("global/pg_control"), &self.control, 0o600)
     }
+}
+
+/// Where a data directory has the history of a timeline.
+pub(super) fn history_path(timeline: u32) -> PathBuf {
+    Path::new("pg_wal").join(format!("{timeline:08X}.history"))
 }

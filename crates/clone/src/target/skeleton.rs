@@ -18,7 +18,7 @@ const DIRECTORY_MODE: u32 = 0o700;
 const PERMISSIONS: u32 = 0o777;
 /// What a server needs although its source's content is not cloned. Those of any version: PostgreSQL does not mind one that it does not
 /// know.
-const DIRECTORIES_NEEDED: [&str; 18] = [
+pub(crate) const DIRECTORIES_NEEDED: [&str; 18] = [
     "base",
     "global",
     "pg_commit_ts",

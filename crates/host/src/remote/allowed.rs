@@ -2,6 +2,11 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use onecopy_clone::network::protocol::shown;
+use onecopy_clone::target::MARKER_FILE;
+
+use super::accepted::{HOME_SUFFIX, TABLESPACES_SUFFIX};
+
 /// Data directories that may be read, and directories in which clones may be made.
 #[derive(Debug, Clone, Default)]
 pub struct Allowed {
@@ -9,6 +14,8 @@ pub struct Allowed {
     pub sources: Vec<PathBuf>,
     /// Directories in which clones may be made, at any depth.
     pub targets: Vec<PathBuf>,
+    /// The account that clones of others run as; none: `postgres`, or oneself where this process is not root.
+    pub account: Option<String>,
 }
 
 impl Allowed {
@@ -17,8 +24,7 @@ impl Allowed {
     /// # Errors
     /// Why it may not be read.
     pub fn source(&self, source: &Path) -> Result<PathBuf, String> {
-        let refused =
-            || format!("{} may not be read here; start `onecopy host` with --source for it", source.display());
+        let refused = || format!("{} may not be read here; start `onecopy host` with --source for it", shown(source));
         let wanted = source.canonicalize().map_err(|_| refused())?;
         let is_allowed = |allowed: &PathBuf| allowed.canonicalize().is_ok_and(|allowed| allowed == wanted);
         if self.sources.iter().any(is_allowed) { Ok(wanted) } else { Err(refused()) }
@@ -30,21 +36,36 @@ impl Allowed {
     /// Why not.
     pub fn target(&self, target: &Path) -> Result<PathBuf, String> {
         let refused =
-            || format!("no clone may be made at {}; start `onecopy host` with --target above it", target.display());
+            || format!("no clone may be made at {}; start `onecopy host` with --target above it", shown(target));
         let is_plain = target.is_absolute()
             && target.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         if !is_plain {
             return Err(refused());
+        }
+        if target.to_string_lossy().chars().any(char::is_control) {
+            return Err(format!("no clone may be made at {}: a letter of it cannot be written", shown(target)));
         }
         // The part that exists decides: a link in it may lead anywhere.
         let existing = target.ancestors().find(|path| path.symlink_metadata().is_ok()).ok_or_else(refused)?;
         let real = existing.canonicalize().map_err(|_| refused())?;
         let real = real.join(target.strip_prefix(existing).map_err(|_| refused())?);
         let is_inside = |allowed: &PathBuf| {
-            allowed.canonicalize().is_ok_and(|allowed| real.starts_with(&allowed) && real != allowed)
+            allowed.canonicalize().ok().filter(|allowed| real.starts_with(allowed) && real != *allowed)
         };
-        if self.targets.iter().any(is_inside) { Ok(real) } else { Err(refused()) }
+        let root = self.targets.iter().filter_map(|allowed| is_inside(allowed)).next().ok_or_else(refused)?;
+        let foreign = |path: &&Path| is_of_another(path);
+        match real.ancestors().take_while(|path| *path != root).find(foreign) {
+            None => Ok(real),
+            Some(path) => Err(format!("no clone may be made at {}: {} is another clone's", shown(target), shown(path))),
+        }
     }
+}
+
+/// Whether a directory is a data directory, or is named as what lies beside one.
+fn is_of_another(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let is_beside = [HOME_SUFFIX, TABLESPACES_SUFFIX].iter().any(|suffix| name.ends_with(suffix));
+    is_beside || ["PG_VERSION", MARKER_FILE].iter().any(|file| path.join(file).symlink_metadata().is_ok())
 }
 
 #[cfg(test)]
@@ -64,7 +85,8 @@ mod tests {
         symlink(root.join("source"), root.join("link")).unwrap();
         symlink(root.join("other"), root.join("clones/out")).unwrap();
         symlink(root.join("nowhere"), root.join("clones/dangling")).unwrap();
-        let allowed = Allowed { sources: vec![root.join("link")], targets: vec![root.join("clones")] };
+        let (sources, targets) = (vec![root.join("link")], vec![root.join("clones")]);
+        let allowed = Allowed { sources, targets, account: None };
         assert_eq!(allowed.source(&root.join("source")), Ok(root.join("source")));
         assert_eq!(allowed.source(&root.join("link")), Ok(root.join("source")));
         for refused in ["other", "clones", "missing", "source/.."] {
@@ -78,6 +100,24 @@ mod tests {
             assert!(allowed.target(&root.join(refused)).unwrap_err().contains("--target"), "{refused}");
         }
         assert!(allowed.target(Path::new("clones/new")).is_err());
+        // What belongs to another clone, or would be taken for that.
+        for (name, file) in [("clones/whole", "PG_VERSION"), ("clones/filling", "onecopy.incomplete")] {
+            fs::create_dir(root.join(name)).unwrap();
+            fs::write(root.join(name).join(file), "").unwrap();
+        }
+        let of_others = [
+            "clones/whole",
+            "clones/whole/pg_wal/x",
+            "clones/filling/x",
+            "clones/new.server",
+            "clones/new.tablespaces/16400/x",
+            "clones/a.server/data",
+            "clones/new\nhost all all all trust",
+        ];
+        for name in of_others {
+            let refusal = allowed.target(&root.join(name)).unwrap_err();
+            assert!(refusal.contains("no clone may be made at") && !refusal.contains('\n'), "{refusal}");
+        }
         let nothing = Allowed::default();
         assert!(nothing.source(&root.join("source")).is_err() && nothing.target(&root.join("clones/new")).is_err());
     }

@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
+use super::accepted::Orderer;
 use super::allowed::Allowed;
 use super::ordered;
 
@@ -93,14 +94,17 @@ impl Door {
 
 impl Host {
     async fn attend(self: Arc<Host>, stream: TcpStream, peer: SocketAddr) -> Result<(), ProtocolError> {
-        let Visitor { mut stream, request } = endpoint::receive(stream, &self.keys).await?;
+        let here = stream.local_addr()?.ip().to_canonical();
+        let Visitor { mut stream, request, certificate } = endpoint::receive(stream, &self.keys).await?;
         match request {
             HostRequest::Ping => {
                 let version = env!("CARGO_PKG_VERSION").to_owned();
                 write_line(&mut stream, &HostAnswer::Pong { version }).await?;
             }
             HostRequest::Image { source } => return self.lend(stream, &source, peer).await,
-            HostRequest::Clone { order } => ordered::make(&self, &mut stream, order, peer).await?,
+            HostRequest::Clone { order } => {
+                ordered::make(&self, &mut stream, order, &Orderer { peer, here, certificate }).await?;
+            }
         }
         // The other side reads the answer before it sees the end.
         Ok(stream.shutdown().await?)
@@ -118,13 +122,13 @@ impl Host {
         };
         match opening.await {
             Ok(mut service) => {
-                tracing::info!(%peer, source = %source.display(), "reads an image");
+                tracing::info!(%peer, source = ?source, "reads an image");
                 write_line(&mut stream, &HostAnswer::Ready).await?;
                 copy_bidirectional(&mut stream, &mut service).await?;
                 Ok(())
             }
             Err(reason) => {
-                tracing::warn!(%peer, source = %source.display(), reason, "refused");
+                tracing::warn!(%peer, source = ?source, reason, "refused");
                 write_line(&mut stream, &HostAnswer::Refused { reason }).await?;
                 Ok(stream.shutdown().await?)
             }

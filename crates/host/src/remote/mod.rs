@@ -6,13 +6,18 @@
 //!                                       └────── clone into an allowed directory ──> [ordered], whose image comes from the other host
 //! ```
 //!
-//! Nothing is allowed unless it was named when the daemon was started.
+//! Nothing is allowed unless it was named when the daemon was started, and nothing is believed that [`accepted`] has
+//! not looked at: this side decides the account, addresses, commands and files; of settings and access rules the other
+//! one has those that [`carried`] names.
 
+mod accepted;
 mod allowed;
+mod carried;
 mod door;
 mod order;
 mod ordered;
 
 pub use allowed::Allowed;
+pub use carried::{carried_rules, carried_settings};
 pub use door::Door;
 pub use order::{CloneOrder, OrderEvent, order_clone, ping};

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onecopy_clone::CloneError;
-use onecopy_clone::network::RemoteHost;
 use onecopy_clone::network::protocol::ProtocolError;
 use onecopy_clone::network::request::{HostAnswer, write_line};
 use onecopy_clone::service::{CloneState, MakingEvent, ReadyClone, Service};
-use onecopy_postgres::{Binaries, InstalledExtension, Server, ServerOptions, ServiceUser, StandbyOptions};
+use onecopy_postgres::{Binaries, InstalledExtension, Server, ServerOptions, StandbyOptions};
 use tokio::io::AsyncWrite;
 use tokio::sync::mpsc;
 
+use super::accepted::{Accepted, HOME_SUFFIX, Orderer, beside};
 use super::door::Host;
-use super::order::{CloneOrder, OrderEvent};
+use super::order::OrderEvent;
 use crate::memory::EXTENSION;
 
 /// A clone answers its first query within this: it replays what was written since the source's last checkpoint.
@@ -27,33 +27,28 @@ pub(super) async fn make<W>(
     host: &Host,
     stream: &mut W,
     order: serde_json::Value,
-    peer: SocketAddr,
+    visitor: &Orderer,
 ) -> Result<(), ProtocolError>
 where
     W: AsyncWrite + Unpin,
 {
-    let refusal = match serde_json::from_value::<CloneOrder>(order) {
-        Ok(order) => match host.allowed.target(&order.plan.target) {
-            Ok(_) => match host.allowed.target(&order.plan.tablespaces) {
-                Ok(_) => return follow(host, stream, order, peer).await,
-                Err(reason) => reason,
-            },
-            Err(reason) => reason,
-        },
-        Err(error) => format!("the order is not understood: {error}"),
-    };
-    tracing::warn!(%peer, reason = refusal, "refused");
-    write_line(stream, &HostAnswer::Refused { reason: refusal }).await
+    match Accepted::of(order, visitor, &host.allowed, &host.keys_directory) {
+        Ok(order) => follow(host, stream, order, visitor.peer).await,
+        Err(reason) => {
+            tracing::warn!(peer = %visitor.peer, reason, "refused");
+            write_line(stream, &HostAnswer::Refused { reason }).await
+        }
+    }
 }
 
-async fn follow<W>(host: &Host, stream: &mut W, order: CloneOrder, peer: SocketAddr) -> Result<(), ProtocolError>
+async fn follow<W>(host: &Host, stream: &mut W, order: Accepted, peer: SocketAddr) -> Result<(), ProtocolError>
 where
     W: AsyncWrite + Unpin,
 {
     tracing::info!(%peer, target = %order.plan.target.display(), "a clone is ordered");
     let (news, mut waiting) = mpsc::channel(NEWS_WAITING_MAX);
-    let (program, keys) = (host.program.clone(), host.keys_directory.clone());
-    let work = tokio::spawn(async move { fulfil(&program, keys, order, &news).await });
+    let program = host.program.clone();
+    let work = tokio::spawn(async move { fulfil(&program, order, &news).await });
     while let Some(event) = waiting.recv().await {
         let event = serde_json::to_value(&event).map_err(std::io::Error::from)?;
         write_line(stream, &HostAnswer::Progress { event }).await?;
@@ -66,17 +61,11 @@ where
     write_line(stream, &last).await
 }
 
-async fn fulfil(
-    program: &Path,
-    keys: PathBuf,
-    order: CloneOrder,
-    news: &mpsc::Sender<OrderEvent>,
-) -> Result<(), String> {
+async fn fulfil(program: &Path, order: Accepted, news: &mpsc::Sender<OrderEvent>) -> Result<(), String> {
     let (begun, target) = (Instant::now(), order.plan.target.clone());
     let binaries = binaries_of(order.major_version)?;
     let service = Service::reach_for_target(program, &target).await.map_err(words)?;
-    let elsewhere = RemoteHost { address: order.origin.clone(), keys };
-    let mut making = service.clone_from(elsewhere, order.plan.clone()).await.map_err(words)?;
+    let mut making = service.clone_from(order.origin.clone(), order.plan.clone()).await.map_err(words)?;
     let mut started = None;
     while let Some(event) = making.next().await.map_err(words)? {
         match event {
@@ -130,9 +119,9 @@ fn binaries_of(major_version: u32) -> Result<Binaries, String> {
 }
 
 /// Starts the clone's server as a standby; it goes on when this process ends.
-async fn start(order: &CloneOrder, binaries: Binaries, ready: ReadyClone) -> Result<Server, CloneError> {
-    let user = ServiceUser::resolve(Some(&order.plan.user_name))?;
-    let home = home(&ready.target);
+async fn start(order: &Accepted, binaries: Binaries, ready: ReadyClone) -> Result<Server, CloneError> {
+    let user = order.user.clone();
+    let home = beside(&ready.target, HOME_SUFFIX);
     user.create_directory(&home)?;
     let password = order.primary.password.clone().unwrap_or_default();
     let mut options = ServerOptions::new(binaries, user, home, order.port, password);
@@ -147,18 +136,11 @@ async fn start(order: &CloneOrder, binaries: Binaries, ready: ReadyClone) -> Res
     options.access_rules.extend(order.access_rules.iter().cloned());
     options.start_timeout = START_TIMEOUT;
     let server = Server::open(options).await?;
-    server.make_standby(&StandbyOptions { primary: order.primary.clone(), slot: Some(ready.slot) })?;
+    server.make_standby(&StandbyOptions { primary: order.primary.clone(), slot: Some(order.plan.slot.clone()) })?;
     server.set_inherited(ready.descriptors.into_inherited());
     server.start().await?;
     server.wait_ready(START_TIMEOUT).await?;
     Ok(server)
-}
-
-/// Where a clone's log and socket are: beside its data directory, which is PostgreSQL's alone.
-fn home(target: &Path) -> PathBuf {
-    let mut name = target.as_os_str().to_owned();
-    name.push(".server");
-    PathBuf::from(name)
 }
 
 /// Nobody need listen.

@@ -7,9 +7,8 @@ use anyhow::{Context, bail, ensure};
 use onecopy_clone::network::PORT_DEFAULT;
 use onecopy_clone::plan::Plan;
 use onecopy_clone::ways::WayName;
-use onecopy_host::remote::{CloneOrder, OrderEvent, order_clone};
+use onecopy_host::remote::{CloneOrder, OrderEvent, carried_rules, carried_settings, order_clone};
 use onecopy_host::{Event, Progress};
-use onecopy_postgres::ConnectionParameters;
 
 use super::source::Source;
 use crate::progress::Display;
@@ -29,19 +28,25 @@ impl Elsewhere<'_> {
     pub async fn make(&self, source: &Source, plan: Plan, port: u16, display: &Display) -> anyhow::Result<()> {
         let origin = self.origin.map_or_else(|| self.own_address(), |origin| Ok(origin.to_owned()))?;
         let directory = plan.target.display().to_string();
+        let (settings, left) = carried_settings(&source.settings);
+        if !left.is_empty() {
+            let left = left.join(", ");
+            display.notice(format!("settings of the source that a clone on another host does not have: {left}"));
+        }
         let order = CloneOrder {
-            primary: ConnectionParameters {
-                host: host_of(&origin)?.to_owned(),
-                port: source.port(),
-                ..source.server.connection.with_application_name(&plan.slot)
-            },
-            plan,
+            source: source.server.data_directory.clone(),
+            connection: source.server.connection.clone(),
+            leader: source.server.leader.clone(),
+            target: plan.target,
+            slot: plan.slot,
+            recovery: plan.recovery,
+            fill: plan.fill,
             origin,
+            origin_port: source.port(),
             major_version: source.binaries.major_version(),
-            listen_address: host_of(self.address)?.to_owned(),
             port,
-            access_rules: source.access_rules.clone(),
-            settings: source.settings.clone(),
+            access_rules: carried_rules(&source.access_rules)?,
+            settings,
         };
         let tell = |event| match event {
             OrderEvent::Preparing => display.step(format!("preparing the clone's files on {}", self.address)),
@@ -83,12 +88,6 @@ pub fn check_options(way: Option<WayName>, detach: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The host in `HOST:PORT`, without brackets.
-fn host_of(address: &str) -> anyhow::Result<&str> {
-    let (host, _) = address.rsplit_once(':').with_context(|| format!("{address:?} is not HOST:PORT"))?;
-    Ok(host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,12 +101,5 @@ mod tests {
         assert!(check_options(None, true).unwrap_err().to_string().contains("--detach"));
         check_options(None, false).unwrap();
         check_options(Some(WayName::Lazy), false).unwrap();
-    }
-
-    #[test]
-    fn hosts_are_found_in_addresses() {
-        assert_eq!(host_of("db2:6440").unwrap(), "db2");
-        assert_eq!(host_of("[::1]:6440").unwrap(), "::1");
-        assert!(host_of("db2").unwrap_err().to_string().contains("HOST:PORT"));
     }
 }

@@ -19,6 +19,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use onecopy_clone::network::WAL_KEEP_BYTES_MAX;
 use onecopy_clone::plan::{Plan, Recovery, Warm};
 use onecopy_clone::service::{Service, ServiceMaker};
 use onecopy_clone::warm::Prewarming;
@@ -32,9 +33,6 @@ use crate::{logging, output};
 use elsewhere::Elsewhere;
 use server::Starting;
 use source::Source;
-
-/// A clone for which the source would have to keep more of its log than this cannot catch up.
-const WAL_KEEP_BYTES_MAX: u64 = 16 << 30;
 
 /// Make a standby of a running server that answers before its data is there
 ///

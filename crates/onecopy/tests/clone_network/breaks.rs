@@ -54,7 +54,7 @@ where
         load.end().await;
     }
     hosts.assert_same("clone").await;
-    hosts.wait_services_gone(&hosts.order("clone").plan.target).await;
+    hosts.wait_services_gone(&hosts.order("clone").target).await;
     (Travelled { total_bytes: last.total_bytes, sent_bytes, log_bytes }, struck)
 }
 
@@ -93,7 +93,7 @@ async fn how_long_a_clone_takes_over_a_slow_wire() {
     let sent_before = hosts.network.sent_bytes();
     let (begin, answering) = (Instant::now(), Mutex::new(None));
     let mut wanted = hosts.order("clone");
-    wanted.plan.fill.limit_bytes_per_second = None;
+    wanted.fill.limit_bytes_per_second = None;
     let (events, failure) = order(&hosts, &wanted, |event| {
         if let OrderEvent::Answering { .. } = event {
             *answering.lock().expect("nobody panicked with it") = Some(begin.elapsed());

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use onecopy_clone::network::keys::make_host;
-use onecopy_clone::plan::{FillOptions, Plan, Recovery, SourceServer, Warm};
+use onecopy_clone::plan::{FillOptions, Recovery, Warm};
 use onecopy_clone::service::Rendezvous;
 use onecopy_host::remote::CloneOrder;
 use onecopy_postgres::{
@@ -54,7 +54,7 @@ impl Hosts {
         let clones = directory.path().join("clones");
         std::fs::create_dir(&clones).expect("a directory");
         open(&clones);
-        for (name, host) in [("here", 1), ("there", 2)] {
+        for (name, host) in [("here", 1), ("there", 2), ("third", 3)] {
             make_host(&directory.path().join("keys"), name, &[network.address(host)]).expect("keys");
         }
         make_host(&directory.path().join("other-keys"), "here", &[]).expect("keys");
@@ -195,34 +195,24 @@ impl Hosts {
 
     /// The clone's Unix socket: files are shared by both hosts, networks are not.
     pub fn clone_connection(&self, name: &str) -> ConnectionParameters {
-        let home = format!("{}.server/run", self.order(name).plan.target.display());
+        let home = format!("{}.server/run", self.order(name).target.display());
         ConnectionParameters { host: home, port: CLONE_SERVER_PORT, ..self.source_connection() }
     }
 
     pub fn order(&self, name: &str) -> CloneOrder {
         let target = self.directory.path().join("clones").join(name);
-        let plan = Plan {
-            source: SourceServer {
-                connection: self.source_connection(),
-                data_directory: self.primary.data_directory().to_owned(),
-                leader: None,
-                replication: None,
-            },
-            tablespaces: self.directory.path().join("clones").join(format!("{name}.tablespaces")),
+        let mut settings = Settings::new();
+        settings.set("shared_buffers", "16MB").set("max_connections", "100").set("max_wal_senders", "10");
+        CloneOrder {
+            source: self.primary.data_directory().to_owned(),
+            connection: self.source_connection(),
+            leader: None,
             target,
-            user_name: "postgres".to_owned(),
             slot: name.to_owned(),
             recovery: Recovery::Auto,
             fill: FillOptions { limit_bytes_per_second: Some(2 << 20), warm: Warm::Cache },
-            wal_keep_bytes_max: 1 << 30,
-        };
-        let mut settings = Settings::new();
-        settings.set("fsync", "off").set("shared_buffers", "16MB");
-        CloneOrder {
-            plan,
             origin: self.source_address(),
-            primary: self.primary.connection().with_application_name(name),
-            listen_address: self.network.address(2),
+            origin_port: self.source_connection().port,
             port: CLONE_SERVER_PORT,
             major_version: self.primary.options().binaries.major_version(),
             access_rules: Vec::new(),
@@ -232,7 +222,7 @@ impl Hosts {
 
     /// Words that order the same on the command line, and where the clone will be.
     pub fn command_line(&self, name: &str) -> (PathBuf, CommandLine) {
-        let target = self.order(name).plan.target;
+        let target = self.order(name).target;
         let path = |path: &Path| path.to_string_lossy().into_owned();
         let words = [
             "clone".to_owned(),
@@ -249,7 +239,7 @@ impl Hosts {
 
     pub fn logs(&self) -> String {
         let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
-        let places = self.services(&self.order("clone").plan.target);
+        let places = self.services(&self.order("clone").target);
         let services: Vec<String> = places.iter().map(|place| read(place.log())).collect();
         let server = read(self.directory.path().join("clones/clone.server/server.log"));
         format!("{}\n{}\n{server}", read(self.directory.path().join("doors.log")), services.join("\n"))
@@ -263,7 +253,7 @@ impl Hosts {
 
     /// Kills the process that fills the clone, and waits for its successor.
     pub async fn kill_clone_hydrator(&self, name: &str) {
-        self.kill_hydrator(&Rendezvous::of_target(&self.order(name).plan.target)).await;
+        self.kill_hydrator(&Rendezvous::of_target(&self.order(name).target)).await;
     }
 
     async fn kill_hydrator(&self, place: &Rendezvous) {
@@ -428,7 +418,7 @@ impl Drop for Hosts {
         if std::thread::panicking() {
             eprintln!("{}", self.logs());
         }
-        let target = self.order("clone").plan.target;
+        let target = self.order("clone").target;
         // Doors first, also those that were opened again: all carry a path of this directory.
         processes_with(&self.directory.path().join("keys").to_string_lossy()).into_iter().for_each(kill);
         for mut door in self.lock_doors().drain(..) {

@@ -4,6 +4,7 @@ mod breaks;
 mod laboratory;
 mod network;
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -56,7 +57,7 @@ async fn a_clone_on_another_host_answers_becomes_whole_and_survives_a_broken_con
     let asked = first_rows.lock().unwrap().take().expect("asked while it was filled");
     assert_eq!(asked.await.expect("asked"), "100000");
     hosts.assert_same("clone").await;
-    let target = hosts.order("clone").plan.target;
+    let target = hosts.order("clone").target;
     assert!(std::fs::symlink_metadata(target.join("PG_VERSION")).expect("a version").is_file());
     assert!(!target.join("onecopy.incomplete").exists());
     hosts.wait_services_gone(&target).await;
@@ -82,9 +83,9 @@ async fn what_was_not_allowed_is_refused_by_name_and_leaves_nothing() {
     let hosts = Hosts::start(100).await;
     let allowed = hosts.order("clone");
     let mut elsewhere = allowed.clone();
-    elsewhere.plan.target = hosts.directory.path().join("not-allowed/data");
+    elsewhere.target = hosts.directory.path().join("not-allowed/data");
     let mut other = allowed.clone();
-    other.plan.source.data_directory = "/etc".into();
+    other.source = "/etc".into();
     let mut nobody = allowed.clone();
     nobody.origin = nobody.origin.replace(&SOURCE_PORT.to_string(), &(SOURCE_PORT + 1).to_string());
     let mut older = allowed.clone();
@@ -99,9 +100,61 @@ async fn what_was_not_allowed_is_refused_by_name_and_leaves_nothing() {
         let (events, failure) = order(&hosts, &wanted, |_| {}).await;
         let failure = failure.expect("refused");
         assert!(failure.contains(reason), "{failure}: {events:?}");
-        assert!(!wanted.plan.target.exists(), "{}", wanted.plan.target.display());
+        assert!(!wanted.target.exists(), "{}", wanted.target.display());
     }
     let stranger = order_clone(&hosts.clone_address(), &hosts.stranger_keys(), &allowed, |_| {}).await.unwrap_err();
     assert!(stranger.to_string().contains("no trust") || stranger.to_string().contains("broke"), "{stranger}");
     assert_eq!(query(&hosts.source_connection(), "SELECT count(*) FROM pg_replication_slots").await, "0");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn k22_k23_hosts_do_no_more_for_each_other_than_they_must() {
+    let hosts = Hosts::start(100).await;
+    let marks = hosts.directory.path().join("marks");
+    std::fs::create_dir(&marks).unwrap();
+    std::fs::set_permissions(&marks, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let source = hosts.source_connection().connect().await.unwrap();
+    // The source is a primary and never runs these; a standby that has its files would.
+    for setting in ["restore_command", "archive_cleanup_command", "recovery_end_command"] {
+        let command = format!("touch {}/{setting}; false", marks.display());
+        source.batch_execute(&format!("ALTER SYSTEM SET {setting} = '{command}'")).await.unwrap();
+    }
+    source.batch_execute("SELECT pg_create_physical_replication_slot('of_somebody', true)").await.unwrap();
+    let mut wanted = hosts.order("clone");
+    wanted.fill.limit_bytes_per_second = None;
+    // A slot of somebody else, whose standby is away.
+    let taken = CloneOrder { slot: "of_somebody".to_owned(), ..wanted.clone() };
+    let failure = order(&hosts, &taken, |_| {}).await.1.expect("refused");
+    assert!(failure.contains("slot \"of_somebody\" is not taken"), "{failure}");
+    // Another host of the same authority has a clone made of what is not its own.
+    let third =
+        order_clone(&hosts.clone_address(), &hosts.keys("third"), &wanted, |_| {}).await.unwrap_err().to_string();
+    assert!(third.contains("another host than the one that ordered"), "{third}");
+    let refused = CloneOrder { origin_port: 22, ..wanted.clone() };
+    let failure = order(&hosts, &refused, |_| {}).await.1.expect("refused");
+    assert!(failure.contains("origin_port 22 is not taken"), "{failure}");
+    let mut entries = std::fs::read_dir(hosts.directory.path().join("clones")).unwrap();
+    assert!(entries.next().is_none(), "nothing is left");
+    assert_eq!(
+        query(&hosts.source_connection(), "SELECT string_agg(slot_name, ' ') FROM pg_replication_slots").await,
+        "of_somebody"
+    );
+    let (events, failure) = order(&hosts, &wanted, |_| {}).await;
+    assert_eq!(failure, None, "{events:?}\n{}", hosts.logs());
+    hosts.assert_same("clone").await;
+    let clone = hosts.clone_connection("clone");
+    for (setting, value) in [
+        ("restore_command", "off"),
+        ("archive_cleanup_command", "off"),
+        ("max_connections", "100"),
+        ("shared_buffers", "16MB"),
+    ] {
+        let shown = query(&clone, &format!("SELECT coalesce(nullif(current_setting('{setting}'), ''), 'off')")).await;
+        assert_eq!(shown, value, "{setting}");
+    }
+    let address = hosts.clone_address().rsplit_once(':').unwrap().0.to_owned();
+    assert_eq!(query(&clone, "SHOW listen_addresses").await, address);
+    assert_eq!(std::fs::read_to_string(wanted.target.join("postgresql.auto.conf")).unwrap(), "");
+    assert_eq!(std::fs::read_dir(&marks).unwrap().count(), 0, "nothing of the source's commands was run");
+    hosts.wait_services_gone(&wanted.target).await;
 }

@@ -14,7 +14,6 @@ use crate::hydrator::in_work::{CloneInWork, Content, Running};
 use crate::hydrator::{Hydrator, failed};
 use crate::network::RemoteHost;
 use crate::network::client::{HostDialler, RemoteOrigin};
-use crate::network::keys::HostKeys;
 use crate::network::manifest::{Manifest, Opening};
 use crate::plan::Plan;
 use crate::service::Event;
@@ -88,6 +87,5 @@ async fn make_ready(
 
 /// How the source's host is reached.
 pub(in crate::hydrator) fn dialler(host: &RemoteHost, plan: &Plan) -> Result<Arc<HostDialler>, CloneError> {
-    let keys = HostKeys::load(&host.keys)?;
-    Ok(Arc::new(HostDialler::new(host.address.clone(), keys, plan.source.data_directory.clone())))
+    Ok(Arc::new(HostDialler::new(host, plan.source.data_directory.clone())?))
 }

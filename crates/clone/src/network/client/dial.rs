@@ -13,6 +13,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use crate::CloneError;
+use crate::network::RemoteHost;
 use crate::network::keys::HostKeys;
 use crate::network::protocol::ProtocolError;
 use crate::network::request::{HostAnswer, HostRequest, read_line, write_line};
@@ -42,12 +43,29 @@ pub trait Dial: Send + Sync + 'static {
 /// # Errors
 /// [`CloneError::Network`].
 pub async fn connect(address: &str, keys: &HostKeys) -> Result<TlsStream<TcpStream>, CloneError> {
+    connect_to(address, keys, None).await
+}
+
+/// The same, to the host with this certificate alone if one is given.
+async fn connect_to(
+    address: &str,
+    keys: &HostKeys,
+    certificate: Option<&[u8]>,
+) -> Result<TlsStream<TcpStream>, CloneError> {
     let connecting = async {
         let name = server_name(address).ok_or("give its address as HOST:PORT".to_owned())?;
         let stream = TcpStream::connect(address).await.map_err(|error| format!("cannot connect: {error}"))?;
         stream.set_nodelay(true).map_err(|error| format!("cannot connect: {error}"))?;
         let connector = TlsConnector::from(keys.client());
-        connector.connect(name, stream).await.map_err(|error| format!("no trust: {error}"))
+        let stream = connector.connect(name, stream).await.map_err(|error| format!("no trust: {error}"))?;
+        let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.first());
+        match certificate {
+            Some(wanted) if shown.is_none_or(|shown| shown.as_ref() != wanted) => {
+                Err("no trust: it is another host than the one that ordered the clone (its certificate is another)"
+                    .to_owned())
+            }
+            _ => Ok(stream),
+        }
     };
     let outcome = timeout(CONNECT_TIMEOUT, connecting).await;
     let outcome = outcome.unwrap_or_else(|_| Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())));
@@ -67,24 +85,29 @@ fn server_name(address: &str) -> Option<ServerName<'static>> {
 pub struct HostDialler {
     address: String,
     keys: HostKeys,
+    certificate: Option<Vec<u8>>,
     source: PathBuf,
 }
 
 impl HostDialler {
-    /// For the image of the data directory `source` on the host at `address` (`HOST:PORT`).
-    pub fn new(address: String, keys: HostKeys, source: PathBuf) -> HostDialler {
-        HostDialler { address, keys, source }
+    /// For the image of the data directory `source` on `host`.
+    ///
+    /// # Errors
+    /// [`CloneError::Keys`] when this host's keys cannot be used.
+    pub fn new(host: &RemoteHost, source: PathBuf) -> Result<HostDialler, CloneError> {
+        let (address, certificate) = (host.address.clone(), host.certificate.clone());
+        Ok(HostDialler { address, keys: HostKeys::load(&host.keys)?, certificate, source })
     }
 
     async fn open(&self) -> Result<Box<dyn Stream>, CloneError> {
         let failed =
             |error: ProtocolError| CloneError::Network { peer: self.address.clone(), reason: error.to_string() };
-        let mut stream = connect(&self.address, &self.keys).await?;
+        let mut stream = connect_to(&self.address, &self.keys, self.certificate.as_deref()).await?;
         let asking = async {
             write_line(&mut stream, &HostRequest::Image { source: self.source.clone() }).await?;
             match read_line(&mut stream).await? {
                 HostAnswer::Ready => Ok(()),
-                HostAnswer::Refused { reason } => Err(ProtocolError::Refused(reason)),
+                HostAnswer::Refused { reason } => Err(ProtocolError::refused(&reason)),
                 _ => Err(ProtocolError::Unexpected { got: "another answer", wanted: "an image" }),
             }
         };

@@ -18,8 +18,10 @@ use super::acknowledge::Acknowledger;
 use super::dial::{Dial, Stream};
 use super::lane::Lane;
 use crate::image::{FileNumber, Image};
-use crate::network::protocol::{Lane as Kind, Message, ProtocolError, SessionId, VERSION, read_message, write_message};
-use crate::network::{KEEP_ALIVE_INTERVAL, SILENCE_MAX};
+use crate::network::protocol::{
+    Lane as Kind, Message, ProtocolError, SessionId, VERSION, read_message, words, write_message,
+};
+use crate::network::{KEEP_ALIVE_INTERVAL, LEASE, SILENCE_MAX};
 use crate::warm::RANGES_MAX;
 use crate::{ByteRange, CloneError};
 
@@ -97,13 +99,14 @@ pub(super) async fn greet(
     let silent = || ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
     match timeout(SILENCE_MAX, greeting).await.unwrap_or_else(|_| Err(silent()))? {
         Message::Welcome { version: VERSION, session, lease_seconds } => {
-            Ok(Connected { stream, session, lease: Duration::from_secs(lease_seconds.into()) })
+            // How long a clone stands still without its source is not the source's to say alone.
+            Ok(Connected { stream, session, lease: Duration::from_secs(lease_seconds.into()).min(LEASE) })
         }
         Message::Welcome { version, .. } => {
             let reason = format!("it speaks version {version} of the protocol, this program {VERSION}");
             Err(ProtocolError::Refused(reason).into())
         }
-        Message::Refused { reason } => Err(ProtocolError::Refused(reason).into()),
+        Message::Refused { reason } => Err(ProtocolError::refused(&reason).into()),
         other => Err(ProtocolError::Unexpected { got: other.name(), wanted: "a welcome" }.into()),
     }
 }
@@ -194,7 +197,7 @@ impl Link {
             (*alive_at, *pause) = (Instant::now(), RETRY_PAUSE_MIN);
             match message {
                 Message::Content { id, payload } => lane.answer(id, Ok(payload)),
-                Message::Failed { id, failure, reason } => lane.answer(id, Err((failure, reason))),
+                Message::Failed { id, failure, reason } => lane.answer(id, Err((failure, words(&reason)))),
                 Message::Hot { last, ranges } => {
                     let is_known = |(file, _): &(FileNumber, ByteRange)| (file.0 as usize) < self.image.files.len();
                     if hot.len() + ranges.len() > RANGES_MAX || !ranges.iter().all(is_known) {
@@ -207,7 +210,7 @@ impl Link {
                 }
                 Message::KeepAlive => {}
                 Message::Refused { reason } => {
-                    self.lose(&reason);
+                    self.lose(&words(&reason));
                     return Ok(());
                 }
                 other => return Err(ProtocolError::Unexpected { got: other.name(), wanted: "content" }),

@@ -34,7 +34,7 @@ fn open(host: &SourceHost, wire: Wire) -> (RemoteOrigin, Arc<WireDialler>) {
     let dialler = host.dialler(wire);
     let (origin, opening) = RemoteOrigin::open(Arc::<WireDialler>::clone(&dialler), &host.plan()).unwrap();
     assert_eq!(opening.manifest.image, **host.preserve.image());
-    assert_eq!(opening.small_files[0].content, b"port = 1");
+    assert_eq!(opening.small_files[0].content, b"of a server");
     (origin, dialler)
 }
 

@@ -18,6 +18,8 @@
 //! All numbers are little-endian. A frame is `length: u32` (of what follows), `kind: u8`, the fields. [`Message::parse`] is total: any bytes
 //! give a message or an error.
 
+use std::fmt::Debug;
+
 mod codec;
 mod cursor;
 mod frame;
@@ -29,7 +31,7 @@ pub use message::{DeliveredRange, Lane, Message, ReadFailure, ReadRequest, Sessi
 pub use payload::{Encoding, Payload};
 
 /// The protocol's version; both sides must have the same.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// The longest frame: a content of [`READ_BYTES_MAX`] with its header, with room for the other kinds.
 pub const FRAME_BYTES_MAX: usize = 1 << 20;
@@ -67,6 +69,16 @@ pub enum ProtocolError {
         /// How long it should be.
         length_bytes: usize,
     },
+    /// A field that is not taken as the other side says it.
+    #[error("{field} {value} is not taken from the other host: {reason}")]
+    NotTaken {
+        /// Which field.
+        field: &'static str,
+        /// What it says, in letters that can be shown, and not all of it when it is long.
+        value: String,
+        /// Why not.
+        reason: String,
+    },
     /// A message that has no place here.
     #[error("{got} came where {wanted} was due")]
     Unexpected {
@@ -78,4 +90,55 @@ pub enum ProtocolError {
     /// The other side will not go on.
     #[error("{0}")]
     Refused(String),
+}
+
+/// The most that is shown of what another host says, in letters.
+const SHOWN_LETTERS_MAX: usize = 200;
+/// The most that is heard of why another host does not go on, in letters.
+const REASON_LETTERS_MAX: usize = 4000;
+
+impl ProtocolError {
+    /// For a field that is not taken; `value` is shown as [`shown`] shows it.
+    pub fn not_taken(field: &'static str, value: impl Debug, reason: impl Into<String>) -> ProtocolError {
+        ProtocolError::NotTaken { field, value: shown(value), reason: reason.into() }
+    }
+
+    /// The other side's own words for why it does not go on.
+    pub fn refused(reason: &str) -> ProtocolError {
+        ProtocolError::Refused(words(reason))
+    }
+}
+
+/// What another host says, for a message: with no letter that does something to a terminal or a log, and not longer
+/// than a line or two.
+pub fn shown(value: impl Debug) -> String {
+    bounded(format!("{value:?}").chars(), SHOWN_LETTERS_MAX)
+}
+
+/// Another host's words, for people: several lines, but no other control letters.
+pub fn words(text: &str) -> String {
+    let plain = |letter: char| if letter.is_control() && letter != '\n' { ' ' } else { letter };
+    bounded(text.chars().map(plain), REASON_LETTERS_MAX)
+}
+
+fn bounded(letters: impl Iterator<Item = char>, letters_max: usize) -> String {
+    let mut letters = letters.peekable();
+    let mut text: String = letters.by_ref().take(letters_max).collect();
+    if letters.peek().is_some() {
+        text.push_str("..");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_others_do_nothing_to_a_terminal_and_end() {
+        assert_eq!(words("no\x1b]0;room\x07\non \u{9b}2J it"), "no ]0;room \non  2J it");
+        assert_eq!(shown("a\n\x1b[2J'"), "\"a\\n\\u{1b}[2J'\"");
+        assert_eq!(shown("x".repeat(5000)).len(), SHOWN_LETTERS_MAX + 2);
+        assert_eq!(words(&"x".repeat(1 << 20)).len(), REASON_LETTERS_MAX + 2);
+    }
 }

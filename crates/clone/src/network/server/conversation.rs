@@ -80,9 +80,8 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut buffer = Vec::new();
-    if sessions.is_full() {
-        return Err(ProtocolError::Refused(format!("{} images are read already", super::SESSIONS_MAX)));
-    }
+    let full = || ProtocolError::Refused(format!("{} images are read already", super::SESSIONS_MAX));
+    let _admission = sessions.admit().ok_or_else(full)?;
     let id = SessionId::generate()?;
     write_message(stream, &welcome(id, sessions), &mut buffer).await?;
     let Message::Open { plan } = hear(stream, &mut buffer).await? else {
@@ -109,7 +108,9 @@ where
             return Err(error);
         }
         for message in manifest::to_messages(&manifest, small_files)? {
-            write_message(stream, &message, &mut buffer).await?;
+            // Who does not read is gone: the image is not kept for him alone.
+            let silent = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
+            timeout(SILENCE_MAX, write_message(stream, &message, &mut buffer)).await.map_err(silent)??;
         }
         Ok(())
     };

@@ -15,4 +15,4 @@ pub use conversation::serve;
 pub use sessions::{Checking, Ended, Finding, Frozen, ImageMaker, Making, SESSIONS_MAX, Sessions};
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -70,6 +71,18 @@ pub struct Sessions {
     maker: Arc<dyn ImageMaker>,
     lease: Duration,
     sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
+    /// Freezes under way for sessions to come.
+    opening: AtomicUsize,
+}
+
+/// A session that may come; it counts until this is dropped.
+#[derive(Debug)]
+pub(super) struct Admission<'a>(&'a AtomicUsize);
+
+impl Drop for Admission<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
 }
 
 /// One image and those who read it.
@@ -91,7 +104,7 @@ struct Presence {
 impl Sessions {
     /// None yet. An image is kept for `lease` without a connection.
     pub fn new(maker: Arc<dyn ImageMaker>, lease: Duration) -> Sessions {
-        Sessions { maker, lease, sessions: Mutex::default() }
+        Sessions { maker, lease, sessions: Mutex::default(), opening: AtomicUsize::new(0) }
     }
 
     /// How long an image is kept without a connection.
@@ -149,8 +162,12 @@ impl Sessions {
         &*self.maker
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.lock().len() >= SESSIONS_MAX
+    /// Room for one more session; none when there are, or are to be, as many as may be.
+    pub(super) fn admit(&self) -> Option<Admission<'_>> {
+        let sessions = self.lock();
+        let admission = Admission(&self.opening);
+        let opening = self.opening.fetch_add(1, AcqRel);
+        (sessions.len() + opening < SESSIONS_MAX).then_some(admission)
     }
 
     pub(super) fn get(&self, id: SessionId) -> Option<Arc<Session>> {
@@ -203,5 +220,24 @@ impl Drop for Attendance {
         let mut presence = self.session.presence();
         presence.connections -= 1;
         presence.left_at = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::server::tests::SourceHost;
+
+    #[test]
+    fn k23_freezes_under_way_count_as_images() {
+        let directory = tempfile::tempdir().unwrap();
+        let host = SourceHost::new(&[1], 1, directory.path(), Duration::from_secs(1));
+        let mut admitted: Vec<Admission<'_>> = (0..SESSIONS_MAX).map_while(|_| host.sessions.admit()).collect();
+        assert_eq!(admitted.len(), SESSIONS_MAX);
+        assert!(host.sessions.admit().is_none());
+        admitted.pop();
+        drop(host.sessions.admit().expect("one has ended"));
+        host.sessions.insert(SessionId::generate().unwrap(), Arc::clone(&host.preserve));
+        assert!(host.sessions.admit().is_none(), "63 under way and one image");
     }
 }

@@ -124,8 +124,8 @@ impl ImageMaker for Maker {
                 let reason = "wal_level is minimal".to_owned();
                 return Err(CloneError::Network { peer: "source".to_owned(), reason });
             }
-            let content = b"port = 1".to_vec();
-            let small_files = vec![SmallFile { path: "postgresql.conf".into(), mode: 0o600, content }];
+            let content = b"of a server".to_vec();
+            let small_files = vec![SmallFile { path: "server.crt".into(), mode: 0o600, content }];
             Ok(Frozen { manifest: self.manifest.clone(), small_files, preserve: Arc::clone(&self.preserve) })
         })
     }
