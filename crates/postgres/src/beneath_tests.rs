@@ -32,7 +32,7 @@ fn refusal<T>(outcome: io::Result<T>) -> String {
 }
 
 #[test]
-fn k25_only_files_that_are_the_accounts_are_opened() {
+fn k24_only_files_that_are_the_accounts_are_opened() {
     let laboratory = laboratory();
     let at = |name: &str| laboratory.path().join(name);
     let data = Directory::open(&at("data")).expect("opened");
@@ -72,7 +72,7 @@ fn k25_only_files_that_are_the_accounts_are_opened() {
 }
 
 #[test]
-fn k26_postgresqls_own_links_lead_to_directories_of_the_same_account_alone() {
+fn k25_postgresqls_own_links_lead_to_directories_of_the_same_account_alone() {
     let laboratory = laboratory();
     let at = |name: &str| laboratory.path().join(name);
     let data = Directory::open(&at("data")).expect("opened");
@@ -99,7 +99,7 @@ fn k26_postgresqls_own_links_lead_to_directories_of_the_same_account_alone() {
 }
 
 #[test]
-fn k26_the_way_to_a_directory_is_the_operators() {
+fn k25_the_way_to_a_directory_is_the_operators() {
     if !is_root() {
         return;
     }

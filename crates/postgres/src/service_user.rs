@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn k26_nothing_is_written_or_made_through_a_link_that_the_account_has_laid() {
+    fn k25_nothing_is_written_or_made_through_a_link_that_the_account_has_laid() {
         if !rustix::process::geteuid().is_root() {
             return;
         }
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn k26_a_second_name_of_a_foreign_file_is_not_given_away_for_a_log() {
+    fn k25_a_second_name_of_a_foreign_file_is_not_given_away_for_a_log() {
         use crate::log_tail::LogFile;
         if !rustix::process::geteuid().is_root() {
             return;

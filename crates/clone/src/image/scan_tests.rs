@@ -190,7 +190,7 @@ fn small_files_are_small() {
 
 /// Whatever the account of the server lays into its directory, root reads for a clone what that account could read.
 #[test]
-fn k25_a_scan_follows_no_link_of_the_account_and_keeps_no_setuid_bit() {
+fn k24_a_scan_follows_no_link_of_the_account_and_keeps_no_setuid_bit() {
     let directory = fabricate(&["pg/base/1/1259", "pg/postgresql.conf", "secret", "conf/secret"]);
     let at = |name: &str| directory.path().join(name);
     symlink(at("secret"), at("pg/server.key")).expect("linked");
@@ -216,7 +216,7 @@ fn k25_a_scan_follows_no_link_of_the_account_and_keeps_no_setuid_bit() {
 
 /// A directory becomes a link and a directory again, all the time.
 #[test]
-fn k25_a_directory_that_becomes_a_link_is_never_listed_through_it() {
+fn k24_a_directory_that_becomes_a_link_is_never_listed_through_it() {
     let directory = fabricate(&["pg/base/1/1259", "outside/7777"]);
     let at = |name: &str| directory.path().join(name);
     symlink(at("outside"), at("link")).expect("linked");

@@ -328,7 +328,7 @@ fn is_root() -> bool {
 
 /// In the place of a name in the clone's directory stands a link, a second name of a foreign file, a fifo, or a directory of root's.
 #[test]
-fn k26_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
+fn k25_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
     let room = Room::new();
     let (place, precious) = with_precious(&room);
     let before = state(&precious);
@@ -366,7 +366,7 @@ fn k26_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
 
 /// A fifo that somebody laid is not waited for.
 #[test]
-fn k26_a_fifo_in_a_clone_is_not_waited_for() {
+fn k25_a_fifo_in_a_clone_is_not_waited_for() {
     let room = Room::new();
     let (place, _) = with_precious(&room);
     for name in ["global/pg_control", MARKER_FILE] {
@@ -390,7 +390,7 @@ fn k26_a_fifo_in_a_clone_is_not_waited_for() {
 
 /// What an image has no more is removed by its name: not where a directory on the way has become a link.
 #[test]
-fn k26_nothing_outside_of_a_clone_is_removed() {
+fn k25_nothing_outside_of_a_clone_is_removed() {
     let room = Room::new();
     let whole = image(&[5], &[(1, 10, false)], Some(16400));
     let mut skeleton = room.make("clone", &whole);

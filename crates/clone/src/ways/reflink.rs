@@ -195,7 +195,7 @@ mod tests {
 
     /// Between the list and the copy the account lays links.
     #[test]
-    fn k25_what_has_become_a_link_since_it_was_listed_is_not_shared_and_not_copied() {
+    fn k24_what_has_become_a_link_since_it_was_listed_is_not_shared_and_not_copied() {
         let directory = tempfile::tempdir().expect("a directory");
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
         let at = |name: &str| directory.path().join(name);

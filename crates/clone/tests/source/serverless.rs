@@ -147,7 +147,7 @@ fn owned_by_the_account(directory: &Path) -> ServiceUser {
 
 /// The account puts a link, and another name of root's file, in the place of a file that is copied at the freeze, at any instant.
 #[tokio::test(flavor = "multi_thread")]
-async fn k25_a_freeze_reads_nothing_for_the_account_that_it_could_not_read() {
+async fn k24_a_freeze_reads_nothing_for_the_account_that_it_could_not_read() {
     let directory = tempfile::tempdir().expect("a directory");
     owned_by_the_account(directory.path());
     let at = |name: &str| directory.path().join(name);
