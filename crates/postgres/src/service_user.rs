@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn k21_nobody_of_the_account_looks_into_a_process_before_its_program_begins() {
-        use std::io::Read;
+        use std::io::{Read, Write};
         use std::os::unix::process::CommandExt;
         if !rustix::process::geteuid().is_root() {
             return;

@@ -117,14 +117,12 @@ impl Wire {
 
     /// Logs in as the tests' role.
     pub async fn connect(cluster: &TestCluster) -> anyhow::Result<Wire> {
-        Wire::log_in(cluster, &[("user", USER), ("database", DATABASE)], PASSWORD)
-            .await?
-            .map_err(|error| anyhow::anyhow!("the log-in failed with {}: {}", error.code, error.message))
+        Wire::connect_to(cluster.router().local_address().port()).await
     }
 
-    /// Logs in on the leader itself, past the router: what one server does is what all are measured by.
-    pub async fn connect_to_leader(cluster: &TestCluster) -> anyhow::Result<Wire> {
-        let socket = Socket::connect(&Address::of("127.0.0.1", cluster.servers.leader().port())).await?;
+    /// The same on this port: on a server's own, past the router, what one server does is what all are measured by.
+    pub async fn connect_to(port: u16) -> anyhow::Result<Wire> {
+        let socket = Socket::connect(&Address::of("127.0.0.1", port)).await?;
         let wire = Wire { channel: Channel::new(socket, 1 << 30), cancel_key: Bytes::new() };
         wire.log_in_here(&[("user", USER), ("database", DATABASE)], PASSWORD)
             .await?

@@ -354,7 +354,11 @@ fn said(answer: &Answer) -> String {
 async fn play(cluster: &TestCluster, script: &Script, routed: bool) -> anyhow::Result<Vec<String>> {
     let mut sessions = Vec::new();
     for _ in 0..2 {
-        let mut wire = if routed { Wire::connect(cluster).await? } else { Wire::connect_to_leader(cluster).await? };
+        let mut wire = if routed {
+            Wire::connect(cluster).await?
+        } else {
+            Wire::connect_to(cluster.servers.leader().port()).await?
+        };
         let choice = wire.query("SET onecopy.server = 'follower-1'").await?;
         assert_eq!(choice.code(), "00000", "{:?}", choice.errors());
         sessions.push(wire);
@@ -439,8 +443,11 @@ async fn s36_the_instant_in_a_text_is_that_of_its_own_parse_for_as_long_as_it_li
                 let what = format!("{sql}, {name:?}, routed {routed}");
                 let mut sessions = Vec::new();
                 for _ in 0..2 {
-                    let mut wire =
-                        if routed { Wire::connect(&cluster).await? } else { Wire::connect_to_leader(&cluster).await? };
+                    let mut wire = if routed {
+                        Wire::connect(&cluster).await?
+                    } else {
+                        Wire::connect_to(cluster.servers.leader().port()).await?
+                    };
                     wire.query("SET onecopy.server = 'follower-1'").await?;
                     sessions.push(wire);
                 }
@@ -470,9 +477,17 @@ async fn s36_the_instant_in_a_text_is_that_of_its_own_parse_for_as_long_as_it_li
             }
         }
         // A constant in a function's body is as old as the session's first call of it, and no older.
-        let mut older = if routed { Wire::connect(&cluster).await? } else { Wire::connect_to_leader(&cluster).await? };
+        let mut older = if routed {
+            Wire::connect(&cluster).await?
+        } else {
+            Wire::connect_to(cluster.servers.leader().port()).await?
+        };
         let of_older = instant(&mut older, Query("SELECT now_in_plpgsql()")).await?;
-        let mut newer = if routed { Wire::connect(&cluster).await? } else { Wire::connect_to_leader(&cluster).await? };
+        let mut newer = if routed {
+            Wire::connect(&cluster).await?
+        } else {
+            Wire::connect_to(cluster.servers.leader().port()).await?
+        };
         let before = instant(&mut newer, Query("SELECT clock_timestamp()")).await?;
         let of_newer = instant(&mut newer, AtOnce("SELECT now_in_plpgsql()")).await?;
         assert!(of_older < before && before < of_newer, "routed {routed}: {of_older} {before} {of_newer}");

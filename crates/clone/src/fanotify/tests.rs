@@ -155,11 +155,12 @@ fn flushed_marks_are_gone() {
 
 #[test]
 fn the_content_may_be_brought_in_through_a_quiet_descriptor_while_the_access_waits() {
-    let Place { directory: _directory, path, group } = place();
+    let Place { directory, path, group } = place();
     let other = Group::new().unwrap();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     other.mark_file(File::open(&path).unwrap()).unwrap();
     let (reader, opener) = (open(&path), QuietOpener::new().unwrap());
+    let (home, file_name) = (Directory::open(directory.path()).unwrap(), Path::new(path.file_name().unwrap()));
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| page(&reader, 8192));
         // Each group is asked in its turn; neither is told of the write.
@@ -171,7 +172,7 @@ fn the_content_may_be_brought_in_through_a_quiet_descriptor_while_the_access_wai
                     if std::ptr::eq(each, &group) {
                         let file = File::from(event.descriptor.try_clone().unwrap());
                         assert!(file.write_all_at(&[9; 8192], 8192).is_err(), "an event's descriptor is for reading");
-                        opener.open(&path, true).unwrap().write_all_at(&[9; 8192], 8192).unwrap();
+                        opener.open(&home, file_name, true).unwrap().write_all_at(&[9; 8192], 8192).unwrap();
                     }
                     asked += 1;
                     each.answer(event.number, Verdict::Allow).unwrap();

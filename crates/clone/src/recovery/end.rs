@@ -1,7 +1,5 @@
 //! After the freeze: where the image is consistent.
 
-use std::path::Path;
-
 use onecopy_postgres::{ControlFile, Directory, Lsn, PostgresError};
 use tokio_postgres::Client;
 
