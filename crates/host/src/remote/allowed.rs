@@ -52,7 +52,7 @@ impl Allowed {
         let is_inside = |allowed: &PathBuf| {
             allowed.canonicalize().ok().filter(|allowed| real.starts_with(allowed) && real != *allowed)
         };
-        let root = self.targets.iter().filter_map(|allowed| is_inside(allowed)).next().ok_or_else(refused)?;
+        let root = self.targets.iter().find_map(is_inside).ok_or_else(refused)?;
         let foreign = |path: &&Path| is_of_another(path);
         match real.ancestors().take_while(|path| *path != root).find(foreign) {
             None => Ok(real),
