@@ -42,6 +42,10 @@ const OBJECTS: &str = "CREATE SCHEMA one; CREATE SCHEMA two;
         $$ BEGIN RETURN extract(epoch FROM '2024-01-01 00:00'::timestamptz); END $$;
     CREATE FUNCTION in_sql() RETURNS numeric STABLE LANGUAGE sql AS
         $$ SELECT extract(epoch FROM '2024-01-01 00:00'::timestamptz) $$;
+    CREATE FUNCTION in_tokyo() RETURNS numeric STABLE LANGUAGE plpgsql SET timezone = 'Asia/Tokyo' AS
+        $$ BEGIN RETURN in_plpgsql(); END $$;
+    CREATE FUNCTION in_tokyo_from_here() RETURNS numeric STABLE LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM set_config('timezone', 'Asia/Tokyo', true); RETURN in_plpgsql(); END $$;
     CREATE FUNCTION tenant() RETURNS text IMMUTABLE LANGUAGE sql AS $$ SELECT current_setting('shop.tenant', true) $$;
     CREATE FUNCTION now_in_plpgsql() RETURNS timestamptz STABLE LANGUAGE plpgsql AS
         $$ BEGIN RETURN 'now'::timestamptz; END $$;
@@ -275,6 +279,21 @@ const SCRIPTS: &[Script] = &[
             (0, Run("f")),
             (1, Run("f")),
             (0, Run("f")),
+        ],
+    },
+    Script {
+        what: "functions that set TimeZone for themselves",
+        steps: &[
+            (1, Query("SELECT in_plpgsql()")),
+            (0, Query("SELECT in_tokyo()")),
+            (1, Query("SELECT in_plpgsql()")),
+            (0, Query("SELECT in_tokyo_from_here()")),
+            (1, AtOnce("SELECT in_plpgsql()")),
+            (0, Query("BEGIN READ ONLY")),
+            (0, Query("SELECT 1 FROM one.place")),
+            (0, Query("SELECT in_tokyo()")),
+            (0, Query("COMMIT")),
+            (1, Query("SELECT in_plpgsql()")),
         ],
     },
     Script {

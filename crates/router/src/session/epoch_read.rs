@@ -14,6 +14,7 @@ use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::epoch::{Demand, Epoch};
 use crate::servers::{Health, Role, Server};
+use crate::settings::Reach;
 use crate::wire::{SqlError, sqlstate};
 
 /// Tries of a read on different servers or epochs before the leader itself must answer it.
@@ -204,9 +205,14 @@ impl Session {
         };
         let own_transaction = work.own_transaction || request.binds_named_portal();
         let mut expected = VecDeque::new();
+        // A function that has settings of its own must not find what others have planned without them, and nobody after it
+        // what it has planned under them.
+        let has_own_settings = work.local_settings != Reach::Nothing;
+        backend.stale_plans |= has_own_settings;
         self.put_settings(&mut backend, &mut expected);
         self.put_epoch(&mut backend, epoch, own_transaction, &mut expected);
         request.encode(&mut backend, &mut expected);
+        backend.stale_plans |= has_own_settings;
         let start = self.client.output.len();
         let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
         self.statement_ended();

@@ -377,6 +377,7 @@ impl Session {
 
     /// Notes that a statement ended, and whether a cancel request may still be on its way to its back end.
     fn statement_ended(&mut self) {
+        self.presence.note_end();
         self.may_be_cancelled_late |= self.cancel.end();
     }
 

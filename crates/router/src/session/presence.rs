@@ -5,13 +5,15 @@
 //! at now and then; nothing is read from it, and what was sent before it was closed stays where it is.
 //!
 //! A client whose connection is broken is gone at once. One that has closed its side may have said all that it wants to
-//! say: what runs may end by itself for a moment, as on one server. Then the running statement is cancelled, so that it
+//! say: what runs may end by itself for a moment, as on one server; then the next statement of those that were said, and
+//! a client that takes its answers is there. Then the running statement is cancelled, so that it
 //! ends with an answer, and what does not end is cut off: its back ends are closed, and each notices that itself
 //! ([`NOTICE_INTERVAL`]).
 
 use std::os::fd::OwnedFd;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -56,6 +58,10 @@ pub struct Presence {
     /// The session waits for its client, and would see it go.
     listens: AtomicBool,
     stops_listening: Notify,
+    /// How many statements have ended.
+    ended: AtomicU64,
+    /// How many bytes the client has taken.
+    taken: Arc<AtomicU64>,
     gone: AtomicBool,
 }
 
@@ -67,6 +73,8 @@ impl Presence {
             socket,
             listens: AtomicBool::new(false),
             stops_listening: Notify::new(),
+            ended: AtomicU64::new(0),
+            taken: client.taken(),
             gone: AtomicBool::new(false),
         }
     }
@@ -76,6 +84,11 @@ impl Presence {
         if self.listens.swap(listens, SeqCst) && !listens {
             self.stops_listening.notify_one();
         }
+    }
+
+    /// A statement has ended: what the client has said before it closed its side goes on to the next one.
+    pub fn note_end(&self) {
+        self.ended.fetch_add(1, SeqCst);
     }
 
     /// Whether the client has gone, so that nothing more shall be begun for it.
@@ -96,10 +109,15 @@ impl Presence {
 
     async fn gone_for_good(&self, running: &CancelSlot) {
         let mut closed_since = None;
+        let mut progress = (0, 0);
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
             while self.listens.load(SeqCst) {
                 self.stops_listening.notified().await;
+            }
+            let before = std::mem::replace(&mut progress, (self.ended.load(SeqCst), self.taken.load(SeqCst)));
+            if progress != before {
+                closed_since = None;
             }
             match self.line() {
                 Line::Open => closed_since = None,
@@ -182,5 +200,27 @@ mod tests {
         assert_eq!(presence.while_there(&running, tokio::time::sleep(LOOK_INTERVAL * 2)).await, Some(()));
         assert_eq!(presence.while_there(&running, std::future::pending::<()>()).await, None);
         assert!(presence.is_gone());
+    }
+
+    #[tokio::test]
+    async fn work_goes_on_for_a_client_that_has_closed_its_side_while_statements_end_or_it_takes_answers() {
+        const STEPS: u32 = 6;
+        let (mut client, mut channel) = pair().await;
+        let presence = Presence::of(&channel);
+        client.shutdown().await.expect("its side is open");
+        becomes(&presence, Line::Closed).await;
+        let running = CancelSlot::default();
+        let work = async {
+            for step in 0..STEPS {
+                tokio::time::sleep(LOOK_INTERVAL * 2).await;
+                if step % 2 == 0 {
+                    presence.note_end();
+                } else {
+                    channel.output.extend_from_slice(b"an answer");
+                    channel.flush().await.expect("the client reads");
+                }
+            }
+        };
+        assert_eq!(presence.while_there(&running, work).await, Some(()));
     }
 }

@@ -19,7 +19,7 @@ use super::work::Work;
 use super::{Characteristics, Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::{Barrier, Dooming, Epoch};
-use crate::settings::{Reach, Settings};
+use crate::settings::{FORGET_PLANS, Reach, Settings};
 use crate::state::SerializableTransaction;
 use crate::wire::{SqlError, sqlstate};
 
@@ -287,6 +287,10 @@ impl Session {
         }
         let Place::AtEpoch { backend, epoch, .. } = &mut transaction.place else { return Ok(Ok(())) };
         let mut expected = VecDeque::new();
+        if work.local_settings != Reach::Nothing {
+            // A function that has settings of its own must not find what others have planned without them.
+            put_own(backend, FORGET_PLANS, false, &mut expected);
+        }
         request.encode(backend, &mut expected);
         let Ended { result, went_out, start, last_words, .. } = self.relay(backend, expected, Hold::Briefly).await;
         self.statement_ended();

@@ -12,6 +12,7 @@ use super::closure::{Closure, Source};
 use super::facts::{Facts, QualifiedName};
 use super::parse::parse;
 use super::part::Part;
+use crate::settings::Reach;
 
 /// Most objects of one kind; a database with more is not judged, everything goes to its leader.
 pub const OBJECTS_MAX: usize = 1_000_000;
@@ -126,7 +127,7 @@ impl Objects {
                 self.add_function(text(0)?, text(1)?, functions);
                 if functions.user_defined {
                     self.count_bytes(part, row[5].as_ref())?;
-                    self.add_source(text(1)?, row[5].as_deref(), flag(4)?);
+                    self.add_source(text(1)?, row[5].as_deref(), flag(4)?, row[6].as_deref().unwrap_or_default());
                 }
             }
             Part::Relations => {
@@ -178,8 +179,12 @@ impl Objects {
         }
     }
 
-    fn add_source(&mut self, name: String, code: Option<&str>, attribute: bool) {
+    /// `own_settings` are the names, separated by commas, of those that the function's SET clause sets.
+    fn add_source(&mut self, name: String, code: Option<&str>, attribute: bool, own_settings: &str) {
         let mut body = code.map_or_else(Body::unknown, Body::of);
+        // What is planned while it runs is planned under these. PostgreSQL itself plans anew for another search_path.
+        let reaches = |name: &str| name != "search_path" && Reach::of(&name.to_ascii_lowercase()) != Reach::Nothing;
+        body.marks.sets_locally |= own_settings.split(',').filter(|name| !name.is_empty()).any(reaches);
         // Functions of well-known extensions are told by their names.
         body.marks.join(Body::call(&name).marks);
         let source = self.sources.entry(name).or_default();
@@ -350,11 +355,11 @@ mod tests {
         let mut objects = Objects::default();
         assert_eq!(
             objects.add(Part::Functions, &[None]),
-            Err(CatalogError::Columns { part: Part::Functions, found: 1, expected: 6 })
+            Err(CatalogError::Columns { part: Part::Functions, found: 1, expected: 7 })
         );
         let text = |value: &str| Some(value.to_owned());
         assert_eq!(
-            objects.add(Part::Functions, &[text("s"), text("f"), text("yes"), text("t"), text("f"), None]),
+            objects.add(Part::Functions, &[text("s"), text("f"), text("yes"), text("t"), text("f"), None, None]),
             Err(CatalogError::Value { part: Part::Functions, column: 2 })
         );
         let mut row = vec![text("s"), text("r"), text(""), text("p"), text("f"), text("f"), text("f"), None, text("?")];

@@ -46,7 +46,7 @@ impl Part {
     /// Columns of the answer.
     pub(super) fn columns(self) -> usize {
         match self {
-            Part::Functions => 6,
+            Part::Functions => 7,
             Part::Relations => 9,
             Part::VolatileOperators => 3,
             Part::VolatileConversions => 2,
@@ -54,7 +54,7 @@ impl Part {
     }
 }
 
-/// schema, name, volatile, made by a user, may stand as `row.name`, body; one row an overload. An aggregate is as volatile
+/// schema, name, volatile, made by a user, may stand as `row.name`, body, settings of its own (SET clause); one row an overload. An aggregate is as volatile
 /// as its parts.
 ///
 /// The *body* of a user's function is code to be looked into. An aggregate's calls its parts, that of
@@ -86,7 +86,8 @@ SELECT n.nspname, p.proname,
             WHEN l.lanname NOT IN ('sql', 'plpgsql') THEN NULL
             WHEN p.prosqlbody IS NOT NULL THEN pg_catalog.pg_get_function_sqlbody(p.oid)
             WHEN pg_catalog.octet_length(p.prosrc) <= {body_bytes_max} THEN p.prosrc
-       END
+       END,
+       (SELECT pg_catalog.string_agg(pg_catalog.split_part(c, '=', 1), ',') FROM pg_catalog.unnest(p.proconfig) c)
 FROM pg_catalog.pg_proc p
 JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 JOIN pg_catalog.pg_language l ON l.oid = p.prolang

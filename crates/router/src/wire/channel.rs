@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -59,12 +61,13 @@ pub struct Channel {
     pub output: BytesMut,
     /// Largest message accepted, in bytes.
     pub message_bytes_max: usize,
+    taken: Arc<AtomicU64>,
 }
 
 impl Channel {
     /// Wraps `socket`; no message longer than `message_bytes_max` bytes is read from it.
     pub fn new(socket: Socket, message_bytes_max: usize) -> Channel {
-        Channel { socket, input: BytesMut::new(), output: BytesMut::new(), message_bytes_max }
+        Channel { socket, input: BytesMut::new(), output: BytesMut::new(), message_bytes_max, taken: Arc::default() }
     }
 
     /// The next frame if it is already here.
@@ -177,6 +180,7 @@ impl Channel {
                 Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Poll::Ready(count) => {
                     self.output.advance(count);
+                    self.taken.fetch_add(count as u64, Relaxed);
                     done = true;
                 }
                 Poll::Pending => break,
@@ -195,17 +199,19 @@ impl Channel {
     /// Writes everything in `output`.
     pub async fn flush(&mut self) -> io::Result<()> {
         while !self.output.is_empty() {
-            if self.socket.write_buf(&mut self.output).await? == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
-            }
+            self.flush_some().await?;
         }
-        self.give_back_output();
         Ok(())
     }
 
     /// Writes some of `output`, as soon as any of it can be.
     pub async fn flush_some(&mut self) -> io::Result<()> {
         std::future::poll_fn(|context| self.poll_output(context)).await
+    }
+
+    /// Counts the bytes that the socket has taken.
+    pub fn taken(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.taken)
     }
 
     /// A second handle of the socket, to be looked at beside reading and writing.
