@@ -8,10 +8,10 @@
 //! A process that is not root has no more rights than the account: nothing is looked at then, the kernel judges.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
@@ -31,6 +31,8 @@ const LINKS_MAX: u32 = 40;
 const TRIES_MAX: u32 = 1000;
 /// A file of more bytes is not read into memory: whoever may write it decides how large it is.
 const READ_BYTES_MAX: u64 = 64 << 20;
+/// Directories nested deeper are neither listed nor removed: whoever may make them decides how deep they are.
+pub const DEPTH_MAX: usize = 64;
 const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::RDONLY).union(OFlags::CLOEXEC);
 /// A fifo or a device is never waited for.
 const FILE: OFlags = OFlags::NONBLOCK.union(OFlags::NOCTTY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -55,7 +57,7 @@ impl Directory {
     /// # Errors
     /// Those of open(2); one that belongs to root and stands where another account could have put it.
     pub fn open(path: &Path) -> io::Result<Directory> {
-        let opened = openat(CWD, path, DIRECTORY, Mode::empty())?;
+        let opened = open_by_names(CWD, path)?;
         let found = fstat(&opened)?;
         if !is_root() || found.st_uid != 0 {
             return Ok(Directory::new(opened, path, (found.st_uid, found.st_gid), false));
@@ -130,7 +132,7 @@ impl Directory {
     fn through_link(&self, link: &Path) -> io::Result<Directory> {
         let (parent, name) = self.parent_of(link)?;
         let target = readlinkat(&parent, name, Vec::new())?;
-        let opened = openat(&parent, &target, DIRECTORY, Mode::empty())?;
+        let opened = open_by_names(&parent, Path::new(OsStr::from_bytes(target.to_bytes())))?;
         if is_root() && fstat(&opened)?.st_uid != self.user_id {
             return Err(refused(&format!("{link:?} leads to {target:?}, which does not belong to the same account")));
         }
@@ -202,7 +204,7 @@ impl Directory {
     }
 
     fn create(&self, relative: &Path, user: &ServiceUser, mode: u32, access: OFlags) -> io::Result<File> {
-        let (parent, name) = self.parent_of(relative)?;
+        let (parent, name) = self.parent_to_change(relative)?;
         let flags = access | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&parent, name, flags, Mode::RUSR | Mode::WUSR)?;
         give(&file, user)?;
@@ -229,7 +231,7 @@ impl Directory {
     /// # Errors
     /// Those of mkdirat(2); what is there is no directory of this account.
     pub fn make_directory(&self, relative: &Path, user: &ServiceUser, mode: u32) -> io::Result<()> {
-        let (parent, name) = self.parent_of(relative)?;
+        let (parent, name) = self.parent_to_change(relative)?;
         match mkdirat(&parent, name, Mode::RWXU) {
             Err(error) if error != Errno::EXIST => return Err(error.into()),
             _ => {}
@@ -251,7 +253,7 @@ impl Directory {
     /// # Errors
     /// Those of symlinkat(2).
     pub fn lay_link(&self, target: &Path, relative: &Path, user: &ServiceUser) -> io::Result<()> {
-        let (parent, name) = self.parent_of(relative)?;
+        let (parent, name) = self.parent_to_change(relative)?;
         symlinkat(target, &parent, name)?;
         if !is_root() {
             return Ok(());
@@ -280,7 +282,8 @@ impl Directory {
     /// # Errors
     /// Those of renameat(2).
     pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let ((from_parent, from_name), (to_parent, to_name)) = (self.parent_of(from)?, self.parent_of(to)?);
+        let ((from_parent, from_name), (to_parent, to_name)) =
+            (self.parent_to_change(from)?, self.parent_to_change(to)?);
         Ok(renameat(&from_parent, from_name, &to_parent, to_name)?)
     }
 
@@ -289,7 +292,7 @@ impl Directory {
     /// # Errors
     /// Those of unlinkat(2).
     pub fn remove_file(&self, relative: &Path) -> io::Result<()> {
-        let (parent, name) = self.parent_of(relative)?;
+        let (parent, name) = self.parent_to_change(relative)?;
         Ok(unlinkat(&parent, name, AtFlags::empty())?)
     }
 
@@ -298,8 +301,25 @@ impl Directory {
     /// # Errors
     /// Those of unlinkat(2).
     pub fn remove_directory(&self, relative: &Path) -> io::Result<()> {
-        let (parent, name) = self.parent_of(relative)?;
+        let (parent, name) = self.parent_to_change(relative)?;
         Ok(unlinkat(&parent, name, AtFlags::REMOVEDIR)?)
+    }
+
+    /// Whether it belongs to this account.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn belongs_to(&self, user: &ServiceUser) -> io::Result<bool> {
+        Ok(fstat(&self.descriptor)?.st_uid == user.user_id())
+    }
+
+    /// Removes what is in it, of which `goes` says that it shall go: no more than its account could. What is in a directory of somebody
+    /// else stays, and what is mounted there.
+    ///
+    /// # Errors
+    /// Those of openat2(2) and unlinkat(2); directories nested deeper than [`DEPTH_MAX`].
+    pub fn remove_content(&self, goes: impl Fn(&OsStr) -> bool) -> io::Result<()> {
+        empty(self.descriptor.as_fd(), self.user_id, 0, &goes)
     }
 
     /// The names in it, in the kernel's order.
@@ -325,6 +345,19 @@ impl Directory {
     /// Those of fsync(2).
     pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.descriptor)?)
+    }
+
+    /// The same, for a change of its names. What lies in a directory of somebody else is not for the account to change.
+    fn parent_to_change<'a>(&self, relative: &'a Path) -> io::Result<(OwnedFd, &'a OsStr)> {
+        let (parent, name) = self.parent_of(relative)?;
+        let is_below = relative.parent().is_some_and(|parent| !parent.as_os_str().is_empty());
+        if is_below && is_root() {
+            let owner = fstat(&parent)?.st_uid;
+            if owner != self.user_id && !(self.is_trusted && owner == 0) {
+                return Err(refused("its directory belongs to somebody else"));
+            }
+        }
+        Ok((parent, name))
     }
 
     /// The directory of a path below, and the last name of that path.
@@ -415,18 +448,38 @@ pub(crate) fn remove_tree(path: &Path, user: &ServiceUser) -> io::Result<()> {
         opened => opened.map_err(explained)?,
     };
     if !is_root() || fstat(&opened)?.st_uid == user.user_id() {
-        let inside = PathBuf::from(format!("/proc/self/fd/{}", opened.as_raw_fd()));
-        for name in names_in(&opened)? {
-            let is_directory = |found: Stat| FileType::from_raw_mode(found.st_mode) == FileType::Directory;
-            let path = inside.join(&name);
-            // The standard library descends by descriptors and follows no link.
-            absent_is_fine(match statat(&opened, &name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_directory) {
-                true => fs::remove_dir_all(&path),
-                false => fs::remove_file(&path),
-            })?;
-        }
+        empty(opened.as_fd(), user.user_id(), 0, &|_| true)?;
     }
     absent_is_fine(unlinkat(&parent, name, AtFlags::REMOVEDIR).map_err(io::Error::from))
+}
+
+/// Removes what is in a directory of this account.
+fn empty(directory: BorrowedFd<'_>, user_id: u32, depth: usize, goes: &dyn Fn(&OsStr) -> bool) -> io::Result<()> {
+    if depth > DEPTH_MAX {
+        return Err(refused(&format!("directories are nested deeper than {DEPTH_MAX} in it: remove them by hand")));
+    }
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    for name in names_in(directory)?.iter().filter(|name| goes(name)) {
+        let removed = match openat2(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty(), resolve) {
+            Ok(inside) => {
+                if !is_root() || fstat(&inside)?.st_uid == user_id {
+                    empty(inside.as_fd(), user_id, depth + 1, &|_| true)?;
+                }
+                unlinkat(directory, name, AtFlags::REMOVEDIR)
+            }
+            Err(Errno::NOTDIR | Errno::LOOP) => unlinkat(directory, name, AtFlags::empty()),
+            Err(Errno::XDEV) => return Err(refused(&format!("something is mounted at {name:?}: unmount it"))),
+            Err(error) => Err(error),
+        };
+        absent_is_fine(removed.map_err(io::Error::from))?;
+    }
+    Ok(())
+}
+
+/// Opens a directory by a path that may have links, but none of `/proc` that lead out of all paths: by one of a process that the account
+/// has put into a mount namespace of its own, root would come to what is mounted there.
+fn open_by_names(from: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
+    Ok(openat2(from, path, DIRECTORY, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?)
 }
 
 /// Opens a regular file for reading by its path, which is no link; who could not read it otherwise learns nothing by it.

@@ -1,5 +1,6 @@
 //! Directories in which somebody lays what does not belong there.
 
+use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use tempfile::TempDir;
@@ -128,4 +129,61 @@ fn k25_the_way_to_a_directory_is_the_operators() {
     remove_tree(&at("own"), &account()).expect("removed");
     remove_tree(&at("own"), &account()).expect("removed already");
     assert!(!at("own").exists());
+}
+
+/// `/proc/<process>/root` and `cwd` lead to where no name does: into a mount namespace that the account has made, for one, in which a
+/// directory of root's lies below its own.
+#[test]
+fn k25_no_way_leads_through_a_process() {
+    let laboratory = laboratory();
+    let at = |name: &str| laboratory.path().join(name);
+    let process = std::path::Path::new("/proc/self/root");
+    let through = |name: &str| process.join(at(name).strip_prefix("/").expect("absolute"));
+    refusal(Directory::open(&through("own")));
+    symlink(through("own"), at("data/pg_tblspc/16500")).expect("laid");
+    let data = Directory::open_for(&at("data"), &account()).expect("opened");
+    refusal(data.open_directory(Path::new("pg_tblspc/16500")));
+    refusal(data.create_new(Path::new("pg_tblspc/16500/new"), &account(), 0o600));
+    assert!(!at("own/new").exists());
+}
+
+#[test]
+fn k25_what_lies_in_a_directory_of_somebody_else_is_not_changed() {
+    if !is_root() {
+        return;
+    }
+    let laboratory = laboratory();
+    let at = |name: &str| laboratory.path().join(name);
+    let data = Directory::open_for(&at("data"), &account()).expect("opened");
+    // Readable by everybody, and root's: as if root had mounted it there.
+    fs::create_dir(at("data/roots")).expect("made");
+    fs::set_permissions(at("data/roots"), fs::Permissions::from_mode(0o755)).expect("set");
+    fs::write(at("data/roots/file"), "root's").expect("written");
+    for name in ["roots/file", "roots/new"] {
+        refusal(data.write(Path::new(name), b"the account's", &account(), 0o600));
+        refusal(data.make_directory(Path::new(name), &account(), 0o700));
+        refusal(data.lay_link(Path::new("/"), Path::new(name), &account()));
+        refusal(data.remove_file(Path::new(name)));
+        refusal(data.remove_directory(Path::new(name)));
+        refusal(data.rename(Path::new(name), Path::new("own_now")));
+    }
+    data.remove_content(|name| name == "roots").expect_err("not empty, and root's");
+    assert_eq!(fs::read_to_string(at("data/roots/file")).expect("there"), "root's");
+    assert!(!at("data/roots/new").exists() && !at("data/own_now").exists());
+}
+
+#[test]
+fn k25_directories_without_a_bottom_are_not_removed() {
+    let laboratory = laboratory();
+    let data = Directory::open_for(&laboratory.path().join("data"), &account()).expect("opened");
+    let deep = |levels| (0..levels).map(|_| "d").collect::<std::path::PathBuf>();
+    for level in 1..=DEPTH_MAX + 2 {
+        data.make_directory(&deep(level), &account(), 0o700).expect("made");
+    }
+    assert!(refusal(data.remove_content(|name| name == "d")).contains("nested deeper"));
+    for level in [DEPTH_MAX + 2, DEPTH_MAX + 1] {
+        data.remove_directory(&deep(level)).expect("removed");
+    }
+    data.remove_content(|name| name == "d").expect("removed");
+    data.look_at(std::ffi::OsStr::new("d")).expect_err("gone");
 }

@@ -1,7 +1,8 @@
 //! Finding the programs of a PostgreSQL server.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use crate::{PostgresError, ServiceUser};
 
@@ -12,6 +13,9 @@ pub const MAJOR_VERSION_MAX: u32 = 18;
 
 /// Where Debian's packages (and those of apt.postgresql.org) put the versions side by side.
 const DEBIAN_ROOT: &str = "/usr/lib/postgresql";
+
+/// A version is told in fewer bytes.
+const VERSION_BYTES_MAX: u64 = 4096;
 
 /// The programs that a server is made of, all of one version.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,11 +84,9 @@ impl Binaries {
             }
         }
         let program = directory.join("postgres");
-        let output = command(&program)
-            .arg("--version")
-            .output()
+        let said = first_words(command(&program).arg("--version"))
             .map_err(|source| PostgresError::Spawn { program: program.clone(), source })?;
-        let found = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let found = String::from_utf8_lossy(&said).trim().to_owned();
         let unsupported =
             |found: &str| PostgresError::UnsupportedVersion { program: program.clone(), found: found.to_owned() };
         let (version, major_version) = parse_version(&found).ok_or_else(|| unsupported(&found))?;
@@ -115,6 +117,17 @@ impl Binaries {
     pub fn program(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
+}
+
+/// The beginning of what a program prints; it need not mean well, and is killed when that is there.
+fn first_words(command: &mut Command) -> std::io::Result<Vec<u8>> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut said = Vec::new();
+    let stdout = child.stdout.take();
+    let read = stdout.map_or(Ok(0), |stdout| stdout.take(VERSION_BYTES_MAX).read_to_end(&mut said));
+    let _ = child.kill();
+    child.wait()?;
+    read.map(|_| said)
 }
 
 /// Asks the `pg_config` on the PATH for the directory of the programs.

@@ -1,13 +1,14 @@
-//! The postmaster as a process: its signals, its lock file, whether it lives, its children.
+//! The postmaster as a process: its signals, its lock file, whether it lives.
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-use crate::beneath::{Directory, open_plain};
+use crate::ServiceUser;
+use crate::beneath::open_plain;
+use crate::processes::ServerProcesses;
 
 /// A process that ends. Source: Linux, `include/linux/sched.h`, PF_EXITING.
 const EXITING_FLAG: u64 = 4;
@@ -80,11 +81,10 @@ impl PidFile {
 
     /// Reads the file of a postmaster that lives in this data directory; none when it is gone, also when its file is left.
     pub(crate) fn of_live_server(data_directory: &Path) -> Option<PidFile> {
-        let read =
-            Directory::open(data_directory).and_then(|opened| opened.read_to_string(Path::new("postmaster.pid")));
-        let file = PidFile::parse(&read.ok()?)?;
+        let server = ServerProcesses::of(data_directory).ok()?;
+        let file = PidFile::parse(&server.directory().read_to_string(Path::new("postmaster.pid")).ok()?)?;
         // The number may belong to somebody else by now.
-        works_in(file.process_id, data_directory).then_some(file)
+        server.has(file.process_id).then_some(file)
     }
 }
 
@@ -94,29 +94,16 @@ pub fn port_of(data_directory: &Path) -> Option<u16> {
     PidFile::of_live_server(data_directory)?.port
 }
 
-/// Whether this is a process of the server of this data directory: all of them work in it. A zombie works nowhere.
-fn works_in(process_id: u32, data_directory: &Path) -> bool {
-    let process = Path::new("/proc").join(process_id.to_string());
-    let same_directory = match (fs::metadata(process.join("cwd")), fs::metadata(data_directory)) {
-        (Ok(found), Ok(wanted)) => (found.dev(), found.ino()) == (wanted.dev(), wanted.ino()),
-        _ => false,
-    };
-    // Somebody's shell may stand there, too. The name may have " (deleted)" behind it, after an upgrade.
-    same_directory
-        && fs::read_link(process.join("exe"))
-            .is_ok_and(|program| program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("postgres")))
-}
-
 /// The postmaster of this data directory that has been begun a moment ago: it has not come to write its lock file, from which the others
 /// are known. One that ends, and has removed the file already, looks alike.
-pub(crate) fn begun_in(data_directory: &Path) -> Option<u32> {
+pub(crate) fn begun_in(data_directory: &Path, user: &ServiceUser) -> Option<u32> {
     // Its children's command lines say what they do.
     let is_postmaster = |process_id: &u32| {
         let command_line =
             fs::read(Path::new("/proc").join(process_id.to_string()).join("cmdline")).unwrap_or_default();
         command_line.split(|byte| *byte == 0).nth(1) == Some(DIRECTORY_OPTION.as_bytes())
     };
-    processes_of(data_directory).into_iter().find(is_postmaster)
+    ServerProcesses::of_user(data_directory, user).ok()?.all().into_iter().find(is_postmaster)
 }
 
 /// Whether this process still executes; a zombie does not. A dying process has left its directory a moment before it has ended.
@@ -154,22 +141,6 @@ pub(crate) fn remove_dead_lock(path: &Path) -> io::Result<()> {
     }
 }
 
-/// All processes of the server of this data directory, by their numbers.
-pub fn processes_of(data_directory: &Path) -> Vec<u32> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    numbers.filter(|process_id| works_in(*process_id, data_directory)).collect()
-}
-
-/// Sends a signal; to a process that is gone meanwhile it does not matter.
-pub(crate) fn send(process_id: u32, signal: Signal) {
-    if let Some(process) = i32::try_from(process_id).ok().and_then(Pid::from_raw)
-        && let Err(error) = kill_process(process, signal)
-    {
-        tracing::debug!(process_id, ?signal, %error, "signal not delivered");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,9 +162,9 @@ mod tests {
     fn a_zombie_does_not_live() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().expect("sleeps");
         assert!(lives(child.id()));
-        send(child.id(), Signal::KILL);
+        child.kill().expect("killed");
         // Dead and not reaped: WNOWAIT leaves it a zombie.
-        use rustix::process::{WaitId, WaitIdOptions, waitid};
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
         let process = Pid::from_child(&child);
         waitid(WaitId::Pid(process), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).expect("it died");
         assert!(!lives(child.id()) && is_dying(child.id()));
@@ -207,7 +178,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         fs::write(directory.path().join("postmaster.pid"), format!("{}\n", std::process::id())).expect("written");
         assert_eq!(PidFile::of_live_server(directory.path()), None);
-        assert_eq!(processes_of(directory.path()), Vec::<u32>::new());
+        assert_eq!(crate::processes_of(directory.path()), Vec::<u32>::new());
     }
 
     proptest! {

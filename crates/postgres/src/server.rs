@@ -15,6 +15,7 @@ use tokio_postgres::error::SqlState;
 use crate::beneath::Directory;
 use crate::log_tail::LogFile;
 use crate::postmaster::{self, PidFile, Status, StopMode};
+use crate::processes::{self, ServerProcesses};
 use crate::{
     ConnectionParameters, ControlFile, InheritedDescriptor, PostgresError, ServerOptions, Settings, StandbyOptions,
     configuration_files, inherited, initialize,
@@ -290,7 +291,9 @@ impl Server {
     /// [`PostgresError::NotStopped`] after the stop timeout.
     pub async fn stop(&self, mode: StopMode) -> Result<(), PostgresError> {
         let _transition = self.transition.lock().await;
-        if let Some(process_id) = self.process_id().or_else(|| postmaster::begun_in(&self.data_directory)) {
+        if let Some(process_id) =
+            self.process_id().or_else(|| postmaster::begun_in(&self.data_directory, &self.options.user))
+        {
             self.signal_and_wait(process_id, mode.signal()).await?;
         }
         self.end_orphans().await
@@ -320,7 +323,7 @@ impl Server {
     async fn signal_and_wait(&self, process_id: u32, signal: Signal) -> Result<(), PostgresError> {
         let log_start = self.log.end();
         let begin = Instant::now();
-        postmaster::send(process_id, signal);
+        self.signal(process_id, signal);
         while self.is_running() || postmaster::lives(process_id) {
             if begin.elapsed() >= self.options.stop_timeout {
                 return Err(self.not_stopped(process_id, self.options.stop_timeout, log_start));
@@ -330,17 +333,34 @@ impl Server {
         Ok(())
     }
 
+    /// Sends a signal to its postmaster, which may be gone meanwhile.
+    fn signal(&self, process_id: u32, signal: Signal) {
+        // Our own child is known by its number, wherever its directory has come to lie.
+        if let Some(child) = self.changing().child.as_ref().filter(|child| child.id() == process_id) {
+            return processes::signal_child(child, signal);
+        }
+        if let Some(server) = self.processes() {
+            server.signal(process_id, signal);
+        }
+    }
+
+    /// Its processes; none where its data directory cannot be opened or is not of its account.
+    fn processes(&self) -> Option<ServerProcesses> {
+        ServerProcesses::of_user(&self.data_directory, &self.options.user).ok()
+    }
+
     /// Waits until nothing of a dead postmaster is left: a new one refuses to start while its shared memory is in use.
     async fn end_orphans(&self) -> Result<(), PostgresError> {
         let begin = Instant::now();
         loop {
-            let orphans = postmaster::processes_of(&self.data_directory);
+            let Some(server) = self.processes() else { return Ok(()) };
+            let orphans = server.all();
             let Some(first) = orphans.first() else { return Ok(()) };
             if begin.elapsed() >= ORPHANS_END_TIMEOUT {
                 return Err(self.not_stopped(*first, ORPHANS_END_TIMEOUT, self.log.end()));
             }
             if begin.elapsed() >= ORPHANS_TIMEOUT {
-                orphans.iter().for_each(|orphan| postmaster::send(*orphan, Signal::KILL));
+                orphans.iter().for_each(|orphan| server.signal(*orphan, Signal::KILL));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -360,7 +380,7 @@ impl Server {
         let not_running = || PostgresError::NotRunning { path: self.data_directory.clone() };
         let process_id = self.process_id().ok_or_else(not_running)?;
         configuration_files::write(&self.options, &self.data_directory, &self.settings())?;
-        postmaster::send(process_id, Signal::HUP);
+        self.signal(process_id, Signal::HUP);
         Ok(())
     }
 

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use onecopy_postgres::{ConnectionParameters, ServiceUser, processes_of};
-use rustix::process::{Pid, Signal, kill_process};
+use onecopy_postgres::{ConnectionParameters, ServiceUser, kill_processes_of, processes_of};
 
 use super::Hydrator;
 use super::in_work::{CloneInWork, Running};
@@ -119,7 +118,12 @@ impl Remains {
 pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<(), CloneError> {
     blocking(move || {
         let owner = Marker::owner(&remains.directory, &remains.service_directory)?;
-        let killed = if owner == Owner::Service { kill_server(&remains.directory) } else { Ok(()) };
+        let killed = match owner {
+            Owner::Service => ServiceUser::resolve(Some(&remains.user_name))
+                .map_err(CloneError::from)
+                .and_then(|user| kill_server(&remains.directory, &user)),
+            Owner::Nobody | Owner::Other => Ok(()),
+        };
         if let Some(running) = running {
             running.stop_threads();
         }
@@ -141,25 +145,22 @@ pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<(
         if processes_of(&place.directory).is_empty() {
             return Ok(());
         }
-        kill_server(&place.directory)?;
+        kill_server(&place.directory, &place.user)?;
         target::remove(&place)
     })
     .await
 }
 
-/// Kills all processes of the server of this directory and waits until they are gone.
-fn kill_server(data_directory: &Path) -> Result<(), CloneError> {
+/// Kills all processes of the server of this directory, if it is this account's, and waits until they are gone.
+fn kill_server(data_directory: &Path, user: &ServiceUser) -> Result<(), CloneError> {
     let begin = Instant::now();
     loop {
-        let processes = processes_of(data_directory);
+        let processes = kill_processes_of(data_directory, user);
+        let processes = processes.map_err(CloneError::file("kill the server of", data_directory))?;
         let Some(first) = processes.first() else { return Ok(()) };
         if begin.elapsed() > KILL_TIMEOUT {
             let reason = format!("process {first} does not end");
             return Err(CloneError::CannotClone { path: data_directory.to_owned(), reason });
-        }
-        for process in processes.iter().filter_map(|number| Pid::from_raw(number.cast_signed())) {
-            // One that has ended by itself is what is wanted.
-            let _ = kill_process(process, Signal::KILL);
         }
         std::thread::sleep(KILL_INTERVAL);
     }
@@ -201,6 +202,22 @@ mod tests {
     use super::*;
     use crate::image::{Image, ImageDirectory, Tablespace};
     use crate::target::Skeleton;
+
+    #[test]
+    fn what_is_another_account_s_is_not_killed_for_a_clone() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = home(&std::env::temp_dir());
+        let user = ServiceUser::resolve(None).expect("an account");
+        let data = directory.path().join("data");
+        std::fs::create_dir(&data).expect("made");
+        std::os::unix::fs::chown(&data, Some(65534), None).expect("given");
+        let error = kill_server(&data, &user).expect_err("refused").to_string();
+        assert!(error.contains("kill the server of") && error.contains(user.name()), "{error}");
+        std::fs::remove_dir(&data).expect("removed");
+        kill_server(&data, &user).expect("nobody is there");
+    }
 
     fn home(above: &Path) -> tempfile::TempDir {
         let directory = tempfile::tempdir_in(above).expect("a directory");

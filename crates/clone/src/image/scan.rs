@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use onecopy_postgres::Directory;
+use onecopy_postgres::{DEPTH_MAX, Directory};
 use rustix::fs::{FileType, Statx};
 
 use super::entry::{Place, Treatment, Unlogged};
@@ -122,6 +122,10 @@ impl Walk<'_> {
         self.found.image.directories.push(ImageDirectory { path: path.clone(), mode });
         if place == Place::Hollow {
             return Ok(());
+        }
+        if path.components().count() > DEPTH_MAX {
+            let deep = std::io::Error::other(format!("directories are nested deeper than {DEPTH_MAX}"));
+            return Err(CloneError::file("list", self.absolute(&path))(deep));
         }
         let name = Path::new(path.file_name().unwrap_or_default());
         let opened = unless_gone(above.open_directory(name)).map_err(CloneError::file("list", self.absolute(&path)))?;

@@ -214,6 +214,18 @@ fn k24_a_scan_follows_no_link_of_the_account_and_keeps_no_setuid_bit() {
     assert!(modes.iter().all(|mode| mode & 0o7000 == 0), "{modes:?}");
 }
 
+#[test]
+fn k24_directories_without_a_bottom_are_refused_by_name() {
+    let directory = fabricate(&["pg/base/1/1259"]);
+    let deep: PathBuf = (0..=DEPTH_MAX).map(|_| "d").collect();
+    fs::create_dir_all(directory.path().join("pg").join(&deep)).expect("made");
+    let error = scan(&directory).expect_err("too deep");
+    assert!(error.to_string().contains("d/d/d"), "{error}");
+    assert!(format!("{error:?}").contains("nested deeper"), "{error:?}");
+    fs::remove_dir(directory.path().join("pg").join(&deep)).expect("removed");
+    scan(&directory).expect("listed");
+}
+
 /// A directory becomes a link and a directory again, all the time.
 #[test]
 fn k24_a_directory_that_becomes_a_link_is_never_listed_through_it() {

@@ -16,6 +16,9 @@ pub const RUN_DIRECTORY: &str = "/run/onecopy";
 /// How the names of rendezvous directories begin.
 const NAME_PREFIX: &str = "clone-";
 
+/// Hexadecimal digits behind that.
+const KEY_DIGITS: usize = 16;
+
 /// A service's directory: `lock`, `socket`, `log`, `targets`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendezvous {
@@ -54,7 +57,16 @@ impl Rendezvous {
         Rendezvous { directory: Path::new(RUN_DIRECTORY).join(format!("{NAME_PREFIX}{:016x}", xxh3_64(key))) }
     }
 
-    /// The one in this directory, as a marker or a command line names it.
+    /// The one that a marker names. The account of a clone's server may have written the marker: none where no service
+    /// of ours can be, and that is anywhere but right below [`RUN_DIRECTORY`], which is root's.
+    pub fn named_by_marker(directory: &Path) -> Option<Rendezvous> {
+        let key = directory.file_name()?.to_str()?.strip_prefix(NAME_PREFIX)?;
+        let is_key = key.len() == KEY_DIGITS && key.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+        let place = Path::new(RUN_DIRECTORY).join(format!("{NAME_PREFIX}{key}"));
+        (is_key && place == directory).then(|| Rendezvous::at(place))
+    }
+
+    /// The one in this directory, as a command line names it.
     pub fn at(directory: PathBuf) -> Rendezvous {
         Rendezvous { directory }
     }
@@ -92,8 +104,9 @@ impl Rendezvous {
         builder.recursive(true).mode(0o700);
         builder.create(&self.directory).map_err(CloneError::file("create", &self.directory))?;
         let path = self.lock();
-        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let lock = match open {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let lock = match open_lock(&mut options, &path) {
             // An ending service has removed the directory meanwhile.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             open => open.map_err(CloneError::file("open", &path))?,
@@ -124,7 +137,7 @@ impl Rendezvous {
 
     /// Whether a service holds the lock.
     pub fn is_held(&self) -> bool {
-        let lock = File::open(self.lock());
+        let lock = open_lock(OpenOptions::new().read(true), &self.lock());
         lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
     }
 
@@ -151,7 +164,7 @@ impl Rendezvous {
             return;
         }
         let path = self.lock();
-        let Ok(lock) = File::open(&path) else { return };
+        let Ok(lock) = open_lock(OpenOptions::new().read(true), &path) else { return };
         if lock.try_lock().is_err() || !is_same_file(&lock, &path) || self.has_targets() {
             return;
         }
@@ -177,6 +190,15 @@ impl Rendezvous {
             }
         }
     }
+}
+
+/// Opens a lock. Nothing else is one, above all no fifo, at which opening would wait for ever.
+fn open_lock(options: &mut OpenOptions, path: &Path) -> std::io::Result<File> {
+    let file = options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW | libc::O_NOCTTY).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(std::io::Error::other("it is no regular file: remove it"))
 }
 
 fn is_same_file(file: &File, path: &Path) -> bool {
@@ -224,6 +246,57 @@ mod tests {
         assert!(!left.directory().exists() && !bare.directory().exists());
         assert!(served.directory().exists() && unburied.directory().exists() && foreign.exists());
         drop(serving);
+    }
+
+    #[test]
+    fn what_is_no_file_is_no_lock_and_nobody_waits_at_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let rendezvous = Rendezvous::at(directory.path().join("clone-fifo"));
+        fs::create_dir(rendezvous.directory()).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, rendezvous.lock(), rustix::fs::Mode::RWXU).unwrap();
+        let (done, ended) = std::sync::mpsc::channel();
+        let of_fifo = rendezvous.clone();
+        std::thread::spawn(move || {
+            of_fifo.clear_away();
+            done.send((of_fifo.is_held(), of_fifo.begin().is_err()))
+        });
+        let outcome = ended.recv_timeout(std::time::Duration::from_secs(60)).expect("nobody waits");
+        assert_eq!(outcome, (false, true));
+        // Nor is a link one, though it leads to a lock that is held.
+        let other = Rendezvous::at(directory.path().join("clone-held"));
+        let held = other.begin().unwrap().expect("nobody is there");
+        assert!(other.is_held());
+        fs::create_dir_all(rendezvous.directory()).unwrap();
+        let _ = fs::remove_file(rendezvous.lock());
+        std::os::unix::fs::symlink(other.lock(), rendezvous.lock()).unwrap();
+        assert!(!rendezvous.is_held());
+        drop(held);
+    }
+
+    #[test]
+    fn a_marker_is_believed_only_where_services_are() {
+        let ours = Rendezvous::of_target(Path::new("/srv/clone"));
+        assert_eq!(Rendezvous::named_by_marker(ours.directory()), Some(ours));
+        for foreign in [
+            "",
+            "/",
+            "relative",
+            "clone-0123456789abcdef",
+            "/tmp/clone-0123456789abcdef",
+            "/tmp/run/onecopy/clone-0123456789abcdef",
+            "/run/onecopy",
+            "/run/onecopy/lock",
+            "/run/onecopy/clone-",
+            "/run/onecopy/clone-0123456789abcde",
+            "/run/onecopy/clone-0123456789abcdeg",
+            "/run/onecopy/clone-0123456789abcdef0",
+            "/run/onecopy/clone-0123456789abcdef/deeper",
+            "/run/onecopy/clone-0123456789abcdef/..",
+            "/run/onecopy/../../tmp/clone-0123456789abcdef",
+            "/run/onecopy/x/../clone-0123456789abcdef",
+        ] {
+            assert_eq!(Rendezvous::named_by_marker(Path::new(foreign)), None, "{foreign}");
+        }
     }
 
     #[test]

@@ -18,6 +18,9 @@ pub const MARKER_FILE: &str = "onecopy.incomplete";
 /// Its name until it is written as a whole: half a marker must never be read.
 pub(super) const UNFINISHED_MARKER_FILE: &str = "onecopy.incomplete.new";
 
+/// No marker has so many bytes: names and a few paths.
+const MARKER_BYTES_MAX: u64 = 64 << 10;
+
 /// Whose a directory is in which a service may have begun a clone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
@@ -107,13 +110,20 @@ impl Marker {
     pub fn read(data_directory: &Path) -> Result<Option<Marker>, CloneError> {
         let path = data_directory.join(MARKER_FILE);
         let opened = Directory::open(data_directory).and_then(|directory| directory.open_read(Path::new(MARKER_FILE)));
-        let mut file = match opened {
+        let file = match opened {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(CloneError::file("read", &path))?,
         };
-        let mut text = String::new();
-        let read = file.read_to_string(&mut text).and_then(|_| file.metadata());
-        let writer = read.map_err(CloneError::file("read", &path))?.uid();
+        let writer = file.metadata().map_err(CloneError::file("look at", &path))?.uid();
+        let mut text = Vec::new();
+        let read = file.take(MARKER_BYTES_MAX + 1).read_to_end(&mut text);
+        read.map_err(CloneError::file("read", &path))?;
+        if text.len() as u64 > MARKER_BYTES_MAX {
+            let reason = format!("it has more than {MARKER_BYTES_MAX} bytes and is no marker; remove it by hand");
+            return Err(CloneError::file("believe", &path)(std::io::Error::other(reason)));
+        }
+        let text =
+            String::from_utf8(text).map_err(std::io::Error::other).map_err(CloneError::file("understand", &path))?;
         let marker: Marker =
             toml::from_str(&text).map_err(std::io::Error::other).map_err(CloneError::file("understand", &path))?;
         let named = ServiceUser::resolve(Some(&marker.user_name))?;
@@ -128,5 +138,26 @@ impl Marker {
     pub(crate) fn remove(place: &Place) -> Result<(), CloneError> {
         let path = place.directory.join(MARKER_FILE);
         remove_if_there(place.open()?.remove_file(Path::new(MARKER_FILE)), &path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever may write a marker decides how large it is and what it is.
+    #[test]
+    fn a_marker_is_not_read_without_end_and_not_waited_for() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(MARKER_FILE);
+        let refusal = || Marker::read(directory.path()).expect_err("refused").to_string();
+        let file = fs::File::create(&path).expect("made");
+        for bytes in [MARKER_BYTES_MAX + 1, 200 << 30] {
+            file.set_len(bytes).expect("sparse");
+            assert!(refusal().contains("more than 65536 bytes"), "{}", refusal());
+        }
+        fs::remove_file(&path).expect("removed");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).expect("made");
+        assert!(refusal().contains("no regular file"), "{}", refusal());
     }
 }

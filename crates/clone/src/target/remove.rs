@@ -4,13 +4,11 @@
 //! removes. So whose a directory is is asked of the open directory, and what is in it is reached through that alone.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use onecopy_postgres::ServiceUser;
-use rustix::fs::{AtFlags, Mode, OFlags, open, openat, unlinkat};
+use onecopy_postgres::{Directory, ServiceUser};
 
 use super::marker::UNFINISHED_MARKER_FILE;
 use super::tablespaces::remove_if_there;
@@ -23,7 +21,7 @@ use crate::CloneError;
 /// # Errors
 /// [`CloneError::File`], also for a directory that does not belong to the account of the clone's server; nothing of it is removed then.
 pub fn remove(place: &Place) -> Result<(), CloneError> {
-    let directory = Doomed::open(&place.directory, &place.user, OFlags::empty())?;
+    let directory = Doomed::open(&place.directory, &place.user, true)?;
     remove_tablespaces(&place.tablespaces, &place.user)?;
     let Some(directory) = directory else { return Ok(()) };
     directory.empty(|name| name != MARKER_FILE)?;
@@ -34,9 +32,9 @@ pub fn remove(place: &Place) -> Result<(), CloneError> {
 /// Removes the directory with a clone's tablespaces; one that is gone already is removed.
 ///
 /// # Errors
-/// As [`remove`], also for a link.
+/// As [`remove`], also for a link: a marker, which the account may write, tells where they are.
 pub fn remove_tablespaces(directory: &Path, user: &ServiceUser) -> Result<(), CloneError> {
-    let Some(directory) = Doomed::open(directory, user, OFlags::NOFOLLOW)? else { return Ok(()) };
+    let Some(directory) = Doomed::open(directory, user, false)? else { return Ok(()) };
     directory.empty(|_| true)?;
     directory.remove()
 }
@@ -44,56 +42,46 @@ pub fn remove_tablespaces(directory: &Path, user: &ServiceUser) -> Result<(), Cl
 /// A directory that is being removed.
 struct Doomed {
     path: PathBuf,
-    above: File,
-    directory: File,
+    above: Directory,
+    directory: Directory,
 }
 
 impl Doomed {
     /// None when it is not there.
-    fn open(path: &Path, user: &ServiceUser, flags: OFlags) -> Result<Option<Doomed>, CloneError> {
-        let failed = |error: std::io::Error| CloneError::file("remove", path)(error);
-        let flags = flags | OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(failed(std::io::Error::other("it has no name")));
+    fn open(path: &Path, user: &ServiceUser, may_be_link: bool) -> Result<Option<Doomed>, CloneError> {
+        let open = || {
+            let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+                return Err(std::io::Error::other("it has no name"));
+            };
+            let above = Directory::open_for(above, user)?;
+            if !may_be_link && above.read_link(Path::new(name)).is_ok() {
+                return Err(std::io::Error::other("it is a symbolic link"));
+            }
+            let directory = Directory::open_for(path, user)?;
+            match directory.belongs_to(user)? {
+                true => Ok(Doomed { path: path.to_owned(), above, directory }),
+                false => Err(std::io::Error::other(format!("it does not belong to {}", user.name()))),
+            }
         };
-        let opened = open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
-            .and_then(|above| Ok((openat(&above, name, flags, Mode::empty())?, above)));
-        let (directory, above) = match opened {
-            Err(rustix::io::Errno::NOENT) => return Ok(None),
-            opened => opened.map_err(|error| failed(error.into()))?,
-        };
-        let (directory, above) = (File::from(directory), File::from(above));
-        if directory.metadata().map_err(failed)?.uid() != user.user_id() {
-            return Err(failed(std::io::Error::other(format!("it does not belong to {}", user.name()))));
+        match open() {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some).map_err(CloneError::file("remove", path)),
         }
-        Ok(Some(Doomed { path: path.to_owned(), above, directory }))
     }
 
     /// Removes what is in it, of which `goes` says that it shall go.
     fn empty(&self, goes: impl Fn(&OsStr) -> bool) -> Result<(), CloneError> {
-        // By this name it is the open directory, whatever lies at its path now.
-        let directory = PathBuf::from(format!("/proc/self/fd/{}", self.directory.as_raw_fd()));
-        for entry in fs::read_dir(&directory).map_err(CloneError::file("read", &self.path))? {
-            let entry = entry.map_err(CloneError::file("read", &self.path))?;
-            if !goes(&entry.file_name()) {
-                continue;
-            }
-            let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let path = entry.path();
-            let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            remove_if_there(removed, &self.path.join(entry.file_name()))?;
-        }
-        Ok(())
+        self.directory.remove_content(goes).map_err(CloneError::file("remove", &self.path))
     }
 
     /// Removes it when it is empty, or the link by which it is reached.
     fn remove(self) -> Result<(), CloneError> {
-        let name = self.path.file_name().unwrap_or_default();
-        let removed = match unlinkat(&self.above, name, AtFlags::REMOVEDIR) {
-            Err(rustix::io::Errno::NOTDIR) => unlinkat(&self.above, name, AtFlags::empty()),
+        let name = Path::new(self.path.file_name().unwrap_or_default());
+        let removed = match self.above.remove_directory(name) {
+            Err(error) if error.kind() == ErrorKind::NotADirectory => self.above.remove_file(name),
             removed => removed,
         };
-        remove_if_there(removed.map_err(std::io::Error::from), &self.path)
+        remove_if_there(removed, &self.path)
     }
 }
 

@@ -1,8 +1,9 @@
 //! The postmaster of a data directory, as this process sees it: also when it runs in a container, where it has another number.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use onecopy_postgres::ServerProcesses;
 
 use crate::{MemoryError, foreign};
 
@@ -17,7 +18,8 @@ pub(crate) struct Postmaster {
 
 impl Postmaster {
     /// Finds it by the first line of `postmaster.pid` and by the directory in which it works. Its number may be that of another
-    /// namespace: the kernel tells both (`NSpid` in proc_pid_status(5)).
+    /// namespace: the kernel tells both (`NSpid` in proc_pid_status(5)). Only a process of the directory's own account is
+    /// believed.
     ///
     /// # Errors
     /// [`MemoryError::NoServer`]: none runs there, or it cannot be seen from here.
@@ -26,19 +28,19 @@ impl Postmaster {
             data_directory: data_directory.to_owned(),
             reason: reason.to_owned(),
         };
-        let directory = fs::metadata(data_directory).map_err(|error| nothing(&error.to_string()))?;
-        let path = data_directory.join("postmaster.pid");
+        let server = ServerProcesses::of(data_directory).map_err(|error| nothing(&error.to_string()))?;
+        let path = server.directory().by_descriptor().join("postmaster.pid");
         let text = foreign::read(&path).map_err(|_| nothing("it has no readable postmaster.pid"))?;
         let number = text.lines().next().and_then(|line| line.trim().parse::<u32>().ok());
         let number = number.filter(|number| *number > 0).ok_or_else(|| nothing("its postmaster.pid has no number"))?;
         let is_it = |process_id: &u32| {
-            works_in(*process_id, &directory) && number_inside(*process_id) == Some(number) && !is_child(*process_id)
+            server.has(*process_id) && number_inside(*process_id) == Some(number) && !is_child(*process_id)
         };
         let process_id = Some(number).filter(is_it).or_else(|| processes().find(is_it));
         let process_id = process_id.ok_or_else(|| {
             nothing("no process of that number works there; one in a container is seen only from the host")
         })?;
-        Ok(Postmaster { process_id, owner_id: directory.uid() })
+        Ok(Postmaster { process_id, owner_id: server.user_id() })
     }
 
     /// A file of the kernel about it.
@@ -51,15 +53,6 @@ impl Postmaster {
 fn processes() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-}
-
-/// Whether this is a process of a PostgreSQL server whose data directory this is: all of them work in it.
-fn works_in(process_id: u32, directory: &fs::Metadata) -> bool {
-    let process = PathBuf::from(format!("/proc/{process_id}"));
-    let there = fs::metadata(process.join("cwd"));
-    there.is_ok_and(|there| (there.dev(), there.ino()) == (directory.dev(), directory.ino()))
-        && fs::read_link(process.join("exe"))
-            .is_ok_and(|program| program.file_name().is_some_and(|name| name.to_string_lossy().starts_with("postgres")))
 }
 
 /// Its number in the innermost namespace that it lives in.
@@ -101,6 +94,35 @@ mod tests {
             std::process::Command::new("sleep").arg("600").current_dir(directory.path()).spawn().expect("started");
         let message = reason(Some(format!("{}\n", sleeper.id())));
         sleeper.kill().and_then(|()| sleeper.wait()).expect("stopped");
+        assert!(message.contains("no process of that number works there"), "{message}");
+    }
+
+    #[test]
+    fn a_process_of_another_account_than_the_directory_is_no_server() {
+        use std::os::unix::process::CommandExt;
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let program = directory.path().join("postgres");
+        let copied = std::process::Command::new("cp").arg("-L").arg("/bin/sleep").arg(&program).status();
+        assert!(copied.expect("coreutils").success());
+        let data = directory.path().join("data");
+        fs::create_dir(&data).expect("made");
+        let mut command = std::process::Command::new(&program);
+        let mut sleeper = command.arg0("sleep").arg("600").current_dir(&data).spawn().expect("started");
+        // The kernel lets a parent go on a moment before the child's program can be seen.
+        let shown = format!("/proc/{}/exe", sleeper.id());
+        while !fs::read_link(&shown).expect("it lives").ends_with("postgres") {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        fs::write(data.join("postmaster.pid"), format!("{}\n", sleeper.id())).expect("written");
+        let own = Postmaster::find(&data);
+        std::os::unix::fs::chown(&data, Some(65534), None).expect("given");
+        let theirs = Postmaster::find(&data);
+        sleeper.kill().and_then(|()| sleeper.wait()).expect("stopped");
+        assert_eq!(own.expect("of the same account").process_id, sleeper.id());
+        let message = theirs.expect_err("no server").to_string();
         assert!(message.contains("no process of that number works there"), "{message}");
     }
 

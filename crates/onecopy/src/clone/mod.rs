@@ -147,7 +147,7 @@ impl Clone {
             say(display, "the clone is whole");
             return Ok(());
         }
-        watching::clear_dead(&target).await?;
+        watching::clear_dead(&target, Some(&source.server.connection)).await?;
         let port = self.port.map_or_else(|| source.next_free_port(), Ok)?;
         let plan = self.plan(&source, target)?;
         let choice = choose(self.cloning.way(), &plan)?;

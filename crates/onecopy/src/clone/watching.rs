@@ -1,5 +1,6 @@
 //! Clones that are filled: looked at, ended, cleared away when nobody fills them any more.
 
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -7,8 +8,7 @@ use anyhow::{Context, bail, ensure};
 use onecopy_clone::service::{CloneState, Rendezvous, Service, state_without_service};
 use onecopy_clone::target::{self, Marker, Place};
 use onecopy_host::{CloneStatus, Event, Progress};
-use onecopy_postgres::{ConnectionParameters, ServiceUser, processes_of};
-use rustix::process::{Pid, Signal, kill_process};
+use onecopy_postgres::{ConnectionParameters, ServiceUser, kill_processes_of};
 
 use super::release;
 use crate::output;
@@ -102,14 +102,15 @@ pub async fn discard(directory: &Path) -> anyhow::Result<()> {
     }
     match service_of(&directory).await? {
         Some(service) => service.discard(&directory).await?,
-        None => clear_dead(&directory).await?,
+        None => clear_dead(&directory, None).await?,
     }
     output::say(format_args!("The clone in {} is gone.", directory.display()));
     Ok(())
 }
 
-/// Removes what a clone has left whose processes were killed; a directory that is no such clone is left alone.
-pub async fn clear_dead(directory: &Path) -> anyhow::Result<()> {
+/// Removes what a clone has left whose processes were killed; a directory that is no such clone is left alone. `source`
+/// is that of the command line, if it names one.
+pub async fn clear_dead(directory: &Path, source: Option<&ConnectionParameters>) -> anyhow::Result<()> {
     let Some(marker) = Marker::read(directory)? else { return Ok(()) };
     if service_of(directory).await?.is_some() {
         bail!(
@@ -117,41 +118,170 @@ pub async fn clear_dead(directory: &Path) -> anyhow::Result<()> {
             directory.display()
         );
     }
-    kill_all(directory).await?;
+    let user = ServiceUser::resolve(Some(&marker.user_name))?;
+    kill_all(directory, &user).await?;
     // Where it is written goes with the files.
     let followed = release::followed(directory);
-    let user = ServiceUser::resolve(Some(&marker.user_name))?;
-    target::remove(&Place { directory: directory.to_owned(), tablespaces: marker.tablespaces, user })?;
+    target::remove(&Place { directory: directory.to_owned(), tablespaces: marker.tablespaces, user: user.clone() })?;
     let Some(slot) = marker.slot else { return Ok(()) };
-    let password = std::env::var("PGPASSWORD").ok().filter(|password| !password.is_empty());
-    let source = followed.unwrap_or(ConnectionParameters { password, ..marker.source });
-    if let Err(error) = release::drop_of_dead(&source, &slot).await {
-        let (reason, source) = (crate::exit::text(&error), source.to_dsn_without_password());
-        output::note(format_args!(
-            "note: the slot {slot} of the clone that is gone is left on the source {source}: {reason}"
-        ));
+    let told = followed.clone().unwrap_or_else(|| marker.source.clone());
+    let dropped = match slot_holder(&marker.source, followed, source, &user) {
+        Some(holder) => release::drop_of_dead(&holder, &slot).await.map_err(|error| crate::exit::text(&error)),
+        None => Err("nobody was asked, since only the clone's own files say where it is".to_owned()),
+    };
+    if let Err(reason) = dropped {
+        // It may repeat what the account has written.
+        let reason = reason.replace(char::is_control, " ");
+        output::note(format_args!("note: {} ({reason})", left_slot(&slot, &told)));
     }
     Ok(())
 }
 
+/// Who is asked to drop the slot of a clone that is gone, and as whom. Its marker and its settings, which the account of
+/// its server may have written, never get anything of the operator's: they are believed where they name the source of
+/// the command line, which is asked as that says; or where the settings bring a login of their own, if it is not for
+/// being root that we are let in. Otherwise nobody is asked.
+fn slot_holder(
+    marked: &ConnectionParameters,
+    followed: Option<ConnectionParameters>,
+    source: Option<&ConnectionParameters>,
+    user: &ServiceUser,
+) -> Option<ConnectionParameters> {
+    let is_same = |told: &ConnectionParameters| {
+        source.is_some_and(|source| (&source.host, source.port) == (&told.host, told.port))
+    };
+    if is_same(marked) || followed.as_ref().is_some_and(is_same) {
+        return source.cloned();
+    }
+    followed.filter(|followed| !followed.host.starts_with('/') || is_socket_of(followed, user))
+}
+
+/// Whether a Unix socket is one of a server of this account: another account's may let root in by who it is (`peer`).
+fn is_socket_of(server: &ConnectionParameters, user: &ServiceUser) -> bool {
+    let socket = Path::new(&server.host).join(format!(".s.PGSQL.{}", server.port));
+    std::fs::symlink_metadata(socket).is_ok_and(|found| found.file_type().is_socket() && found.uid() == user.user_id())
+}
+
+/// Which slot may be left where, and what drops it. All of it may be the clone's account's words: nothing in it can
+/// change a terminal.
+fn left_slot(slot: &str, server: &ConnectionParameters) -> String {
+    let place = format!("the server {:?} port {}", server.host, server.port);
+    // What PostgreSQL takes for a slot's name.
+    if slot.is_empty() || !slot.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'_')) {
+        return format!("the clone that is gone names no slot that can be ({slot:?}), on {place}");
+    }
+    format!(
+        "the slot {slot} of the clone that is gone may be left on {place}, where this drops it: \
+         SELECT pg_catalog.pg_drop_replication_slot('{slot}')"
+    )
+}
+
 /// Kills what still runs in the directory: it waits for data that never comes.
-async fn kill_all(directory: &Path) -> anyhow::Result<()> {
+async fn kill_all(directory: &Path, user: &ServiceUser) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
-        let processes = processes_of(directory);
+        let processes = kill_processes_of(directory, user)
+            .with_context(|| format!("cannot kill the server of {}", directory.display()))?;
         let Some(first) = processes.first() else { return Ok(()) };
         ensure!(begun.elapsed() < GONE_TIMEOUT, "process {first} in {} does not end when killed", directory.display());
-        for process in processes.iter().filter_map(|process| Pid::from_raw(process.cast_signed())) {
-            // One that has ended by itself is what is wanted.
-            let _ = kill_process(process, Signal::KILL);
-        }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
 }
 
-/// What fills the clone in this directory, if it runs.
+/// What fills the clone in this directory, if it runs; nobody where its marker names a place at which no service can
+/// be.
 async fn service_of(directory: &Path) -> anyhow::Result<Option<Service>> {
     let Some(marker) = Marker::read(directory)? else { return Ok(None) };
+    let Some(rendezvous) = Rendezvous::named_by_marker(&marker.service_directory) else {
+        let (directory, named) = (directory.display(), &marker.service_directory);
+        tracing::warn!(%directory, ?named, "the clone's marker names no place of a service: it is taken for left alone");
+        return Ok(None);
+    };
     let program = std::env::current_exe().context("cannot find this program's own file")?;
-    Ok(Service::find(&program, Rendezvous::at(marker.service_directory)).await?)
+    Ok(Service::find(&program, rendezvous).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(host: &str, port: u16, password: Option<&str>) -> ConnectionParameters {
+        ConnectionParameters {
+            host: host.to_owned(),
+            port,
+            user: "postgres".to_owned(),
+            password: password.map(str::to_owned),
+            database: "postgres".to_owned(),
+            application_name: None,
+        }
+    }
+
+    #[test]
+    fn only_the_source_of_the_command_line_gets_what_is_the_operator_s() {
+        let user = ServiceUser::resolve(None).unwrap();
+        let given = server("db.example", 5432, Some("operator's"));
+        let (same, foreign) = (server("db.example", 5432, None), server("evil.example", 5432, None));
+        let asked = |marked: &ConnectionParameters, followed: Option<&ConnectionParameters>, given| {
+            slot_holder(marked, followed.cloned(), given, &user)
+        };
+        assert_eq!(asked(&same, None, Some(&given)), Some(given.clone()));
+        assert_eq!(asked(&foreign, None, Some(&given)), None);
+        assert_eq!(asked(&server("db.example", 5433, None), None, Some(&given)), None);
+        assert_eq!(asked(&same, None, None), None, "no source is given");
+        // A login of its own is tried, with nothing of ours.
+        let own = server("evil.example", 5432, Some("its own"));
+        for given in [None, Some(&given)] {
+            assert_eq!(asked(&foreign, Some(&own), given), Some(own.clone()));
+        }
+        assert_eq!(asked(&foreign, Some(&same), Some(&given)), Some(given.clone()));
+    }
+
+    #[test]
+    fn a_socket_of_another_account_is_not_asked() {
+        let directory = tempfile::tempdir().unwrap();
+        let user = ServiceUser::resolve(None).unwrap();
+        let followed = server(directory.path().to_str().unwrap(), 5432, None);
+        let asked = || slot_holder(&server("elsewhere", 1, None), Some(followed.clone()), None, &user);
+        assert_eq!(asked(), None, "no socket is there");
+        let socket = directory.path().join(".s.PGSQL.5432");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        if rustix::process::geteuid().is_root() {
+            assert_eq!(asked(), None, "it is root's");
+            std::os::unix::fs::lchown(&socket, Some(user.user_id()), None).unwrap();
+        }
+        assert_eq!(asked(), Some(followed.clone()));
+    }
+
+    #[test]
+    fn a_slot_that_is_left_is_named_with_what_drops_it() {
+        let text = left_slot("onecopy_clone", &server("db.example", 5432, Some("secret")));
+        assert!(text.contains("SELECT pg_catalog.pg_drop_replication_slot('onecopy_clone')"), "{text}");
+        assert!(text.contains("db.example") && !text.contains("secret"), "{text}");
+        let text = left_slot("x'); DROP TABLE item; --\u{1b}[2J", &server("\u{1b}[2J", 5432, None));
+        assert!(!text.contains("pg_drop_replication_slot") && !text.contains('\u{1b}'), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_service_that_a_marker_names_elsewhere_is_not_believed() {
+        let directory = tempfile::tempdir().unwrap();
+        let service = directory.path().join("clone-0123456789abcdef");
+        let data = directory.path().join("data");
+        std::fs::create_dir_all(&data).unwrap();
+        let user = ServiceUser::resolve(None).unwrap();
+        // Whoever comes there finds a lock that is held.
+        let _held = Rendezvous::at(service.clone()).begin().unwrap().expect("nobody is there");
+        let marker = Marker {
+            made_by: "a test".to_owned(),
+            source_data_directory: "/source".into(),
+            tablespaces: directory.path().join("tablespaces"),
+            user_name: user.name().to_owned(),
+            service_directory: service,
+            slot: None,
+            source: server("127.0.0.1", 5432, None),
+        };
+        std::os::unix::fs::chown(&data, Some(user.user_id()), Some(user.group_id())).unwrap();
+        let place = Place { directory: data.clone(), tablespaces: marker.tablespaces.clone(), user };
+        marker.write(&place).unwrap();
+        assert!(service_of(&data).await.unwrap().is_none());
+    }
 }
