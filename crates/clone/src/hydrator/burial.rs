@@ -27,29 +27,32 @@ pub struct Unfinished {
     pub tablespaces: Option<PathBuf>,
     /// How its source is reached, with the password that its marker lacks; none for a prepared directory, which has no slot.
     pub source: Option<ConnectionParameters>,
-    /// The slot that is kept for it, for the time before the directory tells; none if there is none, or if it is on another host.
+    /// The slot that is kept for it; none if there is none, or if it is on another host.
     #[serde(default)]
     pub slot: Option<String>,
 }
 
-/// Removes clones whose plans are known, with servers and slots.
+/// Removes clones whose plans are known, with servers and slots. The slot of a clone whose source is on another host is
+/// that host's to drop: root must not connect where an order said.
 ///
 /// # Errors
 /// The first that could not be removed; the others are.
 pub async fn bury_records(rendezvous: &Rendezvous, records: Vec<Record>) -> Result<(), CloneError> {
     let mut outcome = Ok(());
-    for record in records {
-        let plan = record.plan;
+    for Record { plan, elsewhere, .. } in records {
         tracing::error!(target = %plan.target.display(), "a clone that cannot become whole is removed");
         let removed = ending::remove(Remains::of(&plan, rendezvous), None).await;
-        ending::drop_slot(&plan.source.connection, &plan.slot).await;
+        if elsewhere.is_none() {
+            ending::drop_slot(&plan.source.connection, &plan.slot).await;
+        }
         outcome = outcome.and(removed);
     }
     outcome
 }
 
 /// Removes what the list in the service's directory names, but these: only directories with a marker of this very service, and those that
-/// its end left without anything in them.
+/// its end left without anything in them. Only the list says which slot is dropped, and where: the markers are in
+/// directories of PostgreSQL's account.
 ///
 /// # Errors
 /// The first that could not be removed; the others are.
@@ -66,19 +69,19 @@ pub async fn bury_targets(rendezvous: &Rendezvous, but: &[PathBuf]) -> Result<()
 
 async fn bury_target(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<(), CloneError> {
     let Unfinished { target, tablespaces, source, slot } = unfinished;
-    let (removed, slot) = match (Marker::owner(&target, rendezvous.directory())?, Marker::read(&target)?) {
+    let removed = match (Marker::owner(&target, rendezvous.directory())?, Marker::read(&target)?) {
         (Owner::Service, Some(marker)) => {
             tracing::error!(target = %target.display(), "a clone that was left behind is removed");
-            let Marker { user_name, service_directory, slot, source: told, .. } = marker;
+            let Marker { user_name, service_directory, .. } = marker;
             let tablespaces = tablespaces.unwrap_or(marker.tablespaces);
             let remains = Remains { directory: target, tablespaces, user_name, service_directory };
-            (ending::remove(remains, None).await, slot.map(|slot| (source.unwrap_or(told), slot)))
+            ending::remove(remains, None).await
         }
         // Its slot is made while its directory is, and dropped after that has gone.
-        (Owner::Nobody, _) => (remove_unmarked(&target), source.zip(slot)),
+        (Owner::Nobody, _) => remove_unmarked(&target),
         _ => return Ok(()),
     };
-    if let Some((source, slot)) = slot {
+    if let Some((source, slot)) = source.zip(slot) {
         ending::drop_slot(&source, &slot).await;
     }
     removed
@@ -109,5 +112,104 @@ fn read_targets(rendezvous: &Rendezvous) -> Vec<Unfinished> {
             Vec::new()
         }),
         Err(_) => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+    use std::time::Duration;
+
+    use onecopy_postgres::ServiceUser;
+
+    use super::super::record::Elsewhere;
+    use super::*;
+    use crate::network::RemoteHost;
+    use crate::network::server::tests::SourceHost;
+    use crate::plan::Plan;
+    use crate::target::Place;
+
+    /// Where an order says that the source is.
+    struct Trap {
+        listener: TcpListener,
+    }
+
+    impl Trap {
+        fn new() -> Trap {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            Trap { listener }
+        }
+
+        /// Whether somebody has come; who comes is sent away at once.
+        fn has_caught(&self) -> bool {
+            self.listener.accept().is_ok()
+        }
+
+        fn port(&self) -> u16 {
+            self.listener.local_addr().unwrap().port()
+        }
+    }
+
+    fn plan(directory: &Path, name: &str, port: u16) -> Plan {
+        let plan = SourceHost::new(&[1], 1, directory, Duration::from_secs(1)).plan();
+        let user_name = ServiceUser::resolve(None).unwrap().name().to_owned();
+        let (target, tablespaces) = (directory.join(name), directory.join(format!("{name}.tablespaces")));
+        let mut plan = Plan { target, tablespaces, user_name, ..plan };
+        plan.source.connection.host = "127.0.0.1".to_owned();
+        plan.source.connection.port = port;
+        plan
+    }
+
+    async fn marked(directory: &Path, name: &str, port: u16, service: &Path) -> Plan {
+        let (directory, name, service) = (directory.to_owned(), name.to_owned(), service.to_owned());
+        let made = tokio::task::spawn_blocking(move || {
+            let plan = plan(&directory, &name, port);
+            let place = Place::of(&plan).unwrap();
+            place.user.create_directory(&place.directory).unwrap();
+            // With a slot in it: so did older programs, and the account can write what it likes.
+            Marker::of(&plan, &service).write(&place).unwrap();
+            plan
+        });
+        made.await.unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn k22_the_slot_of_a_clone_whose_source_is_elsewhere_is_dropped_by_nobody_here() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let service = directory.path().join("service");
+        std::fs::create_dir(&service).unwrap();
+        let (rendezvous, trap) = (Rendezvous::at(service.clone()), Trap::new());
+        let host = RemoteHost { address: "db1:6440".to_owned(), keys: "/keys".into(), certificate: None };
+        let recorded = marked(directory.path(), "recorded", trap.port(), &service).await;
+        let record = |plan: &Plan, elsewhere| Record { number: 1, plan: plan.clone(), elsewhere, made: None };
+        let of_elsewhere = record(&recorded, Some(Elsewhere { host, session: None }));
+        bury_records(&rendezvous, vec![of_elsewhere]).await.unwrap();
+        assert!(!recorded.target.exists() && !trap.has_caught());
+        let listed = marked(directory.path(), "listed", trap.port(), &service).await;
+        let unfinished = |plan: &Plan, slot| Unfinished {
+            target: plan.target.clone(),
+            tablespaces: Some(plan.tablespaces.clone()),
+            source: Some(plan.source.connection.clone()),
+            slot,
+        };
+        write_targets(&rendezvous, &[unfinished(&listed, None)]);
+        bury_targets(&rendezvous, &[]).await.unwrap();
+        assert!(!listed.target.exists() && !trap.has_caught(), "the marker's slot is believed");
+        // Those of this host's sources are still told, or the test would show nothing.
+        let here = marked(directory.path(), "here", trap.port(), &service).await;
+        write_targets(&rendezvous, &[unfinished(&here, Some(here.slot.clone()))]);
+        let buried = tokio::spawn(async move { bury_targets(&rendezvous, &[]).await });
+        let caught = tokio::time::timeout(Duration::from_secs(20), async {
+            while !trap.has_caught() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        caught.await.expect("somebody comes");
+        buried.await.unwrap().unwrap();
+        assert!(!here.target.exists());
     }
 }

@@ -3,7 +3,7 @@
 mod kept;
 mod wanted;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
@@ -20,7 +20,7 @@ use crate::image::Image;
 use crate::network::LEASE;
 use crate::network::manifest::Manifest;
 use crate::network::preserve::Preserve;
-use crate::network::protocol::SessionId;
+use crate::network::protocol::{SessionId, shown};
 use crate::network::server::{Checking, Ended, Finding, Frozen, ImageMaker, Making, Sessions, serve};
 use crate::plan::{Plan, SourceServer};
 use crate::recovery::slot::{self, SlotState};
@@ -40,6 +40,22 @@ const FREEZES_MAX: u32 = 20;
 pub struct Images {
     hydrator: Weak<Hydrator>,
     served: Mutex<HashMap<SessionId, Served>>,
+    /// Names of slots that are taken.
+    slots: Arc<Mutex<HashSet<String>>>,
+}
+
+/// The name of a slot of an image: from before it is looked whether the source has such a slot until ours is dropped,
+/// no other image may have it. There are no more than sessions and slots that are just being dropped.
+#[derive(Debug)]
+struct SlotName {
+    name: String,
+    slots: Arc<Mutex<HashSet<String>>>,
+}
+
+impl Drop for SlotName {
+    fn drop(&mut self) {
+        lock(&self.slots).remove(&self.name);
+    }
 }
 
 #[derive(Clone)]
@@ -49,13 +65,15 @@ struct Served {
     connection: ConnectionParameters,
     data_directory: PathBuf,
     slot: String,
+    /// None only when a service went on with two images of one slot, which no service makes.
+    slot_name: Option<Arc<SlotName>>,
     wal_keep_bytes_max: u64,
 }
 
 impl Images {
     /// None yet of this hydrator's source, and their sessions.
     pub fn of(hydrator: Weak<Hydrator>) -> (Arc<Images>, Arc<Sessions>) {
-        let images = Arc::new(Images { hydrator, served: Mutex::default() });
+        let images = Arc::new(Images { hydrator, served: Mutex::default(), slots: Arc::default() });
         (Arc::clone(&images), Arc::new(Sessions::new(images, LEASE)))
     }
 
@@ -63,23 +81,43 @@ impl Images {
     pub fn resume(&self, sessions: &Sessions, resumed: ResumedImage) {
         let ResumedImage { record: ImageRecord { number, session, plan, .. }, preserve } = resumed;
         tracing::warn!(?session, target = %plan.target.display(), "goes on with an image for a clone elsewhere");
-        lock(&self.served).insert(session, Served::new(number, Arc::clone(&preserve), plan));
+        let slot_name = self.reserve(&plan.slot).map(Arc::new);
+        lock(&self.served).insert(session, Served::new(number, Arc::clone(&preserve), plan, slot_name));
         sessions.resume(session, preserve);
     }
 
     /// Nobody will read this image: the clone learns it when it asks.
     pub fn give_up(&self, hydrator: &Arc<Hydrator>, record: ImageRecord) {
         let ImageRecord { number, plan, .. } = record;
-        self.release(hydrator, number, plan.source.connection, plan.slot);
+        let slot_name = self.reserve(&plan.slot).map(Arc::new);
+        self.release(hydrator, number, plan.source.connection, plan.slot, slot_name);
     }
 
-    /// Drops a slot, and forgets the image that had it.
-    fn release(&self, hydrator: &Arc<Hydrator>, number: u64, connection: ConnectionParameters, slot: String) {
+    /// Whether an image for a clone elsewhere has this slot, or is to have it.
+    pub fn has_slot(&self, name: &str) -> bool {
+        lock(&self.slots).contains(name)
+    }
+
+    /// The name of a slot for one image; none while another one has it.
+    fn reserve(&self, name: &str) -> Option<SlotName> {
+        let is_new = lock(&self.slots).insert(name.to_owned());
+        is_new.then(|| SlotName { name: name.to_owned(), slots: Arc::clone(&self.slots) })
+    }
+
+    /// Drops a slot, and forgets the image that had it. The name is free when that is done, not before.
+    fn release(
+        &self,
+        hydrator: &Arc<Hydrator>,
+        number: u64,
+        connection: ConnectionParameters,
+        slot: String,
+        slot_name: Option<Arc<SlotName>>,
+    ) {
         let (lingering, hydrator) = (hydrator.linger(), Arc::clone(hydrator));
         tokio::spawn(async move {
             drop_slot(&connection, &slot).await;
             kept::forget(&hydrator, number);
-            drop(lingering);
+            drop((slot_name, lingering));
         });
     }
 
@@ -90,10 +128,12 @@ impl Images {
             return Err(hydrator.refuse(format!("it does not clone {directory:?}")));
         }
         let has_slot = |clone: &Arc<CloneInWork>| !clone.is_over() && clone.plan.slot == plan.slot;
-        let is_served = self.served().iter().any(|(_, served)| served.slot == plan.slot);
-        if is_served || hydrator.clones().iter().any(has_slot) {
-            return Err(hydrator.refuse(format!("the slot {:?} is that of another clone", plan.slot)));
-        }
+        // Before anything is waited for: of two that come together one has the name, the other never asks the source.
+        let slot_name = self.reserve(&plan.slot).filter(|_| !hydrator.clones().iter().any(has_slot));
+        let Some(slot_name) = slot_name else {
+            let slot = shown(&plan.slot);
+            return Err(hydrator.refuse(format!("the slot {slot} is that of another clone: take another one (--slot)")));
+        };
         let taken = wanted::take(plan).await;
         let plan = taken.map_err(|error| hydrator.refuse(error.to_string()))?;
         let server = plan.source.clone();
@@ -108,7 +148,8 @@ impl Images {
         match self.freeze_and_keep(&hydrator, record, begun).await {
             Ok(frozen) => {
                 let preserve = Arc::clone(&frozen.preserve);
-                lock(&self.served).insert(session, Served::new(number, preserve, plan));
+                let slot_name = Some(Arc::new(slot_name));
+                lock(&self.served).insert(session, Served::new(number, preserve, plan, slot_name));
                 Ok(frozen)
             }
             Err(error) => {
@@ -164,10 +205,10 @@ impl Images {
 }
 
 impl Served {
-    fn new(number: u64, preserve: Arc<Preserve>, plan: Plan) -> Served {
+    fn new(number: u64, preserve: Arc<Preserve>, plan: Plan, slot_name: Option<Arc<SlotName>>) -> Served {
         let Plan { source, slot, wal_keep_bytes_max, .. } = plan;
         let SourceServer { connection, data_directory, .. } = source;
-        Served { number, preserve, connection, data_directory, slot, wal_keep_bytes_max }
+        Served { number, preserve, connection, data_directory, slot, slot_name, wal_keep_bytes_max }
     }
 }
 
@@ -207,7 +248,7 @@ impl ImageMaker for Images {
         unfollow(&hydrator, &served.preserve);
         match how {
             Ended::Whole => kept::forget(&hydrator, served.number),
-            _ => self.release(&hydrator, served.number, served.connection, served.slot),
+            _ => self.release(&hydrator, served.number, served.connection, served.slot, served.slot_name),
         }
     }
 
@@ -257,4 +298,37 @@ pub async fn serve_image(sessions: &Arc<Sessions>, stream: tokio::net::UnixStrea
         tracing::warn!(%error, "a connection of a clone elsewhere ended");
         std::io::Error::other(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn k23_of_two_images_with_one_slot_only_the_first_has_it_until_it_is_dropped() {
+        let (images, _sessions) = Images::of(Weak::new());
+        let first = images.reserve("onecopy_shop").expect("nobody has it");
+        assert!(images.has_slot("onecopy_shop") && images.reserve("onecopy_shop").is_none());
+        let other = images.reserve("onecopy_other").expect("another name");
+        // Who was refused gives nothing back.
+        assert!(images.has_slot("onecopy_shop"));
+        // As a session holds it, and whoever drops its slot.
+        let (served, releasing) = (Arc::new(first), Arc::new(other));
+        let still = Arc::clone(&served);
+        drop(served);
+        assert!(images.reserve("onecopy_shop").is_none());
+        drop((still, releasing));
+        assert!(!images.has_slot("onecopy_shop") && !images.has_slot("onecopy_other"));
+        assert!(images.reserve("onecopy_shop").is_some());
+    }
+
+    #[test]
+    fn k23_of_many_that_come_at_once_one_has_the_slot() {
+        let (images, _sessions) = Images::of(Weak::new());
+        let taken = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| images.reserve("x"))).collect();
+            threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect::<Vec<SlotName>>()
+        });
+        assert_eq!(taken.len(), 1);
+    }
 }

@@ -26,7 +26,7 @@ pub struct Record {
     pub number: u64,
     /// What it shall be.
     pub plan: Plan,
-    /// Where its content comes from; none: from this host.
+    /// Where its content comes from, from the beginning on; none: from this host.
     #[serde(default)]
     pub elsewhere: Option<Elsewhere>,
     /// What there is of it; none while its directory is being made: then it cannot be gone on with.
@@ -38,8 +38,8 @@ pub struct Record {
 pub struct Elsewhere {
     /// The host.
     pub host: RemoteHost,
-    /// Which image.
-    pub session: SessionId,
+    /// Which image; none until the clone is made from it.
+    pub session: Option<SessionId>,
 }
 
 /// What there is of a clone that can run.
@@ -106,4 +106,26 @@ pub fn from_memory<T: DeserializeOwned>(memory: OwnedFd) -> Result<T, CloneError
 /// The name under which a part of a clone is kept.
 pub fn kept_name(number: u64, part: &str) -> String {
     format!("{PREFIX}{number}-{part}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::network::server::tests::SourceHost;
+
+    #[test]
+    fn a_clone_of_another_host_is_recorded_as_such_before_there_is_an_image() {
+        let directory = tempfile::tempdir().unwrap();
+        let plan = SourceHost::new(&[1], 1, directory.path(), Duration::from_secs(1)).plan();
+        let host = RemoteHost { address: "db1:6440".to_owned(), keys: "/keys".into(), certificate: None };
+        for session in [None, Some(SessionId::generate().unwrap())] {
+            let elsewhere = Some(Elsewhere { host: host.clone(), session });
+            let record = Record { number: 7, plan: plan.clone(), elsewhere, made: None };
+            let read: Record = from_memory(to_memory(&record).unwrap()).unwrap();
+            let elsewhere = read.elsewhere.expect("of another host");
+            assert_eq!((elsewhere.host, elsewhere.session), (host.clone(), session));
+        }
+    }
 }

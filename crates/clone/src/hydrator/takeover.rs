@@ -108,6 +108,8 @@ async fn reopen(
         let origin = match elsewhere {
             None => Content::Here(Arc::new(SourceFiles::reopen(&plan.source.data_directory, &image, |_| true)?)),
             Some(Elsewhere { host, session }) => {
+                let unknown = || std::io::Error::other("its image on the other host is not known; make it again");
+                let session = session.ok_or_else(unknown).map_err(CloneError::kernel("go on"))?;
                 let dialler = dialler(&host, &plan)?;
                 Content::Elsewhere(Arc::new(RemoteOrigin::resume(dialler, session, Arc::clone(&image))?))
             }

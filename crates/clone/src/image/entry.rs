@@ -59,6 +59,10 @@ const TOP_FILES_SKIPPED: [&str; 13] = [
     "tablespace_map.old",
 ];
 
+/// Files that say how a server runs; each also has another name until it is written as a whole.
+const CONFIGURATION_FILES: [&str; 4] = ["postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_ident.conf"];
+const UNFINISHED_SUFFIX: &str = ".new";
+
 /// What becomes of the file at `path` from the data directory of a server of `major_version`.
 pub(crate) fn treatment(path: &Path, major_version: &str) -> Treatment {
     let place = path.parent().and_then(|parent| Place::of(parent, major_version));
@@ -91,6 +95,8 @@ impl Place {
             Place::Log => Some(Place::Hollow),
             Place::Hollow => None,
             Place::States => Some(Place::States),
+            // Made here, as a file.
+            Place::Global if name == "pg_control" => None,
             // PostgreSQL makes no directories in these: somebody else's.
             Place::Database | Place::Global | Place::Other => Some(Place::Other),
         }
@@ -109,7 +115,8 @@ impl Place {
             "log" | "pg_log" => Place::Hollow,
             // Where the data directory is a file system's root.
             "lost+found" => return None,
-            _ if name.starts_with("onecopy.") => return None,
+            // A file of this name is made in every clone, or decides whether and how its server starts.
+            _ if name.starts_with("onecopy.") || is_of_server(name) => return None,
             _ => Place::Other,
         })
     }
@@ -134,6 +141,12 @@ impl Place {
             Place::Top | Place::Other => Treatment::Copy,
         }
     }
+}
+
+/// Whether a top-level file of this name belongs to the server of its host.
+fn is_of_server(name: &str) -> bool {
+    let name = name.strip_suffix(UNFINISHED_SUFFIX).unwrap_or(name);
+    TOP_FILES_SKIPPED.contains(&name) || CONFIGURATION_FILES.contains(&name)
 }
 
 fn treat_in_database(name: &str) -> Treatment {
@@ -253,6 +266,23 @@ mod tests {
             (Top, "pg_logical", Some(Other)),
             (Top, "lost+found", None),
             (Top, "onecopy.spare", None),
+            (Top, "PG_VERSION", None),
+            (Top, "PG_VERSION.new", None),
+            (Top, "postmaster.pid", None),
+            (Top, "standby.signal", None),
+            (Top, "backup_label", None),
+            (Top, "postgresql.conf", None),
+            (Top, "postgresql.conf.new", None),
+            (Top, "postgresql.auto.conf", None),
+            (Top, "postgresql.auto.conf.new", None),
+            (Top, "postgresql.auto.conf.tmp", None),
+            (Top, "pg_hba.conf", None),
+            (Top, "pg_ident.conf.new", None),
+            (Top, "conf.d", Some(Other)),
+            (Top, "new", Some(Other)),
+            (Other, "postgresql.conf", Some(Other)),
+            (Global, "pg_control", None),
+            (Global, "x", Some(Other)),
             (States, "members", Some(States)),
             (Databases, "pgsql_tmp", None),
             (Databases, "5", Some(Database)),
@@ -291,6 +321,7 @@ mod tests {
         for (path, expected) in cases {
             assert_eq!(treatment(Path::new(path), "15"), expected, "{path}");
         }
+        assert!(!is_needed(Path::new("postgresql.conf"), "15") && !is_needed(Path::new("standby.signal/x"), "15"));
         assert!(is_needed(Path::new("pg_wal/archive_status"), "15") && !is_needed(Path::new("pg_replslot/x"), "15"));
     }
 

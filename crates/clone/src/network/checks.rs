@@ -18,8 +18,8 @@ use crate::image::{Image, Treatment, is_needed, treatment};
 use crate::recovery::{Mode, RecoveryPoint};
 use crate::target::{DIRECTORIES_NEEDED, TABLESPACES_DIRECTORY};
 
-/// Directories, files and tablespaces of a source, at most.
-const ENTRIES_MAX: usize = 10_000_000;
+/// Directories, files and tablespaces of a source, at most: as many files as 2 PB of relations have, each of 1 GiB.
+pub(super) const ENTRIES_MAX: usize = 2_000_000;
 /// The largest file: of ext4 with blocks of 4 KiB. PostgreSQL's are of 1 GiB.
 const FILE_BYTES_MAX: u64 = 1 << 44;
 /// All files together: a bitmap of their chunks has 2 GiB.

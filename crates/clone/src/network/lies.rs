@@ -121,7 +121,7 @@ impl Laboratory {
         let dialler = Arc::new(LyingDialler { messages: liar.messages() });
         let (origin, opening) = RemoteOrigin::open(dialler, &self.plan).map_err(|error| error.to_string())?;
         let place = Place::of(&self.plan).unwrap();
-        let marker = Marker::of(&self.plan, Path::new("/service"));
+        let marker = Marker { slot: None, ..Marker::of(&self.plan, Path::new("/service")) };
         let words = |error: crate::CloneError| format!("only when it was laid down: {error}");
         let skeleton =
             Skeleton::make(place.clone(), Arc::new(opening.manifest.image.clone()), &marker).map_err(words)?;
@@ -192,6 +192,30 @@ fn k22_a_lying_source_is_refused_by_field_and_value_and_nothing_is_made() {
     lies.push((Liar::adding(FILES, file("postgresql.conf")), "file name", "\"postgresql.conf\"".to_owned()));
     lies.push((Liar::copying("base/1/16384", 0o600), "file name", "\"base/1/16384\"".to_owned()));
     lies.push((Liar::adding(DIRECTORIES, directory("onecopy.d")), "directory name", "\"onecopy.d\"".to_owned()));
+    // A directory where a file is made here: whoever finds it there would stumble, or go on in it.
+    for name in [
+        "PG_VERSION",
+        "PG_VERSION.new",
+        "postmaster.pid",
+        "standby.signal",
+        "recovery.signal",
+        "backup_label",
+        "tablespace_map",
+        "postgresql.conf",
+        "postgresql.conf.new",
+        "postgresql.auto.conf",
+        "postgresql.auto.conf.new",
+        "pg_hba.conf",
+        "pg_hba.conf.new",
+        "pg_ident.conf",
+        "pg_ident.conf.new",
+        "global/pg_control",
+    ] {
+        let mut liar = Liar::adding(DIRECTORIES, directory(name));
+        // Not because it is there twice.
+        liar.files.retain(|file| file.path != Path::new(name));
+        lies.push((liar, "directory name", format!("{name:?} is not taken from the other host: an image has none")));
+    }
     // Names twice, in one list or two; a file as a directory; no directory at all.
     lies.push((Liar::adding(FILES, file("base/1/0")), "file name", "\"base/1/0\"".to_owned()));
     lies.push((Liar::copying("postgresql.conf", 0o600), "file name", "\"postgresql.conf\"".to_owned()));

@@ -1,20 +1,24 @@
 //! What is told of an image when it is opened: its shape, where it is consistent, its small files.
 
+use std::fmt::Formatter;
+use std::marker::PhantomData;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use tokio::io::AsyncRead;
 use tokio::time::timeout;
 
+use super::checks::ENTRIES_MAX;
 use super::protocol::{Message, PART_BYTES_MAX, ProtocolError, read_message};
 use super::{SILENCE_MAX, checks};
-use crate::image::{Image, SmallFile};
+use crate::image::{Image, ImageDirectory, ImageFile, SmallFile, Tablespace};
 use crate::recovery::RecoveryPoint;
 
-/// The longest manifest, compressed: some ten million files.
-const MANIFEST_BYTES_MAX: usize = 256 << 20;
-/// The longest manifest, as JSON.
-const MANIFEST_TEXT_BYTES_MAX: u64 = 2 << 30;
+/// The longest manifest, compressed: JSON of paths shrinks to a tenth.
+const MANIFEST_BYTES_MAX: usize = 64 << 20;
+/// The longest manifest, as JSON: some 250 bytes for each of [`ENTRIES_MAX`].
+const MANIFEST_TEXT_BYTES_MAX: u64 = 512 << 20;
 /// The most bytes of small files with their names: they are held in memory.
 const SMALL_FILES_BYTES_MAX: usize = 1 << 30;
 /// The most small files.
@@ -34,6 +38,57 @@ pub struct Manifest {
     pub recovery: RecoveryPoint,
     /// So long the source's accesses waited, in microseconds.
     pub pause_us: u64,
+}
+
+/// A manifest as it comes from another host, which may say more than can be held.
+#[derive(Deserialize)]
+struct ComingManifest {
+    #[serde(with = "ComingImage")]
+    image: Image,
+    recovery: RecoveryPoint,
+    pause_us: u64,
+}
+
+/// An image as it comes: of each list no more is read than an image may have.
+#[derive(Deserialize)]
+#[serde(remote = "Image")]
+struct ComingImage {
+    #[serde(deserialize_with = "bounded")]
+    directories: Vec<ImageDirectory>,
+    #[serde(deserialize_with = "bounded")]
+    files: Vec<ImageFile>,
+    #[serde(deserialize_with = "bounded")]
+    tablespaces: Vec<Tablespace>,
+}
+
+/// A list of at most [`ENTRIES_MAX`]: of a longer one the rest is not read.
+fn bounded<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct Bounded<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Bounded<T> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+            write!(formatter, "a list of at most {ENTRIES_MAX} entries")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<T>, A::Error> {
+            let mut list = Vec::new();
+            while let Some(entry) = entries.next_element()? {
+                if list.len() == ENTRIES_MAX {
+                    return Err(A::Error::custom(format_args!("a list of more than {ENTRIES_MAX} entries")));
+                }
+                list.push(entry);
+            }
+            Ok(list)
+        }
+    }
+
+    deserializer.deserialize_seq(Bounded(PhantomData))
 }
 
 /// A manifest and its small files.
@@ -127,8 +182,9 @@ where
 fn unpack(packed: &[u8]) -> Result<Manifest, ProtocolError> {
     use std::io::Read as _;
     let text = zstd::Decoder::new(packed)?.take(MANIFEST_TEXT_BYTES_MAX);
-    serde_json::from_reader(std::io::BufReader::new(text))
-        .map_err(|error| ProtocolError::not_taken("manifest", error.to_string(), "it is of another form"))
+    let ComingManifest { image, recovery, pause_us } = serde_json::from_reader(std::io::BufReader::new(text))
+        .map_err(|error| ProtocolError::not_taken("manifest", error.to_string(), "it is of another form"))?;
+    Ok(Manifest { image, recovery, pause_us })
 }
 
 #[cfg(test)]
@@ -136,7 +192,7 @@ pub(super) mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::image::{FileIdentity, ImageDirectory, ImageFile};
+    use crate::image::FileIdentity;
 
     /// A control file of PostgreSQL 15, as far as it is looked at: `src/include/catalog/pg_control.h`.
     pub fn control() -> Vec<u8> {
@@ -203,6 +259,24 @@ pub(super) mod tests {
         assert!(matches!(&error, ProtocolError::Refused(reason) if reason == "wal_level is  [31mminimal"), "{error}");
         let error = carried(vec![Message::Opened]).await.unwrap_err();
         assert!(matches!(&error, ProtocolError::NotTaken { field: "manifest", .. }), "{error}");
+    }
+
+    #[test]
+    fn k22_a_list_without_end_is_read_no_further_than_an_image_may_have_entries() {
+        fn read(text: &str) -> Result<Vec<u8>, serde_json::Error> {
+            bounded(&mut serde_json::Deserializer::from_str(text))
+        }
+        assert_eq!(read("[1, 2]").unwrap(), [1, 2]);
+        let most = format!("[{}0]", "0,".repeat(ENTRIES_MAX - 1));
+        assert_eq!(read(&most).unwrap().len(), ENTRIES_MAX);
+        // What follows is no JSON, and is not looked at.
+        let error = read(&format!("[{}0, evil", "0,".repeat(ENTRIES_MAX))).unwrap_err().to_string();
+        assert!(error.contains("more than 2000000 entries"), "{error}");
+        let mut text = serde_json::to_value(manifest(&[8192])).unwrap();
+        text["image"]["tablespaces"] = serde_json::json!(7);
+        let packed = zstd::bulk::compress(&serde_json::to_vec(&text).unwrap(), 1).unwrap();
+        let error = unpack(&packed).unwrap_err().to_string();
+        assert!(error.contains("a list of at most 2000000 entries"), "{error}");
     }
 
     #[tokio::test]

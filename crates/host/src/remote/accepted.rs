@@ -141,11 +141,17 @@ fn check(order: &CloneOrder) -> Result<(), ProtocolError> {
             return Err(ProtocolError::not_taken(field, value, "it has a quote or a letter that cannot be written"));
         }
     }
-    match &connection.password {
+    // Without one libpq looks for one in the account's `.pgpass`, and would send it to whom the order names.
+    match connection.password.as_deref() {
+        None | Some("") => {
+            let reason = "the clone's server follows the source by a password of its own: give that of the source's \
+                role (PGPASSWORD)";
+            Err(ProtocolError::not_taken("password", "", reason))
+        }
         Some(password) if password.contains('\0') => {
             Err(ProtocolError::not_taken("password", "of the source's role", "it has a zero byte"))
         }
-        _ => Ok(()),
+        Some(_) => Ok(()),
     }
 }
 
@@ -239,6 +245,12 @@ mod tests {
         let target = laboratory.directory.path().canonicalize().unwrap().join("shop");
         assert_eq!(accepted.plan.target, target);
         assert_eq!(accepted.plan.tablespaces, beside(&target, ".tablespaces"));
+        let mut slashed = laboratory.order();
+        slashed.target = laboratory.directory.path().join("shop/");
+        let slashed = laboratory.take(serde_json::to_value(&slashed).unwrap()).unwrap();
+        // Compared as text: two paths are the same with and without a slash at the end.
+        assert_eq!(slashed.plan.target.as_os_str(), target.as_os_str());
+        assert_eq!(slashed.plan.tablespaces.as_os_str(), beside(&target, ".tablespaces").as_os_str());
         assert_eq!(accepted.plan.user_name, ServiceUser::resolve(None).unwrap().name());
         assert_ne!(accepted.user.user_id(), 0);
         assert_eq!(accepted.listen_address, "10.0.0.2");
@@ -277,6 +289,8 @@ mod tests {
             ("/connection/user", json!("x' passfile='/etc/shadow"), "user \"x' passfile='/etc/shadow\""),
             ("/connection/database", json!("x\nssl_passphrase_command = 'id'"), "database \"x\\nssl"),
             ("/connection/password", json!("x\0"), "password"),
+            ("/connection/password", json!(""), "password \"\" is not taken"),
+            ("/connection/password", json!(null), "password \"\" is not taken"),
             ("/access_rules/0/method", json!("trust"), "access rule \"host all all 10.0.0.0/8 trust\""),
             ("/access_rules/0/method", json!("ldap ldapserver=x"), "ldap"),
             ("/access_rules/0/method", json!("scram-sha-256\nhost all all all trust"), "scram-sha-256\\nhost"),

@@ -49,6 +49,8 @@ impl Allowed {
         let existing = target.ancestors().find(|path| path.symlink_metadata().is_ok()).ok_or_else(refused)?;
         let real = existing.canonicalize().map_err(|_| refused())?;
         let real = real.join(target.strip_prefix(existing).map_err(|_| refused())?);
+        // With one way of writing it: what lies beside `clone/` would be in it.
+        let real: PathBuf = real.components().collect();
         let is_inside = |allowed: &PathBuf| {
             allowed.canonicalize().ok().filter(|allowed| real.starts_with(allowed) && real != *allowed)
         };
@@ -95,7 +97,20 @@ mod tests {
         for good in ["clones/new", "clones/one/data", "clones/new/deep/data"] {
             assert_eq!(allowed.target(&root.join(good)), Ok(root.join(good)), "{good}");
         }
-        let refused = ["clones", "other/new", "clones/../other/new", "clones/out/new", "clones/dangling/new", "new"];
+        // Compared as text: two paths are the same with and without a slash at the end.
+        for (written, meant) in [
+            ("clones/one/", "clones/one"),
+            ("clones/one//", "clones/one"),
+            ("clones/one/.", "clones/one"),
+            ("clones/new/", "clones/new"),
+            ("clones//new", "clones/new"),
+            ("clones/./new/deep//", "clones/new/deep"),
+        ] {
+            let target = allowed.target(&root.join(written)).unwrap();
+            assert_eq!(target.as_os_str(), root.join(meant).as_os_str(), "{written}");
+        }
+        let refused =
+            ["clones", "clones/", "other/new", "clones/../other/new", "clones/out/new", "clones/dangling/new", "new"];
         for refused in refused {
             assert!(allowed.target(&root.join(refused)).unwrap_err().contains("--target"), "{refused}");
         }

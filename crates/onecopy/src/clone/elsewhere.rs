@@ -9,6 +9,7 @@ use onecopy_clone::plan::Plan;
 use onecopy_clone::ways::WayName;
 use onecopy_host::remote::{CloneOrder, OrderEvent, carried_rules, carried_settings, order_clone};
 use onecopy_host::{Event, Progress};
+use onecopy_postgres::ConnectionParameters;
 
 use super::source::Source;
 use crate::progress::Display;
@@ -26,6 +27,7 @@ pub struct Elsewhere<'a> {
 impl Elsewhere<'_> {
     /// Has the clone made, and tells of it until it is whole.
     pub async fn make(&self, source: &Source, plan: Plan, port: u16, display: &Display) -> anyhow::Result<()> {
+        check_password(&source.server.connection)?;
         let origin = self.origin.map_or_else(|| self.own_address(), |origin| Ok(origin.to_owned()))?;
         let directory = plan.target.display().to_string();
         let (settings, left) = carried_settings(&source.settings);
@@ -77,6 +79,19 @@ impl Elsewhere<'_> {
     }
 }
 
+/// The clone's server follows by a password: the other host takes no order without one, so this is said before it is
+/// asked.
+fn check_password(connection: &ConnectionParameters) -> anyhow::Result<()> {
+    let has_one = connection.password.as_ref().is_some_and(|password| !password.is_empty());
+    ensure!(
+        has_one,
+        "a clone on another host follows the source by a password, and none is given: set PGPASSWORD to that of the \
+         role {} (a role without one gets it by ALTER ROLE .. PASSWORD)",
+        connection.user
+    );
+    Ok(())
+}
+
 /// What cannot be had on another host is refused, not left out.
 pub fn check_options(way: Option<WayName>, detach: bool) -> anyhow::Result<()> {
     if let Some(way @ (WayName::Reflink | WayName::Copy)) = way {
@@ -91,6 +106,15 @@ pub fn check_options(way: Option<WayName>, detach: bool) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_password_nothing_is_ordered() {
+        for refused in ["postgresql://me@10.0.0.1:5432/postgres", "postgresql://me:@10.0.0.1:5432/postgres"] {
+            let refusal = check_password(&refused.parse().unwrap()).unwrap_err().to_string();
+            assert!(refusal.contains("PGPASSWORD") && refusal.contains("role me "), "{refusal}");
+        }
+        check_password(&"postgresql://me:secret@10.0.0.1:5432/postgres".parse().unwrap()).unwrap();
+    }
 
     #[test]
     fn what_would_be_left_out_is_refused() {

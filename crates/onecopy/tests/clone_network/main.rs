@@ -119,13 +119,23 @@ async fn k22_k23_hosts_do_no_more_for_each_other_than_they_must() {
         let command = format!("touch {}/{setting}; false", marks.display());
         source.batch_execute(&format!("ALTER SYSTEM SET {setting} = '{command}'")).await.unwrap();
     }
-    source.batch_execute("SELECT pg_create_physical_replication_slot('of_somebody', true)").await.unwrap();
+    for slot in ["of_somebody", "onecopy_of_somebody"] {
+        source.execute("SELECT pg_create_physical_replication_slot($1, true)", &[&slot]).await.unwrap();
+    }
     let mut wanted = hosts.order("clone");
     wanted.fill.limit_bytes_per_second = None;
-    // A slot of somebody else, whose standby is away.
-    let taken = CloneOrder { slot: "of_somebody".to_owned(), ..wanted.clone() };
-    let failure = order(&hosts, &taken, |_| {}).await.1.expect("refused");
-    assert!(failure.contains("slot \"of_somebody\" is not taken"), "{failure}");
+    // A slot of somebody else, whose standby is away, whatever its name.
+    for slot in ["of_somebody", "onecopy_of_somebody"] {
+        let taken = CloneOrder { slot: slot.to_owned(), ..wanted.clone() };
+        let failure = order(&hosts, &taken, |_| {}).await.1.expect("refused");
+        assert!(failure.contains(&format!("slot \"{slot}\" is not taken")), "{failure}");
+        assert!(failure.contains("pg_drop_replication_slot"), "{failure}");
+    }
+    // The clone's account may have a `.pgpass`: it is not for whom an order names.
+    let mut nameless = wanted.clone();
+    nameless.connection.password = None;
+    let failure = order(&hosts, &nameless, |_| {}).await.1.expect("refused");
+    assert!(failure.contains("password \"\" is not taken"), "{failure}");
     // Another host of the same authority has a clone made of what is not its own.
     let third =
         order_clone(&hosts.clone_address(), &hosts.keys("third"), &wanted, |_| {}).await.unwrap_err().to_string();
@@ -136,8 +146,12 @@ async fn k22_k23_hosts_do_no_more_for_each_other_than_they_must() {
     let mut entries = std::fs::read_dir(hosts.directory.path().join("clones")).unwrap();
     assert!(entries.next().is_none(), "nothing is left");
     assert_eq!(
-        query(&hosts.source_connection(), "SELECT string_agg(slot_name, ' ') FROM pg_replication_slots").await,
-        "of_somebody"
+        query(
+            &hosts.source_connection(),
+            "SELECT string_agg(slot_name, ' ' ORDER BY slot_name) FROM pg_replication_slots"
+        )
+        .await,
+        "of_somebody onecopy_of_somebody"
     );
     let (events, failure) = order(&hosts, &wanted, |_| {}).await;
     assert_eq!(failure, None, "{events:?}\n{}", hosts.logs());

@@ -13,10 +13,6 @@ use crate::network::WAL_KEEP_BYTES_MAX;
 use crate::network::protocol::ProtocolError;
 use crate::plan::{Plan, is_slot_name};
 
-/// What the names of our own slots begin with: one of a clone that was interrupted is replaced. One of another name
-/// must not be there.
-const SLOT_PREFIX: &str = "onecopy_";
-
 /// Why a plan is not taken.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
@@ -41,6 +37,7 @@ pub(super) async fn take(plan: Plan) -> Result<Plan, Refusal> {
 
 /// Without asking the source.
 async fn take_fields(mut plan: Plan, port: Option<u16>) -> Result<Plan, ProtocolError> {
+    check_letters(&plan)?;
     if !is_slot_name(&plan.slot) {
         return Err(ProtocolError::not_taken(
             "slot",
@@ -59,6 +56,26 @@ async fn take_fields(mut plan: Plan, port: Option<u16>) -> Result<Plan, Protocol
     Ok(plan)
 }
 
+/// What is written into logs has no letter that begins a line of its own there, or does something to a terminal.
+fn check_letters(plan: &Plan) -> Result<(), ProtocolError> {
+    let connection = &plan.source.connection;
+    let mut fields = vec![
+        ("target", plan.target.to_string_lossy()),
+        ("tablespaces", plan.tablespaces.to_string_lossy()),
+        ("user_name", plan.user_name.as_str().into()),
+    ];
+    for connection in [connection].into_iter().chain(&plan.source.leader) {
+        fields.push(("host", connection.host.as_str().into()));
+        fields.push(("user", connection.user.as_str().into()));
+        fields.push(("database", connection.database.as_str().into()));
+        fields.push(("application_name", connection.application_name.as_deref().unwrap_or_default().into()));
+    }
+    match fields.into_iter().find(|(_, value)| value.chars().any(char::is_control)) {
+        None => Ok(()),
+        Some((field, value)) => Err(ProtocolError::not_taken(field, value, "it has a control character")),
+    }
+}
+
 /// An address of this machine that `host` means.
 async fn own_address(host: &str) -> Result<IpAddr, ProtocolError> {
     let found =
@@ -75,9 +92,10 @@ async fn check_at_source(plan: &Plan) -> Result<(), Refusal> {
     let client = plan.source.connection.connect().await.map_err(CloneError::from)?;
     let row = client.query_one(QUERY, &[&plan.slot]).await.map_err(PostgresError::sql("ask the source what it is"));
     let row = row.map_err(CloneError::from)?;
-    if row.get(0) && !plan.slot.starts_with(SLOT_PREFIX) {
-        let reason =
-            format!("the source has a slot of this name; drop it, or take another name (best {SLOT_PREFIX}..)");
+    // Whose it is cannot be known here, whatever its name.
+    if row.get(0) {
+        let reason = "the source has a slot of this name: take another one (--slot), or drop that one on the source if \
+            nobody needs it (pg_drop_replication_slot)";
         return Err(ProtocolError::not_taken("slot", &plan.slot, reason).into());
     }
     let Some(leader) = &plan.source.leader else { return Ok(()) };
@@ -112,13 +130,26 @@ mod tests {
             (with(|plan| plan.slot = "../x".to_owned()), "slot \"../x\""),
             (with(|plan| plan.slot = "s".repeat(64)), "slot \"sss"),
             (with(|plan| plan.slot = String::new()), "slot \"\""),
+            (with(|plan| plan.target = "/srv/x\nERROR forged".into()), "target \"/srv/x\\nERROR forged\""),
+            (with(|plan| plan.tablespaces = "/srv/\u{1b}[2J".into()), "tablespaces \"/srv/\\u{1b}[2J\""),
+            (with(|plan| plan.user_name = "x\ry".to_owned()), "user_name \"x\\ry\""),
+            (with(|plan| plan.source.connection.user = "x\nERROR".to_owned()), "user \"x\\nERROR\""),
+            (with(|plan| plan.source.connection.database = "x\0".to_owned()), "database \"x\\0\""),
+            (
+                with(|plan| plan.source.connection.application_name = Some("x\u{85}".to_owned())),
+                "application_name \"x\\u{85}\"",
+            ),
+            (
+                with(|plan| plan.source.leader = Some(plan.source.connection.with_database("x\ny"))),
+                "database \"x\\ny\"",
+            ),
             (with(|plan| plan.source.connection.port = 22), "port 22"),
             (with(|plan| plan.source.connection.host = "192.0.2.7".to_owned()), "host \"192.0.2.7\""),
             (with(|plan| plan.source.connection.host = "no such name".to_owned()), "host \"no such name\""),
         ];
         for (lie, named) in lies {
             let error = take_fields(lie, Some(5432)).await.unwrap_err().to_string();
-            assert!(error.contains(named), "{error}");
+            assert!(error.contains(named) && !error.contains('\n'), "{error}");
         }
         let error = take_fields(plan.clone(), None).await.unwrap_err().to_string();
         assert!(error.contains("does not listen"), "{error}");

@@ -106,7 +106,7 @@ pub(super) async fn make_runnable(
         Ok(())
     })
     .await?;
-    let elsewhere = clone.elsewhere.clone().zip(origin.session()).map(|(host, session)| Elsewhere { host, session });
+    let elsewhere = clone.elsewhere.clone().map(|host| Elsewhere { host, session: origin.session() });
     let (number, plan, work_filling) = (clone.number, clone.plan.clone(), Arc::clone(&filling));
     let (work_point, work_image) = (Arc::clone(point), Arc::clone(image));
     let state = blocking(move || {

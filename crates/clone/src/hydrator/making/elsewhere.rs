@@ -1,5 +1,6 @@
 //! A clone whose source is on another host: the image comes over the network, all else is as here.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
@@ -56,7 +57,7 @@ async fn make_ready(
     let Opening { manifest: Manifest { image, recovery, pause_us }, small_files } = opening;
     tell(news, Event::Frozen { pause_us }, None);
     let (image, point, small) = (Arc::new(image), Arc::new(recovery), Arc::new(small_files));
-    let marker = Marker::of(&clone.plan, hydrator.rendezvous().directory());
+    let marker = marker_of(&clone.plan, hydrator.rendezvous().directory());
     let (plan, work_image, work_origin) = (clone.plan.clone(), Arc::clone(&image), Arc::clone(&origin));
     // The other files are open on the other host.
     let promised = hydrator.promise_descriptors(&clone.plan.source.data_directory, image.files.len(), 1);
@@ -85,7 +86,29 @@ async fn make_ready(
     made
 }
 
+/// What tells of the clone. Its slot is the other host's to drop: whoever clears the clone away here must not connect
+/// where the order said.
+fn marker_of(plan: &Plan, service_directory: &Path) -> Marker {
+    Marker { slot: None, ..Marker::of(plan, service_directory) }
+}
+
 /// How the source's host is reached.
 pub(in crate::hydrator) fn dialler(host: &RemoteHost, plan: &Plan) -> Result<Arc<HostDialler>, CloneError> {
     Ok(Arc::new(HostDialler::new(host, plan.source.data_directory.clone())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::network::server::tests::SourceHost;
+
+    #[test]
+    fn the_marker_of_a_clone_from_elsewhere_names_no_slot() {
+        let directory = tempfile::tempdir().unwrap();
+        let plan = SourceHost::new(&[1], 1, directory.path(), Duration::from_secs(1)).plan();
+        let marker = marker_of(&plan, Path::new("/service"));
+        assert_eq!((marker.slot, marker.tablespaces), (None, plan.tablespaces));
+    }
 }

@@ -11,7 +11,7 @@ use crate::CloneError;
 use crate::fanotify::Group;
 use crate::hydrator::ending::blocking;
 use crate::hydrator::in_work::CloneInWork;
-use crate::hydrator::record::{Record, to_memory};
+use crate::hydrator::record::{Elsewhere, Record, to_memory};
 use crate::hydrator::{Hydrator, failed, lock};
 use crate::image::Image;
 use crate::network::RemoteHost;
@@ -72,10 +72,16 @@ pub(super) fn admit(
         if hydrator.find(&plan.target).is_some_and(|clone| !clone.is_over()) {
             return Err(hydrator.refuse(format!("{} is being made already", plan.target.display())));
         }
+        if elsewhere.is_none() && hydrator.images.has_slot(&plan.slot) {
+            let reason = format!("a clone on another host has the slot {:?}: take another one (--slot)", plan.slot);
+            return Err(hydrator.refuse(reason));
+        }
         // Before anything is written down about it: what lies there may be somebody else's, and must never be removed.
         Place::of(&plan)?.check_free()?;
         let number = hydrator.next_number.fetch_add(1, Ordering::Relaxed);
-        let record = Record { number, plan: plan.clone(), elsewhere: None, made: None };
+        // A successor must know that the slot is not this host's to drop, also when there is no image yet.
+        let image = elsewhere.clone().map(|host| Elsewhere { host, session: None });
+        let record = Record { number, plan: plan.clone(), elsewhere: image, made: None };
         hydrator.keep(number, "state", to_memory(&record)?);
         Ok(Arc::new(CloneInWork::new(number, plan.clone(), elsewhere.clone())))
     };
