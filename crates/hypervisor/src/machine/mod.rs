@@ -34,7 +34,7 @@ pub use state::{EndCause, Ending, State};
 /// Lines of QEMU's own log that an ending shows.
 const QEMU_LINES: usize = 12;
 /// Lines of the guest's console that an ending shows: a kernel's panic with its registers and stack.
-const CONSOLE_LINES: usize = 50;
+const CONSOLE_LINES: usize = 120;
 
 /// How long a machine's steps may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
