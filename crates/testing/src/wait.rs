@@ -1,0 +1,53 @@
+//! Waiting for what must happen.
+
+use std::time::{Duration, Instant};
+
+/// What has not happened by then never does, on a busy machine, too. Longer than any wait of the product.
+pub const WAIT_MAX: Duration = Duration::from_secs(180);
+
+/// The first looks follow one another quickly, the later ones cost a busy machine little.
+const LOOK_INTERVAL_MIN: Duration = Duration::from_millis(1);
+const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(20);
+
+/// Waits until `holds`. Where an event tells (the end of a process, a line of a pipe), wait for that instead.
+///
+/// # Panics
+///
+/// After [`WAIT_MAX`].
+#[track_caller]
+pub fn until(what: &str, holds: impl FnMut() -> bool) {
+    until_within(WAIT_MAX, what, holds);
+}
+
+/// Waits until `holds`, as [`until`], where something is rightly slower, like a guest that boots on an emulated
+/// processor.
+///
+/// # Panics
+///
+/// After `wait_max`.
+#[track_caller]
+pub fn until_within(wait_max: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    let mut interval = LOOK_INTERVAL_MIN;
+    while !holds() {
+        assert!(begun.elapsed() < wait_max, "waited in vain until {what}");
+        std::thread::sleep(interval);
+        interval = (interval * 2).min(LOOK_INTERVAL_MAX);
+    }
+}
+
+/// Waits until `holds`, as [`until`]; a single look that never ends is a failure as well.
+///
+/// # Panics
+///
+/// After [`WAIT_MAX`].
+pub async fn until_async(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let looks = async {
+        let mut interval = LOOK_INTERVAL_MIN;
+        while !holds().await {
+            tokio::time::sleep(interval).await;
+            interval = (interval * 2).min(LOOK_INTERVAL_MAX);
+        }
+    };
+    assert!(tokio::time::timeout(WAIT_MAX, looks).await.is_ok(), "waited in vain until {what}");
+}
