@@ -1,16 +1,17 @@
-//! Whole images under the recovery of a clone that is filled: taken from a frozen server, guarded until they are finished.
+//! Whole images under the recovery of a clone that is filled: taken from a frozen server, guarded until they are
+//! finished.
 
-mod laboratory;
+mod harness;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use laboratory::{
-    Laboratory, Load, WAIT_MAX, assert_same_rows, badly_owned, check_pages, open_clone, plan_for, primary, prove,
-    slots, source_of, start_by_hand, until,
+use harness::{
+    Load, assert_same_rows, badly_owned, check_pages, open_clone, plan_for, primary, prove, server, slots, source_of,
+    start_by_hand,
 };
 use onecopy_clone::CloneError;
 use onecopy_clone::image::{Image, SmallFile};
@@ -19,50 +20,9 @@ use onecopy_clone::recovery::slot::{SlotState, claim, watch};
 use onecopy_clone::recovery::{Mode, begin};
 use onecopy_clone::target::{MARKER_FILE, Marker, Place, Skeleton, VersionGuard, finish, remove};
 use onecopy_postgres::{ClusterState, ControlFile, InheritedDescriptor, Lsn, Server, Settings, StopMode, Supervisor};
-use rustix::process::{Pid, Signal, kill_process};
+use onecopy_testing::{Frozen, TestDirectory, WAIT_MAX, process, until_async};
+use rustix::process::Signal;
 use tokio_postgres::Client;
-
-/// All processes of a server, stopped: nothing in its directory changes.
-struct Frozen(Vec<Pid>);
-
-impl Frozen {
-    fn freeze(server: &Server) -> Frozen {
-        let postmaster = server.process_id().expect("runs");
-        let path = format!("/proc/{postmaster}/task/{postmaster}/children");
-        let mut stopped = Vec::new();
-        // Stopped before its children are listed, the postmaster makes no new ones.
-        let mut stop = |number: u32| {
-            let process = Pid::from_raw(number.cast_signed()).expect("a process");
-            kill_process(process, Signal::STOP).expect("stopped");
-            stopped.push(process);
-            // It stops when it comes back from what it has asked the kernel for, a write maybe.
-            let begun = Instant::now();
-            while !stands_still(number) {
-                assert!(begun.elapsed() < WAIT_MAX, "process {number} does not stop");
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        stop(postmaster);
-        let children = std::fs::read_to_string(path).expect("listed");
-        children.split_whitespace().map(|number| number.parse().expect("a number")).for_each(stop);
-        Frozen(stopped)
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        for process in self.0.iter().rev() {
-            let _ = kill_process(*process, Signal::CONT);
-        }
-    }
-}
-
-/// Whether a process is stopped, or has ended.
-fn stands_still(process_id: u32) -> bool {
-    // Source: proc_pid_stat(5); the state follows the name in brackets.
-    let stat = std::fs::read_to_string(format!("/proc/{process_id}/stat")).unwrap_or_default();
-    stat.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['T', 't', 'Z', 'X']))
-}
 
 /// Fills a skeleton at once.
 fn fill(plan: &Plan, skeleton: &Skeleton) {
@@ -78,7 +38,8 @@ fn marker(plan: &Plan) -> Marker {
     Marker::of(plan, Path::new("/run/onecopy/test"))
 }
 
-/// A clone of a server that is written to, made from an image that is frozen while the server is stopped. Not finished, not started.
+/// A clone of a server that is written to, made from an image that is frozen while the server is stopped. Not finished,
+/// not started.
 async fn clone_frozen(source: &Server, plan: &Plan, mode: Mode) -> Vec<InheritedDescriptor> {
     let place = Place::of(plan).expect("a place");
     let load = Load::begin(source).await;
@@ -88,7 +49,7 @@ async fn clone_frozen(source: &Server, plan: &Plan, mode: Mode) -> Vec<Inherited
     let mut skeleton = Skeleton::make(place.clone(), early, &marker(plan)).expect("made");
     tokio::time::sleep(Duration::from_millis(300)).await;
     {
-        let _frozen = Frozen::freeze(source);
+        let _frozen = Frozen::server(source.process_id().expect("runs"));
         let scan = Image::scan(&plan.source.data_directory).expect("scanned");
         skeleton.reconcile(Arc::new(scan.image)).expect("reconciled");
         let small = scan.small.into_iter().map(|entry| SmallFile {
@@ -109,16 +70,16 @@ async fn clone_frozen(source: &Server, plan: &Plan, mode: Mode) -> Vec<Inherited
 
 #[tokio::test]
 async fn a_clone_after_a_crash_is_guarded_until_it_is_finished() {
-    let laboratory = Laboratory::new();
-    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
-    let plan = plan_for(&source, laboratory.path(), "clone", Recovery::Auto);
+    let directory = TestDirectory::new().expect("a directory");
+    let source = primary(directory.path(), &Settings::new()).await;
+    let plan = plan_for(&source, directory.path(), "clone", Recovery::Auto);
     let inherited = clone_frozen(&source, &plan, Mode::Crash).await;
     let place = Place::of(&plan).expect("a place");
     let control = ControlFile::read(&plan.target).expect("readable");
     assert_eq!(control.state, ClusterState::ShutDownInRecovery);
     assert!(control.min_recovery_point >= control.checkpoint_redo);
 
-    let clone = Arc::new(open_clone(&laboratory, &source, &plan, inherited).await);
+    let clone = Arc::new(open_clone(&source, &plan, inherited).await);
     let supervisor = Supervisor::spawn(clone.clone());
     supervisor.wait_running().await.expect("follows");
     let refusal = start_by_hand(&source, &plan.target);
@@ -126,8 +87,9 @@ async fn a_clone_after_a_crash_is_guarded_until_it_is_finished() {
     assert_same_rows(&source, &clone).await;
     // Every later postmaster gets what the first one got.
     let first = clone.process_id().expect("runs");
-    kill_process(Pid::from_raw(first.cast_signed()).expect("a process"), Signal::KILL).expect("killed");
-    until("another postmaster", async || clone.process_id().is_some_and(|process_id| process_id != first)).await;
+    assert!(process::send(first, Signal::KILL));
+    until_async("another postmaster runs", async || clone.process_id().is_some_and(|process_id| process_id != first))
+        .await;
     supervisor.wait_running().await.expect("follows again");
     assert_same_rows(&source, &clone).await;
     assert!(start_by_hand(&source, &plan.target).contains("PG_VERSION"));
@@ -146,14 +108,14 @@ async fn a_clone_after_a_crash_is_guarded_until_it_is_finished() {
 
 #[tokio::test]
 async fn a_clone_as_from_a_backup_is_a_standby_without_full_page_writes() {
-    let laboratory = Laboratory::new();
+    let directory = TestDirectory::new().expect("a directory");
     let mut settings = Settings::new();
     settings.set("full_page_writes", "off");
-    let source = primary(&laboratory, laboratory.path(), &settings).await;
-    let plan = plan_for(&source, laboratory.path(), "clone", Recovery::Auto);
+    let source = primary(directory.path(), &settings).await;
+    let plan = plan_for(&source, directory.path(), "clone", Recovery::Auto);
     let inherited = clone_frozen(&source, &plan, Mode::Backup).await;
     assert!(std::fs::read_to_string(plan.target.join("backup_label")).expect("a label").contains("START WAL LOCATION"));
-    let clone = open_clone(&laboratory, &source, &plan, inherited).await;
+    let clone = open_clone(&source, &plan, inherited).await;
     clone.start().await.expect("follows");
     assert_same_rows(&source, &clone).await;
     finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
@@ -165,11 +127,11 @@ async fn a_clone_as_from_a_backup_is_a_standby_without_full_page_writes() {
 
 #[tokio::test]
 async fn a_standby_is_cloned_in_both_modes_and_so_is_what_was_promoted() {
-    let laboratory = Laboratory::new();
-    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
-    let plan = plan_for(&source, laboratory.path(), "middle", Recovery::Crash);
+    let directory = TestDirectory::new().expect("a directory");
+    let source = primary(directory.path(), &Settings::new()).await;
+    let plan = plan_for(&source, directory.path(), "middle", Recovery::Crash);
     let inherited = clone_frozen(&source, &plan, Mode::Crash).await;
-    let middle = open_clone(&laboratory, &source, &plan, inherited).await;
+    let middle = open_clone(&source, &plan, inherited).await;
     middle.start().await.expect("follows");
     finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
 
@@ -177,9 +139,9 @@ async fn a_standby_is_cloned_in_both_modes_and_so_is_what_was_promoted() {
     for (name, recovery, mode) in
         [("by_crash", Recovery::Crash, Mode::Crash), ("by_backup", Recovery::Backup, Mode::Backup)]
     {
-        let plan = plan_for(&middle, laboratory.path(), name, recovery);
+        let plan = plan_for(&middle, directory.path(), name, recovery);
         let inherited = clone_idle_standby(&source, &middle, &plan, mode).await;
-        let clone = open_clone(&laboratory, &middle, &plan, inherited).await;
+        let clone = open_clone(&middle, &plan, inherited).await;
         clone.start().await.expect("follows the standby");
         finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
         assert_same_rows(&source, &clone).await;
@@ -190,10 +152,10 @@ async fn a_standby_is_cloned_in_both_modes_and_so_is_what_was_promoted() {
     // A new timeline: the clones must learn how it came about.
     source.stop(StopMode::Fast).await.expect("stops");
     middle.promote(WAIT_MAX).await.expect("promoted");
-    let plan = plan_for(&middle, laboratory.path(), "late", Recovery::Crash);
+    let plan = plan_for(&middle, directory.path(), "late", Recovery::Crash);
     let inherited = clone_frozen(&middle, &plan, Mode::Crash).await;
     assert!(plan.target.join("pg_wal/00000002.history").exists());
-    let late = open_clone(&laboratory, &middle, &plan, inherited).await;
+    let late = open_clone(&middle, &plan, inherited).await;
     late.start().await.expect("follows on the second timeline");
     finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
     assert_same_rows(&middle, &late).await;
@@ -208,7 +170,7 @@ async fn clone_idle_standby(source: &Server, standby: &Server, plan: &Plan, mode
     let begun = begin(&plan.source, std::slice::from_ref(&plan.slot), plan.recovery).await.expect("begun");
     assert_eq!(begun.mode(), mode);
     let skeleton = {
-        let _frozen = Frozen::freeze(standby);
+        let _frozen = Frozen::server(standby.process_id().expect("runs"));
         let scan = Image::scan(&plan.source.data_directory).expect("scanned");
         let skeleton = Skeleton::make(place.clone(), Arc::new(scan.image), &marker(plan)).expect("made");
         for entry in scan.small {
@@ -236,10 +198,10 @@ async fn execute(server: &Server, statement: &str) -> Client {
 
 #[tokio::test]
 async fn refusals_name_what_the_source_lacks_and_leave_no_slot() {
-    let laboratory = Laboratory::new();
+    let directory = TestDirectory::new().expect("a directory");
     let mut settings = Settings::new();
     settings.set("max_replication_slots", 2);
-    let source = primary(&laboratory, laboratory.path(), &settings).await;
+    let source = primary(directory.path(), &settings).await;
     let names = |count: u32| (0..count).map(|number| format!("clone_{number}")).collect::<Vec<_>>();
     let wanted = source_of(&source);
     let refused = async |source, slots: Vec<String>| {
@@ -262,7 +224,8 @@ async fn refusals_name_what_the_source_lacks_and_leave_no_slot() {
     let error = refused(weak, names(1)).await;
     assert!(error.contains("no superuser"), "{error}");
 
-    let other = Server::create(laboratory.options("other", onecopy_postgres::Role::Leader)).await.expect("made");
+    let other =
+        Server::create(server::options(directory.join("other"), onecopy_postgres::Role::Leader)).await.expect("made");
     let mut elsewhere = wanted.clone();
     elsewhere.data_directory = other.data_directory().to_owned();
     let error = refused(elsewhere, names(1)).await;
@@ -285,10 +248,10 @@ async fn refusals_name_what_the_source_lacks_and_leave_no_slot() {
 
 #[tokio::test]
 async fn a_slot_is_watched_until_it_is_of_no_use() {
-    let laboratory = Laboratory::new();
+    let directory = TestDirectory::new().expect("a directory");
     let mut settings = Settings::new();
     settings.set("max_slot_wal_keep_size", "16MB").set("max_wal_size", "48MB").set("min_wal_size", "32MB");
-    let source = primary(&laboratory, laboratory.path(), &settings).await;
+    let source = primary(directory.path(), &settings).await;
     let name = "watched".to_owned();
     let begun = begin(&source_of(&source), std::slice::from_ref(&name), Recovery::Auto).await.expect("begun");
     begun.end().await.expect("ended");
@@ -305,7 +268,8 @@ async fn a_slot_is_watched_until_it_is_of_no_use() {
     assert!(too_far.contains("bytes of log"), "{too_far}");
 
     for _ in 0..6 {
-        let fill = "INSERT INTO filler SELECT repeat(md5(n::text), 30) FROM generate_series(1, 20000) AS n; SELECT pg_switch_wal(); CHECKPOINT";
+        let fill = "INSERT INTO filler SELECT repeat(md5(n::text), 30) FROM generate_series(1, 20000) AS n; \
+                    SELECT pg_switch_wal(); CHECKPOINT";
         client.batch_execute(fill).await.expect("written");
     }
     let lost = reason(watch(&client, &name, 1 << 40).await.expect("watched"));
@@ -318,14 +282,14 @@ async fn a_slot_is_watched_until_it_is_of_no_use() {
 
 #[tokio::test]
 async fn a_prepared_directory_is_moved_reshaped_and_removed() {
-    let laboratory = Laboratory::new();
-    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
-    let plan = plan_for(&source, laboratory.path(), "spare", Recovery::Auto);
+    let directory = TestDirectory::new().expect("a directory");
+    let source = primary(directory.path(), &Settings::new()).await;
+    let plan = plan_for(&source, directory.path(), "spare", Recovery::Auto);
     let spare = Place::of(&plan).expect("a place");
     let scan = || Arc::new(Image::scan(source.data_directory()).expect("scanned").image);
     let mut skeleton = Skeleton::make(spare.clone(), scan(), &marker(&plan)).expect("made");
     execute(&source, "CREATE TABLE later AS SELECT generate_series(1, 10000) AS n; DROP TABLE placed").await;
-    let target = laboratory.path().join("target");
+    let target = directory.join("target");
     skeleton.move_to(&target.join("data"), &target.join("tablespaces")).expect("moved");
     skeleton.reconcile(scan()).expect("reconciled");
     let moved = skeleton.place().clone();
@@ -343,8 +307,8 @@ async fn a_prepared_directory_is_moved_reshaped_and_removed() {
 
 #[tokio::test]
 async fn a_slot_that_the_dead_were_making_is_dropped_when_it_is_there() {
-    let laboratory = Laboratory::new();
-    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let directory = TestDirectory::new().expect("a directory");
+    let source = primary(directory.path(), &Settings::new()).await;
     let dead = source.socket_connection().connect().await.expect("connected");
     claim(&dead, "clone").await.expect("claimed");
     let successor = source.socket_connection().connect().await.expect("connected");
@@ -359,7 +323,7 @@ async fn a_slot_that_the_dead_were_making_is_dropped_when_it_is_there() {
     dropping.await.expect("it comes to an end");
     assert!(slots(&source).await.is_empty());
     // Who has made one lets others have it.
-    let plan = plan_for(&source, laboratory.path(), "clone", Recovery::Auto);
+    let plan = plan_for(&source, directory.path(), "clone", Recovery::Auto);
     let begun = begin(&plan.source, std::slice::from_ref(&plan.slot), plan.recovery).await.expect("begun");
     claim(&source.socket_connection().connect().await.expect("connected"), &plan.slot).await.expect("claimed");
     begun.abandon().await;

@@ -1,17 +1,17 @@
 //! Real clones by the ways that make whole directories, and the choice between all ways.
 
-mod laboratory;
+mod harness;
 
 use std::path::Path;
 use std::sync::Mutex;
 
-use laboratory::xfs::XfsMount;
-use laboratory::{Laboratory, Load, assert_same_rows, badly_owned, open_clone, plan_for, primary, prove, slots};
+use harness::{Load, assert_same_rows, badly_owned, open_clone, plan_for, primary, prove, slots, xfs};
 use onecopy_clone::CloneError;
 use onecopy_clone::plan::{Plan, Recovery};
 use onecopy_clone::target::{MARKER_FILE, VersionGuard};
 use onecopy_clone::ways::{Copy, Made, Reflink, Way, WayName, choose};
 use onecopy_postgres::{PostgresError, Progress, Server, Settings};
+use onecopy_testing::TestDirectory;
 
 /// Makes clones while the source is written to; none of them may have anything of us in it.
 async fn make(way: &dyn Way, source: &Server, plans: &[Plan]) -> Vec<Made> {
@@ -37,13 +37,13 @@ async fn make(way: &dyn Way, source: &Server, plans: &[Plan]) -> Vec<Made> {
 
 #[tokio::test]
 async fn a_copy_of_a_busy_source_with_a_tablespace_is_its_standby() {
-    let laboratory = Laboratory::new();
-    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
-    let plan = plan_for(&source, laboratory.path(), "copied", Recovery::Auto);
+    let directory = TestDirectory::new().expect("a directory");
+    let source = primary(directory.path(), &Settings::new()).await;
+    let plan = plan_for(&source, directory.path(), "copied", Recovery::Auto);
     let copy = Copy { binaries: source.options().binaries.clone() };
     let made = make(&copy, &source, std::slice::from_ref(&plan)).await;
     assert_eq!(made[0].consistent_at, None);
-    let clone = open_clone(&laboratory, &source, &plan, Vec::new()).await;
+    let clone = open_clone(&source, &plan, Vec::new()).await;
     clone.start().await.expect("follows");
     prove(&source, &clone).await;
 
@@ -53,9 +53,9 @@ async fn a_copy_of_a_busy_source_with_a_tablespace_is_its_standby() {
 
 #[tokio::test]
 async fn clones_that_share_blocks_are_standbys_in_both_modes() {
-    let laboratory = Laboratory::new();
-    let mount = XfsMount::new(laboratory.path());
-    let source = primary(&laboratory, mount.path(), &Settings::new()).await;
+    let directory = TestDirectory::new().expect("a directory");
+    let mount = xfs(&directory);
+    let source = primary(mount.path(), &Settings::new()).await;
     let single = plan_for(&source, mount.path(), "single", Recovery::Backup);
     let twins = ["first", "second"].map(|name| plan_for(&source, mount.path(), name, Recovery::Crash));
     assert_eq!(choose(None, &single).expect("chosen").reason, "reflink: source and target share an XFS file system");
@@ -63,7 +63,7 @@ async fn clones_that_share_blocks_are_standbys_in_both_modes() {
     assert_eq!(made[0].consistent_at, made[1].consistent_at, "one recovery serves both");
     made.extend(make(&Reflink, &source, &[single]).await);
     for made in made {
-        let clone = open_clone(&laboratory, &source, &made.plan, Vec::new()).await;
+        let clone = open_clone(&source, &made.plan, Vec::new()).await;
         clone.start().await.expect("follows");
         prove(&source, &clone).await;
     }
@@ -75,28 +75,28 @@ async fn clones_that_share_blocks_are_standbys_in_both_modes() {
 
 #[tokio::test]
 async fn a_clone_that_fails_leaves_nothing_and_does_not_harm_its_twin() {
-    let laboratory = Laboratory::new();
-    let mount = XfsMount::new(laboratory.path());
-    let source = primary(&laboratory, mount.path(), &Settings::new()).await;
+    let directory = TestDirectory::new().expect("a directory");
+    let mount = xfs(&directory);
+    let source = primary(mount.path(), &Settings::new()).await;
     let good = plan_for(&source, mount.path(), "good", Recovery::Auto);
-    let bad = plan_for(&source, laboratory.path(), "bad", Recovery::Auto);
+    let bad = plan_for(&source, directory.path(), "bad", Recovery::Auto);
     let results = Reflink.make(&[bad.clone(), good.clone()], &|_, _| ()).await;
     let error = results[0].as_ref().expect_err("on another file system").to_string();
     assert!(error.contains("share the blocks"), "{error}");
     assert!(results[1].is_ok());
     assert!(!bad.target.exists() && !bad.tablespaces.exists());
     assert_eq!(slots(&source).await, ["good"]);
-    let clone = open_clone(&laboratory, &source, &good, Vec::new()).await;
+    let clone = open_clone(&source, &good, Vec::new()).await;
     clone.start().await.expect("follows");
     assert_same_rows(&source, &clone).await;
 }
 
 #[tokio::test]
 async fn the_choice_is_by_what_the_file_systems_can() {
-    let laboratory = Laboratory::new();
-    let mount = XfsMount::new(laboratory.path());
-    let source = primary(&laboratory, laboratory.path(), &Settings::new()).await;
-    let same = plan_for(&source, laboratory.path(), "same", Recovery::Auto);
+    let directory = TestDirectory::new().expect("a directory");
+    let mount = xfs(&directory);
+    let source = primary(directory.path(), &Settings::new()).await;
+    let same = plan_for(&source, directory.path(), "same", Recovery::Auto);
     let choice = choose(None, &same).expect("chosen");
     assert_eq!(
         (choice.name, choice.reason.as_str()),

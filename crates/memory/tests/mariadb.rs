@@ -11,6 +11,7 @@ use onecopy_memory::arbiter::Policy;
 use onecopy_memory::engine::{Engine, MariaDbAccess, MariaDbEngine};
 use onecopy_memory::pressure::Source;
 use onecopy_memory::{HostPressure, Kind, MemoryError};
+use onecopy_testing::until_async;
 
 const MIB: u64 = 1 << 20;
 
@@ -136,12 +137,7 @@ async fn the_agent_brings_it_into_the_budget_and_sets_it_by_hand() {
         async move { agent.run().await }
     });
     let pool = || agent.status().instances[0].observation.as_ref().map(|observation| observation.pool_bytes);
-    let mut tries = 0;
-    while pool() != Some(160 * MIB) {
-        tries += 1;
-        assert!(tries < 1800, "{:#?}", agent.status());
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    until_async("the pool is in the budget", async || pool() == Some(160 * MIB)).await;
     let name = "maria".parse().expect("a name");
     let told = agent.set(&name, 100 * MIB - 1).await.expect("taken");
     agent.reach(&name, told.target_bytes, &|_| {}).await.expect("reached");

@@ -1,18 +1,18 @@
 //! One real server through its life: made, started, crashed, recovered, refused, supervised.
 
-mod laboratory;
+mod server;
 
 use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laboratory::{Laboratory, WAIT_MAX};
 use onecopy_postgres::{
     ClusterState, ControlFile, PostgresError, Role, Server, StartOutcome, StopMode, Supervisor, SupervisorState,
     WalLevel, processes_of,
 };
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgid, kill_process, waitid};
+use onecopy_testing::{TestDirectory, WAIT_MAX, create, free_port, process, until_async};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgid, waitid};
 
 /// What `pg_controldata` calls the state.
 fn state_in_words(state: ClusterState) -> &'static str {
@@ -63,8 +63,9 @@ fn assert_like_pg_controldata(server: &Server) -> ControlFile {
 
 #[tokio::test]
 async fn a_server_lives_crashes_and_recovers() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.leader().await;
+    let directory = TestDirectory::new().expect("a directory");
+    // Made by initdb and not from a template: what it is told is looked at here.
+    let server = Server::create(server::options(directory.join("leader"), Role::Leader)).await.expect("made");
     assert!(!server.is_running());
     let before = assert_like_pg_controldata(&server);
     assert_eq!((before.state, before.data_checksums), (ClusterState::ShutDown, true));
@@ -108,7 +109,7 @@ async fn a_server_lives_crashes_and_recovers() {
     assert_eq!(second.process_id(), server.process_id());
     assert_eq!(second.start().await.expect("taken over"), StartOutcome::Adopted);
     let mut elsewhere = server.options().clone();
-    elsewhere.port = laboratory.free_port();
+    elsewhere.port = free_port();
     let elsewhere = Server::open(elsewhere).await.expect("opened again");
     let error = elsewhere.start().await.expect_err("it runs on another port");
     assert!(matches!(error, PostgresError::RunningOnOtherPort { .. }), "{error}");
@@ -117,7 +118,7 @@ async fn a_server_lives_crashes_and_recovers() {
     settings.set("work_mem", "12MB");
     server.set_settings(settings);
     server.reload().await.expect("reloaded");
-    laboratory::until("the new work_mem", async || {
+    until_async("the new work_mem is there", async || {
         let client = server.connection().connect().await.expect("connected");
         client.query_one("SHOW work_mem", &[]).await.expect("shown").get::<_, String>(0) == "12MB"
     })
@@ -131,8 +132,8 @@ async fn a_server_lives_crashes_and_recovers() {
 
 #[tokio::test]
 async fn refusals_say_what_and_why() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.leader().await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = server::leader(&directory).await;
 
     // A port that somebody else has: the error holds the server's own line.
     let _occupant = TcpListener::bind(("127.0.0.1", server.options().port)).expect("the port was free");
@@ -152,12 +153,12 @@ async fn refusals_say_what_and_why() {
     assert!(text.contains("invalid value for parameter \"shared_buffers\""), "{text}");
 
     let mut options = server.options().clone();
-    options.socket_directory = Some(laboratory.path().join("x".repeat(100)));
+    options.socket_directory = Some(directory.join("x".repeat(100)));
     let error = Server::open(options).await.expect_err("too long");
     assert!(matches!(error, PostgresError::SocketPathTooLong { length_max: 107, .. }), "{error}");
 
     let mut options = server.options().clone();
-    options.home = laboratory.path().join("nothing");
+    options.home = directory.join("nothing");
     let error = Server::open(options).await.expect_err("nothing there");
     assert!(matches!(error, PostgresError::NotADataDirectory { .. }), "{error}");
 
@@ -169,15 +170,15 @@ async fn refusals_say_what_and_why() {
 
 #[tokio::test]
 async fn a_supervised_server_comes_back_after_kill_9() {
-    let laboratory = Laboratory::new();
-    let server = Arc::new(laboratory.leader().await);
+    let directory = TestDirectory::new().expect("a directory");
+    let server = Arc::new(server::leader(&directory).await);
     let supervisor = Supervisor::spawn(server.clone());
     supervisor.wait_running().await.expect("runs");
     let first = server.process_id().expect("runs");
 
     let mut state = supervisor.state();
     assert_eq!(*state.borrow_and_update(), SupervisorState::Running { process_id: first, restarts: 0 });
-    kill_process(Pid::from_raw(first.cast_signed()).expect("a process"), Signal::KILL).expect("killed");
+    assert!(process::send(first, Signal::KILL));
     let mut seen = Vec::new();
     let second = loop {
         state.changed().await.expect("supervised");
@@ -205,8 +206,8 @@ async fn a_supervised_server_comes_back_after_kill_9() {
 
 #[tokio::test]
 async fn a_supervisor_says_why_and_can_be_stopped_while_it_backs_off() {
-    let laboratory = Laboratory::new();
-    let server = Arc::new(laboratory.leader().await);
+    let directory = TestDirectory::new().expect("a directory");
+    let server = Arc::new(server::leader(&directory).await);
     let occupant = TcpListener::bind(("127.0.0.1", server.options().port)).expect("the port was free");
     let supervisor = Supervisor::spawn(server.clone());
     let error = supervisor.wait_running().await.expect_err("the port is busy").to_string();
@@ -235,19 +236,15 @@ async fn a_supervisor_says_why_and_can_be_stopped_while_it_backs_off() {
 
 #[tokio::test]
 async fn a_postmaster_that_has_no_lock_file_yet_is_stopped() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.leader().await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = server::leader(&directory).await;
     let data_directory = server.data_directory();
     // The postmaster reads its settings before it writes the file, and nobody writes into this one.
     let settings = data_directory.join("postgresql.auto.conf");
     std::fs::remove_file(&settings).expect("removed");
     let made = std::process::Command::new("mkfifo").args(["-m", "666"]).arg(&settings).status().expect("mkfifo runs");
     assert!(made.success());
-    let begun = async {
-        while processes_of(data_directory).is_empty() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
+    let begun = until_async("a process works there", async || !processes_of(data_directory).is_empty());
     tokio::select! {
         result = server.start() => panic!("it cannot start: {result:?}"),
         () = begun => {}
@@ -268,8 +265,8 @@ async fn a_postmaster_that_has_no_lock_file_yet_is_stopped() {
 
 #[tokio::test]
 async fn what_an_interrupted_initdb_left_is_no_server() {
-    let laboratory = Laboratory::new();
-    let mut options = laboratory.options("leader", Role::Leader);
+    let directory = TestDirectory::new().expect("a directory");
+    let mut options = server::options(directory.join("leader"), Role::Leader);
     options.user.create_directory(&options.home.join("data.new").join("base")).expect("made");
     std::fs::write(options.home.join("data.new").join("PG_VERSION"), "15\n").expect("written");
     let error = Server::open(options.clone()).await.expect_err("not finished");
@@ -290,15 +287,16 @@ async fn what_an_interrupted_initdb_left_is_no_server() {
 
 #[tokio::test]
 async fn a_frozen_server_is_reported_and_can_be_killed() {
-    let laboratory = Laboratory::new();
-    let mut options = laboratory.options("leader", Role::Leader);
+    let directory = TestDirectory::new().expect("a directory");
+    let mut options = server::options(directory.join("leader"), Role::Leader);
     options.stop_timeout = Duration::from_secs(1);
-    let server = Server::create(options).await.expect("made");
+    let server = create(options).await.expect("made");
     server.start().await.expect("starts");
-    let postmaster = Pid::from_raw(server.process_id().expect("runs").cast_signed()).expect("a process");
+    let process_id = server.process_id().expect("runs");
+    let postmaster = Pid::from_raw(process_id.cast_signed()).expect("a process");
     // Ctrl-C in the terminal of this process must not reach it.
     assert_eq!(getpgid(Some(postmaster)).expect("lives"), postmaster);
-    kill_process(postmaster, Signal::STOP).expect("frozen");
+    process::stop(process_id);
     let error = server.stop(StopMode::Fast).await.expect_err("it cannot hear");
     assert!(matches!(error, PostgresError::NotStopped { .. }), "{error}");
     assert!(server.is_running());
@@ -311,7 +309,8 @@ async fn a_frozen_server_is_reported_and_can_be_killed() {
     server.stop(StopMode::Immediate).await.expect("stops");
 }
 
-/// A dead process of the server's account that nobody has reaped, as a killed postmaster is whose parent was killed, too.
+/// A dead process of the server's account that nobody has reaped, as a killed postmaster is whose parent was killed,
+/// too.
 struct Zombie(std::process::Child);
 
 impl Zombie {
@@ -331,8 +330,8 @@ impl Drop for Zombie {
 
 #[tokio::test]
 async fn locks_of_a_postmaster_that_nobody_has_reaped_do_not_hinder_the_next() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.leader().await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = server::leader(&directory).await;
     let socket = server.options().socket_directory().join(format!(".s.PGSQL.{}.lock", server.options().port));
     server.options().user.create_directory(&server.options().socket_directory()).expect("a directory for the socket");
     let zombie = Zombie::of(&server);

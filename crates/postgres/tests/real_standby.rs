@@ -1,15 +1,15 @@
 //! A real primary and its standby: copied, following, promoted.
 
-mod laboratory;
+mod server;
 
 use std::sync::Mutex;
 use std::time::Duration;
 
-use laboratory::{Laboratory, WAIT_MAX, until};
 use onecopy_postgres::{
     BaseBackup, ClusterState, FollowerMaker, PostgresError, Progress, ReplicationState, Role, Server, StandbyOptions,
     StopMode,
 };
+use onecopy_testing::{TestDirectory, WAIT_MAX, until_async};
 
 const SLOT: &str = "follower_1";
 
@@ -25,8 +25,8 @@ async fn slots(server: &Server) -> Vec<String> {
 }
 
 /// Copies the leader and starts the copy as its standby.
-async fn follower_of(laboratory: &Laboratory, leader: &Server) -> Server {
-    let options = laboratory.options("follower", Role::Follower);
+async fn follower_of(directory: &TestDirectory, leader: &Server) -> Server {
+    let options = server::options(directory.join("follower"), Role::Follower);
     let maker = BaseBackup { binaries: options.binaries.clone(), user: options.user.clone(), slot: SLOT.to_owned() };
     let reports = Mutex::new(Vec::new());
     let report = |progress: Progress| reports.lock().expect("unpoisoned").push(progress);
@@ -45,17 +45,17 @@ async fn follower_of(laboratory: &Laboratory, leader: &Server) -> Server {
 
 #[tokio::test]
 async fn a_standby_follows_survives_and_takes_over() {
-    let laboratory = Laboratory::new();
-    let leader = laboratory.leader().await;
+    let directory = TestDirectory::new().expect("a directory");
+    let leader = server::leader(&directory).await;
     leader.start().await.expect("starts");
     let client = leader.connection().connect().await.expect("connected");
     client.batch_execute("CREATE TABLE items (n int); INSERT INTO items VALUES (1)").await.expect("written");
-    let follower = follower_of(&laboratory, &leader).await;
+    let follower = follower_of(&directory, &leader).await;
     assert_eq!(slots(&leader).await, [SLOT]);
 
     client.batch_execute("SET synchronous_commit = on; INSERT INTO items VALUES (2)").await.expect("written");
-    until("the second row", async || count(&follower).await == 2).await;
-    until("a caught-up standby", async || {
+    until_async("the second row is there", async || count(&follower).await == 2).await;
+    until_async("the standby has caught up", async || {
         let ReplicationState::Primary { standbys, timeline: 1, current } =
             leader.replication_state().await.expect("asked")
         else {
@@ -69,7 +69,7 @@ async fn a_standby_follows_survives_and_takes_over() {
     })
     .await;
     // The leader logs a little now and then by itself.
-    until("a standby that has replayed what it has received", async || {
+    until_async("the standby has replayed what it has received", async || {
         match follower.replication_state().await.expect("asked") {
             ReplicationState::Standby { received, replayed, lag_bytes, receiver_status, replayed_commit_age } => {
                 assert!(received.is_some() && replayed.is_some() && replayed_commit_age.is_some());
@@ -88,7 +88,7 @@ async fn a_standby_follows_survives_and_takes_over() {
     client.batch_execute("INSERT INTO items VALUES (3)").await.expect("written");
     let follower = Server::open(follower.options().clone()).await.expect("opened again");
     follower.start().await.expect("follows again");
-    until("the third row", async || count(&follower).await == 3).await;
+    until_async("the third row is there", async || count(&follower).await == 3).await;
 
     let identifier = leader.control_file().expect("readable").system_identifier;
     leader.crash_stop().await.expect("crashed");
@@ -111,9 +111,9 @@ async fn a_standby_follows_survives_and_takes_over() {
 
 #[tokio::test]
 async fn a_copy_that_fails_leaves_nothing() {
-    let laboratory = Laboratory::new();
-    let leader = laboratory.leader().await;
-    let options = laboratory.options("follower", Role::Follower);
+    let directory = TestDirectory::new().expect("a directory");
+    let leader = server::leader(&directory).await;
+    let options = server::options(directory.join("follower"), Role::Follower);
     let target = options.data_directory();
     let maker = BaseBackup { binaries: options.binaries.clone(), user: options.user.clone(), slot: SLOT.to_owned() };
 
@@ -133,7 +133,7 @@ async fn a_copy_that_fails_leaves_nothing() {
     assert_eq!(slots(&leader).await, Vec::<String>::new());
 
     // A slot that an interrupted copy left does not stand in the way.
-    leader.set_settings(laboratory.options("leader", Role::Leader).settings);
+    leader.set_settings(server::options(directory.join("leader"), Role::Leader).settings);
     leader.restart(StopMode::Fast).await.expect("restarts");
     leader.create_slot(SLOT).await.expect("made");
     leader.create_slot(SLOT).await.expect("there already");
@@ -141,7 +141,7 @@ async fn a_copy_that_fails_leaves_nothing() {
     let occupied = maker.make(&leader.connection(), &target, &|_| ()).await.expect_err("there is one already");
     assert!(matches!(occupied, PostgresError::DataDirectoryNotEmpty { .. }), "{occupied}");
     // The copy's sender lets go of it a moment after the program has ended.
-    until("the slot to be dropped", async || leader.drop_slot(SLOT).await.is_ok()).await;
+    until_async("the slot can be dropped", async || leader.drop_slot(SLOT).await.is_ok()).await;
     leader.drop_slot(SLOT).await.expect("dropped already");
     leader.stop(StopMode::Fast).await.expect("stops");
 }

@@ -2,77 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 
+use onecopy_postgres::{Binaries, Server};
 use onecopy_router::sql::{Action, Catalog, ClassificationCache, Objects, Part, PinReason, Scope};
-use tokio_postgres::{Client, NoTls, SimpleQueryMessage};
+use onecopy_testing::{TestDirectory, create, server_options};
+use tokio_postgres::{Client, SimpleQueryMessage};
 
-/// A server of its own directory, on a Unix socket alone; stopped when dropped.
-struct TestServer {
-    directory: tempfile::TempDir,
-    programs: PathBuf,
-}
-
-impl TestServer {
-    fn start() -> TestServer {
-        let found = Command::new("pg_config").arg("--bindir").output().map(|output| output.stdout).unwrap_or_default();
-        let mut programs = PathBuf::from(String::from_utf8(found).unwrap().trim());
-        if !programs.join("initdb").exists() {
-            let versions = std::fs::read_dir("/usr/lib/postgresql").expect("PostgreSQL is installed");
-            programs =
-                versions.map(|entry| entry.unwrap().path().join("bin")).max().expect("some version is installed");
-        }
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).unwrap();
-        let server = TestServer { directory, programs };
-        let data = server.data();
-        server.run("initdb", &["-D", &data, "-U", "postgres", "-A", "trust", "--no-sync"]);
-        let log = server.path().join("log");
-        let options = format!("-c listen_addresses='' -c fsync=off -k {}", server.path().display());
-        server.run("pg_ctl", &["-D", &data, "-w", "-t", "300", "-l", log.to_str().unwrap(), "-o", &options, "start"]);
-        server
-    }
-
-    fn path(&self) -> &Path {
-        self.directory.path()
-    }
-
-    fn data(&self) -> String {
-        self.path().join("data").to_str().unwrap().to_owned()
-    }
-
-    /// PostgreSQL refuses to run as root.
-    fn run(&self, program: &str, arguments: &[&str]) {
-        let program = self.programs.join(program);
-        let mut command = if std::fs::metadata("/proc/self").unwrap().uid() == 0 {
-            let mut command = Command::new("runuser");
-            command.args(["-u", "postgres", "--"]).arg(&program);
-            command
-        } else {
-            Command::new(&program)
-        };
-        let status = command.args(arguments).current_dir(self.path()).stdout(std::process::Stdio::null()).status();
-        assert!(status.unwrap().success(), "{} {arguments:?}", program.display());
-    }
-
-    async fn connect(&self) -> Client {
-        let mut configuration = tokio_postgres::Config::new();
-        configuration.host_path(self.path()).user("postgres").dbname("postgres");
-        let (client, connection) = configuration.connect(NoTls).await.unwrap();
-        tokio::spawn(connection);
-        client
-    }
-}
-
-impl Drop for TestServer {
-    fn drop(&mut self) {
-        if self.path().join("data/postmaster.pid").exists() {
-            self.run("pg_ctl", &["-D", &self.data(), "-w", "-t", "300", "-m", "immediate", "stop"]);
-        }
-    }
+/// A running server in this directory.
+async fn start(directory: &TestDirectory) -> Server {
+    let options = server_options(Binaries::find(None).unwrap(), directory.join("server")).unwrap();
+    let server = create(options).await.unwrap();
+    server.start().await.unwrap();
+    server
 }
 
 async fn load(client: &Client, scope: Scope) -> Objects {
@@ -188,8 +130,9 @@ const JUDGED: &[(&str, Action)] = &[
 
 #[tokio::test]
 async fn statements_are_judged_by_a_real_catalog() {
-    let server = TestServer::start();
-    let client = server.connect().await;
+    let directory = TestDirectory::new().unwrap();
+    let server = start(&directory).await;
+    let client = server.connection().connect().await.unwrap();
     client
         .batch_execute(
             "CREATE FUNCTION wild_step(int, int) RETURNS int LANGUAGE sql VOLATILE AS 'SELECT 1';
@@ -351,8 +294,9 @@ const RUN: &[(&str, Action, bool)] = &[
 
 #[tokio::test]
 async fn users_code_is_judged_by_what_it_may_leave_behind() {
-    let server = TestServer::start();
-    let client = server.connect().await;
+    let directory = TestDirectory::new().unwrap();
+    let server = start(&directory).await;
+    let client = server.connection().connect().await.unwrap();
     client.batch_execute(CODE).await.unwrap();
     let builtin = Arc::new(load(&client, Scope::Builtin).await);
     let catalog = Catalog::new(Arc::clone(&builtin), load(&client, Scope::User).await);

@@ -3,18 +3,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "../../../tests/src/ports.rs"]
-mod ports;
-
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
-use onecopy_postgres::{Binaries, Server, ServerOptions, ServiceUser};
+use onecopy_postgres::{Binaries, Server};
 use onecopy_router::authentication::{
     AuthenticationError, MECHANISM, MockSecret, ScramClient, ScramCredential, ScramKeys, ScramServer, ScramVerifier,
 };
+use onecopy_testing::{TestDirectory, create, server_options};
 
 /// Role and password: plain, changed by SASLprep, and prohibited by it (a control character).
 const ROLES: [(&str, &str); 3] =
@@ -23,23 +20,18 @@ const ROLES: [(&str, &str); 3] =
 /// A PostgreSQL server that goes away with the test.
 struct TestServer {
     server: Server,
-    _directory: tempfile::TempDir,
+    _directory: TestDirectory,
     runtime: tokio::runtime::Runtime,
 }
 
 impl TestServer {
     fn start() -> TestServer {
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let directory = TestDirectory::new().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let binaries = Binaries::find(None).unwrap();
-        let user = ServiceUser::resolve(None).unwrap();
-        let port = ports::free_port().expect("a free port");
-        let options = ServerOptions::new(binaries, user, directory.path().join("server"), port, "superuser".to_owned());
-        let server = runtime.block_on(Server::create(options)).unwrap();
-        let server = TestServer { server, _directory: directory, runtime };
-        server.runtime.block_on(server.server.start()).unwrap();
-        server
+        let options = server_options(Binaries::find(None).unwrap(), directory.join("server")).unwrap();
+        let server = runtime.block_on(create(options)).unwrap();
+        runtime.block_on(server.start()).unwrap();
+        TestServer { server, _directory: directory, runtime }
     }
 
     /// Runs statements as superuser; gives the first column of the rows.
@@ -76,16 +68,6 @@ impl TestServer {
         let keys = client.verify(&expect_authentication(&mut stream, 12)?)?;
         expect_authentication(&mut stream, 0)?;
         Ok(keys)
-    }
-}
-
-impl Drop for TestServer {
-    fn drop(&mut self) {
-        if let Some(process_id) = self.server.process_id() {
-            // Immediate shutdown; the postmaster takes its children with it.
-            let _ = Command::new("kill").args(["-QUIT", &process_id.to_string()]).status();
-            self.runtime.block_on(self.server.wait_exit());
-        }
     }
 }
 

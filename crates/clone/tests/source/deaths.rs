@@ -11,12 +11,13 @@ use onecopy_clone::image::Image;
 use onecopy_clone::plan::SourceServer;
 use onecopy_clone::source::{Follower, Source, SourceFiles};
 use onecopy_postgres::{Server, Settings};
+use onecopy_testing::{TestDirectory, until_async};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use tokio::task::JoinHandle;
 
 use crate::followers::Hopeless;
 use crate::frozen::{Kept, change_everything, freeze_and_follow, freeze_for};
-use crate::laboratory::{Laboratory, primary, source_of, until};
+use crate::harness::{primary, source_of};
 
 /// Tells a child of this test program what to watch.
 const CHILD_VARIABLE: &str = "ONECOPY_TEST_SOURCE";
@@ -86,7 +87,7 @@ async fn stuck_write(server: &Server, journal: &Journal) -> JoinHandle<Result<()
         let client = server.connect().await.expect("connected");
         client.batch_execute("UPDATE items SET filler = 'late'; CHECKPOINT").await
     });
-    until("an access to wait, and not in passing", async || {
+    until_async("an access waits, and not in passing", async || {
         let before = journal.pending();
         tokio::time::sleep(Duration::from_secs(2)).await;
         journal.pending().iter().any(|entry| before.contains(entry))
@@ -98,8 +99,8 @@ async fn stuck_write(server: &Server, journal: &Journal) -> JoinHandle<Result<()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_source_goes_on_when_who_watches_it_is_killed() {
-    let laboratory = Laboratory::new();
-    let server = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = primary(directory.path(), &Settings::new()).await;
     let watcher = watch_by_child(&server).await;
     let journal = Journal::open(watcher.descriptor(1)).expect("a journal");
     let write = stuck_write(&server, &journal).await;
@@ -119,8 +120,8 @@ async fn a_successor_settles_what_a_dead_process_had_read_and_not_written_down()
 }
 
 async fn settle_after_death(is_written_down: bool) {
-    let laboratory = Laboratory::new();
-    let server = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = primary(directory.path(), &Settings::new()).await;
     // Nothing moves between the freeze and when the successor's test has seen the content.
     let client = server.connection().connect().await.expect("connected");
     client.batch_execute("CHECKPOINT").await.expect("quiet");

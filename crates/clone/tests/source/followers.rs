@@ -8,9 +8,10 @@ use onecopy_clone::image::FileNumber;
 use onecopy_clone::source::{Follower, FollowerFailed, GATE_CLOSED_MAX};
 use onecopy_clone::{ByteRange, CloneError};
 use onecopy_postgres::Settings;
+use onecopy_testing::TestDirectory;
 
 use crate::frozen::{change_everything, freeze, freeze_for, new_source};
-use crate::laboratory::{Laboratory, primary, source_of};
+use crate::harness::{primary, source_of};
 
 /// Takes nothing: it fails, or it waits for ever.
 pub struct Hopeless {
@@ -51,8 +52,8 @@ impl Follower for Hopeless {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_that_fails_or_a_freeze_that_hangs_does_not_stop_the_source() {
-    let laboratory = Laboratory::new();
-    let server = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = primary(directory.path(), &Settings::new()).await;
     let source = new_source(&server).await;
     source.adopt(&source_of(&server)).await.expect("adopted");
     let follower = Hopeless::new(false);

@@ -3,7 +3,7 @@
 mod deaths;
 mod followers;
 mod frozen;
-#[path = "../laboratory/mod.rs"]
-mod laboratory;
+#[path = "../harness/mod.rs"]
+mod harness;
 mod serverless;
 mod servers;

@@ -14,10 +14,10 @@ use onecopy_clone::image::FileNumber;
 use onecopy_clone::plan::SourceServer;
 use onecopy_clone::source::Source;
 use onecopy_postgres::{ConnectionParameters, ServiceUser};
+use onecopy_testing::{TestDirectory, until_async};
 
 use crate::frozen::{freeze, freeze_and_follow};
-use crate::laboratory::xfs::XfsMount;
-use crate::laboratory::{Laboratory, until};
+use crate::harness::xfs;
 
 /// A freeze waits for so long at most for what was let through before it.
 const TRUNCATION_WAIT: Duration = Duration::from_secs(1);
@@ -62,8 +62,8 @@ async fn fabricated(data_directory: &Path) -> (Arc<Source>, SourceServer) {
 /// As a tablespace that a table is moved out of and into again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_that_was_empty_at_one_freeze_is_watched_from_the_next_one_on() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let at = |name: &str| directory.path().join(name);
+    let directory = TestDirectory::new().expect("a directory");
+    let at = |name: &str| directory.join(name);
     std::fs::write(at("PG_VERSION"), "15\n").expect("written");
     for name in ["base/5/16384", "base/6/16385"] {
         std::fs::create_dir_all(at(name).parent().expect("a parent")).expect("made");
@@ -86,16 +86,17 @@ async fn a_directory_that_was_empty_at_one_freeze_is_watched_from_the_next_one_o
     second.assert_frozen().await;
 }
 
-/// No server: a process of the same name that cuts a file. The kernel lets it through, and then the file system makes it wait.
+/// No server: a process of the same name that cuts a file. The kernel lets it through, and then the file system makes
+/// it wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_truncation_that_was_let_through_before_a_freeze_happens_before_it() {
-    let laboratory = Laboratory::new();
-    let mount = XfsMount::new(laboratory.path());
+    let directory = TestDirectory::new().expect("a directory");
+    let mount = xfs(&directory);
     let data_directory = mount.path().join("data");
     std::fs::create_dir_all(data_directory.join("base/5")).expect("made");
     std::fs::write(data_directory.join("PG_VERSION"), "15\n").expect("written");
     std::fs::write(data_directory.join("base/5/16384"), vec![1; 10 * 8192]).expect("written");
-    let program = laboratory.path().join("postgres");
+    let program = directory.join("postgres");
     std::fs::copy("/usr/bin/truncate", &program).expect("coreutils");
     let (source, server) = fabricated(&data_directory).await;
     assert_eq!(source.adopt(&server).await.expect("nothing is open").barriers, 0);
@@ -106,7 +107,7 @@ async fn a_truncation_that_was_let_through_before_a_freeze_happens_before_it() {
         let mut command = Command::new(&program);
         let mut child =
             command.args(["-c", "-s", "8192", "base/5/16384"]).current_dir(&data_directory).spawn().expect("cuts");
-        until("the truncation to be under way", async || doing(child.id()) == Doing::Truncation).await;
+        until_async("the truncation is under way", async || doing(child.id()) == Doing::Truncation).await;
         let (freezing, begun) = (Arc::clone(&source), Instant::now());
         let freezing = tokio::task::spawn_blocking(move || freezing.close_gate());
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -130,7 +131,6 @@ async fn a_truncation_that_was_let_through_before_a_freeze_happens_before_it() {
 /// A data directory of the servers' account, and beside it a file that root alone may read.
 fn owned_by_the_account(directory: &Path) -> ServiceUser {
     let user = ServiceUser::resolve(None).expect("an account");
-    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755)).expect("searchable");
     let data = directory.join("data");
     std::fs::create_dir_all(data.join("base/5")).expect("made");
     for (name, content) in [("PG_VERSION", "15\n"), ("postgresql.conf", "public"), ("base/5/16384", "page")] {
@@ -145,12 +145,13 @@ fn owned_by_the_account(directory: &Path) -> ServiceUser {
     user
 }
 
-/// The account puts a link, and another name of root's file, in the place of a file that is copied at the freeze, at any instant.
+/// The account puts a link, and another name of root's file, in the place of a file that is copied at the freeze, at
+/// any instant.
 #[tokio::test(flavor = "multi_thread")]
 async fn k24_a_freeze_reads_nothing_for_the_account_that_it_could_not_read() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = TestDirectory::new().expect("a directory");
     owned_by_the_account(directory.path());
-    let at = |name: &str| directory.path().join(name);
+    let at = |name: &str| directory.join(name);
     let (source, server) = fabricated(&at("data")).await;
     source.adopt(&server).await.expect("nothing is open");
     std::os::unix::fs::symlink(at("secret"), at("link")).expect("linked");

@@ -9,14 +9,15 @@ use onecopy_clone::CloneError;
 use onecopy_clone::image::Image;
 use onecopy_clone::plan::SourceServer;
 use onecopy_postgres::{BaseBackup, FollowerMaker, Role, Server, Settings, StandbyOptions};
+use onecopy_testing::{TestDirectory, until_async};
 
 use crate::frozen::{change_everything, freeze, freeze_and_follow, new_source};
-use crate::laboratory::{Laboratory, Load, primary, source_of, until};
+use crate::harness::{Load, primary, server, source_of};
 
 #[tokio::test]
 async fn the_image_of_a_real_server_is_what_its_clone_needs() {
-    let laboratory = Laboratory::new();
-    let server = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = primary(directory.path(), &Settings::new()).await;
     let client = server.connection().connect().await.expect("connected");
     client.batch_execute("CREATE TEMPORARY TABLE fleeting AS SELECT 1 AS n").await.expect("made");
     let path = async |relation: &str| -> String {
@@ -33,7 +34,7 @@ async fn the_image_of_a_real_server_is_what_its_clone_needs() {
     assert!(server.data_directory().join(&fleeting).exists() && !files.contains(fleeting.as_str()), "{fleeting}");
     assert!(files.contains("pg_xact/0000") && !files.contains("global/pg_control"));
 
-    let elsewhere = std::fs::canonicalize(laboratory.path().join("elsewhere")).expect("there");
+    let elsewhere = std::fs::canonicalize(directory.join("elsewhere")).expect("there");
     let [tablespace] = scan.image.tablespaces.as_slice() else { panic!("{:?}", scan.image.tablespaces) };
     assert_eq!(tablespace.location, elsewhere);
     let databases =
@@ -46,8 +47,8 @@ async fn the_image_of_a_real_server_is_what_its_clone_needs() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_frozen_is_kept_while_the_source_goes_on() {
-    let laboratory = Laboratory::new();
-    let server = primary(&laboratory, laboratory.path(), &Settings::new()).await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = primary(directory.path(), &Settings::new()).await;
     let load = Load::begin(&server).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let source = new_source(&server).await;
@@ -94,7 +95,7 @@ async fn what_is_frozen_is_kept_while_the_source_goes_on() {
     assert_eq!(source.followers(), 0);
     // What was asked before is still on its way.
     let accesses = || source.metrics().accesses;
-    until("the last accesses to be counted", async || {
+    until_async("the last accesses are counted", async || {
         let before = accesses();
         tokio::time::sleep(Duration::from_secs(3)).await;
         accesses() == before
@@ -108,12 +109,12 @@ async fn what_is_frozen_is_kept_while_the_source_goes_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_is_adopted_by_a_barrier_on_its_leader() {
-    let laboratory = Laboratory::new();
-    let leader = laboratory.leader().await;
+    let directory = TestDirectory::new().expect("a directory");
+    let leader = server::leader(&directory).await;
     leader.start().await.expect("starts");
     let client = leader.connection().connect().await.expect("connected");
     client.batch_execute("CREATE TABLE items AS SELECT n FROM generate_series(1, 20000) AS n").await.expect("made");
-    let options = laboratory.options("follower", Role::Follower);
+    let options = server::options(directory.join("follower"), Role::Follower);
     let maker = BaseBackup { binaries: options.binaries.clone(), user: options.user.clone(), slot: "one".to_owned() };
     maker.make(&leader.connection(), &options.data_directory(), &|_| ()).await.expect("copied");
     let standby = Server::open(options).await.expect("a data directory");
@@ -135,7 +136,7 @@ async fn a_standby_is_adopted_by_a_barrier_on_its_leader() {
     assert_eq!(source.probe().expect("probed"), []);
     let kept = freeze_and_follow(&source).await;
     client.batch_execute("UPDATE items SET n = n + 1; TRUNCATE items; CHECKPOINT").await.expect("written");
-    until("the standby to replay", async || {
+    until_async("the standby has replayed", async || {
         reader.query_one("SELECT count(*) = 0 FROM items", &[]).await.expect("read").get(0)
     })
     .await;

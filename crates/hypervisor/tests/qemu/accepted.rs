@@ -1,8 +1,5 @@
 //! QEMU takes what the configuration can say, also with names that hold commas and spaces.
 
-#[path = "../../../../tests/src/ports.rs"]
-mod ports;
-
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
@@ -12,26 +9,27 @@ use onecopy_hypervisor::configuration::{
     Network, NetworkEnd, OnPanic, Protocol, SocketRole,
 };
 use onecopy_hypervisor::{InheritedDescriptor, Machine, MachineConfiguration};
+use onecopy_testing::free_port;
 use serde_json::json;
 
-use crate::laboratory::{Laboratory, patient};
+use crate::machines::{Machines, patient};
 
 /// Starts it paused, lets `look` ask, and ends it.
 async fn accepted(
-    laboratory: &mut Laboratory,
+    machines: &mut Machines,
     name: &str,
     configuration: &MachineConfiguration,
     inherited: &[InheritedDescriptor],
 ) -> Machine {
-    let directory = laboratory.machine(name);
+    let directory = machines.directory(name);
     let configuration = MachineConfiguration { starts_paused: true, ..configuration.clone() };
-    Machine::start(&laboratory.qemu, &configuration, &directory, inherited, patient()).await.expect("QEMU takes it")
+    Machine::start(&machines.qemu, &configuration, &directory, inherited, patient()).await.expect("QEMU takes it")
 }
 
 #[tokio::test]
 async fn v1_everything_at_once_is_accepted() {
-    let mut laboratory = Laboratory::new();
-    let mut configuration = laboratory.configuration();
+    let mut machines = Machines::new();
+    let mut configuration = machines.configuration();
     configuration.name = "a name, with = and \"quotes\"".to_owned();
     configuration.uuid = Some("12345678-1234-1234-1234-123456789abc".to_owned());
     configuration.processors = 2;
@@ -39,8 +37,8 @@ async fn v1_everything_at_once_is_accepted() {
     configuration.generation = Some(Generation::Fixed("324e6eaf-d1d1-4bf6-bf41-b9bb6c91fb87".to_owned()));
     configuration.hot_plug_ports = 3;
     configuration.on_panic = OnPanic::End;
-    configuration.more_monitors.push(laboratory.path("second, monitor.sock"));
-    let machine = accepted(&mut laboratory, "m, with = comma", &configuration, &[]).await;
+    configuration.more_monitors.push(machines.path("second, monitor.sock"));
+    let machine = accepted(&mut machines, "m, with = comma", &configuration, &[]).await;
     let monitor = machine.monitor();
     assert_eq!(monitor.name().await.unwrap(), configuration.name);
     assert_eq!(monitor.processors().await.unwrap().len(), 2);
@@ -59,7 +57,7 @@ async fn v1_everything_at_once_is_accepted() {
 
 #[tokio::test]
 async fn v1_a_microvm_is_accepted() {
-    let mut laboratory = Laboratory::new();
+    let mut machines = Machines::new();
     // Any file is a kernel until it is booted from: a flat image of real mode with the header's magic number.
     let mut kernel = vec![0u8; 64 * 1024];
     kernel[0x1f1] = 4;
@@ -67,15 +65,15 @@ async fn v1_a_microvm_is_accepted() {
     kernel[0x202..0x206].copy_from_slice(b"HdrS");
     kernel[0x206..0x208].copy_from_slice(&[0x0f, 0x02]);
     kernel[0x211] = 1;
-    let path = laboratory.path("kernel, with comma");
+    let path = machines.path("kernel, with comma");
     std::fs::write(&path, kernel).unwrap();
-    let mut configuration = laboratory.configuration();
+    let mut configuration = machines.configuration();
     configuration.board = Board::Microvm;
     let arguments = "console=ttyS0, with a comma".to_owned();
     configuration.boot = onecopy_hypervisor::configuration::Boot::Kernel { kernel: path, initrd: None, arguments };
     let networks = vec![Network::new("net0", NetworkEnd::Unplugged)];
     configuration.networks = networks;
-    let machine = accepted(&mut laboratory, "m", &configuration, &[]).await;
+    let machine = accepted(&mut machines, "m", &configuration, &[]).await;
     let tree = machine.monitor().human("info qtree").await.unwrap();
     for device in ["virtio-blk-pci", "virtio-serial-pci", "virtio-net-pci", "pvpanic-pci", "virtio-rng-pci"] {
         assert!(tree.contains(&format!("dev: {device}")), "{device}: {tree}");
@@ -84,8 +82,8 @@ async fn v1_a_microvm_is_accepted() {
 
 #[tokio::test]
 async fn v1_every_kind_of_memory_is_accepted() {
-    let mut laboratory = Laboratory::new();
-    let file = laboratory.path("memory, with comma");
+    let mut machines = Machines::new();
+    let file = machines.path("memory, with comma");
     std::fs::File::create(&file).unwrap().set_len(65 << 20).unwrap();
     let on_file =
         |shared, read_only, offset_bytes| MemoryBackEnd::File { path: file.clone(), shared, read_only, offset_bytes };
@@ -97,12 +95,12 @@ async fn v1_every_kind_of_memory_is_accepted() {
         on_file(false, true, 0),
     ];
     for (number, kind) in kinds.into_iter().enumerate() {
-        let mut configuration = laboratory.configuration();
+        let mut configuration = machines.configuration();
         let shared =
             matches!(kind, MemoryBackEnd::Anonymous { shared: true, .. } | MemoryBackEnd::File { shared: true, .. });
         configuration.memory.back_end = kind.clone();
         configuration.memory.preallocated = number == 0;
-        let machine = accepted(&mut laboratory, &format!("m{number}"), &configuration, &[]).await;
+        let machine = accepted(&mut machines, &format!("m{number}"), &configuration, &[]).await;
         let back_ends = machine.monitor().execute("query-memdev", json!({})).await.unwrap();
         assert_eq!(back_ends[0]["size"], configuration.memory.size_bytes, "{kind:?}");
         assert_eq!(back_ends[0]["share"], shared, "{kind:?}");
@@ -114,34 +112,34 @@ async fn v1_every_kind_of_memory_is_accepted() {
 
 #[tokio::test]
 async fn v1_every_kind_of_network_is_accepted() {
-    let mut laboratory = Laboratory::new();
+    let mut machines = Machines::new();
     let (stream, _stream_peer) = UnixStream::pair().unwrap();
     let (datagrams, _datagram_peer) = UnixDatagram::pair().unwrap();
     let inherited = |descriptor: OwnedFd, number| InheritedDescriptor { descriptor: Arc::new(descriptor), number };
     let descriptors = [inherited(stream.into(), 501), inherited(datagrams.into(), 502)];
-    let peer = laboratory.path("peer, with comma.sock");
+    let peer = machines.path("peer, with comma.sock");
     let _listener = UnixListener::bind(&peer).unwrap();
     let user = NetworkEnd::User {
         forwards: vec![
-            Forward { protocol: Protocol::Udp, ..Forward::tcp(ports::free_port().expect("a free port"), 53) },
-            Forward::tcp(ports::free_port().expect("a free port"), 5432),
+            Forward { protocol: Protocol::Udp, ..Forward::tcp(free_port(), 53) },
+            Forward::tcp(free_port(), 5432),
         ],
         restricted: true,
     };
     let ends = [
         user,
-        NetworkEnd::Stream { path: laboratory.path("listens, here.sock"), role: SocketRole::Listens },
+        NetworkEnd::Stream { path: machines.path("listens, here.sock"), role: SocketRole::Listens },
         NetworkEnd::Stream { path: peer.clone(), role: SocketRole::Connects { reconnect_ms: Some(500) } },
         NetworkEnd::StreamDescriptor { descriptor: 501 },
-        NetworkEnd::Datagram { local: laboratory.path("local, one.sock"), remote: laboratory.path("remote, one.sock") },
+        NetworkEnd::Datagram { local: machines.path("local, one.sock"), remote: machines.path("remote, one.sock") },
         NetworkEnd::DatagramDescriptor { descriptor: 502 },
         NetworkEnd::Unplugged,
     ];
-    let mut configuration = laboratory.configuration();
+    let mut configuration = machines.configuration();
     let cards = ends.into_iter().enumerate().map(|(number, end)| Network::new(format!("net{number}"), end));
     configuration.networks = cards.collect();
     configuration.networks[0].hardware_address = Some("52:54:00:aa:bb:cc".to_owned());
-    let machine = accepted(&mut laboratory, "m", &configuration, &descriptors).await;
+    let machine = accepted(&mut machines, "m", &configuration, &descriptors).await;
     let known = machine.monitor().human("info network").await.unwrap();
     assert!(known.contains("macaddr=52:54:00:aa:bb:cc"), "{known}");
     for number in 0..6 {
@@ -156,8 +154,8 @@ async fn v1_every_kind_of_network_is_accepted() {
 
 #[tokio::test]
 async fn v1_every_kind_of_file_is_accepted() {
-    let mut laboratory = Laboratory::new();
-    let qcow2 = laboratory.path("disk, with comma.qcow2");
+    let mut machines = Machines::new();
+    let qcow2 = machines.path("disk, with comma.qcow2");
     let mut make = std::process::Command::new("qemu-img");
     make.args(["create", "-q", "-f", "qcow2"]).arg(&qcow2).arg("8M");
     assert!(make.status().unwrap().success());
@@ -168,9 +166,9 @@ async fn v1_every_kind_of_file_is_accepted() {
         direct,
         asynchronous_io,
     };
-    let raw = laboratory.path("raw, with comma.img");
+    let raw = machines.path("raw, with comma.img");
     std::fs::File::create(&raw).unwrap().set_len(1 << 20).unwrap();
-    let mut configuration = laboratory.configuration();
+    let mut configuration = machines.configuration();
     configuration.disks.push(Disk::new("qcow", file(qcow2, FileFormat::Qcow2, false, false, AsynchronousIo::Threads)));
     configuration.disks.push(Disk {
         queues: Some(2),
@@ -178,7 +176,7 @@ async fn v1_every_kind_of_file_is_accepted() {
         own_thread: true,
         ..Disk::new("raw", file(raw, FileFormat::Raw, true, false, AsynchronousIo::Threads))
     });
-    let machine = accepted(&mut laboratory, "m", &configuration, &[]).await;
+    let machine = accepted(&mut machines, "m", &configuration, &[]).await;
     let devices = machine.monitor().block_devices().await.unwrap();
     let inserted = |id: &str| {
         let device = devices.iter().find(|device| device.qdev.as_deref().is_some_and(|path| path.contains(id)));
@@ -191,12 +189,12 @@ async fn v1_every_kind_of_file_is_accepted() {
 
 #[tokio::test]
 async fn v1_a_vhost_user_back_end_that_is_not_there_is_named() {
-    let mut laboratory = Laboratory::new();
-    let socket = laboratory.path("disk, with comma.sock");
-    let mut configuration = laboratory.configuration();
+    let mut machines = Machines::new();
+    let socket = machines.path("disk, with comma.sock");
+    let mut configuration = machines.configuration();
     configuration.disks.push(Disk::new("shared", DiskDoor::VhostUser { socket, reconnect_ms: None }));
-    let directory = laboratory.machine("m");
-    let error = laboratory.start(&configuration, &directory).await.unwrap_err().to_string();
+    let directory = machines.directory("m");
+    let error = machines.start(&configuration, &directory).await.unwrap_err().to_string();
     assert!(error.contains("/disk, with comma.sock"), "{error}");
     assert_eq!(Machine::running_process(&directory).unwrap(), None);
 }
@@ -205,20 +203,20 @@ async fn v1_a_vhost_user_back_end_that_is_not_there_is_named() {
 async fn v1_kvm_is_opened_for_an_account_that_could_not() {
     if std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
         // Without the device there is nothing to hand over, and the error names it.
-        let mut laboratory = Laboratory::new();
-        let directory = laboratory.machine("m");
-        let configuration = MachineConfiguration { accelerator: Accelerator::Kvm, ..laboratory.configuration() };
-        let error = laboratory.start(&configuration, &directory).await.unwrap_err();
+        let mut machines = Machines::new();
+        let directory = machines.directory("m");
+        let configuration = MachineConfiguration { accelerator: Accelerator::Kvm, ..machines.configuration() };
+        let error = machines.start(&configuration, &directory).await.unwrap_err();
         assert!(error.to_string().contains("/dev/kvm"), "{error}");
         return;
     }
-    let mut laboratory = Laboratory::new();
+    let mut machines = Machines::new();
     let configuration = MachineConfiguration {
         accelerator: Accelerator::Kvm,
         processor_model: "qemu64".to_owned(),
-        ..laboratory.configuration()
+        ..machines.configuration()
     };
     let configuration = crate::bounds::confined(configuration);
-    let machine = accepted(&mut laboratory, "m", &configuration, &[]).await;
+    let machine = accepted(&mut machines, "m", &configuration, &[]).await;
     assert!(machine.monitor().uses_kvm().await.unwrap());
 }

@@ -1,11 +1,10 @@
 //! What holds a machine's process in.
 
-use std::path::{Path, PathBuf};
-
 use onecopy_hypervisor::configuration::Account;
 use onecopy_hypervisor::{Machine, MachineConfiguration};
+use onecopy_testing::{ControlGroup, skip};
 
-use crate::laboratory::{Laboratory, MEMORY_BYTES, process_status};
+use crate::machines::{MEMORY_BYTES, Machines, process_status};
 
 /// `nobody`: an account that may do nothing.
 const NOBODY: Account = Account { user_id: 65534, group_id: 65534 };
@@ -20,9 +19,9 @@ pub fn confined(mut configuration: MachineConfiguration) -> MachineConfiguration
 
 #[tokio::test]
 async fn v5_qemu_is_sandboxed_and_has_no_rights() {
-    let mut laboratory = Laboratory::new();
-    let directory = laboratory.machine("m");
-    let machine = laboratory.start(&confined(laboratory.configuration()), &directory).await.unwrap();
+    let mut machines = Machines::new();
+    let directory = machines.directory("m");
+    let machine = machines.start(&confined(machines.configuration()), &directory).await.unwrap();
     let status = |field| process_status(machine.process_id(), field);
     // 2: a filter of system calls.
     assert_eq!(status("Seccomp"), "2");
@@ -40,25 +39,25 @@ async fn v5_qemu_is_sandboxed_and_has_no_rights() {
 
 #[tokio::test]
 async fn v5_control_without_the_sandbox_there_is_no_filter() {
-    let mut laboratory = Laboratory::new();
-    let directory = laboratory.machine("m");
-    let mut configuration = laboratory.configuration();
+    let mut machines = Machines::new();
+    let directory = machines.directory("m");
+    let mut configuration = machines.configuration();
     configuration.security.sandboxed = false;
-    let machine = laboratory.start(&configuration, &directory).await.unwrap();
+    let machine = machines.start(&configuration, &directory).await.unwrap();
     assert_eq!(process_status(machine.process_id(), "Seccomp"), "0");
 }
 
 #[tokio::test]
 async fn v5_a_guests_memory_can_be_locked() {
-    let mut laboratory = Laboratory::new();
-    let directory = laboratory.machine("m");
-    let mut configuration = laboratory.configuration();
+    let mut machines = Machines::new();
+    let directory = machines.directory("m");
+    let mut configuration = machines.configuration();
     configuration.security.locks_memory = true;
-    let machine = laboratory.start(&configuration, &directory).await.unwrap();
+    let machine = machines.start(&configuration, &directory).await.unwrap();
     assert_is_locked(&machine);
     machine.quit().await.unwrap();
     // An account without rights can if its limit could be raised, else QEMU says what it may not do.
-    match laboratory.start(&confined(configuration), &directory).await {
+    match machines.start(&confined(configuration), &directory).await {
         Ok(machine) => assert_is_locked(&machine),
         Err(error) => assert!(error.to_string().contains("lock"), "{error}"),
     }
@@ -71,47 +70,26 @@ fn assert_is_locked(machine: &Machine) {
     assert!(kilobytes >= MEMORY_BYTES >> 10, "{locked}");
 }
 
-/// A control group of this test's own, removed with the value.
-struct ControlGroup(PathBuf);
-
-impl ControlGroup {
-    fn make() -> Option<ControlGroup> {
-        let hierarchies = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/freezer", "/sys/fs/cgroup"].map(Path::new);
-        let hierarchy = hierarchies.into_iter().find(|path| path.join("cgroup.procs").exists())?;
-        let path = hierarchy.join(format!("onecopy-hypervisor-{}", std::process::id()));
-        std::fs::create_dir(&path).ok()?;
-        Some(ControlGroup(path))
-    }
-}
-
-impl Drop for ControlGroup {
-    fn drop(&mut self) {
-        for _ in 0..3000 {
-            if std::fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-        }
-    }
-}
-
 #[tokio::test]
 async fn v5_qemu_begins_in_its_control_group() {
-    let Some(group) = ControlGroup::make() else {
-        assert!(!rustix::process::geteuid().is_root(), "root can make a control group");
-        return;
+    let group = match ControlGroup::make() {
+        Ok(group) => group,
+        Err(error) => {
+            skip("v5_qemu_begins_in_its_control_group", &format!("{error:#}"));
+            return;
+        }
     };
-    let mut laboratory = Laboratory::new();
-    let directory = laboratory.machine("m");
-    let mut configuration = confined(laboratory.configuration());
-    configuration.security.control_groups = vec![group.0.clone()];
-    let machine = laboratory.start(&configuration, &directory).await.unwrap();
-    let members = std::fs::read_to_string(group.0.join("cgroup.procs")).unwrap();
+    let mut machines = Machines::new();
+    let directory = machines.directory("m");
+    let mut configuration = confined(machines.configuration());
+    configuration.security.control_groups = vec![group.directory().to_owned()];
+    let machine = machines.start(&configuration, &directory).await.unwrap();
+    let members = std::fs::read_to_string(group.directory().join("cgroup.procs")).unwrap();
     assert!(members.lines().any(|line| line == machine.process_id().to_string()), "{members}");
     machine.quit().await.unwrap();
     // A group that is not there is named.
-    let missing = group.0.join("missing");
+    let missing = group.directory().join("missing");
     configuration.security.control_groups = vec![missing.clone()];
-    let error = laboratory.start(&configuration, &directory).await.unwrap_err();
+    let error = machines.start(&configuration, &directory).await.unwrap_err();
     assert!(error.to_string().contains(missing.to_str().unwrap()), "{error}");
 }

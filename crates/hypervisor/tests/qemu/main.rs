@@ -1,8 +1,9 @@
-//! The real QEMU, with machines that have nothing to boot: it takes our arguments, and machines live and end as their states say.
+//! The real QEMU, with machines that have nothing to boot: it takes our arguments, and machines live and end as their
+//! states say.
 
 mod accepted;
 mod adopted;
 mod bounds;
-mod laboratory;
 mod life;
+mod machines;
 mod moved;

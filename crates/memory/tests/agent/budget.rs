@@ -9,8 +9,9 @@ use onecopy_memory::engine::{Engine, ExtensionEngine};
 use onecopy_memory::pressure::{Host, Source};
 use onecopy_memory::{HostPressure, Level, MemoryError};
 use onecopy_postgres::{Server, StopMode};
+use onecopy_testing::TestDirectory;
 
-use crate::laboratory::{CEILING, Laboratory, MIB, client, engine, fill, name};
+use crate::servers::{self, CEILING, MIB, client, engine, fill, name};
 
 /// A host that always has enough: this machine may be short of memory for other reasons.
 struct Roomy;
@@ -51,8 +52,8 @@ fn pools(agent: &Agent) -> Vec<u64> {
 
 #[tokio::test]
 async fn all_pools_together_come_into_the_budget_and_stay_there() {
-    let laboratory = Laboratory::new();
-    let (one, other) = tokio::join!(laboratory.server("one"), laboratory.server("other"));
+    let directory = TestDirectory::new().expect("a directory");
+    let (one, other) = tokio::join!(servers::server(&directory, "one"), servers::server(&directory, "other"));
     fill(&one).await;
     let budget = 300 * MIB;
     let agent = agent(&[&one, &other], budget);
@@ -77,8 +78,8 @@ async fn all_pools_together_come_into_the_budget_and_stay_there() {
 
 #[tokio::test]
 async fn what_was_set_by_hand_is_asked_for_again_after_a_crash() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.server("one").await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::server(&directory, "one").await;
     let agent = agent(&[&server], CEILING);
     let told = agent.set(&name("one"), 63 * MIB - 1).await.expect("taken");
     assert_eq!(told.target_bytes, 64 * MIB, "sizes are whole chunks");
@@ -98,8 +99,8 @@ async fn what_was_set_by_hand_is_asked_for_again_after_a_crash() {
 
 #[tokio::test]
 async fn the_next_agent_begins_with_what_is() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.server("one").await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::server(&directory, "one").await;
     let first = agent(&[&server], 128 * MIB);
     rounds_until(&first, "the budget", || pools(&first) == [128 * MIB]).await;
     drop(first);
@@ -113,8 +114,8 @@ async fn the_next_agent_begins_with_what_is() {
 
 #[tokio::test]
 async fn what_is_published_is_taken_first() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.server("one").await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::server(&directory, "one").await;
     fill(&server).await;
     // Only now: what has never been used has no memory that could be taken.
     let client = client(&server).await;

@@ -6,13 +6,14 @@ use std::time::Duration;
 use onecopy_memory::engine::{Engine, ExtensionEngine, Progress};
 use onecopy_memory::{Level, MemoryError};
 use onecopy_postgres::StopMode;
+use onecopy_testing::{PASSWORD, TestDirectory, until_async};
 
-use crate::laboratory::{CEILING, CHUNK, Laboratory, MIB, ROWS, client, connection, engine, fill, name};
+use crate::servers::{self, CEILING, CHUNK, MIB, ROWS, client, connection, engine, fill, name};
 
 #[tokio::test]
 async fn a_pool_is_seen_shrunk_and_grown() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.server("server").await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::server(&directory, "server").await;
     fill(&server).await;
     let engine = engine(&server, "server");
     let before = engine.observe().await.expect("an answer");
@@ -43,8 +44,8 @@ async fn a_pool_is_seen_shrunk_and_grown() {
 
 #[tokio::test]
 async fn sizes_out_of_range_are_refused_with_figures() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.server("server").await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::server(&directory, "server").await;
     let engine = engine(&server, "server");
     let below = engine.set_target(32 * MIB - 1).await.expect_err("too small");
     assert!(matches!(below, MemoryError::BelowFloor { floor_bytes, .. } if floor_bytes == 32 * MIB), "{below}");
@@ -63,10 +64,13 @@ async fn sizes_out_of_range_are_refused_with_figures() {
 
 #[tokio::test]
 async fn who_may_not_is_told_so_in_the_servers_words() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.server("server").await;
-    let roles = "CREATE ROLE watcher LOGIN PASSWORD 'secret'; GRANT pg_monitor TO watcher; \
-                 GRANT USAGE ON SCHEMA \"Memory's\" TO watcher; CREATE ROLE stranger LOGIN PASSWORD 'secret'; CREATE DATABASE empty";
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::server(&directory, "server").await;
+    let roles = format!(
+        "CREATE ROLE watcher LOGIN PASSWORD '{PASSWORD}'; GRANT pg_monitor TO watcher; \
+         GRANT USAGE ON SCHEMA \"Memory's\" TO watcher; CREATE ROLE stranger LOGIN PASSWORD '{PASSWORD}'; \
+         CREATE DATABASE empty"
+    );
     for statement in roles.split(';') {
         client(&server).await.batch_execute(statement).await.expect("made");
     }
@@ -90,8 +94,8 @@ async fn who_may_not_is_told_so_in_the_servers_words() {
 
 #[tokio::test]
 async fn a_server_that_goes_and_comes_is_found_again() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.server("server").await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::server(&directory, "server").await;
     let engine = engine(&server, "server");
     engine.set_target(64 * MIB).await.expect("taken");
     engine.reach(64 * MIB, &|_| {}).await.expect("reached");
@@ -100,20 +104,24 @@ async fn a_server_that_goes_and_comes_is_found_again() {
         engine.observe().await.expect_err("it does not run");
     }
     server.start().await.expect("started");
-    let again = loop {
+    let mut again = None;
+    until_async("the server is found", async || {
         match engine.observe().await {
-            Ok(observation) => break observation,
-            Err(MemoryError::Unreachable { .. }) => tokio::time::sleep(Duration::from_millis(50)).await,
+            Ok(observation) => again = Some(observation),
+            Err(MemoryError::Unreachable { .. }) => {}
             Err(error) => panic!("{error}"),
         }
-    };
+        again.is_some()
+    })
+    .await;
+    let again = again.expect("it is found");
     assert_eq!(again.target_bytes, CEILING, "what was asked for ended with the server; the agent asks again");
 }
 
 #[tokio::test]
 async fn who_stops_waiting_does_not_spoil_the_next_answer() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.server("server").await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::server(&directory, "server").await;
     let engine = engine(&server, "server");
     for microseconds in (0..60).map(|step| step * 200) {
         let _ = tokio::time::timeout(Duration::from_micros(microseconds), engine.observe()).await;
@@ -121,10 +129,5 @@ async fn who_stops_waiting_does_not_spoil_the_next_answer() {
     assert_eq!(engine.observe().await.expect("an answer").pool_bytes, CEILING);
     let ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy memory'";
     let left = async || client(&server).await.query_one(ours, &[]).await.expect("an answer").get::<_, i64>(0);
-    let mut tries = 0;
-    while left().await > 1 {
-        tries += 1;
-        assert!(tries < 1200, "connections are left");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    until_async("no connection is left", async || left().await <= 1).await;
 }

@@ -2,5 +2,5 @@
 
 mod budget;
 mod extension;
-mod laboratory;
 mod plain;
+mod servers;

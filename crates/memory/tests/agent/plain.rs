@@ -5,8 +5,9 @@ use std::time::Duration;
 use onecopy_memory::engine::{Engine, PlainEngine};
 use onecopy_memory::own::Consent;
 use onecopy_memory::{Level, MemoryError};
+use onecopy_testing::TestDirectory;
 
-use crate::laboratory::{CEILING, Laboratory, MIB, ROWS, client, connection, fill, name};
+use crate::servers::{self, CEILING, MIB, ROWS, client, connection, fill, name};
 
 fn engine(server: &onecopy_postgres::Server, consent: Consent) -> PlainEngine {
     let directory = Some(server.data_directory().to_owned());
@@ -15,8 +16,8 @@ fn engine(server: &onecopy_postgres::Server, consent: Consent) -> PlainEngine {
 
 #[tokio::test]
 async fn a_stock_server_is_watched_and_its_pool_is_not_touched() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.stock("stock").await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::stock(&directory).await;
     fill(&server).await;
     let engine = engine(&server, Consent::Withheld);
     assert_eq!(engine.level(), Level::Request);
@@ -33,8 +34,8 @@ async fn a_stock_server_is_watched_and_its_pool_is_not_touched() {
 
 #[tokio::test]
 async fn with_consent_pages_are_written_dropped_and_stay_dropped() {
-    let laboratory = Laboratory::new();
-    let server = laboratory.stock("stock").await;
+    let directory = TestDirectory::new().expect("a directory");
+    let server = servers::stock(&directory).await;
     fill(&server).await;
     let engine = engine(&server, Consent::Given);
     assert_eq!(engine.level(), Level::Own);

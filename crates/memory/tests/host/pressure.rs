@@ -1,11 +1,12 @@
 //! Pressure as the real host tells it.
 
 use std::fs;
-use std::time::Duration;
 
-use crate::squeezed::{Family, Group, MIB, host, name};
 use onecopy_memory::cgroup::{Limits, parent_of};
 use onecopy_memory::pressure::{Host, Source};
+use onecopy_testing::{WAIT_MAX, skip};
+
+use crate::squeezed::{Family, Group, MIB, host, name};
 
 #[test]
 fn the_figures_of_this_host_make_sense() {
@@ -22,7 +23,7 @@ fn the_figures_of_this_host_make_sense() {
 
 #[test]
 fn every_limit_above_a_process_is_found() {
-    let Some(host) = host() else { return };
+    let Some(host) = host("every_limit_above_a_process_is_found") else { return };
     let mut outer = Group::new(&host, "outer");
     let limits = |mib: u64| Limits { max_bytes: Some(mib * MIB), ..Limits::default() };
     outer.get().limit(&limits(512)).expect("nothing is used");
@@ -45,16 +46,17 @@ fn every_limit_above_a_process_is_found() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stall_wakes_who_waits_for_it() {
-    let Some(host) = host() else { return };
+    let Some(host) = host("a_stall_wakes_who_waits_for_it") else { return };
     if host.pressure().expect("they are whole").psi_some_avg10.is_none() {
-        eprintln!("not run: the kernel has no PSI");
+        skip("a_stall_wakes_who_waits_for_it", "the kernel has no PSI");
         return;
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on a disk");
     let file = directory.path().join("file");
 
     let mut group = Group::new(&host, "stalled");
-    // Four readers whose pages never stay: each read waits for memory. The file is written there, too: pages belong to who brings them in.
+    // Four readers whose pages never stay: each read waits for memory. The file is written there, too: pages belong to
+    // who brings them in.
     let reader = format!("while :; do cat {} > /dev/null; done &", file.display());
     let script = format!("head -c {} /dev/zero > {}; {} wait", 96 * MIB, file.display(), reader.repeat(4));
     let mut family = Family::waiting(&script);
@@ -64,8 +66,8 @@ async fn a_stall_wakes_who_waits_for_it() {
     let stalled = host.stalled();
     family.go();
     // Others on this host may stall, too: the first word need not be about these.
-    tokio::time::timeout(Duration::from_secs(180), stalled).await.expect("the kernel tells of it");
-    tokio::time::timeout(Duration::from_secs(180), host.stalled()).await.expect("and tells of it again while it lasts");
+    tokio::time::timeout(WAIT_MAX, stalled).await.expect("the kernel tells of it");
+    tokio::time::timeout(WAIT_MAX, host.stalled()).await.expect("and tells of it again while it lasts");
     let memory = group.get().memory().expect("readable").expect("it is there");
     assert!(memory.limit_hits > 0 && memory.oom_kills == 0, "{memory:?}");
 }

@@ -9,15 +9,16 @@ use std::sync::Arc;
 use onecopy_memory::InstanceName;
 use onecopy_memory::cgroup::InstanceGroup;
 use onecopy_memory::pressure::Host;
+use onecopy_testing::skip;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 pub const MIB: u64 = 1 << 20;
 
-/// This host; none, with a word why, where nothing can be tried.
-pub fn host() -> Option<Arc<Host>> {
+/// This host; none where the test cannot run.
+pub fn host(test: &str) -> Option<Arc<Host>> {
     let host = Arc::new(Host::new().expect("the kernel's files can be read"));
     if host.hierarchy().is_none() || !rustix::process::geteuid().is_root() {
-        eprintln!("not run: it needs root and cgroups with the controller for memory");
+        skip(test, "it needs root and cgroups with the controller for memory");
         return None;
     }
     Some(host)

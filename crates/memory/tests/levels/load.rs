@@ -4,18 +4,18 @@ use std::process::Stdio;
 
 use tokio::process::Child;
 
-use crate::laboratory::Laboratory;
+use crate::server::PgbenchServer;
 
 /// Two runs of pgbench: one reads, one updates.
 pub struct Load(Vec<Child>);
 
 impl Load {
     /// Starts them; they end by themselves after some seconds.
-    pub fn start(laboratory: &Laboratory, seconds: u32) -> Load {
+    pub fn start(server: &PgbenchServer, seconds: u32) -> Load {
         let run = |script: &str| {
             let seconds = seconds.to_string();
             let arguments = ["-n", "-c", "4", "-T", &seconds, "-b", script];
-            let mut command = laboratory.pgbench_command(&arguments);
+            let mut command = server.pgbench_command(&arguments);
             command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("pgbench is installed")
         };
         Load(vec![run("select-only"), run("tpcb-like")])

@@ -1,7 +1,7 @@
-//! Levels `publish` and `own` against real servers: memory really comes back, and nothing that a client can see changes.
+//! Levels `publish` and `own` against real servers: memory really comes back, and nothing that a client sees changes.
 
-mod laboratory;
 mod load;
 mod own;
 mod published;
 mod segment;
+mod server;

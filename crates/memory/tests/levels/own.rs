@@ -3,9 +3,9 @@
 use onecopy_memory::MemoryError;
 use onecopy_memory::own::{Consent, Own, drop_page_cache};
 
-use crate::laboratory::{CEILING_BYTES, Laboratory};
 use crate::load::Load;
 use crate::segment::{memory_bytes, take_away};
+use crate::server::{CEILING_BYTES, PgbenchServer};
 
 /// What the pool is shrunk to.
 const TARGET_BYTES: u64 = 48 << 20;
@@ -15,64 +15,64 @@ const OTHER_BYTES: u64 = 32 << 20;
 const DROPS_MIN: u32 = 5;
 const LOADS_MAX: usize = 10;
 
-fn own(laboratory: &Laboratory) -> Own {
-    Own::open(laboratory.data_directory(), Consent::Given).expect("a stock server")
+fn own(server: &PgbenchServer) -> Own {
+    Own::open(server.data_directory(), Consent::Given).expect("a stock server")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_of_a_stock_server_are_dropped_and_read_again() {
-    let laboratory = Laboratory::stock().await;
-    let content = laboratory.content().await;
-    let own = own(&laboratory);
-    laboratory.client().await.batch_execute("CHECKPOINT").await.expect("all is on disk");
-    let (figures, memory_before) = (own.figures().expect("seen"), memory_bytes(laboratory.data_directory()));
+    let server = PgbenchServer::stock().await;
+    let content = server.content().await;
+    let own = own(&server);
+    server.client().await.batch_execute("CHECKPOINT").await.expect("all is on disk");
+    let (figures, memory_before) = (own.figures().expect("seen"), memory_bytes(server.data_directory()));
     assert_eq!(figures.pool_bytes, CEILING_BYTES);
     assert!(figures.resident_bytes > 100 << 20 && figures.resident_bytes <= CEILING_BYTES, "{figures:?}");
     assert_eq!(figures.dirty_bytes, 0, "after a checkpoint: {figures:?}");
 
     let dropped = own.shrink_to(TARGET_BYTES).expect("dropped");
-    let memory = memory_bytes(laboratory.data_directory());
+    let memory = memory_bytes(server.data_directory());
     assert!(dropped.resident_bytes <= TARGET_BYTES, "{dropped:?}");
     assert!(memory < TARGET_BYTES + OTHER_BYTES && memory_before - memory > 50 << 20, "{memory_before} {memory}");
     assert_eq!(own.figures().expect("seen").pool_bytes, CEILING_BYTES, "the server does not know");
     let again = own.shrink_to(TARGET_BYTES).expect("nothing to do");
     assert_eq!((again.batches, again.bytes), (0, 0));
 
-    assert_eq!(laboratory.content().await, content, "all pages are read again");
+    assert_eq!(server.content().await, content, "all pages are read again");
     assert!(own.figures().expect("seen").resident_bytes > TARGET_BYTES, "and have memory again");
     let dropped = own.shrink_to(0).expect("dropped");
     assert!(dropped.resident_bytes < 8 << 20, "{dropped:?} {:?}", own.figures());
-    assert_eq!(laboratory.content().await, content);
-    laboratory.assert_no_crash();
+    assert_eq!(server.content().await, content);
+    server.assert_no_crash();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dirty_pages_stay_until_they_are_written() {
-    let laboratory = Laboratory::stock().await;
-    let client = laboratory.client().await;
+    let server = PgbenchServer::stock().await;
+    let client = server.client().await;
     client.batch_execute("UPDATE pgbench_accounts SET abalance = abalance + 1").await.expect("updated");
-    let content = laboratory.content().await;
-    let own = own(&laboratory);
+    let content = server.content().await;
+    let own = own(&server);
     let dirty_bytes = own.figures().expect("seen").dirty_bytes;
     assert!(dirty_bytes > 50 << 20, "{dirty_bytes}");
     let dropped = own.shrink_to(0).expect("dropped");
     assert!(dropped.resident_bytes >= dirty_bytes / 2, "{dropped:?}");
-    assert_eq!(laboratory.content().await, content);
+    assert_eq!(server.content().await, content);
     client.batch_execute("CHECKPOINT").await.expect("written");
     let dropped = own.shrink_to(0).expect("dropped");
     assert!(dropped.resident_bytes < 8 << 20, "{dropped:?} {:?}", own.figures());
-    assert_eq!(laboratory.content().await, content);
-    laboratory.assert_no_crash();
+    assert_eq!(server.content().await, content);
+    server.assert_no_crash();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_work_on_while_pages_are_dropped_under_them() {
-    let laboratory = Laboratory::stock().await;
-    let own = own(&laboratory);
+    let server = PgbenchServer::stock().await;
+    let own = own(&server);
     let mut drops = 0;
     // How often pages are dropped hangs on how busy the machine is.
     for _ in 0..LOADS_MAX {
-        let mut load = Load::start(&laboratory, 8);
+        let mut load = Load::start(&server, 8);
         while load.runs() {
             let dropped = tokio::task::block_in_place(|| own.shrink_to(TARGET_BYTES)).expect("dropped");
             drops += u32::from(dropped.bytes > 0);
@@ -84,39 +84,39 @@ async fn clients_work_on_while_pages_are_dropped_under_them() {
         }
     }
     assert!(drops >= DROPS_MIN, "pages were read again and dropped again: {drops}");
-    laboratory.assert_balanced().await;
-    laboratory.client().await.batch_execute("CHECKPOINT").await.expect("written");
-    let content = laboratory.content().await;
+    server.assert_balanced().await;
+    server.client().await.batch_execute("CHECKPOINT").await.expect("written");
+    let content = server.content().await;
     own.shrink_to(0).expect("dropped");
-    assert_eq!(laboratory.content().await, content);
-    laboratory.assert_no_crash();
+    assert_eq!(server.content().await, content);
+    server.assert_no_crash();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_touched_without_consent_or_without_a_server() {
-    let laboratory = Laboratory::stock().await;
-    let refused = Own::open(laboratory.data_directory(), Consent::default()).expect_err("no consent");
+    let server = PgbenchServer::stock().await;
+    let refused = Own::open(server.data_directory(), Consent::default()).expect_err("no consent");
     assert!(matches!(refused, MemoryError::NotAllowed { .. }), "{refused}");
-    let own = own(&laboratory);
+    let own = own(&server);
     // What can be given back without it: the kernel's copies of the files.
-    laboratory.content().await;
-    let cached = drop_page_cache(laboratory.data_directory(), u64::MAX).expect("dropped");
+    server.content().await;
+    let cached = drop_page_cache(server.data_directory(), u64::MAX).expect("dropped");
     assert!(cached.files > 500 && cached.bytes.is_none_or(|bytes| bytes > 50 << 20), "{cached:?}");
-    laboratory.server.crash_stop().await.expect("killed");
+    server.crash_stop().await.expect("killed");
     let gone = own.shrink_to(0).expect_err("no server");
     assert!(matches!(gone, MemoryError::NoServer { .. }), "{gone}");
-    laboratory.server.start().await.expect("recovered");
+    server.start().await.expect("recovered");
     own.shrink_to(0).expect("the new server's memory is found again");
-    laboratory.assert_balanced().await;
+    server.assert_balanced().await;
 }
 
 /// The control: what the tests above compare is seen to differ when pages go and their headers do not say so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_that_go_without_their_headers_are_missed() {
-    let laboratory = Laboratory::stock().await;
+    let server = PgbenchServer::stock().await;
     let question = "SELECT count(*) FROM pgbench_accounts";
-    let rows = laboratory.number(question).await;
-    take_away(laboratory.data_directory());
-    let after = laboratory.client().await.query_one(question, &[]).await;
+    let rows = server.number(question).await;
+    take_away(server.data_directory());
+    let after = server.client().await.query_one(question, &[]).await;
     assert!(after.is_err() || after.is_ok_and(|row| u64::try_from(row.get::<_, i64>(0)) != Ok(rows)));
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use onecopy_memory::MemoryError;
 use onecopy_memory::published::{Published, Step};
-use rustix::process::{Pid, Signal, kill_process};
+use onecopy_testing::{process, until_async};
 
-use crate::laboratory::{CEILING_BYTES, Laboratory, until};
 use crate::load::Load;
 use crate::segment::memory_bytes;
+use crate::server::{CEILING_BYTES, PgbenchServer};
 
 /// What the servers here keep published.
 const RESERVE_BYTES: u64 = 64 << 20;
@@ -21,161 +21,161 @@ const CHUNK_BYTES: u64 = 2 << 20;
 const DIRECTORY_VARIABLE: &str = "TAKER_DATA_DIRECTORY";
 const STEP_VARIABLE: &str = "TAKER_STEP";
 
-async fn target_bytes(laboratory: &Laboratory) -> u64 {
-    laboratory.number("SELECT onecopy_memory_target()").await
+async fn target_bytes(server: &PgbenchServer) -> u64 {
+    server.number("SELECT onecopy_memory_target()").await
 }
 
 /// Waits until this much is published, and gives it.
 async fn until_published(published: &Published, bytes: u64) {
-    until("the reserve", async || published.available_bytes().expect("seen") == bytes).await;
+    until_async("the reserve is published", async || published.available_bytes().expect("seen") == bytes).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_published_is_taken_and_the_server_lowers_its_target() {
-    let laboratory = Laboratory::publishing(RESERVE_BYTES).await;
-    let content = laboratory.content().await;
-    let published = Published::open(laboratory.data_directory()).expect("published");
+    let server = PgbenchServer::publishing(RESERVE_BYTES).await;
+    let content = server.content().await;
+    let published = Published::open(server.data_directory()).expect("published");
     until_published(&published, RESERVE_BYTES).await;
-    assert_eq!(target_bytes(&laboratory).await, CEILING_BYTES, "the reserve belongs to the target");
+    assert_eq!(target_bytes(&server).await, CEILING_BYTES, "the reserve belongs to the target");
 
-    let memory_before = memory_bytes(laboratory.data_directory());
+    let memory_before = memory_bytes(server.data_directory());
     let taken = published.take(20 << 20).expect("taken");
     assert_eq!(taken.chunks, 10, "{taken:?}");
     // Pages that are shared with a neighbour are given back by the server.
     assert!(taken.bytes > (20 << 20) - (64 << 10) && taken.bytes <= 20 << 20, "{taken:?}");
-    assert!(memory_before - memory_bytes(laboratory.data_directory()) > 19 << 20);
+    assert!(memory_before - memory_bytes(server.data_directory()) > 19 << 20);
     let lowered = CEILING_BYTES - (20 << 20);
-    until("the target", async || target_bytes(&laboratory).await == lowered).await;
+    until_async("the target is lowered", async || target_bytes(&server).await == lowered).await;
     until_published(&published, RESERVE_BYTES).await;
-    assert_eq!(target_bytes(&laboratory).await, lowered, "it is lowered once");
+    assert_eq!(target_bytes(&server).await, lowered, "it is lowered once");
 
     // Growth is asked for as at level request.
-    laboratory.number("SELECT onecopy_memory_target('100%')").await;
-    assert_eq!(target_bytes(&laboratory).await, CEILING_BYTES);
-    assert_eq!(laboratory.content().await, content);
-    laboratory.assert_no_crash();
+    server.number("SELECT onecopy_memory_target('100%')").await;
+    assert_eq!(target_bytes(&server).await, CEILING_BYTES);
+    assert_eq!(server.content().await, content);
+    server.assert_no_crash();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn takers_come_to_the_floor_while_clients_work_and_no_further() {
-    let laboratory = Laboratory::publishing(RESERVE_BYTES).await;
-    let published = Published::open(laboratory.data_directory()).expect("published");
-    let floor = laboratory.number("SELECT floor_bytes FROM onecopy_memory_status").await;
-    let load = Load::start(&laboratory, 10);
+    let server = PgbenchServer::publishing(RESERVE_BYTES).await;
+    let published = Published::open(server.data_directory()).expect("published");
+    let floor = server.number("SELECT floor_bytes FROM onecopy_memory_status").await;
+    let load = Load::start(&server, 10);
     let mut taken_chunks = 0;
-    until("the floor", async || {
+    until_async("the floor is reached", async || {
         tokio::task::block_in_place(|| published.take(RESERVE_BYTES)).expect("taken");
-        target_bytes(&laboratory).await == floor
+        target_bytes(&server).await == floor
     })
     .await;
     for _ in 0..20 {
         taken_chunks += published.take(RESERVE_BYTES).expect("taken").chunks;
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert_eq!((taken_chunks, target_bytes(&laboratory).await), (0, floor), "nothing is left to take");
+    assert_eq!((taken_chunks, target_bytes(&server).await), (0, floor), "nothing is left to take");
     load.finish().await;
-    laboratory.number("SELECT onecopy_memory_target('100%')").await;
-    laboratory.assert_balanced().await;
-    laboratory.assert_no_crash();
+    server.number("SELECT onecopy_memory_target('100%')").await;
+    server.assert_balanced().await;
+    server.assert_no_crash();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn there_is_one_agent_and_a_server_without_the_extension_has_none() {
-    let laboratory = Laboratory::publishing(RESERVE_BYTES).await;
-    let first = Published::open(laboratory.data_directory()).expect("published");
-    let second = Published::open(laboratory.data_directory()).expect_err("a second agent");
+    let server = PgbenchServer::publishing(RESERVE_BYTES).await;
+    let first = Published::open(server.data_directory()).expect("published");
+    let second = Published::open(server.data_directory()).expect_err("a second agent");
     assert!(second.to_string().contains("another agent"), "{second}");
     until_published(&first, RESERVE_BYTES).await;
     // A server that starts again has other memory, and publishes anew.
-    laboratory.server.crash_stop().await.expect("killed");
+    server.crash_stop().await.expect("killed");
     let gone = first.take(CHUNK_BYTES).expect_err("no server");
     assert!(matches!(gone, MemoryError::NoServer { .. }), "{gone}");
-    laboratory.server.start().await.expect("recovered");
+    server.start().await.expect("recovered");
     until_published(&first, RESERVE_BYTES).await;
     assert_eq!(first.take(CHUNK_BYTES).expect("taken").chunks, 1);
     drop(first);
-    Published::open(laboratory.data_directory()).expect("the next agent");
+    Published::open(server.data_directory()).expect("the next agent");
 
-    let stock = Laboratory::stock().await;
+    let stock = PgbenchServer::stock().await;
     let refused = Published::open(stock.data_directory()).expect_err("no extension");
     assert!(refused.to_string().contains("shared_preload_libraries"), "{refused}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_taker_may_die_at_each_step() {
-    let laboratory = Laboratory::publishing(RESERVE_BYTES).await;
-    let content = laboratory.content().await;
+    let server = PgbenchServer::publishing(RESERVE_BYTES).await;
+    let content = server.content().await;
     let mut expected = CEILING_BYTES;
     for step in ["Claimed", "GivenBack"] {
         // By the server, when no agent comes.
-        let taker = Taker::start(laboratory.data_directory(), step);
+        let taker = Taker::start(server.data_directory(), step);
         drop(taker);
         expected -= CHUNK_BYTES;
-        until("the server to finish", async || target_bytes(&laboratory).await == expected).await;
+        until_async("the server has finished it", async || target_bytes(&server).await == expected).await;
         // By the next agent, when there is one at once.
-        let taker = Taker::start(laboratory.data_directory(), step);
+        let taker = Taker::start(server.data_directory(), step);
         drop(taker);
-        let next = Published::open(laboratory.data_directory()).expect("the next agent");
+        let next = Published::open(server.data_directory()).expect("the next agent");
         assert_eq!(next.take(0).expect("nothing, but what was begun").chunks, 0);
         expected -= CHUNK_BYTES;
-        until("the next agent's work", async || target_bytes(&laboratory).await == expected).await;
+        until_async("the next agent has finished it", async || target_bytes(&server).await == expected).await;
         until_published(&next, RESERVE_BYTES).await;
     }
-    laboratory.number("SELECT onecopy_memory_target('100%')").await;
-    assert_eq!(laboratory.content().await, content);
-    laboratory.assert_no_crash();
+    server.number("SELECT onecopy_memory_target('100%')").await;
+    assert_eq!(server.content().await, content);
+    server.assert_no_crash();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_stopped_taker_holds_stays_out_of_the_pool() {
-    let laboratory = Laboratory::publishing(RESERVE_BYTES).await;
-    let content = laboratory.content().await;
-    let taker = Taker::start(laboratory.data_directory(), "Claimed");
-    kill_process(taker.process(), Signal::STOP).expect("stopped");
+    let server = PgbenchServer::publishing(RESERVE_BYTES).await;
+    let content = server.content().await;
+    let taker = Taker::start(server.data_directory(), "Claimed");
+    process::stop(taker.0.id());
     // Without a reserve all that is published is to be brought back.
-    laboratory.keep_reserve(0).await;
+    server.keep_reserve(0).await;
     let status = "SELECT pool_bytes FROM onecopy_memory_status";
     // The topmost chunk was taken first.
-    until("all others", async || laboratory.number(status).await == CEILING_BYTES - CHUNK_BYTES).await;
+    until_async("all others are back", async || server.number(status).await == CEILING_BYTES - CHUNK_BYTES).await;
     for _ in 0..30 {
-        laboratory.number("SELECT onecopy_memory_target('100%', false)").await;
+        server.number("SELECT onecopy_memory_target('100%', false)").await;
         tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(laboratory.number(status).await, CEILING_BYTES - CHUNK_BYTES, "it could still be punched");
+        assert_eq!(server.number(status).await, CEILING_BYTES - CHUNK_BYTES, "it could still be punched");
     }
-    assert_eq!(laboratory.content().await, content, "the server works meanwhile");
+    assert_eq!(server.content().await, content, "the server works meanwhile");
     drop(taker);
-    until("the chunk", async || {
-        laboratory.number("SELECT onecopy_memory_target('100%')").await;
-        laboratory.number(status).await == CEILING_BYTES
+    until_async("the chunk is back", async || {
+        server.number("SELECT onecopy_memory_target('100%')").await;
+        server.number(status).await == CEILING_BYTES
     })
     .await;
-    assert_eq!(laboratory.content().await, content);
-    laboratory.assert_no_crash();
+    assert_eq!(server.content().await, content);
+    server.assert_no_crash();
 }
 
 /// Takers that are killed at any moment, while targets change and clients work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn takers_die_at_random_while_targets_change_and_clients_work() {
-    let laboratory = Laboratory::publishing(RESERVE_BYTES).await;
-    let floor = laboratory.number("SELECT floor_bytes FROM onecopy_memory_status").await;
-    let load = Load::start(&laboratory, 12);
+    let server = PgbenchServer::publishing(RESERVE_BYTES).await;
+    let floor = server.number("SELECT floor_bytes FROM onecopy_memory_status").await;
+    let load = Load::start(&server, 12);
     for round in 0_u64..12 {
-        let mut taker = Taker::spawn(laboratory.data_directory(), "Never");
+        let mut taker = Taker::spawn(server.data_directory(), "Never");
         let target = floor + (CEILING_BYTES - floor) / 12 * ((round * 7) % 13).min(12);
-        laboratory.number(&format!("SELECT onecopy_memory_target('{target} B', false)")).await;
+        server.number(&format!("SELECT onecopy_memory_target('{target} B', false)")).await;
         tokio::time::sleep(Duration::from_millis(150 + 61 * round % 400)).await;
         taker.kill().and_then(|()| taker.wait()).expect("killed");
     }
     load.finish().await;
-    laboratory.keep_reserve(0).await;
+    server.keep_reserve(0).await;
     let status = "SELECT pool_bytes FROM onecopy_memory_status";
-    until("the whole pool", async || {
-        laboratory.number("SELECT onecopy_memory_target('100%')").await;
-        laboratory.number(status).await == CEILING_BYTES
+    until_async("the whole pool is back", async || {
+        server.number("SELECT onecopy_memory_target('100%')").await;
+        server.number(status).await == CEILING_BYTES
     })
     .await;
-    laboratory.assert_balanced().await;
-    laboratory.assert_no_crash();
+    server.assert_balanced().await;
+    server.assert_no_crash();
 }
 
 /// Another process that takes chunks and waits at a step. Killed when dropped.
@@ -199,10 +199,6 @@ impl Taker {
         command.args(["--exact", "published::the_taker", "--ignored", "--nocapture"]);
         command.env(DIRECTORY_VARIABLE, data_directory).env(STEP_VARIABLE, step);
         command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started")
-    }
-
-    fn process(&self) -> Pid {
-        Pid::from_child(&self.0)
     }
 }
 

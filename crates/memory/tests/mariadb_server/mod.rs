@@ -4,30 +4,29 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use onecopy_memory::engine::MariaDbAccess;
 use onecopy_postgres::ServiceUser;
-use tempfile::TempDir;
-
-/// A server that takes longer to start does not start.
-const START_TIMEOUT: Duration = Duration::from_secs(180);
+use onecopy_testing::{TestDirectory, until};
 
 pub struct MariaDbServer {
-    directory: TempDir,
+    directory: TestDirectory,
     process: Child,
 }
 
 impl MariaDbServer {
     /// Makes a server and starts it with a pool of so many MiB.
     pub fn start(pool_mib: u64) -> MariaDbServer {
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
-        let data = directory.path().join("data");
+        let directory = TestDirectory::new().expect("a directory");
+        let data = directory.join("data");
+        // Its own: a server that starts removes what others have in its directory for temporary tables.
+        let temporary = directory.join("temporary");
+        service_user().create_directory(&temporary).expect("a directory of its account");
         let made = Command::new("mariadb-install-db")
             .args(["--no-defaults", "--auth-root-authentication-method=normal", "--skip-test-db"])
             .args(as_service_user())
             .arg(format!("--datadir={}", data.display()))
+            .arg(format!("--tmpdir={}", temporary.display()))
             .output()
             .expect("MariaDB is installed");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
@@ -51,7 +50,7 @@ impl MariaDbServer {
 
     /// As the account that may do everything. It is found as on a machine without option files.
     pub fn access(&self) -> MariaDbAccess {
-        let socket = Some(self.directory.path().join("data/socket"));
+        let socket = Some(self.directory.join("data/socket"));
         MariaDbAccess { program: None, defaults_file: None, socket, user: Some("root".to_owned()) }
     }
 
@@ -64,7 +63,7 @@ impl MariaDbServer {
 
     /// A file that only its owner reads.
     pub fn write(&self, name: &str, content: &str) -> PathBuf {
-        let path = self.directory.path().join(name);
+        let path = self.directory.join(name);
         fs::write(&path, content).expect("written");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("closed");
         path
@@ -73,36 +72,30 @@ impl MariaDbServer {
     fn client(&self, statements: &str) -> Command {
         let mut command = Command::new("mariadb");
         command.args(["--no-defaults", "--batch", "--skip-column-names", "--user=root", "--execute", statements]);
-        command.arg(format!("--socket={}", self.directory.path().join("data/socket").display()));
+        command.arg(format!("--socket={}", self.directory.join("data/socket").display()));
         command
     }
 
     fn wait_until_ready(&mut self) {
-        let begin = Instant::now();
-        while !self.client("SELECT 1").output().expect("the client is installed").status.success() {
+        until("mariadbd is ready", || {
             if let Some(status) = self.process.try_wait().expect("it is ours") {
-                let log = fs::read_to_string(self.directory.path().join("data/log")).unwrap_or_default();
+                let log = fs::read_to_string(self.directory.join("data/log")).unwrap_or_default();
                 panic!("mariadbd ended: {status}\n{log}");
             }
-            assert!(begin.elapsed() < START_TIMEOUT, "mariadbd is not ready");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-impl Drop for MariaDbServer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+            self.client("SELECT 1").output().expect("the client is installed").status.success()
+        });
     }
 }
 
 fn spawn(directory: &Path, pool_mib: u64) -> Child {
     let data = directory.join("data");
+    // It works in its data directory, and ends with that.
     Command::new("mariadbd")
+        .current_dir(&data)
         .args(["--no-defaults", "--skip-networking", "--innodb-buffer-pool-load-at-startup=OFF"])
         .args(as_service_user())
         .arg(format!("--datadir={}", data.display()))
+        .arg(format!("--tmpdir={}", directory.join("temporary").display()))
         .arg(format!("--socket={}", data.join("socket").display()))
         .arg(format!("--pid-file={}", data.join("pid").display()))
         .arg(format!("--log-error={}", data.join("log").display()))
@@ -116,6 +109,9 @@ fn spawn(directory: &Path, pool_mib: u64) -> Child {
 
 /// It refuses to run as root: then it gets the account that servers of tests have.
 fn as_service_user() -> Option<String> {
-    let user = ServiceUser::resolve(None).expect("the account of servers exists");
-    rustix::process::geteuid().is_root().then(|| format!("--user={}", user.name()))
+    rustix::process::geteuid().is_root().then(|| format!("--user={}", service_user().name()))
+}
+
+fn service_user() -> ServiceUser {
+    ServiceUser::resolve(None).expect("the account of servers exists")
 }

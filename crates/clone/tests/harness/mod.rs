@@ -1,11 +1,10 @@
-//! Where real clones are made: a primary with data of several kinds, and the proof that a clone is one.
+//! What real clones are made of: a primary with data of several kinds; and the proof that a clone is one.
 
 // Each test program uses a part of it.
 #![allow(dead_code)]
 
-#[path = "../../../postgres/tests/laboratory/mod.rs"]
-mod servers;
-pub mod xfs;
+#[path = "../../../postgres/tests/server/mod.rs"]
+pub mod server;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,39 +12,49 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use onecopy_clone::plan::{FillOptions, Plan, Recovery, SourceServer};
-use onecopy_postgres::{InheritedDescriptor, Lsn, Role, Server, ServerOptions, Settings, StandbyOptions, StopMode};
-pub use servers::{Laboratory, WAIT_MAX, until};
+use onecopy_postgres::{InheritedDescriptor, Role, Server, Settings, StandbyOptions, StopMode};
+use onecopy_testing::{Content, FileSystem, MountedDisk, TestDirectory, WAIT_MAX, create_with, wait_replayed};
 use tokio_postgres::Client;
 
 /// A second database, because a clone is of all of them.
 pub const SECOND_DATABASE: &str = "archive";
-const SETUP: [&str; 7] = [
-    "CREATE TABLE items (n int PRIMARY KEY, filler text)",
-    "INSERT INTO items SELECT n, repeat('x', 200) FROM generate_series(1, 20000) AS n",
-    "CREATE TABLE placed (n int PRIMARY KEY, filler text) TABLESPACE elsewhere",
-    "INSERT INTO placed SELECT n, repeat('y', 100) FROM generate_series(1, 5000) AS n",
-    "CREATE UNLOGGED TABLE scratch (n int)",
-    "INSERT INTO scratch SELECT generate_series(1, 1000)",
-    "CREATE DATABASE archive",
-];
+/// The least that mkfs.xfs makes is 300 MB.
+const XFS_BYTES: u64 = 1 << 30;
+const CONTENT: Content<'static> = Content {
+    databases: &[SECOND_DATABASE],
+    scripts: &[
+        (
+            "postgres",
+            "CREATE TABLE items (n int PRIMARY KEY, filler text);
+             INSERT INTO items SELECT n, repeat('x', 200) FROM generate_series(1, 20000) AS n;
+             CREATE UNLOGGED TABLE scratch (n int);
+             INSERT INTO scratch SELECT generate_series(1, 1000)",
+        ),
+        (SECOND_DATABASE, "CREATE TABLE old AS SELECT n FROM generate_series(1, 3000) AS n"),
+    ],
+    pgbench: None,
+};
+/// In a place of each test's own.
+const PLACED: &str = "CREATE TABLE placed (n int PRIMARY KEY, filler text) TABLESPACE elsewhere;
+    INSERT INTO placed SELECT n, repeat('y', 100) FROM generate_series(1, 5000) AS n";
+
+/// A file system that shares blocks, in this directory.
+pub fn xfs(directory: &TestDirectory) -> MountedDisk {
+    MountedDisk::new(FileSystem::Xfs, directory.path(), "xfs", XFS_BYTES).expect("root, xfsprogs and a loop device")
+}
 
 /// A running primary with two databases, a tablespace and an unlogged table, in `directory`.
-pub async fn primary(laboratory: &Laboratory, directory: &Path, settings: &Settings) -> Server {
-    let mut options = laboratory.options("source", Role::Leader);
-    options.home = directory.join("source");
+pub async fn primary(directory: &Path, settings: &Settings) -> Server {
+    let mut options = server::options(directory.join("source"), Role::Leader);
     options.settings.merge(settings);
     let elsewhere = directory.join("elsewhere");
     options.user.create_directory(&elsewhere).expect("made");
-    let server = Server::create(options).await.expect("made");
+    let server = create_with(options, &CONTENT).await.expect("made");
     server.start().await.expect("starts");
     let client = server.connection().connect().await.expect("connected");
     let tablespace = format!("CREATE TABLESPACE elsewhere LOCATION '{}'", elsewhere.display());
     client.batch_execute(&tablespace).await.expect("made");
-    for statement in SETUP {
-        client.batch_execute(statement).await.expect(statement);
-    }
-    let archive = server.connection().with_database(SECOND_DATABASE).connect().await.expect("connected");
-    archive.batch_execute("CREATE TABLE old AS SELECT n FROM generate_series(1, 3000) AS n").await.expect("made");
+    client.batch_execute(PLACED).await.expect("made");
     server
 }
 
@@ -73,14 +82,8 @@ pub fn plan_for(server: &Server, directory: &Path, name: &str, recovery: Recover
 }
 
 /// Opens a clone as its source's standby; does not start it.
-pub async fn open_clone(
-    laboratory: &Laboratory,
-    source: &Server,
-    plan: &Plan,
-    inherited: Vec<InheritedDescriptor>,
-) -> Server {
-    let mut options: ServerOptions = laboratory.options("unused", Role::Follower);
-    options.home = plan.target.parent().expect("a home").to_owned();
+pub async fn open_clone(source: &Server, plan: &Plan, inherited: Vec<InheritedDescriptor>) -> Server {
+    let mut options = server::options(plan.target.parent().expect("a home").to_owned(), Role::Follower);
     options.data_directory = Some(plan.target.clone());
     let clone = Server::open(options).await.expect("a data directory");
     let primary = source.connection().with_application_name(&plan.slot);
@@ -135,8 +138,8 @@ async fn write_round(client: &Client, round: u32) {
     }
 }
 
-/// Proves that a running clone is its source: the same rows in the same places once it has replayed all, also after a restart, whole
-/// pages, and a primary when it is told to be one. Stops it.
+/// Proves that a running clone is its source: the same rows in the same places once it has replayed all, also after a
+/// restart, whole pages, and a primary when it is told to be one. Stops it.
 pub async fn prove(source: &Server, clone: &Server) {
     assert_same_rows(source, clone).await;
     clone.stop(StopMode::Fast).await.expect("stops");
@@ -156,21 +159,14 @@ pub async fn prove(source: &Server, clone: &Server) {
 
 /// Waits until the clone has replayed what the source has written, and compares.
 pub async fn assert_same_rows(source: &Server, clone: &Server) {
-    let end =
-        position(source, "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END")
-            .await;
-    until("the clone to replay all", async || position(clone, "pg_last_wal_replay_lsn()").await >= end).await;
+    let client = source.connection().connect().await.expect("connected");
+    let standby = clone.connection().connect().await.expect("connected");
+    wait_replayed(&client, &standby).await.expect("replayed");
     for database in ["postgres", SECOND_DATABASE] {
         let expected = fingerprints(source, database).await;
         assert!(!expected.is_empty());
         assert_eq!(fingerprints(clone, database).await, expected, "{database}");
     }
-}
-
-async fn position(server: &Server, function: &str) -> Lsn {
-    let client = server.connection().connect().await.expect("connected");
-    let text: String = client.query_one(&format!("SELECT ({function})::text"), &[]).await.expect("asked").get(0);
-    text.parse().expect("a position")
 }
 
 /// Each table with the number of its rows and a hash over all, places included.

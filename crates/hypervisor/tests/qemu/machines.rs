@@ -1,38 +1,35 @@
-//! A directory for one test's machines. They end with it, also when the test fails.
+//! The machines of one test. They end with it, also when the test fails.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use onecopy_hypervisor::configuration::{AsynchronousIo, Boot, Disk, DiskDoor, FileFormat};
 use onecopy_hypervisor::{HypervisorError, Machine, MachineConfiguration, MachineDirectory, Qemu, TimeLimits};
-use tempfile::TempDir;
+use onecopy_testing::{TestDirectory, WAIT_MAX, process};
 
 /// Enough for firmware that finds nothing to boot.
 pub const MEMORY_BYTES: u64 = 64 << 20;
 
-pub struct Laboratory {
+pub struct Machines {
     pub qemu: Qemu,
-    directory: TempDir,
-    machines: Vec<MachineDirectory>,
+    started: Vec<MachineDirectory>,
+    directory: TestDirectory,
 }
 
-impl Laboratory {
-    pub fn new() -> Laboratory {
-        let directory = tempfile::tempdir().expect("a directory");
-        // QEMU's account may be another one.
-        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).expect("opened");
-        Laboratory { qemu: Qemu::find().expect("make setup has installed QEMU"), directory, machines: Vec::new() }
+impl Machines {
+    pub fn new() -> Machines {
+        let qemu = Qemu::find().expect("make setup has installed QEMU");
+        Machines { qemu, started: Vec::new(), directory: TestDirectory::new().expect("a directory") }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        self.directory.join(name)
     }
 
     /// Where the machine `name` runs.
-    pub fn machine(&mut self, name: &str) -> MachineDirectory {
+    pub fn directory(&mut self, name: &str) -> MachineDirectory {
         let directory = MachineDirectory::new(self.path(name)).expect("short names");
-        self.machines.push(directory.clone());
+        self.started.push(directory.clone());
         directory
     }
 
@@ -64,8 +61,7 @@ impl Laboratory {
 
 /// Limits that a machine which has more to do does not reach.
 pub fn patient() -> TimeLimits {
-    let long = Duration::from_secs(180);
-    TimeLimits { start: long, quit: long, kill: long, pause: long, ..TimeLimits::default() }
+    TimeLimits { start: WAIT_MAX, quit: WAIT_MAX, kill: WAIT_MAX, pause: WAIT_MAX, ..TimeLimits::default() }
 }
 
 pub fn file_door(path: PathBuf) -> DiskDoor {
@@ -73,12 +69,12 @@ pub fn file_door(path: PathBuf) -> DiskDoor {
     DiskDoor::File { path, format: FileFormat::Raw, read_only: false, direct: false, asynchronous_io }
 }
 
-impl Drop for Laboratory {
+impl Drop for Machines {
     fn drop(&mut self) {
-        for machine in &self.machines {
-            if let Ok(Some(process_id)) = Machine::running_process(machine) {
-                let process_id = i32::try_from(process_id).ok().and_then(rustix::process::Pid::from_raw);
-                let _gone = process_id.map(|id| rustix::process::kill_process(id, rustix::process::Signal::KILL));
+        // They work in no directory of the test.
+        for directory in &self.started {
+            if let Ok(Some(process_id)) = Machine::running_process(directory) {
+                process::kill(process_id);
             }
         }
     }
