@@ -4,15 +4,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Lines};
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use tempfile::TempDir;
+use onecopy_testing::TestDirectory;
+use onecopy_testing::process::send;
+use rustix::process::Signal;
 use tokio_postgres::NoTls;
 
 /// The line after which customers come.
@@ -22,13 +20,12 @@ const LOAD_BEGINS: &str = "reads/s";
 struct Demo {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
-    directory: TempDir,
+    directory: TestDirectory,
 }
 
 impl Demo {
     fn start(seconds: u32) -> Demo {
-        let directory = tempfile::Builder::new().prefix("onecopy-test-").tempdir().unwrap();
-        std::fs::set_permissions(directory.path(), Permissions::from_mode(0o711)).unwrap();
+        let directory = TestDirectory::new().unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_onecopy-bench"))
             .args(["demo", "--clients", "4", "--seconds", &seconds.to_string()])
             .env("TMPDIR", directory.path())
@@ -64,7 +61,7 @@ impl Demo {
     }
 
     fn interrupt(&self) {
-        kill(Pid::from_raw(self.child.id() as i32), Signal::SIGINT).unwrap();
+        send(self.child.id(), Signal::INT);
     }
 }
 

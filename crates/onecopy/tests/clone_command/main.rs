@@ -1,50 +1,41 @@
 //! `onecopy clone` as a person runs it: what becomes of the replication slot.
 
-#[path = "../../../../tests/src/ports.rs"]
-mod ports;
-
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use onecopy_clone::service::{Rendezvous, Service};
-use onecopy_postgres::{Binaries, ConnectionParameters, Server, ServerOptions, ServiceUser, processes_of};
-use rustix::process::{Pid, Signal, kill_process};
+use onecopy_postgres::{Binaries, ConnectionParameters, Server};
+use onecopy_testing::process::{kill_all, with_argument, working_in};
+use onecopy_testing::{TestDirectory, create, server_options, until_async, wait_replayed};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_onecopy");
-const WAIT_MAX: Duration = Duration::from_secs(240);
 
 /// A primary that somebody else started, and clones beside it. All is ended and removed when this is dropped.
-struct Laboratory {
-    primary: Server,
-    directory: tempfile::TempDir,
+struct ClonedPrimary {
+    server: Server,
+    directory: TestDirectory,
 }
 
-impl Laboratory {
-    async fn start() -> Laboratory {
-        let directory = tempfile::tempdir().expect("a directory");
-        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).expect("its mode");
-        let (binaries, user) = (Binaries::find(None).expect("PostgreSQL"), ServiceUser::resolve(None).expect("a user"));
-        let home = directory.path().join("primary");
-        let mut options =
-            ServerOptions::new(binaries, user, home, ports::free_port().expect("a free port"), "it's".to_owned());
-        options.settings.set("fsync", "off").set("max_wal_senders", "10").set("max_replication_slots", "10");
-        let primary = Server::create(options).await.expect("a primary");
-        primary.start().await.expect("started");
-        let laboratory = Laboratory { primary, directory };
-        laboratory
-            .sql("CREATE TABLE item AS SELECT n, repeat('x', 500) AS filler FROM generate_series(1, 60000) n")
-            .await;
-        laboratory
+impl ClonedPrimary {
+    async fn start() -> ClonedPrimary {
+        let directory = TestDirectory::new().expect("a directory");
+        let binaries = Binaries::find(None).expect("PostgreSQL");
+        let mut options = server_options(binaries, directory.join("primary")).expect("an account");
+        options.password = "it's".to_owned();
+        options.settings.set("full_page_writes", "on").set("max_wal_senders", "10").set("max_replication_slots", "10");
+        let server = create(options).await.expect("a primary");
+        let primary = ClonedPrimary { server, directory };
+        primary.server.start().await.expect("started");
+        primary.sql("CREATE TABLE item AS SELECT n, repeat('x', 500) AS filler FROM generate_series(1, 60000) n").await;
+        primary
     }
 
     fn clone_directory(&self) -> PathBuf {
-        self.directory.path().join("clone")
+        self.directory.join("clone")
     }
 
     async fn sql(&self, statement: &str) -> Vec<tokio_postgres::Row> {
-        let client = self.primary.socket_connection().connect().await.expect("a connection");
+        let client = self.server.socket_connection().connect().await.expect("a connection");
         client.query(statement, &[]).await.expect("a result")
     }
 
@@ -61,7 +52,7 @@ impl Laboratory {
 
     /// Makes the clone with these options.
     fn clone(&self, options: &[&str]) {
-        let (source, directory) = (self.primary.socket_connection().to_dsn(), self.clone_directory());
+        let (source, directory) = (self.server.socket_connection().to_dsn(), self.clone_directory());
         self.run(&[&[source.as_str(), directory.to_str().expect("UTF-8")], options].concat());
     }
 
@@ -69,102 +60,78 @@ impl Laboratory {
     fn clone_connection(&self) -> ConnectionParameters {
         let text = std::fs::read_to_string(self.clone_directory().join("postmaster.pid")).expect("it runs");
         let port = text.lines().nth(3).and_then(|line| line.parse().ok()).expect("a port");
-        ConnectionParameters { port, ..self.primary.socket_connection() }
+        ConnectionParameters { port, ..self.server.socket_connection() }
     }
 
     /// What is written now arrives at the clone, which follows through `slot`.
     async fn assert_follows(&self, slot: &str) {
         self.sql("UPDATE item SET filler = 'changed' WHERE n = 7").await;
         let clone = self.clone_connection().connect().await.expect("it answers");
-        let begun = Instant::now();
-        while clone.query("SELECT 1 FROM item WHERE filler = 'changed'", &[]).await.expect("a result").is_empty() {
-            assert!(begun.elapsed() < WAIT_MAX, "it does not follow");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let primary = self.server.socket_connection().connect().await.expect("a connection");
+        wait_replayed(&primary, &clone).await.expect("it follows");
+        let changed = clone.query("SELECT 1 FROM item WHERE filler = 'changed'", &[]).await.expect("a result");
+        assert_eq!(changed.len(), 1);
         let row = clone.query_one("SELECT current_setting('primary_slot_name')", &[]).await.expect("a result");
         assert_eq!(row.get::<_, String>(0), slot);
     }
 }
 
-impl Drop for Laboratory {
+impl Drop for ClonedPrimary {
     fn drop(&mut self) {
-        kill_all(|| processes_of(&self.clone_directory()));
-        let Ok(rendezvous) = Rendezvous::of_source(self.primary.data_directory()) else { return };
-        kill_all(|| processes_with(rendezvous.directory()));
-        kill_all(|| processes_of(self.primary.data_directory()));
-        let _ = std::fs::remove_dir_all(rendezvous.directory());
+        let rendezvous = Rendezvous::of_source(self.server.data_directory());
+        // The servers first: as long as a clone is filled, its service lives.
+        kill_all(|| working_in(self.directory.path()));
+        if let Ok(rendezvous) = rendezvous {
+            kill_all(|| of_service(&rendezvous));
+            let _ = std::fs::remove_dir_all(rendezvous.directory());
+        }
     }
 }
 
-fn kill_all(processes: impl Fn() -> Vec<u32>) {
-    let begun = Instant::now();
-    while begun.elapsed() < Duration::from_secs(60) {
-        let found = processes();
-        if found.is_empty() {
-            return;
-        }
-        for process in found.iter().filter_map(|number| Pid::from_raw(number.cast_signed())) {
-            let _ = kill_process(process, Signal::KILL);
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Processes that have this path on their command line: keeper and hydrator.
-fn processes_with(path: &Path) -> Vec<u32> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let name = path.to_string_lossy().into_owned();
-    let of_it = numbers.filter(|number| {
-        let words = std::fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&words).split('\0').any(|word| word == name)
-    });
-    of_it.collect()
+/// Keeper and hydrator: their command lines have its directory.
+fn of_service(rendezvous: &Rendezvous) -> Vec<u32> {
+    with_argument(&rendezvous.directory().to_string_lossy())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_of_a_whole_clone_is_dropped() {
-    let laboratory = Laboratory::start().await;
-    laboratory.clone(&["--limit=0"]);
-    assert_eq!(laboratory.slots().await, 0);
-    laboratory.assert_follows("").await;
+    let primary = ClonedPrimary::start().await;
+    primary.clone(&["--limit=0"]);
+    assert_eq!(primary.slots().await, 0);
+    primary.assert_follows("").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_is_dropped_when_nobody_watches() {
-    let laboratory = Laboratory::start().await;
+    let primary = ClonedPrimary::start().await;
     // So slow that it is not whole yet when it answers, on a busy machine, too.
-    laboratory.clone(&["--detach", "--limit=1"]);
-    assert_eq!(laboratory.slots().await, 1, "it is not whole");
-    let service = Service::reach(Path::new(PROGRAM), laboratory.primary.data_directory()).await.expect("a service");
-    service.set_limit(&laboratory.clone_directory(), None).await.expect("no limit");
-    let begun = Instant::now();
-    while laboratory.slots().await > 0 {
-        assert!(begun.elapsed() < WAIT_MAX, "the slot stays");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    laboratory.assert_follows("").await;
+    primary.clone(&["--detach", "--limit=1"]);
+    assert_eq!(primary.slots().await, 1, "it is not whole");
+    let service = Service::reach(Path::new(PROGRAM), primary.server.data_directory()).await.expect("a service");
+    service.set_limit(&primary.clone_directory(), None).await.expect("no limit");
+    until_async("the slot is dropped", async || primary.slots().await == 0).await;
+    primary.assert_follows("").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_is_wanted_stays() {
-    let laboratory = Laboratory::start().await;
-    laboratory.clone(&["--limit=0", "--keep-slot"]);
-    laboratory.run(&["--watch", laboratory.clone_directory().to_str().expect("UTF-8")]);
-    assert_eq!(laboratory.slots().await, 1);
-    laboratory.assert_follows("onecopy_clone").await;
+    let primary = ClonedPrimary::start().await;
+    primary.clone(&["--limit=0", "--keep-slot"]);
+    primary.run(&["--watch", primary.clone_directory().to_str().expect("UTF-8")]);
+    assert_eq!(primary.slots().await, 1);
+    primary.assert_follows("onecopy_clone").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_discarded_after_all_its_processes_died_leaves_no_slot() {
-    let laboratory = Laboratory::start().await;
-    laboratory.clone(&["--detach", "--limit=1"]);
-    let rendezvous = Rendezvous::of_source(laboratory.primary.data_directory()).expect("a place");
-    assert!(!processes_with(rendezvous.directory()).is_empty());
-    kill_all(|| processes_with(rendezvous.directory()));
-    kill_all(|| processes_of(&laboratory.clone_directory()));
-    assert_eq!(laboratory.slots().await, 1);
-    let output = laboratory.run(&["--discard", laboratory.clone_directory().to_str().expect("UTF-8")]);
-    assert_eq!(laboratory.slots().await, 0, "{output:?}");
-    assert!(!laboratory.clone_directory().exists());
+    let primary = ClonedPrimary::start().await;
+    primary.clone(&["--detach", "--limit=1"]);
+    let rendezvous = Rendezvous::of_source(primary.server.data_directory()).expect("a place");
+    assert!(!of_service(&rendezvous).is_empty());
+    kill_all(|| of_service(&rendezvous));
+    kill_all(|| working_in(&primary.clone_directory()));
+    assert_eq!(primary.slots().await, 1);
+    let output = primary.run(&["--discard", primary.clone_directory().to_str().expect("UTF-8")]);
+    assert_eq!(primary.slots().await, 0, "{output:?}");
+    assert!(!primary.clone_directory().exists());
 }

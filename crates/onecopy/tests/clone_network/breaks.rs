@@ -7,7 +7,7 @@ use onecopy_clone::service::CloneState;
 use onecopy_host::remote::OrderEvent;
 use tokio::task::JoinHandle;
 
-use crate::laboratory::{Hosts, Load, query};
+use crate::hosts::{Load, TwoHosts, query};
 use crate::order;
 
 /// About 48 MB, 24 seconds at the least.
@@ -28,7 +28,7 @@ struct Travelled {
 }
 
 /// Has a clone made of which all is compared; `strike` begins when it answers. What has travelled and what `strike` gave.
-async fn survive<T, F>(hosts: &Arc<Hosts>, load: Option<Load>, strike: impl Fn(Arc<Hosts>) -> F) -> (Travelled, T)
+async fn survive<T, F>(hosts: &Arc<TwoHosts>, load: Option<Load>, strike: impl Fn(Arc<TwoHosts>) -> F) -> (Travelled, T)
 where
     F: Future<Output = T> + Send + 'static,
     T: Send + 'static,
@@ -60,7 +60,7 @@ where
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wire_that_is_cut_for_ten_seconds_costs_only_time() {
-    let hosts = Arc::new(Hosts::start(100).await);
+    let hosts = Arc::new(TwoHosts::start(100).await);
     let noise_bytes = hosts.make_noise(NOISE_ROWS).await;
     let (travelled, (rows, waited)) = survive(&hosts, None, |hosts| async move {
         hosts.network.cut();
@@ -88,7 +88,7 @@ async fn a_wire_that_is_cut_for_ten_seconds_costs_only_time() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "it measures"]
 async fn how_long_a_clone_takes_over_a_slow_wire() {
-    let hosts = Arc::new(Hosts::start(100).await);
+    let hosts = Arc::new(TwoHosts::start(100).await);
     hosts.make_pgbench(13).await;
     let sent_before = hosts.network.sent_bytes();
     let (begin, answering) = (Instant::now(), Mutex::new(None));
@@ -112,11 +112,11 @@ async fn how_long_a_clone_takes_over_a_slow_wire() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_goes_on_when_the_process_that_fills_it_is_killed() {
-    let hosts = Arc::new(Hosts::start(100_000).await);
+    let hosts = Arc::new(TwoHosts::start(100_000).await);
     hosts.make_noise(NOISE_ROWS).await;
     let load = hosts.load().await;
     let (_, rows) = survive(&hosts, Some(load), |hosts| async move {
-        hosts.kill_clone_hydrator("clone").await;
+        hosts.kill_clone_hydrator("clone");
         query(&hosts.clone_connection("clone"), "SELECT count(*) FROM item").await
     })
     .await;
@@ -126,13 +126,13 @@ async fn a_clone_goes_on_when_the_process_that_fills_it_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_is_served_on_when_the_process_that_saves_it_is_killed() {
-    let hosts = Arc::new(Hosts::start(100_000).await);
+    let hosts = Arc::new(TwoHosts::start(100_000).await);
     hosts.make_noise(NOISE_ROWS).await;
     let load = hosts.load().await;
     let (_, rows) = survive(&hosts, Some(load), |hosts| async move {
         // What is saved until then is not in the source's files any more.
         tokio::time::sleep(Duration::from_millis(500)).await;
-        hosts.kill_source_hydrator().await;
+        hosts.kill_source_hydrator();
         query(&hosts.clone_connection("clone"), "SELECT count(*) FROM item").await
     })
     .await;

@@ -1,19 +1,24 @@
 //! Clones between two hosts: another network namespace, a wire of 100 Mbit/s, this very program on both ends.
 
 mod breaks;
-mod laboratory;
+mod hosts;
 mod network;
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use laboratory::{Hosts, SOURCE_PORT, query};
 use onecopy_clone::service::CloneState;
 use onecopy_host::remote::{CloneOrder, OrderEvent, order_clone, ping};
 
+use crate::hosts::{SOURCE_PORT, TwoHosts, query};
+
 /// Has the other host make a clone; `tell` hears of it.
-async fn order(hosts: &Hosts, order: &CloneOrder, tell: impl FnMut(&OrderEvent)) -> (Vec<OrderEvent>, Option<String>) {
+async fn order(
+    hosts: &TwoHosts,
+    order: &CloneOrder,
+    tell: impl FnMut(&OrderEvent),
+) -> (Vec<OrderEvent>, Option<String>) {
     let (mut events, mut tell) = (Vec::new(), tell);
     let heard = |event: OrderEvent| {
         tell(&event);
@@ -27,7 +32,7 @@ async fn order(hosts: &Hosts, order: &CloneOrder, tell: impl FnMut(&OrderEvent))
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_on_another_host_answers_becomes_whole_and_survives_a_broken_connection() {
-    let hosts = Hosts::start(100_000).await;
+    let hosts = TwoHosts::start(100_000).await;
     assert_eq!(
         ping(&hosts.clone_address(), &hosts.keys("here")).await.expect("it is there"),
         env!("CARGO_PKG_VERSION")
@@ -66,7 +71,7 @@ async fn a_clone_on_another_host_answers_becomes_whole_and_survives_a_broken_con
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_command_line_has_a_clone_made_on_another_host() {
-    let hosts = Hosts::start(2000).await;
+    let hosts = TwoHosts::start(2000).await;
     let (directory, words) = hosts.command_line("clone");
     let output =
         tokio::task::spawn_blocking(move || words.into_command().output().expect("it runs")).await.expect("run");
@@ -80,10 +85,10 @@ async fn the_command_line_has_a_clone_made_on_another_host() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_not_allowed_is_refused_by_name_and_leaves_nothing() {
-    let hosts = Hosts::start(100).await;
+    let hosts = TwoHosts::start(100).await;
     let allowed = hosts.order("clone");
     let mut elsewhere = allowed.clone();
-    elsewhere.target = hosts.directory.path().join("not-allowed/data");
+    elsewhere.target = hosts.directory.join("not-allowed/data");
     let mut other = allowed.clone();
     other.source = "/etc".into();
     let mut nobody = allowed.clone();
@@ -109,8 +114,8 @@ async fn what_was_not_allowed_is_refused_by_name_and_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn k22_k23_hosts_do_no_more_for_each_other_than_they_must() {
-    let hosts = Hosts::start(100).await;
-    let marks = hosts.directory.path().join("marks");
+    let hosts = TwoHosts::start(100).await;
+    let marks = hosts.directory.join("marks");
     std::fs::create_dir(&marks).unwrap();
     std::fs::set_permissions(&marks, std::fs::Permissions::from_mode(0o777)).unwrap();
     let source = hosts.source_connection().connect().await.unwrap();
@@ -143,7 +148,7 @@ async fn k22_k23_hosts_do_no_more_for_each_other_than_they_must() {
     let refused = CloneOrder { origin_port: 22, ..wanted.clone() };
     let failure = order(&hosts, &refused, |_| {}).await.1.expect("refused");
     assert!(failure.contains("origin_port 22 is not taken"), "{failure}");
-    let mut entries = std::fs::read_dir(hosts.directory.path().join("clones")).unwrap();
+    let mut entries = std::fs::read_dir(hosts.directory.join("clones")).unwrap();
     assert!(entries.next().is_none(), "nothing is left");
     assert_eq!(
         query(

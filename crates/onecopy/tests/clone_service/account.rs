@@ -7,13 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 
-use laboratory::{Laboratory, assert_ordinary, connect, processes, wait_gone, watch};
 use onecopy_clone::fanotify::Group;
 use onecopy_clone::service::{HYDRATOR_COMMAND, KEEPER_COMMAND};
 use onecopy_clone::target::{PIN_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER};
 use onecopy_postgres::{Server, processes_of};
 
-use crate::laboratory;
+use crate::primary::{ClonedPrimary, assert_ordinary, connect, processes, wait_gone, watch};
 
 /// Told a file to write to, the number of fanotify_mark(2), and words by which our processes are known: what it has
 /// open (`open`), and what it can do by that or by what other processes have open (`got`). The system calls with
@@ -77,16 +76,16 @@ close $out;
 "#;
 
 /// Lays the program there and tells how it is called; what it finds comes into a file of that name.
-fn intruder(laboratory: &Laboratory, rendezvous: &Path, name: &str) -> (String, std::path::PathBuf) {
-    let directory = laboratory.directory.path();
+fn intruder(primary: &ClonedPrimary, rendezvous: &Path, name: &str) -> (String, std::path::PathBuf) {
+    let directory = primary.directory.path();
     let (script, found) = (directory.join("intruder.pl"), directory.join(name));
     std::fs::write(&script, INTRUDER).expect("written");
     std::fs::write(&found, "").expect("written");
     std::fs::set_permissions(&found, std::fs::Permissions::from_mode(0o666)).expect("its mode");
     let words = [&script, &found].map(|path| path.to_str().expect("UTF-8").to_owned());
     let [script, out] = words;
-    let (lab, met) = (directory.to_str().expect("UTF-8"), rendezvous.to_str().expect("UTF-8"));
-    (format!("perl {script} {out} {} {lab} {met}", libc::SYS_fanotify_mark), found)
+    let (place, met) = (directory.to_str().expect("UTF-8"), rendezvous.to_str().expect("UTF-8"));
+    (format!("perl {script} {out} {} {place} {met}", libc::SYS_fanotify_mark), found)
 }
 
 /// What a program finds that a server's superuser lets it start.
@@ -106,15 +105,15 @@ fn channels(process: impl std::fmt::Display) -> HashSet<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn k20_by_what_a_clones_server_holds_its_account_gets_nothing() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(0));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     let rendezvous = service.rendezvous().directory();
 
     // Control: so much is found where there is a group.
-    let (call, found) = intruder(&laboratory, rendezvous, "found_with_a_group");
+    let (call, found) = intruder(&primary, rendezvous, "found_with_a_group");
     let group = Stdio::from(OwnedFd::from(Group::new().expect("a group")));
     let mut words = call.split(' ');
     let mut control = clone.options().user.command(words.next().expect("perl"));
@@ -129,9 +128,9 @@ async fn k20_by_what_a_clones_server_holds_its_account_gets_nothing() {
             &clone,
             vec![(PIN_DESCRIPTOR_NUMBER, "anon_inode:[io_uring]"), (VERSION_DESCRIPTOR_NUMBER, "/memfd:onecopy-")],
         ),
-        (&laboratory.primary, Vec::new()),
+        (&primary.server, Vec::new()),
     ] {
-        let (call, found) = intruder(&laboratory, rendezvous, &format!("found_{}", inherited.len()));
+        let (call, found) = intruder(&primary, rendezvous, &format!("found_{}", inherited.len()));
         let found = found_by_program_of(server, &call, &found).await;
         assert!(!found.contains("got: "), "{found}");
         for (number, link) in &inherited {
@@ -151,13 +150,13 @@ async fn k20_by_what_a_clones_server_holds_its_account_gets_nothing() {
     let of_service = [KEEPER_COMMAND, HYDRATOR_COMMAND].into_iter().flat_map(|command| processes(&service, command));
     let ours: HashSet<String> = channels("self").into_iter().chain(of_service.flat_map(channels)).collect();
     assert!(!ours.is_empty());
-    for server in [&clone, &laboratory.primary] {
+    for server in [&clone, &primary.server] {
         let theirs: HashSet<String> = processes_of(server.data_directory()).into_iter().flat_map(channels).collect();
         assert!(!theirs.is_empty() && theirs.is_disjoint(&ours), "{theirs:?} and {ours:?}");
     }
 
     service.set_limit(&plan.target, None).await.expect("no limit");
     assert_ordinary(&watch(&service, &plan.target).await);
-    laboratory.assert_same(&clone).await;
+    primary.assert_same(&clone).await;
     wait_gone(&service).await;
 }

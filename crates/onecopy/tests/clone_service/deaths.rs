@@ -1,23 +1,21 @@
 //! Processes that die at every step.
 
-use laboratory::{
-    Laboratory, Load, assert_ordinary, connect, kill, processes, processes_with_words, signal, wait_gone, watch,
-};
 use onecopy_clone::keeper::DEATHS_MAX;
 use onecopy_clone::service::{CloneState, HYDRATOR_COMMAND, KEEPER_COMMAND};
 use onecopy_postgres::StopMode;
+use onecopy_testing::process::{arguments, send};
 use rustix::process::Signal;
 
-use crate::laboratory;
+use crate::primary::{ClonedPrimary, Load, assert_ordinary, connect, processes, signal, wait_gone, watch};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_hydrator_is_succeeded_by_one_that_goes_on() {
-    let mut laboratory = Laboratory::start(100_000).await;
-    let load = Load::start(&laboratory).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(0));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(100_000).await;
+    let load = Load::start(&primary).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     // As often as would be too often if none of them brought anything, on a machine that is as fast as may be. What each is asked for
     // nobody has asked for before, and the load does not change it.
     for round in 0..2 * DEATHS_MAX {
@@ -33,73 +31,73 @@ async fn a_killed_hydrator_is_succeeded_by_one_that_goes_on() {
     service.set_limit(&plan.target, None).await.expect("no limit");
     assert_ordinary(&watch(&service, &plan.target).await);
     assert!(load.end().await > 0);
-    laboratory.assert_same(&clone).await;
+    primary.assert_same(&clone).await;
     wait_gone(&service).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_hydrator_is_killed_and_succeeded() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(0));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     let hydrator = signal(&service, HYDRATOR_COMMAND, Signal::STOP).await;
-    let client = laboratory.client().await;
+    let client = primary.client().await;
     client.batch_execute("UPDATE item SET filler = 'changed'; CHECKPOINT").await.expect("the primary goes on");
     assert_ne!(processes(&service, HYDRATOR_COMMAND), [hydrator]);
     service.set_limit(&plan.target, None).await.expect("no limit");
     assert_ordinary(&watch(&service, &plan.target).await);
-    laboratory.assert_same(&clone).await;
+    primary.assert_same(&clone).await;
     wait_gone(&service).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_its_keeper_a_hydrator_goes_on() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(0));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     signal(&service, KEEPER_COMMAND, Signal::KILL).await;
     service.set_limit(&plan.target, None).await.expect("no limit");
     assert_ordinary(&watch(&service, &plan.target).await);
-    laboratory.assert_same(&clone).await;
+    primary.assert_same(&clone).await;
     wait_gone(&service).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_both_are_killed_the_source_runs_and_the_next_service_clears_away() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(0));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     for command in [KEEPER_COMMAND, HYDRATOR_COMMAND] {
         signal(&service, command, Signal::KILL).await;
     }
-    let client = laboratory.client().await;
+    let client = primary.client().await;
     client.batch_execute("UPDATE item SET filler = 'changed'; CHECKPOINT").await.expect("the primary goes on");
     let progress = watch(&service, &plan.target).await;
     assert!(matches!(&progress.state, CloneState::Discarded { .. }), "{progress:?}");
-    let service = laboratory.service().await;
+    let service = primary.service().await;
     wait_gone(&service).await;
     assert!(!clone.is_running() && !plan.target.exists());
-    let again = laboratory.make(&laboratory.service().await, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(again).await;
-    laboratory.service().await.set_limit(&plan.target, None).await.expect("no limit");
+    let again = primary.make(&primary.service().await, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(again).await;
+    primary.service().await.set_limit(&plan.target, None).await.expect("no limit");
     assert_ordinary(&watch(&service, &plan.target).await);
-    laboratory.assert_same(&clone).await;
+    primary.assert_same(&clone).await;
     wait_gone(&service).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_cannot_be_started_without_its_service_before_it_is_whole() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(0));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     clone.stop(StopMode::Immediate).await.expect("stopped");
     clone.set_inherited(Vec::new());
     let refused = clone.start().await.expect_err("nobody else can start it").to_string();
@@ -109,42 +107,52 @@ async fn a_clone_cannot_be_started_without_its_service_before_it_is_whole() {
     clone.start().await.expect("started");
     service.set_limit(&plan.target, None).await.expect("no limit");
     assert_ordinary(&watch(&service, &plan.target).await);
-    laboratory.assert_same(&clone).await;
+    primary.assert_same(&clone).await;
     wait_gone(&service).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_and_its_source_may_crash_while_it_is_filled() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(0));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     clone.crash_stop().await.expect("crashed");
     let descriptors = service.descriptors(&plan.target).await.expect("its descriptors again");
     clone.set_inherited(descriptors.into_inherited());
     clone.start().await.expect("started again");
-    laboratory.primary.crash_stop().await.expect("crashed");
-    laboratory.primary.start().await.expect("started again");
-    let client = laboratory.client().await;
+    primary.server.crash_stop().await.expect("crashed");
+    primary.server.start().await.expect("started again");
+    let client = primary.client().await;
     client.batch_execute("UPDATE item SET filler = 'changed'; CHECKPOINT").await.expect("the primary goes on");
     service.set_limit(&plan.target, None).await.expect("no limit");
     assert_ordinary(&watch(&service, &plan.target).await);
-    laboratory.assert_same(&clone).await;
+    primary.assert_same(&clone).await;
     wait_gone(&service).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hydrator_that_dies_while_clones_are_made_leaves_nothing() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    for pause_ms in [0, 20, 50, 100, 200, 400] {
-        let service = laboratory.service().await;
-        let plan = laboratory.plan(&format!("clone_{pause_ms}"), Some(0));
+    hydrators_die_after(&[50, 200]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hydrator_that_dies_at_any_time_while_clones_are_made_leaves_nothing() {
+    hydrators_die_after(&[0, 20, 100, 400]).await;
+}
+
+/// Kills the hydrator so many milliseconds after a clone was asked for.
+async fn hydrators_die_after(pauses_ms: &[u64]) {
+    let primary = ClonedPrimary::start(20_000).await;
+    for pause_ms in pauses_ms {
+        let service = primary.service().await;
+        let plan = primary.plan(&format!("clone_{pause_ms}"), Some(0));
         let mut making = service.clone_all(vec![plan.clone()]).await.expect("accepted");
-        let mut log = laboratory.open_log(&service);
-        tokio::time::sleep(std::time::Duration::from_millis(pause_ms)).await;
+        let mut log = primary.open_log(&service);
+        tokio::time::sleep(std::time::Duration::from_millis(*pause_ms)).await;
         for process in processes(&service, HYDRATOR_COMMAND) {
-            kill(process, Signal::KILL);
+            send(process, Signal::KILL);
         }
         while let Ok(Some(_)) = making.next().await {}
         let clones = service.list().await.expect("listed");
@@ -157,7 +165,7 @@ async fn a_hydrator_that_dies_while_clones_are_made_leaves_nothing() {
             |what: &str| format!("{what} after {pause_ms} ms of {clones:?}; it said:\n{}", read_all(&mut log));
         let left: Vec<_> = walk(&plan.target);
         assert!(left.is_empty(), "{}", said(&format!("{left:?} is left")));
-        let client = laboratory.client().await;
+        let client = primary.client().await;
         let slots = client.query("SELECT slot_name FROM pg_replication_slots", &[]).await.expect("slots");
         assert!(slots.is_empty(), "{}", said("a slot is left"));
         client.batch_execute("UPDATE item SET filler = 'changed'; CHECKPOINT").await.expect("the primary goes on");
@@ -166,21 +174,21 @@ async fn a_hydrator_that_dies_while_clones_are_made_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_dies_again_and_again_is_given_up_and_its_clones_are_buried() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(0));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     let watched = tokio::spawn({
         let (service, target) = (service.clone(), plan.target.clone());
         async move { watch(&service, &target).await }
     });
     let mut killed = Vec::new();
     while service.rendezvous().is_held() {
-        for (hydrator, words) in processes_with_words(&service, HYDRATOR_COMMAND) {
+        for hydrator in processes(&service, HYDRATOR_COMMAND) {
             // The last one is started to bury.
-            if !killed.contains(&hydrator) && !words.iter().any(|word| word == "--bury") {
-                kill(hydrator, Signal::KILL);
+            let buries = arguments(hydrator).iter().any(|word| word == "--bury");
+            if !buries && !killed.contains(&hydrator) && send(hydrator, Signal::KILL) {
                 killed.push(hydrator);
             }
         }
@@ -190,7 +198,7 @@ async fn one_that_dies_again_and_again_is_given_up_and_its_clones_are_buried() {
     let progress = watched.await.expect("watched");
     assert!(matches!(&progress.state, CloneState::Discarded { .. }), "{progress:?}");
     assert!(!clone.is_running() && !plan.target.exists());
-    let client = laboratory.client().await;
+    let client = primary.client().await;
     client.batch_execute("UPDATE item SET filler = 'changed'; CHECKPOINT").await.expect("the primary goes on");
     let slots = client.query("SELECT slot_name FROM pg_replication_slots", &[]).await.expect("slots");
     assert!(slots.is_empty());

@@ -2,5 +2,5 @@
 
 mod account;
 mod deaths;
-mod laboratory;
 mod making;
+mod primary;

@@ -1,67 +1,66 @@
 //! Clones that are made and filled while nothing goes wrong.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
-use laboratory::{
-    DEADLINE, Laboratory, Load, PROGRAM, assert_ordinary, connect, kill, make, processes, restart_plainly, wait_gone,
-    watch,
-};
 use onecopy_clone::image::Image;
 use onecopy_clone::service::{CloneState, HYDRATOR_COMMAND, Service, SpareWanted};
-use rustix::process::Signal;
+use onecopy_testing::process::kill;
+use onecopy_testing::{FileSystem, MountedDisk, USER, WAIT_MAX, until_async};
 
-use crate::laboratory;
+use crate::primary::{
+    ClonedPrimary, Load, PROGRAM, assert_ordinary, connect, make, processes, restart_plainly, wait_gone, watch,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_answers_before_its_data_is_there_and_becomes_whole() {
-    let mut laboratory = Laboratory::start(100_000).await;
-    let load = Load::start(&laboratory).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(1 << 18));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(100_000).await;
+    let load = Load::start(&primary).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(1 << 18));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     let client = connect(&clone).await;
     client.query_one("SELECT count(*) FROM pg_class", &[]).await.expect("a query");
     let progress = service.list().await.expect("listed").remove(0);
     assert_eq!(progress.state, CloneState::Filling, "{progress:?}");
     assert!(progress.filled_bytes < progress.total_bytes && progress.demand_faults > 0, "{progress:?}");
-    laboratory.client().await.batch_execute("DROP TABLE removed").await.expect("dropped");
+    primary.client().await.batch_execute("DROP TABLE removed").await.expect("dropped");
     service.set_limit(&plan.target, None).await.expect("no limit");
     let whole = watch(&service, &plan.target).await;
     assert!(load.end().await > 0);
     assert_ordinary(&whole);
-    laboratory.assert_same(&clone).await;
+    primary.assert_same(&clone).await;
     wait_gone(&service).await;
     restart_plainly(&clone).await;
-    laboratory.assert_same(&clone).await;
+    primary.assert_same(&clone).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn clones_of_one_order_share_a_freeze() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let load = Load::start(&laboratory).await;
-    let service = laboratory.service().await;
-    let plans: Vec<_> = ["one", "two", "three"].map(|name| laboratory.plan(name, None)).into();
+    let primary = ClonedPrimary::start(20_000).await;
+    let load = Load::start(&primary).await;
+    let service = primary.service().await;
+    let plans: Vec<_> = ["one", "two", "three"].map(|name| primary.plan(name, None)).into();
     let mut clones = Vec::new();
-    for ready in laboratory.make(&service, plans.clone()).await {
-        clones.push(laboratory.run(ready).await);
+    for ready in primary.make(&service, plans.clone()).await {
+        clones.push(primary.run(ready).await);
     }
     for plan in &plans {
         assert_ordinary(&watch(&service, &plan.target).await);
     }
     load.end().await;
     for clone in &clones {
-        laboratory.assert_same(clone).await;
+        primary.assert_same(clone).await;
     }
     wait_gone(&service).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_of_somebody_else_is_neither_used_nor_removed() {
-    let mut laboratory = Laboratory::start(100).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", None);
+    let primary = ClonedPrimary::start(100).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", None);
     std::fs::create_dir_all(&plan.target).expect("made");
     std::fs::write(plan.target.join("precious"), "content").expect("written");
     let (ready, failed) = make(&service, vec![plan.clone()]).await;
@@ -72,24 +71,24 @@ async fn a_directory_of_somebody_else_is_neither_used_nor_removed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_of_more_files_than_may_be_open_is_refused_by_name_before_anything_is_made() {
-    let mut laboratory = Laboratory::start(100).await;
+    let primary = ClonedPrimary::start(100).await;
     // As a unit with LimitNOFILE: root can go beyond it only with a capability that is taken away.
-    let program = laboratory.directory.path().join("limited");
+    let program = primary.directory.join("limited");
     let script = format!(
         "#!/bin/sh\nexec setpriv --bounding-set=-sys_resource --inh-caps=-sys_resource prlimit --nofile=5000:5000 \
          {PROGRAM} \"$@\"\n"
     );
     std::fs::write(&program, script).expect("written");
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("its mode");
-    let service = Service::reach(&program, laboratory.primary.data_directory()).await.expect("a service");
-    let plan = laboratory.plan("clone", None);
+    let service = Service::reach(&program, primary.server.data_directory()).await.expect("a service");
+    let plan = primary.plan("clone", None);
     let (ready, failed) = make(&service, vec![plan.clone()]).await;
     assert!(ready.is_empty() && failed.len() == 1, "{failed:?}");
     for word in ["5000", "LimitNOFILE", "ulimit -n", "--mode copy"] {
         assert!(failed[0].contains(word), "{word}: {failed:?}");
     }
     assert!(!plan.target.exists());
-    let client = laboratory.client().await;
+    let client = primary.client().await;
     let slots = client.query("SELECT slot_name FROM pg_replication_slots", &[]).await.expect("slots");
     assert!(slots.is_empty());
     wait_gone(&service).await;
@@ -97,43 +96,36 @@ async fn a_clone_of_more_files_than_may_be_open_is_refused_by_name_before_anythi
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_of_another_clone_is_neither_taken_nor_dropped() {
-    let mut laboratory = Laboratory::start(100).await;
-    let service = laboratory.service().await;
-    let first = laboratory.plan("one", None);
-    let ready = laboratory.make(&service, vec![first.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(100).await;
+    let service = primary.service().await;
+    let first = primary.plan("one", None);
+    let ready = primary.make(&service, vec![first.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     assert_ordinary(&watch(&service, &first.target).await);
-    laboratory.assert_same(&clone).await;
-    let mut second = laboratory.plan("two", None);
+    primary.assert_same(&clone).await;
+    let mut second = primary.plan("two", None);
     second.slot = first.slot.clone();
-    let service = laboratory.service().await;
+    let service = primary.service().await;
     let (ready, failed) = make(&service, vec![second.clone()]).await;
     assert!(ready.is_empty() && failed.len() == 1 && failed[0].contains("--slot"), "{failed:?}");
     assert!(!second.target.exists());
     // The first lets go of it for a moment: nobody is still trying to drop it.
     clone.restart(onecopy_postgres::StopMode::Fast).await.expect("restarted");
-    laboratory.assert_same(&clone).await;
-    let client = laboratory.client().await;
-    let begin = std::time::Instant::now();
+    primary.assert_same(&clone).await;
+    let client = primary.client().await;
     // It may have had all before it was connected again.
-    loop {
-        let active = "SELECT slot_name::text FROM pg_replication_slots WHERE active";
-        if client.query(active, &[]).await.expect("slots").len() == 1 {
-            break;
-        }
-        assert!(begin.elapsed() < DEADLINE, "the slot is not used again");
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
+    let active = "SELECT slot_name::text FROM pg_replication_slots WHERE active";
+    until_async("the slot is used again", async || client.query(active, &[]).await.expect("slots").len() == 1).await;
     wait_gone(&service).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_discarded_clone_leaves_nothing() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let plan = laboratory.plan("clone", Some(0));
-    let ready = laboratory.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = laboratory.run(ready).await;
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
     let watched = tokio::spawn({
         let (service, target) = (service.clone(), plan.target.clone());
         async move { watch(&service, &target).await }
@@ -142,7 +134,7 @@ async fn a_discarded_clone_leaves_nothing() {
     let progress = watched.await.expect("watched");
     assert!(matches!(progress.state, CloneState::Discarded { .. }), "{progress:?}");
     assert!(!clone.is_running() && !plan.target.exists());
-    let client = laboratory.client().await;
+    let client = primary.client().await;
     let slots = client.query("SELECT slot_name FROM pg_replication_slots", &[]).await.expect("slots");
     assert!(slots.is_empty());
     wait_gone(&service).await;
@@ -150,32 +142,29 @@ async fn a_discarded_clone_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prepared_directory_is_used_and_made_anew() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let directory = laboratory.directory.path().join("spare");
-    let first = laboratory.plan("one", None);
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let directory = primary.directory.join("spare");
+    let first = primary.plan("one", None);
     // Some files come and go meanwhile.
-    let files = Image::scan(laboratory.primary.data_directory()).expect("listed").image.files.len() - 10;
-    let wanted =
-        SpareWanted { directory: directory.clone(), user_name: "postgres".to_owned(), source: first.source.clone() };
+    let files = Image::scan(primary.server.data_directory()).expect("listed").image.files.len() - 10;
+    let wanted = SpareWanted { directory: directory.clone(), user_name: USER.to_owned(), source: first.source.clone() };
     service.set_spare(Some(wanted)).await.expect("wanted");
     let prepared = wait_prepared(&directory, files, None).await;
-    laboratory
+    primary
         .client()
         .await
         .batch_execute("DROP TABLE removed; CREATE TABLE made (); CHECKPOINT")
         .await
         .expect("changed");
-    let ready = laboratory.make(&service, vec![first.clone()]).await.remove(0);
+    let ready = primary.make(&service, vec![first.clone()]).await.remove(0);
     let made = std::fs::metadata(&first.target).and_then(|metadata| metadata.created()).expect("there");
     assert_eq!(made, prepared, "it is the prepared one");
-    let clone = laboratory.run(ready).await;
+    let clone = primary.run(ready).await;
     let again = wait_prepared(&directory, files, Some(prepared)).await;
     assert_ordinary(&watch(&service, &first.target).await);
-    laboratory.assert_same(&clone).await;
-    for hydrator in processes(&service, HYDRATOR_COMMAND) {
-        kill(hydrator, Signal::KILL);
-    }
+    primary.assert_same(&clone).await;
+    processes(&service, HYDRATOR_COMMAND).into_iter().for_each(kill);
     wait_prepared(&directory, files, Some(again)).await;
     service.set_spare(None).await.expect("no more");
     wait_gone(&service).await;
@@ -193,7 +182,7 @@ async fn wait_prepared(directory: &Path, files_min: usize, before: Option<System
         if made != before && files >= files_min && looks_alike >= 3 {
             return made.expect("found");
         }
-        assert!(begin.elapsed() < DEADLINE, "no directory is prepared");
+        assert!(begin.elapsed() < WAIT_MAX, "no directory is prepared");
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     }
 }
@@ -206,13 +195,13 @@ fn count_files(directory: &Path) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_that_cannot_catch_up_is_discarded_with_the_reason() {
-    let mut laboratory = Laboratory::start(20_000).await;
-    let service = laboratory.service().await;
-    let mut plan = laboratory.plan("clone", Some(0));
+    let primary = ClonedPrimary::start(20_000).await;
+    let service = primary.service().await;
+    let mut plan = primary.plan("clone", Some(0));
     plan.wal_keep_bytes_max = 1 << 20;
     // It is never started: nothing is replayed.
-    laboratory.make(&service, vec![plan.clone()]).await;
-    let client = laboratory.client().await;
+    primary.make(&service, vec![plan.clone()]).await;
+    let client = primary.client().await;
     client
         .batch_execute("UPDATE item SET filler = 'changed'; UPDATE item SET filler = 'again'")
         .await
@@ -227,46 +216,17 @@ async fn a_clone_that_cannot_catch_up_is_discarded_with_the_reason() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_discards_the_clone_and_not_the_source() {
-    let mut laboratory = Laboratory::start(100_000).await;
-    let disk = SmallDisk::mount(laboratory.directory.path());
-    let service = laboratory.service().await;
-    let mut plan = laboratory.plan("clone", None);
-    (plan.target, plan.tablespaces) = (disk.path.join("clone/data"), disk.path.join("clone/tablespaces"));
-    let load = Load::start(&laboratory).await;
-    laboratory.make(&service, vec![plan.clone()]).await;
+    let primary = ClonedPrimary::start(100_000).await;
+    let disk = MountedDisk::new(FileSystem::Ext4, primary.directory.path(), "disk", 24 << 20).expect("a disk");
+    let service = primary.service().await;
+    let mut plan = primary.plan("clone", None);
+    (plan.target, plan.tablespaces) = (disk.path().join("clone/data"), disk.path().join("clone/tablespaces"));
+    let load = Load::start(&primary).await;
+    primary.make(&service, vec![plan.clone()]).await;
     let progress = watch(&service, &plan.target).await;
     let CloneState::Discarded { reason } = &progress.state else { panic!("{progress:?}") };
     assert!(reason.contains("No space left"), "{reason}");
     let rounds = load.end().await;
     assert!(rounds > 0 && !plan.target.exists());
     wait_gone(&service).await;
-}
-
-/// A file system of 24 MB in a file.
-struct SmallDisk {
-    path: PathBuf,
-}
-
-impl SmallDisk {
-    fn mount(directory: &Path) -> SmallDisk {
-        let (file, path) = (directory.join("disk"), directory.join("mounted"));
-        std::fs::File::create(&file).and_then(|file| file.set_len(24 << 20)).expect("a file");
-        std::fs::create_dir(&path).expect("a directory");
-        let run = |program: &str, arguments: &[&std::ffi::OsStr]| {
-            let status = std::process::Command::new(program).args(arguments).status().expect("it runs");
-            assert!(status.success(), "{program}");
-        };
-        run("mkfs.ext4", &["-q".as_ref(), file.as_os_str()]);
-        run("mount", &["-o".as_ref(), "loop".as_ref(), file.as_os_str(), path.as_os_str()]);
-        let disk = SmallDisk { path };
-        std::fs::set_permissions(&disk.path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("its mode");
-        disk
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Whatever still uses it must not keep the directory from being removed.
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.path).status();
-    }
 }

@@ -2,21 +2,18 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
+use onecopy_testing::TestDirectory;
+use onecopy_testing::process::{kill, lives, send};
+use rustix::process::Signal;
 use serde_json::Value;
 
-/// Far beyond what anything here takes; a test that waits longer has failed.
-pub const WAIT_MAX: Duration = Duration::from_secs(180);
-
-/// Stops the cluster and removes the directory when dropped, also by a failing test.
-pub struct TestDirectory {
+/// Stops the cluster when dropped, also by a failing test; then what still works there is killed, and all is removed.
+pub struct ClusterDirectory {
     path: PathBuf,
-    // Dropped after `drop` below has stopped the servers in it; none inside another one's.
-    _temporary: Option<tempfile::TempDir>,
+    _outer: TestDirectory,
 }
 
 /// What a run of the program did.
@@ -48,20 +45,19 @@ impl Ran {
     }
 }
 
-impl TestDirectory {
-    pub fn new() -> TestDirectory {
-        TestDirectory::named("data")
+impl ClusterDirectory {
+    pub fn new() -> ClusterDirectory {
+        ClusterDirectory::named("data")
     }
 
-    pub fn named(name: &str) -> TestDirectory {
-        let temporary = tempfile::tempdir().expect("a temporary directory");
-        // The servers' account must pass.
-        std::fs::set_permissions(temporary.path(), std::fs::Permissions::from_mode(0o755)).expect("set the mode");
-        TestDirectory { path: temporary.path().join(name), _temporary: Some(temporary) }
+    pub fn named(name: &str) -> ClusterDirectory {
+        let outer = TestDirectory::new().expect("a directory");
+        ClusterDirectory { path: outer.join(name), _outer: outer }
     }
 
-    pub fn inside(outer: &TestDirectory, name: &str) -> TestDirectory {
-        TestDirectory { path: outer.path().join(name), _temporary: None }
+    pub fn within(place: &Path) -> ClusterDirectory {
+        let outer = TestDirectory::within(place).expect("a directory");
+        ClusterDirectory { path: outer.join("data"), _outer: outer }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -172,6 +168,13 @@ impl TestDirectory {
         found
     }
 
+    /// The postmaster of one server, which runs.
+    #[track_caller]
+    pub fn postmaster(&self, server: &str) -> u32 {
+        let found = self.postmasters().into_iter().find(|(name, _)| name == server);
+        found.unwrap_or_else(|| panic!("{server} does not run")).1
+    }
+
     /// The daemon's process, from the lock.
     pub fn daemon(&self) -> u32 {
         std::fs::read_to_string(self.path().join("lock")).expect("a lock").trim().parse().expect("a number")
@@ -179,53 +182,74 @@ impl TestDirectory {
 
     /// Kills the daemon as a crash would, and waits until it is gone.
     pub fn kill_daemon(&self) {
-        let daemon = self.daemon();
-        send("KILL", daemon);
-        wait_until("the daemon is gone", || !lives(daemon));
+        kill(self.daemon());
     }
 
     /// The answer of the daemon's page over TCP: status line and body.
     pub fn page(&self, path: &str) -> (String, String) {
+        page_of(&self.page_address(), path)
+    }
+
+    /// The status line of the answer to something posted there.
+    pub fn post_to_page(&self, path: &str, body: &str) -> String {
+        let length = body.len();
+        let head = format!("POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}");
+        ask_page(&self.page_address(), &format!("{head}\r\n\r\n{body}")).0
+    }
+
+    fn page_address(&self) -> String {
         let state = std::fs::read_to_string(self.path().join("cluster.toml")).expect("a state");
         let port = state.lines().find_map(|line| line.strip_prefix("metrics_port = ")).expect("a port for metrics");
-        page_of(&format!("127.0.0.1:{port}"), path)
+        format!("127.0.0.1:{port}")
     }
 }
 
 /// The answer of a page: status line and body.
 pub fn page_of(address: &str, path: &str) -> (String, String) {
+    ask_page(address, &format!("GET {path} HTTP/1.0\r\n\r\n"))
+}
+
+fn ask_page(address: &str, request: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).expect("connect");
-    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").expect("ask");
+    stream.write_all(request.as_bytes()).expect("ask");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
     (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
 }
 
-impl Drop for TestDirectory {
+impl Drop for ClusterDirectory {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let log = std::fs::read_to_string(self.path().join("onecopy.log")).unwrap_or_default();
-            eprintln!("the daemon said:\n{log}");
+            eprintln!("the daemon said:\n{log}\nits status: {:?}", self.run(&["status", "--json"]));
         }
         let ran = self.run(&["down"]);
-        // 3: there was no cluster. What does not stop in peace must not outlive the test.
+        // 3: there was no cluster.
         if !matches!(ran.code, Some(0 | 3)) {
             eprintln!("down: {ran:?}");
-        }
-        for (_, postmaster) in self.postmasters() {
-            send("QUIT", postmaster);
         }
     }
 }
 
-/// `onecopy up` in the foreground.
+/// The program in the foreground: killed when dropped.
 pub struct Foreground {
-    pub child: Child,
+    child: Child,
     events: BufReader<std::process::ChildStdout>,
 }
 
 impl Foreground {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line that it says, without its end.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.events.read_line(&mut line).expect("a line");
+        line.trim().to_owned()
+    }
+
     /// Reads events until one has `text` in it; false when the program ends before.
     pub fn read_until(&mut self, text: &str) -> bool {
         self.events.by_ref().lines().map_while(Result::ok).any(|line| line.contains(text))
@@ -238,8 +262,8 @@ impl Foreground {
     }
 
     /// Sends a signal and waits for the end; none: the signal killed it.
-    pub fn end_by(&mut self, signal: &str) -> Option<i32> {
-        send(signal, self.child.id());
+    pub fn end_by(&mut self, signal: Signal) -> Option<i32> {
+        send(self.id(), signal);
         self.child.wait().expect("wait for onecopy").code()
     }
 }
@@ -248,75 +272,5 @@ impl Drop for Foreground {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-    }
-}
-
-pub fn lives(process: u32) -> bool {
-    // A zombie is dead: only its parent has not looked yet. But it may have threads that end a moment later, and until then its files,
-    // sockets and locks are there.
-    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    let is_zombie = stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z'));
-    let threads = std::fs::read_dir(format!("/proc/{process}/task")).map_or(0, Iterator::count);
-    threads > usize::from(is_zombie)
-}
-
-/// The processes that `parent` has started and that live.
-pub fn children_of(parent: u32) -> Vec<u32> {
-    let processes = std::fs::read_dir("/proc").expect("the list of processes").flatten();
-    let numbers = processes.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
-    // Source: proc_pid_stat(5); behind the name in brackets come the state and the parent.
-    let parent_of = |process: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        stat.rsplit(") ").next()?.split(' ').nth(1)?.parse::<u32>().ok()
-    };
-    numbers.filter(|process| parent_of(*process) == Some(parent)).collect()
-}
-
-/// Stops a process and waits until it stands still: it comes back first from what it has asked the kernel for.
-pub fn stop(process: u32) {
-    send("STOP", process);
-    wait_until("the process stands still", || {
-        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['T', 't', 'Z']))
-    });
-}
-
-/// Processes that stand still; they go on when this is dropped, so that a failing test can stop its cluster.
-pub struct Frozen(pub Vec<u32>);
-
-impl Frozen {
-    /// All of a server.
-    pub fn new(postmaster: u32) -> Frozen {
-        // The postmaster first: it makes no more children then.
-        let mut frozen = Frozen(vec![postmaster]);
-        stop(postmaster);
-        for child in children_of(postmaster) {
-            frozen.0.push(child);
-            stop(child);
-        }
-        frozen
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        for process in self.0.iter().rev() {
-            // One that has ended meanwhile needs none: not a reason to leave the others standing.
-            let _ = Command::new("kill").args(["-CONT", &process.to_string()]).status();
-        }
-    }
-}
-
-pub fn send(signal: &str, process: u32) {
-    let status = Command::new("kill").args([format!("-{signal}"), process.to_string()]).status();
-    assert!(status.expect("run kill").success(), "kill -{signal} {process}");
-}
-
-#[track_caller]
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < WAIT_MAX, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,14 +1,16 @@
 //! Kills at every step, and what the next command makes of it.
 
-use std::path::PathBuf;
-use std::process::Command;
 use std::time::Duration;
 
-use crate::directory::{Frozen, TestDirectory, send, wait_until};
+use onecopy_testing::process::kill;
+use onecopy_testing::{FileSystem, Frozen, MountedDisk, TestDirectory, skip, until};
+use rustix::process::Signal;
+
+use crate::directory::ClusterDirectory;
 
 #[test]
 fn c7_a_killed_daemon_loses_nothing() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(1);
     directory.sql("CREATE TABLE kept (number int); INSERT INTO kept VALUES (1)");
     let before = directory.postmasters();
@@ -23,7 +25,7 @@ fn c7_a_killed_daemon_loses_nothing() {
 
 #[test]
 fn c8_down_stops_servers_whose_daemon_was_killed() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(1);
     directory.kill_daemon();
     assert_eq!(directory.postmasters().len(), 2);
@@ -38,12 +40,12 @@ const STEPS: [&str; 5] =
 /// Kills first starts at a step, each so many milliseconds after it began, and expects the next `up` to go on.
 fn first_starts_killed_at(kills: &[(&str, u64)]) {
     for (step, delay_ms) in kills {
-        let directory = TestDirectory::new();
+        let directory = ClusterDirectory::new();
         let mut up = directory.spawn_up(1);
         assert!(up.read_until(step), "no step {step:?}");
         // Another moment within the step; whichever it is, what follows must hold.
         std::thread::sleep(Duration::from_millis(*delay_ms));
-        up.end_by("KILL");
+        up.end_by(Signal::KILL);
         let killed = format!("killed {delay_ms} ms after {step:?}");
         let ran = directory.run(&["up", "--detach", "--port=0", "--replicas=1"]);
         assert_eq!(ran.code, Some(0), "{killed}: {ran:?}");
@@ -51,32 +53,35 @@ fn first_starts_killed_at(kills: &[(&str, u64)]) {
         let status = directory.status();
         assert_eq!(status["servers"].as_array().map(Vec::len), Some(2), "{killed}");
         // On a busy machine one is silent for a moment.
-        wait_until(&format!("it runs, {killed}"), || directory.status()["servers"][1]["state"] == "running");
+        until(&format!("it runs, {killed}"), || directory.status()["servers"][1]["state"] == "running");
     }
 }
 
+/// What the killed start leaves running is found; what it leaves in files, `onecopy-host` tries at every step.
 #[test]
 fn c9_a_first_start_killed_while_the_leader_is_made_goes_on() {
-    let making = "making the leader";
-    first_starts_killed_at(&[(making, 0), (making, 200), (making, 500), (making, 900), ("starting the leader", 0)]);
+    first_starts_killed_at(&[("making the leader", 200)]);
 }
 
 #[test]
-fn c9_a_first_start_killed_while_followers_are_made_goes_on() {
-    let copying = "copying the leader";
-    let others = [("starting 1 followers", 0), ("starting the router", 0)];
-    first_starts_killed_at(&[(copying, 0), (copying, 100), (copying, 300), others[0], others[1]]);
+fn c9_a_first_start_killed_at_every_step_goes_on() {
+    first_starts_killed_at(&["making the leader", "copying the leader"].map(|step| (step, 0)));
+    first_starts_killed_at(&[500, 900].map(|delay_ms| ("making the leader", delay_ms)));
+    first_starts_killed_at(&[100, 300].map(|delay_ms| ("copying the leader", delay_ms)));
+    first_starts_killed_at(
+        &["starting the leader", "starting 1 followers", "starting the router"].map(|step| (step, 0)),
+    );
 }
 
 #[test]
 fn c10_a_first_start_interrupted_at_any_step_leaves_nothing_running() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     for step in STEPS {
         let mut up = directory.spawn_up(1);
         // A later start has fewer steps: what was made before the signal stays made. The signal may have come late.
         let told = up.read_until_one(&[step, "\"ready\""]);
         assert!(told.is_some(), "neither {step:?} nor ready");
-        let code = up.end_by("INT");
+        let code = up.end_by(Signal::INT);
         assert!(matches!(code, Some(130 | 0)), "interrupted at {step:?}: {code:?}");
         assert_eq!(directory.postmasters(), [], "interrupted at {step:?}");
     }
@@ -86,30 +91,27 @@ fn c10_a_first_start_interrupted_at_any_step_leaves_nothing_running() {
 
 #[test]
 fn c11_killed_servers_are_started_again() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(1);
-    for (index, (name, postmaster)) in [("leader", 0), ("follower-1", 1)].into_iter().map(|(name, index)| {
-        let (_, number) = directory.postmasters().into_iter().find(|(found, _)| found == name).expect("it runs");
-        (index, (name, number))
-    }) {
-        send("KILL", postmaster);
-        wait_until("the server was started again", || {
+    for (index, name) in ["leader", "follower-1"].into_iter().enumerate() {
+        kill(directory.postmaster(name));
+        until("the server was started again", || {
             let server = &directory.status()["servers"][index];
             server["state"] == "running" && server["restarts"] == 1 && server["name"] == name
         });
     }
-    wait_until("the follower streams again", || directory.status()["servers"][1]["replication"] == "streaming");
+    until("the follower streams again", || directory.status()["servers"][1]["replication"] == "streaming");
 }
 
 #[test]
 fn c12_a_follower_without_data_is_copied_again() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(1);
     directory.run(&["down"]).ok();
     std::fs::remove_dir_all(directory.path().join("follower-1/data")).expect("lose the data");
     let notice = directory.run(&["up", "--detach"]);
     assert!(notice.stderr.contains("the data of follower-1 is gone"), "{notice:?}");
-    wait_until("the follower streams", || directory.status()["servers"][1]["replication"] == "streaming");
+    until("the follower streams", || directory.status()["servers"][1]["replication"] == "streaming");
     directory.run(&["down"]).ok();
 
     std::fs::remove_dir_all(directory.path().join("leader/data")).expect("lose the data");
@@ -120,59 +122,37 @@ fn c12_a_follower_without_data_is_copied_again() {
 
 #[test]
 fn c22_a_server_that_does_not_answer_is_told() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(1);
-    let postmaster = |name: &str| {
-        let (_, number) = directory.postmasters().into_iter().find(|(found, _)| found == name).expect("it runs");
-        number
-    };
-    let follower = Frozen::new(postmaster("follower-1"));
-    wait_until("it is told", || directory.status()["servers"][1]["state"] == "silent");
-    wait_until("the leader answers", || directory.status()["servers"][0]["state"] == "running");
-    wait_until("the leader serves", || directory.page("/healthz").0.ends_with("200 OK"));
+    let follower = Frozen::server(directory.postmaster("follower-1"));
+    until("it is told", || directory.status()["servers"][1]["state"] == "silent");
+    until("the leader answers", || directory.status()["servers"][0]["state"] == "running");
+    until("the leader serves", || directory.page("/healthz").0.ends_with("200 OK"));
     drop(follower);
-    let leader = Frozen::new(postmaster("leader"));
-    wait_until("it is told", || directory.status()["servers"][0]["state"] == "silent");
-    wait_until("/healthz says so", || directory.page("/healthz").0.contains("503"));
+    let leader = Frozen::server(directory.postmaster("leader"));
+    until("it is told", || directory.status()["servers"][0]["state"] == "silent");
+    until("/healthz says so", || directory.page("/healthz").0.contains("503"));
     drop(leader);
-    wait_until("/healthz is good again", || directory.page("/healthz").0.ends_with("200 OK"));
+    until("/healthz is good again", || directory.page("/healthz").0.ends_with("200 OK"));
     assert_eq!(directory.sql("SELECT 1"), "1");
 }
 
-/// A file system of its own, so that nothing else runs out of space; taken away when dropped.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(path: PathBuf, size: &str) -> SmallDisk {
-        std::fs::create_dir(&path).expect("make the mount point");
-        let options = format!("size={size},mode=755");
-        let status = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(&path).status();
-        assert!(status.expect("run mount").success(), "mount a small file system");
-        SmallDisk(path)
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Detached at once and gone with the last process in it, so that a failing test leaves no mount.
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
-    }
-}
+/// Room for the data of one server and not of three.
+const DISK_BYTES: u64 = 350 << 20;
 
 #[test]
 fn c20_a_disk_that_fills_up_loses_nothing() {
-    // Only root may mount; what is tested is the same for everybody.
     if !rustix::process::geteuid().is_root() {
-        eprintln!("not run: mounting a small disk needs root");
+        skip("c20_a_disk_that_fills_up_loses_nothing", "only root may mount a disk");
         return;
     }
-    let place = TestDirectory::new();
-    let _disk = SmallDisk::mount(place.path(), "300m");
-    let directory = TestDirectory::inside(&place, "data");
+    let outer = TestDirectory::new().expect("a directory");
+    let disk = MountedDisk::new(FileSystem::Ext4, outer.path(), "disk", DISK_BYTES).expect("a disk");
+    let directory = ClusterDirectory::within(disk.path());
     let complaint = directory.run(&["up", "--detach", "--port=0", "--replicas=2"]).refused(1);
     assert!(complaint.contains("bytes free"), "{complaint}");
 
-    let ballast = place.path().join("ballast");
+    let ballast = disk.path().join("ballast");
     directory.up(0);
     directory.sql("CREATE TABLE kept AS SELECT 7 AS number");
     std::fs::write(&ballast, vec![0; 120 << 20]).expect("fill most of the disk");
@@ -184,7 +164,7 @@ fn c20_a_disk_that_fills_up_loses_nothing() {
     assert!(ran.stderr.contains("53100") || ran.stderr.contains("08007"), "{ran:?}");
 
     std::fs::remove_file(&ballast).expect("free some space");
-    wait_until("the leader serves again", || {
+    until("the leader serves again", || {
         directory.run(&["psql", "--", "-XAtqc", "SELECT number FROM kept"]).stdout.trim() == "7"
     });
     directory.sql("INSERT INTO kept VALUES (8)");

@@ -1,54 +1,48 @@
 //! Followers that come and go while the cluster serves.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
+use onecopy_testing::process::{children_of, kill};
+use onecopy_testing::{Frozen, until};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::directory::{Frozen, TestDirectory, WAIT_MAX, stop, wait_until};
+use crate::directory::ClusterDirectory;
 
 /// The ways that a test directory on this machine allows.
 const MODES: [&str; 2] = ["--mode=lazy", "--mode=copy"];
 
-fn names(directory: &TestDirectory) -> Vec<String> {
+fn names(directory: &ClusterDirectory) -> Vec<String> {
     let status = directory.status();
     let servers = status["servers"].as_array().expect("a list");
     servers.iter().map(|server| server["name"].as_str().expect("a name").to_owned()).collect()
 }
 
 /// Waits until there are exactly these followers, and all of them stream.
-fn wait_for(directory: &TestDirectory, followers: usize) {
+#[track_caller]
+fn wait_for(directory: &ClusterDirectory, followers: usize) {
     let streams = |server: &Value| server["state"] == "running" && server["replication"] == "streaming";
-    let begun = std::time::Instant::now();
-    loop {
+    until(&format!("{followers} followers stream"), || {
         let status = directory.status();
         let servers = status["servers"].as_array().expect("a list");
-        if servers.len() == 1 + followers && servers[1..].iter().all(streams) {
-            return;
-        }
-        let log = directory.path().join("onecopy.log");
-        let log = || std::fs::read_to_string(&log).unwrap_or_default();
-        assert!(begun.elapsed() < WAIT_MAX, "{followers} followers do not stream: {status:#}\n{}", log());
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+        servers.len() == 1 + followers && servers[1..].iter().all(streams)
+    });
 }
 
 /// What a session reads that has asked for this follower and for everything that was written; asked again where the follower is out of the
 /// epoch: on a busy machine it is behind for moments.
 #[track_caller]
-fn read_at(directory: &TestDirectory, follower: &str, query: &str) -> String {
+fn read_at(directory: &ClusterDirectory, follower: &str, query: &str) -> String {
     let question = format!("SET onecopy.freshness = 'strict'; SET onecopy.server = '{follower}'; {query}");
-    let begun = std::time::Instant::now();
-    loop {
+    let mut answer = None;
+    until("it is in the epoch", || {
         let ran = directory.run(&["psql", "--", "-XAtq", "-v", "ON_ERROR_STOP=1", "-c", &question]);
-        if !ran.stderr.contains("is not in the current epoch") || begun.elapsed() > WAIT_MAX {
-            return ran.ok().trim().to_owned();
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+        let is_out = ran.stderr.contains("is not in the current epoch");
+        answer = Some(ran);
+        !is_out
+    });
+    answer.expect("asked").ok().trim().to_owned()
 }
 
-fn slots(directory: &TestDirectory) -> String {
+fn slots(directory: &ClusterDirectory) -> String {
     directory.sql("BEGIN; SELECT string_agg(slot_name, ',' ORDER BY slot_name) FROM pg_replication_slots; COMMIT")
 }
 
@@ -56,7 +50,7 @@ fn events(output: &str) -> Vec<Value> {
     output.lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
 }
 
-fn make_data(directory: &TestDirectory) {
+fn make_data(directory: &ClusterDirectory) {
     directory
         .sql("CREATE TABLE kept AS SELECT number, repeat('x', 200) AS filler FROM generate_series(1, 20000) number");
 }
@@ -64,7 +58,7 @@ fn make_data(directory: &TestDirectory) {
 #[test]
 fn c23_followers_come_and_go_while_clients_read() {
     for mode in MODES {
-        let directory = TestDirectory::new();
+        let directory = ClusterDirectory::new();
         directory.up(1);
         make_data(&directory);
         let told = events(&directory.run(&["scale", "3", "--json", "--wait", mode]).ok());
@@ -106,12 +100,12 @@ fn c23_followers_come_and_go_while_clients_read() {
 #[test]
 fn c23_a_follower_that_cannot_start_at_first_comes_when_it_can() {
     for mode in MODES {
-        let directory = TestDirectory::new();
+        let directory = ClusterDirectory::new();
         directory.up(0);
         make_data(&directory);
         // The name of its socket is taken, by a process that lives.
         let lock = directory.path().join("run/.s.PGSQL.5433.lock");
-        std::fs::write(&lock, format!("{}\n", directory.postmasters()[0].1)).expect("take its socket");
+        std::fs::write(&lock, format!("{}\n", directory.postmaster("leader"))).expect("take its socket");
         let complaint = directory.run(&["scale", "1", mode]).refused(1);
         assert!(complaint.contains("lock file"), "{complaint}");
         assert_ne!(directory.status()["servers"][1]["state"], "running");
@@ -124,7 +118,7 @@ fn c23_a_follower_that_cannot_start_at_first_comes_when_it_can() {
 #[test]
 fn c24_a_follower_is_made_anew_under_its_name() {
     for mode in MODES {
-        let directory = TestDirectory::new();
+        let directory = ClusterDirectory::new();
         directory.up(2);
         make_data(&directory);
         let before = directory.postmasters();
@@ -141,7 +135,7 @@ fn c24_a_follower_is_made_anew_under_its_name() {
 
 /// Kills the daemon when `arguments` have told `step`, and lets the next `up` come to `followers`.
 fn killed_at(before: usize, arguments: &[&str], step: &str, followers: usize) {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(before);
     make_data(&directory);
     let mut change = directory.spawn(arguments);
@@ -160,31 +154,42 @@ fn killed_at(before: usize, arguments: &[&str], step: &str, followers: usize) {
     }
 }
 
+const SCALE_UP: &[&str] = &["scale", "2", "--json", "--wait", "--mode=lazy", "--limit=4"];
+const SCALE_DOWN: &[&str] = &["scale", "0", "--json"];
+const REINIT: &[&str] = &["reinit", "follower-1", "--json", "--mode=lazy"];
+
 #[test]
 fn c25_a_scale_up_whose_daemon_is_killed_goes_on() {
-    for step in ["\"way\"", "cloning the leader", "the image is taken", "answering"] {
-        killed_at(0, &["scale", "2", "--json", "--wait", "--mode=lazy", "--limit=4"], step, 2);
-    }
-    killed_at(0, &["scale", "1", "--json", "--mode=copy"], "copying the leader", 1);
+    killed_at(0, SCALE_UP, "the image is taken", 2);
 }
 
 #[test]
 fn c25_a_scale_down_whose_daemon_is_killed_goes_on() {
-    for step in ["stopping follower-2", "removing what there is of follower-2", "stopping follower-1"] {
-        killed_at(2, &["scale", "0", "--json"], step, 0);
-    }
+    killed_at(2, SCALE_DOWN, "removing what there is of follower-2", 0);
 }
 
 #[test]
 fn c25_a_reinit_whose_daemon_is_killed_goes_on() {
-    for step in ["stopping follower-1", "removing what there is", "cloning the leader"] {
-        killed_at(1, &["reinit", "follower-1", "--json", "--mode=lazy"], step, 1);
+    killed_at(1, REINIT, "removing what there is", 1);
+}
+
+#[test]
+fn c25_changes_whose_daemon_is_killed_at_every_step_go_on() {
+    for step in ["\"way\"", "cloning the leader", "answering"] {
+        killed_at(0, SCALE_UP, step, 2);
+    }
+    killed_at(0, &["scale", "1", "--json", "--mode=copy"], "copying the leader", 1);
+    for step in ["stopping follower-2", "stopping follower-1"] {
+        killed_at(2, SCALE_DOWN, step, 0);
+    }
+    for step in ["stopping follower-1", "cloning the leader"] {
+        killed_at(1, REINIT, step, 1);
     }
 }
 
 #[test]
 fn c26_changes_that_cannot_be_are_refused_by_name() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     let complaint = directory.run(&["scale", "1"]).refused(3);
     assert!(complaint.contains("onecopy up --dir"), "{complaint}");
     directory.up(0);
@@ -202,46 +207,34 @@ fn c26_changes_that_cannot_be_are_refused_by_name() {
 
 #[test]
 fn c27_one_change_at_a_time_and_it_goes_on_without_who_asked() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(0);
     make_data(&directory);
     // A copy begins with a checkpoint: until then it is not done.
     let checkpointer = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'";
     let checkpointer: u32 = directory.superuser_sql("leader", checkpointer).parse().expect("a process");
-    let held = Frozen(vec![checkpointer]);
-    stop(checkpointer);
+    let held = Frozen::of([checkpointer]);
     let mut first = directory.spawn(&["scale", "2", "--json", "--mode=copy"]);
     assert!(first.read_until("copying the leader"));
     let complaint = directory.run(&["scale", "1"]).refused(1);
     assert!(complaint.contains("being changed (scale 2)"), "{complaint}");
-    first.end_by("KILL");
+    first.end_by(Signal::KILL);
     drop(held);
     wait_for(&directory, 2);
 }
 
 #[test]
 fn c28_followers_are_changed_on_the_socket_only() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(0);
-    let state = std::fs::read_to_string(directory.path().join("cluster.toml")).expect("a state");
-    let port = state.lines().find_map(|line| line.strip_prefix("metrics_port = ")).expect("a port for metrics");
-    let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("connect");
-    let body = "{\"replicas\":1}";
-    write!(
-        stream,
-        "POST /scale HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .expect("ask");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
+    let answer = directory.post_to_page("/scale", "{\"replicas\":1}");
     assert!(answer.starts_with("HTTP/1.0 404"), "{answer}");
     assert_eq!(names(&directory), ["leader"]);
 }
 
 #[test]
 fn c29_up_serves_first_and_makes_more_followers_then() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(1);
     make_data(&directory);
     directory.run(&["down"]).ok();
@@ -253,52 +246,38 @@ fn c29_up_serves_first_and_makes_more_followers_then() {
 
 #[test]
 fn c30_a_follower_that_cannot_catch_up_is_told_with_the_remedy() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(1);
     make_data(&directory);
-    let leader = format!("host={} port=5432 user=postgres dbname=postgres", directory.path().join("run").display());
-    let password = std::fs::read_to_string(directory.path().join("secrets/superuser")).expect("a password");
-    let as_superuser = |statement: &str| {
-        let mut command = std::process::Command::new("psql");
-        command.args([&leader, "-XAtqc", statement]).env("PGPASSWORD", password.trim());
-        let output = command.output().expect("run psql");
-        assert!(output.status.success(), "{output:?}");
-    };
+    let as_superuser = |statement: &str| directory.superuser_sql("leader", statement);
     as_superuser("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'");
     as_superuser("SELECT pg_reload_conf()");
     // The postmaster tells its processes after it has read it itself; a new session shows what it has read.
-    wait_until("the postmaster has read it", || {
-        directory.superuser_sql("leader", "SHOW max_slot_wal_keep_size") == "1MB"
-    });
+    until("the postmaster has read it", || directory.superuser_sql("leader", "SHOW max_slot_wal_keep_size") == "1MB");
     // Its slot loses its log while nobody uses it, as when the follower is away.
     as_superuser("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active");
-    for (_, postmaster) in directory.postmasters().iter().filter(|(name, _)| name == "follower-1") {
-        stop(*postmaster);
-        for child in crate::directory::children_of(*postmaster) {
-            crate::directory::send("KILL", child);
-        }
-    }
+    let follower = directory.postmaster("follower-1");
+    let frozen = Frozen::of([follower]);
+    children_of(follower).into_iter().for_each(kill);
     for _ in 0..3 {
         as_superuser("INSERT INTO kept SELECT number, repeat('y', 400) FROM generate_series(1, 50000) number");
         as_superuser("SELECT pg_switch_wal()");
         as_superuser("CHECKPOINT");
     }
-    wait_until("status tells the remedy", || {
+    until("status tells the remedy", || {
         let problem = directory.status()["servers"][1]["problem"].to_string();
         problem.contains("onecopy reinit follower-1")
     });
-    for (_, postmaster) in directory.postmasters().iter().filter(|(name, _)| name == "follower-1") {
-        crate::directory::send("CONT", *postmaster);
-    }
+    drop(frozen);
     directory.run(&["reinit", "follower-1"]).ok();
     wait_for(&directory, 1);
-    wait_until("nothing is wrong", || directory.status()["servers"][1]["problem"] == Value::Null);
+    until("nothing is wrong", || directory.status()["servers"][1]["problem"] == Value::Null);
 }
 
 #[test]
 fn c32_hot_pages_are_in_the_buffers_of_a_new_follower() {
     for mode in MODES {
-        let directory = TestDirectory::new();
+        let directory = ClusterDirectory::new();
         directory.up(0);
         make_data(&directory);
         directory.superuser_sql("leader", "CREATE EXTENSION pg_buffercache");
@@ -316,7 +295,7 @@ fn c32_hot_pages_are_in_the_buffers_of_a_new_follower() {
         assert!(pages > 100, "{pages}");
         directory.run(&["scale", "2", "--warm=full", mode]).ok();
         directory.run(&["reinit", "follower-2", "--warm=cache", mode]).ok();
-        wait_until("the hot pages are there", || directory.superuser_sql("follower-1", buffered) == pages.to_string());
+        until("the hot pages are there", || directory.superuser_sql("follower-1", buffered) == pages.to_string());
         let read = "SELECT coalesce(seq_scan, 0) FROM pg_stat_all_tables WHERE relname = 'kept'";
         assert_eq!(directory.superuser_sql("follower-1", read), "0", "nobody has read it there");
         assert_eq!(directory.superuser_sql("follower-2", buffered), "0", "that one was not told to");
@@ -325,7 +304,7 @@ fn c32_hot_pages_are_in_the_buffers_of_a_new_follower() {
 
 #[test]
 fn c33_a_daemon_whose_program_was_replaced_still_makes_followers() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up_by_a_program_that_goes();
     make_data(&directory);
     directory.run(&["scale", "1", "--mode=lazy", "--wait"]).ok();

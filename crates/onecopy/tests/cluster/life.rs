@@ -2,11 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use crate::directory::{TestDirectory, send, wait_until};
+use onecopy_testing::process::send;
+use onecopy_testing::until;
+use rustix::process::Signal;
+
+use crate::directory::ClusterDirectory;
 
 #[test]
 fn c1_a_cluster_serves_stops_and_keeps_its_data() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(2);
     directory.sql("CREATE TABLE kept (number int); INSERT INTO kept VALUES (42)");
     assert_eq!(directory.sql("SELECT current_user || ' ' || current_database()"), "onecopy postgres");
@@ -29,10 +33,10 @@ fn c1_a_cluster_serves_stops_and_keeps_its_data() {
 
 #[test]
 fn c2_status_and_page_tell_of_every_server() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(1);
     let mut status = directory.status();
-    wait_until("the follower has told how far it is, and both answer", || {
+    until("the follower has told how far it is, and both answer", || {
         status = directory.status();
         let servers = &status["servers"];
         servers[1]["replay_lag_bytes"] == 0 && (0..2_usize).all(|server| servers[server]["state"] == "running")
@@ -42,9 +46,9 @@ fn c2_status_and_page_tell_of_every_server() {
     assert_eq!(told, [["leader", "leader", "running"], ["follower-1", "follower", "running"]]);
     assert_eq!(status["servers"][1]["replication"], "streaming");
     assert_eq!(status["process_id"], directory.daemon());
-    wait_until("the table says so", || directory.run(&["status"]).ok().contains("streaming"));
+    until("the table says so", || directory.run(&["status"]).ok().contains("streaming"));
 
-    wait_until("it is well", || directory.page("/healthz").0.ends_with("200 OK"));
+    until("it is well", || directory.page("/healthz").0.ends_with("200 OK"));
     let (_, metrics) = directory.page("/metrics");
     assert!(
         metrics.contains("onecopy_instance_running_count{server=\"follower-1\",role=\"follower\"} 1\n"),
@@ -63,7 +67,7 @@ fn c2_status_and_page_tell_of_every_server() {
 
 #[test]
 fn c3_dsn_works_with_any_client_and_is_not_a_superuser() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(0);
     let dsn = directory.run(&["dsn"]).ok();
     let output = std::process::Command::new("psql")
@@ -79,7 +83,7 @@ fn c3_dsn_works_with_any_client_and_is_not_a_superuser() {
 
 #[test]
 fn c4_replicas_are_added_and_not_thrown_away() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(1);
     directory.run(&["down"]).ok();
     directory.run(&["up", "--detach", "--replicas=2"]).ok();
@@ -94,12 +98,12 @@ fn c4_replicas_are_added_and_not_thrown_away() {
 
 #[test]
 fn c5_ctrl_c_stops_everything_cleanly() {
-    let directory = TestDirectory::new();
-    for signal in ["INT", "TERM"] {
+    let directory = ClusterDirectory::new();
+    for signal in [Signal::INT, Signal::TERM] {
         let mut up = directory.spawn_up(1);
         assert!(up.read_until("\"ready\""));
         assert_eq!(directory.postmasters().len(), 2);
-        assert_eq!(up.end_by(signal), Some(0), "by SIG{signal}");
+        assert_eq!(up.end_by(signal), Some(0), "by {signal:?}");
         assert_eq!(directory.postmasters(), []);
     }
     let log = std::fs::read_to_string(directory.path().join("leader/server.log")).expect("a log");
@@ -108,21 +112,21 @@ fn c5_ctrl_c_stops_everything_cleanly() {
 
 #[test]
 fn c31_readers_that_are_gone_end_nothing() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     // Both outputs are pipes that nobody reads.
     let mut up = directory.spawn_unheard(&["up", "--port=0", "--replicas=1"]);
-    wait_until("it serves", || directory.run(&["status"]).code == Some(0));
+    until("it serves", || directory.run(&["status"]).code == Some(0));
     let mut scale = directory.spawn_unheard(&["scale", "2"]);
     assert_eq!(scale.wait().expect("wait for scale").code(), Some(0));
     assert_eq!(directory.postmasters().len(), 3);
-    send("TERM", up.id());
+    send(up.id(), Signal::TERM);
     assert_eq!(up.wait().expect("wait for up").code(), Some(0));
     assert_eq!(directory.postmasters(), []);
 }
 
 #[test]
 fn c6_a_long_path_gets_its_sockets_elsewhere() {
-    let directory = TestDirectory::named(&"long".repeat(25));
+    let directory = ClusterDirectory::named(&"long".repeat(25));
     let notice = directory.run(&["up", "--detach", "--port=0", "--replicas=1"]);
     assert!(notice.stderr.contains("Unix sockets are in /"), "{notice:?}");
     let sockets = std::fs::read_link(directory.path().join("run")).expect("a link");

@@ -3,11 +3,11 @@
 use std::net::TcpListener;
 use std::process::Command;
 
-use crate::directory::TestDirectory;
+use crate::directory::ClusterDirectory;
 
 #[test]
 fn c13_two_daemons_never_share_a_directory() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(0);
     let complaint = directory.run(&["up", "--detach"]).refused(5);
     assert!(complaint.contains(&format!("process {}", directory.daemon())), "{complaint}");
@@ -18,7 +18,7 @@ fn c13_two_daemons_never_share_a_directory() {
 
 #[test]
 fn c14_a_directory_that_cannot_be_one_is_left_alone() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     std::fs::create_dir(directory.path()).expect("make it");
     std::fs::write(directory.path().join("letter.txt"), "dear").expect("write");
     let complaint = directory.run(&["up", "--detach"]).refused(1);
@@ -38,7 +38,7 @@ fn c14_a_directory_that_cannot_be_one_is_left_alone() {
 
 #[test]
 fn c15_where_no_cluster_is_nothing_is_made() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     for command in [&["status"][..], &["down"], &["dsn"], &["psql"]] {
         let complaint = directory.run(command).refused(3);
         assert!(complaint.contains("onecopy up --dir"), "{command:?}: {complaint}");
@@ -48,7 +48,7 @@ fn c15_where_no_cluster_is_nothing_is_made() {
 
 #[test]
 fn c16_a_port_in_use_is_named_and_nothing_runs_on() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();
     for option in ["--port", "--metrics-port"] {
@@ -62,14 +62,14 @@ fn c16_a_port_in_use_is_named_and_nothing_runs_on() {
 
 #[test]
 fn c17_programs_that_are_not_there_are_named() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     let complaint = directory.run(&["up", "--detach", "--pg-bindir=/nonexistent/bin"]).refused(1);
     assert!(complaint.contains("/nonexistent/bin") && complaint.contains("--pg-bindir"), "{complaint}");
 }
 
 #[test]
 fn c18_a_wrong_configuration_is_refused_with_its_place() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     std::fs::create_dir(directory.path()).expect("make it");
     let file = directory.path().join("onecopy.toml");
     let path = file.to_str().expect("a plain path");

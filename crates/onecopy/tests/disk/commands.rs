@@ -2,54 +2,54 @@
 
 use std::fs;
 
-use crate::laboratory::{Laboratory, are_equal};
+use crate::directory::{DiskDirectory, are_equal};
 
 #[test]
 fn b50_commands_do_the_same_on_a_disk_at_rest_and_on_one_that_is_served() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "64M"]);
-    assert_eq!(laboratory.info("disk")["geometry"]["size_bytes"], 64 << 20);
-    assert!(laboratory.info("disk")["served"].is_null());
-    laboratory.done(&["snapshot", "disk", "empty"]);
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "64M"]);
+    assert_eq!(directory.info("disk")["geometry"]["size_bytes"], 64 << 20);
+    assert!(directory.info("disk")["served"].is_null());
+    directory.done(&["snapshot", "disk", "empty"]);
 
-    let server = laboratory.serve("disk", &[]);
-    laboratory.io("disk", &["write -P 7 0 1M", "write -P 8 40M 64k", "flush"]);
-    laboratory.done(&["snapshot", "disk", "written"]);
-    laboratory.io("disk", &["write -P 9 0 4k", "discard 40M 64k", "flush"]);
-    assert_eq!(laboratory.done(&["snapshot", "disk", "--list"]), "empty\nwritten");
+    let server = directory.serve("disk", &[]);
+    directory.io("disk", &["write -P 7 0 1M", "write -P 8 40M 64k", "flush"]);
+    directory.done(&["snapshot", "disk", "written"]);
+    directory.io("disk", &["write -P 9 0 4k", "discard 40M 64k", "flush"]);
+    assert_eq!(directory.done(&["snapshot", "disk", "--list"]), "empty\nwritten");
     for (disk, file) in [("disk", "served.raw"), ("disk@written", "written.raw"), ("disk@empty", "empty.raw")] {
-        laboratory.done(&["export", disk, file]);
+        directory.done(&["export", disk, file]);
     }
-    assert_eq!(laboratory.done(&["snapshot", "disk", "--list"]), "empty\nwritten", "an export leaves nothing");
-    laboratory.done(&["check", "disk"]);
-    laboratory.done(&["stop", "disk"]);
+    assert_eq!(directory.done(&["snapshot", "disk", "--list"]), "empty\nwritten", "an export leaves nothing");
+    directory.done(&["check", "disk"]);
+    directory.done(&["stop", "disk"]);
     server.ends();
 
-    assert_eq!(laboratory.done(&["snapshot", "disk", "--list"]), "empty\nwritten");
-    laboratory.done(&["check", "disk", "--content"]);
+    assert_eq!(directory.done(&["snapshot", "disk", "--list"]), "empty\nwritten");
+    directory.done(&["check", "disk", "--content"]);
     for (disk, file) in [("disk", "rest.raw"), ("disk@written", "written-rest.raw")] {
-        laboratory.done(&["export", disk, file]);
+        directory.done(&["export", disk, file]);
     }
-    assert!(are_equal(&laboratory.path("served.raw"), &laboratory.path("rest.raw")));
-    assert!(are_equal(&laboratory.path("written.raw"), &laboratory.path("written-rest.raw")));
+    assert!(are_equal(&directory.path("served.raw"), &directory.path("rest.raw")));
+    assert!(are_equal(&directory.path("written.raw"), &directory.path("written-rest.raw")));
     let (now, written) =
-        (fs::read(laboratory.path("rest.raw")).unwrap(), fs::read(laboratory.path("written.raw")).unwrap());
+        (fs::read(directory.path("rest.raw")).unwrap(), fs::read(directory.path("written.raw")).unwrap());
     let part =
         |image: &[u8], start: usize, length: usize, byte: u8| image[start..][..length].iter().all(|b| *b == byte);
     assert!(part(&now, 0, 4096, 9) && part(&now, 4096, (1 << 20) - 4096, 7) && part(&now, 1 << 20, 63 << 20, 0));
     assert!(part(&written, 0, 1 << 20, 7) && part(&written, 40 << 20, 64 << 10, 8));
-    assert!(part(&fs::read(laboratory.path("empty.raw")).unwrap(), 0, 64 << 20, 0));
+    assert!(part(&fs::read(directory.path("empty.raw")).unwrap(), 0, 64 << 20, 0));
 
-    laboratory.done(&["snapshot", "disk", "empty", "--delete"]);
-    assert_eq!(laboratory.done(&["snapshot", "disk", "--list"]), "written");
-    laboratory.done(&["create", "over", "--base", "disk@written"]);
-    laboratory.done(&["export", "over", "over.raw"]);
-    assert!(are_equal(&laboratory.path("over.raw"), &laboratory.path("written.raw")));
+    directory.done(&["snapshot", "disk", "empty", "--delete"]);
+    assert_eq!(directory.done(&["snapshot", "disk", "--list"]), "written");
+    directory.done(&["create", "over", "--base", "disk@written"]);
+    directory.done(&["export", "over", "over.raw"]);
+    assert!(are_equal(&directory.path("over.raw"), &directory.path("written.raw")));
 }
 
 #[test]
 fn b50_json_is_one_object_a_line() {
-    let laboratory = Laboratory::new();
+    let directory = DiskDirectory::new();
     let lines = [
         vec!["create", "disk", "--size", "16M", "--json"],
         vec!["snapshot", "disk", "monday", "--json"],
@@ -60,7 +60,7 @@ fn b50_json_is_one_object_a_line() {
         vec!["snapshot", "disk", "monday", "--delete", "--json"],
     ];
     for arguments in lines {
-        let said = laboratory.done(&arguments);
+        let said = directory.done(&arguments);
         assert!(!said.is_empty());
         for line in said.lines() {
             serde_json::from_str::<serde_json::Value>(line)
@@ -71,9 +71,9 @@ fn b50_json_is_one_object_a_line() {
 
 #[test]
 fn b51_refusals_say_what_and_what_to_do() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "16M"]);
-    fs::write(laboratory.path("image"), vec![1; 1 << 20]).unwrap();
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "16M"]);
+    fs::write(directory.path("image"), vec![1; 1 << 20]).unwrap();
     let cases: [(i32, &[&str], &str); 12] = [
         (2, &["create", "other"], "--size"),
         (2, &["create", "other", "--size", "16"], "16"),
@@ -89,17 +89,17 @@ fn b51_refusals_say_what_and_what_to_do() {
         (1, &["export", "disk", "image"], "exists"),
     ];
     for (code, arguments, told) in cases {
-        let said = laboratory.fails(code, arguments);
+        let said = directory.fails(code, arguments);
         assert!(said.contains(told), "{arguments:?}: {said}");
-        assert!(!laboratory.path("other").exists(), "{arguments:?} leaves something behind");
+        assert!(!directory.path("other").exists(), "{arguments:?} leaves something behind");
     }
 }
 
 #[test]
 fn b51_what_is_no_disk_is_told_with_the_remedy_by_every_command() {
-    let laboratory = Laboratory::new();
-    fs::create_dir(laboratory.path("empty")).unwrap();
-    fs::write(laboratory.path("image"), [1; 4096]).unwrap();
+    let directory = DiskDirectory::new();
+    fs::create_dir(directory.path("empty")).unwrap();
+    fs::write(directory.path("image"), [1; 4096]).unwrap();
     let commands: [&[&str]; 9] = [
         &["check", "DISK"],
         &["info", "DISK"],
@@ -117,25 +117,25 @@ fn b51_what_is_no_disk_is_told_with_the_remedy_by_every_command() {
         for command in commands {
             let arguments: Vec<String> = command.iter().map(|word| word.replace("DISK", place)).collect();
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let said = laboratory.fails(1, &arguments);
+            let said = directory.fails(1, &arguments);
             assert!(said.contains(told) && said.contains("onecopy disk create"), "{arguments:?}: {said}");
         }
     }
-    assert!(laboratory.fails(1, &["create", "over", "--base", "empty@monday"]).contains("empty is no disk"));
-    assert_eq!(fs::read_dir(laboratory.path("empty")).unwrap().count(), 0, "nothing is left in it");
+    assert!(directory.fails(1, &["create", "over", "--base", "empty@monday"]).contains("empty is no disk"));
+    assert_eq!(fs::read_dir(directory.path("empty")).unwrap().count(), 0, "nothing is left in it");
     for name in ["nothing", "out", "socket", "over"] {
-        assert!(!laboratory.path(name).exists(), "{name} was made");
+        assert!(!directory.path(name).exists(), "{name} was made");
     }
 }
 
 #[test]
 fn b51_a_damaged_disk_is_told_by_check() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "16M"]);
-    let server = laboratory.serve("disk", &[]);
-    laboratory.io("disk", &["write -P 7 0 1M", "flush"]);
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "16M"]);
+    let server = directory.serve("disk", &[]);
+    directory.io("disk", &["write -P 7 0 1M", "flush"]);
     server.terminate();
-    for entry in fs::read_dir(laboratory.path("disk")).unwrap().flatten() {
+    for entry in fs::read_dir(directory.path("disk")).unwrap().flatten() {
         if entry.file_name().to_string_lossy().starts_with("map.") {
             let mut bytes = fs::read(entry.path()).unwrap();
             let last = bytes.len() - 1;
@@ -143,5 +143,5 @@ fn b51_a_damaged_disk_is_told_by_check() {
             fs::write(entry.path(), bytes).unwrap();
         }
     }
-    assert!(laboratory.fails(1, &["check", "disk"]).contains("damaged"));
+    assert!(directory.fails(1, &["check", "disk"]).contains("damaged"));
 }

@@ -4,7 +4,5 @@
 
 mod commands;
 mod copies;
-mod laboratory;
-#[path = "../../../../tests/src/ports.rs"]
-mod ports;
+mod directory;
 mod servers;

@@ -5,77 +5,78 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 
-use crate::laboratory::{Laboratory, are_equal, wait_until};
-use crate::ports::free_port;
+use onecopy_testing::{free_port, until};
+
+use crate::directory::{DiskDirectory, are_equal};
 
 #[test]
 fn b52_a_server_that_is_killed_loses_nothing_that_was_flushed_and_can_be_started_at_once() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "64M"]);
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "64M"]);
     for round in 1..=5 {
-        let server = laboratory.serve("disk", &[]);
+        let server = directory.serve("disk", &[]);
         let write = format!("write -P {round} {round}M 1M");
-        laboratory.io("disk", &[&write, "flush", "write -P 99 0 64k"]);
+        directory.io("disk", &[&write, "flush", "write -P 99 0 64k"]);
         server.kill();
     }
-    let server = laboratory.serve("disk", &[]);
+    let server = directory.serve("disk", &[]);
     let reads: Vec<String> = (1..=5).map(|round| format!("read -P {round} {round}M 1M")).collect();
-    laboratory.io("disk", &reads.iter().map(String::as_str).collect::<Vec<_>>());
+    directory.io("disk", &reads.iter().map(String::as_str).collect::<Vec<_>>());
     server.terminate();
-    laboratory.done(&["check", "disk", "--content"]);
+    directory.done(&["check", "disk", "--content"]);
 }
 
 #[test]
 fn b53_a_second_server_is_refused_and_told_who_has_the_disk() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "16M"]);
-    let server = laboratory.serve("disk", &[]);
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "16M"]);
+    let server = directory.serve("disk", &[]);
     let id = server.id().to_string();
-    let same = laboratory.fails(5, &["serve", "disk", "--nbd", "unix:other.sock"]);
+    let same = directory.fails(5, &["serve", "disk", "--nbd", "unix:other.sock"]);
     assert!(same.contains(&id) && same.contains("onecopy disk stop disk"), "{same}");
     // With a control socket of its own it meets the disk's lease.
     let other = ["serve", "disk", "--nbd", "unix:other.sock", "--control", "other.control", "--lease-timeout", "0"];
-    let leased = laboratory.fails(5, &other);
+    let leased = directory.fails(5, &other);
     assert!(leased.contains(&id), "{leased}");
     // And the first one serves on.
-    laboratory.io("disk", &["write -P 1 0 64k", "flush"]);
+    directory.io("disk", &["write -P 1 0 64k", "flush"]);
     server.terminate();
-    assert!(!laboratory.path("disk/control.sock").exists());
+    assert!(!directory.path("disk/control.sock").exists());
 }
 
 #[test]
 fn b54_an_orderly_end_keeps_the_page_map_and_a_killed_servers_is_scanned_again() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "16M"]);
-    let known = || laboratory.info("disk")["served"]["page_map"]["known_blocks"].as_u64();
-    let origin = || laboratory.info("disk")["served"]["page_map"]["origin"].as_str().map(str::to_owned);
-    let server = laboratory.serve("disk", &["--scan-limit", "0"]);
-    laboratory.io("disk", &["write -P 7 0 1M", "flush"]);
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "16M"]);
+    let known = || directory.info("disk")["served"]["page_map"]["known_blocks"].as_u64();
+    let origin = || directory.info("disk")["served"]["page_map"]["origin"].as_str().map(str::to_owned);
+    let server = directory.serve("disk", &["--scan-limit", "0"]);
+    directory.io("disk", &["write -P 7 0 1M", "flush"]);
     assert_eq!(known(), Some(256));
     server.terminate();
     // Commands at rest do not lose it either.
-    laboratory.done(&["snapshot", "disk", "monday"]);
-    let server = laboratory.serve("disk", &["--scan-limit", "0"]);
+    directory.done(&["snapshot", "disk", "monday"]);
+    let server = directory.serve("disk", &["--scan-limit", "0"]);
     assert_eq!((origin(), known()), (Some("loaded".to_owned()), Some(256)));
     server.kill();
-    let server = laboratory.serve("disk", &["--scan-limit", "0"]);
+    let server = directory.serve("disk", &["--scan-limit", "0"]);
     assert_eq!((origin(), known()), (Some("empty".to_owned()), Some(0)));
     server.kill();
-    let server = laboratory.serve("disk", &[]);
-    wait_until("all is scanned", || known() == Some(256));
+    let server = directory.serve("disk", &[]);
+    until("all is scanned", || known() == Some(256));
     server.terminate();
-    let server = laboratory.serve("disk", &["--no-page-map"]);
-    assert!(laboratory.info("disk")["served"]["page_map"].is_null());
+    let server = directory.serve("disk", &["--no-page-map"]);
+    assert!(directory.info("disk")["served"]["page_map"].is_null());
     server.terminate();
 }
 
 #[test]
 fn b55_the_control_socket_answers_each_line_and_survives_nonsense() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "16M"]);
-    let server = laboratory.serve("disk", &[]);
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "16M"]);
+    let server = directory.serve("disk", &[]);
     let ask = |lines: &[u8]| {
-        let mut stream = UnixStream::connect(laboratory.path("disk/control.sock")).unwrap();
+        let mut stream = UnixStream::connect(directory.path("disk/control.sock")).unwrap();
         // A server that hangs up early is one of the answers.
         let _ = stream.write_all(lines);
         stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -90,17 +91,17 @@ fn b55_the_control_socket_answers_each_line_and_survives_nonsense() {
     assert_eq!(ask(b"{\"command\":\"stop\""), "", "half a line is no request");
     let held = ask(b"{\"command\":\"hold\",\"what\":\"flushes\"}\n{\"command\":\"release\",\"epoch\":1}\n");
     assert_eq!(held, "{\"ok\":null}\n{\"ok\":null}\n");
-    laboratory.io("disk", &["write -P 1 0 64k", "flush"]);
+    directory.io("disk", &["write -P 1 0 64k", "flush"]);
     server.terminate();
 }
 
 #[test]
 fn b56_metrics_are_those_of_the_guide_and_tell_what_was_done() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "16M"]);
-    let listen = format!("127.0.0.1:{}", free_port().unwrap());
-    let server = laboratory.serve("disk", &["--metrics", &listen]);
-    laboratory.io("disk", &["write -P 7 0 1M", "flush"]);
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "16M"]);
+    let listen = format!("127.0.0.1:{}", free_port());
+    let server = directory.serve("disk", &["--metrics", &listen]);
+    directory.io("disk", &["write -P 7 0 1M", "flush"]);
     let mut stream = TcpStream::connect(&listen).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
     let mut page = String::new();
@@ -126,35 +127,35 @@ fn b56_metrics_are_those_of_the_guide_and_tell_what_was_done() {
 
 #[test]
 fn b57_read_only_clients_cannot_write() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "16M"]);
-    let server = laboratory.serve("disk", &[]);
-    laboratory.io("disk", &["write -P 7 0 1M", "flush"]);
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "16M"]);
+    let server = directory.serve("disk", &[]);
+    directory.io("disk", &["write -P 7 0 1M", "flush"]);
     server.terminate();
-    laboratory.done(&["export", "disk", "before.raw"]);
-    let server = laboratory.serve("disk", &["--read-only"]);
-    let url = format!("nbd+unix:///?socket={}", laboratory.socket("disk").display());
+    directory.done(&["export", "disk", "before.raw"]);
+    let server = directory.serve("disk", &["--read-only"]);
+    let url = format!("nbd+unix:///?socket={}", directory.socket("disk").display());
     let written = std::process::Command::new("qemu-io").args(["-f", "raw", &url, "-c", "write 0 4k"]).output().unwrap();
     assert!(!written.status.success(), "{written:?}");
     let read = std::process::Command::new("qemu-io").args(["-r", "-f", "raw", &url, "-c", "read -P 7 0 1M"]).output();
     let read = read.unwrap();
     assert!(read.status.success() && !String::from_utf8_lossy(&read.stdout).contains("failed"), "{read:?}");
     server.terminate();
-    laboratory.done(&["export", "disk", "after.raw"]);
-    assert!(are_equal(&laboratory.path("before.raw"), &laboratory.path("after.raw")));
-    assert!(fs::metadata(laboratory.path("disk")).unwrap().is_dir());
+    directory.done(&["export", "disk", "after.raw"]);
+    assert!(are_equal(&directory.path("before.raw"), &directory.path("after.raw")));
+    assert!(fs::metadata(directory.path("disk")).unwrap().is_dir());
 }
 
 #[test]
 fn b59_a_disk_is_not_offered_to_other_hosts_in_the_clear_unasked() {
-    let laboratory = Laboratory::new();
-    laboratory.done(&["create", "disk", "--size", "16M"]);
-    let refused = laboratory.fails(1, &["serve", "disk", "--nbd", "127.0.0.1:0", "--nbd", "0.0.0.0:0"]);
+    let directory = DiskDirectory::new();
+    directory.done(&["create", "disk", "--size", "16M"]);
+    let refused = directory.fails(1, &["serve", "disk", "--nbd", "127.0.0.1:0", "--nbd", "0.0.0.0:0"]);
     assert!(refused.contains("0.0.0.0:0") && refused.contains("--nbd-unencrypted"), "{refused}");
-    let server = laboratory.serve("disk", &["--nbd", "127.0.0.1:0", "--nbd", "0.0.0.0:0", "--nbd-unencrypted"]);
+    let server = directory.serve("disk", &["--nbd", "127.0.0.1:0", "--nbd", "0.0.0.0:0", "--nbd-unencrypted"]);
     server.terminate();
     // A file that is named by mistake stays.
-    let refused = laboratory.fails(1, &["serve", "disk", "--nbd", "unix:a.sock", "--control", "disk/data"]);
+    let refused = directory.fails(1, &["serve", "disk", "--nbd", "unix:a.sock", "--control", "disk/data"]);
     assert!(refused.contains("disk/data"), "{refused}");
-    laboratory.done(&["check", "disk"]);
+    directory.done(&["check", "disk"]);
 }

@@ -4,22 +4,26 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use onecopy_memory::pressure::Host;
+use onecopy_testing::process::{children_of, kill, lives};
+use onecopy_testing::{skip, until};
 use serde_json::Value;
 
-use crate::directory::{TestDirectory, children_of, lives, send, wait_until};
-use crate::laboratory::{CONFIGURATION, MIB, START_BYTES, configure, instance, pool_bytes, status};
+use crate::cluster::{CONFIGURATION, MIB, START_BYTES, configure, instance, pool_bytes, status};
+use crate::directory::ClusterDirectory;
 
-/// Whether control groups can be made here; else what a cluster is told that cannot go without.
-fn host() -> Option<Host> {
+/// The kernel's control groups; none, and the test is left out, where there are none for memory. A cluster that cannot
+/// go without them is told so there.
+fn host(test: &str) -> Option<Host> {
     let host = Host::new().expect("the kernel's files");
     if host.hierarchy().is_some() {
         return Some(host);
     }
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     configure(&directory, &format!("{CONFIGURATION}cgroup = \"on\"\n"));
     let complaint = directory.run(&["up", "--detach", "--port=0", "--replicas=0"]).refused(1);
     assert!(complaint.contains("no controller for memory"), "{complaint}");
     assert_eq!(directory.postmasters(), []);
+    skip(test, "the kernel has no controller for memory");
     None
 }
 
@@ -27,36 +31,30 @@ fn group_of(host: &Host, process: u32) -> PathBuf {
     host.group_of(process).expect("it lives").expect("it is in one")
 }
 
-/// The first process of a server.
-fn postmaster(directory: &TestDirectory, name: &str) -> u32 {
-    let found = directory.postmasters().into_iter().find(|(server, _)| server == name);
-    found.unwrap_or_else(|| panic!("{name} does not run")).1
-}
-
 /// The limit of its own group, as the agent sees it.
-fn limit_of(directory: &TestDirectory, name: &str) -> Value {
+fn limit_of(directory: &ClusterDirectory, name: &str) -> Value {
     instance(&status(directory), name)["observation"]["limits"][0].clone()
 }
 
 #[test]
 fn a_server_lives_in_a_limited_group_from_start_to_end() {
-    let Some(host) = host() else { return };
-    let directory = TestDirectory::new();
+    let Some(host) = host("a_server_lives_in_a_limited_group_from_start_to_end") else { return };
+    let directory = ClusterDirectory::new();
     configure(&directory, &format!("{CONFIGURATION}cgroup = \"on\"\nlimit = \"1GB\"\n"));
     directory.up(1);
     let mut groups = Vec::new();
     for name in ["leader", "follower-1"] {
-        let first = postmaster(&directory, name);
+        let first = directory.postmaster(name);
         let group = group_of(&host, first);
         let own = group.file_name().expect("it has a name").to_string_lossy().into_owned();
         assert!(own.starts_with(&format!("{name}.")) && group.parent().expect("it has one").ends_with("onecopy"));
         // Processes that are just ending are shown in the root.
-        wait_until("all that it has started is there, too", || {
+        until("all that it has started is there, too", || {
             let children = children_of(first);
             !children.is_empty()
                 && children.into_iter().all(|child| host.group_of(child).is_ok_and(|now| now.as_ref() == Some(&group)))
         });
-        wait_until("it tells its limit", || limit_of(&directory, name)["limit_bytes"] == 1024 * MIB);
+        until("it tells its limit", || limit_of(&directory, name)["limit_bytes"] == 1024 * MIB);
         groups.push(group);
     }
     assert_ne!(groups[0], groups[1]);
@@ -64,7 +62,7 @@ fn a_server_lives_in_a_limited_group_from_start_to_end() {
     let before = limit_of(&directory, "leader")["usage_bytes"].as_u64().expect("a number");
     directory
         .superuser_sql("leader", "CREATE TABLE much AS SELECT g, repeat('x', 1000) FROM generate_series(1, 100000) g");
-    wait_until("what it writes is counted there", || {
+    until("what it writes is counted there", || {
         limit_of(&directory, "leader")["usage_bytes"].as_u64().expect("a number") > before + 100 * MIB
     });
     let table = directory.run(&["memory", "status"]).ok();
@@ -74,9 +72,9 @@ fn a_server_lives_in_a_limited_group_from_start_to_end() {
     assert!(metrics.contains(&limit), "{metrics}");
 
     // Restarted by its supervisor: a new first process.
-    let killed = postmaster(&directory, "follower-1");
-    send("KILL", killed);
-    wait_until("it is there again, in its group", || {
+    let killed = directory.postmaster("follower-1");
+    kill(killed);
+    until("it is there again, in its group", || {
         let found = directory.postmasters().into_iter().find(|(server, _)| server == "follower-1");
         found.is_some_and(|(_, now)| {
             now != killed && host.group_of(now).is_ok_and(|now| now.as_ref() == Some(&groups[1]))
@@ -88,20 +86,20 @@ fn a_server_lives_in_a_limited_group_from_start_to_end() {
 
 #[test]
 fn a_killed_daemon_leaves_the_group_to_the_next_one() {
-    let Some(host) = host() else { return };
-    let directory = TestDirectory::new();
+    let Some(host) = host("a_killed_daemon_leaves_the_group_to_the_next_one") else { return };
+    let directory = ClusterDirectory::new();
     configure(&directory, &format!("{CONFIGURATION}cgroup = \"auto\"\nlimit = \"1GB\"\n"));
     directory.up(0);
-    let first = postmaster(&directory, "leader");
+    let first = directory.postmaster("leader");
     let group = group_of(&host, first);
     directory.kill_daemon();
     assert!(lives(first) && group_of(&host, first) == group);
 
     configure(&directory, &format!("{CONFIGURATION}cgroup = \"auto\"\nlimit = \"1.5GB\"\n"));
     directory.up(0);
-    assert_eq!(postmaster(&directory, "leader"), first, "the server runs on");
+    assert_eq!(directory.postmaster("leader"), first, "the server runs on");
     assert_eq!(group_of(&host, first), group);
-    wait_until("the new limit holds", || limit_of(&directory, "leader")["limit_bytes"] == 1536 * MIB);
+    until("the new limit holds", || limit_of(&directory, "leader")["limit_bytes"] == 1536 * MIB);
 
     // Nobody's daemon: `down` finds the group by its server.
     directory.kill_daemon();
@@ -110,7 +108,7 @@ fn a_killed_daemon_leaves_the_group_to_the_next_one() {
 
     directory.up(0);
     directory.kill_daemon();
-    let first = postmaster(&directory, "leader");
+    let first = directory.postmaster("leader");
     configure(&directory, CONFIGURATION);
     directory.up(0);
     assert!(!group.exists(), "groups are not wanted any more");
@@ -119,17 +117,17 @@ fn a_killed_daemon_leaves_the_group_to_the_next_one() {
 
 #[test]
 fn a_size_above_a_limit_is_refused_and_the_limit_stays() {
-    let Some(host) = host() else { return };
-    let directory = TestDirectory::new();
+    let Some(host) = host("a_size_above_a_limit_is_refused_and_the_limit_stays") else { return };
+    let directory = ClusterDirectory::new();
     configure(&directory, &format!("{CONFIGURATION}cgroup = \"on\"\nlimit = \"1GB\"\n"));
     directory.up(0);
-    wait_until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
-    let group = group_of(&host, postmaster(&directory, "leader"));
+    until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
+    let group = group_of(&host, directory.postmaster("leader"));
     // Somebody has lowered it from outside, so that the ceiling does not fit any more.
     let files = ["memory.max", "memory.limit_in_bytes"].map(|file| group.join(file));
     let file = files.iter().find(|file| file.exists()).expect("one of them");
     std::fs::write(file, (400 * MIB).to_string()).expect("root may lower it");
-    wait_until("it tells that limit", || limit_of(&directory, "leader")["limit_bytes"] == 400 * MIB);
+    until("it tells that limit", || limit_of(&directory, "leader")["limit_bytes"] == 400 * MIB);
     let complaint = directory.run(&["memory", "set", "leader", "500MB"]).refused(1);
     assert!(complaint.contains("limited to 400MB") && complaint.contains("raise the limit"), "{complaint}");
     directory.run(&["memory", "set", "leader", "200MB", "--wait"]).ok();
@@ -138,7 +136,7 @@ fn a_size_above_a_limit_is_refused_and_the_limit_stays() {
 
 #[test]
 fn a_limit_that_the_pool_does_not_fit_into_starts_nothing() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     configure(&directory, &format!("{CONFIGURATION}cgroup = \"auto\"\nlimit = \"600MB\"\n"));
     let complaint = directory.run(&["up", "--detach", "--port=0", "--replicas=0"]).refused(4);
     assert!(complaint.contains("its pool may have 512MB") && complaint.contains("at least 810MB"), "{complaint}");
@@ -147,21 +145,21 @@ fn a_limit_that_the_pool_does_not_fit_into_starts_nothing() {
 
 #[test]
 fn followers_that_come_and_go_have_groups_that_come_and_go() {
-    let Some(host) = host() else { return };
-    let directory = TestDirectory::new();
+    let Some(host) = host("followers_that_come_and_go_have_groups_that_come_and_go") else { return };
+    let directory = ClusterDirectory::new();
     configure(&directory, &format!("{CONFIGURATION}cgroup = \"on\"\n"));
     directory.up(0);
     directory.run(&["scale", "1", "--mode=lazy"]).ok();
-    let follower = postmaster(&directory, "follower-1");
-    wait_until("it is moved", || group_of(&host, follower).parent().is_some_and(|ours| ours.ends_with("onecopy")));
+    let follower = directory.postmaster("follower-1");
+    until("it is moved", || group_of(&host, follower).parent().is_some_and(|ours| ours.ends_with("onecopy")));
     let group = group_of(&host, follower);
     directory.run(&["scale", "0"]).ok();
-    wait_until("its group is removed", || !group.exists());
-    assert!(group_of(&host, postmaster(&directory, "leader")).exists());
+    until("its group is removed", || !group.exists());
+    assert!(group_of(&host, directory.postmaster("leader")).exists());
 }
 
 /// Runs `up` where nobody may make groups, as in most containers.
-fn up_in_a_container(host: &Host, directory: &TestDirectory) -> std::process::Output {
+fn up_in_a_container(host: &Host, directory: &ClusterDirectory) -> std::process::Output {
     let mount = &host.hierarchy().expect("it was looked for").mount_point;
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", "mount -o bind,remount,ro \"$0\" && exec \"$@\""]).arg(mount);
@@ -171,8 +169,8 @@ fn up_in_a_container(host: &Host, directory: &TestDirectory) -> std::process::Ou
 
 #[test]
 fn a_host_that_allows_no_groups_is_told_once_or_refused() {
-    let Some(host) = host() else { return };
-    let directory = TestDirectory::new();
+    let Some(host) = host("a_host_that_allows_no_groups_is_told_once_or_refused") else { return };
+    let directory = ClusterDirectory::new();
     configure(&directory, &format!("{CONFIGURATION}cgroup = \"on\"\n"));
     let refused = up_in_a_container(&host, &directory);
     let complaint = String::from_utf8_lossy(&refused.stderr);

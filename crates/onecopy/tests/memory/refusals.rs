@@ -1,15 +1,14 @@
 //! What is refused, with which words and which exit code.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use onecopy_testing::until;
 
-use crate::directory::{TestDirectory, wait_until};
-use crate::laboratory::{CONFIGURATION, START_BYTES, configure, pool_bytes, up};
+use crate::cluster::{CONFIGURATION, START_BYTES, configure, pool_bytes, up};
+use crate::directory::ClusterDirectory;
 
 #[test]
 fn sizes_that_cannot_be_are_refused_with_the_figures() {
     let directory = up(CONFIGURATION, 0);
-    wait_until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
+    until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
     for (size, words) in [("1MB", "its floor is 126MB"), ("0B", "its floor is"), ("513MB", "its ceiling is 512MB")] {
         let complaint = directory.run(&["memory", "set", "leader", size]).refused(1);
         assert!(complaint.contains(words), "{size}: {complaint}");
@@ -24,12 +23,12 @@ fn sizes_that_cannot_be_are_refused_with_the_figures() {
     assert!(complaint.contains("there are: leader"), "{complaint}");
     directory.run(&["memory", "auto", "maybe"]).refused(2);
     directory.run(&["memory", "set", "../x", "200MB"]).refused(2);
-    wait_until("it tells the same pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
+    until("it tells the same pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
 }
 
 #[test]
 fn nobody_there_is_said_with_the_remedy() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     for command in
         [&["memory", "status"][..], &["memory", "history"], &["memory", "set", "x", "1GB"], &["memory", "auto", "on"]]
     {
@@ -43,7 +42,7 @@ fn nobody_there_is_said_with_the_remedy() {
 
 #[test]
 fn a_wrong_configuration_starts_nothing() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     for (text, words) in [
         ("[memory]\nceiling = \"1 XB\"\n", "line 2, column 11"),
         ("[memory]\nsize = \"1GB\"\n", "unknown field `size`"),
@@ -63,20 +62,12 @@ fn a_wrong_configuration_starts_nothing() {
 #[test]
 fn memory_is_changed_on_the_socket_only() {
     let directory = up(CONFIGURATION, 0);
-    wait_until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
-    let state = std::fs::read_to_string(directory.path().join("cluster.toml")).expect("a state");
-    let port = state.lines().find_map(|line| line.strip_prefix("metrics_port = ")).expect("a port for metrics");
+    until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
     for (path, body) in
         [("/memory/set", "{\"instance\":\"leader\",\"size\":\"200MB\"}"), ("/memory/auto", "{\"automatic\":true}")]
     {
-        let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("connect");
-        let length = body.len();
-        let head =
-            format!("POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n");
-        stream.write_all((head + body).as_bytes()).expect("ask");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
+        let answer = directory.post_to_page(path, body);
         assert!(answer.starts_with("HTTP/1.0 404"), "{answer}");
     }
-    wait_until("it tells the same pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
+    until("it tells the same pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
 }

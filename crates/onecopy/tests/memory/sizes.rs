@@ -1,9 +1,10 @@
 //! Sizes by hand, and by the automatic.
 
+use onecopy_testing::process::{arguments, children_of, kill};
+use onecopy_testing::until;
 use serde_json::Value;
 
-use crate::directory::{children_of, send, wait_until};
-use crate::laboratory::{CEILING_BYTES, CONFIGURATION, MIB, START_BYTES, instance, pool_bytes, status, up};
+use crate::cluster::{CEILING_BYTES, CONFIGURATION, MIB, START_BYTES, instance, pool_bytes, status, up};
 
 fn events(output: &str) -> Vec<Value> {
     output.lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
@@ -13,7 +14,7 @@ fn events(output: &str) -> Vec<Value> {
 fn a_size_by_hand_is_reached_and_told() {
     let directory = up(CONFIGURATION, 1);
     for name in ["leader", "follower-1"] {
-        wait_until("it tells its pool", || pool_bytes(&directory, name) == Some(START_BYTES));
+        until("it tells its pool", || pool_bytes(&directory, name) == Some(START_BYTES));
         for (size, bytes) in [("180MB", 180 * MIB), ("100%", CEILING_BYTES), ("50%", CEILING_BYTES / 2)] {
             let told = events(&directory.run(&["memory", "set", name, size, "--wait", "--json"]).ok());
             let (last, before) = told.split_last().expect("events");
@@ -27,7 +28,7 @@ fn a_size_by_hand_is_reached_and_told() {
     }
     let told = directory.run(&["memory", "set", "leader", "200MB", "--wait"]).ok();
     assert_eq!(told, "leader has 200MB, it had 256MB.\n");
-    wait_until("the other one is not meant", || pool_bytes(&directory, "follower-1") == Some(CEILING_BYTES / 2));
+    until("the other one is not meant", || pool_bytes(&directory, "follower-1") == Some(CEILING_BYTES / 2));
     let history = directory.run(&["memory", "history", "leader"]).ok();
     assert!(history.contains("set by hand to 200MB") && !history.contains("follower"), "{history}");
     let logged = directory.run(&["memory", "history", "leader", "--json"]).ok();
@@ -38,23 +39,22 @@ fn a_size_by_hand_is_reached_and_told() {
 #[test]
 fn a_size_by_hand_outlives_a_crash_of_its_server() {
     let directory = up(CONFIGURATION, 0);
-    wait_until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
+    until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
     directory.run(&["memory", "set", "leader", "180MB", "--wait"]).ok();
-    let (_, postmaster) = directory.postmasters().remove(0);
+    let postmaster = directory.postmaster("leader");
     // One that does not end by itself just now.
-    let title = |process: u32| std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
-    let found = children_of(postmaster).into_iter().find(|child| title(*child).contains("checkpointer"));
-    let back_end = found.expect("every server has one");
-    send("KILL", back_end);
-    wait_until("it has crashed", || !children_of(postmaster).contains(&back_end));
-    wait_until("it has its size again", || {
+    let is_checkpointer = |child: &u32| arguments(*child).concat().contains("checkpointer");
+    let back_end = children_of(postmaster).into_iter().find(is_checkpointer).expect("every server has one");
+    kill(back_end);
+    until("it has crashed", || !children_of(postmaster).contains(&back_end));
+    until("it has its size again", || {
         let status = status(&directory);
         let leader = instance(&status, "leader");
         leader["observation"]["answered"] == true && leader["observation"]["pool_bytes"] == 180 * MIB
     });
-    send("KILL", postmaster);
-    wait_until("another one runs", || directory.postmasters().first().is_some_and(|(_, other)| *other != postmaster));
-    wait_until("it has its size again", || {
+    kill(postmaster);
+    until("another one runs", || directory.postmasters().first().is_some_and(|(_, other)| *other != postmaster));
+    until("it has its size again", || {
         pool_bytes(&directory, "leader") == Some(180 * MIB)
             && instance(&status(&directory), "leader")["mode"] == "pinned"
     });
@@ -63,7 +63,7 @@ fn a_size_by_hand_outlives_a_crash_of_its_server() {
 #[test]
 fn the_automatic_takes_back_what_was_set_by_hand() {
     let directory = up(CONFIGURATION, 1);
-    wait_until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
+    until("it tells its pool", || pool_bytes(&directory, "leader") == Some(START_BYTES));
     let mode = |name: &str| instance(&status(&directory), name)["mode"].as_str().unwrap_or_default().to_owned();
     assert_eq!((mode("leader").as_str(), mode("follower-1").as_str()), ("watched", "watched"));
     directory.run(&["memory", "set", "leader", "200MB"]).ok();
@@ -82,7 +82,7 @@ fn the_automatic_takes_back_what_was_set_by_hand() {
 fn a_budget_that_all_exceed_is_kept() {
     let configuration = CONFIGURATION.replace("auto = false", "auto = true").replace("2GB", "400MB");
     let directory = up(&configuration, 1);
-    wait_until("all pools together are within the budget", || {
+    until("all pools together are within the budget", || {
         let pools = ["leader", "follower-1"].map(|name| pool_bytes(&directory, name));
         pools.iter().copied().sum::<Option<u64>>().is_some_and(|sum| sum <= 400 * MIB)
     });

@@ -1,16 +1,17 @@
 //! What `onecopy up` makes of the servers' memory.
 
+use onecopy_testing::{TestDirectory, until};
 use serde_json::Value;
 
-use crate::directory::{TestDirectory, wait_until};
-use crate::laboratory::{
+use crate::cluster::{
     CEILING_BYTES, CONFIGURATION, MIB, START_BYTES, configure, instance, pool_bytes, programs_alone, status, up,
 };
+use crate::directory::ClusterDirectory;
 
 #[test]
 fn every_server_begins_below_its_ceiling() {
     let directory = up(CONFIGURATION, 1);
-    wait_until("both tell their pools", || {
+    until("both tell their pools", || {
         ["leader", "follower-1"].iter().all(|name| pool_bytes(&directory, name) == Some(START_BYTES))
     });
     let status = status(&directory);
@@ -49,17 +50,17 @@ fn followers_that_come_and_go_are_looked_after() {
     let directory = up(CONFIGURATION, 0);
     for mode in ["--mode=lazy", "--mode=copy"] {
         directory.run(&["scale", "1", mode]).ok();
-        wait_until("the new one tells its pool", || pool_bytes(&directory, "follower-1") == Some(START_BYTES));
+        until("the new one tells its pool", || pool_bytes(&directory, "follower-1") == Some(START_BYTES));
         directory.run(&["reinit", "follower-1", mode]).ok();
-        wait_until("it tells again", || pool_bytes(&directory, "follower-1") == Some(START_BYTES));
+        until("it tells again", || pool_bytes(&directory, "follower-1") == Some(START_BYTES));
         directory.run(&["scale", "0"]).ok();
-        wait_until("it is left alone", || instance(&status(&directory), "follower-1") == Value::Null);
+        until("it is left alone", || instance(&status(&directory), "follower-1") == Value::Null);
     }
 }
 
 #[test]
 fn what_a_person_has_configured_is_kept() {
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     directory.up(0);
     directory.run(&["down"]).ok();
     let file = directory.path().join("leader/data/postgresql.conf");
@@ -70,7 +71,7 @@ fn what_a_person_has_configured_is_kept() {
     let show = |setting: &str| directory.superuser_sql("leader", &format!("SHOW {setting}"));
     assert_eq!(show("shared_preload_libraries"), "pg_stat_statements, onecopy");
     assert_eq!(show("shared_buffers"), "192MB");
-    wait_until("all of it is the pool", || pool_bytes(&directory, "leader") == Some(192 * MIB));
+    until("all of it is the pool", || pool_bytes(&directory, "leader") == Some(192 * MIB));
 
     directory.superuser_sql("leader", "ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'");
     directory.run(&["down"]).ok();
@@ -83,9 +84,9 @@ fn what_a_person_has_configured_is_kept() {
 
 #[test]
 fn another_configuration_is_remembered() {
-    let directory = TestDirectory::new();
-    let elsewhere = tempfile::tempdir().expect("a directory");
-    let file = elsewhere.path().join("mine.toml");
+    let directory = ClusterDirectory::new();
+    let elsewhere = TestDirectory::new().expect("a directory");
+    let file = elsewhere.join("mine.toml");
     std::fs::write(&file, CONFIGURATION.replace("512MB", "300MB")).expect("write");
     let path = file.to_str().expect("a plain path");
     directory.run(&["up", "--detach", "--port=0", "--replicas=0", "--config", path]).ok();
@@ -105,14 +106,14 @@ fn another_configuration_is_remembered() {
 fn without_the_extension_everything_else_is_as_before() {
     let (_root, programs) = programs_alone();
     let bindir = format!("--pg-bindir={}", programs.display());
-    let directory = TestDirectory::new();
+    let directory = ClusterDirectory::new();
     let told = directory.run(&["up", "--detach", "--port=0", "--replicas=1", &bindir]);
     assert_eq!(told.code, Some(0), "{told:?}");
     assert_eq!(told.stderr.matches("lacks the extension").count(), 1, "{told:?}");
     assert_eq!(directory.superuser_sql("leader", "SHOW shared_preload_libraries"), "");
     assert_eq!(directory.superuser_sql("follower-1", "SHOW shared_buffers"), "128MB");
     assert_eq!(directory.sql("SELECT 1"), "1");
-    wait_until("the pools are known", || pool_bytes(&directory, "follower-1") == Some(128 * MIB));
+    until("the pools are known", || pool_bytes(&directory, "follower-1") == Some(128 * MIB));
     assert!(directory.run(&["memory", "status"]).ok().contains("lacks the extension"));
     let refused = directory.run(&["memory", "set", "leader", "64MB"]).refused(1);
     assert!(refused.contains("leader"), "{refused}");

@@ -1,11 +1,13 @@
 //! A cluster whose servers run in machines, from its first start to its last: one cluster for all of it, because a guest takes long to make.
 
-use crate::directory::{lives, send};
-use crate::laboratory::{Laboratory, wait_until};
+use onecopy_testing::process::{lives, send};
+use rustix::process::Signal;
+
+use crate::machines::{MachineDirectory, until};
 
 /// The servers are well, each with a machine that runs.
-fn is_well(laboratory: &Laboratory, servers: usize) -> bool {
-    let ran = laboratory.directory.run(&["status", "--json"]);
+fn is_well(machines: &MachineDirectory, servers: usize) -> bool {
+    let ran = machines.directory.run(&["status", "--json"]);
     let Ok(status) = serde_json::from_str::<serde_json::Value>(&ran.stdout) else { return false };
     let all = status["servers"].as_array().cloned().unwrap_or_default();
     let is_up = |server: &serde_json::Value| server["state"] == "running" && server["machine"]["state"] == "running";
@@ -14,8 +16,8 @@ fn is_well(laboratory: &Laboratory, servers: usize) -> bool {
 }
 
 /// A read that this server answers.
-fn read_on(laboratory: &Laboratory, server: &str, statement: &str) -> String {
-    let ran = laboratory.directory.run(&[
+fn read_on(machines: &MachineDirectory, server: &str, statement: &str) -> String {
+    let ran = machines.directory.run(&[
         "psql",
         "--",
         "-XAtq",
@@ -30,82 +32,79 @@ fn read_on(laboratory: &Laboratory, server: &str, statement: &str) -> String {
 }
 
 /// Reads of clients that a server has answered.
-fn reads_of(laboratory: &Laboratory, server: &str) -> u64 {
-    let status = laboratory.directory.status();
+fn reads_of(machines: &MachineDirectory, server: &str) -> u64 {
+    let status = machines.directory.status();
     let routed = status["router"]["servers"].as_array().expect("a list").iter().find(|routed| routed["name"] == server);
     routed.and_then(|routed| routed["reads"].as_u64()).unwrap_or(0)
 }
 
 #[test]
 fn v30_a_cluster_in_machines_serves_scales_stops_and_survives_every_death() {
-    let laboratory = Laboratory::new();
-    let directory = &laboratory.directory;
+    let machines = MachineDirectory::new();
+    let directory = &machines.directory;
     let shape = ["--runtime=vm", "--vm-memory=512MB", "--vm-disk=4GB"];
     directory.run(&[&["up", "--detach", "--port=0", "--replicas=1"], &shape[..]].concat()).ok();
     directory.sql("CREATE TABLE kept (number int); INSERT INTO kept VALUES (1)");
-    wait_until("both are well", || is_well(&laboratory, 2));
-    wait_until("the follower answers clients", || {
+    until("both are well", || is_well(&machines, 2));
+    until("the follower answers clients", || {
         // On a busy machine it may be behind for a moment, and refuse.
-        read_on(&laboratory, "follower-1", "SELECT sum(number) FROM kept") == "1"
-            && reads_of(&laboratory, "follower-1") > 0
+        read_on(&machines, "follower-1", "SELECT sum(number) FROM kept") == "1" && reads_of(&machines, "follower-1") > 0
     });
-    told_of_machines(&laboratory);
-    refused_where_the_cluster_would_break(&laboratory);
+    told_of_machines(&machines);
+    refused_where_the_cluster_would_break(&machines);
 
     // The leader's server dies in its guest: it is started there, and the guest is not booted again.
-    let machine = laboratory.process("leader", "qemu.pid");
-    let boot = laboratory.guest("leader", "cat /proc/sys/kernel/random/boot_id");
-    laboratory.guest("leader", "pkill -KILL -o -u postgres postgres");
-    wait_until("the server is back in its guest", || {
-        directory.status()["servers"][0]["restarts"] == 1 && is_well(&laboratory, 2)
+    let machine = machines.process("leader", "qemu.pid");
+    let boot = machines.guest("leader", "cat /proc/sys/kernel/random/boot_id");
+    machines.guest("leader", "pkill -KILL -o -u postgres postgres");
+    until("the server is back in its guest", || {
+        directory.status()["servers"][0]["restarts"] == 1 && is_well(&machines, 2)
     });
     directory.sql("INSERT INTO kept VALUES (2)");
-    assert_eq!(laboratory.guest("leader", "cat /proc/sys/kernel/random/boot_id"), boot);
-    assert_eq!(laboratory.process("leader", "qemu.pid"), machine);
+    assert_eq!(machines.guest("leader", "cat /proc/sys/kernel/random/boot_id"), boot);
+    assert_eq!(machines.process("leader", "qemu.pid"), machine);
 
     // The daemon and a keeper die: the servers run on, the next daemon takes them over.
     directory.kill_daemon();
-    laboratory.kill("follower-1", "keeper.lock");
+    machines.kill("follower-1", "keeper.lock");
     directory.run(&["up", "--detach"]).ok();
-    wait_until("all is taken over", || is_well(&laboratory, 2));
-    assert_eq!(laboratory.process("leader", "qemu.pid"), machine);
+    until("all is taken over", || is_well(&machines, 2));
+    assert_eq!(machines.process("leader", "qemu.pid"), machine);
     assert_eq!(directory.status()["servers"][0]["restarts"], 0);
 
     // The leader's disk server dies: nobody but the guest's clock notices.
-    laboratory.kill("leader", "disk.pid");
+    machines.kill("leader", "disk.pid");
     directory.sql("INSERT INTO kept VALUES (3)");
     // The follower's machine dies: it is booted again, and catches up.
-    laboratory.kill("follower-1", "qemu.pid");
-    wait_until("the follower is back", || is_well(&laboratory, 2));
-    wait_until("it answers with all there is", || {
-        read_on(&laboratory, "follower-1", "SELECT sum(number) FROM kept") == "6"
-    });
+    machines.kill("follower-1", "qemu.pid");
+    until("the follower is back", || is_well(&machines, 2));
+    until("it answers with all there is", || read_on(&machines, "follower-1", "SELECT sum(number) FROM kept") == "6");
 
     directory.run(&["down"]).ok();
-    assert_eq!(laboratory.processes(), [0; 0]);
+    assert_eq!(machines.processes(), [0; 0]);
     for server in ["leader", "follower-1"] {
-        assert_eq!(laboratory.machine(server)["end"]["clean"], true, "{server} was switched off");
+        assert_eq!(machines.machine(server)["end"]["clean"], true, "{server} was switched off");
     }
     directory.run(&["up", "--detach"]).ok();
     assert_eq!(directory.sql("SELECT sum(number) FROM kept"), "6");
 }
 
 /// Status, list and metrics tell of the machines.
-fn told_of_machines(laboratory: &Laboratory) {
-    let directory = &laboratory.directory;
+fn told_of_machines(machines: &MachineDirectory) {
+    let directory = &machines.directory;
     let leader = &directory.status()["servers"][0];
     assert_eq!(leader["machine"]["memory_bytes"], 512 << 20);
     assert_eq!(leader["process_id"], leader["machine"]["process_id"]);
     // A guest that has more to do does not tell in time each time it is asked.
-    wait_until("the guest tells of its memory", || {
+    until("the guest tells of its memory", || {
         directory.status()["servers"][0]["machine"]["memory_available_bytes"].as_u64().is_some_and(|bytes| bytes > 0)
     });
     let told = directory.run(&["status"]).ok();
     assert!(told.contains("machine running") && told.contains("not managed"), "{told}");
-    let listed = laboratory.machine("follower-1");
+    let listed = machines.machine("follower-1");
     assert_eq!((&listed["of_cluster"], &listed["state"]), (&true.into(), &"running".into()));
     let samples = ["onecopy_machine_running_count{server=\"leader\"} 1", "onecopy_machine_disk_restarts_total{server="];
-    wait_until("the metrics tell of the machines", || {
+    until("the metrics tell of the machines", || {
         let (_, metrics) = directory.page("/metrics");
         samples.iter().all(|sample| metrics.contains(sample))
     });
@@ -115,7 +114,7 @@ fn told_of_machines(laboratory: &Laboratory) {
         assert!(guide.contains(name), "the guide does not name the metric {name}");
     }
     // QEMU and the disk's process have no more rights than a server, and lay no links where others look.
-    let home = laboratory.home("leader");
+    let home = machines.home("leader");
     let owner =
         |path: &std::path::Path| std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(path).expect("it is there"));
     let us = owner(std::path::Path::new("/proc/self"));
@@ -125,26 +124,26 @@ fn told_of_machines(laboratory: &Laboratory) {
     assert_eq!(owner(&home.join("disk")), owner(&home.join("run")));
     let own = std::fs::metadata(home.join("run")).expect("a directory");
     for file in ["qemu.pid", "disk.pid"] {
-        let process = laboratory.process("leader", file).expect("it runs");
+        let process = machines.process("leader", file).expect("it runs");
         let runs = std::fs::metadata(format!("/proc/{process}")).expect("a process");
         assert_eq!(std::os::unix::fs::MetadataExt::uid(&runs), std::os::unix::fs::MetadataExt::uid(&own), "{file}");
     }
 }
 
-fn refused_where_the_cluster_would_break(laboratory: &Laboratory) {
+fn refused_where_the_cluster_would_break(machines: &MachineDirectory) {
     for action in [&["vm", "stop", "leader"][..], &["vm", "stop", "--force", "leader"], &["vm", "delete", "follower-1"]]
     {
-        let complaint = laboratory.directory.run(action).refused(1);
+        let complaint = machines.directory.run(action).refused(1);
         assert!(complaint.contains("is a server of the cluster"), "{complaint}");
     }
-    let complaint = laboratory.directory.run(&["scale", "2", "--mode=reflink"]).refused(1);
+    let complaint = machines.directory.run(&["scale", "2", "--mode=reflink"]).refused(1);
     assert!(complaint.contains("--mode"), "{complaint}");
 }
 
 #[test]
 fn v31_followers_in_machines_come_and_go_and_are_made_anew() {
-    let laboratory = Laboratory::new();
-    let directory = &laboratory.directory;
+    let machines = MachineDirectory::new();
+    let directory = &machines.directory;
     let shape = ["--runtime=vm", "--vm-memory=512MB", "--vm-disk=4GB"];
     directory.run(&[&["up", "--detach", "--port=0", "--replicas=0"], &shape[..]].concat()).ok();
     directory.sql("CREATE TABLE kept AS SELECT generate_series(1, 1000) AS number");
@@ -152,25 +151,21 @@ fn v31_followers_in_machines_come_and_go_and_are_made_anew() {
     for event in ["\"copying\"", "\"answering\"", "\"done\""] {
         assert!(events.contains(event), "{events}");
     }
-    wait_until("it answers with all there is", || {
-        read_on(&laboratory, "follower-1", "SELECT count(*) FROM kept") == "1000"
-    });
-    wait_until("it is well", || is_well(&laboratory, 2));
-    wait_until("its answers are counted", || reads_of(&laboratory, "follower-1") > 0);
+    until("it answers with all there is", || read_on(&machines, "follower-1", "SELECT count(*) FROM kept") == "1000");
+    until("it is well", || is_well(&machines, 2));
+    until("its answers are counted", || reads_of(&machines, "follower-1") > 0);
 
     // A follower whose disk is gone is made anew under its name.
-    let machine = laboratory.process("follower-1", "qemu.pid").expect("it runs");
+    let machine = machines.process("follower-1", "qemu.pid").expect("it runs");
     directory.run(&["reinit", "follower-1"]).ok();
     assert!(!lives(machine));
-    wait_until("it answers with all there is", || {
-        read_on(&laboratory, "follower-1", "SELECT count(*) FROM kept") == "1000"
-    });
+    until("it answers with all there is", || read_on(&machines, "follower-1", "SELECT count(*) FROM kept") == "1000");
 
     // A daemon that is killed while a follower leaves: the next one finishes.
     directory.run(&["scale", "0"]).ok();
-    assert!(!laboratory.home("follower-1").exists());
+    assert!(!machines.home("follower-1").exists());
     assert_eq!(directory.sql("SELECT count(*) FROM pg_replication_slots"), "0");
     let daemon = directory.daemon();
-    send("TERM", daemon);
-    wait_until("the daemon has stopped all", || !lives(daemon) && laboratory.processes().is_empty());
+    send(daemon, Signal::TERM);
+    until("the daemon has stopped all", || !lives(daemon) && machines.processes().is_empty());
 }

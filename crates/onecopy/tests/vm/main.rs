@@ -4,6 +4,6 @@ mod cluster;
 #[path = "../cluster/directory.rs"]
 #[allow(dead_code)]
 mod directory;
-mod laboratory;
+mod machines;
 mod own;
 mod refusals;

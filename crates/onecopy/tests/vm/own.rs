@@ -1,72 +1,73 @@
 //! A person's own machine, from its making to its removal.
 
-use crate::directory::send;
-use crate::laboratory::{Laboratory, wait_until};
+use onecopy_testing::Frozen;
+
+use crate::machines::{MachineDirectory, until};
 
 /// Puts lines before all others of the file that says what a machine is made of.
-fn configure(laboratory: &Laboratory, machine: &str, lines: &str) {
-    let file = laboratory.home(machine).join("machine.toml");
+fn configure(machines: &MachineDirectory, machine: &str, lines: &str) {
+    let file = machines.home(machine).join("machine.toml");
     let text = std::fs::read_to_string(&file).expect("read");
     std::fs::write(&file, format!("{lines}\n{text}")).expect("write");
 }
 
 #[test]
 fn v24_a_machine_outlives_what_looks_after_it() {
-    let laboratory = Laboratory::deep();
-    let run = |arguments: &[&str]| laboratory.directory.run(arguments);
+    let machines = MachineDirectory::deep();
+    let run = |arguments: &[&str]| machines.directory.run(arguments);
     run(&["vm", "create", "web", "--memory=512MB", "--disk=4GB"]).ok();
-    configure(&laboratory, "web", "silent_after_s = 3");
+    configure(&machines, "web", "silent_after_s = 3");
     run(&["vm", "start", "web"]).ok();
-    let machine = laboratory.process("web", "qemu.pid").expect("QEMU runs");
+    let machine = machines.process("web", "qemu.pid").expect("QEMU runs");
     assert!(run(&["vm", "delete", "web"]).refused(1).contains("vm stop web"));
 
     // Input, outputs and exit code are the program's; the guest has the machine's name and the disk its size.
     let ran = run(&["vm", "exec", "web", "--", "sh", "-c", "echo out; echo complaint >&2; exit 7"]);
     assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (Some(7), "out\n", "complaint\n"));
-    assert_eq!(laboratory.guest("web", "hostname"), "web");
+    assert_eq!(machines.guest("web", "hostname"), "web");
     assert!(run(&["vm", "exec", "web", "--", "nonexistent-program"]).refused(1).contains("nonexistent-program"));
-    let root_mib: u64 = laboratory.guest("web", "df -m / | tail -1 | awk '{print $2}'").parse().expect("a number");
+    let root_mib: u64 = machines.guest("web", "df -m / | tail -1 | awk '{print $2}'").parse().expect("a number");
     assert!(root_mib > 3500, "the root file system has grown: {root_mib} MiB");
     assert!(run(&["vm", "console", "web"]).ok().contains("onecopy-guest"));
 
     // Whoever dies of the two that look after it, the guest goes on, and what it had synchronized is there.
-    laboratory.guest("web", "echo kept > /root/kept; sync");
-    laboratory.kill("web", "keeper.lock");
-    assert_eq!(laboratory.machine("web")["state"], "unkept");
-    assert_eq!(laboratory.guest("web", "cat /root/kept"), "kept");
-    let disk = laboratory.kill("web", "disk.pid");
-    assert_eq!(laboratory.guest("web", "sync; echo 3 > /proc/sys/vm/drop_caches; cat /root/kept"), "kept");
-    wait_until("the disk's new process is known", || laboratory.machine("web")["disk_restarts"] == 1);
-    assert_ne!(laboratory.machine("web")["disk_process_id"], disk);
-    assert_eq!(laboratory.process("web", "qemu.pid"), Some(machine), "the guest was never booted again");
+    machines.guest("web", "echo kept > /root/kept; sync");
+    machines.kill("web", "keeper.lock");
+    assert_eq!(machines.machine("web")["state"], "unkept");
+    assert_eq!(machines.guest("web", "cat /root/kept"), "kept");
+    let disk = machines.kill("web", "disk.pid");
+    assert_eq!(machines.guest("web", "sync; echo 3 > /proc/sys/vm/drop_caches; cat /root/kept"), "kept");
+    until("the disk's new process is known", || machines.machine("web")["disk_restarts"] == 1);
+    assert_ne!(machines.machine("web")["disk_process_id"], disk);
+    assert_eq!(machines.process("web", "qemu.pid"), Some(machine), "the guest was never booted again");
 
     // A guest that does not run says nothing: that is told, and nothing else follows.
-    send("STOP", machine);
-    wait_until("it is silent", || laboratory.machine("web")["state"] == "silent");
-    send("CONT", machine);
-    wait_until("it answers", || laboratory.machine("web")["state"] == "running");
-    assert_eq!(laboratory.guest("web", "cat /root/kept"), "kept");
+    let silent = Frozen::of([machine]);
+    until("it is silent", || machines.machine("web")["state"] == "silent");
+    drop(silent);
+    until("it answers", || machines.machine("web")["state"] == "running");
+    assert_eq!(machines.guest("web", "cat /root/kept"), "kept");
 
     run(&["vm", "stop", "web"]).ok();
-    let stopped = laboratory.machine("web");
+    let stopped = machines.machine("web");
     assert_eq!((&stopped["state"], &stopped["end"]["clean"]), (&"stopped".into(), &true.into()));
-    assert_eq!(laboratory.processes(), [0; 0]);
+    assert_eq!(machines.processes(), [0; 0]);
     run(&["vm", "delete", "web"]).ok();
 }
 
 #[test]
 fn v25_a_guest_that_has_become_silent_is_ended_where_that_is_wished_for() {
-    let laboratory = Laboratory::new();
-    let run = |arguments: &[&str]| laboratory.directory.run(arguments);
+    let machines = MachineDirectory::new();
+    let run = |arguments: &[&str]| machines.directory.run(arguments);
     run(&["vm", "create", "web", "--memory=512MB", "--disk=4GB"]).ok();
-    configure(&laboratory, "web", "silent_after_s = 45\nend_when_silent = true");
+    configure(&machines, "web", "silent_after_s = 45\nend_when_silent = true");
     run(&["vm", "start", "web"]).ok();
     // The agent stands after it has answered.
-    laboratory.guest("web", "(sleep 1; kill -STOP $(pidof guest-agent)) >/dev/null 2>&1 </dev/null &");
-    wait_until("it is ended", || laboratory.machine("web")["state"] == "stopped");
-    let end = &laboratory.machine("web")["end"];
+    machines.guest("web", "(sleep 1; kill -STOP $(pidof guest-agent)) >/dev/null 2>&1 </dev/null &");
+    until("it is ended", || machines.machine("web")["state"] == "stopped");
+    let end = &machines.machine("web")["end"];
     assert_eq!(end["clean"], false, "{end}");
     assert!(end["reason"].as_str().expect("a reason").contains("did not answer for 45 s"), "{end}");
     // Its keeper goes last, a moment after nobody can ask it any more.
-    wait_until("nothing of it is left", || laboratory.processes().is_empty());
+    until("nothing of it is left", || machines.processes().is_empty());
 }

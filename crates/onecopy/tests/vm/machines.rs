@@ -1,28 +1,30 @@
 //! A directory with machines; whatever happens, nothing of them outlives its test.
 
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Duration;
 
+use onecopy_testing::process::{self, arguments, kill_all, lives};
+use onecopy_testing::wait::until_within;
 use serde_json::Value;
 
-use crate::directory::{TestDirectory, lives, send};
+use crate::directory::ClusterDirectory;
 
 /// Far beyond what a guest needs without hardware help on a busy machine; a test that waits longer has failed.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
 /// A directory whose machines end with it.
-pub struct Laboratory {
-    pub directory: TestDirectory,
+pub struct MachineDirectory {
+    pub directory: ClusterDirectory,
 }
 
-impl Laboratory {
-    pub fn new() -> Laboratory {
-        Laboratory { directory: TestDirectory::new() }
+impl MachineDirectory {
+    pub fn new() -> MachineDirectory {
+        MachineDirectory { directory: ClusterDirectory::new() }
     }
 
     /// One whose directory has a path that no Unix socket can have.
-    pub fn deep() -> Laboratory {
-        Laboratory { directory: TestDirectory::named(&"deep".repeat(30)) }
+    pub fn deep() -> MachineDirectory {
+        MachineDirectory { directory: ClusterDirectory::named(&"deep".repeat(30)) }
     }
 
     pub fn path(&self) -> PathBuf {
@@ -35,7 +37,9 @@ impl Laboratory {
 
     /// The number in a file of a machine, or of its `run`, while that process lives.
     pub fn process(&self, machine: &str, file: &str) -> Option<u32> {
-        process(&self.home(machine), file)
+        let read = |directory: &str| std::fs::read_to_string(self.home(machine).join(directory).join(file));
+        let number = read("").or_else(|_| read("run")).ok()?.trim().parse().ok()?;
+        lives(number).then_some(number)
     }
 
     /// What `onecopy vm list` says of one machine; null when it is not there.
@@ -56,8 +60,7 @@ impl Laboratory {
     #[track_caller]
     pub fn kill(&self, machine: &str, file: &str) -> u32 {
         let number = self.process(machine, file).unwrap_or_else(|| panic!("{file} of {machine} names a process"));
-        send("KILL", number);
-        wait_until("it is gone", || !lives(number));
+        process::kill(number);
         number
     }
 
@@ -65,17 +68,11 @@ impl Laboratory {
     pub fn processes(&self) -> Vec<u32> {
         let root = self.path().join("machines");
         let root = root.to_string_lossy();
-        let entries = std::fs::read_dir("/proc").expect("the list of processes").flatten();
-        let numbers = entries.filter_map(|entry| entry.file_name().to_string_lossy().parse::<u32>().ok());
-        let works = |number: &u32| {
-            let arguments = std::fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&arguments).contains(&*root)
-        };
-        numbers.filter(works).collect()
+        process::all().filter(|number| arguments(*number).iter().any(|word| word.contains(&*root))).collect()
     }
 }
 
-impl Drop for Laboratory {
+impl Drop for MachineDirectory {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for entry in std::fs::read_dir(self.path().join("machines")).into_iter().flatten().flatten() {
@@ -87,24 +84,12 @@ impl Drop for Laboratory {
         }
         // In order first, as far as it goes: the daemon would start again what is killed.
         let _ = self.directory.run(&["down"]);
-        for number in self.processes() {
-            let _ = std::process::Command::new("kill").args(["-KILL", &number.to_string()]).status();
-        }
+        kill_all(|| self.processes());
     }
 }
 
-fn process(home: &Path, file: &str) -> Option<u32> {
-    let text =
-        std::fs::read_to_string(home.join(file)).or_else(|_| std::fs::read_to_string(home.join("run").join(file)));
-    let number = text.ok()?.trim().parse().ok()?;
-    lives(number).then_some(number)
-}
-
+/// Waits for a guest until `holds`.
 #[track_caller]
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < WAIT_MAX, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
+pub fn until(what: &str, holds: impl FnMut() -> bool) {
+    until_within(WAIT_MAX, what, holds);
 }

@@ -1,37 +1,33 @@
-//! Two hosts: this one, and a network namespace with a slow wire to it. Everything is ended and removed when they are dropped.
-
-#[path = "../../../../tests/src/ports.rs"]
-mod ports;
+//! Two hosts: this one, and a network namespace with a slow wire to it. Everything is ended and removed when they are
+//! dropped.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use onecopy_clone::network::keys::make_host;
 use onecopy_clone::plan::{FillOptions, Recovery, Warm};
-use onecopy_clone::service::Rendezvous;
+use onecopy_clone::service::{HYDRATOR_COMMAND, Rendezvous};
 use onecopy_host::remote::CloneOrder;
-use onecopy_postgres::{
-    AccessRule, Binaries, ConnectionParameters, Server, ServerOptions, ServiceUser, Settings, processes_of,
-};
-use rustix::process::{Pid, Signal, kill_process};
+use onecopy_postgres::{AccessRule, Binaries, ConnectionParameters, Server, Settings};
+use onecopy_testing::process::{arguments, kill, kill_all, with_argument, working_in};
+use onecopy_testing::{TestDirectory, create, server_options, until, until_async, wait_replayed};
 
 use crate::network::Network;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_onecopy");
-const DEADLINE: Duration = Duration::from_secs(180);
-/// Between two updates: with whole pages after each checkpoint, some 4 MB of log a second, which a wire of 100 Mbit/s carries beside the image.
+/// Between two updates: with whole pages after each checkpoint, some 4 MB of log a second, which a wire of
+/// 100 Mbit/s carries beside the image.
 const LOAD_PAUSE: Duration = Duration::from_millis(20);
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 pub const SOURCE_PORT: u16 = 6440;
 const CLONE_PORT: u16 = 6441;
 const CLONE_SERVER_PORT: u16 = 5499;
 
-pub struct Hosts {
-    pub directory: tempfile::TempDir,
+pub struct TwoHosts {
+    pub directory: TestDirectory,
     primary: Server,
     pub network: Network,
     doors: Mutex<Vec<Child>>,
@@ -43,26 +39,25 @@ pub struct Door {
     process: u32,
 }
 
-impl Hosts {
+impl TwoHosts {
     /// A primary here with a table of `rows` rows, about 140 bytes each, and a door on each side.
-    pub async fn start(rows: u32) -> Hosts {
+    pub async fn start(rows: u32) -> TwoHosts {
         let network = Network::make();
-        let directory = tempfile::tempdir().expect("a directory");
-        let open =
-            |path: &Path| std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).expect("its mode");
-        open(directory.path());
-        let clones = directory.path().join("clones");
+        let directory = TestDirectory::new().expect("a directory");
+        let clones = directory.join("clones");
         std::fs::create_dir(&clones).expect("a directory");
-        open(&clones);
+        std::fs::set_permissions(&clones, std::fs::Permissions::from_mode(0o755)).expect("its mode");
         for (name, host) in [("here", 1), ("there", 2), ("third", 3)] {
-            make_host(&directory.path().join("keys"), name, &[network.address(host)]).expect("keys");
+            make_host(&directory.join("keys"), name, &[network.address(host)]).expect("keys");
         }
-        make_host(&directory.path().join("other-keys"), "here", &[]).expect("keys");
-        let mut options = options(&directory.path().join("primary"));
+        make_host(&directory.join("other-keys"), "here", &[]).expect("keys");
+        let binaries = Binaries::find(None).expect("PostgreSQL");
+        let mut options = server_options(binaries, directory.join("primary")).expect("an account");
+        options.settings.set("full_page_writes", "on").set("shared_buffers", "16MB").set("max_wal_senders", "10");
         options.listen_address = network.address(1);
         options.access_rules.extend(AccessRule::by_password(&[&format!("{}/24", network.address(0))]));
-        let primary = Server::create(options).await.expect("a primary");
-        let hosts = Hosts { directory, primary, network, doors: Mutex::default() };
+        let primary = create(options).await.expect("a primary");
+        let hosts = TwoHosts { directory, primary, network, doors: Mutex::default() };
         hosts.primary.start().await.expect("started");
         let create = format!(
             "CREATE TABLE item AS SELECT number, repeat('x', 100) AS filler FROM generate_series(1, {rows}) AS number;
@@ -119,7 +114,7 @@ impl Hosts {
         let there = [
             format!("--listen={}:{CLONE_PORT}", self.network.address(2)),
             format!("--keys={}", path(self.keys("there"))),
-            format!("--target={}", path(self.directory.path().join("clones"))),
+            format!("--target={}", path(self.directory.join("clones"))),
         ];
         let enter = ["ip", "netns", "exec", &self.network.space(), PROGRAM, "host"].map(str::to_owned);
         let there: Vec<String> = enter.into_iter().chain(there).collect();
@@ -130,7 +125,7 @@ impl Hosts {
 
     /// Opens a door; its process.
     fn spawn(&self, arguments: &[String]) -> u32 {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.directory.path().join("doors.log"));
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.directory.join("doors.log"));
         let mut command = Command::new(&arguments[0]);
         command.args(&arguments[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log"));
         let child = command.spawn().expect("a door");
@@ -146,10 +141,7 @@ impl Hosts {
     /// The door on the source's side.
     pub fn source_door(&self) -> Door {
         let process = self.lock_doors()[0].id();
-        let words = std::fs::read(format!("/proc/{process}/cmdline")).expect("it lives");
-        let words = String::from_utf8_lossy(&words).into_owned();
-        let arguments = words.trim_end_matches('\0').split('\0').map(str::to_owned).collect();
-        Door { arguments, process }
+        Door { arguments: arguments(process), process }
     }
 
     /// Kills a door and opens it again.
@@ -163,12 +155,10 @@ impl Hosts {
     }
 
     async fn wait_answering(&self) {
-        let begin = Instant::now();
         for (address, name) in [(self.source_address(), "there"), (self.clone_address(), "here")] {
-            while let Err(error) = onecopy_host::remote::ping(&address, &self.keys(name)).await {
-                assert!(begin.elapsed() < DEADLINE, "{error}\n{}", self.logs());
-                tokio::time::sleep(LOOK_INTERVAL).await;
-            }
+            let keys = self.keys(name);
+            let answers = async || onecopy_host::remote::ping(&address, &keys).await.is_ok();
+            until_async(&format!("{address} answers"), answers).await;
         }
     }
 
@@ -181,12 +171,12 @@ impl Hosts {
     }
 
     pub fn keys(&self, name: &str) -> PathBuf {
-        self.directory.path().join("keys").join(name)
+        self.directory.join("keys").join(name)
     }
 
     /// Keys of another authority.
     pub fn stranger_keys(&self) -> PathBuf {
-        self.directory.path().join("other-keys/here")
+        self.directory.join("other-keys/here")
     }
 
     pub fn source_connection(&self) -> ConnectionParameters {
@@ -200,7 +190,7 @@ impl Hosts {
     }
 
     pub fn order(&self, name: &str) -> CloneOrder {
-        let target = self.directory.path().join("clones").join(name);
+        let target = self.directory.join("clones").join(name);
         let mut settings = Settings::new();
         settings.set("shared_buffers", "16MB").set("max_connections", "100").set("max_wal_senders", "10");
         CloneOrder {
@@ -241,36 +231,18 @@ impl Hosts {
         let read = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
         let places = self.services(&self.order("clone").target);
         let services: Vec<String> = places.iter().map(|place| read(place.log())).collect();
-        let server = read(self.directory.path().join("clones/clone.server/server.log"));
-        format!("{}\n{}\n{server}", read(self.directory.path().join("doors.log")), services.join("\n"))
+        let server = read(self.directory.join("clones/clone.server/server.log"));
+        format!("{}\n{}\n{server}", read(self.directory.join("doors.log")), services.join("\n"))
     }
 
     /// Kills the process that saves the source's old content, and waits for its successor.
-    pub async fn kill_source_hydrator(&self) {
-        let place = Rendezvous::of_source(self.primary.data_directory()).expect("a place");
-        self.kill_hydrator(&place).await;
+    pub fn kill_source_hydrator(&self) {
+        kill_hydrator(&Rendezvous::of_source(self.primary.data_directory()).expect("a place"));
     }
 
     /// Kills the process that fills the clone, and waits for its successor.
-    pub async fn kill_clone_hydrator(&self, name: &str) {
-        self.kill_hydrator(&Rendezvous::of_target(&self.order(name).target)).await;
-    }
-
-    async fn kill_hydrator(&self, place: &Rendezvous) {
-        let begin = Instant::now();
-        // On a busy machine one is taken for dead now and then, and another one is about to begin.
-        let process = loop {
-            if let Some(process) = hydrator_of(place) {
-                break process;
-            }
-            assert!(begin.elapsed() < DEADLINE, "nobody is at work\n{}", self.logs());
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        };
-        kill(process);
-        while hydrator_of(place).is_none_or(|successor| successor == process) {
-            assert!(begin.elapsed() < DEADLINE, "process {process} has no successor\n{}", self.logs());
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
+    pub fn kill_clone_hydrator(&self, name: &str) {
+        kill_hydrator(&Rendezvous::of_target(&self.order(name).target));
     }
 
     fn services(&self, target: &Path) -> Vec<Rendezvous> {
@@ -279,12 +251,8 @@ impl Hosts {
     }
 
     pub async fn wait_services_gone(&self, target: &Path) {
-        let begin = Instant::now();
         for place in self.services(target) {
-            while place.directory().exists() || place.is_held() {
-                assert!(begin.elapsed() < DEADLINE, "the service stays\n{}", self.logs());
-                tokio::time::sleep(LOOK_INTERVAL).await;
-            }
+            until_async("the service is gone", async || !place.directory().exists() && !place.is_held()).await;
         }
     }
 
@@ -310,7 +278,8 @@ impl Hosts {
         Load { stop, task }
     }
 
-    /// Bytes of log that the clone has received over its present connection; from the beginning of a file of the log on.
+    /// Bytes of log that the clone has received over its present connection; from the beginning of a file of the log
+    /// on.
     pub async fn log_bytes(&self, name: &str) -> u64 {
         let received = "SELECT coalesce((SELECT written_lsn - receive_start_lsn FROM pg_stat_wal_receiver), 0)::bigint";
         query(&self.clone_connection(name), received).await.parse().expect("a number")
@@ -319,13 +288,11 @@ impl Hosts {
     /// Waits until the clone has replayed all, and compares every row and its place.
     pub async fn assert_same(&self, name: &str) {
         let clone = self.clone_connection(name);
-        let position = query(&self.source_connection(), "SELECT pg_current_wal_lsn()").await;
-        let begin = Instant::now();
-        while query(&clone, &format!("SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn")).await != "true" {
-            assert!(begin.elapsed() < DEADLINE, "the clone does not catch up\n{}", self.logs());
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
-        let tables = "SELECT string_agg(relname, ' ') FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace";
+        let source = self.source_connection().connect().await.expect("connected");
+        let standby = clone.connect().await.expect("connected");
+        wait_replayed(&source, &standby).await.expect("it catches up");
+        let tables = "SELECT string_agg(relname, ' ') FROM pg_class
+            WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace";
         for table in query(&self.source_connection(), tables).await.split(' ') {
             let content = format!(
                 "SELECT count(*) || coalesce(md5(string_agg(md5(t::text || ctid::text), '' ORDER BY ctid)), '') FROM {table} t"
@@ -368,74 +335,45 @@ pub async fn query(connection: &ConnectionParameters, statement: &str) -> String
         tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
         _ => None,
     });
-    match row.expect("a row") {
-        "t" => "true".to_owned(),
-        text => text.to_owned(),
-    }
+    row.expect("a row").to_owned()
 }
 
-fn options(home: &Path) -> ServerOptions {
-    let (binaries, user) = (Binaries::find(None).expect("PostgreSQL"), ServiceUser::resolve(None).expect("an account"));
-    let mut options = ServerOptions::new(
-        binaries,
-        user,
-        home.to_owned(),
-        ports::free_port().expect("a free port"),
-        "a secret of the tests".to_owned(),
-    );
-    options.settings.set("fsync", "off").set("shared_buffers", "16MB").set("max_wal_senders", "10");
-    options.start_timeout = DEADLINE;
-    options
-}
-
-fn kill(process: u32) {
-    if let Some(process) = Pid::from_raw(process.cast_signed()) {
-        let _ = kill_process(process, Signal::KILL);
-    }
-}
-
-fn hydrator_of(place: &Rendezvous) -> Option<u32> {
-    let of_place = processes_with(&place.directory().to_string_lossy());
-    of_place.into_iter().find(|process| {
-        let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-        String::from_utf8_lossy(&words).contains("clone-hydrator")
-    })
-}
-
-/// Processes whose command line has a word that contains `word`.
-fn processes_with(word: &str) -> Vec<u32> {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
-    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let has_word = |number: &u32| {
-        let words = std::fs::read(format!("/proc/{number}/cmdline")).unwrap_or_default();
-        *number != std::process::id() && String::from_utf8_lossy(&words).contains(word)
+/// Kills a hydrator and waits for its successor. On a busy machine one is taken for dead now and then, and another one
+/// is about to begin.
+fn kill_hydrator(place: &Rendezvous) {
+    let hydrator = || {
+        of_service(place).into_iter().find(|process| arguments(*process).iter().any(|word| word == HYDRATOR_COMMAND))
     };
-    numbers.filter(has_word).collect()
+    tokio::task::block_in_place(|| {
+        let mut killed = None;
+        until("somebody is at work", || {
+            killed = hydrator();
+            killed.is_some()
+        });
+        killed.into_iter().for_each(kill);
+        until("it has a successor", || hydrator().is_some_and(|successor| Some(successor) != killed));
+    });
 }
 
-impl Drop for Hosts {
+/// The processes of a service: their command lines have its directory.
+fn of_service(place: &Rendezvous) -> Vec<u32> {
+    with_argument(&place.directory().to_string_lossy())
+}
+
+impl Drop for TwoHosts {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.logs());
         }
-        let target = self.order("clone").target;
-        // Doors first, also those that were opened again: all carry a path of this directory.
-        processes_with(&self.directory.path().join("keys").to_string_lossy()).into_iter().for_each(kill);
+        let places = self.services(&self.order("clone").target);
+        // Doors first, also those that were opened again.
         for mut door in self.lock_doors().drain(..) {
+            let _ = door.kill();
             let _ = door.wait();
         }
-        for directory in [target.as_path(), self.primary.data_directory()] {
-            for _ in 0..500 {
-                let processes = processes_of(directory);
-                if processes.is_empty() {
-                    break;
-                }
-                processes.into_iter().for_each(kill);
-                std::thread::sleep(Duration::from_millis(10));
-            }
-        }
-        for place in self.services(&target) {
-            processes_with(&place.directory().to_string_lossy()).into_iter().for_each(kill);
+        kill_all(|| working_in(self.directory.path()));
+        for place in places {
+            kill_all(|| of_service(&place));
             let _ = std::fs::remove_dir_all(place.directory());
         }
     }

@@ -2,23 +2,22 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
+use onecopy_testing::process::send;
+use onecopy_testing::{TestDirectory, until};
+use rustix::process::Signal;
 use serde_json::Value;
 
-/// What a server may take to listen or to end, on a machine that has more to do.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// The directory. The servers work in it.
+pub struct DiskDirectory(TestDirectory);
 
-/// The directory.
-pub struct Laboratory(tempfile::TempDir);
-
-impl Laboratory {
-    pub fn new() -> Laboratory {
-        Laboratory(tempfile::tempdir().unwrap())
+impl DiskDirectory {
+    pub fn new() -> DiskDirectory {
+        DiskDirectory(TestDirectory::new().unwrap())
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.0.join(name)
     }
 
     /// Runs `onecopy disk` with these words, in the directory.
@@ -52,7 +51,7 @@ impl Laboratory {
         let mut command = self.command("disk-server", &arguments);
         let child = command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap();
         let server = Server(child);
-        wait_until("it is served", || self.info(disk)["served"]["process_id"] == server.0.id());
+        until("it is served", || self.info(disk)["served"]["process_id"] == server.id());
         server
     }
 
@@ -81,7 +80,7 @@ impl Laboratory {
     }
 }
 
-/// A server's process, killed when dropped.
+/// A server's process.
 pub struct Server(Child);
 
 impl Server {
@@ -96,31 +95,14 @@ impl Server {
     }
 
     /// Asks it to end, and waits for that.
-    pub fn terminate(mut self) {
-        let id = rustix::process::Pid::from_raw(self.id().cast_signed()).unwrap();
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
-        assert!(self.0.wait().unwrap().success());
+    pub fn terminate(self) {
+        send(self.id(), Signal::TERM);
+        self.ends();
     }
 
     /// Waits for its end, which somebody else has asked for.
     pub fn ends(mut self) {
         assert!(self.0.wait().unwrap().success());
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        // One that has ended is as good.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
