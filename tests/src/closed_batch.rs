@@ -101,6 +101,11 @@ impl ClosedBatches {
         ClosedBatches { seed, receivers: 6, reporters: 3, reports: 2000 }
     }
 
+    /// The choices of one session: no other of this run has the same ones, nor one of a run with the next seed.
+    fn random(&self, session: usize) -> StdRng {
+        StdRng::seed_from_u64(self.seed.wrapping_mul(1_000_003).wrapping_add(session as u64))
+    }
+
     /// Runs it on a cluster that has no such tables yet.
     ///
     /// # Errors
@@ -118,16 +123,15 @@ impl ClosedBatches {
         });
         let mut updaters = JoinSet::new();
         for number in 0..self.receivers {
-            let random = StdRng::seed_from_u64(self.seed.wrapping_add(number as u64));
-            updaters.spawn(receive(cluster.updater("receiver").await?, random, Arc::clone(&shared)));
+            updaters.spawn(receive(cluster.updater("receiver").await?, self.random(number), Arc::clone(&shared)));
         }
-        let random = StdRng::seed_from_u64(self.seed.wrapping_add(1000));
-        updaters.spawn(close(cluster.updater("closer").await?, random, Arc::clone(&shared)));
+        let closer = self.random(self.receivers);
+        updaters.spawn(close(cluster.updater("closer").await?, closer, Arc::clone(&shared)));
         let mut reporters = JoinSet::new();
         for number in 0..self.reporters {
             let server = &cluster.servers.all()[number % cluster.servers.all().len()].name;
             let session = cluster.reader("reporter", server).await?;
-            let random = StdRng::seed_from_u64(self.seed.wrapping_add(2000 + number as u64));
+            let random = self.random(self.receivers + 1 + number);
             reporters.spawn(report(session, server.clone(), cluster.begin_read(server), random, Arc::clone(&shared)));
         }
         let mut reports = Vec::new();

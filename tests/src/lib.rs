@@ -11,7 +11,6 @@ pub mod guest;
 pub mod history;
 pub mod list_append;
 pub mod memory;
-mod ports;
 pub mod schedule;
 pub mod servers;
 pub mod verdict;

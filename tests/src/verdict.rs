@@ -46,25 +46,52 @@ pub fn judge(history: &History, level: Level) -> anyhow::Result<Verdict> {
     Ok(Verdict { ours, adya })
 }
 
-/// As [`judge`], of a history through the router. What it promises rests on PostgreSQL's certifier on the leader, and that one
-/// has a window (docs/decisions/0018): one read of the history may have slipped through it. Such a read is told and left
-/// out, and all else must hold.
-///
-/// # Errors
-///
-/// As of [`judge`].
-pub fn judge_routed(history: &History, level: Level) -> anyhow::Result<Verdict> {
-    let verdict = judge(history, level)?;
-    let Some((reader, key)) = verdict.ours.as_ref().err().and_then(|violation| slipped_through(history, violation))
-    else {
-        return Ok(verdict);
-    };
-    println!("PostgreSQL's certifier let a read of {key} by transaction {reader} through: {:?}", verdict.ours);
-    judge(&history.without_read(reader, key), level)
+/// How many reads of all histories of one test may be excused. The window was hit once in very many runs: a second hit
+/// in one test has another cause.
+pub const EXCUSES_MAX: usize = 1;
+
+/// Judges the histories of one test through the router. What that promises rests on PostgreSQL's certifier on the
+/// leader, which has a window (docs/decisions/0018): one read of all the histories may have slipped through it. Such a
+/// read is told, counted and left out, and all else must hold.
+#[derive(Debug, Default)]
+pub struct RoutedJudge {
+    excuses: usize,
+}
+
+impl RoutedJudge {
+    /// As [`judge`], but for what is excused.
+    ///
+    /// # Errors
+    ///
+    /// As of [`judge`].
+    pub fn judge(&mut self, history: &History, level: Level) -> anyhow::Result<Verdict> {
+        let verdict = judge(history, level)?;
+        let Some((reader, key)) = verdict.ours.as_ref().err().and_then(|violation| slipped_through(history, violation))
+        else {
+            return Ok(verdict);
+        };
+        self.excuses += 1;
+        println!(
+            "PostgreSQL's certifier let a read of {key} by transaction {reader} through, number {} of at most \
+             {EXCUSES_MAX} in a test: {:?}",
+            self.excuses, verdict.ours
+        );
+        if self.excuses > EXCUSES_MAX {
+            return Ok(verdict);
+        }
+        judge(&history.without_read(reader, key), level)
+    }
+
+    /// How many reads were found that only PostgreSQL's window explains, excused or not.
+    pub fn excuses(&self) -> usize {
+        self.excuses
+    }
 }
 
 /// The read that PostgreSQL's certifier must have refused by its own rules: of a reader that does not see the pivot's
-/// append, while the pivot does not see that of a third transaction, all three certified.
+/// append, while the pivot does not see that of a third transaction, all three certified. In the window all three live
+/// at once: the pivot read before the third was visible; the reader's snapshot lies after that and before the pivot is
+/// visible; and the third, which the certifier counts only after the pivot, is not answered by then.
 fn slipped_through(history: &History, violation: &Violation) -> Option<(usize, i64)> {
     let Violation::Cycle { level: Level::Serializable, steps } = violation else { return None };
     let certified = |number: usize| history.transactions[number].certified;
@@ -73,12 +100,12 @@ fn slipped_through(history: &History, violation: &Violation) -> Option<(usize, i
     }
     let next = steps.iter().cycle().skip(1);
     steps.iter().zip(next).find_map(|((reader, first, pivot), (_, second, third))| match (first, second) {
-        (Reason::ReadWrite { key, .. }, Reason::ReadWrite { .. })
-            if overlap(history, *reader, *pivot) && overlap(history, *pivot, *third) =>
-        {
+        (Reason::ReadWrite { key, .. }, Reason::ReadWrite { .. }) => {
+            let pairs = [(*reader, *pivot), (*pivot, *third), (*reader, *third)];
+            let live_at_once = pairs.into_iter().all(|(one, other)| overlap(history, one, other));
             let transaction = &history.transactions[*reader];
             let reads = |operation: &Operation| matches!(operation, Operation::Read { key: other, .. } if other == key);
-            transaction.operations.iter().any(reads).then_some((*reader, *key))
+            (live_at_once && transaction.operations.iter().any(reads)).then_some((*reader, *key))
         }
         _ => None,
     })
@@ -118,22 +145,55 @@ mod tests {
         ]
     }
 
+    fn is_excused(transactions: Vec<Transaction>) -> bool {
+        let mut routed = RoutedJudge::default();
+        routed.judge(&History { transactions }, Level::Serializable).unwrap().is_valid()
+    }
+
     #[test]
     fn one_read_that_slipped_through_the_certifier_is_left_out() {
         let history = History { transactions: window(true, (EARLIER, LATER), 0) };
         assert!(!judge(&history, Level::Serializable).unwrap().is_valid());
         for level in [Level::Serializable, Level::StrictSerializable] {
-            assert!(judge_routed(&history, level).unwrap().is_valid(), "{level:?}");
+            let mut routed = RoutedJudge::default();
+            assert!(routed.judge(&history, level).unwrap().is_valid(), "{level:?}");
+            assert_eq!(routed.excuses(), 1, "{level:?}");
         }
     }
 
     #[test]
     fn a_read_at_an_epoch_or_a_second_one_that_slipped_through_is_a_violation() {
-        let at_epoch = History { transactions: window(false, (EARLIER, LATER), 0) };
-        assert!(!judge_routed(&at_epoch, Level::Serializable).unwrap().is_valid());
+        assert!(!is_excused(window(false, (EARLIER, LATER), 0)));
         let mut twice = window(true, (EARLIER, LATER), 0);
         twice.extend(window(true, (EARLIER + 100, LATER + 100), 10));
-        assert!(!judge_routed(&History { transactions: twice }, Level::Serializable).unwrap().is_valid());
+        assert!(!is_excused(twice));
+        // Nor one in each of two histories of a test.
+        let history = History { transactions: window(true, (EARLIER, LATER), 0) };
+        let mut routed = RoutedJudge::default();
+        let verdicts = [(); 2].map(|()| routed.judge(&history, Level::Serializable).unwrap().is_valid());
+        assert_eq!((verdicts, routed.excuses()), ([true, false], 2));
+    }
+
+    #[test]
+    fn what_did_not_live_at_once_has_not_slipped_through() {
+        assert!(is_excused(window(true, (EARLIER, LATER), 0)));
+        // The pivot was answered before the reader began; the third was answered before the reader began, and before
+        // the pivot began. The first number is of the one that ends too early, the second of the one that begins too
+        // late.
+        for (early, late) in [(0, 2), (1, 2), (1, 0)] {
+            let mut transactions = window(true, (EARLIER, LATER), 0);
+            transactions[early].completed = 20;
+            transactions[late].invoked = 21;
+            for (number, transaction) in transactions.iter_mut().enumerate() {
+                // The others live at the time of both; the last one tells the order after all of them.
+                if number == 3 {
+                    (transaction.invoked, transaction.completed) = (40, 41);
+                } else if number != early {
+                    transaction.completed = 30 + number as u64;
+                }
+            }
+            assert!(!is_excused(transactions), "{early} before {late}");
+        }
     }
 
     #[test]
@@ -142,6 +202,6 @@ mod tests {
         // The third one reads what the pivot appends to.
         transactions[1].operations.insert(0, Operation::Read { key: EARLIER, values: vec![] });
         transactions.remove(2);
-        assert!(!judge_routed(&History { transactions }, Level::Serializable).unwrap().is_valid());
+        assert!(!is_excused(transactions));
     }
 }

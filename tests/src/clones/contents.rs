@@ -5,17 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail, ensure};
-use tokio::time::Instant;
 
 use crate::client::Session;
 use crate::servers::TestServer;
 
 /// Database and table to number of rows and a hash of all rows and places.
 pub type Contents = BTreeMap<String, String>;
-
-/// How long a clone may take to replay what a primary has written; some of these tests keep it busy.
-const REPLAY_DEADLINE: Duration = Duration::from_secs(240);
-const REPLAY_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How often two servers are compared again because autovacuum has changed the source between two looks.
 const LOOKS_MAX: usize = 20;
@@ -80,20 +75,11 @@ fn question(table: &str, kind: &str) -> String {
 ///
 /// # Errors
 ///
-/// It does not come that far.
+/// A server's refusal.
 pub async fn wait_replayed(source: &TestServer, clone: &TestServer) -> anyhow::Result<()> {
-    let session = Session::connect(&source.name, &source.config("postgres")).await?;
-    let position =
-        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END";
-    let flushed = session.run(position).await?.text()?.to_owned();
-    let session = Session::connect(&clone.name, &clone.config("postgres")).await?;
-    let question = format!("SELECT (pg_last_wal_replay_lsn() >= '{flushed}')::int");
-    let deadline = Instant::now() + REPLAY_DEADLINE;
-    while session.run(&question).await?.number()? != 1 {
-        ensure!(Instant::now() < deadline, "{} does not replay {flushed}", clone.name);
-        tokio::time::sleep(REPLAY_POLL_INTERVAL).await;
-    }
-    Ok(())
+    let source = Session::connect(&source.name, &source.config("postgres")).await?;
+    let clone = Session::connect(&clone.name, &clone.config("postgres")).await?;
+    onecopy_testing::wait_replayed(source.client(), clone.client()).await
 }
 
 /// Checks that `clone` holds what `source` holds, and all of it. No client may write meanwhile; autovacuum may.

@@ -1,21 +1,19 @@
 //! A primary to be cloned, in a directory of its own that goes away with the value, the clones' processes too.
 
 use std::fs::File;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use onecopy_clone::service::Rendezvous;
-use onecopy_postgres::{
-    Role, Server, ServerOptions, ServiceUser, Settings, StandbyOptions, StopMode, recommended_settings,
-};
+use onecopy_postgres::{Role, Server, ServerOptions, Settings, StandbyOptions, StopMode, recommended_settings};
+use onecopy_testing::{Content, FileSystem, MountedDisk, TestDirectory, create_with, process, server_options};
 use rustix::process::Signal;
 
 use crate::client::Session;
+use crate::clones::programs;
 use crate::clones::version::Version;
-use crate::clones::xfs::Xfs;
-use crate::clones::{programs, traces};
-use crate::servers::{DATABASE, PASSWORD, START_TIMEOUT, TestServer, free_port, remove_with_processes};
+use crate::servers::{DATABASE, TestServer};
 
 /// The source's name.
 pub const SOURCE: &str = "source";
@@ -24,25 +22,43 @@ pub const SECOND_DATABASE: &str = "archive";
 /// The tablespace that lies outside the data directory.
 pub const TABLESPACE: &str = "elsewhere";
 
-/// How large pgbench's tables are: 15 MB each.
-const PGBENCH_SCALE: u32 = 2;
 /// PostgreSQL cuts relations into files of this size.
 const SEGMENT_BYTES: u64 = 1 << 30;
 /// PostgreSQL's page.
 const PAGE_BYTES: u64 = 8192;
 
-/// One table of every kind, beside pgbench's.
-const TABLES: [&str; 9] = [
-    "CREATE TABLE documents (id int PRIMARY KEY, body text)",
-    "INSERT INTO documents SELECT i, (SELECT string_agg(md5((i * j)::text), '') FROM generate_series(1, 300) j)
-        FROM generate_series(1, 400) i",
+/// The size of a file system that shares blocks; its file is sparse.
+const DISK_BYTES: u64 = 8 << 30;
+
+/// What every source holds at first: pgbench's tables, 15 MB for each unit of their scale, and a table of every kind.
+const CONTENT: Content<'_> = Content {
+    databases: &[DATABASE, SECOND_DATABASE],
+    scripts: &[
+        ("template1", "CREATE EXTENSION amcheck"),
+        ("postgres", "CREATE EXTENSION amcheck"),
+        (DATABASE, "CREATE EXTENSION amcheck; CREATE EXTENSION pg_visibility"),
+        (SECOND_DATABASE, "CREATE EXTENSION amcheck; CREATE EXTENSION pg_visibility"),
+        (DATABASE, TABLES),
+        (SECOND_DATABASE, OLD_TABLE),
+    ],
+    pgbench: Some((DATABASE, 2)),
+};
+const TABLES: &str = "
+    CREATE TABLE documents (id int PRIMARY KEY, body text);
+    INSERT INTO documents SELECT i, (SELECT string_agg(md5((i * j)::text), '') FROM generate_series(1, 300) j)
+        FROM generate_series(1, 400) i;
+    CREATE UNLOGGED TABLE scratch (id int PRIMARY KEY);
+    INSERT INTO scratch SELECT generate_series(1, 5000);
+    CREATE SEQUENCE numbers;
+    CREATE TABLE wide (id int, filler text) WITH (autovacuum_enabled = off)";
+const OLD_TABLE: &str = "
+    CREATE TABLE old AS SELECT i AS id, md5(i::text) AS body FROM generate_series(1, 30000) i;
+    CREATE INDEX ON old (body)";
+/// What no template holds: what lies outside the data directory, and what needs the other tables.
+const PLACED_TABLES: [&str; 3] = [
     "CREATE TABLE placed (id int PRIMARY KEY, filler text) TABLESPACE elsewhere",
     "INSERT INTO placed SELECT i, repeat('p', 100) FROM generate_series(1, 20000) i",
-    "CREATE UNLOGGED TABLE scratch (id int PRIMARY KEY)",
-    "INSERT INTO scratch SELECT generate_series(1, 5000)",
-    "CREATE SEQUENCE numbers",
     "CREATE MATERIALIZED VIEW summary AS SELECT bid, count(*) FROM pgbench_accounts GROUP BY bid",
-    "CREATE TABLE wide (id int, filler text) WITH (autovacuum_enabled = off)",
 ];
 
 /// A primary with data of every kind.
@@ -55,17 +71,17 @@ pub struct Laboratory {
     settings: Settings,
     directory: Removed,
     /// After the directory: it lies there.
-    _file_system: Option<Xfs>,
+    _file_system: Option<(MountedDisk, TestDirectory)>,
 }
 
-/// A directory that goes away with the processes that work in it.
+/// The directory of the source and its clones.
 #[derive(Debug)]
-struct Removed(tempfile::TempDir);
+struct Removed(TestDirectory);
 
 impl Drop for Removed {
     fn drop(&mut self) {
+        // Before the servers, some of which wait for one.
         self.end_services();
-        remove_with_processes(self.0.path());
     }
 }
 
@@ -75,8 +91,8 @@ impl Removed {
         let Ok(homes) = std::fs::read_dir(self.0.path()) else { return };
         for home in homes.flatten() {
             let Ok(rendezvous) = Rendezvous::of_source(&home.path().join("data")) else { continue };
-            for (process, _) in traces::processes(rendezvous.directory()).unwrap_or_default() {
-                let _ = rustix::process::kill_process(process, Signal::KILL);
+            for process in process::with_argument(&rendezvous.directory().to_string_lossy()) {
+                process::send(process, Signal::KILL);
             }
             // There is none for most of them.
             let _ = std::fs::remove_dir_all(rendezvous.directory());
@@ -100,7 +116,7 @@ impl Laboratory {
     ///
     /// What a program or the server said that failed.
     pub async fn start_with(version: Version, more: &Settings) -> anyhow::Result<Laboratory> {
-        Laboratory::start_in(version, more, tempfile::tempdir()?, None).await
+        Laboratory::start_in(version, more, TestDirectory::new()?, None).await
     }
 
     /// The same on a file system that shares blocks.
@@ -109,28 +125,28 @@ impl Laboratory {
     ///
     /// What a program or the server said that failed.
     pub async fn start_on_xfs(version: Version) -> anyhow::Result<Laboratory> {
-        let xfs = Xfs::mount()?;
-        let directory = tempfile::tempdir_in(xfs.path())?;
-        Laboratory::start_in(version, &Settings::new(), directory, Some(xfs)).await
+        let outer = TestDirectory::new()?;
+        let disk = MountedDisk::new(FileSystem::Xfs, outer.path(), "disk", DISK_BYTES)?;
+        let directory = TestDirectory::within(disk.path())?;
+        Laboratory::start_in(version, &Settings::new(), directory, Some((disk, outer))).await
     }
 
     async fn start_in(
         version: Version,
         more: &Settings,
-        directory: tempfile::TempDir,
-        file_system: Option<Xfs>,
+        directory: TestDirectory,
+        file_system: Option<(MountedDisk, TestDirectory)>,
     ) -> anyhow::Result<Laboratory> {
         // The product's own words, when asked for by RUST_LOG; a second laboratory in one process finds them set up.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
         let directory = Removed(directory);
-        std::fs::set_permissions(directory.0.path(), std::fs::Permissions::from_mode(0o755))?;
         let mut settings = Settings::new();
         // Small, so that pages are written out and read in again while a clone is made.
         settings.set("shared_buffers", "16MB").set("max_wal_size", "128MB").set("checkpoint_timeout", "30s");
         settings.merge(more);
         let options = options(version, directory.0.path(), SOURCE, &settings)?;
-        let source = TestServer { name: SOURCE.to_owned(), server: Server::create(options).await? };
+        let source = TestServer { name: SOURCE.to_owned(), server: create_with(options, &CONTENT).await? };
         let laboratory = Laboratory { version, source, settings, directory, _file_system: file_system };
         laboratory.source.server.start().await?;
         laboratory.fill().await?;
@@ -142,20 +158,7 @@ impl Laboratory {
         self.source.server.options().user.create_directory(&place)?;
         let session = Session::connect("filling", &self.source.config("postgres")).await?;
         session.run(&format!("CREATE TABLESPACE {TABLESPACE} LOCATION '{}'", place.display())).await?;
-        for database in [DATABASE, SECOND_DATABASE] {
-            session.run(&format!("CREATE DATABASE {database}")).await?;
-            let session = Session::connect("filling", &self.source.config(database)).await?;
-            session.run_script("CREATE EXTENSION amcheck; CREATE EXTENSION pg_visibility").await?;
-        }
-        Session::connect("filling", &self.source.config("template1")).await?.run("CREATE EXTENSION amcheck").await?;
-        session.run("CREATE EXTENSION amcheck").await?;
-        programs::pgbench_initialize(&self.source, PGBENCH_SCALE)?;
-        self.source.connect("filling").await?.run_all(&TABLES).await?;
-        let archive = Session::connect("filling", &self.source.config(SECOND_DATABASE)).await?;
-        archive
-            .run("CREATE TABLE old AS SELECT i AS id, md5(i::text) AS body FROM generate_series(1, 30000) i")
-            .await?;
-        archive.run("CREATE INDEX ON old (body)").await?;
+        self.source.connect("filling").await?.run_all(&PLACED_TABLES).await?;
         session.run("CHECKPOINT").await?;
         Ok(())
     }
@@ -234,12 +237,11 @@ impl Laboratory {
 }
 
 fn options(version: Version, directory: &Path, name: &str, settings: &Settings) -> anyhow::Result<ServerOptions> {
-    let (binaries, user) = (version.binaries()?, ServiceUser::resolve(None)?);
-    let mut options = ServerOptions::new(binaries, user, directory.join(name), free_port()?, PASSWORD.to_owned());
+    let mut options = server_options(version.binaries()?, directory.join(name))?;
+    // Durable, as people run it.
     options.settings = recommended_settings(if name == SOURCE { Role::Leader } else { Role::Follower }, name);
     // A clone must not stay behind because a test reads in it.
     options.settings.set("max_standby_streaming_delay", "1s").merge(settings);
-    options.start_timeout = START_TIMEOUT;
     Ok(options)
 }
 

@@ -20,4 +20,3 @@ pub mod schema_load;
 pub mod traces;
 pub mod unflushed;
 pub mod version;
-pub mod xfs;

@@ -13,7 +13,6 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
-use tokio_postgres::Config;
 
 use crate::client::{Session, StatementError};
 use crate::cluster::{AT_EPOCH, TestCluster};
@@ -33,6 +32,8 @@ const FAULT_PAUSE: Duration = Duration::from_millis(20);
 const CONNECTION_LOST: &str = "08006";
 /// The router itself does not know whether the transaction committed.
 const RESOLUTION_UNKNOWN: &str = "08007";
+/// What a client is told when a server is lost. Nothing else is borne.
+const SERVER_LOST: [&str; 4] = ["57P01", "57P02", "57P03", RESOLUTION_UNKNOWN];
 
 /// A random run.
 #[derive(Debug, Clone)]
@@ -53,8 +54,10 @@ pub struct Workload {
     pub pause_ms: RangeInclusive<u64>,
     /// Whether the router chooses where READ ONLY transactions run, or each is sent to a server of the cluster.
     pub reads_anywhere: bool,
-    /// Whether servers are going to be lost: errors that are no conflicts are then borne.
+    /// Whether servers are going to be lost: what clients are told of that is then borne, and counted.
     pub bears_faults: bool,
+    /// How often clients were told that a server is lost: who takes one away sees here that it was missed.
+    pub losses: Arc<AtomicUsize>,
 }
 
 impl Workload {
@@ -70,6 +73,7 @@ impl Workload {
             pause_ms: 0..=5,
             reads_anywhere: false,
             bears_faults: false,
+            losses: Arc::new(AtomicUsize::new(0)),
         }
     }
 
@@ -98,7 +102,7 @@ impl Workload {
         while let Some(result) = clients.join_next().await {
             result??;
         }
-        read_everything(cluster, &shared, self.clients, self.bears_faults).await?;
+        read_everything(cluster, &shared, self).await?;
         let shared = Arc::into_inner(shared).expect("every client has ended");
         Ok(shared.recorder.into_history())
     }
@@ -126,7 +130,6 @@ struct Client {
     workload: Workload,
     random: StdRng,
     shared: Arc<Shared>,
-    config: Config,
     session: Session,
     begin_update: &'static str,
     has_router: bool,
@@ -158,7 +161,6 @@ impl Client {
             workload: workload.clone(),
             random: StdRng::seed_from_u64(workload.seed.wrapping_mul(1_000_003).wrapping_add(number as u64)),
             shared,
-            config: cluster.client_config(),
             session: cluster.updater(&name).await?,
             begin_update: cluster.begin_update(),
             has_router: cluster.has_router(),
@@ -182,23 +184,16 @@ impl Client {
                     continue;
                 }
                 Err(error) if error.is_retryable() => {}
-                Err(_) if self.workload.bears_faults => self.recover().await,
+                Err(error) if self.workload.bears_faults && SERVER_LOST.contains(&error.code.as_str()) => {
+                    self.workload.losses.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(FAULT_PAUSE).await;
+                }
                 Err(error) => return Err(error.into()),
             }
             refusals += 1;
             anyhow::ensure!(refusals < REFUSALS_MAX, "client {} was refused {refusals} times in a row", self.number);
         }
         Ok(())
-    }
-
-    /// After an error that is no conflict: waits a little, and connects anew when the connection is lost.
-    async fn recover(&mut self) {
-        tokio::time::sleep(FAULT_PAUSE).await;
-        if self.session.client().is_closed()
-            && let Ok(session) = Session::connect(self.session.name(), &self.config).await
-        {
-            self.session = session;
-        }
     }
 
     async fn read_transaction(&mut self) -> Result<(), StatementError> {
@@ -263,12 +258,7 @@ impl Client {
         if operations.iter().any(|operation| matches!(operation, Operation::Append { .. })) {
             return Ok(true);
         }
-        let answer = match session.run("SHOW onecopy.served_by").await {
-            Ok(answer) => answer,
-            // It may have been anywhere.
-            Err(_) if self.workload.bears_faults => return Ok(false),
-            Err(error) => return Err(error),
-        };
+        let answer = session.run("SHOW onecopy.served_by").await?;
         Ok(answer.rows[0][0].as_deref().is_some_and(|place| !place.contains(AT_EPOCH)))
     }
 
@@ -320,12 +310,7 @@ impl Client {
 }
 
 /// Ends a history with a read of every key, so that each append has its place in some order.
-async fn read_everything(
-    cluster: &TestCluster,
-    shared: &Shared,
-    session_number: usize,
-    bears_faults: bool,
-) -> anyhow::Result<()> {
+async fn read_everything(cluster: &TestCluster, shared: &Shared, workload: &Workload) -> anyhow::Result<()> {
     let (invoked, answer) = loop {
         let invoked = shared.recorder.tick();
         let read = async {
@@ -335,7 +320,7 @@ async fn read_everything(
         match read.await {
             Ok(answer) => break (invoked, answer),
             // The leader may be down just now; a run that waits too long is ended by its test.
-            Err(_) if bears_faults => tokio::time::sleep(FAULT_PAUSE).await,
+            Err(_) if workload.bears_faults => tokio::time::sleep(FAULT_PAUSE).await,
             Err(error) => return Err(error),
         }
     };
@@ -345,6 +330,6 @@ async fn read_everything(
             operations.push(Operation::Read { key: key.parse()?, values: values_of(list) });
         }
     }
-    shared.recorder.complete(session_number, invoked, Ending::Committed, operations);
+    shared.recorder.complete(workload.clients, invoked, Ending::Committed, operations);
     Ok(())
 }

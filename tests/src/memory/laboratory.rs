@@ -1,16 +1,15 @@
 //! Servers with the extension, in a directory of their own that goes away with the value.
 
-use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use anyhow::{Context, ensure};
-use onecopy_postgres::{Role, Server, ServerOptions, ServiceUser, Settings, StandbyOptions, recommended_settings};
+use onecopy_postgres::{Role, Server, ServerOptions, Settings, StandbyOptions, recommended_settings};
+use onecopy_testing::{Content, TestDirectory, create_with, server_options};
 
-use crate::client::Session;
 use crate::clones::contents::wait_replayed;
 use crate::clones::version::Version;
 use crate::memory::pool::Pool;
-use crate::servers::{DATABASE, LEADER, PASSWORD, START_TIMEOUT, TestServer, free_port, remove_with_processes};
+use crate::servers::{DATABASE, LEADER, TestServer};
 
 /// What servers load, and what SQL calls it.
 pub const EXTENSION: &str = "onecopy";
@@ -20,7 +19,12 @@ pub const STANDBY: &str = "standby";
 const CONNECTIONS_MAX: u32 = 100;
 /// A standby that is killed again and again still finds its log.
 const LOG_KEPT: &str = "2GB";
-/// What is made in every database before anything else.
+/// What every server holds at first.
+const CONTENT: Content<'_> = Content {
+    databases: &[DATABASE],
+    scripts: &[("template1", EXTENSIONS), ("postgres", EXTENSIONS), (DATABASE, EXTENSIONS)],
+    pgbench: None,
+};
 const EXTENSIONS: &str = "CREATE EXTENSION amcheck; CREATE EXTENSION pg_prewarm; CREATE EXTENSION pg_buffercache";
 
 /// What is to be started.
@@ -94,7 +98,7 @@ pub struct Laboratory {
     /// What was started.
     pub plan: Plan,
     servers: Vec<TestServer>,
-    directory: tempfile::TempDir,
+    directory: TestDirectory,
 }
 
 impl Laboratory {
@@ -107,10 +111,9 @@ impl Laboratory {
         // The product's own words, when asked for by RUST_LOG; a second laboratory in one process finds them set up.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
-        let directory = tempfile::tempdir()?;
-        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755))?;
+        let directory = TestDirectory::new()?;
         let mut laboratory = Laboratory { plan, servers: Vec::new(), directory };
-        let leader = Server::create(laboratory.options(LEADER, Role::Leader)?).await?;
+        let leader = create_with(laboratory.options(LEADER, Role::Leader)?, &CONTENT).await?;
         // From a cold copy: quicker than a base backup.
         let standby = if laboratory.plan.has_standby { Some(laboratory.standby_of(&leader)?) } else { None };
         leader.start().await?;
@@ -122,29 +125,15 @@ impl Laboratory {
             server.start().await?;
             laboratory.servers.push(TestServer { name: STANDBY.to_owned(), server });
         }
-        laboratory.make_database().await?;
+        if laboratory.plan.has_extension {
+            laboratory.leader().connect("setup").await?.run(&format!("CREATE EXTENSION {EXTENSION}")).await?;
+        }
         Ok(laboratory)
     }
 
-    async fn make_database(&self) -> anyhow::Result<()> {
-        for database in ["template1", "postgres"] {
-            let session = Session::connect("setup", &self.leader().config(database)).await?;
-            session.run_script(EXTENSIONS).await?;
-        }
-        let session = Session::connect("setup", &self.leader().config("postgres")).await?;
-        session.run_when_unused(&format!("CREATE DATABASE {DATABASE}")).await?;
-        if self.plan.has_extension {
-            self.leader().connect("setup").await?.run(&format!("CREATE EXTENSION {EXTENSION}")).await?;
-        }
-        Ok(())
-    }
-
     fn options(&self, name: &str, role: Role) -> anyhow::Result<ServerOptions> {
-        let (binaries, user) = (self.plan.version.binaries()?, ServiceUser::resolve(None)?);
-        let home = self.directory.path().join(name);
-        let mut options = ServerOptions::new(binaries, user, home, free_port()?, PASSWORD.to_owned());
+        let mut options = server_options(self.plan.version.binaries()?, self.directory.join(name))?;
         options.settings = self.plan.all_settings(role, name);
-        options.start_timeout = START_TIMEOUT;
         Ok(options)
     }
 
@@ -191,11 +180,5 @@ impl Laboratory {
     /// The server's refusal.
     pub async fn pool(&self) -> anyhow::Result<Pool> {
         Pool::of(self.leader()).await
-    }
-}
-
-impl Drop for Laboratory {
-    fn drop(&mut self) {
-        remove_with_processes(self.directory.path());
     }
 }

@@ -11,7 +11,6 @@
 //! ```
 
 pub mod agent;
-pub mod control_group;
 pub mod deaths;
 pub mod huge_pages;
 pub mod judge;

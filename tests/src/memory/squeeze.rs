@@ -3,11 +3,11 @@
 use anyhow::ensure;
 
 use crate::memory::MIB;
-use crate::memory::control_group::{ControlGroup, Usage};
 use crate::memory::laboratory::{Laboratory, Plan};
 use crate::memory::pages::{self, PAGE_BYTES};
 use crate::memory::pgbench::{Pgbench, Script, Until};
 use crate::memory::swap_file::SwapFile;
+use onecopy_testing::control_group::{ControlGroup, Usage};
 
 /// The pool before.
 pub const CEILING_BYTES: u64 = 256 * MIB;
@@ -45,7 +45,7 @@ impl Squeezed {
         let swap = SwapFile::begin(SWAP_BYTES)?;
         let laboratory = Laboratory::start(plan).await?;
         let group = ControlGroup::make()?;
-        group.take(laboratory.leader())?;
+        group.take(&laboratory.leader().server)?;
         pages::make(laboratory.leader(), ROWS).await?;
         pages::read_all(laboratory.leader()).await?;
         ensure!(group.usage()?.swap_bytes == 0, "{:?}", group.usage()?);

@@ -152,7 +152,8 @@ impl<'a> Stage<'a> {
 async fn retrying(session: &Session, sql: &str) -> anyhow::Result<Answer> {
     loop {
         match session.run(sql).await {
-            Err(error) if error.is_retryable() => {}
+            // What it has begun is still open.
+            Err(error) if error.is_retryable() => drop(session.run("ROLLBACK").await?),
             other => return Ok(other?),
         }
     }

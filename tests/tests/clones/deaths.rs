@@ -169,8 +169,8 @@ async fn without_a_service_the_source_goes_on_and_the_clone_shows_nothing_false(
 async fn after_a_crash_of_the_host_a_clone_that_is_not_whole_does_not_start() -> anyhow::Result<()> {
     let (laboratory, load, cloned) = begin().await?;
     kill_service(cloned.rendezvous()?).await?;
-    cloned.clone.signal(Signal::KILL)?;
-    laboratory.source.signal(Signal::KILL)?;
+    cloned.clone.kill();
+    laboratory.source.kill();
     assert!(load.stop().await.is_err());
     for server in [&cloned.clone.server, &laboratory.source.server] {
         while server.is_running() {

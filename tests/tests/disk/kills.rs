@@ -22,7 +22,7 @@ pub fn work_under_kills(
     lives_ms: Range<u64>,
     mut restart: impl FnMut(Duration) + Send,
 ) {
-    let seed = rand::random();
+    let seed = onecopy_testing::seed();
     let mut random = StdRng::seed_from_u64(seed);
     let mut kills = 0;
     for round in 1..=ROUNDS_MAX {

@@ -11,7 +11,7 @@ use onecopy_clone::network::keys::make_host;
 use onecopy_disk::nbd::{Address, DiskExports, Server, ServerOptions};
 use onecopy_disk::source::{NbdClient, NbdClientOptions, Source, TlsFiles};
 use onecopy_disk::{Attachment, CreateOptions, Disk, OpenOptions};
-use onecopy_tests::servers::free_port;
+use onecopy_testing::free_port;
 
 const SIZE_BYTES: u64 = 8 << 20;
 /// What an answer may take, on a machine that has more to do.
@@ -169,7 +169,7 @@ fn b29_encrypted_connections_are_for_hosts_of_one_authority() {
     // The right authority, but not who was asked for.
     assert!(connect(&format!("{url}?tls-hostname=another.host"), &there, IN_VAIN).is_err());
 
-    let port = free_port().unwrap().to_string();
+    let port = free_port().to_string();
     let credentials = format!(
         "tls-creds-x509,id=keys,endpoint=server,verify-peer=on,sanity-check=off,dir={}",
         for_qemu(&here, "server").display()

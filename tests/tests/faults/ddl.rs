@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::laboratory::{bounded, on_leader, run, start_usual, wait_until};
+use onecopy_tests::client::Session;
+
+use crate::laboratory::{bounded, code, on_leader, run, start_usual, wait_until};
 use crate::wire::Wire;
 
 /// TRUNCATE is not MVCC: at an older epoch the table would look empty.
@@ -58,21 +60,43 @@ async fn a_statement_that_waited_for_truncate_never_sees_the_table_empty() -> an
         })
         .await?;
         run(&writer, "COMMIT").await??;
-        match bounded(&what, waiting).await?? {
+        let answered = bounded(&what, waiting).await??;
+        match &answered {
             Ok(answer) if sql == read => assert_eq!(answer.number()?, 10, "{what}"),
             Ok(answer) => assert_eq!(answer.count, 10, "{what}"),
             Err(error) => assert_eq!(error.code, "40001", "{what}: {error}"),
         }
-        let _ = run(&session, "COMMIT").await?;
+        let ended = run(&session, "COMMIT").await?;
+        assert!(["00000", "40001"].contains(&code(&ended).as_str()), "{what}: {ended:?}");
+        // What was told is what is there.
+        let is_copied = sql == copy && answered.is_ok() && ended.is_ok();
         let copied = on_leader(&cluster, "SELECT count(*) FROM copied").await?.number()?;
-        assert!([0, 10].contains(&copied), "{what}: {copied}");
+        assert_eq!(copied, if is_copied { 10 } else { 0 }, "{what}: {answered:?}, {ended:?}");
+        // Whoever is told to try again gets all rows then.
+        run(&session, "ROLLBACK").await??;
+        assert_eq!(run(&session, read).await??.number()?, 10, "{what}, once more");
     }
     Ok(())
 }
 
-/// How often the table is filled anew, and how often at most until somebody has read it.
-const REFILLS_MIN: u32 = 60;
-const REFILLS_MAX: u32 = 3000;
+/// How often the table is filled anew at once, and how often when every reader has read it as it was.
+const QUICK_REFILLS: u32 = 60;
+const SLOW_REFILLS: u32 = 20;
+
+/// Empties the table and fills it again in one transaction; one that is refused as not serializable is run again.
+async fn refill(writer: &Session) -> anyhow::Result<()> {
+    let sql = "BEGIN; TRUNCATE filled; INSERT INTO filled SELECT 1 FROM generate_series(1, 10); COMMIT";
+    wait_until("the table is filled anew", || async {
+        match run(writer, sql).await? {
+            Err(error) if error.is_retryable() => {
+                run(writer, "ROLLBACK").await??;
+                Ok(false)
+            }
+            answer => answer.map(|_| true).map_err(anyhow::Error::from),
+        }
+    })
+    .await
+}
 
 /// Readers at all servers, in autocommit and in transactions, while the table is truncated and filled in one transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -81,11 +105,12 @@ async fn readers_under_truncate_and_refill_see_all_rows_or_an_error() -> anyhow:
     let writer = cluster.updater("writer").await?;
     writer.run("CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)").await?;
     let stop = Arc::new(AtomicBool::new(false));
-    let (good, refused) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    // How often each reader has seen all rows.
+    let good: Arc<[AtomicUsize; 4]> = Arc::default();
     let mut readers = tokio::task::JoinSet::new();
-    for number in 0..4 {
+    for number in 0..good.len() {
         let session = cluster.updater("reader").await?;
-        let (stop, good, refused) = (stop.clone(), good.clone(), refused.clone());
+        let (stop, good) = (stop.clone(), good.clone());
         readers.spawn(async move {
             while !stop.load(Ordering::Relaxed) {
                 let result = if number % 2 == 0 {
@@ -96,12 +121,9 @@ async fn readers_under_truncate_and_refill_see_all_rows_or_an_error() -> anyhow:
                 match result {
                     Ok(answer) => {
                         assert_eq!(answer.number()?, 10);
-                        good.fetch_add(1, Ordering::Relaxed);
+                        good[number].fetch_add(1, Ordering::Relaxed);
                     }
-                    Err(error) => {
-                        assert_eq!(error.code, "40001", "{error}");
-                        refused.fetch_add(1, Ordering::Relaxed);
-                    }
+                    Err(error) => assert_eq!(error.code, "40001", "{error}"),
                 }
                 if number % 2 == 1 {
                     session.run("ROLLBACK").await?;
@@ -110,26 +132,30 @@ async fn readers_under_truncate_and_refill_see_all_rows_or_an_error() -> anyhow:
             anyhow::Ok(())
         });
     }
-    for round in 0.. {
-        // Readers come to it when they do, on a busy machine.
-        if round >= REFILLS_MIN && (good.load(Ordering::Relaxed) > 0 || round >= REFILLS_MAX) {
-            break;
-        }
-        let refill = "BEGIN; TRUNCATE filled; INSERT INTO filled SELECT 1 FROM generate_series(1, 10); COMMIT";
-        match run(&writer, refill).await? {
-            Ok(_) => {}
-            Err(error) => {
-                assert!(error.is_retryable(), "{error}");
-                writer.run("ROLLBACK").await?;
-            }
-        }
+    let counts = || good.iter().map(|count| count.load(Ordering::Relaxed)).collect::<Vec<_>>();
+    for _ in 0..QUICK_REFILLS {
+        refill(&writer).await?;
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
+    for _ in 0..SLOW_REFILLS {
+        refill(&writer).await?;
+        let before = counts();
+        // More than the one that was under way already.
+        wait_until("every reader sees all rows", || async {
+            Ok(counts().iter().zip(&before).all(|(now, before)| *now > before + 1))
+        })
+        .await?;
+    }
+    let reads = || cluster.router().status().servers.iter().map(|server| server.reads).collect::<Vec<_>>();
+    let before = reads();
+    wait_until("every server answers readers", || async {
+        Ok(reads().iter().zip(&before).all(|(now, before)| now > before))
+    })
+    .await?;
     stop.store(true, Ordering::Relaxed);
     while let Some(result) = bounded("readers", readers.join_next()).await? {
         result??;
     }
-    assert!(good.load(Ordering::Relaxed) > 0, "nobody read anything");
     Ok(())
 }
 

@@ -44,6 +44,22 @@ pub async fn run(session: &Session, sql: &str) -> anyhow::Result<StatementResult
     bounded(sql, session.run(sql)).await
 }
 
+/// Runs a statement that is told 57P03 while the leader counts as away, as the hint of that says: again. Any other
+/// refusal is one.
+pub async fn run_once_there(session: &Session, sql: &str) -> anyhow::Result<Answer> {
+    let answer = std::sync::Mutex::new(None);
+    wait_until(sql, || async {
+        let answered = match session.run(sql).await {
+            Err(refusal) if refusal.code == "57P03" => return Ok(false),
+            answered => answered?,
+        };
+        *answer.lock().expect("no code panics while it holds this lock") = Some(answered);
+        Ok(true)
+    })
+    .await?;
+    answer.into_inner().expect("no code panics while it holds this lock").context("it was answered")
+}
+
 /// Looks until `condition` holds.
 pub async fn wait_until<F: Future<Output = anyhow::Result<bool>>>(
     what: &str,
@@ -99,6 +115,29 @@ pub async fn wait_for_epoch_on(cluster: &TestCluster, count: usize) -> anyhow::R
     opened.await.with_context(|| format!("{:?}\n{}", cluster.router().status(), servers().collect::<String>()))
 }
 
+/// Waits, by reads of `session`, until the current epoch is open on `servers` and lacks no commit. From then on, as
+/// long as nobody commits, every read of whatever freshness finds it there: none waits for a gate, and none asks the
+/// leader instead.
+pub async fn wait_for_whole_epoch(
+    cluster: &TestCluster,
+    session: &Session,
+    read: &str,
+    servers: &[&str],
+) -> anyhow::Result<()> {
+    let whole = wait_until("the epoch holds everything everywhere", || async {
+        match session.run(read).await {
+            Err(refusal) if refusal.code == "57P03" => return Ok(false),
+            answer => drop(answer?),
+        }
+        let databases = cluster.router().status().databases;
+        Ok(databases.iter().any(|one| {
+            let is_open_on = |server: &&str| one.epoch_servers.iter().any(|open| open == *server);
+            one.name == DATABASE && one.epoch_commits_behind == Some(0) && servers.iter().all(is_open_on)
+        }))
+    });
+    whole.await.with_context(|| format!("{:?}", cluster.router().status()))
+}
+
 /// The servers on which the current epoch is open.
 pub fn epoch_servers(cluster: &TestCluster) -> Vec<String> {
     let status = cluster.router().status();
@@ -128,6 +167,19 @@ pub async fn on_leader(cluster: &TestCluster, sql: &str) -> anyhow::Result<Answe
 pub async fn busy_back_ends(cluster: &TestCluster) -> anyhow::Result<i64> {
     let sql = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'onecopy session' AND state <> 'idle'";
     on_leader(cluster, sql).await?.number()
+}
+
+/// Waits until every back end of clients' transactions that is left on the leader is free for the next client, and none
+/// does anything. No client may be there who has one of his own.
+pub async fn wait_until_all_back_ends_are_free(cluster: &TestCluster) -> anyhow::Result<()> {
+    let free = || {
+        let databases = cluster.router().status().databases;
+        databases.iter().find(|one| one.name == DATABASE).map_or(0, |one| one.parked)
+    };
+    wait_until("all back ends are free", || async {
+        Ok(busy_back_ends(cluster).await? == 0 && session_back_ends(cluster).await? == i64::try_from(free())?)
+    })
+    .await
 }
 
 /// All back ends of clients' transactions on the leader.

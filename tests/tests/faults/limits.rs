@@ -21,7 +21,18 @@ async fn one_client_too_many_is_refused_and_a_place_that_gets_free_is_given() ->
         assert_eq!(wire.query("SELECT count(*) FROM numbers").await?.text_rows(), ["10"]);
     }
     drop(clients.pop());
-    wait_until("a place is free", || async { Ok(Wire::connect(&cluster).await.is_ok()) }).await
+    wait_until("a place is free", || async {
+        let parameters = [("user", USER), ("database", DATABASE)];
+        match Wire::log_in(&cluster, &parameters, PASSWORD).await? {
+            // Its client is seen to go a moment later.
+            Err(refused) => {
+                assert_eq!(refused.code, "53300");
+                Ok(false)
+            }
+            Ok(mut wire) => Ok(wire.query("SELECT count(*) FROM numbers").await?.text_rows() == ["10"]),
+        }
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -70,8 +70,8 @@ async fn start_ups_that_are_none_are_refused_and_others_go_on() -> anyhow::Resul
         let mut wire = Wire::silent(&cluster).await?;
         wire.send(&bytes).await?;
         let answer = wire.until_closed().await?;
-        assert!(["08P01", "0A000"].contains(&answer.code().as_str()), "{what}: {answer:?}");
-        assert_eq!(answer.tags(), "E", "{what}");
+        let code = if what == "another protocol" { "0A000" } else { "08P01" };
+        assert_eq!((answer.tags().as_str(), answer.code().as_str()), ("E", code), "{what}: {answer:?}");
     }
     assert_eq!(bystander.query("SELECT 1").await?.text_rows(), ["1"]);
     Ok(())
@@ -94,8 +94,7 @@ async fn before_log_in_nothing_runs_and_no_large_message_is_taken() -> anyhow::R
         assert_eq!(wire.next().await?.tag, b'R', "{what}");
         wire.send(&bytes).await?;
         let answer = wire.until_closed().await?;
-        assert_eq!(answer.tags(), "E", "{what}");
-        assert!(["08P01", "28P01", "28000"].contains(&answer.code().as_str()), "{what}: {answer:?}");
+        assert_eq!((answer.tags().as_str(), answer.code().as_str()), ("E", "08P01"), "{what}: {answer:?}");
     }
     let mut wire = Wire::connect(&cluster).await?;
     assert_eq!(wire.query("SELECT count(*) FROM numbers").await?.text_rows(), ["10"]);

@@ -1,11 +1,16 @@
 //! A server process killed in every state of a transaction: the client gets 57P01 (08007 for a commit), goes on with
 //! the same connection, and what it was told is true.
 
+use anyhow::Context;
+use onecopy_router::Health;
 use onecopy_tests::client::{Session, StatementResult};
 use onecopy_tests::cluster::TestCluster;
 use rustix::process::{Pid, Signal};
 
-use crate::laboratory::{bounded, code, leader, run, start_usual, wait_for_updates, wait_until};
+use crate::laboratory::{
+    bounded, busy_back_ends, code, leader, run, run_once_there, start_usual, wait_for_health, wait_for_updates,
+    wait_for_whole_epoch, wait_until,
+};
 
 /// In which state a transaction is when its server process is lost.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -88,15 +93,27 @@ async fn sleepers(cluster: &TestCluster) -> anyhow::Result<i64> {
     Ok(count)
 }
 
-/// The SQLSTATEs that are true to what happens in `state`.
+/// The SQLSTATE that is true to what happens in `state` when the server process is gone and another is to be had.
 fn due(state: State) -> &'static [&'static str] {
     match state {
-        // A router may find the loss first, and take another server process: both are right.
-        State::Idle | State::Begun => &["00000", "57P01", "57P03", "08007"],
-        State::HasRead | State::HasWritten | State::DuringStatement => &["57P01", "57P02"],
-        State::AutocommitRead => &["00000", "57P01", "57P02", "57P03"],
+        // Nothing was under way there: the next statement gets another process.
+        State::Idle | State::Begun => &["00000"],
+        // It waits on the leader, where all reads run that tell something of the server.
+        State::HasRead | State::HasWritten | State::DuringStatement | State::AutocommitRead => &["57P01"],
         State::DuringCommit => &["08007"],
-        State::AutocommitUpdate => &["08007", "57P01", "57P02"],
+        // Where the router has put it in a transaction of its own it knows that nothing is committed.
+        State::AutocommitUpdate => &["08007", "57P01"],
+    }
+}
+
+/// The same while the server says nothing: no other process is to be had.
+fn due_on_frozen(state: State) -> &'static [&'static str] {
+    match state {
+        // Sent, in a transaction of the router's own or not.
+        State::Idle => &["08007", "57P01"],
+        // On a process that was there, or on one that would have to be made.
+        State::Begun => &["57P01", "57P03"],
+        _ => due(state),
     }
 }
 
@@ -104,11 +121,38 @@ async fn value(cluster: &TestCluster) -> anyhow::Result<i64> {
     leader(cluster).await?.run(READ).await?.number()
 }
 
-/// Ends the process of every session on the leader.
+/// Ends every process of the router's on the leader but the probe, for which the leader is there all the time, and
+/// waits until they are gone.
 async fn end_sessions(cluster: &TestCluster) -> anyhow::Result<()> {
-    let sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name LIKE 'onecopy %' \
-         AND pid <> pg_backend_pid()";
-    leader(cluster).await?.run(sql).await?;
+    let observer = leader(cluster).await?;
+    let sql = "SELECT string_agg(pid::text, ','), count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+         WHERE application_name LIKE 'onecopy %' AND application_name <> 'onecopy probe'";
+    let ended = observer.run(sql).await?.text()?.to_owned();
+    let left = format!("SELECT count(*) FROM pg_stat_activity WHERE pid IN ({ended})");
+    wait_until("they are gone", || async { Ok(observer.run(&left).await?.number()? == 0) }).await
+}
+
+/// Kills a process of the router's on the leader, the one that does something for a session if there is such, and waits
+/// until the postmaster has ended all others and has recovered.
+async fn kill_one(cluster: &TestCluster) -> anyhow::Result<()> {
+    let observer = leader(cluster).await?;
+    let sql = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'onecopy %' \
+         ORDER BY application_name = 'onecopy session' DESC, state IS DISTINCT FROM 'idle' DESC LIMIT 1";
+    let process = i32::try_from(observer.run(sql).await?.number()?)?;
+    rustix::process::kill_process(Pid::from_raw(process).context("a process has a number")?, Signal::KILL)?;
+    wait_until("all are ended", || async { Ok(observer.run("SELECT 1").await.is_err()) }).await?;
+    wait_until("the leader recovers", || async { Ok(leader(cluster).await.is_ok()) }).await
+}
+
+/// Rows that the update of [`State::AutocommitUpdate`] has left.
+async fn inserted(cluster: &TestCluster) -> anyhow::Result<i64> {
+    leader(cluster).await?.run("SELECT count(*) FROM numbers WHERE id = 77").await?.number()
+}
+
+/// The same connection goes on, to read and to write.
+async fn goes_on(session: &Session) -> anyhow::Result<()> {
+    run_once_there(session, READ).await?;
+    assert_eq!(run_once_there(session, "UPDATE numbers SET value = value WHERE id = 2").await?.count, 1);
     Ok(())
 }
 
@@ -121,28 +165,20 @@ async fn after(
 ) -> anyhow::Result<()> {
     let code = code(result);
     assert!(due(state).contains(&code.as_str()), "{state:?}: {result:?}");
-    let _ = run(session, "ROLLBACK").await?;
+    run(session, "ROLLBACK").await??;
     wait_for_updates(cluster).await?;
-    // The same connection goes on, after at most one more refusal: the router may not know yet.
-    wait_until("the session goes on", || async { Ok(session.run(READ).await.is_ok()) }).await?;
-    wait_until("the session writes", || async {
-        Ok(session.run("UPDATE numbers SET value = value WHERE id = 2").await.is_ok())
-    })
-    .await?;
-    if code != "08007" {
-        assert_eq!(leader(cluster).await?.run("SELECT count(*) FROM numbers WHERE id = 77").await?.number()?, 0);
-    }
-    let now = value(cluster).await?;
-    match (state, code.as_str()) {
-        (State::Idle, "00000") => assert_eq!(now, before + 2, "{state:?}"),
-        (State::Idle, "57P01" | "57P03") | (State::AutocommitRead | State::AutocommitUpdate, _) => {
-            assert_eq!(now, before + 1, "{state:?}");
-        }
-        (State::DuringCommit, _) => assert_eq!(now, before + 1, "it had committed where it stood"),
-        (State::Idle, "08007") => {}
-        // It was rolled back after the update succeeded, or could not be run.
-        _ => assert_eq!(now, before, "{state:?}: {result:?}"),
-    }
+    goes_on(session).await.with_context(|| format!("{state:?}"))?;
+    // Whatever was said of it, its process was gone before it could commit.
+    assert_eq!(inserted(cluster).await?, 0, "{state:?}: {result:?}");
+    let committed = match state {
+        // The update before it and that of after.
+        State::Idle => 2,
+        // The update before it; a COMMIT under way had committed where it stood.
+        State::AutocommitRead | State::AutocommitUpdate | State::DuringCommit => 1,
+        // Nobody has said COMMIT.
+        State::Begun | State::HasRead | State::HasWritten | State::DuringStatement => 0,
+    };
+    assert_eq!(value(cluster).await?, before + committed, "{state:?}: {result:?}");
     Ok(())
 }
 
@@ -167,19 +203,7 @@ async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes
     for state in STATES {
         let session = cluster.updater("session").await?;
         let before = value(&cluster).await?;
-        let kill = async || {
-            let sql = "SELECT coalesce(min(pid), 0) FROM pg_stat_activity WHERE application_name = 'onecopy session'";
-            let process = i32::try_from(leader(&cluster).await?.run(sql).await?.number()?)?;
-            if let Some(process) = Pid::from_raw(process) {
-                let observer = leader(&cluster).await?;
-                rustix::process::kill_process(process, Signal::KILL)?;
-                // The postmaster ends all others as soon as it notices.
-                wait_until("all are ended", || async { Ok(observer.run("SELECT 1").await.is_err()) }).await?;
-            }
-            Ok(())
-        };
-        let result = drive(&cluster, &session, state, kill).await?;
-        wait_until("the leader recovers", || async { Ok(leader(&cluster).await.is_ok()) }).await?;
+        let result = drive(&cluster, &session, state, async || kill_one(&cluster).await).await?;
         after(&cluster, &session, state, &result, before).await?;
     }
     Ok(())
@@ -198,29 +222,36 @@ async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Re
     for state in STATES {
         let session = cluster.updater("session").await?;
         let before = value(&cluster).await?;
-        let server = cluster.servers.leader();
-        let frozen = Frozen(server);
-        let result = drive(&cluster, &session, state, async || Ok(server.signal(Signal::STOP)?)).await?;
+        let mut frozen = None;
+        let freeze = async || {
+            frozen = Some(cluster.servers.leader().freeze()?);
+            anyhow::Ok(())
+        };
+        let result = drive(&cluster, &session, state, freeze).await?;
         let code = code(&result);
-        let known = ["57P01", "57P03", "08007"];
-        // Where an epoch holds the write already, another server answers a read.
-        let is_answered = state == State::AutocommitRead && code == "00000";
-        assert!(is_answered || known.contains(&code.as_str()), "{state:?}: {result:?}");
-        assert!(state != State::DuringCommit || code == "08007", "{state:?}: {result:?}");
+        assert!(due_on_frozen(state).contains(&code.as_str()), "{state:?}: {result:?}");
         drop(frozen);
-        let _ = run(&session, "ROLLBACK").await?;
+        run(&session, "ROLLBACK").await??;
         wait_for_updates(&cluster).await?;
-        // A commit that was never answered shows only when its process has ended.
-        wait_until("the session goes on, and nothing is left under way", || async {
-            Ok(session.run(READ).await.is_ok() && sleepers(&cluster).await? == 0)
+        goes_on(&session).await.with_context(|| format!("{state:?}"))?;
+        // What was never answered shows only when its process has ended: no gate closes before that.
+        wait_for_whole_epoch(&cluster, &session, READ, &["leader", "follower-1"]).await?;
+        wait_until("nothing is left under way", || async {
+            Ok(busy_back_ends(&cluster).await? == 0 && sleepers(&cluster).await? == 0)
         })
         .await?;
-        let now = value(&cluster).await?;
-        match (state, code.as_str()) {
-            (_, "08007") => assert!(now >= before, "{state:?}"),
-            (State::Idle | State::AutocommitRead, _) => assert_eq!(now, before + 1, "{state:?}"),
-            _ => assert_eq!(now, before, "{state:?}: {result:?}"),
-        }
+        let (now, inserted) = (value(&cluster).await?, inserted(&cluster).await?);
+        // Of what nobody knows whether it is committed it is one or the other; all else is as it was told.
+        let may_have_committed = i64::from(code == "08007");
+        let (values, insertions) = match state {
+            State::Idle => (before + 1..=before + 1 + may_have_committed, 0..=0),
+            State::AutocommitUpdate => (before + 1..=before + 1, 0..=may_have_committed),
+            // A COMMIT under way had committed where it stood.
+            State::AutocommitRead | State::DuringCommit => (before + 1..=before + 1, 0..=0),
+            State::Begun | State::HasRead | State::HasWritten | State::DuringStatement => (before..=before, 0..=0),
+        };
+        assert!(values.contains(&now), "{state:?}: {now}, {before} before: {result:?}");
+        assert!(insertions.contains(&inserted), "{state:?}: {inserted} rows: {result:?}");
     }
     Ok(())
 }
@@ -233,23 +264,24 @@ async fn a_commit_without_an_answer_keeps_nobody_from_updating() -> anyhow::Resu
     leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
     let session = cluster.updater("session").await?;
     let before = value(&cluster).await?;
-    let frozen = Frozen(cluster.servers.leader());
-    let stop = async || Ok(cluster.servers.leader().signal(Signal::STOP)?);
-    let result = drive(&cluster, &session, State::DuringCommit, stop).await?;
+    let mut frozen = None;
+    let freeze = async || {
+        frozen = Some(cluster.servers.leader().freeze()?);
+        anyhow::Ok(())
+    };
+    let result = drive(&cluster, &session, State::DuringCommit, freeze).await?;
     assert_eq!(code(&result), "08007", "{result:?}");
     drop(frozen);
-    // Of the very row that the commit has locked.
+    wait_for_health(&cluster, "leader", Health::Up).await?;
+    // Of the very row that the commit has locked. Who has waited for it is in conflict with it.
     let update = "UPDATE numbers SET value = value WHERE id = 1";
-    wait_until("the row is updated", || async { Ok(run(&session, update).await?.is_ok()) }).await?;
+    wait_until("the row is updated", || async {
+        match run(&session, update).await? {
+            Err(refusal) if refusal.code == "40001" => Ok(false),
+            answer => Ok(answer?.count == 1),
+        }
+    })
+    .await?;
     assert_eq!(value(&cluster).await?, before + 1, "it had committed where it stood");
     Ok(())
-}
-
-/// A frozen server, let go when dropped.
-struct Frozen<'a>(&'a onecopy_tests::servers::TestServer);
-
-impl Drop for Frozen<'_> {
-    fn drop(&mut self) {
-        let _ = self.0.signal(Signal::CONT);
-    }
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use onecopy_testing::ControlGroup;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
-use onecopy_tests::memory::control_group::ControlGroup;
 use onecopy_tests::memory::huge_pages::HugePages;
 use onecopy_tests::memory::laboratory::{Laboratory, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
@@ -29,7 +29,7 @@ const HUGE_PAGE_BYTES: u64 = 2 * MIB;
 async fn memory_is_returned(version: Version) -> anyhow::Result<()> {
     let laboratory = Laboratory::start(Plan::new(version, CEILING_BYTES)).await?;
     let (leader, group) = (laboratory.leader(), ControlGroup::make()?);
-    group.take(leader)?;
+    group.take(&leader.server)?;
     pages::make(leader, ROWS).await?;
     pages::read_all(leader).await?;
     let (pool, segment) = (laboratory.pool().await?, Segment::of(leader)?);

@@ -1,9 +1,9 @@
 //! A pool that grew over its group's limit would be killed, or swapped: it is not grown.
 
 use anyhow::ensure;
+use onecopy_testing::ControlGroup;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
-use onecopy_tests::memory::control_group::ControlGroup;
 use onecopy_tests::memory::laboratory::{Laboratory, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
@@ -17,7 +17,7 @@ async fn m15_growth_without_room_is_refused() -> anyhow::Result<()> {
     let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "64MB");
     let laboratory = Laboratory::start(plan).await?;
     let (leader, group) = (laboratory.leader(), ControlGroup::make()?);
-    group.take(leader)?;
+    group.take(&leader.server)?;
     pages::make(leader, ROWS).await?;
     group.limit(LIMIT_BYTES).await?;
     let pool = laboratory.pool().await?;

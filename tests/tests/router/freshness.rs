@@ -1,18 +1,14 @@
 //! Where reads run, and what they must see.
 
-use std::time::Duration;
-
-use anyhow::Context;
-use onecopy_tests::cluster::TestCluster;
+use onecopy_tests::cluster::{AT_EPOCH, TestCluster};
 use onecopy_tests::servers::LEADER;
+
+use crate::laboratory::wait_for_whole_epoch;
 
 const PLACES: [&str; 3] = [LEADER, "follower-1", "follower-2"];
 const READ: &str = "SELECT v FROM counter";
-/// Within this each server must have answered a read; the first ones may find the table unknown, or no epoch, and ask the
-/// leader.
-const SPREAD_TIMEOUT: Duration = Duration::from_secs(120);
-/// The leader answers when no epoch comes in time, on a busy machine: in one of so many rounds all reads run where they are sent.
-const PLACE_ROUNDS_MAX: u32 = 10;
+/// Reads of which each server must answer some.
+const SPREAD_READS: u64 = 30;
 /// Writes after which each read must show the last one.
 const ROUNDS: i64 = 60;
 
@@ -21,38 +17,39 @@ fn reads(cluster: &TestCluster) -> Vec<u64> {
     cluster.router().status().servers.iter().map(|server| server.reads).collect()
 }
 
+/// The leader answers a read for which no epoch is made within a second, on a busy machine; most of those that were
+/// `sent` to each follower since it had answered `before` ran there.
+fn assert_most_ran_there(cluster: &TestCluster, before: &[u64], sent: u64) {
+    let now = reads(cluster);
+    for (place, (now, before)) in PLACES.iter().zip(now.iter().zip(before)).skip(1) {
+        assert!(2 * (now - before) > sent, "{} of {sent} on {place}: {:?}", now - before, cluster.router().status());
+    }
+}
+
 #[tokio::test]
 async fn r2_reads_run_where_they_are_sent_and_spread_over_all_servers_otherwise() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;
     let session = cluster.updater("reader").await?;
     session.run("CREATE TABLE counter (v int NOT NULL); INSERT INTO counter VALUES (0)").await?;
-    let spread = async {
-        while reads(&cluster).contains(&0) {
-            session.run(READ).await?;
-        }
-        anyhow::Ok(())
-    };
-    let spread = tokio::time::timeout(SPREAD_TIMEOUT, spread).await;
-    spread.with_context(|| format!("{:?}", cluster.router().status()))??;
+    // Nobody writes from here on: all servers stay in this epoch.
+    wait_for_whole_epoch(&cluster, &session, READ, &PLACES).await?;
+    let before = reads(&cluster);
+    for _ in 0..SPREAD_READS {
+        session.run(READ).await?;
+    }
+    let spread: Vec<u64> = reads(&cluster).iter().zip(&before).map(|(now, before)| now - before).collect();
+    assert!(spread.iter().all(|count| *count > 0), "{spread:?}");
+    assert_eq!(spread.iter().sum::<u64>(), SPREAD_READS);
 
     for (index, place) in PLACES.into_iter().enumerate() {
         session.run(&format!("SET onecopy.server = '{place}'")).await?;
         let mut expected = reads(&cluster);
-        for _ in 0..PLACE_ROUNDS_MAX {
-            expected = reads(&cluster);
-            session.run_all(&[READ, "BEGIN READ ONLY", READ, READ, "COMMIT"]).await?;
-            let now = reads(&cluster);
-            for other in (1..PLACES.len()).filter(|other| *other != index) {
-                assert_eq!(now[other], expected[other], "{place}: never on another follower");
-            }
-            expected[index] += 3;
-            if now == expected {
-                break;
-            }
-        }
+        session.run_all(&[READ, "BEGIN READ ONLY", READ, READ, "COMMIT"]).await?;
+        expected[index] += 3;
         assert_eq!(reads(&cluster), expected, "{place}");
         // What does not say that it only reads runs on the leader, wherever reads go, and is no read at an epoch.
         session.run_all(&["BEGIN", READ, "COMMIT"]).await?;
+        assert_eq!(session.run("SHOW onecopy.served_by").await?.text()?, LEADER, "{place}");
         assert_eq!(reads(&cluster)[1..], expected[1..], "{place}");
     }
     Ok(())
@@ -76,6 +73,7 @@ async fn r19_a_session_is_told_where_its_newest_statement_ran() -> anyhow::Resul
         assert!(place().await?.starts_with(&at_epoch), "{}", place().await?);
         session.run("UPDATE counter SET v = v + 1").await?;
         assert_eq!(place().await?, LEADER);
+        wait_for_whole_epoch(&cluster, &session, READ, &[LEADER, "follower-1"]).await?;
         session.run_all(&["BEGIN READ ONLY", READ]).await?;
         assert!(place().await?.starts_with(&at_epoch), "{}", place().await?);
         session.run_all(&[READ, "COMMIT"]).await?;
@@ -96,6 +94,7 @@ async fn r4_a_session_reads_its_own_writes_on_every_server() -> anyhow::Result<(
         TestCluster::with_router(2, |settings| settings.freshness = "session".parse().expect("a level")).await?;
     let session = cluster.updater("writer").await?;
     session.run("CREATE TABLE counter (v int NOT NULL); INSERT INTO counter VALUES (0)").await?;
+    let before = reads(&cluster);
     for round in 1..=ROUNDS {
         if round % 2 == 0 {
             session.run_all(&["BEGIN", "UPDATE counter SET v = v + 1", "COMMIT"]).await?;
@@ -106,6 +105,7 @@ async fn r4_a_session_reads_its_own_writes_on_every_server() -> anyhow::Result<(
         session.run(&format!("SET onecopy.server = '{place}'")).await?;
         assert_eq!(session.run(READ).await?.number()?, round, "on {place}");
     }
+    assert_most_ran_there(&cluster, &before, ROUNDS.unsigned_abs() / 3);
     Ok(())
 }
 
@@ -150,6 +150,7 @@ async fn r3_a_strict_read_sees_what_anybody_was_told_is_committed() -> anyhow::R
     for place in PLACES {
         readers.push(cluster.reader(place, place).await?);
     }
+    let before = reads(&cluster);
     for round in 1..=ROUNDS {
         writer.run("UPDATE counter SET v = v + 1").await?;
         for reader in &readers {
@@ -158,6 +159,7 @@ async fn r3_a_strict_read_sees_what_anybody_was_told_is_committed() -> anyhow::R
             assert_eq!(answers[1].number()?, round, "in a transaction on {}", reader.name());
         }
     }
+    assert_most_ran_there(&cluster, &before, 2 * ROUNDS.unsigned_abs());
     Ok(())
 }
 
@@ -169,16 +171,19 @@ async fn r5_a_bounded_read_may_be_old_but_a_transaction_reads_one_prefix() -> an
     let writer = cluster.updater("writer").await?;
     writer.run("CREATE TABLE counter (v int NOT NULL); INSERT INTO counter VALUES (0)").await?;
     let reader = cluster.updater("reader").await?;
-    let mut last = 0;
+    let (mut last, mut at_epochs) = (0, 0);
     for _ in 0..ROUNDS {
         reader.run("BEGIN READ ONLY").await?;
         let first = reader.run(READ).await?.number()?;
+        at_epochs += i64::from(reader.run("SHOW onecopy.served_by").await?.text()?.contains(AT_EPOCH));
         writer.run("UPDATE counter SET v = v + 1").await?;
         assert_eq!(reader.run(READ).await?.number()?, first);
         reader.run("COMMIT").await?;
         assert!(first >= last, "epochs of one database follow each other: {last}, then {first}");
         last = first;
     }
+    // The others found none in time, on a busy machine.
+    assert!(at_epochs > ROUNDS / 2, "{at_epochs} at epochs");
     reader.run("SET onecopy.freshness = 'strict'").await?;
     assert_eq!(reader.run(READ).await?.number()?, ROUNDS);
     Ok(())

@@ -1,5 +1,10 @@
 //! The router's promises, on real servers. The promises are numbered in `SPECIFICATION.md`.
 
+// The binary of fault tests uses all of it.
+#[allow(dead_code)]
+#[path = "../faults/laboratory.rs"]
+mod laboratory;
+
 mod anomalies;
 mod certifier;
 mod closed_batch;

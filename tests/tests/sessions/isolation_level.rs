@@ -11,30 +11,45 @@ const LEVEL: &str =
 async fn no_statement_inside_a_transaction_lowers_its_level() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
     let mut wire = Wire::connect(&cluster).await?;
-    for lower in [
-        "RESET transaction_isolation",
-        "SET transaction_isolation TO DEFAULT",
-        "SET LOCAL transaction_isolation TO DEFAULT",
-        "SET transaction_isolation = 'read committed'",
-        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
-        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
-        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE",
-        "RESET ALL",
-        "SELECT set_config('transaction_isolation', 'read committed', false)",
-        "SELECT set_config('transaction_isolation', 'read committed', true)",
-        "UPDATE pg_settings SET setting = 'read committed' WHERE name = 'transaction_isolation'",
-        "DO $$ BEGIN SET TRANSACTION ISOLATION LEVEL READ COMMITTED; END $$",
+    // After a query nothing can be changed, as on one server: what changes nothing is granted, all else refused.
+    for (lower, code) in [
+        ("RESET transaction_isolation", "00000"),
+        ("SET transaction_isolation TO DEFAULT", "00000"),
+        ("SET LOCAL transaction_isolation TO DEFAULT", "00000"),
+        ("RESET ALL", "00000"),
+        ("SET transaction_isolation = 'read committed'", "25001"),
+        ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "25001"),
+        ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE", "25001"),
+        ("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE", "25001"),
+        ("SELECT set_config('transaction_isolation', 'read committed', false)", "25001"),
+        ("SELECT set_config('transaction_isolation', 'read committed', true)", "25001"),
+        ("UPDATE pg_settings SET setting = 'read committed' WHERE name = 'transaction_isolation'", "25001"),
+        ("DO $$ BEGIN SET TRANSACTION ISOLATION LEVEL READ COMMITTED; END $$", "25001"),
     ] {
         for first in ["SELECT", "SELECT count(*) FROM numbers", LEVEL] {
             let what = format!("{first}; {lower}");
             wire.query("BEGIN").await?;
             assert_eq!(wire.query(first).await?.code(), "00000", "{what}");
-            if wire.query(lower).await?.status()? == 'T' {
+            let answer = wire.query(lower).await?;
+            assert_eq!(answer.code(), code, "{what}: {:?}", answer.errors());
+            if code == "00000" {
                 let answer = wire.query(LEVEL).await?;
                 assert_eq!(answer.text_rows(), ["serializable"], "{what}: {:?}", answer.errors());
             }
             wire.query("ROLLBACK").await?;
         }
+    }
+    // Before any query a client may ask for what it likes; it gets more.
+    for lower in [
+        "SET transaction_isolation = 'read committed'",
+        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE",
+    ] {
+        wire.query("BEGIN").await?;
+        assert_eq!(wire.query(lower).await?.code(), "00000", "{lower}");
+        let answer = wire.query(LEVEL).await?;
+        assert_eq!(answer.text_rows(), ["serializable"], "{lower}: {:?}", answer.errors());
+        wire.query("ROLLBACK").await?;
     }
     assert_eq!(wire.query("SELECT value FROM numbers WHERE id = 1").await?.text_rows(), ["0"]);
     Ok(())
@@ -78,23 +93,32 @@ async fn no_change_of_the_default_level_reaches_autocommit_updates() -> anyhow::
 /// DO and CALL may commit and begin again by themselves.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_transaction_inside_do_or_call_runs_at_a_lower_level() -> anyhow::Result<()> {
+    const NOTE: &str = "INSERT INTO levels VALUES (current_setting('transaction_isolation'))";
     let cluster = start_usual(0).await?;
     let mut wire = Wire::connect(&cluster).await?;
     assert_eq!(wire.query("CREATE TABLE levels (level text)").await?.code(), "00000");
-    for lower in [
-        "SET TRANSACTION ISOLATION LEVEL READ COMMITTED",
-        "SET LOCAL transaction_isolation = 'repeatable read'",
-        "PERFORM set_config('default_transaction_isolation', 'read committed', false); COMMIT",
+    for (between, code, notes) in [
+        // What chooses no level is granted, and each of its transactions is serializable.
+        ("", "00000", 2),
+        ("COMMIT;", "00000", 2),
+        ("ROLLBACK;", "00000", 1),
+        ("COMMIT; SET LOCAL work_mem = '5MB';", "00000", 2),
+        // What may choose one could not be judged by its words: it must not commit by itself, and none of it stays.
+        ("COMMIT; SET TRANSACTION ISOLATION LEVEL READ COMMITTED;", "2D000", 0),
+        ("COMMIT; SET LOCAL transaction_isolation = 'repeatable read';", "2D000", 0),
+        ("PERFORM set_config('default_transaction_isolation', 'read committed', false); COMMIT;", "2D000", 0),
+        ("COMMIT; EXECUTE 'SET TRANSACTION ISOLATION LEVEL READ COMMITTED';", "2D000", 0),
+        ("COMMIT; RESET ALL;", "2D000", 0),
     ] {
-        let body =
-            format!("BEGIN COMMIT; {lower}; INSERT INTO levels VALUES (current_setting('transaction_isolation')); END");
+        let body = format!("BEGIN {NOTE}; {between} {NOTE}; END");
         let procedure = format!("CREATE OR REPLACE PROCEDURE lower_level() LANGUAGE plpgsql AS $$ {body} $$");
         assert_eq!(wire.query(&procedure).await?.code(), "00000");
         for sql in [format!("DO $$ {body} $$"), "CALL lower_level()".to_owned()] {
-            // What is refused is as good as what runs SERIALIZABLE.
-            let code = wire.query(&sql).await?.code();
-            let levels = wire.query("SELECT DISTINCT level FROM levels WHERE level <> 'serializable'").await?;
-            assert_eq!(levels.text_rows(), Vec::<String>::new(), "{sql}: {code}");
+            assert_eq!(wire.query("DELETE FROM levels").await?.code(), "00000", "{between}: {sql}");
+            let answer = wire.query(&sql).await?;
+            assert_eq!(answer.code(), code, "{between}: {sql}: {:?}", answer.errors());
+            let levels = wire.query("SELECT level FROM levels").await?.text_rows();
+            assert_eq!(levels, vec!["serializable"; notes], "{between}: {sql}");
         }
     }
     Ok(())
