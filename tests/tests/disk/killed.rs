@@ -16,7 +16,7 @@ async fn b45_a_guest_sees_no_wrong_byte_when_its_disks_server_is_killed_again_an
     create(&disk, SIZE_BYTES).unwrap();
     let mut server = Server::start(&disk, &socket, &[]).unwrap();
     let door = server.door("data");
-    let guest = TestGuest::boot_with(|configuration, _| {
+    let guest = TestGuest::restored_with(|configuration, _| {
         configuration.disks.push(door);
         Ok(())
     })

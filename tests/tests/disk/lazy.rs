@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use onecopy_disk::source::Source;
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk, Hydration, OpenOptions, View};
-use onecopy_guest_agent::protocol::{Initialize, Postgres, StopMode};
+use onecopy_guest_agent::protocol::StopMode;
 use onecopy_host::disk::DiskClient;
 use onecopy_host::disk::protocol::Request;
 use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskDoor, NbdServer};
-use onecopy_tests::guest::{IMAGE, Image, TestGuest};
+use onecopy_tests::guest::{IMAGE, Image, Saved, TestGuest};
 
 use crate::nbd_server::NbdServerProcess;
 use crate::network::Network;
@@ -29,14 +29,15 @@ fn root(socket: &Path) -> GuestDisk {
     GuestDisk::new("root", DiskDoor::Nbd { server, export: String::new(), reconnect_delay_s: 60 })
 }
 
-/// A disk with a database in it, and what the database answers. Made by a guest of its own.
+/// Fills a database on a disk that holds the root file system of a guest with an empty one. What the database answers.
 async fn prepare(server: &NbdServerProcess, socket: &Path) -> String {
-    let image = Image::find(IMAGE).expect("an image: see make guest");
     let directory = TestGuest::directory().expect("a directory");
-    let guest = TestGuest::boot_from(&image, directory, root(socket), |_, _| Ok(())).await;
-    let guest = guest.unwrap_or_else(|error| panic!("{error}\n{}", server.said()));
-    let initialize = Initialize { settings: "shared_buffers = 16MB".to_owned(), ..Initialize::default() };
-    guest.agent().postgres(Postgres::Initialize(initialize), TIMEOUT, |_| {}).await.expect("the guest does it");
+    let guest = TestGuest::restored_from(Saved::Initialized, directory, |configuration, _| {
+        configuration.disks[0] = root(socket);
+        Ok(())
+    })
+    .await;
+    let guest = guest.unwrap_or_else(|error| panic!("{error:#}\n{}", server.said()));
     guest.agent().start_postgres(TIMEOUT).await.expect("the guest does it");
     let rows = "CREATE TABLE kept AS SELECT number, repeat(md5(number::text), 8) AS text FROM generate_series(1, 60000) AS number";
     guest.sql(rows).await.expect("the guest does it");
@@ -82,7 +83,7 @@ async fn b25_a_database_answers_from_a_disk_whose_content_is_on_another_host() {
     let directory = TestGuest::directory().unwrap();
     let at = |name: &str| directory.path().join(name);
     let (source, source_socket) = (at("source"), at("source.sock"));
-    let base = Some(BaseSpecification::Raw { path: Image::find(IMAGE).unwrap().root_in(directory.path(), 0).unwrap() });
+    let base = Some(BaseSpecification::Raw { path: Saved::Initialized.root_in(directory.path()).await.unwrap() });
     let size_bytes = std::fs::metadata(at("root.img")).unwrap().len();
     Disk::create(&source, &CreateOptions { size_bytes, base, copy_base: false }).unwrap();
     let space = network.space();

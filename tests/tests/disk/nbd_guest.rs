@@ -18,7 +18,7 @@ async fn b23_a_guest_on_the_nbd_door_sees_no_wrong_byte_when_its_server_is_kille
     create(&disk, SIZE_BYTES).unwrap();
     let mut server = NbdServerProcess::start(&disk, &socket, &[]).unwrap();
     let door = DiskDoor::Nbd { server: NbdServer::Unix(socket), export: String::new(), reconnect_delay_s: 60 };
-    let guest = TestGuest::boot_with(|configuration, _| {
+    let guest = TestGuest::restored_with(|configuration, _| {
         configuration.disks.push(GuestDisk::new("data", door));
         Ok(())
     })

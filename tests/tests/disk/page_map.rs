@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
-use onecopy_guest_agent::protocol::{Initialize, Postgres, StopMode};
+use onecopy_guest_agent::protocol::StopMode;
 use onecopy_host::disk::{DiskServer, ObservedPages, ServeOptions};
 use onecopy_hypervisor::configuration::{Boot, Disk as GuestDisk, DiskDoor, MemoryBackEnd};
 use onecopy_pagemap::{Found, PAGE_BYTES};
-use onecopy_tests::guest::{IMAGE, Image, TestGuest};
-use rand::{RngExt, rng};
+use onecopy_tests::guest::{IMAGE, Image, Saved, TestGuest};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 const MEMORY_BYTES: u64 = 1 << 30;
 /// Files that the guest reads, and the size of each.
@@ -58,10 +59,10 @@ impl Served {
 fn file_system(directory: &Path) -> anyhow::Result<(PathBuf, HashSet<[u8; PAGE_BYTES]>)> {
     let (files, image) = (directory.join("files"), directory.join("files.img"));
     fs::create_dir(&files)?;
-    let mut pages = HashSet::new();
+    let (mut pages, mut random) = (HashSet::new(), StdRng::seed_from_u64(onecopy_testing::seed()));
     for number in 0..FILES {
         let mut bytes = vec![0; FILE_BYTES as usize];
-        rng().fill(&mut bytes[..]);
+        random.fill_bytes(&mut bytes);
         pages.extend(bytes.chunks_exact(PAGE_BYTES).map(|page| <[u8; PAGE_BYTES]>::try_from(page).expect("a page")));
         fs::write(files.join(number.to_string()), bytes)?;
     }
@@ -111,7 +112,8 @@ async fn n6_what_a_guest_has_read_is_found_in_its_memory() {
     let directory = TestGuest::directory().unwrap();
     let home = directory.path();
     let (files, mut wanted) = file_system(home).unwrap();
-    let root = Served::over(image.root(), home.join("root"), 3 << 30).unwrap();
+    let initialized = Saved::Initialized.root_in(home).await.unwrap();
+    let root = Served::over(initialized, home.join("root"), 3 << 30).unwrap();
     let data = Served::over(files, home.join("data"), 512 << 20).unwrap();
     // In memory itself: a file of the host's disk would be written back all the time.
     let shared = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -166,9 +168,8 @@ async fn n6_what_a_guest_has_read_is_found_in_its_memory() {
 
     // A table that is in the server's shared buffers, and no more in the guest's page cache.
     let agent = guest.agent();
-    let settings = Initialize { settings: "shared_buffers = 128MB".to_owned(), ..Initialize::default() };
-    agent.postgres(Postgres::Initialize(settings), TIMEOUT, |_| {}).await.unwrap();
     agent.start_postgres(TIMEOUT).await.unwrap();
+    guest.sql("ALTER SYSTEM SET shared_buffers = '128MB'").await.unwrap();
     let create = format!(
         "CREATE TABLE marked AS SELECT number, '{MARK}'::text AS mark FROM generate_series(1, 200000) AS number"
     );

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use onecopy_tests::guest::{IMAGE, Image, TestGuest, file_disk};
+use onecopy_tests::guest::{IMAGE, Image, Saved, TestGuest, file_disk};
 use tempfile::TempDir;
 
 use crate::served::{Server, create};
@@ -106,7 +106,6 @@ struct Site {
 impl Site {
     fn new() -> anyhow::Result<Site> {
         let directory = TestGuest::directory()?;
-        Image::find(IMAGE)?.root_in(directory.path(), 0)?;
         let host = Host::new(directory.path())?;
         let disk = host.mount.join("disk");
         create(&disk, SIZE_BYTES)?;
@@ -114,7 +113,17 @@ impl Site {
         Ok(Site { server, host, directory })
     }
 
-    /// Boots the image with the disk of the server.
+    /// A guest with the disk of the server.
+    async fn restore(&self, saved: Saved) -> anyhow::Result<TestGuest> {
+        let door = self.server.door("data");
+        TestGuest::restored_from(saved, Arc::clone(&self.directory), |configuration, _| {
+            configuration.disks.push(door);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Boots the same guest from its root file system.
     async fn boot(&self) -> anyhow::Result<TestGuest> {
         let root = file_disk("root", self.directory.path().join("root.img"));
         let door = self.server.door("data");
@@ -155,7 +164,7 @@ async fn work_for_a_while(guest: &TestGuest) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b47_what_was_flushed_survives_a_power_cut_sector_by_sector() {
     let mut site = Site::new().unwrap();
-    let guest = site.boot().await.unwrap();
+    let guest = site.restore(Saved::Booted).await.unwrap();
     let work = "guest-agent exercise --device /dev/vdb --seconds 600 --threads 2 --log /root/log";
     guest.run(&format!("touch /root/log && (setsid {work} > /dev/null 2>&1 &) && sync")).await.unwrap();
     work_for_a_while(&guest).await;
@@ -169,8 +178,8 @@ async fn b47_what_was_flushed_survives_a_power_cut_sector_by_sector() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b48_a_file_system_and_a_database_survive_a_power_cut_with_all_that_was_committed() {
     let mut site = Site::new().unwrap();
-    let guest = site.boot().await.unwrap();
-    guest.run(&format!("set -e; mkfs.ext4 -q /dev/vdb; {MOUNT} {INITIALIZE} {START}")).await.unwrap();
+    let guest = site.restore(Saved::Initialized).await.unwrap();
+    guest.run(&format!("set -e; mkfs.ext4 -q /dev/vdb; {MOUNT} {COPY} {START}")).await.unwrap();
     guest.run(&psql("CREATE TABLE kept (id int PRIMARY KEY)")).await.unwrap();
     let bench =
         "cd / && pgbench -h /tmp -i -q postgres && (setsid pgbench -h /tmp -c 2 -T 600 postgres > /dev/null 2>&1 &)";
@@ -194,8 +203,8 @@ async fn b48_a_file_system_and_a_database_survive_a_power_cut_with_all_that_was_
 }
 
 const MOUNT: &str = "mount /dev/vdb /mnt;";
-const INITIALIZE: &str = "mkdir /mnt/data; chown postgres /mnt/data; \
-     runuser -u postgres -- /usr/lib/postgresql/17/bin/initdb -D /mnt/data --data-checksums > /dev/null;";
+/// Flushed, as initdb leaves a cluster.
+const COPY: &str = "cp -a /var/lib/onecopy/data /mnt; sync -f /mnt;";
 const START: &str = "runuser -u postgres -- /usr/lib/postgresql/17/bin/pg_ctl -D /mnt/data -w -t 280 \
      -o \"-k /tmp -c listen_addresses= -c shared_buffers=32MB\" -l /tmp/postgres.log start > /dev/null";
 

@@ -6,17 +6,17 @@ use std::time::Duration;
 use onecopy_guest_agent::protocol::{BaseBackup, Initialize, Postgres, PostgresState, StopMode};
 use onecopy_hypervisor::configuration::{Network, NetworkEnd};
 use onecopy_postgres::{Role, Server, ServerOptions, ServiceUser, recommended_settings};
+use onecopy_testing::{PASSWORD, USER, free_port};
 use onecopy_tests::client::Session;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::guest::TestGuest;
-use onecopy_tests::servers::{PASSWORD, USER, free_port};
 use rustix::process::{Pid, Signal, kill_process};
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 
 #[tokio::test]
 async fn v16_a_guest_makes_runs_and_stops_a_server() {
-    let guest = TestGuest::boot().await.unwrap();
+    let guest = TestGuest::restored().await.unwrap();
     let agent = guest.agent();
     assert_eq!(agent.postgres_status().await.unwrap().state, PostgresState::Absent);
     let start = agent.start_postgres(TIMEOUT).await.unwrap_err();
@@ -84,7 +84,7 @@ impl Drop for HostServer {
 async fn host_server(directory: &Path) -> anyhow::Result<HostServer> {
     let (binaries, user) = (Version::Seventeen.binaries()?, ServiceUser::resolve(None)?);
     let home = directory.join("source");
-    let mut options = ServerOptions::new(binaries, user, home, free_port()?, PASSWORD.to_owned());
+    let mut options = ServerOptions::new(binaries, user, home, free_port(), PASSWORD.to_owned());
     options.settings = recommended_settings(Role::Leader, "source");
     options.settings.set("fsync", "off").set("shared_buffers", "32MB");
     let server = HostServer(Server::create(options).await?);
@@ -96,7 +96,7 @@ async fn host_server(directory: &Path) -> anyhow::Result<HostServer> {
 async fn v17_a_guests_server_follows_one_of_the_host() {
     let directory = TestGuest::directory().unwrap();
     let source = host_server(directory.path()).await.unwrap();
-    let guest = TestGuest::boot_with(|configuration, _| {
+    let guest = TestGuest::restored_with(|configuration, _| {
         configuration.networks.push(Network::new("net0", NetworkEnd::User { forwards: Vec::new(), restricted: false }));
         Ok(())
     })

@@ -81,7 +81,7 @@ async fn v7_a_guest_answers_is_saved_restored_and_switched_off() {
 
 #[tokio::test]
 async fn v3_a_panic_is_seen_and_told_with_the_console() {
-    let guest = TestGuest::boot_with(confine).await.unwrap();
+    let guest = TestGuest::restored_with(confine).await.unwrap();
     let machine = guest.machine();
     let crash = ["sh", "-c", "echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger"];
     // It does not come to answer.

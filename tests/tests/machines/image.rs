@@ -10,6 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use onecopy_guest_agent::protocol::{
     Answer, Command as AgentCommand, FailureKind, Identity, LINE_BYTES_MAX, Outcome, Reply,
 };
+use onecopy_hypervisor::MachineConfiguration;
 use onecopy_hypervisor::configuration::{Board, Network, NetworkEnd};
 use onecopy_tests::guest::{IMAGE, Image, TestGuest, file_disk};
 
@@ -33,15 +34,12 @@ fn assert_clean(path: &Path) {
     assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
 }
 
-/// A guest with an empty second disk, `data.img` in its directory.
-async fn boot_with_data_disk() -> anyhow::Result<TestGuest> {
-    TestGuest::boot_with(|configuration, directory| {
-        let path = directory.join("data.img");
-        std::fs::File::create(&path)?.set_len(GIBIBYTE / 8)?;
-        configuration.disks.push(file_disk("data", path));
-        Ok(())
-    })
-    .await
+/// An empty second disk, `data.img` in the guest's directory.
+fn add_data_disk(configuration: &mut MachineConfiguration, directory: &Path) -> anyhow::Result<()> {
+    let path = directory.join("data.img");
+    std::fs::File::create(&path)?.set_len(GIBIBYTE / 8)?;
+    configuration.disks.push(file_disk("data", path));
+    Ok(())
 }
 
 #[tokio::test]
@@ -111,7 +109,7 @@ async fn v12_the_root_file_system_grows_to_its_disk() {
 
 #[tokio::test]
 async fn v13_the_power_button_ends_a_guest_in_order_whatever_runs() {
-    let guest = boot_with_data_disk().await.unwrap();
+    let guest = TestGuest::boot_with(add_data_disk).await.unwrap();
     guest.run("mkfs.ext4 -q /dev/vdb && mount /dev/vdb /mnt").await.unwrap();
     // One that ends when it is asked to, one that does not, and both write.
     guest.run("(while echo x >>/mnt/one; do :; done) >/dev/null 2>&1 &").await.unwrap();
@@ -124,7 +122,7 @@ async fn v13_the_power_button_ends_a_guest_in_order_whatever_runs() {
 
 #[tokio::test]
 async fn v14_a_copy_of_a_guest_gets_an_identity_and_the_time() {
-    let guest = TestGuest::boot_with(|configuration, _| {
+    let guest = TestGuest::restored_with(|configuration, _| {
         configuration.networks.push(Network::new("net0", NetworkEnd::User { forwards: Vec::new(), restricted: true }));
         Ok(())
     })
@@ -161,7 +159,7 @@ async fn v14_a_copy_of_a_guest_gets_an_identity_and_the_time() {
 
 #[tokio::test]
 async fn v15_an_agent_survives_whatever_comes_from_its_host() {
-    let mut guest = TestGuest::boot().await.unwrap();
+    let mut guest = TestGuest::restored().await.unwrap();
     let boot = guest.agent().welcome().boot_id;
     let socket = guest.machine().directory().agent();
     guest.hang_up();
@@ -208,7 +206,7 @@ async fn v15_an_agent_survives_whatever_comes_from_its_host() {
 
 #[tokio::test]
 async fn v19_the_workload_finds_what_a_disk_has_lost() {
-    let guest = boot_with_data_disk().await.unwrap();
+    let guest = TestGuest::restored_with(add_data_disk).await.unwrap();
     // More seconds where more has to be done at once.
     for seconds in [5, 20, 60, 180] {
         let work = format!("--device /dev/vdb --seconds {seconds} --span 16777216 --log /root/log");

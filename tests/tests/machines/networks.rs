@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use onecopy_hypervisor::Agent;
 use onecopy_hypervisor::configuration::{Forward, Network, NetworkEnd, SocketRole};
 
+use onecopy_testing::free_port;
 use onecopy_tests::guest::TestGuest;
-use onecopy_tests::servers::free_port;
 
 /// How long a program in a guest may run; several guests may share the processors of a small host.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -52,7 +52,7 @@ async fn v8_every_network_carries_frames_both_ways() {
     let stream = UnixListener::bind(&listener).unwrap();
     let ours = UnixDatagram::bind(&datagrams).unwrap();
     let theirs = sockets.path().join("theirs.sock");
-    let port = free_port().unwrap();
+    let port = free_port();
     let mut ends = vec![
         NetworkEnd::User { forwards: vec![Forward::tcp(port, 7777)], restricted: false },
         NetworkEnd::Stream { path: listener, role: SocketRole::Connects { reconnect_ms: Some(200) } },
@@ -68,7 +68,7 @@ async fn v8_every_network_carries_frames_both_ways() {
     let cards: Vec<Network> = cards.collect();
     let answering_stream = std::thread::spawn(move || answer_stream(&stream, Ipv4Addr::new(10, 77, 1, 1)));
     let answering_datagrams = std::thread::spawn(move || answer_datagrams(&ours, &theirs, Ipv4Addr::new(10, 77, 2, 1)));
-    let guest = TestGuest::boot_with(|configuration, _| {
+    let guest = TestGuest::restored_with(|configuration, _| {
         configuration.networks = cards;
         Ok(())
     })
