@@ -210,3 +210,54 @@ impl Drop for Connection {
         self.0.connections.fetch_sub(1, SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server() -> Arc<Server> {
+        let configuration = ServerConfiguration {
+            name: "follower".into(),
+            host: "localhost".into(),
+            port: 1,
+            user: "u".into(),
+            password: None,
+            password_file: None,
+            database: "postgres".into(),
+        };
+        Server::new(1, Role::Follower, &configuration).unwrap()
+    }
+
+    /// Whoever removes a server waits until its connections are gone: none begins behind the removal, and each that was
+    /// begun is counted until it has ended.
+    #[test]
+    fn connections_are_counted_and_none_begins_on_a_removed_server() {
+        let server = server();
+        let (one, two) = (Connection::to(&server), Connection::to(&server));
+        assert!(one.is_some() && two.is_some());
+        assert_eq!(server.connections.load(SeqCst), 2);
+        drop(one);
+        server.is_removed.store(true, SeqCst);
+        assert!(Connection::to(&server).is_none());
+        assert_eq!(server.connections.load(SeqCst), 1, "who was refused is not counted");
+        drop(two);
+        assert_eq!(server.connections.load(SeqCst), 0);
+    }
+
+    /// Reads begin where a server answers, or was not asked yet; what waits for one that has fallen silent is given up.
+    #[tokio::test]
+    async fn a_server_is_open_for_reads_until_it_fails_or_is_removed() {
+        let server = server();
+        let open = [Health::Unknown, Health::Up, Health::Down, Health::Unresponsive].map(|health| {
+            server.set_health(health);
+            server.is_open_for_reads()
+        });
+        assert_eq!(open, [true, true, false, false]);
+        server.unresponsive().await;
+        server.set_health(Health::Up);
+        server.is_removed.store(true, SeqCst);
+        assert!(!server.is_open_for_reads());
+        server.is_cut_off.send_replace(true);
+        server.cut_off().await;
+    }
+}

@@ -169,6 +169,8 @@ impl Gatekeeper {
             }
             if is_barred {
                 self.release().await;
+                // A reader that has asked for a gate asks again, or finds the barrier: what it asked for was not done.
+                self.epochs.note_attempt(occupied_pause > Duration::ZERO);
                 tokio::time::sleep(Duration::from_millis(self.settings.gate_interval_min_ms)).await;
                 continue;
             }
@@ -404,3 +406,10 @@ async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output>
     .await;
     futures.into_iter().filter_map(|(_, output)| output).collect()
 }
+
+#[cfg(test)]
+mod between_tests;
+#[cfg(test)]
+mod gate_tests;
+#[cfg(test)]
+mod laboratory;

@@ -253,3 +253,57 @@ async fn wait_for_replay(standby: &mut Backend, look: &str, pause: Duration) -> 
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ServerConfiguration;
+
+    /// A follower where nobody listens.
+    fn member() -> Member {
+        let configuration = ServerConfiguration {
+            name: "follower".into(),
+            host: "/nowhere".into(),
+            port: 1,
+            user: "u".into(),
+            password: None,
+            password_file: None,
+            database: "postgres".into(),
+        };
+        let server = Server::new(1, Role::Follower, &configuration).unwrap();
+        let newest = watch::Sender::new(None).subscribe();
+        let catch_up = CatchUp { leader: server.clone(), newest, behind_max: Duration::ZERO };
+        Member::new(server, "database".into(), catch_up)
+    }
+
+    fn set_retry_at(member: &mut Member, at: Instant) {
+        let State::Out { retry_at, .. } = &mut member.state else { panic!("it is not out") };
+        *retry_at = at;
+    }
+
+    fn pause_of(member: &Member) -> Duration {
+        let State::Out { pause, .. } = &member.state else { panic!("it is not out: {:?}", member.state) };
+        *pause
+    }
+
+    /// Whoever cannot join is tried ever more rarely, not before its time, and is no part of a gate.
+    #[tokio::test]
+    async fn a_server_that_cannot_join_is_tried_ever_more_rarely() {
+        let mut member = member();
+        let mut pauses = Vec::new();
+        for _ in 0..7 {
+            set_retry_at(&mut member, Instant::now());
+            member.advance().await;
+            assert!(matches!(member.state, State::Joining { .. }) && !member.is_in());
+            member.joined().await;
+            pauses.push(pause_of(&member).as_millis());
+        }
+        assert_eq!(pauses, [100, 200, 400, 800, 1000, 1000, 1000]);
+        assert!(!member.server.has_caught_up() && member.open_snapshot(None).await.is_err());
+        member.leave(&"it was away for long");
+        assert_eq!(pause_of(&member), REJOIN_PAUSE_MIN);
+        set_retry_at(&mut member, Instant::now() + Duration::from_secs(3600));
+        member.advance().await;
+        assert_eq!(pause_of(&member), REJOIN_PAUSE_MIN, "its time has not come");
+    }
+}

@@ -6,10 +6,18 @@
 //! then on may be wrong. The flag is set before such a commit is sent and read after each answer, so no answer that saw
 //! the commit is ever believed.
 
+#[cfg(test)]
+mod by_hand;
 mod gatekeeper;
+#[cfg(test)]
+mod history_tests;
 mod member;
+#[cfg(test)]
+pub(crate) mod model_server;
 mod room;
 mod statistics;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, RwLock};
@@ -233,7 +241,7 @@ impl Epochs {
     /// under way at the first call has published at the second, and nobody took its epoch in between.
     pub fn doom(&self) {
         self.dooms.fetch_add(1, SeqCst);
-        self.doomed_up_to.store(self.last_id.load(SeqCst), SeqCst);
+        self.doomed_up_to.fetch_max(self.last_id.load(SeqCst), SeqCst);
         self.retire();
     }
 

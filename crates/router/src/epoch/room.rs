@@ -110,6 +110,12 @@ impl Commit<'_> {
         self.room.done.fetch_add(1, SeqCst);
         self.room.commits_begun()
     }
+
+    /// No answer came: it may still happen, and the room takes note of that. Gives the number of commits begun so far:
+    /// an epoch with so many shows what became of it.
+    pub fn abandon(self) -> u64 {
+        self.room.commits_begun()
+    }
 }
 
 impl Drop for Commit<'_> {
@@ -183,6 +189,9 @@ impl ClosedRoom<'_> {
 }
 
 #[cfg(test)]
+mod interleavings;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -221,5 +230,34 @@ mod tests {
         room.settle(&[10]);
         let closed = room.close(Duration::from_millis(5)).await.expect("empty");
         assert_eq!((closed.commits(), room.commits_done()), (Some(1), 1));
+    }
+
+    /// A commit whose answer never came is among those that its session demands to see from then on, so that no epoch
+    /// of before tells it that nothing has happened.
+    #[tokio::test]
+    async fn an_abandoned_commit_is_in_doubt_and_counts() {
+        let room = Room::default();
+        assert_eq!(room.enter(1, 10, None).await.abandon(), 1);
+        assert_eq!((room.commits_begun(), room.commits_done(), room.unsettled()), (1, 0, vec![10]));
+        let closed = room.close(Duration::from_millis(5)).await.expect("its place is free");
+        assert_eq!(closed.commits(), None, "its fate is open");
+        room.settle(&[10]);
+        assert_eq!(closed.commits(), Some(1));
+    }
+
+    /// A gate that gives up can name who is inside, and of a statement of its own its kind.
+    #[tokio::test]
+    async fn a_visit_that_becomes_a_commit_is_one_occupant() {
+        let room = Room::default();
+        let commit = room.visit(1, 10).await.into_commit().expect("inside");
+        let statement = room.enter(2, 11, Some(42)).await;
+        let mut occupants = room.occupants_now();
+        occupants.sort_by_key(|occupant| occupant.session);
+        let known: Vec<_> = occupants.iter().map(|occupant| (occupant.session, occupant.statement)).collect();
+        assert_eq!(known, [(1, None), (2, Some(42))]);
+        commit.settle();
+        statement.settle();
+        assert!(room.occupants_now().is_empty());
+        assert_eq!((room.commits_begun(), room.commits_done()), (2, 2));
     }
 }

@@ -4,6 +4,8 @@
 mod leader;
 mod reader;
 mod readers;
+#[cfg(test)]
+mod tests;
 
 pub use leader::LeaderPool;
 pub use reader::ReaderPool;

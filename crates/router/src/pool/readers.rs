@@ -80,3 +80,44 @@ impl ReaderPools {
         pools
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
+
+    fn configuration(name: &str) -> ServerConfiguration {
+        ServerConfiguration {
+            name: name.into(),
+            host: "localhost".into(),
+            port: 1,
+            user: "u".into(),
+            password: None,
+            password_file: None,
+            database: "postgres".into(),
+        }
+    }
+
+    /// A pool is one server's for ever: it stays while the server does, and is not the one of a server of the same name
+    /// that comes later.
+    #[test]
+    fn pools_follow_the_servers_and_are_never_passed_on() {
+        let followers = ["one", "two"].map(configuration).to_vec();
+        let leader = configuration("leader");
+        let router = RouterConfiguration { router: RouterSettings::default(), leader, followers };
+        let servers = Arc::new(Servers::of(&router).unwrap());
+        let pools = ReaderPools::new(servers.clone(), "database".into(), 3);
+        let before = pools.all();
+        assert!(Arc::ptr_eq(&before, &pools.all()), "nothing has changed");
+        let removed = servers.remove("one").unwrap();
+        assert!(pools.of(&removed).is_none());
+        let again = servers.prepare(&configuration("one")).unwrap();
+        servers.add(again.clone()).unwrap();
+        let names: Vec<String> = pools.all().iter().map(|pool| pool.server.name.clone()).collect();
+        assert_eq!(names, ["leader", "two", "one"]);
+        let of = |server: &Server| pools.of(server).unwrap();
+        assert!(Arc::ptr_eq(&of(servers.leader()), &before[0]));
+        assert!(Arc::ptr_eq(&pools.all()[1], &before[2]), "the pool of two is kept");
+        assert!(before.iter().all(|pool| !Arc::ptr_eq(pool, &of(&again))));
+    }
+}

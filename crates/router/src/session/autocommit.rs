@@ -225,8 +225,10 @@ impl Session {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
-                // The room takes note that the commit may still happen.
-                drop(commit);
+                // The room takes note that the commit may still happen; the session's next read shows whether it has.
+                if let Some(commit) = commit {
+                    self.commits_seen = commit.abandon();
+                }
                 if went_out {
                     self.client.output.clear();
                 } else {

@@ -2,13 +2,15 @@
 
 use std::collections::VecDeque;
 
+use bytes::Bytes;
+
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::put_own;
 use super::transaction::{LeaderTransaction, Place, aborted, cut_off, too_many_transactions};
 use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
-use crate::wire::{Reply, SqlError, sqlstate};
+use crate::wire::{ErrorFields, Reply, SqlError, sqlstate};
 
 /// Whether the transaction has a number, as everything that writes has.
 const HAS_WRITTEN: &str = "SELECT pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL";
@@ -122,8 +124,7 @@ impl Session {
                     return self.committed(leader, Err(error), false).await;
                 }
             };
-            let has_written = relayed.own_rows.last().is_none_or(|row| !row.ends_with(b"f"));
-            let commit = if has_written {
+            let commit = if has_written(&relayed.own_rows) {
                 visit.into_commit()
             } else {
                 let relayed = self.own_statement(&mut leader.backend, "COMMIT", true).await?;
@@ -145,19 +146,12 @@ impl Session {
         if let Ok(relayed) = &mut relayed {
             self.commits_seen = commit.settle();
             if tripwire {
-                if let Some(error) = &mut relayed.own_error
-                    && error.code == sqlstate::READ_ONLY_SQL_TRANSACTION
-                {
-                    // It has written before it was made READ ONLY, and can touch the tripwire no more.
-                    sqlstate::SERIALIZATION_FAILURE.clone_into(&mut error.code);
-                    OVERTAKEN.clone_into(&mut error.message);
-                }
-                let aborted =
-                    relayed.own_error.as_ref().is_some_and(|error| error.code == sqlstate::SERIALIZATION_FAILURE);
-                domain.epochs.statistics.note_tripwire(aborted);
+                let is_overtaken = relayed.own_error.as_mut().is_some_and(is_overtaken);
+                domain.epochs.statistics.note_tripwire(is_overtaken);
             }
         } else {
-            drop(commit);
+            // The session's next read is to show what became of it.
+            self.commits_seen = commit.abandon();
         }
         self.committed(leader, relayed, true).await
     }
@@ -187,13 +181,7 @@ impl Session {
             }
             self.return_leader(leader.backend);
         }
-        Ok(match relayed.own_error {
-            Some(fields) => Committed::Error(
-                SqlError::error(&fields.code, fields.message).hint("The transaction might succeed if retried."),
-            ),
-            None if relayed.own_tag.starts_with(b"ROLLBACK") => Committed::RolledBack,
-            None => Committed::Yes,
-        })
+        Ok(came_of(relayed))
     }
 
     fn commit_unknown(&self, backend: &Backend, error: &RelayError) -> SqlError {
@@ -261,8 +249,95 @@ impl Session {
     }
 }
 
+#[derive(Debug)]
 enum Committed {
     Yes,
     RolledBack,
     Error(SqlError),
+}
+
+/// Whether a transaction must commit as one that has written, by the answer to [`HAS_WRITTEN`]: as long as the server
+/// does not deny it, it has.
+fn has_written(rows: &[Bytes]) -> bool {
+    rows.last().is_none_or(|row| !row.ends_with(b"f"))
+}
+
+/// Whether a COMMIT through the tripwire failed because an epoch has overtaken it. One that has written before it was
+/// made READ ONLY can touch the tripwire no more: for its client that is the same.
+fn is_overtaken(error: &mut ErrorFields) -> bool {
+    if error.code == sqlstate::READ_ONLY_SQL_TRANSACTION {
+        sqlstate::SERIALIZATION_FAILURE.clone_into(&mut error.code);
+        OVERTAKEN.clone_into(&mut error.message);
+    }
+    error.code == sqlstate::SERIALIZATION_FAILURE
+}
+
+/// What came of a COMMIT that was answered.
+fn came_of(relayed: Relayed) -> Committed {
+    match relayed.own_error {
+        Some(fields) => Committed::Error(
+            SqlError::error(&fields.code, fields.message).hint("The transaction might succeed if retried."),
+        ),
+        None if relayed.own_tag.starts_with(b"ROLLBACK") => Committed::RolledBack,
+        None => Committed::Yes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(code: &str) -> ErrorFields {
+        ErrorFields { code: code.into(), message: "m".into(), ..ErrorFields::default() }
+    }
+
+    /// Only a transaction of which the server says that it has no number commits as one that has written nothing: any
+    /// other answer, and none, takes it through the room as a commit.
+    #[test]
+    fn what_is_not_known_to_have_written_nothing_has_written() {
+        let row = |value: &'static [u8]| Bytes::from_static(value);
+        let (yes, no, null) = (row(b"\0\x01\0\0\0\x01t"), row(b"\0\x01\0\0\0\x01f"), row(b"\0\x01\xff\xff\xff\xff"));
+        for (rows, written) in [
+            (vec![], true),
+            (vec![yes.clone()], true),
+            (vec![null], true),
+            (vec![row(b"")], true),
+            (vec![no.clone()], false),
+            (vec![no, yes], true),
+        ] {
+            assert_eq!(has_written(&rows), written, "{rows:?}");
+        }
+    }
+
+    /// Whoever an epoch has overtaken gets 40001, also when a transaction that is READ ONLY by now is kept off the
+    /// tripwire.
+    #[test]
+    fn who_was_overtaken_gets_40001_and_other_errors_stay_what_they_are() {
+        for code in ["40001", "25006"] {
+            let mut fields = error(code);
+            assert!(is_overtaken(&mut fields), "{code}");
+            assert_eq!(fields.code, "40001");
+            assert_eq!(fields.message == OVERTAKEN, code == "25006");
+        }
+        for code in ["23505", "40P01", "42P01", "57014"] {
+            let mut fields = error(code);
+            assert!(!is_overtaken(&mut fields), "{code}");
+            assert_eq!((&*fields.code, &*fields.message), (code, "m"));
+        }
+    }
+
+    /// A COMMIT is acknowledged only when the server has said COMMIT: PostgreSQL answers that of a failed transaction
+    /// with ROLLBACK, without an error.
+    #[test]
+    fn only_a_commit_that_was_answered_by_commit_has_committed() {
+        let answered = |tag: &'static [u8], own_error| {
+            came_of(Relayed { own_tag: Bytes::from_static(tag), own_error, ..Relayed::default() })
+        };
+        assert!(matches!(answered(b"COMMIT\0", None), Committed::Yes));
+        assert!(matches!(answered(b"ROLLBACK\0", None), Committed::RolledBack));
+        for tag in [&b"COMMIT\0"[..], b"ROLLBACK\0", b"INSERT 0 1\0", b""] {
+            let came_of = answered(tag, Some(error("40001")));
+            assert!(matches!(&came_of, Committed::Error(error) if error.code == "40001"), "{came_of:?}");
+        }
+    }
 }

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use super::relay::{Ended, Hold, RelayError};
 use super::request::Request;
 use super::served_by::ServedBy;
+use super::server_choice::{AfterFailure, after_failure, leader_is_less_busy, least_busy, named};
 use super::simple::readable;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::epoch::{Demand, Epoch};
-use crate::servers::{Health, Role, Server};
+use crate::servers::{Health, Server};
 use crate::settings::Reach;
 use crate::wire::{SqlError, sqlstate};
 
@@ -104,7 +105,6 @@ impl Session {
         let deadline = Instant::now() + CHOSEN_SERVER_WAIT;
         loop {
             let epoch = self.take_epoch(demand).await?;
-            let avoid = if self.server_choice.is_some() { &[] } else { avoid };
             match self.choose_server(&epoch, avoid) {
                 Err(NotAtEpoch::ChosenServerIsOut) if Instant::now() < deadline => {
                     tokio::time::sleep(CHOSEN_SERVER_LOOK).await;
@@ -122,22 +122,13 @@ impl Session {
             .hint("Try again, or RESET onecopy.server.")
     }
 
-    /// The least busy server on which `epoch` is open.
+    /// The server that the session has chosen, or the least busy one on which `epoch` is open.
     fn choose_server(&self, epoch: &Epoch, avoid: &[u64]) -> Result<Arc<Server>, NotAtEpoch> {
-        let open = |server: &&Arc<Server>| server.is_open_for_reads() && !avoid.contains(&server.number);
         if let Some(name) = &self.server_choice {
-            let mut servers = epoch.places.iter().map(|place| &place.server).filter(open);
-            return servers.find(|server| server.name == **name).cloned().ok_or(NotAtEpoch::ChosenServerIsOut);
+            return named(&epoch.places, name).cloned().ok_or(NotAtEpoch::ChosenServerIsOut);
         }
         let turn = self.router.turn.fetch_add(1, Relaxed);
-        let count = epoch.places.len();
-        let servers = || (0..count).map(|step| &epoch.places[turn.wrapping_add(step) % count].server).filter(open);
-        let in_turn = servers().filter(|server| server.read_share.takes_part(server.number, turn));
-        let chosen = in_turn.min_by_key(|server| server.load()).or_else(|| {
-            // Those whose turn it is are down: better one out of turn than none.
-            servers().filter(|server| !server.read_share.is_none()).min_by_key(|server| server.load())
-        });
-        chosen.cloned().ok_or(NotAtEpoch::AskLeader)
+        least_busy(&epoch.places, avoid, turn).cloned().ok_or(NotAtEpoch::AskLeader)
     }
 
     /// Whether the leader answers sooner than a gate could be closed for this read: it is no busier than the others.
@@ -149,13 +140,7 @@ impl Session {
             return false;
         }
         self.domain.epochs.note_reader();
-        let leader = self.domain.servers.leader();
-        // A follower counts by its share; one that is still catching up does not count.
-        let servers = self.domain.servers.current();
-        let with = servers.iter().filter(|server| server.has_caught_up() && !server.read_share.is_none());
-        let (load, weight) =
-            with.fold((0, 0.0), |(load, weight), server| (load + server.load(), weight + server.read_share.ratio()));
-        leader.health() == Health::Up && leader.load() as f64 * weight <= load as f64
+        leader_is_less_busy(&self.domain.servers.current())
     }
 
     /// Runs reads at an epoch on some server; on the leader when that cannot be.
@@ -264,21 +249,16 @@ impl Session {
     }
 
     fn read_failed(&mut self, code: &str, work: &Work, server: &Server, start: usize, went_out: bool) -> Tried {
-        let again = match code {
-            // PostgreSQL says that it was a write after all.
-            sqlstate::READ_ONLY_SQL_TRANSACTION => {
+        let again = match after_failure(code, server.role) {
+            AfterFailure::IsUpdate => {
                 if let Some(text) = &work.text {
                     self.domain.remember_update(&readable(text));
                 }
                 Some(Tried::AskLeader)
             }
-            // Unlogged and temporary tables cannot be read on a standby.
-            sqlstate::FEATURE_NOT_SUPPORTED if server.role == Role::Follower => Some(Tried::AskLeader),
-            // A conflict with recovery, or a server that goes down.
-            sqlstate::SERIALIZATION_FAILURE | "40P01" | "57P01" | "57P02" | "57P03" | "57P05" => {
-                Some(Tried::Again { avoid: Some(server.number) })
-            }
-            _ => None,
+            AfterFailure::AskLeader => Some(Tried::AskLeader),
+            AfterFailure::Elsewhere => Some(Tried::Again { avoid: Some(server.number) }),
+            AfterFailure::Tell => None,
         };
         match again {
             Some(again) if !went_out => {
@@ -297,4 +277,33 @@ impl Session {
 pub(super) fn epoch_closed() -> SqlError {
     SqlError::error(sqlstate::SERIALIZATION_FAILURE, "the epoch of this read was closed by concurrent DDL")
         .hint("The transaction might succeed if retried.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ServerConfiguration;
+    use crate::servers::Role;
+
+    /// The same for reads as for connections: none begins behind the removal of its server, and each is counted.
+    #[test]
+    fn reads_are_counted_and_none_begins_on_a_removed_server() {
+        let configuration = ServerConfiguration {
+            name: "follower".into(),
+            host: "localhost".into(),
+            port: 1,
+            user: "u".into(),
+            password: None,
+            password_file: None,
+            database: "postgres".into(),
+        };
+        let server = Server::new(1, Role::Follower, &configuration).unwrap();
+        let read = InFlight::on(&server);
+        assert!(read.is_some() && server.load() == 1);
+        server.is_removed.store(true, SeqCst);
+        assert!(InFlight::on(&server).is_none());
+        assert_eq!(server.load(), 1, "who was refused is not counted");
+        drop(read);
+        assert_eq!(server.load(), 0);
+    }
 }

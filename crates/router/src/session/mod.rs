@@ -27,6 +27,7 @@ mod relay;
 mod request;
 mod role;
 mod served_by;
+mod server_choice;
 mod setting;
 mod simple;
 mod startup;

@@ -76,11 +76,12 @@ pub(super) struct LeaderTransaction {
     /// It has run what may write. When it has not, the server is asked before its COMMIT.
     pub wrote: bool,
     pub opaque: bool,
-    pub barrier: Option<Barrier>,
     /// Epochs up to its commit are wrong afterwards.
     pub dooms: bool,
-    /// Lives while a commit that dooms epochs is in flight.
+    /// Lives while a commit that dooms epochs is in flight. It stands before the barrier, and so is dropped before it:
+    /// an epoch that was published behind the barrier is doomed before anybody can take it.
     pub dooming: Option<Dooming>,
+    pub barrier: Option<Barrier>,
     /// What TRUNCATE and the like had committed when its snapshot was not yet taken.
     pub doom_mark: u64,
 }
@@ -331,9 +332,9 @@ impl Session {
             begun_read_only: characteristics.read_only,
             wrote: false,
             opaque: false,
-            barrier: None,
             dooms: false,
             dooming: None,
+            barrier: None,
             doom_mark: self.domain.epochs.doom_mark(),
         }));
         Ok(())

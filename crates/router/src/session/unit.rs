@@ -37,11 +37,8 @@ impl Session {
         if self.transaction.is_some() {
             return self.run_in_transaction(&request, &work).await;
         }
-        // Beside DDL an update must find out before its commit whether TRUNCATE has overtaken its snapshot.
-        let beside_ddl =
-            work.writes && !work.commits_itself && work.barrier.is_none() && self.domain.epochs.has_barrier();
-        let long = work.fingerprint.is_some_and(|statement| self.domain.is_remembered_long(statement));
-        if work.must_be_wrapped() || long || beside_ddl {
+        let is_long = work.fingerprint.is_some_and(|statement| self.domain.is_remembered_long(statement));
+        if work.must_be_wrapped(is_long, self.domain.epochs.has_barrier()) {
             return self.run_wrapped(&request, &work).await;
         }
         if work.reads_only && !work.within_transaction && !self.is_pinned() {

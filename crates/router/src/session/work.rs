@@ -135,8 +135,66 @@ impl Work {
     }
 
     /// Whether it must be wrapped in a transaction of the router's own rather than run whole in the commit room.
-    pub fn must_be_wrapped(&self) -> bool {
+    /// `is_long`: its kind kept a gate from closing before. `beside_ddl`: DDL is going on, and an update must find out
+    /// before its commit whether TRUNCATE has overtaken its snapshot.
+    pub fn must_be_wrapped(&self, is_long: bool, beside_ddl: bool) -> bool {
         let alone = self.barrier.as_ref().is_some_and(|barrier| barrier.alone);
-        !self.commits_itself && !alone && (self.opaque || self.barrier.is_some() || self.waits_for_client)
+        let shall =
+            self.opaque || self.barrier.is_some() || self.waits_for_client || is_long || (beside_ddl && self.writes);
+        // Inside of a transaction these would be refused (2D000, 25001).
+        shall && !self.commits_itself && !alone
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn barrier(harmless: bool, alone: bool, database: Option<&str>) -> Work {
+        let barrier = Some(BarrierWork { harmless, alone, database: database.map(str::to_owned) });
+        Work { writes: true, barrier, statements: 1, ..Work::default() }
+    }
+
+    /// An update runs whole in the room unless something speaks against it; then the room has only its COMMIT.
+    #[test]
+    fn what_could_hold_the_room_or_hide_ddl_is_wrapped() {
+        let update = Work { writes: true, statements: 1, ..Work::default() };
+        assert!(!update.must_be_wrapped(false, false));
+        assert!(update.must_be_wrapped(true, false), "its kind kept a gate from closing");
+        assert!(update.must_be_wrapped(false, true), "TRUNCATE may overtake its snapshot");
+        assert!(Work { opaque: true, ..update.clone() }.must_be_wrapped(false, false));
+        assert!(Work { waits_for_client: true, ..update.clone() }.must_be_wrapped(false, false));
+        assert!(barrier(false, false, None).must_be_wrapped(false, false), "TRUNCATE dooms at its COMMIT");
+        let read = Work { statements: 1, ..Work::nothing() };
+        assert!(!read.must_be_wrapped(false, true), "a read has nothing to lose beside DDL");
+    }
+
+    /// CALL and DO that may commit, and DDL that stands alone, are refused by PostgreSQL inside of a transaction, so
+    /// nothing that has happened before brings them into one.
+    #[test]
+    fn what_cannot_run_in_a_transaction_is_never_wrapped() {
+        let call = Work { writes: true, opaque: true, commits_itself: true, statements: 1, ..Work::default() };
+        for work in [call, barrier(true, true, None), barrier(false, true, Some("db"))] {
+            for (is_long, beside_ddl) in [(false, false), (true, false), (false, true), (true, true)] {
+                assert!(!work.must_be_wrapped(is_long, beside_ddl), "{work:?} {is_long} {beside_ddl}");
+            }
+        }
+    }
+
+    /// A batch is as dangerous as the most dangerous of its statements, whatever their order.
+    #[test]
+    fn a_batch_is_judged_by_all_its_statements() {
+        let read = || Work { statements: 1, ..Work::nothing() };
+        let update = || Work { writes: true, opaque: true, statements: 1, fingerprint: Some(1), ..Work::default() };
+        for works in [[read(), update()], [update(), read()]] {
+            let mut batch = Work::nothing();
+            works.into_iter().for_each(|work| batch.add(work));
+            assert!(batch.writes && batch.opaque && !batch.reads_only && !batch.only_looks);
+            assert_eq!((batch.statements, batch.fingerprint), (2, None), "no single statement stands for it");
+        }
+        let mut batch = barrier(true, false, None);
+        batch.add(barrier(false, true, Some("db")));
+        let both = batch.barrier.expect("both are DDL");
+        assert_eq!((both.harmless, both.alone, both.database.as_deref()), (false, true, Some("db")));
     }
 }

@@ -1,0 +1,171 @@
+//! What the gatekeeper does between gates: when it tries one, what it lets go, whom it takes in.
+
+use std::task::Poll;
+
+use super::laboratory::*;
+use super::*;
+use crate::config::ServerConfiguration;
+use crate::epoch::model_server::ModelServers;
+use crate::epoch::{Demand, NoEpoch};
+
+/// Commits without an answer are settled although nobody asks for a gate, but no leader is asked who does not answer.
+#[tokio::test]
+async fn commits_in_doubt_are_settled_also_while_nobody_reads() {
+    let Laboratory { models, mut gatekeeper, room, .. } = laboratory(0, |_| {}).await;
+    room.note_unsettled(77);
+    gatekeeper.members[0].server.set_health(Health::Down);
+    gatekeeper.settle_unasked().await;
+    assert_eq!((room.unsettled(), models.when(LEADER, END_PROCESSES)), (vec![77], None));
+    gatekeeper.members[0].server.set_health(Health::Up);
+    gatekeeper.settle_unasked().await;
+    assert!(room.unsettled().is_empty());
+    assert!(models.when(LEADER, "pid IN (77)").is_some());
+}
+
+/// While DDL goes on no gate is tried, snapshots are let go, and readers are told of the barrier; afterwards there are
+/// epochs again.
+#[tokio::test]
+async fn behind_a_barrier_snapshots_are_let_go_and_no_gate_is_tried() {
+    let Laboratory { models, mut gatekeeper, room, epochs, .. } =
+        laboratory(1, |settings| settings.epoch_interval_ms = 1).await;
+    gatekeeper.attempt().await.unwrap();
+    let barrier = epochs.begin_barrier();
+    models.forget();
+    let running = tokio::spawn(gatekeeper.run());
+    models.hears(LEADER, "ROLLBACK", 1).await;
+    models.hears(FOLLOWER, "ROLLBACK", 1).await;
+    let taken = epochs.take(Demand::Commits(0), &room, Duration::from_millis(LONG_MS)).await;
+    assert_eq!(taken.map(|epoch| epoch.id), Err(NoEpoch::Barrier));
+    assert_eq!(models.when(LEADER, MARK), None);
+    drop(barrier);
+    let taken = epochs.take(Demand::Commits(0), &room, Duration::from_millis(LONG_MS)).await;
+    assert_eq!(taken.map(|epoch| epoch.id), Ok(2));
+    running.abort();
+}
+
+/// A reader's wish for a gate that comes with a wish to let snapshots go is not forgotten: nobody waits for ever.
+#[tokio::test]
+async fn a_reader_that_asks_while_snapshots_are_let_go_gets_its_epoch() {
+    let Laboratory { models: _models, gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    epochs.ask_for_release();
+    let mut reader = std::pin::pin!(epochs.take(Demand::Commits(0), &room, Duration::from_millis(LONG_MS)));
+    let begins = std::future::poll_fn(|context| Poll::Ready(reader.as_mut().poll(context).is_pending()));
+    assert!(begins.await, "there is no epoch yet");
+    let running = tokio::spawn(gatekeeper.run());
+    assert_eq!(reader.await.map(|epoch| epoch.id), Ok(1));
+    running.abort();
+}
+
+/// A gate is worth its price when a reader asks, or when readers come and something is newer than the epoch; never for
+/// commits that nobody reads, nor for readers when nothing has changed.
+#[tokio::test]
+async fn a_gate_is_due_when_readers_gain_by_it() {
+    let Laboratory { models: _models, mut gatekeeper, room, epochs, servers, .. } = laboratory(1, |_| {}).await;
+    assert_eq!((gatekeeper.is_due(false), gatekeeper.is_due(true)), (false, true), "there is no epoch");
+    gatekeeper.attempt().await.unwrap();
+    let mut table = Vec::new();
+    for has_newer in [false, true] {
+        if has_newer {
+            commit(&room).await;
+        }
+        for readers in [0, 1] {
+            epochs.readers.store(readers, SeqCst);
+            for asked in [false, true] {
+                table.push((has_newer, readers, asked, gatekeeper.is_due(asked)));
+            }
+        }
+    }
+    let due = table.iter().filter(|row| row.3).map(|row| (row.0, row.1, row.2)).collect::<Vec<_>>();
+    let asked_or_newer: [(bool, usize, bool); 5] =
+        [(false, 0, true), (false, 1, true), (true, 0, true), (true, 1, false), (true, 1, true)];
+    assert_eq!(due, asked_or_newer);
+    // A server that has joined since is something new as well.
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(epochs.readers.load(SeqCst), 0, "counted anew since the gate");
+    epochs.readers.store(1, SeqCst);
+    assert!(!gatekeeper.is_due(false));
+    let left = servers.remove(FOLLOWER).unwrap();
+    let configuration = ServerConfiguration { name: "again".to_owned(), ..configuration_of(&left) };
+    servers.add(servers.prepare(&configuration).unwrap()).unwrap();
+    gatekeeper.follow_servers();
+    assert!(!gatekeeper.is_due(false), "it has not joined yet");
+    join(&mut gatekeeper).await;
+    assert!(gatekeeper.is_due(false));
+}
+
+/// An old epoch is let go when something has committed since and the leader can make another; without the leader it is
+/// all that readers have.
+#[tokio::test]
+async fn an_old_epoch_lapses_only_when_another_can_follow() {
+    let Laboratory { models, mut gatekeeper, room, epochs, .. } =
+        laboratory(1, |settings| settings.epoch_age_max_ms = 0).await;
+    gatekeeper.attempt().await.unwrap();
+    let leader = gatekeeper.members[0].server.clone();
+    leader.set_health(Health::Up);
+    gatekeeper.let_lapse().await;
+    assert_eq!(current(&epochs), Some((1, 0)), "nothing has committed since");
+    commit(&room).await;
+    leader.set_health(Health::Unresponsive);
+    gatekeeper.let_lapse().await;
+    assert_eq!(current(&epochs), Some((1, 0)), "no other can come in its place");
+    assert_eq!(models.when(LEADER, "ROLLBACK"), None);
+    leader.set_health(Health::Up);
+    gatekeeper.let_lapse().await;
+    assert_eq!(current(&epochs), None);
+    assert!(models.when(LEADER, "ROLLBACK").is_some() && models.when(FOLLOWER, "ROLLBACK").is_some());
+}
+
+/// A follower that comes later joins only when it has replayed what the leader had written and the newest gate; until
+/// then no gate waits for it.
+#[tokio::test]
+async fn a_follower_joins_only_when_it_has_replayed_the_newest_gate() {
+    let models = ModelServers::start(1).await;
+    // With a time-out of nothing no gate of before is new enough.
+    let Laboratory { models, mut gatekeeper, epochs, servers, .. } =
+        with(models, 0, |settings| settings.follower_timeout_ms = 0);
+    join(&mut gatekeeper).await;
+    gatekeeper.attempt().await.unwrap();
+    models.set_replayed(FOLLOWER, 0);
+    servers.leader().wal_position_bytes.store(2, SeqCst);
+    servers.add(servers.prepare(&models.configurations()[1]).unwrap()).unwrap();
+    gatekeeper.follow_servers();
+    gatekeeper.members[1].advance().await;
+    models.hears(FOLLOWER, ">= 2", 2).await;
+    assert_eq!(models.when(FOLLOWER, ">= '0/"), None);
+    models.hold(FOLLOWER, ">= '0/1'");
+    models.set_replayed(FOLLOWER, 2);
+    models.hears(FOLLOWER, ">= '0/1'", 1).await;
+    gatekeeper.attempt().await.unwrap();
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(places(&epochs), [LEADER]);
+    // It is asked for the gate that is the newest by now, not for the one of before only.
+    models.let_go(FOLLOWER);
+    models.hears(FOLLOWER, ">= '0/3'", 2).await;
+    gatekeeper.members[1].advance().await;
+    assert!(!gatekeeper.members[1].is_in() && !gatekeeper.members[1].server.has_caught_up());
+    models.set_replayed(FOLLOWER, 3);
+    gatekeeper.members[1].joined().await;
+    assert!(gatekeeper.members[1].is_in() && gatekeeper.members[1].server.has_caught_up());
+}
+
+/// A follower that the router has given up is in no later epoch, and one of its name that comes later is another.
+#[tokio::test]
+async fn a_removed_follower_is_in_no_later_epoch() {
+    let Laboratory { models, mut gatekeeper, epochs, servers, .. } = laboratory(2, |_| {}).await;
+    gatekeeper.attempt().await.unwrap();
+    let before = epochs.current().unwrap();
+    let removed = servers.remove(FOLLOWER).unwrap();
+    gatekeeper.follow_servers();
+    models.forget();
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(places(&epochs), [LEADER, "follower-2"]);
+    assert_eq!(models.when(FOLLOWER, REPLAYED), None, "it is not asked any more");
+    assert!(before.snapshot_on(&removed).is_some(), "readers of before find it there still");
+    servers.add(servers.prepare(&configuration_of(&removed)).unwrap()).unwrap();
+    gatekeeper.follow_servers();
+    join(&mut gatekeeper).await;
+    gatekeeper.attempt().await.unwrap();
+    let now = epochs.current().unwrap();
+    assert_eq!(places(&epochs), [LEADER, "follower-2", FOLLOWER]);
+    assert_eq!(now.snapshot_on(&removed), None, "a number is never given twice");
+}

@@ -1,0 +1,254 @@
+//! One gate before model servers: what is said to whom, in which order, and while the room is closed.
+
+use super::laboratory::*;
+use super::*;
+use crate::epoch::{Demand, NoEpoch};
+
+/// No commit is admitted from before the marker until the snapshots of all servers are open and the epoch is published,
+/// and no reader has the epoch before.
+#[tokio::test]
+async fn the_room_is_closed_from_the_marker_to_the_last_snapshot() {
+    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    let steps = [
+        (LEADER, MARK),
+        (LEADER, CANARY),
+        (LEADER, EXPORT),
+        (FOLLOWER, REPLAYED),
+        (FOLLOWER, BEGIN_SNAPSHOT),
+        (FOLLOWER, EXPORT),
+    ];
+    let mut before = None;
+    for (server, step) in steps {
+        let commits = commit(&room).await;
+        models.hold(server, step);
+        let looking = async {
+            models.hears(server, step, 1).await;
+            assert!(is_closed(&room), "{server}: {step}");
+            assert_eq!(current(&epochs), before, "{server}: {step}");
+            models.let_go(server);
+        };
+        let (made, ()) = tokio::join!(gatekeeper.attempt(), looking);
+        made.unwrap();
+        assert!(!is_closed(&room));
+        let now = current(&epochs).expect("a gate was closed");
+        assert_eq!(now, (before.map_or(1, |(id, _)| id + 1), commits), "{server}: {step}");
+        assert_eq!(places(&epochs), [LEADER, FOLLOWER]);
+        before = Some(now);
+        models.forget();
+    }
+}
+
+/// The canary's snapshot is the epoch's or older, so no conflict with what the epoch shows escapes it; a follower is
+/// asked for the position of this gate's marker, and opens its snapshot behind it.
+#[tokio::test]
+async fn the_canary_precedes_the_snapshot_and_the_marker_the_followers() {
+    let Laboratory { models, mut gatekeeper, epochs, canaries, .. } = laboratory(2, |_| {}).await;
+    for gate in 1..=3 {
+        models.forget();
+        gatekeeper.attempt().await.unwrap();
+        let when = |server, part: &str| models.when(server, part).unwrap_or_else(|| panic!("{server}: no {part}"));
+        assert!(when(LEADER, CANARY) < when(LEADER, BEGIN_SNAPSHOT), "gate {gate}");
+        assert!(when(LEADER, BEGIN_SNAPSHOT) < when(LEADER, EXPORT), "gate {gate}");
+        for follower in [FOLLOWER, "follower-2"] {
+            let replayed = format!("{REPLAYED}() >= '0/{gate}'");
+            assert!(when(LEADER, MARK) < when(follower, &replayed), "gate {gate}");
+            assert!(when(follower, &replayed) < when(follower, BEGIN_SNAPSHOT), "gate {gate}");
+            assert!(when(follower, BEGIN_SNAPSHOT) < when(follower, EXPORT), "gate {gate}");
+            assert_eq!(models.when(follower, CANARY), None, "followers never run SERIALIZABLE");
+        }
+        let epoch = epochs.current().unwrap();
+        for place in &epoch.places {
+            assert!(place.snapshot.starts_with(&format!("{}-", place.server.name)), "{}", place.snapshot);
+        }
+        assert_eq!(canaries.load(SeqCst), gate, "each counts against the pool of serializable transactions");
+    }
+}
+
+/// A reader never gets a server that has not replayed the epoch's position: the gate waits for it.
+#[tokio::test]
+async fn a_follower_opens_no_snapshot_before_it_has_replayed_the_marker() {
+    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    models.set_replayed(FOLLOWER, 0);
+    let looking = async {
+        models.hears(FOLLOWER, REPLAYED, 5).await;
+        assert_eq!(models.when(FOLLOWER, BEGIN_SNAPSHOT), None);
+        assert!(is_closed(&room) && current(&epochs).is_none());
+        models.set_replayed(FOLLOWER, 1);
+    };
+    let (made, ()) = tokio::join!(gatekeeper.attempt(), looking);
+    made.unwrap();
+    assert_eq!(places(&epochs), [LEADER, FOLLOWER]);
+}
+
+/// A follower that is late, refuses, or has gone is not in the epoch, and the others go on without it.
+#[tokio::test]
+async fn a_follower_that_fails_in_a_gate_is_not_in_its_epoch() {
+    for refused in [REPLAYED, BEGIN_SNAPSHOT, EXPORT] {
+        let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(2, |_| {}).await;
+        let commits = commit(&room).await;
+        models.refuse(FOLLOWER, Some(refused));
+        gatekeeper.attempt().await.unwrap();
+        assert_eq!(places(&epochs), [LEADER, "follower-2"], "{refused}");
+        assert_eq!(current(&epochs), Some((1, commits)));
+        assert!(!gatekeeper.members[1].is_in());
+        models.refuse(FOLLOWER, None);
+        join(&mut gatekeeper).await;
+        gatekeeper.attempt().await.unwrap();
+        assert_eq!(places(&epochs), [LEADER, FOLLOWER, "follower-2"], "{refused}");
+    }
+    let Laboratory { models, mut gatekeeper, epochs, .. } =
+        laboratory(1, |settings| settings.follower_timeout_ms = 20).await;
+    models.set_replayed(FOLLOWER, 0);
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(places(&epochs), [LEADER]);
+    assert_eq!(models.when(FOLLOWER, BEGIN_SNAPSHOT), None);
+    assert!(!gatekeeper.members[1].is_in());
+}
+
+/// Without marker, canary or snapshot of the leader there is no epoch; the room opens again, and nobody passes a
+/// tripwire that no canary guards.
+#[tokio::test]
+async fn a_gate_that_the_leader_fails_makes_no_epoch_and_opens_the_room() {
+    for refused in [MARK, CANARY, BEGIN_SNAPSHOT, EXPORT] {
+        let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+        let commits = commit(&room).await;
+        models.refuse(LEADER, Some(refused));
+        let failed = gatekeeper.attempt().await;
+        assert!(matches!(failed, Err(GateError::Backend(BackendError::Sql { .. }))), "{refused}: {failed:?}");
+        assert!(current(&epochs).is_none() && !is_closed(&room), "{refused}");
+        assert!(!epochs.needs_tripwire(0), "{refused}");
+        assert_eq!(models.when(FOLLOWER, EXPORT), None, "{refused}");
+        assert!(matches!(gatekeeper.attempt().await, Err(GateError::NoLeader)), "{refused}: it is out");
+        models.refuse(LEADER, None);
+        join(&mut gatekeeper).await;
+        gatekeeper.attempt().await.unwrap();
+        assert_eq!(current(&epochs), Some((1, commits)), "{refused}");
+        assert!(epochs.needs_tripwire(0) && !epochs.needs_tripwire(commits), "{refused}");
+    }
+}
+
+/// While it is not known whether a commit has happened there is no epoch: its process is told to end until it has. The
+/// room stays open meanwhile.
+#[tokio::test]
+async fn a_commit_in_doubt_keeps_its_place_until_its_process_has_ended() {
+    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(0, |_| {}).await;
+    drop(room.enter(1, 77, None).await);
+    models.set_running(1);
+    let looking = async {
+        models.hears(LEADER, END_PROCESSES, 1).await;
+        assert!(!is_closed(&room));
+    };
+    let (failed, ()) = tokio::join!(gatekeeper.attempt(), looking);
+    assert!(matches!(failed, Err(GateError::Unsettled)), "{failed:?}");
+    assert!(models.when(LEADER, "pid IN (77)").is_some(), "{:?}", models.heard());
+    assert_eq!((models.when(LEADER, MARK), models.when(LEADER, CANARY)), (None, None));
+    assert_eq!((room.unsettled(), current(&epochs)), (vec![77], None));
+    models.set_running(0);
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!((room.unsettled(), current(&epochs)), (vec![], Some((1, 1))));
+    assert_eq!(room.commits_done(), 1);
+}
+
+/// The same for a commit that is lost while the gate already waits for it.
+#[tokio::test]
+async fn a_commit_lost_under_a_waiting_gate_keeps_it_from_counting() {
+    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    let lost = room.enter(1, 77, None).await;
+    let losing = async {
+        while !is_closed(&room) {
+            tokio::task::yield_now().await;
+        }
+        drop(lost);
+    };
+    let (failed, ()) = tokio::join!(gatekeeper.attempt(), losing);
+    assert!(matches!(failed, Err(GateError::Unsettled)), "{failed:?}");
+    assert_eq!((models.when(LEADER, MARK), models.when(LEADER, CANARY)), (None, None));
+    assert!(!is_closed(&room) && current(&epochs).is_none());
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(current(&epochs), Some((1, 1)));
+}
+
+/// A gate gives up rather than let one commit hold everybody, says who it was, and lets in who came meanwhile.
+#[tokio::test]
+async fn a_gate_gives_up_on_a_long_commit_and_names_it() {
+    let Laboratory { models, mut gatekeeper, room, epochs, occupied, .. } =
+        laboratory(0, |settings| settings.gate_timeout_ms = 1).await;
+    let long = room.enter(5, 10, Some(42)).await;
+    let failed = gatekeeper.attempt().await;
+    assert!(matches!(&failed, Err(GateError::Occupied(sessions)) if *sessions == [5]), "{failed:?}");
+    assert_eq!(*occupied.lock().unwrap(), [(5, Some(42))]);
+    assert!(!is_closed(&room) && current(&epochs).is_none());
+    assert_eq!((models.when(LEADER, MARK), models.when(LEADER, CANARY)), (None, None));
+    long.settle();
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(current(&epochs), Some((1, 1)));
+}
+
+/// Ending the snapshots of the epoch before keeps no commit waiting and no reader off the new one; only the last
+/// epoch's snapshots stay open.
+#[tokio::test]
+async fn old_snapshots_end_behind_the_published_epoch() {
+    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(models.when(LEADER, "ROLLBACK"), None, "there is no epoch before");
+    let before = epochs.current().unwrap();
+    models.hold(LEADER, "ROLLBACK");
+    let looking = async {
+        models.hears(LEADER, "ROLLBACK", 1).await;
+        assert!(!is_closed(&room));
+        assert_eq!(current(&epochs), Some((2, 0)));
+        models.let_go(LEADER);
+    };
+    let (made, ()) = tokio::join!(gatekeeper.attempt(), looking);
+    made.unwrap();
+    assert!(models.when(FOLLOWER, "ROLLBACK").is_some());
+    for place in &before.places {
+        let now = epochs.current().unwrap();
+        assert_ne!(now.snapshot_on(&place.server), Some(place.snapshot.as_str()), "a snapshot of its own");
+    }
+}
+
+/// DDL that commits while a gate is under way dooms the epoch that comes of it, and behind the barrier nobody takes it.
+#[tokio::test]
+async fn ddl_under_a_gate_dooms_the_epoch_that_comes_of_it() {
+    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    models.hold(FOLLOWER, EXPORT);
+    let ddl = async {
+        models.hears(FOLLOWER, EXPORT, 1).await;
+        let barrier = epochs.begin_barrier();
+        let dooming = epochs.begin_dooming();
+        models.let_go(FOLLOWER);
+        (barrier, dooming)
+    };
+    let (made, (barrier, dooming)) = tokio::join!(gatekeeper.attempt(), ddl);
+    made.unwrap();
+    let epoch = epochs.current().expect("the gate has published it");
+    assert!(!epoch.is_doomed());
+    let taken = epochs.take(Demand::Commits(0), &room, Duration::ZERO).await;
+    assert_eq!(taken.map(|epoch| epoch.id), Err(NoEpoch::Barrier));
+    drop(dooming);
+    assert!(epoch.is_doomed() && epochs.current().is_none());
+    drop(barrier);
+    gatekeeper.attempt().await.unwrap();
+    let taken = epochs.take(Demand::Commits(0), &room, Duration::ZERO).await;
+    assert_eq!(taken.map(|epoch| epoch.id), Ok(2));
+}
+
+/// The tripwire is emptied now and then, before the gate's marker and so outside of the canary's transaction.
+#[tokio::test]
+async fn the_tripwire_is_emptied_when_it_is_full_and_before_the_marker() {
+    const TRUNCATE: &str = "TRUNCATE onecopy_router.tripwire";
+    let Laboratory { models, mut gatekeeper, epochs, .. } = laboratory(0, |_| {}).await;
+    (0..TRIPWIRES_KEPT_MAX).for_each(|_| epochs.statistics.note_tripwire(false));
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(models.when(LEADER, TRUNCATE), None);
+    epochs.statistics.note_tripwire(true);
+    models.refuse(LEADER, Some(TRUNCATE));
+    models.forget();
+    // It may be locked just now; that is no reason to make no epoch.
+    gatekeeper.attempt().await.unwrap();
+    assert!(models.when(LEADER, TRUNCATE) < models.when(LEADER, MARK) && models.when(LEADER, TRUNCATE).is_some());
+    models.forget();
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(models.when(LEADER, TRUNCATE), None, "it is not tried at each gate");
+}

@@ -1,0 +1,122 @@
+//! A gatekeeper before model servers, for tests of gates and of what is done between them.
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+use super::*;
+use crate::config::{RouterConfiguration, ServerConfiguration};
+use crate::epoch::by_hand::Waiting;
+use crate::epoch::model_server::ModelServers;
+
+/// Far beyond what anything here takes on a machine that has more to do.
+pub(super) const LONG_MS: u64 = 120_000;
+
+pub(super) const LEADER: &str = "leader";
+pub(super) const FOLLOWER: &str = "follower-1";
+
+/// Parts of what the gatekeeper says.
+pub(super) const MARK: &str = "pg_logical_emit_message";
+pub(super) const CANARY: &str = "FROM onecopy_router.tripwire";
+pub(super) const BEGIN_SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ";
+pub(super) const EXPORT: &str = "pg_export_snapshot";
+pub(super) const REPLAYED: &str = "pg_last_wal_replay_lsn";
+pub(super) const END_PROCESSES: &str = "pg_terminate_backend";
+
+/// Sessions that kept gates from closing, with the kinds of their statements.
+type Occupants = Vec<(u64, Option<u64>)>;
+
+pub(super) struct Laboratory {
+    pub(super) models: ModelServers,
+    pub(super) gatekeeper: Gatekeeper,
+    pub(super) servers: Arc<Servers>,
+    pub(super) room: Arc<Room>,
+    pub(super) epochs: Arc<Epochs>,
+    pub(super) occupied: Arc<Mutex<Occupants>>,
+    pub(super) canaries: Arc<AtomicU64>,
+}
+
+/// A gatekeeper whose servers are all in, and who has said nothing else yet.
+pub(super) async fn laboratory(followers: usize, change: impl FnOnce(&mut RouterSettings)) -> Laboratory {
+    let models = ModelServers::start(followers).await;
+    let mut laboratory = with(models, followers, change);
+    join(&mut laboratory.gatekeeper).await;
+    laboratory.models.forget();
+    laboratory
+}
+
+/// A gatekeeper of the leader and so many of the followers, who has not begun.
+pub(super) fn with(models: ModelServers, followers: usize, change: impl FnOnce(&mut RouterSettings)) -> Laboratory {
+    let mut settings =
+        RouterSettings { gate_timeout_ms: LONG_MS, follower_timeout_ms: LONG_MS, ..RouterSettings::default() };
+    change(&mut settings);
+    let mut configurations: Vec<ServerConfiguration> = models.configurations();
+    configurations.truncate(followers + 1);
+    let leader = configurations.remove(0);
+    let configuration = RouterConfiguration { router: settings.clone(), leader, followers: configurations };
+    let servers = Arc::new(Servers::of(&configuration).unwrap());
+    let (room, epochs): (Arc<Room>, Arc<Epochs>) = (Arc::default(), Arc::default());
+    let (occupied, canaries): (Arc<Mutex<Occupants>>, Arc<AtomicU64>) = (Arc::default(), Arc::default());
+    let (heard, counted) = (occupied.clone(), canaries.clone());
+    let hooks = GateHooks {
+        on_occupied: Box::new(move |occupants| {
+            heard.lock().unwrap().extend(occupants.iter().map(|occupant| (occupant.session, occupant.statement)));
+        }),
+        on_canary: Box::new(move || {
+            counted.fetch_add(1, SeqCst);
+        }),
+    };
+    let gatekeeper =
+        Gatekeeper::new(epochs.clone(), room.clone(), Arc::new(settings), servers.clone(), "database", hooks);
+    Laboratory { models, gatekeeper, servers, room, epochs, occupied, canaries }
+}
+
+/// Waits until every member is in.
+pub(super) async fn join(gatekeeper: &mut Gatekeeper) {
+    for member in &mut gatekeeper.members {
+        while !member.is_in() {
+            member.advance().await;
+            member.joined().await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// Whether a gate waits for the room or has it.
+pub(super) fn is_closed(room: &Room) -> bool {
+    // Without Tokio's budget, which a future that is polled by hand may find used up.
+    match Waiting::new(tokio::task::unconstrained(room.visit(99, 99))).advance() {
+        Some(visit) => {
+            visit.leave();
+            false
+        }
+        None => true,
+    }
+}
+
+pub(super) async fn commit(room: &Room) -> u64 {
+    room.enter(1, 10, None).await.settle()
+}
+
+pub(super) fn current(epochs: &Epochs) -> Option<(u64, u64)> {
+    epochs.current().map(|epoch| (epoch.id, epoch.commits))
+}
+
+/// On which servers the newest epoch is open.
+pub(super) fn places(epochs: &Epochs) -> Vec<String> {
+    let epoch = epochs.current().expect("there is an epoch");
+    epoch.places.iter().map(|place| place.server.name.clone()).collect()
+}
+
+/// How to reach `server` once more.
+pub(super) fn configuration_of(server: &crate::servers::Server) -> ServerConfiguration {
+    let crate::wire::Address::Tcp(host, port) = server.address.clone() else { panic!("models listen on TCP") };
+    ServerConfiguration {
+        name: server.name.clone(),
+        host,
+        port,
+        user: server.user.clone(),
+        password: None,
+        database: server.probe_database.clone(),
+        password_file: None,
+    }
+}

@@ -1,0 +1,379 @@
+//! The room under every order of a few events, and under long random ones, beside a model of what it promises.
+//!
+//! The model is the design's: a commit is admitted while no gate waits or has the room; a gate has the room as soon as
+//! nobody is inside; whoever is lost inside leaves a commit in doubt, which keeps gates from counting until the process
+//! that runs it has ended.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::{ClosedRoom, Commit, Room, Visit};
+use crate::epoch::by_hand::{Waiting, clock};
+
+/// Nobody waits for it: a gate gives up by [`Event::GateEnds`].
+const NEVER: Duration = Duration::from_secs(3600);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    /// A session comes with a commit.
+    Enter(usize),
+    /// A session comes with what has probably written nothing.
+    Visit(usize),
+    /// It has written after all.
+    Write(usize),
+    /// The server answers it.
+    Answer(usize),
+    /// The session ends wherever it is: in the queue, or inside without an answer.
+    Kill(usize),
+    GateBegins,
+    /// The gate gives up, or opens the room again.
+    GateEnds,
+    /// All processes whose commits were in doubt have ended.
+    Resolve,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Commit,
+    Visit,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Where {
+    Away,
+    Waiting(Kind),
+    Inside(Kind),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Gate {
+    Open,
+    Closing,
+    Closed,
+}
+
+/// What must be so after a sequence of events.
+#[derive(Debug, Clone)]
+struct Model {
+    sessions: Vec<(Where, u32)>,
+    gate: Gate,
+    begun: u64,
+    done: u64,
+    unsettled: Vec<u32>,
+    last_process: u32,
+    /// Sessions that have done anything: the others are all alike.
+    seen: usize,
+}
+
+impl Model {
+    fn new(sessions: usize) -> Model {
+        Model {
+            sessions: vec![(Where::Away, 0); sessions],
+            gate: Gate::Open,
+            begun: 0,
+            done: 0,
+            unsettled: Vec::new(),
+            last_process: 0,
+            seen: 0,
+        }
+    }
+
+    fn possible(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (session, (place, _)) in self.sessions.iter().enumerate().take(self.seen + 1) {
+            match place {
+                Where::Away => events.extend([Event::Enter(session), Event::Visit(session)]),
+                Where::Waiting(_) => events.push(Event::Kill(session)),
+                Where::Inside(Kind::Commit) => events.extend([Event::Answer(session), Event::Kill(session)]),
+                Where::Inside(Kind::Visit) => {
+                    events.extend([Event::Write(session), Event::Answer(session), Event::Kill(session)]);
+                }
+            }
+        }
+        events.push(if self.gate == Gate::Open { Event::GateBegins } else { Event::GateEnds });
+        if !self.unsettled.is_empty() {
+            events.push(Event::Resolve);
+        }
+        events
+    }
+
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Enter(session) => self.come(session, Kind::Commit),
+            Event::Visit(session) => self.come(session, Kind::Visit),
+            Event::Write(session) => {
+                self.sessions[session].0 = Where::Inside(Kind::Commit);
+                self.begun += 1;
+            }
+            Event::Answer(session) => {
+                self.done += u64::from(self.sessions[session].0 == Where::Inside(Kind::Commit));
+                self.sessions[session].0 = Where::Away;
+            }
+            Event::Kill(session) => {
+                let (place, process) = self.sessions[session];
+                if let Where::Inside(kind) = place {
+                    // A visit that is lost may have written: it counts from now on.
+                    self.begun += u64::from(kind == Kind::Visit);
+                    self.unsettled.push(process);
+                }
+                self.sessions[session].0 = Where::Away;
+            }
+            Event::GateBegins => self.gate = Gate::Closing,
+            Event::GateEnds => self.gate = Gate::Open,
+            Event::Resolve => self.unsettled.clear(),
+        }
+        self.let_in();
+    }
+
+    fn come(&mut self, session: usize, kind: Kind) {
+        self.last_process += 1;
+        self.sessions[session] = (Where::Waiting(kind), self.last_process);
+        self.seen = self.seen.max(session + 1);
+    }
+
+    fn let_in(&mut self) {
+        if self.gate == Gate::Open {
+            for (place, _) in &mut self.sessions {
+                if let Where::Waiting(kind) = *place {
+                    *place = Where::Inside(kind);
+                    self.begun += u64::from(kind == Kind::Commit);
+                }
+            }
+        }
+        if self.gate == Gate::Closing && self.inside().is_empty() {
+            self.gate = Gate::Closed;
+        }
+        if self.gate == Gate::Closed && self.unsettled.is_empty() {
+            // The gate has counted: all that was begun is done.
+            self.done = self.begun;
+        }
+    }
+
+    fn inside(&self) -> Vec<u64> {
+        let sessions = self.sessions.iter().enumerate();
+        let inside = sessions.filter(|(_, (place, _))| matches!(place, Where::Inside(_)));
+        inside.map(|(session, _)| session as u64).collect()
+    }
+}
+
+/// A session at the real room.
+enum Seat<'a> {
+    Away,
+    Entering(Waiting<'a, Commit<'a>>),
+    Visiting(Waiting<'a, Visit<'a>>),
+    Commit(Commit<'a>),
+    Visit(Visit<'a>),
+}
+
+/// A gate at the real room.
+enum Door<'a> {
+    Open,
+    Closing(Waiting<'a, Option<ClosedRoom<'a>>>),
+    Closed(ClosedRoom<'a>),
+}
+
+/// The real room and the model of it.
+struct World<'a> {
+    room: &'a Room,
+    seats: Vec<Seat<'a>>,
+    door: Door<'a>,
+    model: Model,
+    events: Vec<Event>,
+}
+
+impl<'a> World<'a> {
+    fn new(room: &'a Room, sessions: usize) -> World<'a> {
+        World {
+            room,
+            seats: (0..sessions).map(|_| Seat::Away).collect(),
+            door: Door::Open,
+            model: Model::new(sessions),
+            events: Vec::new(),
+        }
+    }
+
+    fn apply(&mut self, event: Event) {
+        self.events.push(event);
+        self.model.apply(event);
+        let room = self.room;
+        match event {
+            Event::Enter(session) => {
+                let process = self.model.sessions[session].1;
+                self.seats[session] = Seat::Entering(Waiting::new(room.enter(session as u64, process, None)));
+            }
+            Event::Visit(session) => {
+                let process = self.model.sessions[session].1;
+                self.seats[session] = Seat::Visiting(Waiting::new(room.visit(session as u64, process)));
+            }
+            Event::Write(session) => {
+                let Seat::Visit(visit) = self.take(session) else { panic!("no visit: {:?}", self.events) };
+                self.seats[session] = Seat::Commit(visit.into_commit().expect("a visit is inside until it leaves"));
+            }
+            Event::Answer(session) => match self.take(session) {
+                Seat::Commit(commit) => {
+                    // The number that the session reads by from now on: its own commit is among so many.
+                    assert_eq!(commit.settle(), self.model.begun, "{:?}", self.events);
+                }
+                Seat::Visit(visit) => visit.leave(),
+                _ => panic!("not inside: {:?}", self.events),
+            },
+            Event::Kill(session) => drop(self.take(session)),
+            Event::GateBegins => self.door = Door::Closing(Waiting::new(room.close(NEVER))),
+            Event::GateEnds => self.door = Door::Open,
+            Event::Resolve => room.settle(&room.unsettled()),
+        }
+        self.advance();
+        self.check();
+    }
+
+    fn take(&mut self, session: usize) -> Seat<'a> {
+        std::mem::replace(&mut self.seats[session], Seat::Away)
+    }
+
+    /// Whoever was woken goes on, until nobody is.
+    fn advance(&mut self) {
+        let mut moved = true;
+        while moved {
+            moved = false;
+            for seat in &mut self.seats {
+                let next = match seat {
+                    Seat::Entering(waiting) => waiting.advance().map(Seat::Commit),
+                    Seat::Visiting(waiting) => waiting.advance().map(Seat::Visit),
+                    _ => None,
+                };
+                if let Some(next) = next {
+                    *seat = next;
+                    moved = true;
+                }
+            }
+            if let Door::Closing(waiting) = &mut self.door
+                && let Some(closed) = waiting.advance()
+            {
+                self.door = Door::Closed(closed.expect("its time-out is far away"));
+                moved = true;
+            }
+        }
+    }
+
+    fn check(&self) {
+        let (room, model, events) = (self.room, &self.model, &self.events);
+        if let Door::Closed(closed) = &self.door {
+            assert!(model.inside().is_empty(), "a gate has the room with somebody inside: {events:?}");
+            let counted = model.unsettled.is_empty().then_some(model.begun);
+            assert_eq!(closed.commits(), counted, "what the gate counts: {events:?}");
+        }
+        for (session, seat) in self.seats.iter().enumerate() {
+            let place = match seat {
+                Seat::Away => Where::Away,
+                Seat::Entering(_) => Where::Waiting(Kind::Commit),
+                Seat::Visiting(_) => Where::Waiting(Kind::Visit),
+                Seat::Commit(_) => Where::Inside(Kind::Commit),
+                Seat::Visit(_) => Where::Inside(Kind::Visit),
+            };
+            assert_eq!(place, model.sessions[session].0, "session {session}: {events:?}");
+        }
+        let gate = match &self.door {
+            Door::Open => Gate::Open,
+            Door::Closing(_) => Gate::Closing,
+            Door::Closed(_) => Gate::Closed,
+        };
+        assert_eq!(gate, model.gate, "{events:?}");
+        assert_eq!((room.commits_begun(), room.commits_done()), (model.begun, model.done), "{events:?}");
+        assert!(model.done <= model.begun, "{events:?}");
+        assert_eq!(room.unsettled(), model.unsettled, "{events:?}");
+        let mut occupants: Vec<u64> = room.occupants_now().iter().map(|occupant| occupant.session).collect();
+        occupants.sort_unstable();
+        assert_eq!(occupants, model.inside(), "occupants: {events:?}");
+    }
+
+    /// Whatever came before: once gates end and servers answer, everybody gets in, and a last gate counts all.
+    fn finish(mut self) {
+        if self.model.gate != Gate::Open {
+            self.apply(Event::GateEnds);
+        }
+        for session in 0..self.seats.len() {
+            let place = self.model.sessions[session].0;
+            assert!(!matches!(place, Where::Waiting(_)), "session {session} waits for ever: {:?}", self.events);
+            if place != Where::Away {
+                self.apply(Event::Answer(session));
+            }
+        }
+        if !self.model.unsettled.is_empty() {
+            self.apply(Event::Resolve);
+        }
+        self.apply(Event::GateBegins);
+        assert_eq!(self.model.gate, Gate::Closed, "a gate waits for nobody: {:?}", self.events);
+        assert_eq!(self.room.commits_done(), self.room.commits_begun(), "{:?}", self.events);
+    }
+}
+
+fn replay(sessions: usize, events: &[Event]) {
+    let room = Room::default();
+    let mut world = World::new(&room, sessions);
+    for event in events {
+        world.apply(*event);
+    }
+    world.finish();
+}
+
+/// Tries every sequence of `length` events after `events`; gives how many there are.
+fn try_all(model: &Model, events: &mut Vec<Event>, length: usize) -> u64 {
+    if length == 0 {
+        replay(model.sessions.len(), events);
+        return 1;
+    }
+    let mut tried = 0;
+    for event in model.possible() {
+        let mut next = model.clone();
+        next.apply(event);
+        events.push(event);
+        tried += try_all(&next, events, length - 1);
+        events.pop();
+    }
+    tried
+}
+
+/// The barrier of the design: no commit is in flight while a gate has the room, none is admitted behind a gate that
+/// waits, a lost one stays in doubt until it is resolved, a session that has gone frees its place, nobody waits for
+/// ever.
+#[test]
+fn every_short_order_of_commits_gates_and_losses_keeps_the_barrier() {
+    let clock = clock();
+    let _inside = clock.enter();
+    let tried = try_all(&Model::new(3), &mut Vec::new(), 6);
+    assert!(tried > 30_000, "{tried} orders of six events among three sessions");
+}
+
+proptest! {
+    /// The same for long orders among more sessions.
+    #[test]
+    fn any_long_order_of_commits_gates_and_losses_keeps_the_barrier(
+        choices in proptest::collection::vec(any::<prop::sample::Index>(), 0..80)
+    ) {
+        let clock = clock();
+        let _inside = clock.enter();
+        let room = Room::default();
+        let mut world = World::new(&room, 5);
+        for choice in choices {
+            let possible = world.model.possible();
+            world.apply(possible[choice.index(possible.len())]);
+        }
+        world.finish();
+    }
+}
+
+/// A gate admits nobody after it has begun to wait, however long those inside take: it is not starved by newcomers.
+#[test]
+fn newcomers_do_not_overtake_a_gate_that_waits() {
+    let clock = clock();
+    let _inside = clock.enter();
+    let room = Room::default();
+    let mut world = World::new(&room, 3);
+    for event in [Event::Enter(0), Event::GateBegins, Event::Enter(1), Event::Visit(2), Event::Answer(0)] {
+        world.apply(event);
+    }
+    assert!(matches!(world.door, Door::Closed(_)));
+    assert_eq!(room.commits_begun(), 1, "who waits at the door has not begun");
+    world.finish();
+}

@@ -1,0 +1,412 @@
+//! Epochs as readers see them, under every order of a few events and under long random ones, beside a model.
+
+use proptest::prelude::*;
+
+use super::by_hand::{Waiting, clock};
+use super::*;
+
+/// Nobody waits for it: a reader gives up by [`Event::GiveUp`].
+const NEVER: Duration = Duration::from_secs(3600);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    /// A reader comes that wants everything begun so far.
+    Read(usize),
+    /// It waits no longer.
+    GiveUp(usize),
+    /// A commit begins and ends.
+    Commit,
+    /// A gate ends with an epoch of all commits so far.
+    Publish,
+    /// A gate ends without one.
+    Fail {
+        occupied: bool,
+    },
+    BarrierBegins,
+    BarrierEnds,
+    /// A commit that dooms epochs is sent, behind a barrier.
+    DoomBegins,
+    /// It has ended.
+    DoomEnds,
+}
+
+/// Number and commits of an epoch.
+type Published = (u64, u64);
+
+/// What must be so after a sequence of events.
+#[derive(Debug, Clone)]
+struct Model {
+    /// What those want that wait.
+    waiting: Vec<Option<u64>>,
+    current: Option<Published>,
+    last_id: u64,
+    doomed_up_to: u64,
+    begun: u64,
+    barriers: usize,
+    dooming: bool,
+    dooms: u64,
+    occupied: bool,
+}
+
+/// What a reader gets.
+type Taken = Result<Arc<Epoch>, NoEpoch>;
+
+/// Readers that wait no more, and what they got.
+type Served = Vec<(usize, Result<u64, NoEpoch>)>;
+
+impl Model {
+    fn new(readers: usize) -> Model {
+        Model {
+            waiting: vec![None; readers],
+            current: None,
+            last_id: 0,
+            doomed_up_to: 0,
+            begun: 0,
+            barriers: 0,
+            dooming: false,
+            dooms: 0,
+            occupied: false,
+        }
+    }
+
+    fn possible(&self) -> Vec<Event> {
+        let mut events = vec![Event::Commit, Event::Publish];
+        events.extend([true, false].map(|occupied| Event::Fail { occupied }));
+        let readers = self.waiting.iter().enumerate();
+        events.extend(readers.map(|(reader, waiting)| match waiting {
+            None => Event::Read(reader),
+            Some(_) => Event::GiveUp(reader),
+        }));
+        if self.barriers < 2 {
+            events.push(Event::BarrierBegins);
+        }
+        if self.dooming {
+            events.push(Event::DoomEnds);
+        } else if self.barriers > 0 {
+            events.extend([Event::DoomBegins, Event::BarrierEnds]);
+        }
+        events
+    }
+
+    fn apply(&mut self, event: Event) -> Served {
+        match event {
+            Event::Read(reader) => {
+                self.waiting[reader] = Some(self.begun);
+                return self.serve(reader).into_iter().collect();
+            }
+            Event::GiveUp(reader) => self.waiting[reader] = None,
+            Event::Commit => self.begun += 1,
+            Event::Publish => {
+                self.last_id += 1;
+                self.current = Some((self.last_id, self.begun));
+                self.occupied = false;
+                return self.end_attempt();
+            }
+            Event::Fail { occupied } => {
+                self.occupied = occupied;
+                return self.end_attempt();
+            }
+            Event::BarrierBegins => {
+                self.barriers += 1;
+                self.current = None;
+                return self.end_attempt();
+            }
+            Event::BarrierEnds => {
+                self.barriers -= 1;
+                return self.end_attempt();
+            }
+            Event::DoomBegins | Event::DoomEnds => {
+                self.dooms += 1;
+                self.doomed_up_to = self.last_id;
+                self.current = None;
+                self.dooming = event == Event::DoomBegins;
+            }
+        }
+        Vec::new()
+    }
+
+    fn end_attempt(&mut self) -> Served {
+        (0..self.waiting.len())
+            .filter(|reader| self.waiting[*reader].is_some())
+            .collect::<Vec<_>>()
+            .into_iter()
+            .filter_map(|reader| {
+                if self.occupied {
+                    self.waiting[reader] = None;
+                    return Some((reader, Err(NoEpoch::TimedOut)));
+                }
+                self.serve(reader)
+            })
+            .collect()
+    }
+
+    fn serve(&mut self, reader: usize) -> Option<(usize, Result<u64, NoEpoch>)> {
+        let result = if self.barriers > 0 { Err(NoEpoch::Barrier) } else { Ok(self.ready_for(self.waiting[reader]?)?) };
+        self.waiting[reader] = None;
+        Some((reader, result))
+    }
+
+    fn ready_for(&self, commits: u64) -> Option<u64> {
+        self.current.filter(|(_, held)| *held >= commits).map(|(id, _)| id)
+    }
+}
+
+/// The real epochs and the model of them.
+struct World<'a> {
+    room: &'a Room,
+    epochs: &'a Arc<Epochs>,
+    readers: Vec<Option<Waiting<'a, Taken>>>,
+    barriers: Vec<Barrier>,
+    dooming: Option<Dooming>,
+    published: Vec<Arc<Epoch>>,
+    /// Marks for snapshots on the leader, one an event, each with the model's count of dooms.
+    marks: Vec<(u64, u64)>,
+    model: Model,
+    events: Vec<Event>,
+}
+
+impl<'a> World<'a> {
+    fn new(room: &'a Room, epochs: &'a Arc<Epochs>, readers: usize) -> World<'a> {
+        World {
+            room,
+            epochs,
+            readers: (0..readers).map(|_| None).collect(),
+            barriers: Vec::new(),
+            dooming: None,
+            published: Vec::new(),
+            marks: vec![(epochs.doom_mark(), 0)],
+            model: Model::new(readers),
+            events: Vec::new(),
+        }
+    }
+
+    fn apply(&mut self, event: Event) {
+        self.events.push(event);
+        let (room, epochs) = (self.room, self.epochs);
+        let demand = Demand::of(Freshness::Strict, room, 0);
+        let expected = self.model.apply(event);
+        match event {
+            Event::Read(reader) => self.readers[reader] = Some(Waiting::new(epochs.take(demand, room, NEVER))),
+            Event::GiveUp(reader) => self.readers[reader] = None,
+            Event::Commit => {
+                commit(room);
+            }
+            Event::Publish => {
+                let epoch = Arc::new(epoch_of(epochs, room.commits_begun(), Instant::now()));
+                self.published.push(epoch.clone());
+                epochs.publish(epoch);
+                epochs.note_attempt(false);
+            }
+            Event::Fail { occupied } => epochs.note_attempt(occupied),
+            Event::BarrierBegins => self.barriers.push(epochs.begin_barrier()),
+            Event::BarrierEnds => drop(self.barriers.pop()),
+            Event::DoomBegins => self.dooming = Some(epochs.begin_dooming()),
+            Event::DoomEnds => self.dooming = None,
+        }
+        self.marks.push((epochs.doom_mark(), self.model.dooms));
+        let served = self.advance();
+        assert_eq!(served, expected, "{:?}", self.events);
+        self.check();
+    }
+
+    /// Readers that were woken go on.
+    fn advance(&mut self) -> Served {
+        let mut served = Vec::new();
+        for (number, reader) in self.readers.iter_mut().enumerate() {
+            if let Some(result) = reader.as_mut().and_then(Waiting::advance) {
+                *reader = None;
+                if let Ok(epoch) = &result {
+                    assert!(self.barriers.is_empty() && !epoch.is_doomed(), "{:?}", self.events);
+                }
+                served.push((number, result.map(|epoch| epoch.id)));
+            }
+        }
+        served
+    }
+
+    fn check(&self) {
+        let (epochs, model, events) = (self.epochs, &self.model, &self.events);
+        let current = epochs.current().map(|epoch| (epoch.id, epoch.commits));
+        assert_eq!(current, model.current, "{events:?}");
+        assert_eq!(epochs.has_barrier(), model.barriers > 0, "{events:?}");
+        for epoch in &self.published {
+            assert_eq!(epoch.is_doomed(), epoch.id <= model.doomed_up_to, "epoch {}: {events:?}", epoch.id);
+        }
+        for (mark, dooms) in &self.marks {
+            let stands = !model.dooming && *dooms == model.dooms;
+            assert_eq!(epochs.leader_snapshot_stands(*mark), stands, "{events:?}");
+        }
+        for (reader, waiting) in model.waiting.iter().enumerate() {
+            assert_eq!(self.readers[reader].is_some(), waiting.is_some(), "{events:?}");
+            let is_served = |commits: &u64| model.barriers == 0 && model.ready_for(*commits).is_some();
+            assert!(!waiting.as_ref().is_some_and(is_served), "reader {reader} waits for what is there: {events:?}");
+        }
+        let ready = model.ready_for(model.begun).is_some();
+        assert_eq!(epochs.is_ready(Demand::Commits(model.begun), self.room), ready, "{events:?}");
+    }
+
+    /// Whatever came before: once DDL ends and a gate closes, nobody waits any more.
+    fn finish(mut self) {
+        if self.model.dooming {
+            self.apply(Event::DoomEnds);
+        }
+        while self.model.barriers > 0 {
+            self.apply(Event::BarrierEnds);
+        }
+        self.apply(Event::Publish);
+        assert!(self.readers.iter().all(Option::is_none), "{:?}", self.events);
+    }
+}
+
+fn try_all(model: &Model, events: &mut Vec<Event>, length: usize) -> u64 {
+    if length == 0 {
+        let (room, epochs) = (Room::default(), Arc::default());
+        let mut world = World::new(&room, &epochs, model.waiting.len());
+        events.iter().for_each(|event| world.apply(*event));
+        world.finish();
+        return 1;
+    }
+    let mut tried = 0;
+    for event in model.possible() {
+        let mut next = model.clone();
+        next.apply(event);
+        events.push(event);
+        tried += try_all(&next, events, length - 1);
+        events.pop();
+    }
+    tried
+}
+
+/// Readers get only epochs that meet their demand, never behind a barrier, never one that is doomed; what a gate
+/// publishes while DDL commits is doomed when that has ended; nobody waits for what is there.
+#[test]
+fn every_short_order_of_readers_gates_and_ddl_keeps_the_rules_of_epochs() {
+    let clock = clock();
+    let _inside = clock.enter();
+    let tried = try_all(&Model::new(1), &mut Vec::new(), 5);
+    assert!(tried > 10_000, "{tried} orders of five events");
+}
+
+/// A gate that was under way when DDL began publishes behind the barrier. Nobody takes its epoch there, and when the
+/// commit has ended, answered or not, it is doomed before the barrier falls.
+#[test]
+fn an_epoch_published_while_ddl_commits_is_taken_by_nobody() {
+    let clock = clock();
+    let _inside = clock.enter();
+    let (room, epochs) = (Room::default(), Arc::default());
+    let mut world = World::new(&room, &epochs, 2);
+    for event in [Event::Commit, Event::BarrierBegins, Event::DoomBegins, Event::Publish, Event::Read(0)] {
+        world.apply(event);
+    }
+    assert!(!world.published[0].is_doomed(), "what was read before the commit was sent is right");
+    world.apply(Event::DoomEnds);
+    assert!(world.published[0].is_doomed() && epochs.current().is_none());
+    for event in [Event::BarrierEnds, Event::Read(1)] {
+        world.apply(event);
+    }
+    assert!(world.readers[1].is_some(), "it waits for an epoch of after");
+    world.finish();
+}
+
+proptest! {
+    /// The same for long orders among more readers.
+    #[test]
+    fn any_long_order_of_readers_gates_and_ddl_keeps_the_rules_of_epochs(
+        choices in proptest::collection::vec(any::<prop::sample::Index>(), 0..80)
+    ) {
+        let clock = clock();
+        let _inside = clock.enter();
+        let (room, epochs) = (Room::default(), Arc::default());
+        let mut world = World::new(&room, &epochs, 4);
+        for choice in choices {
+            let possible = world.model.possible();
+            world.apply(possible[choice.index(possible.len())]);
+        }
+        world.finish();
+    }
+}
+
+fn commit(room: &Room) -> u64 {
+    Waiting::new(room.enter(1, 1, None)).advance().expect("no gate waits").settle()
+}
+
+fn epoch_of(epochs: &Epochs, commits: u64, closed_at: Instant) -> Epoch {
+    Epoch::new(epochs.next_id(), commits, closed_at, Vec::new(), epochs)
+}
+
+fn a_second_ago() -> Instant {
+    Instant::now().checked_sub(Duration::from_secs(1)).expect("the machine runs for longer")
+}
+
+/// What each freshness demands: `strict` all that was begun before the read, `session` what the session may have seen,
+/// `bounded` an age, or that nothing has committed since.
+#[test]
+fn a_demand_is_met_by_what_its_freshness_says() {
+    let (room, epochs) = (Room::default(), Epochs::default());
+    let seen = commit(&room);
+    let before = epoch_of(&epochs, seen, a_second_ago());
+    commit(&room);
+    let after = epoch_of(&epochs, 2, a_second_ago());
+    let strict = Demand::of(Freshness::Strict, &room, seen);
+    assert_eq!((strict.is_met_by(&before, &room), strict.is_met_by(&after, &room)), (false, true));
+    let session = Demand::of(Freshness::Session, &room, seen);
+    assert_eq!((session.is_met_by(&before, &room), session.is_met_by(&after, &room)), (true, true));
+    let newer = Demand::of(Freshness::Session, &room, 2);
+    assert_eq!((newer.is_met_by(&before, &room), newer.is_met_by(&after, &room)), (false, true));
+    let (young, old) = (Duration::from_secs(3600), Duration::ZERO);
+    let bounded = |age| Demand::of(Freshness::Bounded(age), &room, 2);
+    assert_eq!((bounded(young).is_met_by(&before, &room), bounded(old).is_met_by(&before, &room)), (true, false));
+    assert!(bounded(old).is_met_by(&after, &room), "nothing has committed since, so it is as good as new");
+}
+
+/// A commit that was sent and not answered yet is demanded by strict readers all the same: it may be visible on the
+/// leader.
+#[test]
+fn a_strict_reader_demands_also_what_is_under_way() {
+    let (room, epochs) = (Room::default(), Epochs::default());
+    let before = epoch_of(&epochs, 0, a_second_ago());
+    let under_way = Waiting::new(room.enter(1, 1, None)).advance().expect("no gate waits");
+    assert!(!Demand::of(Freshness::Strict, &room, 0).is_met_by(&before, &room));
+    let bounded = Demand::of(Freshness::Bounded(Duration::ZERO), &room, 0);
+    assert!(!bounded.is_met_by(&before, &room));
+    under_way.settle();
+}
+
+/// Each reader that has to wait asks for a gate, and readers are counted whether they wait or not: an epoch that nobody
+/// reads is not made anew.
+#[test]
+fn readers_that_wait_ask_for_a_gate() {
+    let clock = clock();
+    let _inside = clock.enter();
+    let (room, epochs) = (Room::default(), Epochs::default());
+    let asked = || Waiting::new(epochs.wanted.notified()).advance().is_some();
+    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER));
+    assert!(reader.advance().is_none() && asked());
+    epochs.publish(Arc::new(epoch_of(&epochs, 0, Instant::now())));
+    epochs.note_attempt(false);
+    assert!(reader.advance().is_some_and(|taken| taken.is_ok()));
+    assert!(!asked(), "nobody waits");
+    let taken = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER)).advance();
+    assert!(taken.is_some_and(|taken| taken.is_ok()) && !asked());
+    assert_eq!(epochs.readers.load(SeqCst), 2);
+    epochs.note_reader();
+    assert!(!asked(), "there is an epoch, if not one that is new enough");
+    epochs.retire();
+    epochs.note_reader();
+    assert!(asked());
+    assert_eq!(epochs.readers.load(SeqCst), 4);
+}
+
+/// A reader whom a gate leaves without an epoch goes on waiting, and asks again; when it waits too long it is told so.
+#[tokio::test]
+async fn a_reader_waits_through_failed_gates_and_not_for_ever() {
+    let (room, epochs) = (Room::default(), Epochs::default());
+    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER));
+    assert!(reader.advance().is_none());
+    epochs.wanted.notified().await;
+    epochs.note_attempt(false);
+    assert!(reader.advance().is_none());
+    assert!(Waiting::new(epochs.wanted.notified()).advance().is_some(), "it asks for another gate");
+    let result = epochs.take(Demand::Commits(0), &room, Duration::from_millis(1)).await;
+    assert_eq!(result.map(|epoch| epoch.id), Err(NoEpoch::TimedOut));
+}

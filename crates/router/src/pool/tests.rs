@@ -1,0 +1,163 @@
+//! Pools before a model server: who gets which back end.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::*;
+use crate::backend::{Backend, Credentials};
+use crate::config::ServerConfiguration;
+use crate::epoch::model_server::ModelServers;
+use crate::servers::{Role, Server};
+use crate::settings::Settings;
+
+/// Far beyond what anything here takes on a machine that has more to do.
+const LONG: Duration = Duration::from_secs(120);
+
+const LEADER: &str = "leader";
+const CLEAN: &str = "DISCARD ALL";
+
+async fn leader() -> (ModelServers, Arc<Server>) {
+    let models = ModelServers::start(0).await;
+    let server = Server::new(0, Role::Leader, &models.configurations()[0]).unwrap();
+    (models, server)
+}
+
+fn credentials(models: &ModelServers, user: &str) -> Credentials {
+    let configuration = ServerConfiguration { user: user.to_owned(), ..models.configurations().remove(0) };
+    Credentials::of_router(&Server::new(0, Role::Leader, &configuration).unwrap())
+}
+
+fn leader_pool(server: &Arc<Server>, limit: usize) -> Arc<LeaderPool> {
+    Arc::new(LeaderPool::new(server.clone(), "database".into(), limit))
+}
+
+fn reader_pool(server: &Arc<Server>, limit: usize) -> ReaderPool {
+    ReaderPool::new(server.clone(), "database".into(), limit)
+}
+
+async fn read(pool: &ReaderPool, credentials: &Credentials) -> Backend {
+    pool.take(credentials, &Settings::default(), LONG).await.unwrap()
+}
+
+/// A session finds its back end as it left it; another session gets it only when everything was taken off it.
+#[tokio::test]
+async fn a_parked_back_end_is_its_sessions_or_clean() {
+    let (models, server) = leader().await;
+    let (pool, alice) = (leader_pool(&server, 1), credentials(&models, "alice"));
+    let backend = pool.take(1, &alice, LONG).await.unwrap();
+    let process = backend.process_id;
+    pool.park(1, "alice", backend);
+    let mut backend = pool.take(1, &alice, LONG).await.unwrap();
+    assert_eq!((backend.process_id, models.when(LEADER, CLEAN)), (process, None));
+    backend.stale_plans = true;
+    pool.park(1, "alice", backend);
+    let backend = pool.take(2, &alice, LONG).await.unwrap();
+    assert_eq!(backend.process_id, process, "it was the only one");
+    assert!(models.when(LEADER, CLEAN).is_some() && !backend.stale_plans);
+    assert_eq!(pool.idle_count(), 0);
+}
+
+/// What one role has logged in with serves no other role: such a back end is closed to make room, parked or free.
+#[tokio::test]
+async fn a_back_end_on_the_leader_never_passes_to_another_role() {
+    let (models, server) = leader().await;
+    let (alice, bob) = (credentials(&models, "alice"), credentials(&models, "bob"));
+    let pool = leader_pool(&server, 1);
+    let of_alice = pool.take(1, &alice, LONG).await.unwrap();
+    let process = of_alice.process_id;
+    pool.park(1, "alice", of_alice);
+    let of_bob = pool.take(2, &bob, LONG).await.unwrap();
+    assert_ne!(of_bob.process_id, process);
+    assert_eq!((server.connections.load(SeqCst), models.when(LEADER, CLEAN)), (1, None));
+    // The session ends: its back end is free for its role, and for that only.
+    let process = of_bob.process_id;
+    pool.park(2, "bob", of_bob);
+    pool.forget(2);
+    while pool.idle_count() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(models.when(LEADER, CLEAN).is_some());
+    let again = pool.take(3, &bob, LONG).await.unwrap();
+    assert_eq!(again.process_id, process);
+    pool.park(3, "bob", again);
+    pool.forget(3);
+    while pool.idle_count() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let of_alice = pool.take(1, &alice, LONG).await.unwrap();
+    assert_ne!(of_alice.process_id, process);
+    assert_eq!(server.connections.load(SeqCst), 1);
+}
+
+/// A pool has never more back ends than its bound, in whoever's hands; who gets none is told so in time, and one that
+/// is closed makes room.
+#[tokio::test]
+async fn a_pool_keeps_its_bound() {
+    let (models, server) = leader().await;
+    let alice = credentials(&models, "alice");
+    let pool = leader_pool(&server, 2);
+    let (one, two) = (pool.take(1, &alice, LONG).await.unwrap(), pool.take(2, &alice, LONG).await.unwrap());
+    let refused = pool.take(3, &alice, Duration::ZERO).await;
+    assert!(matches!(refused, Err(PoolError::Exhausted { limit: 2, .. })), "{refused:?}");
+    assert_eq!(server.connections.load(SeqCst), 2);
+    drop(one);
+    let three = pool.take(3, &alice, LONG).await.unwrap();
+    assert_ne!(three.process_id, two.process_id);
+    drop((two, three));
+
+    let pool = reader_pool(&server, 1);
+    let one = read(&pool, &alice).await;
+    let refused = pool.take(&alice, &Settings::default(), Duration::ZERO).await;
+    assert!(matches!(refused, Err(PoolError::Exhausted { limit: 1, .. })), "{refused:?}");
+    let process = one.process_id;
+    // Who waits gets what is given back.
+    let giving = async {
+        tokio::task::yield_now().await;
+        pool.give_back("alice", one);
+    };
+    let (next, ()) = tokio::join!(read(&pool, &alice), giving);
+    assert_eq!(next.process_id, process);
+    assert_eq!(server.connections.load(SeqCst), 1);
+}
+
+/// Readers of another role get no back end that is not theirs; an idle one gives way.
+#[tokio::test]
+async fn a_readers_back_end_never_passes_to_another_role() {
+    let (models, server) = leader().await;
+    let (alice, bob) = (credentials(&models, "alice"), credentials(&models, "bob"));
+    let pool = reader_pool(&server, 1);
+    let of_alice = read(&pool, &alice).await;
+    let process = of_alice.process_id;
+    pool.give_back("alice", of_alice);
+    let of_bob = read(&pool, &bob).await;
+    assert_ne!(of_bob.process_id, process);
+    assert_eq!((pool.idle_count(), server.connections.load(SeqCst)), (0, 1));
+}
+
+/// Idle back ends hold no snapshot but the current epoch's: others' transactions are ended, and one whose epoch is not
+/// known is among the others.
+#[tokio::test]
+async fn idle_readers_leave_epochs_of_before() {
+    let (models, server) = leader().await;
+    let alice = credentials(&models, "alice");
+    let pool = reader_pool(&server, 3);
+    let mut backends = Vec::new();
+    for epoch in [Some(1), Some(2), None] {
+        let mut backend = read(&pool, &alice).await;
+        (backend.epoch, backend.in_transaction) = (epoch, true);
+        backends.push(backend);
+    }
+    let processes: Vec<u32> = backends.iter().map(|backend| backend.process_id).collect();
+    backends.into_iter().for_each(|backend| pool.give_back("alice", backend));
+    pool.sweep(Some(2)).await;
+    let ended = models.heard().iter().filter(|said| said.ends_with("ROLLBACK")).count();
+    assert_eq!((ended, pool.idle_count()), (2, 3));
+    for _ in 0..3 {
+        let backend = read(&pool, &alice).await;
+        let is_current = backend.process_id == processes[1];
+        let expected = if is_current { (Some(2), true) } else { (None, false) };
+        assert_eq!((backend.epoch, backend.in_transaction), expected);
+    }
+    let backend = read(&pool, &alice).await;
+    assert!(!processes.contains(&backend.process_id), "those were closed by their readers");
+}
