@@ -21,9 +21,13 @@ pub mod fill;
 pub mod hydrator;
 pub mod image;
 pub mod keeper;
+#[cfg(test)]
+mod killed;
 pub mod network;
 mod origin;
 pub mod plan;
+#[cfg(test)]
+mod recorder;
 pub mod recovery;
 pub mod service;
 pub mod source;

@@ -281,6 +281,29 @@ mod tests {
         assert_eq!(journal.pending(), []);
     }
 
+    /// Killed after each word of it.
+    #[test]
+    fn an_entry_that_is_half_written_is_none_and_its_slot_is_free_again() {
+        let complete = Arc::new(Journal::create().unwrap());
+        let _slot = complete.begin(entry(2, 2)).unwrap();
+        for written in 0..SLOT_WORDS {
+            let journal = Arc::new(Journal::create().unwrap());
+            // What it held before is not cleared.
+            drop(journal.begin(entry(1, 1)));
+            let slot = journal.slot(0);
+            slot[0].store(WRITTEN_NOW, Release);
+            for (word, complete) in slot[1..].iter().zip(&complete.slot(0)[1..]).take(written) {
+                word.store(complete.load(Acquire), Release);
+            }
+            let successor = Arc::new(Journal::open(journal.as_fd().try_clone_to_owned().unwrap()).unwrap());
+            assert_eq!(successor.pending(), [], "{written}");
+            successor.clean();
+            assert!([1, 2].iter().all(|group| successor.take_over(GroupNumber(*group)).is_empty()), "{written}");
+            let again = successor.begin(entry(3, 3)).unwrap();
+            assert_eq!((again.index, successor.pending()), (0, vec![entry(3, 3)]), "{written}");
+        }
+    }
+
     #[test]
     fn one_heart_that_stands_still_holds_the_heartbeats() {
         let journal = Arc::new(Journal::create().unwrap());

@@ -53,6 +53,9 @@ pub struct Filling {
     missing: Vec<AtomicU64>,
     counters: Counters,
     failure: OnceLock<Arc<str>>,
+    /// Told of all that outlives this process.
+    #[cfg(test)]
+    pub(super) recorder: crate::recorder::Recorder,
 }
 
 impl Filling {
@@ -92,6 +95,8 @@ impl Filling {
             layout,
             bitmap,
             missing,
+            #[cfg(test)]
+            recorder: crate::recorder::Recorder::default(),
         })
     }
 
@@ -218,11 +223,14 @@ impl Filling {
 
     /// Gives the clone up: whoever waits for content, now or later, gets `reason`. The first reason stays; it is what is returned.
     pub fn fail(&self, reason: &str) -> FillError {
+        #[cfg(test)]
+        self.recorder.note(|| crate::recorder::Event::GiveUp);
+        // Before anybody is told: who is told lets the source change what a successor must not bring then.
+        self.bitmap.give_up();
         let first = self.failure.get_or_init(|| {
             tracing::error!(reason, "the clone cannot become whole");
             Arc::from(reason)
         });
-        self.bitmap.give_up();
         self.in_flight.wake_all();
         FillError::Discarded(Arc::clone(first))
     }
@@ -354,6 +362,8 @@ impl Filling {
     }
 
     fn write_all(&self, file: FileNumber, offset: u64, content: &[u8]) -> Result<(), FillError> {
+        #[cfg(test)]
+        self.recorder.note(|| crate::recorder::Event::Bring { file, offset_bytes: offset, content: content.to_vec() });
         let written = self.file(file).write_all_at(content, offset);
         written.map_err(|error| self.fail(&self.reason("write", file, &error)))
     }
@@ -362,6 +372,8 @@ impl Filling {
         let mut count = 0;
         let mut bytes = 0;
         for chunk in chunks.clone() {
+            #[cfg(test)]
+            self.recorder.note(|| crate::recorder::Event::Set { bitmap: "filled", bit: chunk });
             if self.bitmap.set(chunk) {
                 count += 1;
                 let of_chunk = self.layout.bytes(file, &(chunk..chunk + 1));

@@ -22,7 +22,7 @@ const TARGETS_BYTES_MAX: u64 = 8 << 20;
 pub struct Unfinished {
     /// The directory.
     pub target: PathBuf,
-    /// Where its tablespaces are or will be; none in a list of an older program, and for a prepared directory, whose marker tells.
+    /// Where its tablespaces are or will be; none in a list of an older program: then its marker tells.
     #[serde(default)]
     pub tablespaces: Option<PathBuf>,
     /// How its source is reached, with the password that its marker lacks; none for a prepared directory, which has no slot.
@@ -69,17 +69,23 @@ pub async fn bury_targets(rendezvous: &Rendezvous, but: &[PathBuf]) -> Result<()
 
 async fn bury_target(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<(), CloneError> {
     let Unfinished { target, tablespaces, source, slot } = unfinished;
-    let removed = match (Marker::owner(&target, rendezvous.directory())?, Marker::read(&target)?) {
-        (Owner::Service, Some(marker)) => {
+    let marker = match Marker::owner(&target, rendezvous.directory())? {
+        Owner::Service => Marker::read(&target)?,
+        Owner::Nobody => None,
+        Owner::Other => return Ok(()),
+    };
+    let removed = match marker {
+        Some(marker) => {
             tracing::error!(target = %target.display(), "a clone that was left behind is removed");
             let Marker { user_name, service_directory, .. } = marker;
+            let has_planned_tablespaces = tablespaces.is_some();
             let tablespaces = tablespaces.unwrap_or(marker.tablespaces);
-            let remains = Remains { directory: target, tablespaces, user_name, service_directory };
+            let directory = target;
+            let remains = Remains { directory, tablespaces, has_planned_tablespaces, user_name, service_directory };
             ending::remove(remains, None).await
         }
         // Its slot is made while its directory is, and dropped after that has gone.
-        (Owner::Nobody, _) => remove_unmarked(&target),
-        _ => return Ok(()),
+        None => remove_unmarked(&target),
     };
     if let Some((source, slot)) = source.zip(slot) {
         ending::drop_slot(&source, &slot).await;

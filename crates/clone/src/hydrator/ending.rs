@@ -15,7 +15,7 @@ use crate::service::{CloneState, Rendezvous};
 use crate::target::{self, Marker, Owner, Place};
 
 /// Accesses that the kernel was just about to ask for when the marks went are still answered for so long.
-const LINGER: Duration = Duration::from_millis(500);
+const LINGER: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
 /// A killed server may take so long to go.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often it is looked whether it has.
@@ -95,6 +95,8 @@ pub struct Remains {
     pub directory: PathBuf,
     /// Where its tablespaces are.
     pub tablespaces: PathBuf,
+    /// Root itself has written that down; else its marker tells, which its account may write.
+    pub has_planned_tablespaces: bool,
     /// The account of its server.
     pub user_name: String,
     /// The service that made it.
@@ -107,6 +109,7 @@ impl Remains {
         Remains {
             directory: plan.target.clone(),
             tablespaces: plan.tablespaces.clone(),
+            has_planned_tablespaces: true,
             user_name: plan.user_name.clone(),
             service_directory: rendezvous.directory().to_owned(),
         }
@@ -139,6 +142,9 @@ pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<(
         let marker = Marker::read(&place.directory)?;
         if let Some(marker) = marker.filter(|marker| marker.tablespaces != place.tablespaces) {
             target::remove_tablespaces(&marker.tablespaces, &place.user)?;
+        }
+        if remains.has_planned_tablespaces {
+            target::remove_ungiven(&place.tablespaces, &place.user)?;
         }
         target::remove(&place)?;
         // A server that was started while its directory went is killed, and what it made is removed.
@@ -264,6 +270,7 @@ mod tests {
         let remains = Remains {
             directory: target.clone(),
             tablespaces,
+            has_planned_tablespaces: true,
             user_name: user.name().to_owned(),
             service_directory: marker.service_directory,
         };

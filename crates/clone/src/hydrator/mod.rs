@@ -10,6 +10,8 @@
 
 mod attending;
 mod burial;
+#[cfg(test)]
+mod deaths;
 mod descriptors;
 mod ending;
 mod filling;
@@ -52,7 +54,9 @@ use spare::{SPARE_KEPT, Spare};
 /// Clones that are over and can still be asked about, at most.
 const OVER_MAX: usize = 64;
 /// Parts of a clone that the keeper holds.
-const KEPT_PARTS: [&str; 5] = ["state", "group", "bitmap", "version", "limit"];
+/// In the order in which they are forgotten: without its state a clone is unknown, and a limit that stayed would be that of the
+/// next one with its number.
+const KEPT_PARTS: [&str; 5] = ["limit", "state", "group", "bitmap", "version"];
 
 /// All that this process has.
 pub struct Hydrator {
@@ -121,26 +125,7 @@ async fn serve(rendezvous: Rendezvous, safekeeping: Safekeeping, kept: Kept) -> 
         UnixListener::from_std(listener)
     };
     let listener = listen().map_err(CloneError::file("listen at", rendezvous.socket()))?;
-    let hydrator = Arc::new_cyclic(|hydrator| {
-        let (images, sessions) = Images::of(Weak::clone(hydrator));
-        Hydrator {
-            images,
-            sessions,
-            rendezvous,
-            safekeeping,
-            journal: Arc::new(journal),
-            clones: Mutex::default(),
-            next_number: AtomicU64::new(1),
-            orders: Mutex::default(),
-            ordered: Notify::new(),
-            source: Mutex::default(),
-            arming: tokio::sync::Mutex::default(),
-            spare: Mutex::default(),
-            descriptors: Descriptors::default(),
-            spare_changed: Notify::new(),
-            lingering: Arc::default(),
-        }
-    });
+    let hydrator = Hydrator::new(rendezvous, safekeeping, journal);
     // Both may take longer than a thread may stand still.
     let beginning = Arc::clone(&hydrator);
     let mut begun = tokio::spawn(async move { takeover::take_over(&beginning, &kept).await });
@@ -172,6 +157,30 @@ async fn serve(rendezvous: Rendezvous, safekeeping: Safekeeping, kept: Kept) -> 
 }
 
 impl Hydrator {
+    /// One that has nothing to do yet.
+    fn new(rendezvous: Rendezvous, safekeeping: Safekeeping, journal: Journal) -> Arc<Hydrator> {
+        Arc::new_cyclic(|hydrator| {
+            let (images, sessions) = Images::of(Weak::clone(hydrator));
+            Hydrator {
+                images,
+                sessions,
+                rendezvous,
+                safekeeping,
+                journal: Arc::new(journal),
+                clones: Mutex::default(),
+                next_number: AtomicU64::new(1),
+                orders: Mutex::default(),
+                ordered: Notify::new(),
+                source: Mutex::default(),
+                arming: tokio::sync::Mutex::default(),
+                spare: Mutex::default(),
+                descriptors: Descriptors::default(),
+                spare_changed: Notify::new(),
+                lingering: Arc::default(),
+            }
+        })
+    }
+
     /// Whether there is something that must not be left undone.
     fn is_busy(&self) -> bool {
         let clones = lock(&self.clones);
@@ -290,7 +299,10 @@ impl Hydrator {
             slot: (clone.elsewhere.is_none() && clone.may_have_slot()).then(|| clone.plan.slot.clone()),
         });
         let mut targets: Vec<Unfinished> = unfinished.collect();
-        let prepared = |target| Unfinished { target, tablespaces: None, source: None, slot: None };
+        let prepared = |target: PathBuf| {
+            let tablespaces = Some(spare::tablespaces_of(&target));
+            Unfinished { target, tablespaces, source: None, slot: None }
+        };
         targets.extend(lock(&self.spare).directory().map(prepared));
         burial::write_targets(&self.rendezvous, &targets);
     }

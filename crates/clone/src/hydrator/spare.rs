@@ -90,9 +90,8 @@ async fn make(hydrator: &Arc<Hydrator>, wanted: &SpareWanted) -> Result<Skeleton
     blocking(move || {
         let _promise = promise;
         let user = ServiceUser::resolve(Some(&wanted.user_name))?;
-        let mut tablespaces = wanted.directory.as_os_str().to_owned();
-        tablespaces.push(".tablespaces");
-        let place = Place { directory: wanted.directory, tablespaces: tablespaces.into(), user };
+        let tablespaces = tablespaces_of(&wanted.directory);
+        let place = Place { directory: wanted.directory, tablespaces, user };
         let marker = Marker {
             made_by: format!("onecopy {}", env!("CARGO_PKG_VERSION")),
             source_data_directory: wanted.source.data_directory.clone(),
@@ -107,12 +106,20 @@ async fn make(hydrator: &Arc<Hydrator>, wanted: &SpareWanted) -> Result<Skeleton
     .await
 }
 
+/// Where the tablespaces of a prepared directory are.
+pub fn tablespaces_of(directory: &Path) -> PathBuf {
+    let mut tablespaces = directory.as_os_str().to_owned();
+    tablespaces.push(".tablespaces");
+    tablespaces.into()
+}
+
 async fn remove(hydrator: &Hydrator, skeleton: Skeleton) {
     let place = skeleton.place().clone();
     drop(skeleton);
     let remains = Remains {
         directory: place.directory,
         tablespaces: place.tablespaces,
+        has_planned_tablespaces: true,
         user_name: place.user.name().to_owned(),
         service_directory: hydrator.rendezvous.directory().to_owned(),
     };

@@ -74,6 +74,9 @@ pub struct Preserve {
     delivered_bytes: AtomicU64,
     saved_bytes: AtomicU64,
     failure: OnceLock<String>,
+    /// Told of all that outlives this process.
+    #[cfg(test)]
+    recorder: crate::recorder::Recorder,
 }
 
 /// Where a run of chunks is.
@@ -143,6 +146,8 @@ impl Preserve {
             delivered_bytes: AtomicU64::new(0),
             saved_bytes: AtomicU64::new(0),
             failure: OnceLock::new(),
+            #[cfg(test)]
+            recorder: crate::recorder::Recorder::default(),
         };
         preserve.count();
         preserve
@@ -215,6 +220,8 @@ impl Preserve {
     /// Gives the image up, for later processes, too; the first reason stays.
     pub fn fail(&self, reason: &str) {
         self.failure.get_or_init(|| {
+            #[cfg(test)]
+            self.recorder.note(|| crate::recorder::Event::GiveUp);
             // Before the source may change what was not saved.
             if let Err(error) = fchmod(&self.store, MODE_GIVEN_UP) {
                 tracing::error!(%error, "a later process would not know that an image is given up");
@@ -288,6 +295,8 @@ impl Preserve {
                 continue;
             }
             for chunk in run.clone() {
+                #[cfg(test)]
+                self.recorder.note(|| crate::recorder::Event::Set { bitmap: "delivered", bit: chunk });
                 self.delivered.set(chunk);
             }
             let bytes = self.layout.bytes(file, &run);
@@ -312,6 +321,8 @@ impl Preserve {
     fn give_back(&self, run: &Range<u64>) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, length) = (run.start * CHUNK_BYTES, (run.end - run.start) * CHUNK_BYTES);
+        #[cfg(test)]
+        self.recorder.note(|| crate::recorder::Event::GiveBack { start, length });
         if let Err(error) = fallocate(&self.store, flags, start, length) {
             // It goes with the file in the end.
             tracing::debug!(%error, "the space of delivered content is not given back yet");
@@ -378,8 +389,13 @@ impl Preserve {
                 return Ok(false);
             }
             self.check_space()?;
-            self.store.write_all_at(&content, run.start * CHUNK_BYTES)?;
+            let offset_bytes = run.start * CHUNK_BYTES;
+            #[cfg(test)]
+            self.recorder.note(|| crate::recorder::Event::Bring { file, offset_bytes, content: content.clone() });
+            self.store.write_all_at(&content, offset_bytes)?;
             for chunk in run.clone() {
+                #[cfg(test)]
+                self.recorder.note(|| crate::recorder::Event::Set { bitmap: "saved", bit: chunk });
                 self.saved.set(chunk);
             }
             self.saved_bytes.fetch_add(content.len() as u64, Relaxed);
@@ -450,5 +466,7 @@ impl std::fmt::Debug for Preserve {
     }
 }
 
+#[cfg(test)]
+mod deaths;
 #[cfg(test)]
 mod tests;

@@ -116,3 +116,38 @@ pub fn state_without_service(target: &Path) -> CloneState {
         (false, false) => discarded("it is removed"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::target::MARKER_FILE;
+
+    /// What a directory tells in each state in which its service may have been killed.
+    #[test]
+    fn only_a_directory_with_a_version_and_without_a_marker_is_whole() {
+        for (version, has_marker, is_whole) in [
+            (None, false, false),
+            (None, true, false),
+            (Some("guard"), true, false),
+            (Some("guard"), false, false),
+            (Some("file"), true, false),
+            (Some("file"), false, true),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let at = |name: &str| directory.path().join(name);
+            match version {
+                Some("guard") => std::os::unix::fs::symlink("/proc/self/fd/873", at("PG_VERSION")).unwrap(),
+                Some(_) => fs::write(at("PG_VERSION"), "15\n").unwrap(),
+                None => {}
+            }
+            if has_marker {
+                fs::write(at(MARKER_FILE), "").unwrap();
+            }
+            let state = state_without_service(directory.path());
+            assert_eq!(state == CloneState::Whole, is_whole, "{version:?}, marker {has_marker}: {state:?}");
+        }
+        assert_ne!(state_without_service(Path::new("/nonexistent")), CloneState::Whole);
+    }
+}

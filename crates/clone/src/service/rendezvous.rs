@@ -1,5 +1,6 @@
 //! Where a service and those who want something of it meet: a directory below `/run`, which a new start of the machine empties.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -18,6 +19,9 @@ const NAME_PREFIX: &str = "clone-";
 
 /// Hexadecimal digits behind that.
 const KEY_DIGITS: usize = 16;
+
+/// What follows, behind a dot, in the name of one that is being removed.
+const ENDED: &str = "ended-";
 
 /// A service's directory: `lock`, `socket`, `log`, `targets`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,7 +151,7 @@ impl Rendezvous {
     /// [`CloneError::File`].
     pub fn remove(&self) -> Result<(), CloneError> {
         // Out of the way at once: what a new service makes meanwhile must not be taken for what is left of this one.
-        let aside = self.directory.with_extension(format!("ended-{}", std::process::id()));
+        let aside = self.directory.with_extension(format!("{ENDED}{}", std::process::id()));
         let removed = fs::rename(&self.directory, &aside).and_then(|()| fs::remove_dir_all(&aside));
         match removed {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -185,11 +189,21 @@ impl Rendezvous {
         let entries = self.directory.parent().and_then(|above| fs::read_dir(above).ok());
         for entry in entries.into_iter().flatten().flatten() {
             let is_service = entry.file_name().to_str().is_some_and(|name| name.starts_with(NAME_PREFIX));
-            if is_service && entry.path() != self.directory {
-                Rendezvous::at(entry.path()).clear_away();
+            let path = entry.path();
+            if is_service && is_ended(&path) {
+                // Nobody meets there any more; who removes it at this moment does not mind.
+                let _ = fs::remove_dir_all(&path);
+            } else if is_service && path != self.directory {
+                Rendezvous::at(path).clear_away();
             }
         }
     }
+}
+
+/// Whether a directory is one that a service has put out of the way to remove it.
+fn is_ended(directory: &Path) -> bool {
+    let extension = directory.extension().and_then(OsStr::to_str);
+    extension.is_some_and(|extension| extension.starts_with(ENDED))
 }
 
 /// Opens a lock. Nothing else is one, above all no fifo, at which opening would wait for ever.
@@ -210,7 +224,10 @@ fn is_same_file(file: &File, path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
+    use crate::killed::{Step, at_every_step};
 
     #[test]
     fn one_begins_at_a_time() {
@@ -246,6 +263,60 @@ mod tests {
         assert!(!left.directory().exists() && !bare.directory().exists());
         assert!(served.directory().exists() && unburied.directory().exists() && foreign.exists());
         drop(serving);
+    }
+
+    /// Killed before the lock, before the socket, before the log.
+    #[test]
+    fn a_place_that_is_half_made_is_made_by_who_comes_next_or_cleared_away() {
+        let at = |directory: &TempDir, name: &str| Rendezvous::at(directory.path().join(name));
+        for comes_again in [true, false] {
+            let steps = at_every_step(
+                Step::Any,
+                || tempfile::tempdir().unwrap(),
+                |directory| at(directory, "clone-killed").begin().map(drop),
+                |directory, death| {
+                    let killed = at(&directory, "clone-killed");
+                    assert!(!killed.is_held(), "{death}");
+                    let next = if comes_again { killed } else { at(&directory, "clone-next") };
+                    let _beginning = next.begin().unwrap().expect("nobody is there");
+                    std::os::unix::net::UnixStream::connect(next.socket()).unwrap();
+                    assert_eq!(names(directory.path()), [next.directory().file_name().unwrap()], "{death}");
+                    assert_eq!(names(next.directory()), ["lock", "log", "socket"], "{death}");
+                },
+            );
+            assert!(steps > 4, "{steps}");
+        }
+    }
+
+    #[test]
+    fn a_place_that_is_half_removed_is_removed_by_who_comes_next() {
+        let begin = || {
+            let directory = tempfile::tempdir().unwrap();
+            let ending = Rendezvous::at(directory.path().join("clone-ending"));
+            let beginning = ending.begin().unwrap().expect("nobody is there");
+            fs::write(ending.targets(), "[]").unwrap();
+            (directory, ending, beginning)
+        };
+        let steps = at_every_step(
+            Step::Any,
+            begin,
+            |(_, ending, _)| ending.remove(),
+            |(directory, _, beginning), death| {
+                drop(beginning);
+                let next = Rendezvous::at(directory.path().join("clone-next"));
+                let _beginning = next.begin().unwrap().expect("nobody is there");
+                assert_eq!(names(directory.path()), ["clone-next"], "{death}");
+            },
+        );
+        assert!(steps > 5, "{steps}");
+    }
+
+    /// What is in a directory, in order.
+    fn names(directory: &Path) -> Vec<std::ffi::OsString> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
     }
 
     #[test]

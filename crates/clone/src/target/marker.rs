@@ -86,20 +86,14 @@ impl Marker {
     /// # Errors
     /// [`CloneError::File`], also for a marker that is none.
     pub fn owner(data_directory: &Path, service_directory: &Path) -> Result<Owner, CloneError> {
-        if let Some(marker) = Marker::read(data_directory)? {
-            let is_ours = marker.service_directory == service_directory;
-            return Ok(if is_ours { Owner::Service } else { Owner::Other });
+        // First: a directory that is not given to its account yet is root's, and not looked into where that account
+        // could have put it.
+        if holds_nothing(data_directory)? {
+            return Ok(Owner::Nobody);
         }
-        let entries = match fs::read_dir(data_directory) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Owner::Nobody),
-            entries => entries.map_err(CloneError::file("read", data_directory))?,
-        };
-        for entry in entries {
-            if entry.map_err(CloneError::file("read", data_directory))?.file_name() != UNFINISHED_MARKER_FILE {
-                return Ok(Owner::Other);
-            }
-        }
-        Ok(Owner::Nobody)
+        let marker = Marker::read(data_directory)?;
+        let is_ours = marker.is_some_and(|marker| marker.service_directory == service_directory);
+        Ok(if is_ours { Owner::Service } else { Owner::Other })
     }
 
     /// That of a data directory; none when it has none: it is whole, or not ours. One that names an account other than that which has
@@ -139,6 +133,20 @@ impl Marker {
         let path = place.directory.join(MARKER_FILE);
         remove_if_there(place.open()?.remove_file(Path::new(MARKER_FILE)), &path)
     }
+}
+
+/// Whether a directory is not there, or has nothing in it but perhaps a marker that was never finished.
+fn holds_nothing(data_directory: &Path) -> Result<bool, CloneError> {
+    let entries = match fs::read_dir(data_directory) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
+        entries => entries.map_err(CloneError::file("read", data_directory))?,
+    };
+    for entry in entries {
+        if entry.map_err(CloneError::file("read", data_directory))?.file_name() != UNFINISHED_MARKER_FILE {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

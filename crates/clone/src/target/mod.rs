@@ -20,7 +20,7 @@ pub use finish::finish;
 pub use guard::{PIN_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER, VersionGuard};
 pub use marker::{MARKER_FILE, Marker, Owner};
 pub use place::Place;
-pub use remove::{remove, remove_tablespaces, remove_unmarked};
+pub use remove::{remove, remove_tablespaces, remove_ungiven, remove_unmarked};
 pub(crate) use skeleton::DIRECTORIES_NEEDED;
 pub use skeleton::Skeleton;
 pub(crate) use tablespaces::TABLESPACES_DIRECTORY;

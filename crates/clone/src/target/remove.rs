@@ -39,6 +39,24 @@ pub fn remove_tablespaces(directory: &Path, user: &ServiceUser) -> Result<(), Cl
     directory.remove()
 }
 
+/// Removes the directory for a clone's tablespaces that root has made and not given to the account yet: it is root's,
+/// and nothing is in it. Only for a path that root itself has written down. Any other is left to [`remove`].
+///
+/// # Errors
+/// [`CloneError::File`]: the way to it leads through what the account may have put there.
+pub fn remove_ungiven(directory: &Path, user: &ServiceUser) -> Result<(), CloneError> {
+    let (Some(above), Some(name)) = (directory.parent(), directory.file_name()) else { return Ok(()) };
+    let above = match Directory::open_for(above, user) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        above => above.map_err(CloneError::file("remove", directory))?,
+    };
+    if above.look_at(name).is_ok_and(|found| found.stx_uid == 0) {
+        // One with something in it stays.
+        let _ = above.remove_directory(Path::new(name));
+    }
+    Ok(())
+}
+
 /// A directory that is being removed.
 struct Doomed {
     path: PathBuf,

@@ -11,7 +11,9 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 use super::marker::UNFINISHED_MARKER_FILE;
-use super::{MARKER_FILE, Marker, Owner, Place, Skeleton, VersionGuard, finish, remove, remove_unmarked};
+use super::{
+    MARKER_FILE, Marker, Owner, Place, Skeleton, VersionGuard, finish, remove, remove_ungiven, remove_unmarked,
+};
 use crate::CloneError;
 use crate::image::{FileIdentity, Image, ImageDirectory, ImageFile, SmallFile, Tablespace};
 
@@ -362,6 +364,39 @@ fn k25_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
     for name in ["program", "sticky"] {
         assert_eq!(fs::metadata(at(name)).expect("there").mode() & 0o7000, 0, "{name}");
     }
+}
+
+/// A service may be killed before it has given to the account what it has made.
+#[test]
+fn k25_of_what_is_not_given_to_the_account_only_what_is_empty_is_removed() {
+    if !is_root() {
+        return;
+    }
+    let room = Room::new();
+    let place = room.place("clone");
+    place.user.create_directory(place.directory.parent().expect("a home")).expect("made");
+    let at = |name: &str| place.directory.with_file_name(name);
+    for (name, owner, is_empty, goes) in
+        [("empty", 0, true, true), ("full", 0, false, false), ("given", place.user.user_id(), true, false)]
+    {
+        fs::create_dir(at(name)).expect("made");
+        std::os::unix::fs::chown(at(name), Some(owner), None).expect("given");
+        if !is_empty {
+            fs::write(at(name).join("precious"), "mine").expect("written");
+        } else {
+            let owner = Marker::owner(&at(name), &marker().service_directory).expect("known");
+            assert_eq!(owner, Owner::Nobody, "{name}");
+        }
+        remove_ungiven(&at(name), &place.user).expect("looked at");
+        assert_eq!(at(name).exists(), !goes, "{name}");
+    }
+    let outside = room.directory.path().join("outside");
+    fs::create_dir(&outside).expect("made");
+    std::os::unix::fs::symlink(&outside, at("link")).expect("laid");
+    for left in [at("link"), at("nothing")] {
+        remove_ungiven(&left, &place.user).expect("looked at");
+    }
+    assert!(outside.exists() && at("link").exists());
 }
 
 /// A fifo that somebody laid is not waited for.

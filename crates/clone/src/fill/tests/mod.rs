@@ -1,6 +1,7 @@
 //! Fillings of real files from real files.
 
 mod background;
+mod deaths;
 mod demand;
 mod filling;
 mod random;

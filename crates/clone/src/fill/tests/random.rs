@@ -12,10 +12,10 @@ const OPERATIONS: usize = 1500;
 const LIVES: usize = 3;
 
 /// xorshift64* (Vigna, 2014).
-struct Chance(u64);
+pub(super) struct Chance(pub(super) u64);
 
 impl Chance {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;

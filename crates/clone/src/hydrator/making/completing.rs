@@ -80,7 +80,7 @@ pub(super) fn tell_ready(
 }
 
 /// Small files, control file, guard, marks, listener: from here on its server can run.
-pub(super) async fn make_runnable(
+pub(in crate::hydrator) async fn make_runnable(
     hydrator: &Arc<Hydrator>,
     clone: &Arc<CloneInWork>,
     (place, filling, origin): (Place, Arc<Filling>, Content),

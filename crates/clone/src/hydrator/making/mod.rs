@@ -25,6 +25,8 @@ use crate::recovery::Begun;
 use crate::service::Event;
 use crate::target::Skeleton;
 
+#[cfg(test)]
+pub(super) use completing::make_runnable;
 pub(super) use elsewhere::dialler;
 pub(super) use freezing::{OTHER_FREEZE_INTERVAL, OTHER_FREEZE_TIMEOUT};
 pub use preparing::SOURCE_GROUP_KEPT;

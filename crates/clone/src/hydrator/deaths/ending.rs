@@ -1,0 +1,165 @@
+//! Killed while a clone is made whole, or removed.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::super::ending;
+use super::*;
+use crate::ByteRange;
+use crate::fill::Layout;
+use crate::image::FileNumber;
+use crate::killed::{Death, Step, at_every_step, live};
+
+/// A clone at its end, and its hydrator.
+struct Ending {
+    laboratory: Laboratory,
+    keeping: Keeping,
+    hydrator: Arc<Hydrator>,
+    clone: Arc<CloneInWork>,
+}
+
+impl Ending {
+    /// A clone that runs; filled if it is to be made whole.
+    fn of_running(door: &Door, is_filled: bool) -> Ending {
+        let (laboratory, keeping) = (Laboratory::new(door), Keeping::begin(Kept::new()));
+        let hydrator = laboratory.hydrator(&keeping);
+        let clone = runtime().block_on(make(&hydrator, &laboratory)).expect("made");
+        if is_filled {
+            let filling = Arc::clone(&clone.running().expect("it runs").filling);
+            let files = 0..u32::try_from(laboratory.image.files.len()).unwrap();
+            files.for_each(|file| filling.ensure(FileNumber(file), ByteRange::WHOLE).expect("filled"));
+        }
+        Ending { laboratory, keeping, hydrator, clone }
+    }
+
+    /// One whose directory is made.
+    fn of_laid(door: &Door) -> Ending {
+        let (laboratory, keeping) = (Laboratory::new(door), Keeping::begin(Kept::new()));
+        let hydrator = laboratory.hydrator(&keeping);
+        let (clone, _) = lay(&hydrator, &laboratory).expect("laid");
+        Ending { laboratory, keeping, hydrator, clone }
+    }
+
+    fn finish(&self) -> Result<(), CloneError> {
+        runtime().block_on(ending::finish(Arc::clone(&self.hydrator), Arc::clone(&self.clone)));
+        Ok(())
+    }
+
+    fn discard(&self) -> Result<(), CloneError> {
+        let reason = "as asked for".to_owned();
+        runtime().block_on(ending::discard(Arc::clone(&self.hydrator), Arc::clone(&self.clone), reason));
+        Ok(())
+    }
+
+    /// What is left when the process with all its threads is gone.
+    fn die(self) -> (Laboratory, Kept) {
+        let Ending { laboratory, keeping, hydrator, clone } = self;
+        drop((hydrator, clone));
+        (laboratory, keeping.end())
+    }
+}
+
+/// That of a clone which is filled. A hydrator that only plays dead would give its own up, in memory that its successor
+/// sees.
+fn filled_bitmap(image: &Image) -> OwnedFd {
+    let (bitmap, layout) = (SharedBitmap::create(image).unwrap(), Layout::new(image));
+    for file in (0..u32::try_from(image.files.len()).unwrap()).map(FileNumber) {
+        for chunk in layout.chunks(file, ByteRange::WHOLE) {
+            bitmap.set(chunk);
+        }
+    }
+    bitmap.as_fd().try_clone_to_owned().unwrap()
+}
+
+#[test]
+fn k8_a_clone_that_is_filled_becomes_whole_whenever_its_hydrator_is_killed_and_stays_so() {
+    let door = Door::open();
+    let judge = |ending: Ending, death: Death| {
+        let was_whole = !has_marker(&ending.laboratory);
+        let (laboratory, mut kept) = ending.die();
+        let is_known = !Record::all(&kept).is_empty();
+        assert!(is_known || was_whole, "{death}: it is forgotten before it is whole");
+        if is_known {
+            kept.insert("clone-1-bitmap".to_owned(), filled_bitmap(&laboratory.image));
+        }
+        let after = succeed(&laboratory, kept);
+        let expected: &[CloneState] = if is_known { &[CloneState::Whole] } else { &[] };
+        assert_eq!(after.states, expected, "{death}");
+        assert!(after.kept.is_empty() || !is_known, "{death}: {:?}", after.kept);
+        laboratory.assert_whole(&death);
+        assert_eq!(door.knocks(), 0, "{death}: its slot is another's to drop");
+    };
+    let steps = at_every_step(Step::Any, || Ending::of_running(&door, true), Ending::finish, judge);
+    assert!(steps > 8, "{steps}");
+}
+
+#[test]
+fn k9_without_a_keeper_a_clone_is_whole_or_gone_whenever_its_hydrator_is_killed() {
+    let door = Door::open();
+    let judge = |ending: Ending, death: Death| {
+        let was_whole = !has_marker(&ending.laboratory);
+        let (laboratory, kept) = ending.die();
+        drop(kept);
+        let after = succeed(&laboratory, Kept::new());
+        assert!(after.states.is_empty(), "{death}");
+        match was_whole {
+            true => laboratory.assert_whole(&death),
+            false => assert!(laboratory.left().is_empty(), "{death}: {:?}", laboratory.left()),
+        }
+        assert!(was_whole || !death.is_end());
+    };
+    at_every_step(Step::Any, || Ending::of_running(&door, true), Ending::finish, judge);
+}
+
+#[test]
+fn k9_a_removal_that_is_killed_at_any_step_is_done_by_the_next_service() {
+    let door = Door::open();
+    let judge = |ending: Ending, death: Death| {
+        let (laboratory, kept) = ending.die();
+        drop(kept);
+        laboratory.assert_not_whole(&death);
+        succeed(&laboratory, Kept::new());
+        assert!(laboratory.left().is_empty(), "{death}: {:?}", laboratory.left());
+    };
+    let steps = at_every_step(Step::Any, || Ending::of_laid(&door), Ending::discard, judge);
+    assert!(steps > 20, "{steps}: there are more directories");
+}
+
+/// The source may have changed what a clone lacks that is given up.
+#[test]
+fn k8_a_clone_whose_removal_has_begun_is_never_gone_on_with() {
+    let door = Door::open();
+    // From before the first step until its directory is almost gone.
+    for steps in [0, 1, 5, 10, 20, 30] {
+        let ending = Ending::of_running(&door, false);
+        let (death, _) = live(Step::Any, steps, || ending.discard());
+        assert!(!death.is_end(), "{death}");
+        let (laboratory, kept) = ending.die();
+        let after = succeed(&laboratory, kept);
+        assert!(matches!(after.states.as_slice(), [CloneState::Discarded { .. }]), "{death}: {:?}", after.states);
+        assert!(laboratory.left().is_empty() && after.kept.is_empty(), "{death}: {:?}", laboratory.left());
+    }
+}
+
+#[test]
+fn k8_a_removed_clone_stays_removed_whichever_part_of_it_is_still_kept() {
+    let door = Door::open();
+    let judge = |ending: Ending, death: Death| {
+        let (laboratory, kept) = ending.die();
+        assert!(laboratory.left().is_empty(), "{death}: {:?}", laboratory.left());
+        let is_known = !Record::all(&kept).is_empty();
+        // It would be that of the next clone with this number.
+        assert!(is_known || !kept.contains_key("clone-1-limit"), "{death}");
+        let after = succeed(&laboratory, kept);
+        let is_discarded = matches!(after.states.as_slice(), [CloneState::Discarded { .. }]);
+        assert_eq!((is_discarded, after.states.is_empty()), (is_known, !is_known), "{death}: {:?}", after.states);
+        assert!(laboratory.left().is_empty(), "{death}");
+    };
+    let begin = || {
+        let ending = Ending::of_running(&door, false);
+        let limit = to_memory(&super::super::record::Limit { bytes_per_second: Some(1) }).unwrap();
+        ending.hydrator.keep(ending.clone.number, "limit", limit);
+        ending
+    };
+    // One for each part.
+    assert_eq!(at_every_step(Step::Message, begin, Ending::discard, judge), 5);
+}
