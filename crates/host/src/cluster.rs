@@ -16,7 +16,7 @@ use crate::change::{Change, CloneOptions};
 use crate::http::Page;
 use crate::lock::{DirectoryLock, LockState};
 use crate::machines::{self, MachineWishes};
-use crate::making::Workshop;
+use crate::making::{TellingMaker, Workshop};
 use crate::membership::{Membership, Returned};
 use crate::memory::{self, MemoryConfiguration, MemoryService, ServersMemory};
 use crate::observation::{Observation, ObservedServer};
@@ -24,7 +24,7 @@ use crate::ports::free_port;
 use crate::secret::Secrets;
 use crate::state::{ClusterState, REPLICAS_MAX, Runtime};
 use crate::stop::{discard_incomplete, stop_servers};
-use crate::{ClusterStatus, Directory, HostError, Progress, control, roles};
+use crate::{ClusterStatus, Directory, HostError, Progress, control, roles, steps};
 
 /// Followers of a new cluster.
 pub const REPLICAS_DEFAULT: usize = 2;
@@ -232,7 +232,7 @@ impl Cluster {
 }
 
 /// The remembered state, changed as `options` ask.
-fn wanted_state(options: &UpOptions) -> Result<ClusterState, HostError> {
+pub(crate) fn wanted_state(options: &UpOptions) -> Result<ClusterState, HostError> {
     let remembered = ClusterState::read(&options.directory.state_file())?;
     let wanted = options.replicas.unwrap_or(REPLICAS_DEFAULT);
     if wanted > REPLICAS_MAX {
@@ -312,18 +312,8 @@ async fn start_leader(
     progress: &dyn Progress,
 ) -> Result<Supervisor, HostError> {
     let leader = state.leader().clone();
-    let server = if leader.made {
-        if !workshop.is_there(&leader) {
-            return Err(HostError::LeaderMissing { path: workshop.home_of(&leader) });
-        }
-        workshop.open(&leader, Role::Leader).await?
-    } else {
-        progress.step(format!("making the leader (PostgreSQL {})", workshop.postgres_version()));
-        let server = workshop.make_leader(&leader).await?;
-        state.servers[0].made = true;
-        state.write(&workshop.directory.state_file())?;
-        server
-    };
+    let server =
+        steps::bring_leader(&TellingMaker { workshop, progress }, state, &workshop.directory.state_file()).await?;
     progress.step("starting the leader".to_owned());
     let process = Arc::clone(&server).into_process();
     if let Some(process) = &process {
@@ -346,24 +336,10 @@ async fn start_followers(
     lock: &Arc<DirectoryLock>,
     progress: &dyn Progress,
 ) -> Result<Vec<Returned>, HostError> {
-    let leader = state.leader().clone();
+    let maker = TellingMaker { workshop, progress };
     let mut followers = Vec::new();
     for index in 1..state.servers.len() {
-        let follower = state.servers[index].clone();
-        if follower.leaving {
-            continue;
-        }
-        if follower.made && !workshop.is_there(&follower) {
-            progress.notice(format!("the data of {} is gone; it is copied from the leader again", follower.name));
-            state.servers[index].unmake();
-        }
-        if !state.servers[index].made && state.founding {
-            progress.step(format!("copying the leader to {}", follower.name));
-            workshop.copy_leader(&leader, &follower, progress).await?;
-            state.servers[index].made = true;
-            state.write(&workshop.directory.state_file())?;
-        }
-        if state.servers[index].made
+        if steps::bring_follower(&maker, state, index, &workshop.directory.state_file()).await?
             && let Some(returned) = Returned::start(workshop, state, index, lock, progress).await?
         {
             followers.push(returned);

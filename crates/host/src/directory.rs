@@ -170,6 +170,8 @@ impl Directory {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(HostError::file("create", secrets)(error)),
         }
+        #[cfg(test)]
+        crate::kills::note(&secrets);
         make_run(&self.root, user)
     }
 

@@ -18,6 +18,8 @@ pub mod disk;
 mod error;
 mod http;
 mod inquiry;
+#[cfg(test)]
+mod kills;
 mod lock;
 pub mod machines;
 mod making;
@@ -32,7 +34,9 @@ mod roles;
 mod secret;
 mod state;
 mod status;
+mod steps;
 mod stop;
+mod whole_file;
 
 pub use access::ClientAccess;
 pub use change::{CloneOptions, ReinitRequest, ScaleRequest};

@@ -64,9 +64,13 @@ impl DirectoryLock {
             .mode(0o644)
             .open(path)
             .map_err(HostError::file("open", path))?;
+        #[cfg(test)]
+        crate::kills::note(path);
         match file.try_lock() {
             Ok(()) => {
                 write_number(&mut file).map_err(HostError::file("write", path))?;
+                #[cfg(test)]
+                crate::kills::note(path);
                 Ok(LockState::Taken(DirectoryLock { file }))
             }
             Err(TryLockError::WouldBlock) => Ok(LockState::HeldBy(holder(&mut file))),

@@ -18,6 +18,7 @@ use crate::machines::{HOST_IN_GUEST, MachineShape};
 use crate::memory::ServersMemory;
 use crate::secret::Secrets;
 use crate::state::ServerState;
+use crate::steps::{ServerMaker, StepFuture};
 use crate::{Directory, Event, HostError, Progress, orphans, roles};
 
 /// What a new server takes at first, with room for its log: 40 MB of catalogs, then segments of 16 MB.
@@ -262,6 +263,8 @@ impl Workshop {
         // All of it: even the directory may be half made, without its owner. It may have a million files.
         let path = home.to_owned();
         let removed = tokio::task::spawn_blocking(move || fs::remove_dir_all(path)).await;
+        #[cfg(test)]
+        crate::kills::note(home);
         match removed.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -300,6 +303,44 @@ impl Workshop {
             database: roles::DATABASE.to_owned(),
             application_name: Some(follower.name.clone()),
         }
+    }
+}
+
+/// The workshop, as a start uses it: it tells what it does.
+pub(crate) struct TellingMaker<'a> {
+    /// What makes them.
+    pub workshop: &'a Workshop,
+    /// Who is told.
+    pub progress: &'a dyn Progress,
+}
+
+impl ServerMaker for TellingMaker<'_> {
+    type Server = Arc<dyn Instance>;
+
+    fn is_there(&self, server: &ServerState) -> bool {
+        self.workshop.is_there(server)
+    }
+
+    fn home_of(&self, server: &ServerState) -> PathBuf {
+        self.workshop.home_of(server)
+    }
+
+    fn open_leader<'a>(&'a self, leader: &'a ServerState) -> StepFuture<'a, Arc<dyn Instance>> {
+        Box::pin(self.workshop.open(leader, Role::Leader))
+    }
+
+    fn make_leader<'a>(&'a self, leader: &'a ServerState) -> StepFuture<'a, Arc<dyn Instance>> {
+        self.progress.step(format!("making the leader (PostgreSQL {})", self.workshop.postgres_version()));
+        Box::pin(self.workshop.make_leader(leader))
+    }
+
+    fn copy_leader<'a>(&'a self, leader: &'a ServerState, follower: &'a ServerState) -> StepFuture<'a, ()> {
+        self.progress.step(format!("copying the leader to {}", follower.name));
+        Box::pin(self.workshop.copy_leader(leader, follower, self.progress))
+    }
+
+    fn tell_gone(&self, follower: &ServerState) {
+        self.progress.notice(format!("the data of {} is gone; it is copied from the leader again", follower.name));
     }
 }
 

@@ -1,14 +1,12 @@
 //! Passwords of a cluster's roles: made once, kept in files that only their owner reads.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
 use std::path::Path;
 
 use rand::RngExt;
 use rand::distr::Alphanumeric;
 
-use crate::HostError;
+use crate::{HostError, whole_file};
 
 /// Letters and digits of a password: 190 bits, and nothing that a URL or a shell must quote.
 const PASSWORD_CHARACTERS: usize = 32;
@@ -66,18 +64,7 @@ fn read_or_make_one(path: &Path) -> Result<String, HostError> {
         return read(path);
     }
     let password: String = rand::rng().sample_iter(Alphanumeric).take(PASSWORD_CHARACTERS).map(char::from).collect();
-    let unfinished = path.with_extension("unfinished");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&unfinished)
-        .map_err(HostError::file("create", &unfinished))?;
-    writeln!(file, "{password}").map_err(HostError::file("write", &unfinished))?;
-    // A role with a password that nobody knows any more would be worse than a slow first start.
-    file.sync_all().map_err(HostError::file("sync", &unfinished))?;
-    fs::rename(&unfinished, path).map_err(HostError::file("rename to", path))?;
+    whole_file::write(path, 0o600, format!("{password}\n").as_bytes())?;
     Ok(password)
 }
 

@@ -1,17 +1,20 @@
 //! What a cluster remembers between two runs: the file `cluster.toml` of its directory.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use onecopy_router::config::Freshness;
 use serde::{Deserialize, Serialize};
 
-use crate::HostError;
+use crate::change::Change;
 use crate::machines::MachineShape;
+use crate::{HostError, whole_file};
 
 /// Form of the file that this program reads and writes.
 const FORMAT: u32 = 1;
+
+/// Everybody may read it, as far as the umask lets them.
+const FILE_MODE: u32 = 0o666;
 
 /// Most followers on one machine: a leader serves 16 replication connections and slots, copies in progress included.
 pub const REPLICAS_MAX: usize = 8;
@@ -187,6 +190,54 @@ impl ClusterState {
             .collect()
     }
 
+    /// Wants what a change asks for; nothing is done yet.
+    pub(crate) fn want(&mut self, change: &Change) {
+        match change {
+            Change::Resume => {}
+            Change::Scale { replicas } => {
+                self.dismiss_followers(*replicas);
+                self.add_followers(*replicas);
+            }
+            Change::Reinit { follower } => {
+                if let Some(follower) = self.server_mut(follower) {
+                    follower.unmake();
+                }
+            }
+        }
+    }
+
+    /// After a change that failed: followers that were not there `before` and were not made are not wanted any more.
+    pub(crate) fn dismiss_unmade(&mut self, before: &[String]) {
+        let new = |follower: &&mut ServerState| !follower.made && !before.contains(&follower.name);
+        // From the highest number on, and only as far as there is no gap: names are numbered without one.
+        let last = self.servers.iter_mut().skip(1).rev();
+        last.take_while(new).for_each(|follower| follower.leaving = true);
+    }
+
+    /// Followers that are being removed, the highest number first.
+    pub(crate) fn leaving(&self) -> Vec<ServerState> {
+        self.followers().iter().rev().filter(|follower| follower.leaving).cloned().collect()
+    }
+
+    /// Followers that are not made.
+    pub(crate) fn missing(&self) -> Vec<ServerState> {
+        self.followers().iter().filter(|follower| !follower.made).cloned().collect()
+    }
+
+    /// A follower can be started: it has all its data, or is a clone that is being filled.
+    pub(crate) fn note_made(&mut self, name: &str, filling: bool, way: String) {
+        if let Some(server) = self.server_mut(name) {
+            (server.made, server.filling, server.way) = (true, filling, Some(way));
+        }
+    }
+
+    /// All data of a clone is there.
+    pub(crate) fn note_whole(&mut self, name: &str) {
+        if let Some(server) = self.server_mut(name) {
+            server.filling = false;
+        }
+    }
+
     /// Forgets a server.
     pub fn forget(&mut self, name: &str) {
         self.servers.retain(|server| server.name != name);
@@ -219,13 +270,8 @@ impl ClusterState {
     /// [`HostError::File`] when it cannot be written.
     pub fn write(&self, path: &Path) -> Result<(), HostError> {
         let text = toml::to_string(self).expect("strings, numbers and lists have a TOML form");
-        let unfinished = path.with_extension("unfinished");
-        let mut file = fs::File::create(&unfinished).map_err(HostError::file("create", &unfinished))?;
-        writeln!(file, "# Written by onecopy; change it by the options of `onecopy up` and `onecopy scale`.")
-            .map_err(HostError::file("write", &unfinished))?;
-        file.write_all(text.as_bytes()).map_err(HostError::file("write", &unfinished))?;
-        file.sync_all().map_err(HostError::file("sync", &unfinished))?;
-        fs::rename(&unfinished, path).map_err(HostError::file("rename to", path))
+        let head = "# Written by onecopy; change it by the options of `onecopy up` and `onecopy scale`.";
+        whole_file::write(path, FILE_MODE, format!("{head}\n{text}").as_bytes())
     }
 }
 

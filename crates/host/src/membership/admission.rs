@@ -52,11 +52,7 @@ impl Membership {
     ) -> Result<(), HostError> {
         let Startable { follower, way, inherited, filled_by, prewarming } = startable;
         let (name, filling) = (follower.name.clone(), filled_by.is_some());
-        self.remember(|state| {
-            if let Some(server) = state.server_mut(&name) {
-                (server.made, server.filling, server.way) = (true, filling, Some(way.to_string()));
-            }
-        })?;
+        self.remember(|state| state.note_made(&name, filling, way.to_string()))?;
         let leader = self.remembered().leader().clone();
         let server = self.workshop.open_new_follower(&leader, &follower, prewarming.as_ref()).await?;
         if let Some(server) = Arc::clone(&server).into_process() {
@@ -161,11 +157,7 @@ impl Membership {
 
     /// An ordinary follower from now on: it needs nothing inherited any more.
     fn become_whole(&self, name: &str, sender: &watch::Sender<CloneStatus>) {
-        let forgotten = self.remember(|state| {
-            if let Some(server) = state.server_mut(name) {
-                server.filling = false;
-            }
-        });
+        let forgotten = self.remember(|state| state.note_whole(name));
         if let Err(error) = forgotten {
             // The next `up` finds a whole directory and comes to the same end.
             tracing::warn!(follower = name, %error, "it is whole, which could not be written down");

@@ -4,7 +4,8 @@ use onecopy_postgres::StopMode;
 use onecopy_router::RouterError;
 
 use super::{Member, Membership};
-use crate::state::ServerState;
+use crate::state::{ClusterState, ServerState};
+use crate::steps::{self, FollowerRemover, StepFuture};
 use crate::{HostError, Progress};
 
 impl Membership {
@@ -47,25 +48,37 @@ impl Membership {
 
     /// Removes and forgets followers that are leaving.
     pub(super) async fn dismiss_leaving(&self, progress: &dyn Progress) -> Result<(), HostError> {
-        let leaving: Vec<ServerState> =
-            self.remembered().followers().iter().rev().filter(|follower| follower.leaving).cloned().collect();
-        for follower in leaving {
-            self.take_out(&follower.name, progress).await?;
-            self.dismantle(&follower, progress).await?;
-            self.remember(|state| state.forget(&follower.name))?;
-            self.set_problem(&follower.name, None);
-        }
-        Ok(())
+        steps::dismiss_leaving(&Removing { membership: self, progress }).await
     }
 
     /// After a change that failed: followers that were not there before and were not made are not wanted any more.
     pub(super) async fn forget_unmade(&self, before: &[String]) -> Result<(), HostError> {
-        let new = |follower: &&mut ServerState| !follower.made && !before.contains(&follower.name);
-        self.remember(|state| {
-            // From the highest number on, and only as far as there is no gap: names are numbered without one.
-            let last = state.servers.iter_mut().skip(1).rev();
-            last.take_while(new).for_each(|follower| follower.leaving = true);
-        })?;
+        self.remember(|state| state.dismiss_unmade(before))?;
         self.dismiss_leaving(&|_| ()).await
+    }
+}
+
+/// Followers that go, and who is told.
+struct Removing<'a> {
+    membership: &'a Membership,
+    progress: &'a dyn Progress,
+}
+
+impl FollowerRemover for Removing<'_> {
+    fn remembered(&self) -> ClusterState {
+        self.membership.remembered()
+    }
+
+    fn remove<'a>(&'a self, follower: &'a ServerState) -> StepFuture<'a, ()> {
+        Box::pin(async move {
+            self.membership.take_out(&follower.name, self.progress).await?;
+            self.membership.dismantle(follower, self.progress).await
+        })
+    }
+
+    fn forget(&self, follower: &ServerState) -> Result<(), HostError> {
+        self.membership.remember(|state| state.forget(&follower.name))?;
+        self.membership.set_problem(&follower.name, None);
+        Ok(())
     }
 }

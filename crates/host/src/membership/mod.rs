@@ -225,18 +225,7 @@ impl Membership {
 
     /// Writes down what is wanted; nothing is done yet.
     fn want(&self, change: &Change) -> Result<(), HostError> {
-        self.remember(|state| match change {
-            Change::Resume => {}
-            Change::Scale { replicas } => {
-                state.dismiss_followers(*replicas);
-                state.add_followers(*replicas);
-            }
-            Change::Reinit { follower } => {
-                if let Some(follower) = state.server_mut(follower) {
-                    follower.unmake();
-                }
-            }
-        })
+        self.remember(|state| state.want(change))
     }
 
     /// Ends everything that changes or watches followers. What was being made stays unmade.

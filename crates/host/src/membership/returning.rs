@@ -46,19 +46,7 @@ impl Returned {
         progress: &dyn Progress,
     ) -> Result<Option<Returned>, HostError> {
         let leader = state.leader().clone();
-        let (mut filled_by, mut inherited) = (None, Vec::new());
-        if state.servers[index].filling {
-            let name = state.servers[index].name.clone();
-            match look_at_clone(workshop, &leader, &state.servers[index]).await {
-                Found::Whole => state.servers[index].filling = false,
-                Found::Filling(service, descriptors) => (filled_by, inherited) = (Some(service), descriptors),
-                Found::Lost(reason) => {
-                    progress.notice(format!("{name} cannot be completed ({reason}); it is made again"));
-                    state.servers[index].unmake();
-                }
-            }
-            state.write(&workshop.directory.state_file())?;
-        }
+        let (filled_by, inherited) = Returned::who_fills(workshop, state, index, progress).await?;
         let follower = state.servers[index].clone();
         if !follower.made {
             return Ok(None);
@@ -68,6 +56,32 @@ impl Returned {
             server.set_inherited(inherited);
         }
         Ok(Some(Returned { state: follower, supervisor: Supervisor::spawn_holding(server, lock.clone()), filled_by }))
+    }
+
+    /// Who still fills a follower that was not whole, and what its server inherits from there; what has become of it is written down.
+    ///
+    /// # Errors
+    /// [`HostError::File`].
+    pub async fn who_fills(
+        workshop: &Workshop,
+        state: &mut ClusterState,
+        index: usize,
+        progress: &dyn Progress,
+    ) -> Result<(Option<Service>, Vec<InheritedDescriptor>), HostError> {
+        let (mut filled_by, mut inherited) = (None, Vec::new());
+        if state.servers[index].filling {
+            let name = state.servers[index].name.clone();
+            match look_at_clone(workshop, state.leader(), &state.servers[index]).await {
+                Found::Whole => state.servers[index].filling = false,
+                Found::Filling(service, descriptors) => (filled_by, inherited) = (Some(service), descriptors),
+                Found::Lost(reason) => {
+                    progress.notice(format!("{name} cannot be completed ({reason}); it is made again"));
+                    state.servers[index].unmake();
+                }
+            }
+            state.write(&workshop.directory.state_file())?;
+        }
+        Ok((filled_by, inherited))
     }
 }
 

@@ -29,8 +29,7 @@ impl Membership {
         progress: &Arc<dyn Progress>,
     ) -> Result<(), HostError> {
         self.dismiss_leaving(&**progress).await?;
-        let missing: Vec<ServerState> =
-            self.remembered().followers().iter().filter(|follower| !follower.made).cloned().collect();
+        let missing = self.remembered().missing();
         if missing.is_empty() {
             return Ok(());
         }

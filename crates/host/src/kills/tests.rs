@@ -1,0 +1,227 @@
+//! The changes, each killed at every step.
+
+use std::collections::BTreeSet;
+
+use super::checks::{check_after, check_state, copies, state_of, with};
+use super::laboratory::{Laboratory, Making, Mistake};
+use super::recording::Recording;
+use super::tree::Tree;
+use crate::HostError;
+use crate::change::Change;
+
+/// More different states than any change has.
+const STATES_MAX: usize = 5000;
+
+fn told(error: HostError) -> String {
+    error.to_string()
+}
+
+impl Laboratory {
+    /// Comes to a cluster with so many followers.
+    async fn with_followers(&self, replicas: usize) -> Tree {
+        drop(self.up(Some(replicas)).await.unwrap());
+        Tree::of(self.root())
+    }
+
+    /// All states of a change of what there is.
+    async fn recorded(&self, change: &Change, making: Making) -> Vec<Tree> {
+        let daemon = self.up(None).await.unwrap();
+        let recording = Recording::begin(self.root());
+        daemon.change(change, making).await.unwrap();
+        recording.states()
+    }
+
+    /// Goes on from one state; the states that this goes through, of which the last one is the end.
+    async fn gone_on(&self, from: &Tree) -> Result<Vec<Tree>, String> {
+        check_state(from)?;
+        from.put_back(self.root());
+        let recording = Recording::begin(self.root());
+        self.up_and_settle().await.map_err(told)?;
+        let states = recording.states();
+        let after = Tree::of(self.root());
+        if states.last() != Some(&after) {
+            return Err("something is done that is not noted".to_owned());
+        }
+        check_after(from, &after)?;
+        Ok(states)
+    }
+
+    /// Goes on from each of these states, and from each state in which that may be killed in turn, until there are no new ones. What comes
+    /// of those given, in their order, each as `of` sees it, and once where it is the same again.
+    async fn outcomes<T: PartialEq>(&self, states: &[Tree], of: impl Fn(&Tree) -> T) -> Result<Vec<T>, String> {
+        let mut outcomes: Vec<T> = Vec::new();
+        let mut seen: BTreeSet<Tree> = BTreeSet::new();
+        let mut later: Vec<Tree> = Vec::new();
+        for state in states {
+            let gone_on = self.gone_on(state).await?;
+            seen.insert(alike(state));
+            outcomes.extend(gone_on.last().map(&of));
+            later.extend(gone_on);
+        }
+        while let Some(state) = later.pop() {
+            if seen.insert(alike(&state)) {
+                later.extend(self.gone_on(&state).await?);
+                assert!(seen.len() < STATES_MAX, "the states do not come to an end");
+            }
+        }
+        outcomes.dedup();
+        Ok(outcomes)
+    }
+}
+
+/// The state as far as anybody looks at it: whatever is left of a server that is not called made is removed.
+fn alike(state: &Tree) -> Tree {
+    let remembered = state_of(state).ok().flatten();
+    let servers = remembered.iter().flat_map(|remembered| &remembered.servers);
+    let unread: Vec<&str> =
+        servers.filter(|server| !server.made || server.leaving).map(|server| server.name.as_str()).collect();
+    state.alike(&unread)
+}
+
+fn count(tree: &Tree) -> usize {
+    copies(tree).len()
+}
+
+#[tokio::test]
+async fn c9_a_first_start_killed_at_any_step_goes_on() {
+    let laboratory = Laboratory::new();
+    let recording = Recording::begin(laboratory.root());
+    drop(laboratory.up(Some(2)).await.unwrap());
+    let states = recording.states();
+    drop(recording);
+    let served = |state: &&Tree| state.text("cluster.toml").is_some_and(|text| !text.contains("founding"));
+    assert_eq!(states.iter().filter(served).count(), 1, "it is founded by its last step");
+    // The first state is that of no directory at all.
+    assert_eq!(states[0], Tree::default());
+    assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![2]));
+}
+
+#[tokio::test]
+async fn c25_a_scale_up_killed_at_any_step_is_finished_once_it_is_wanted() {
+    for making in [Making::Copies, Making::Clones] {
+        let laboratory = Laboratory::new();
+        laboratory.with_followers(1).await;
+        let states = laboratory.recorded(&Change::Scale { replicas: 3 }, making).await;
+        assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![1, 3]), "{making:?}");
+    }
+}
+
+#[tokio::test]
+async fn c25_a_scale_up_that_fails_and_is_killed_keeps_what_was_made() {
+    let laboratory = Laboratory::new();
+    laboratory.with_followers(1).await;
+    let states = laboratory.recorded(&Change::Scale { replicas: 3 }, Making::OnlyOne).await;
+    assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![1, 3, 2]));
+}
+
+#[tokio::test]
+async fn c25_a_scale_down_killed_at_any_step_is_finished_once_it_is_wanted() {
+    let laboratory = Laboratory::new();
+    laboratory.with_followers(3).await;
+    let states = laboratory.recorded(&Change::Scale { replicas: 1 }, Making::Copies).await;
+    assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![3, 1]));
+}
+
+#[tokio::test]
+async fn c25_a_reinit_killed_at_any_step_is_finished_once_it_is_wanted() {
+    for making in [Making::Copies, Making::Clones] {
+        let laboratory = Laboratory::new();
+        let before = copies(&laboratory.with_followers(2).await);
+        let states = laboratory.recorded(&Change::Reinit { follower: "follower-1".to_owned() }, making).await;
+        let compared = |tree: &Tree| copies(tree).iter().zip(&before).map(|(is, was)| is == was).collect::<Vec<bool>>();
+        let expected = [[true, true], [false, true]].map(Vec::from);
+        assert_eq!(laboratory.outcomes(&states, compared).await, Ok(expected.to_vec()), "{making:?}");
+    }
+}
+
+#[tokio::test]
+async fn c29_an_up_that_wants_more_followers_killed_at_any_step_goes_on() {
+    let laboratory = Laboratory::new();
+    laboratory.with_followers(1).await;
+    let recording = Recording::begin(laboratory.root());
+    let daemon = laboratory.up(Some(2)).await.unwrap();
+    daemon.change(&Change::Resume, Making::Copies).await.unwrap();
+    drop(daemon);
+    let states = recording.states();
+    drop(recording);
+    assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![1, 2]));
+}
+
+#[tokio::test]
+async fn c25_a_scale_up_killed_at_any_step_goes_on_also_after_a_down() {
+    let laboratory = Laboratory::new();
+    laboratory.with_followers(1).await;
+    for state in laboratory.recorded(&Change::Scale { replicas: 2 }, Making::Clones).await {
+        state.put_back(laboratory.root());
+        let recording = Recording::begin(laboratory.root());
+        laboratory.down().await.unwrap();
+        let mut states = recording.states();
+        drop(recording);
+        // It may be killed, too.
+        states.dedup_by_key(|state| alike(state));
+        for state in states {
+            laboratory.gone_on(&state).await.unwrap();
+        }
+    }
+}
+
+/// A lost leader is the one thing that no start mends.
+#[tokio::test]
+async fn c12_a_lost_leader_is_not_replaced_and_a_lost_follower_is() {
+    let laboratory = Laboratory::new();
+    let whole = laboratory.with_followers(1).await;
+    let without = |server: &str| {
+        let mut tree = whole.clone();
+        tree.0.retain(|name, _| !name.starts_with(format!("{server}/data")));
+        tree
+    };
+    without("leader").put_back(laboratory.root());
+    let error = laboratory.up_and_settle().await.unwrap_err();
+    assert!(matches!(error, HostError::LeaderMissing { .. }), "{error}");
+    assert_eq!(Tree::of(laboratory.root()).below("leader", "leader/data"), Tree::default());
+    without("follower-1").put_back(laboratory.root());
+    laboratory.up_and_settle().await.unwrap();
+    check_after(&Tree::default(), &Tree::of(laboratory.root())).unwrap();
+}
+
+/// The control: orders that are wrong must be found out.
+#[tokio::test]
+async fn control_wrong_orders_are_found_out() {
+    let reinit = Change::Reinit { follower: "follower-1".to_owned() };
+    let cases = [
+        (Mistake::CalledMadeTooEarly, Change::Scale { replicas: 3 }, "follower-3 is made and has"),
+        (Mistake::ForgottenTooEarly, Change::Scale { replicas: 1 }, "in the directory there is"),
+        (Mistake::RemovedTooEarly, reinit, "follower-1 is made and has"),
+    ];
+    for (mistake, change, expected) in cases {
+        let mut laboratory = Laboratory::new();
+        laboratory.with_followers(2).await;
+        laboratory.mistake = Some(mistake);
+        let states = laboratory.recorded(&change, Making::Copies).await;
+        laboratory.mistake = None;
+        let found = laboratory.outcomes(&states, count).await.expect_err("a wrong order");
+        assert!(found.contains(expected), "{mistake:?}: {found}");
+    }
+}
+
+/// The control: what must not be is seen.
+#[tokio::test]
+async fn control_bad_outcomes_are_found_out() {
+    let laboratory = Laboratory::new();
+    let good = laboratory.with_followers(1).await;
+    check_after(&good, &good).unwrap();
+    let mut second_leader = good.clone();
+    second_leader.0.retain(|name, _| !name.ends_with("standby.signal"));
+    let cases = [
+        (with(&good, "secrets/superuser", &"x".repeat(32)), "secrets/superuser was"),
+        (with(&good, "follower-1/data/copy", "another"), "follower-1 was whole and is not what it was"),
+        (with(&good, "follower-1/data/base/identity", "another"), "base/identity of follower-1"),
+        (with(&good, "leader/data/pg_replslot/follower_2", ""), "there are slots"),
+        (with(&good, "cluster.toml", "format = "), "cluster.toml is not whole"),
+        (second_leader, "follower-1 is made and has"),
+    ];
+    for (bad, expected) in cases {
+        let found = check_after(&good, &bad).expect_err(expected);
+        assert!(found.contains(expected), "{found}");
+    }
+}

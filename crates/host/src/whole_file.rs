@@ -1,0 +1,34 @@
+//! Small files of a cluster that are there whole or not at all.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use crate::HostError;
+
+/// Replaces the file as a whole: a reader, and whoever comes after a kill, sees the old or the new one. One that is new has this mode.
+///
+/// # Errors
+/// [`HostError::File`] when it cannot be written.
+pub(crate) fn write(path: &Path, mode: u32, content: &[u8]) -> Result<(), HostError> {
+    let unfinished = path.with_extension("unfinished");
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(&unfinished)
+        .map_err(HostError::file("create", &unfinished))?;
+    #[cfg(test)]
+    crate::kills::note(&unfinished);
+    file.write_all(content).map_err(HostError::file("write", &unfinished))?;
+    #[cfg(test)]
+    crate::kills::note(&unfinished);
+    // Before it gets its name: a role with a password that nobody knows any more would be worse than a slow first start.
+    file.sync_all().map_err(HostError::file("sync", &unfinished))?;
+    fs::rename(&unfinished, path).map_err(HostError::file("rename to", path))?;
+    #[cfg(test)]
+    crate::kills::note(path);
+    Ok(())
+}
