@@ -1,10 +1,12 @@
 //! What tests of all crates start and wait for: servers from templates, processes, ports, file systems, control groups.
+//! Two more are for disks, and for experiments too: a driver without a guest, and a program that tries a guest's disk.
 //!
 //! Each test is a process of its own (cargo-nextest runs them so), and leaves nothing behind, also when it fails:
 //! values end what they stand for when they are dropped.
 
 pub mod control_group;
 pub mod directory;
+pub mod guest_exercise;
 pub mod mount;
 pub mod port;
 pub mod process;
@@ -13,6 +15,7 @@ pub mod seed;
 pub mod server;
 pub mod skip;
 mod template;
+pub mod vhost_driver;
 pub mod wait;
 
 pub use control_group::ControlGroup;

@@ -3,5 +3,4 @@
 //! The language is in [`protocol`]; both ends are built from it. The host's end is in `onecopy-hypervisor`.
 
 pub mod agent;
-pub mod exercise;
 pub mod protocol;

@@ -13,6 +13,7 @@ use anyhow::{Context, bail, ensure};
 use onecopy_guest_agent::protocol::Execute;
 use onecopy_hypervisor::configuration::{Disk, Incoming};
 use onecopy_hypervisor::{Agent, Ending, Machine, MachineConfiguration, MachineDirectory, Qemu, TimeLimits};
+use onecopy_testing::guest_exercise;
 use tempfile::TempDir;
 
 pub use image::{IMAGE, Image, file_disk};
@@ -212,15 +213,25 @@ impl TestGuest {
         Ok(output.trim_end().to_owned())
     }
 
-    /// Runs the verifying workload (`guest-agent exercise`) with these arguments; what it reports. Wrong data are no error here:
-    /// `errors` counts them.
+    /// Puts the program of the verifying workload into a guest that was booted; one that was restored has it.
+    ///
+    /// # Errors
+    ///
+    /// When it was not built, or the guest does not take it.
+    pub async fn put_exercise(&self) -> anyhow::Result<()> {
+        let program = guest_exercise::program()?;
+        Ok(self.agent().write_file(guest_exercise::PLACE, guest_exercise::MODE, None, &program).await?)
+    }
+
+    /// Runs the verifying workload (`guest-exercise`) with these arguments; what it reports. Wrong data are no error
+    /// here: `errors` counts them.
     ///
     /// # Errors
     ///
     /// When it did not run.
     pub async fn exercise(&self, arguments: &str) -> anyhow::Result<serde_json::Value> {
         // Status 1 says that the report has errors.
-        let output = self.run(&format!("guest-agent exercise {arguments} || [ $? = 1 ]")).await?;
+        let output = self.run(&format!("guest-exercise {arguments} || [ $? = 1 ]")).await?;
         serde_json::from_str(&output).with_context(|| format!("no report: {output}"))
     }
 

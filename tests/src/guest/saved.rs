@@ -13,6 +13,7 @@
 //! them on its bus.
 
 use std::fs::{self, File, Permissions};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,6 +26,7 @@ use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{
     HypervisorError, Machine, MachineConfiguration, Monitor, Qemu, QemuVersion, State, kvm_runs_guests,
 };
+use onecopy_testing::guest_exercise;
 use rustix::fs::{FlockOperation, flock};
 
 use super::image::{ROOT, copy_root};
@@ -44,7 +46,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 const SETTINGS: &str = "shared_buffers = 16MB";
 const INITDB_OPTIONS: [&str; 1] = ["--data-checksums"];
 
-/// What a guest had done when it was saved.
+/// What a guest had done when it was saved. Each has the program of the verifying workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saved {
     /// It had booted.
@@ -84,7 +86,7 @@ impl Saved {
             format!("guests are saved in {}: build an image of your own by ONECOPY_GUEST_DIRECTORY", saved.display())
         })?;
         let directory = saved.join(self.name());
-        let made_of = made_of(&saved_configuration(image))?;
+        let made_of = made_of(&saved_configuration(image), &guest_exercise::program()?)?;
         let is_made = || fs::read_to_string(directory.join(MADE_OF)).is_ok_and(|text| text == made_of);
         loop {
             let lock = locked(directory.with_extension("lock"), FlockOperation::LockShared).await?;
@@ -121,6 +123,7 @@ impl Saved {
             let initialize = Initialize { options, settings: SETTINGS.to_owned(), ..Initialize::default() };
             guest.agent().postgres(Postgres::Initialize(initialize), PATIENCE, |_| {}).await?;
         }
+        guest.put_exercise().await?;
         // The disk is to be booted from as well.
         guest.run("sync").await?;
         guest.hang_up();
@@ -186,8 +189,8 @@ fn of_device(disk: &Disk) -> Disk {
     }
 }
 
-/// What a machine's state depends on.
-fn made_of(configuration: &MachineConfiguration) -> anyhow::Result<String> {
+/// What a machine's state and disk depend on.
+fn made_of(configuration: &MachineConfiguration, program: &[u8]) -> anyhow::Result<String> {
     let qemu = Command::new(Qemu::find()?.program()).arg("--version").output()?;
     let mut text = String::from_utf8_lossy(&qemu.stdout).into_owned();
     if kvm_runs_guests() {
@@ -196,7 +199,10 @@ fn made_of(configuration: &MachineConfiguration) -> anyhow::Result<String> {
         let first = processors.lines().take_while(|line| !line.is_empty());
         text.extend(first.filter(|line| line.starts_with("model name") || line.starts_with("flags")));
     }
-    Ok(format!("{text}\n{configuration:#?}\n{INITDB_OPTIONS:?} {SETTINGS}\n"))
+    let mut hasher = DefaultHasher::new();
+    program.hash(&mut hasher);
+    let program = hasher.finish();
+    Ok(format!("{text}\n{configuration:#?}\n{INITDB_OPTIONS:?} {SETTINGS}\nguest-exercise {program:016x}\n"))
 }
 
 /// The machine's state, all of it, to a new file. The machine runs until nearly all is there, and stands then for good.

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use onecopy_disk::nbd::{Address, DiskExports, Server, ServerOptions, SourceExports};
 use onecopy_disk::source::{NbdClient, NbdClientOptions, Source};
-use onecopy_disk::vhost::driver::{Ask, Driver, DriverOptions};
 use onecopy_disk::vhost::{VhostDoor, VhostOptions};
 use onecopy_disk::{At, Attachment, CreateOptions, Disk, OpenOptions, SECTOR_BYTES};
+use onecopy_testing::vhost_driver::{Ask, Driver, DriverOptions};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 

@@ -28,7 +28,7 @@ const SLOW_BYTES_PER_SECOND: u64 = 12 << 20;
 const SLOW_TIME: Duration = Duration::from_secs(12);
 const FAST_BYTES_PER_SECOND: u64 = 1 << 30;
 /// Reads and writes during the whole move, and for a while after it; and fills the page cache.
-const WORK: &str = "guest-agent exercise --device /mnt/work --seconds 30 --threads 4 --no-discards > /run/report";
+const WORK: &str = "guest-exercise --device /mnt/work --seconds 30 --threads 4 --no-discards > /run/report";
 const FILL: &str = "for file in $(seq 96); do cat /mnt/$file > /dev/null; sleep 0.05; done";
 /// Compares the files with their sums.
 const COMPARE: &str = "cd /mnt; md5sum -c /run/sums; true";
@@ -120,6 +120,7 @@ async fn move_at_work(source_arguments: &[&str]) -> anyhow::Result<Moved> {
     })
     .await?;
     let arriving = moving.expect("the guest was configured");
+    guest.put_exercise().await?;
     guest.run(PREPARE).await?;
     let background = format!("(setsid bash -c '{WORK}; touch /run/done' > /dev/null 2>&1 &)");
     guest.run(&background).await?;

@@ -165,7 +165,7 @@ async fn work_for_a_while(guest: &TestGuest) {
 async fn b47_what_was_flushed_survives_a_power_cut_sector_by_sector() {
     let mut site = Site::new().unwrap();
     let guest = site.restore(Saved::Booted).await.unwrap();
-    let work = "guest-agent exercise --device /dev/vdb --seconds 600 --threads 2 --log /root/log";
+    let work = "guest-exercise --device /dev/vdb --seconds 600 --threads 2 --log /root/log";
     guest.run(&format!("touch /root/log && (setsid {work} > /dev/null 2>&1 &) && sync")).await.unwrap();
     work_for_a_while(&guest).await;
     let guest = site.lose_power(guest).await.unwrap();

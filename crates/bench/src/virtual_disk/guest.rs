@@ -10,6 +10,7 @@ use onecopy_hypervisor::configuration::{
     AsynchronousIo, Boot, Disk, DiskDoor, FileFormat, KERNEL_ARGUMENTS, NbdServer,
 };
 use onecopy_hypervisor::{Agent, Machine, MachineConfiguration, MachineDirectory, Qemu, TimeLimits};
+use onecopy_testing::guest_exercise;
 use serde::{Deserialize, Serialize};
 
 use super::back_end::{Server, Way, fill_image};
@@ -120,7 +121,7 @@ pub struct GuestMeasured {
     pub qemu_us: f64,
 }
 
-/// What `guest-agent exercise --measure` reports.
+/// What `guest-exercise --measure` reports.
 #[derive(Debug, Deserialize)]
 struct Exercised {
     operations: u64,
@@ -146,6 +147,8 @@ pub struct Guest {
 pub struct Needs {
     image: GuestImage,
     qemu: Qemu,
+    /// The program `guest-exercise`.
+    exercise: Vec<u8>,
 }
 
 impl Needs {
@@ -157,7 +160,7 @@ impl Needs {
         let image =
             GuestImage::find(None).context("no guest image: run `make guest`, or measure with --only driver")?;
         let qemu = Qemu::find().context("no QEMU: run `make setup`, or measure with --only driver")?;
-        Ok(Needs { image, qemu })
+        Ok(Needs { image, qemu, exercise: guest_exercise::program()? })
     }
 }
 
@@ -191,7 +194,12 @@ impl Guest {
         let directory = MachineDirectory::new(home.join("run"))?;
         let machine = Machine::start(&needs.qemu, &configuration, &directory, &[], TimeLimits::default()).await?;
         match machine.agent().await {
-            Ok(agent) => Ok(Guest { agent, machine, disks }),
+            Ok(agent) => {
+                let guest = Guest { agent, machine, disks };
+                let (place, mode) = (guest_exercise::PLACE, guest_exercise::MODE);
+                guest.agent.write_file(place, mode, None, &needs.exercise).await?;
+                Ok(guest)
+            }
             Err(error) => {
                 let console = machine.console().tail(CONSOLE_LINES);
                 end(&machine).await;
@@ -211,7 +219,7 @@ impl Guest {
         // `/dev/vda` is the root file system.
         let device = format!("/dev/vd{}", char::from(b'b' + u8::try_from(place)?));
         let (depth, span, seconds) = (load.depth.to_string(), SPAN_BYTES.to_string(), length.as_secs().to_string());
-        let command = ["guest-agent", "exercise", "--device", &device, "--measure", load.verb(), "--block", "4096"];
+        let command = ["guest-exercise", "--device", &device, "--measure", load.verb(), "--block", "4096"];
         let more = ["--depth", &depth, "--span", &span, "--seconds", &seconds];
         let server_time = || self.disks[place].server.as_ref().map(Server::processor_time).transpose();
         let (qemu_before, server_before) = (process_time(self.machine.process_id())?, server_time()?);

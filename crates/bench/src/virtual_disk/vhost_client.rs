@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use onecopy_disk::vhost::driver::{self, Driver, DriverOptions};
+use onecopy_testing::vhost_driver::{self, Driver, DriverOptions};
 
 use super::load::{Ask, Client};
 
@@ -29,7 +29,7 @@ impl VhostClient {
         Ok(VhostClient { driver, data: vec![0; SLOT_BYTES as usize], written: 0 })
     }
 
-    fn ended(&mut self, finished: driver::Finished) -> anyhow::Result<()> {
+    fn ended(&mut self, finished: vhost_driver::Finished) -> anyhow::Result<()> {
         anyhow::ensure!(Driver::succeeded(&finished), "a request failed: {finished:?}");
         Ok(())
     }
@@ -41,9 +41,9 @@ impl Client for VhostClient {
         let begun = if ask.is_write {
             self.written += 1;
             stamp(&mut self.data[..ask.length as usize], self.written);
-            self.driver.submit(0, driver::Ask::Write { sector, data: &self.data[..ask.length as usize] })?
+            self.driver.submit(0, vhost_driver::Ask::Write { sector, data: &self.data[..ask.length as usize] })?
         } else {
-            self.driver.submit(0, driver::Ask::Read { sector, length: ask.length })?
+            self.driver.submit(0, vhost_driver::Ask::Read { sector, length: ask.length })?
         };
         Ok(begun.is_some())
     }

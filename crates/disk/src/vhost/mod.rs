@@ -24,7 +24,6 @@ mod connection;
 mod counters;
 mod dirty;
 mod drain;
-pub mod driver;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod hold;

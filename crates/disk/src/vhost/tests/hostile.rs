@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use onecopy_testing::vhost_driver::{Driver, DriverOptions};
 use proptest::prelude::*;
 
-use super::super::driver::{Driver, DriverOptions};
 use super::{PATIENCE, Room, SIZE_BYTES, pattern, read, write};
 
 const NEXT: u16 = 1;

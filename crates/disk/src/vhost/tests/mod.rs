@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onecopy_testing::vhost_driver::{Ask, Driver, DriverOptions, Finished, GUEST_BASE};
 use tempfile::TempDir;
 
-use super::driver::{Ask, Driver, DriverOptions, Finished, GUEST_BASE};
+use super::inflight::InflightArea;
 use super::{HoldPolicy, VhostDoor, VhostOptions};
 use crate::{Attachment, CreateOptions, Disk, OpenOptions};
 
@@ -329,7 +330,9 @@ fn b39_many_requests_at_once_on_many_rings_all_come_back() {
 fn b42_requests_in_flight_are_done_by_the_next_door() {
     let room = Room::new(1);
     let mut driver = Driver::connect(&room.socket(), DriverOptions::default()).unwrap();
-    let area = Arc::new(driver.in_flight()).queue(0, 128).unwrap();
+    let (file, size_bytes) = driver.in_flight().expect("requests in flight are tracked");
+    let area = InflightArea::map(file.try_clone().unwrap(), 0, size_bytes, (1, 128)).unwrap();
+    let area = Arc::new(area).queue(0, 128).unwrap();
     assert!(area.recover(0).is_none(), "a new area knows nothing");
     // An earlier door took the first two and died; the third it never saw. Both write one block: the order is theirs.
     let slots: Vec<u16> = (1..=3_u8)
@@ -356,8 +359,8 @@ fn b42_requests_in_flight_are_done_by_the_next_door() {
 
 #[test]
 fn b42_a_batch_told_but_not_cleared_is_not_done_again() {
-    let (file, size_bytes) = super::inflight::InflightArea::create(2, 16).unwrap();
-    let area = Arc::new(super::inflight::InflightArea::map(file, 0, size_bytes, (2, 16)).unwrap());
+    let (file, size_bytes) = InflightArea::create(2, 16).unwrap();
+    let area = Arc::new(InflightArea::map(file, 0, size_bytes, (2, 16)).unwrap());
     let queue = area.queue(1, 16).unwrap();
     assert!(queue.recover(0xffff).is_none());
     for (counter, head) in [3, 7, 5, 1].into_iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// How they are written.
-pub(crate) const USAGE: &str = "guest-agent exercise --device PATH [OPTION]...
+const USAGE: &str = "guest-exercise --device PATH [OPTION]...
   --seconds N           how long (10)
   --seed N              of the random choices and the contents (1)
   --threads N           (4)

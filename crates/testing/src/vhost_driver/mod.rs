@@ -1,4 +1,4 @@
-//! A virtio-blk driver without a guest: the other end of the door, for tests and benchmarks.
+//! A virtio-blk driver without a guest: the other end of a vhost-user-blk door, which it knows by the protocol alone.
 //!
 //! It is a front end and a guest's driver at once: it shares a piece of its own memory, keeps the rings in it and does
 //! requests. Everything that a well-behaved guest would not do can be done through [`Driver::put`] and
@@ -23,9 +23,26 @@ use vhost::vhost_user::{Frontend, VhostUserFrontend, VhostUserProtocolFeatures};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use super::config::{FEATURES, feature};
+/// `VHOST_F_LOG_ALL` (linux/vhost.h): the device marks its writes into memory.
+const LOG_ALL: u64 = 1 << 26;
+/// `VIRTIO_F_EVENT_IDX`: both sides say up to where they need no notification.
+const EVENT_INDEX: u64 = 1 << 29;
+/// All that a driver asks for (VIRTIO 1.2, 5.2.3 and 6). A door that offers less refuses.
+const FEATURES: u64 = (1 << 1) // SIZE_MAX
+    | (1 << 2) // SEG_MAX
+    | (1 << 6) // BLK_SIZE
+    | (1 << 9) // FLUSH
+    | (1 << 10) // TOPOLOGY
+    | (1 << 12) // MQ
+    | (1 << 13) // DISCARD
+    | (1 << 14) // WRITE_ZEROES
+    | LOG_ALL
+    | (1 << 28) // INDIRECT_DESC
+    | EVENT_INDEX
+    | (1 << 30) // VHOST_USER_F_PROTOCOL_FEATURES
+    | (1 << 32); // VERSION_1
 
 /// Where the shared memory begins for the "guest".
 pub const GUEST_BASE: u64 = 0x4000_0000;
@@ -175,7 +192,7 @@ impl Driver {
         let file = File::from(rustix::fs::memfd_create("driver", rustix::fs::MemfdFlags::CLOEXEC).map_err(io)?);
         file.set_len(size.next_multiple_of(4096))?;
         let memory = MmapRegion::from_file(FileOffset::new(file.try_clone()?, 0), file.metadata()?.len() as usize)?;
-        let flags = libc::EFD_NONBLOCK | libc::EFD_CLOEXEC;
+        let flags = EFD_NONBLOCK | EFD_CLOEXEC;
         let rings = (0..options.queues)
             .map(|_| {
                 let call = EventFd::new(flags)?;
@@ -215,8 +232,8 @@ impl Driver {
     }
 
     fn features(&self, log: bool) -> u64 {
-        let without = if self.options.event_index { 0 } else { feature::EVENT_IDX };
-        FEATURES & !without & if log { u64::MAX } else { !feature::LOG_ALL }
+        let without = if self.options.event_index { 0 } else { EVENT_INDEX };
+        FEATURES & !without & if log { u64::MAX } else { !LOG_ALL }
     }
 
     fn negotiate(&mut self, log: bool) -> Result<(), DriverError> {
@@ -313,13 +330,9 @@ impl Driver {
         Ok(self.front_end.get_config(0, bytes, VhostUserConfigFlags::WRITABLE, &room)?.1)
     }
 
-    /// The area of requests in flight, as a door maps it.
-    #[cfg(test)]
-    pub(super) fn in_flight(&self) -> super::inflight::InflightArea {
-        let (area, file) = self.in_flight.as_ref().expect("requests in flight are tracked");
-        let file = file.try_clone().expect("a descriptor more");
-        let shape = (area.num_queues, area.queue_size);
-        super::inflight::InflightArea::map(file, 0, area.mmap_size, shape).expect("the door made it")
+    /// The area of requests in flight, as the door has made it, and its size in bytes; none when they are not tracked.
+    pub fn in_flight(&self) -> Option<(&File, u64)> {
+        self.in_flight.as_ref().map(|(area, file)| (file, area.mmap_size))
     }
 
     /// Begins to log which pages the device writes.

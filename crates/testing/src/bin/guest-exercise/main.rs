@@ -19,6 +19,7 @@ mod workload;
 use options::{Action, Options};
 use serde::Serialize;
 use std::io;
+use std::process::ExitCode;
 
 /// How errors are told apart from each other when there are many: the first so many are described.
 const DESCRIBED_MAX: usize = 10;
@@ -60,11 +61,20 @@ impl Report {
     }
 }
 
-/// What the arguments behind `exercise` mean.
-pub const USAGE: &str = options::USAGE;
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match exercise(&arguments) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("guest-exercise: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
 
 /// Does what the arguments say and prints one line of JSON. False: something was not as it must be.
-pub fn exercise(arguments: &[String]) -> io::Result<bool> {
+fn exercise(arguments: &[String]) -> io::Result<bool> {
     let options = Options::parse(arguments).map_err(|message| io::Error::new(io::ErrorKind::InvalidInput, message))?;
     match options.action {
         Action::Work => tell(&workload::work(&options)?),

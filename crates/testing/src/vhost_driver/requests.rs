@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use vmm_sys_util::epoll::EpollEvent;
 
 use super::{AVAILABLE, Ask, Driver, DriverError, Finished, Ring, USED};
-use crate::vhost::request::status;
+
+/// `VIRTIO_BLK_S_OK` (VIRTIO 1.2, 5.2.6).
+const STATUS_OK: u8 = 0;
 
 impl Driver {
     /// Writes a descriptor of a ring's table.
@@ -189,6 +191,6 @@ impl Driver {
 
     /// Whether a request succeeded.
     pub fn succeeded(finished: &Finished) -> bool {
-        finished.status == status::OK
+        finished.status == STATUS_OK
     }
 }
