@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 const ASKED_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 20 });
 /// How long they wait when the front end has gone: what is not done then stays marked in flight and is done again.
 const LOST_TIMEOUT: Duration = Duration::from_secs(2);
-/// A stop that begins later than this after the one before it has a time of its own.
-const PAUSE: Duration = Duration::from_secs(5);
+/// A stop that begins later than this after the one before it has a time of its own. A test that is held up makes no pause.
+const PAUSE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 5 });
 
 /// Why a ring stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,14 +35,24 @@ struct Period {
 impl Drain {
     /// Stops one ring or more until the deadline of all that stop now.
     pub(super) fn during<T>(&self, ending: Ending, stop: impl FnOnce(Instant) -> T) -> T {
-        let now = Instant::now();
-        let before = self.period().filter(|period| now.saturating_duration_since(period.last) < PAUSE);
-        let timeout = if ending == Ending::Asked { ASKED_TIMEOUT } else { LOST_TIMEOUT };
-        let own = now + timeout;
-        let deadline = before.map_or(own, |period| period.deadline.min(own));
+        let deadline = self.deadline(ending, Instant::now());
         let outcome = stop(deadline);
         *self.period() = Some(Period { deadline, last: Instant::now() });
         outcome
+    }
+
+    /// The deadline of a stop that begins at `now`.
+    fn deadline(&self, ending: Ending, now: Instant) -> Instant {
+        let before = self.period().filter(|period| now.saturating_duration_since(period.last) < PAUSE);
+        let timeout = if ending == Ending::Asked { ASKED_TIMEOUT } else { LOST_TIMEOUT };
+        let own = now + timeout;
+        before.map_or(own, |period| period.deadline.min(own))
+    }
+
+    /// The deadline of the stop that ended last.
+    #[cfg(test)]
+    pub(super) fn last_deadline(&self) -> Option<Instant> {
+        self.period().map(|period| period.deadline)
     }
 
     /// A ring started: the next stop is not one of those before.
@@ -61,18 +71,32 @@ mod tests {
 
     #[test]
     fn b37_stops_one_after_the_other_share_a_deadline_until_a_ring_starts() {
-        // Again where this thread was held up: then they are not stops one after the other.
-        let told = (0..100).find_map(|_| {
-            let (drain, begin) = (Drain::default(), Instant::now());
-            let deadline_of = |ending| drain.during(ending, |deadline| deadline);
-            let told = (deadline_of(Ending::Asked), deadline_of(Ending::Asked), deadline_of(Ending::Lost));
-            drain.forget();
-            let later = deadline_of(Ending::Asked);
-            (begin.elapsed() < ASKED_TIMEOUT - LOST_TIMEOUT).then_some((told, later))
-        });
-        let ((first, second, lost), later) = told.expect("this thread is not always held up");
-        assert_eq!(second, first);
-        assert!(lost < first);
-        assert!(later > first);
+        let (drain, begin) = (Drain::default(), Instant::now());
+        let stop = |ending, begun| {
+            let deadline = drain.deadline(ending, begun);
+            *drain.period() = Some(Period { deadline, last: begun });
+            deadline
+        };
+        let moment = Duration::from_millis(1);
+        let first = stop(Ending::Asked, begin);
+        assert_eq!(first, begin + ASKED_TIMEOUT);
+        assert_eq!(stop(Ending::Asked, begin + moment), first);
+        // One that has less time than is left takes its own.
+        let lost = stop(Ending::Lost, begin + moment);
+        assert_eq!(lost, begin + moment + LOST_TIMEOUT);
+        // Long after the one before it, a stop has a time of its own.
+        let later = begin + moment + PAUSE;
+        assert_eq!(stop(Ending::Asked, later), later + ASKED_TIMEOUT);
+        drain.forget();
+        assert_eq!(stop(Ending::Asked, later + moment), later + moment + ASKED_TIMEOUT);
+    }
+
+    #[test]
+    fn b37_a_stop_leaves_its_deadline_to_the_next_one() {
+        let drain = Drain::default();
+        assert_eq!(drain.last_deadline(), None);
+        let first = drain.during(Ending::Asked, |deadline| deadline);
+        assert_eq!(drain.during(Ending::Asked, |deadline| deadline), first);
+        assert_eq!(drain.last_deadline(), Some(first));
     }
 }

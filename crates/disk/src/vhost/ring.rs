@@ -226,7 +226,7 @@ impl Ring {
     }
 
     /// Whether the ring stops, and gives every answer before.
-    fn is_answered_whole(&self) -> bool {
+    pub(super) fn is_answered_whole(&self) -> bool {
         matches!(self.state().run, Run::Running { stopping: Some(Ending::Asked), .. })
     }
 

@@ -3,12 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
+use super::super::drain::Ending;
 use super::*;
 use crate::Request;
 use crate::source::{Source, SourceError};
-
-/// Of a test that must see something done in time.
-const TRIES: u32 = 5;
 
 /// A base that does not answer until it is told to.
 #[derive(Default)]
@@ -55,17 +53,8 @@ fn submit(driver: &mut Driver, queue: u16, ask: Ask<'_>) {
     driver.kick(queue).unwrap();
 }
 
-/// Tries again where something was late: of a stop that waits for what it must not wait for, each try tells.
-fn in_one_of_some_tries(what: &str, holds: impl Fn() -> bool) {
-    assert!((0..TRIES).any(|_| holds()), "{what}");
-}
-
 #[test]
 fn b37_a_flush_that_ends_after_the_ring_began_to_stop_is_answered() {
-    in_one_of_some_tries("the stop waited for an answer that was kept back", a_stop_awaits_a_flush_and_no_release);
-}
-
-fn a_stop_awaits_a_flush_and_no_release() -> bool {
     let room = Room::new(1);
     let mut driver = room.driver(DriverOptions::default());
     write(&mut driver, 0, &pattern(1, 4096));
@@ -77,18 +66,14 @@ fn a_stop_awaits_a_flush_and_no_release() -> bool {
     submit(&mut driver, 0, Ask::Flush);
     until("the flush waits", || room.door.statistics().waited == 1);
     drop(disk);
-    let begin = Instant::now();
-    let helper = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(500));
-        drop(let_go);
-    });
-    driver.stop(0).unwrap();
-    let is_soon = begin.elapsed() < Duration::from_secs(2);
-    helper.join().unwrap();
-    if is_soon {
-        assert_eq!(driver.wait(0, Duration::from_millis(200)).unwrap().status, 0);
-    }
-    is_soon
+    // The deadline is far away: a stop that ends has waited for nothing but the flush.
+    let (ring, (told, ended)) = (room.door.shared.rings[0].clone(), mpsc::channel());
+    let stopping = ring.clone();
+    std::thread::spawn(move || told.send(stopping.stop(Ending::Asked, Instant::now() + 10 * PATIENCE)));
+    until("the ring stops", || ring.is_answered_whole());
+    drop(let_go);
+    ended.recv_timeout(PATIENCE).expect("the stop waited for an answer that was kept back");
+    assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
 }
 
 #[test]
@@ -113,23 +98,21 @@ fn b37_answers_kept_back_from_a_front_end_that_goes_stay_in_flight() {
 
 #[test]
 fn b37_rings_whose_requests_wait_stop_within_one_time() {
-    in_one_of_some_tries("the rings waited one after the other", rings_stop_within_one_time);
-}
-
-fn rings_stop_within_one_time() -> bool {
     let room = silent_room(4);
     let mut driver = room.driver(DriverOptions { queues: 4, ..DriverOptions::default() });
     for queue in 0..4 {
         submit(&mut driver, queue, Ask::Read { sector: 0, length: 4096 });
     }
     until("all wait", || room.door.statistics().waited == 4);
-    let begin = Instant::now();
+    let mut deadlines = Vec::new();
     for queue in 0..4 {
         driver.stop(queue).unwrap();
-        assert_eq!(driver.wait(queue, Duration::from_millis(200)).unwrap().status, 1);
+        // What waits still at the deadline fails.
+        assert_eq!(driver.wait(queue, PATIENCE).unwrap().status, 1);
+        deadlines.push(room.door.shared.drain.last_deadline().expect("a ring has stopped"));
     }
-    // 3 s for all of them, and 2 s for the disk's close. Each for itself they would take 12 s.
-    begin.elapsed() < Duration::from_secs(9)
+    deadlines.dedup();
+    assert_eq!(deadlines.len(), 1, "the rings waited one after the other: {deadlines:?}");
 }
 
 #[test]
@@ -142,10 +125,9 @@ fn b37_a_ring_takes_no_more_than_may_wait() {
     driver.kick(0).unwrap();
     let limit = super::super::progress::WAITING_MAX as u16;
     until("as many wait as may", || room.door.statistics().waited == u64::from(limit));
-    std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(room.door.statistics().waited, u64::from(limit));
     // Those that were not begun are as if they had never been taken.
     assert_eq!(driver.stop(0).unwrap(), limit);
+    assert_eq!(room.door.statistics().waited, u64::from(limit));
 }
 
 #[test]
