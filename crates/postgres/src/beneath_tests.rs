@@ -54,9 +54,20 @@ fn k24_only_files_that_are_the_accounts_are_opened() {
     }
     File::create(at("data/large")).and_then(|file| file.set_len(1 << 40)).expect("a hole");
     assert!(refusal(data.read(Path::new("large"))).contains("more than"));
+}
+
+#[test]
+fn k24_files_of_others_are_not_opened_under_a_name_in_the_accounts_directory() {
     if !is_root() {
+        onecopy_testing::skip(
+            "k24_files_of_others_are_not_opened_under_a_name_in_the_accounts_directory",
+            "only root has servers of another account",
+        );
         return;
     }
+    let laboratory = laboratory();
+    let at = |name: &str| laboratory.path().join(name);
+    let data = Directory::open(&at("data")).expect("opened");
     fs::hard_link(at("outside/secret"), at("data/name")).expect("a second name");
     assert!(refusal(data.open_read(Path::new("name"))).contains("somebody else"));
     assert!(refusal(data.open_write(Path::new("name"))).contains("somebody else"));
@@ -88,11 +99,6 @@ fn k25_postgresqls_own_links_lead_to_directories_of_the_same_account_alone() {
         assert!(refusal(data.open_read(&Path::new(link).join("pg_wal/secret"))).contains("symbolic link"));
         fs::remove_file(at("own/pg_wal")).expect("removed");
         fs::remove_file(at("data").join(link)).expect("removed");
-        symlink(at("outside"), at("data").join(link)).expect("laid");
-        if is_root() {
-            assert!(refusal(data.open_read(&Path::new(link).join("secret"))).contains("same account"), "{link}");
-            refusal(data.create_new(&Path::new(link).join("new"), &account(), 0o600));
-        }
     }
     // No tablespace has such a name.
     symlink(at("own"), at("data/pg_tblspc/name")).expect("laid");
@@ -100,8 +106,31 @@ fn k25_postgresqls_own_links_lead_to_directories_of_the_same_account_alone() {
 }
 
 #[test]
+fn k25_postgresqls_own_links_do_not_lead_to_directories_of_others() {
+    if !is_root() {
+        onecopy_testing::skip(
+            "k25_postgresqls_own_links_do_not_lead_to_directories_of_others",
+            "only root has servers of another account",
+        );
+        return;
+    }
+    let laboratory = laboratory();
+    let at = |name: &str| laboratory.path().join(name);
+    let data = Directory::open(&at("data")).expect("opened");
+    for link in ["pg_tblspc/16400", "pg_wal"] {
+        symlink(at("outside"), at("data").join(link)).expect("laid");
+        assert!(refusal(data.open_read(&Path::new(link).join("secret"))).contains("same account"), "{link}");
+        refusal(data.create_new(&Path::new(link).join("new"), &account(), 0o600));
+    }
+}
+
+#[test]
 fn k25_the_way_to_a_directory_is_the_operators() {
     if !is_root() {
+        onecopy_testing::skip(
+            "k25_the_way_to_a_directory_is_the_operators",
+            "only root has servers of another account",
+        );
         return;
     }
     let laboratory = laboratory();
@@ -150,6 +179,10 @@ fn k25_no_way_leads_through_a_process() {
 #[test]
 fn k25_what_lies_in_a_directory_of_somebody_else_is_not_changed() {
     if !is_root() {
+        onecopy_testing::skip(
+            "k25_what_lies_in_a_directory_of_somebody_else_is_not_changed",
+            "only root has servers of another account",
+        );
         return;
     }
     let laboratory = laboratory();

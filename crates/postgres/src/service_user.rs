@@ -247,6 +247,10 @@ mod tests {
         use std::io::{Read, Write};
         use std::os::unix::process::CommandExt;
         if !rustix::process::geteuid().is_root() {
+            onecopy_testing::skip(
+                "k21_nobody_of_the_account_looks_into_a_process_before_its_program_begins",
+                "only root has servers of another account",
+            );
             return;
         }
         let (mut told, mut tell) = std::io::pipe().expect("a pipe");
@@ -279,18 +283,23 @@ mod tests {
 
     #[test]
     fn unknown_accounts_are_named() {
-        if rustix::process::geteuid().is_root() {
-            for name in ["no-such-account", "root"] {
-                let error = ServiceUser::resolve(Some(name)).expect_err("refused").to_string();
-                assert!(error.contains(name), "{error}");
-            }
+        if !rustix::process::geteuid().is_root() {
+            onecopy_testing::skip("unknown_accounts_are_named", "only root chooses the servers' account");
+            return;
+        }
+        for name in ["no-such-account", "root"] {
+            let error = ServiceUser::resolve(Some(name)).expect_err("refused").to_string();
+            assert!(error.contains(name), "{error}");
         }
     }
 
     #[test]
     fn a_closed_parent_is_named() {
-        // Only another account than one's own can be kept out of one's own directory.
         if !rustix::process::geteuid().is_root() {
+            onecopy_testing::skip(
+                "a_closed_parent_is_named",
+                "only another account than one's own can be kept out of one's own directory, and only root has one",
+            );
             return;
         }
         let directory = tempfile::tempdir().expect("a directory");
@@ -335,6 +344,10 @@ mod tests {
     #[test]
     fn k25_nothing_is_written_or_made_through_a_link_that_the_account_has_laid() {
         if !rustix::process::geteuid().is_root() {
+            onecopy_testing::skip(
+                "k25_nothing_is_written_or_made_through_a_link_that_the_account_has_laid",
+                "only root has servers of another account",
+            );
             return;
         }
         let (_directory, precious, home) = laboratory();
@@ -356,6 +369,10 @@ mod tests {
     fn k25_a_second_name_of_a_foreign_file_is_not_given_away_for_a_log() {
         use crate::log_tail::LogFile;
         if !rustix::process::geteuid().is_root() {
+            onecopy_testing::skip(
+                "k25_a_second_name_of_a_foreign_file_is_not_given_away_for_a_log",
+                "only root has servers of another account",
+            );
             return;
         }
         let (_directory, precious, home) = laboratory();

@@ -254,7 +254,7 @@ async fn a_postmaster_that_has_no_lock_file_yet_is_stopped() {
     let other = Server::open(server.options().clone()).await.expect("a server");
     let [postmaster] = processes_of(data_directory)[..] else { panic!("it has begun nobody yet") };
     other.stop(StopMode::Fast).await.expect("stopped");
-    assert_eq!(processes_of(data_directory), []);
+    assert_eq!(processes_of(data_directory), Vec::<u32>::new());
     let ended = waitid(
         WaitId::Pid(Pid::from_raw(postmaster.cast_signed()).expect("a process")),
         WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,

@@ -271,7 +271,10 @@ fn a_moved_skeleton_links_to_where_its_tablespaces_are() {
 #[test]
 fn only_directories_of_the_clone_s_account_are_removed() {
     if !rustix::process::geteuid().is_root() {
-        // An ordinary account removes nothing that it may not.
+        onecopy_testing::skip(
+            "only_directories_of_the_clone_s_account_are_removed",
+            "only root can give a file to another account",
+        );
         return;
     }
     let room = Room::new();
@@ -351,13 +354,6 @@ fn k25_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
     place.write(Path::new("backup_label"), b"ours", 0o600).expect("written");
     assert_eq!(fs::read(at("backup_label")).expect("read"), b"ours");
     assert_eq!(state(&precious), before);
-    if is_root() {
-        // A directory of root's that was moved here.
-        fs::rename(&precious, at("pg_stat")).expect("moved");
-        named(place.make_directory(Path::new("pg_stat"), 0o777), "pg_stat");
-        fs::rename(at("pg_stat"), &precious).expect("moved back");
-        assert_eq!(state(&precious), before);
-    }
     // No bit by which a program runs as somebody else.
     place.write(Path::new("program"), b"#!", 0o4755).expect("written");
     place.make_directory(Path::new("sticky"), 0o3777).expect("made");
@@ -366,10 +362,33 @@ fn k25_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
     }
 }
 
+#[test]
+fn k25_a_directory_of_roots_that_was_moved_into_a_clone_is_not_taken_for_its_own() {
+    if !is_root() {
+        onecopy_testing::skip(
+            "k25_a_directory_of_roots_that_was_moved_into_a_clone_is_not_taken_for_its_own",
+            "only root has servers of another account",
+        );
+        return;
+    }
+    let room = Room::new();
+    let (place, precious) = with_precious(&room);
+    let (before, moved) = (state(&precious), place.directory.join("pg_stat"));
+    fs::rename(&precious, &moved).expect("moved");
+    let error = place.make_directory(Path::new("pg_stat"), 0o777).expect_err("root's").to_string();
+    assert!(error.contains("pg_stat"), "{error}");
+    fs::rename(&moved, &precious).expect("moved back");
+    assert_eq!(state(&precious), before);
+}
+
 /// A service may be killed before it has given to the account what it has made.
 #[test]
 fn k25_of_what_is_not_given_to_the_account_only_what_is_empty_is_removed() {
     if !is_root() {
+        onecopy_testing::skip(
+            "k25_of_what_is_not_given_to_the_account_only_what_is_empty_is_removed",
+            "only root can give a file to another account",
+        );
         return;
     }
     let room = Room::new();
@@ -438,17 +457,29 @@ fn k25_nothing_outside_of_a_clone_is_removed() {
     std::os::unix::fs::symlink(&precious, place.directory.join("base/5")).expect("laid");
     let error = skeleton.reconcile(Arc::new(image(&[5], &[], Some(16400)))).expect_err("a link");
     assert!(error.to_string().contains("base/5/1"), "{error}");
-    // The same with the directory of its tablespaces.
-    let skeleton = room.make("other", &whole);
+    assert!(precious.join("1").exists() && precious.join("16400/1").exists());
+}
+
+/// The account lays a link where the directory of its tablespaces was.
+#[test]
+fn k25_no_tablespace_outside_of_a_clone_is_removed() {
+    if !is_root() {
+        onecopy_testing::skip("k25_no_tablespace_outside_of_a_clone_is_removed", "only root can give a link away");
+        return;
+    }
+    let room = Room::new();
+    let whole = image(&[5], &[(1, 10, false)], Some(16400));
+    let skeleton = room.make("clone", &whole);
     let place = skeleton.place().clone();
+    let precious = room.directory.path().join("precious");
+    fs::create_dir_all(precious.join("16400")).expect("made");
+    fs::write(precious.join("16400/1"), "mine").expect("written");
     fs::rename(&place.tablespaces, room.directory.path().join("far")).expect("moved");
     std::os::unix::fs::symlink(&precious, &place.tablespaces).expect("laid");
-    if is_root() {
-        std::os::unix::fs::lchown(&place.tablespaces, Some(place.user.user_id()), None).expect("given");
-        place.remove_tablespace(&whole.tablespaces[0]).expect_err("not the account's");
-        remove(&place).expect_err("not the account's");
-    }
-    assert!(precious.join("1").exists() && precious.join("16400/1").exists());
+    std::os::unix::fs::lchown(&place.tablespaces, Some(place.user.user_id()), None).expect("given");
+    place.remove_tablespace(&whole.tablespaces[0]).expect_err("not the account's");
+    remove(&place).expect_err("not the account's");
+    assert!(precious.join("16400/1").exists());
 }
 
 fn shapes() -> impl Strategy<Value = Image> {
