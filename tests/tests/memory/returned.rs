@@ -21,8 +21,10 @@ const EDGES_BYTES: u64 = 2 * 4096;
 const BESIDE_BYTES_MAX: u64 = 4 * MIB;
 const SUMMED_DEADLINE: Duration = Duration::from_secs(120);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Other programs of the machine use shared memory, too: in one of so many rounds they must not hide what is seen.
-const ROUNDS_MAX: usize = 10;
+/// The machine's shared memory is used by other programs, too, which come and go: the middle of so many rounds is looked at,
+/// and may be off by what such a program takes. What the server itself gives back is known to the byte, and tested above.
+const ROUNDS: usize = 9;
+const OTHERS_BYTES_MAX: u64 = 32 * MIB;
 /// Memory comes and goes in these units.
 const HUGE_PAGE_BYTES: u64 = 2 * MIB;
 
@@ -84,18 +86,25 @@ async fn m1_memory_is_returned_on_17() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m1_the_machine_has_what_is_returned() -> anyhow::Result<()> {
     let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
-    let (pool, mut seen) = (laboratory.pool().await?, Vec::new());
-    for _ in 0..ROUNDS_MAX {
-        pool.resize(CEILING_BYTES).await?;
-        let before = machine_shared_bytes()?;
+    let (pool, mut fallen, mut risen) = (laboratory.pool().await?, Vec::new(), Vec::new());
+    pool.resize(CEILING_BYTES).await?;
+    for _ in 0..ROUNDS {
+        let large = machine_shared_bytes()?;
         pool.resize(64 * MIB).await?;
-        let fallen = before.saturating_sub(machine_shared_bytes()?);
-        if fallen.abs_diff(CEILING_BYTES - 64 * MIB) <= BESIDE_BYTES_MAX {
-            return Ok(());
-        }
-        seen.push(fallen);
+        let small = machine_shared_bytes()?;
+        pool.resize(CEILING_BYTES).await?;
+        fallen.push(large.saturating_sub(small));
+        risen.push(machine_shared_bytes()?.saturating_sub(small));
     }
-    anyhow::bail!("shared memory of the machine fell by {seen:?}")
+    for (what, mut seen) in [("fell", fallen), ("rose", risen)] {
+        seen.sort_unstable();
+        let middle = seen[ROUNDS / 2];
+        ensure!(
+            middle.abs_diff(CEILING_BYTES - 64 * MIB) <= OTHERS_BYTES_MAX,
+            "shared memory of the machine {what} by {seen:?}"
+        );
+    }
+    Ok(())
 }
 
 async fn huge_pages_are_returned(version: Version) -> anyhow::Result<()> {
