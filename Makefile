@@ -19,6 +19,8 @@ BACKTRACE ?= 0
 DEMO ?=
 # `make guest GUEST='--postgresql 15 --boot-time'` builds another one; `guest/build-image.sh --help` names the options.
 GUEST ?=
+# What all tests of `make test` may take together, in seconds; about four of them run at a time.
+TEST_SECONDS ?= 9000
 # How long each part of `make soak` takes.
 SOAK_SECONDS ?= 600
 # How long `make fuzz` looks.
@@ -43,17 +45,26 @@ build: setup ## compile everything, tests included, and the extension for every 
 guest: setup build ## the image that virtual machines boot, with PostgreSQL 17; quick when nothing has changed
 	@guest/build-image.sh --agent $(BIN)/onecopy-guest-agent $(GUEST)
 
-demo: setup build ## a cluster with two followers, a web shop's load, the anomaly that does not happen
+demo: ## a cluster with two followers, a web shop's load, the anomaly that does not happen
+	@scripts/setup.sh --demo
+	cargo build --locked --workspace --bin onecopy --bin onecopy-bench --profile $(PROFILE)
 	$(BIN)/onecopy-bench demo $(DEMO)
 
 test: setup build guest ## what must pass before a change lands: each promise, but for what takes too long
 	@scripts/segments.sh
-	RUST_BACKTRACE=$(BACKTRACE) cargo nextest run --locked --cargo-profile $(PROFILE) \
-		--profile $${NEXTEST_PROFILE:-ci} $(TESTS)
+	@cargo nextest list --locked --cargo-profile $(PROFILE) --profile ci --workspace --message-format json \
+		| scripts/promises.py
+	@rm -f $(TARGET)/nextest/ci/junit.xml
+	status=0; RUST_BACKTRACE=$(BACKTRACE) scripts/on-test-disk.sh cargo nextest run --locked \
+		--cargo-profile $(PROFILE) --profile ci $(TESTS) || status=$$?; \
+		scripts/test-times.py $(TARGET)/nextest/ci/junit.xml $(TEST_SECONDS) && exit $$status
 
-nightly: setup build guest ## the tests that are too slow for `make test`: the slowest guests, second versions
+nightly: setup build guest ## the tests that are too slow for `make test`: second versions, real kills at every step
 	@scripts/segments.sh
-	RUST_BACKTRACE=$(BACKTRACE) cargo nextest run --locked --cargo-profile $(PROFILE) --profile nightly $(TESTS)
+	@rm -f $(TARGET)/nextest/nightly/junit.xml
+	status=0; RUST_BACKTRACE=$(BACKTRACE) scripts/on-test-disk.sh cargo nextest run --locked \
+		--cargo-profile $(PROFILE) --profile nightly $(TESTS) || status=$$?; \
+		scripts/test-times.py $(TARGET)/nextest/nightly/junit.xml | tee $(TARGET)/nightly.txt && exit $$status
 
 soak: setup build ## ten minutes each of random resizes under load and with kills, on 15 and 17
 	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) cargo nextest run --locked --cargo-profile $(PROFILE) --profile soak \
@@ -63,7 +74,7 @@ fuzz: setup ## ten minutes of search for what a guest could put on its disk's ri
 	@scripts/fuzz.sh ring $(FUZZ_SECONDS)
 
 bench: setup ## the experiments; writes docs/results
-	cargo build --locked --release -p onecopy -p onecopy-bench -p onecopy-guest-agent
+	cargo build --locked --release -p onecopy -p onecopy-bench -p onecopy-guest-agent -p onecopy-testing
 	@scripts/extension.sh
 	@guest/build-image.sh --agent $(TARGET)/release/onecopy-guest-agent
 	for experiment in $(if $(BENCH),'$(BENCH)',router clone memory disk); do $(TARGET)/release/onecopy-bench $$experiment; done

@@ -1,7 +1,19 @@
 #!/bin/bash
 # Installs what building, testing and measuring need and this machine lacks. Says what it does; is quick when nothing is missing.
+#   scripts/setup.sh           everything
+#   scripts/setup.sh --demo    what the demo is built with and runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+for_demo=
+case ${1:-} in
+    "") ;;
+    --demo) for_demo=1 ;;
+    *)
+        sed -n 's/^#   //p' "$0" >&2
+        exit 2
+        ;;
+esac
 
 NEXTEST=0.9.148
 DENY=0.20.2
@@ -32,13 +44,42 @@ pgbench_binary() {
     any_file '/usr/lib/postgresql/1[5-8]/bin/pgbench' || command -v pgbench
 }
 
+has_lists=
+install_packages() {
+    ((${#packages[@]})) || return 0
+    echo "setup: installing ${packages[*]}"
+    if ! command -v apt-get >/dev/null; then
+        echo "setup: this is no Debian or Ubuntu: install those packages' equivalents yourself, then run make again." >&2
+        exit 1
+    fi
+    as_root=()
+    if ((EUID != 0)); then
+        command -v sudo >/dev/null || {
+            echo "setup: run as root, or let root run: apt-get install ${packages[*]}" >&2
+            exit 1
+        }
+        as_root=(sudo)
+    fi
+    if [[ -z $has_lists ]]; then
+        "${as_root[@]}" apt-get update -q
+        has_lists=1
+    fi
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${packages[@]}"
+    packages=()
+}
+
 need postgresql server_binaries
-need postgresql-contrib pgbench_binary
 need postgresql-client command -v psql
 # The parser's C code is compiled and its bindings are made with libclang.
 need build-essential command -v cc
 need clang command -v clang
 need libclang-dev any_file '/usr/lib/llvm-*/lib/libclang*.so*'
+install_packages
+if [[ $for_demo ]]; then
+    exit 0
+fi
+
+need postgresql-contrib pgbench_binary
 need shellcheck command -v shellcheck
 need python3-venv python3 -c 'import ensurepip'
 # Peers and drivers that tests and experiments drive.
@@ -59,27 +100,6 @@ need default-jdk-headless command -v javac
 # The other database whose memory is managed; without `mariadb-server`, which makes a service of it.
 need mariadb-server-core test -x /usr/sbin/mariadbd
 need mariadb-client command -v mariadb-admin
-
-install_packages() {
-    ((${#packages[@]})) || return 0
-    echo "setup: installing ${packages[*]}"
-    if ! command -v apt-get >/dev/null; then
-        echo "setup: this is no Debian or Ubuntu: install those packages' equivalents yourself, then run make again." >&2
-        exit 1
-    fi
-    as_root=()
-    if ((EUID != 0)); then
-        command -v sudo >/dev/null || {
-            echo "setup: run as root, or let root run: apt-get install ${packages[*]}" >&2
-            exit 1
-        }
-        as_root=(sudo)
-    fi
-    "${as_root[@]}" apt-get update -q
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${packages[@]}"
-    packages=()
-}
-
 install_packages
 # What extensions are built with, of the very versions that are there now.
 for server in /usr/lib/postgresql/1[5-8]/bin/postgres; do
