@@ -98,7 +98,7 @@ impl fmt::Display for Death {
     }
 }
 
-/// Does `work` in a new laboratory again and again: killed before its first step, after its first, after its second,
+/// Does `work` in a new harness again and again: killed before its first step, after its first, after its second,
 /// until it comes to its end, where it must succeed. `judge` looks at what each has left. Returns how many steps `work`
 /// has.
 pub(crate) fn at_every_step<L: Sync, E: fmt::Debug + Send>(
@@ -108,12 +108,12 @@ pub(crate) fn at_every_step<L: Sync, E: fmt::Debug + Send>(
     judge: impl Fn(L, Death),
 ) -> usize {
     for steps_max in 0..STEPS_MAX {
-        let laboratory = begin();
-        let (death, result) = live(counted, steps_max, || work(&laboratory));
+        let harness = begin();
+        let (death, result) = live(counted, steps_max, || work(&harness));
         if let Some(result) = result {
             result.expect("nothing was refused");
         }
-        judge(laboratory, death);
+        judge(harness, death);
         if death.is_end() {
             return death.steps;
         }

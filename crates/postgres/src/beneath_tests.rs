@@ -12,7 +12,7 @@ fn account() -> ServiceUser {
 }
 
 /// `data` of the servers' account with a file in it, `outside` of root's with one that root alone may read.
-fn laboratory() -> TempDir {
+fn harness() -> TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
     for name in ["data", "data/pg_tblspc", "outside", "own"] {
@@ -34,8 +34,8 @@ fn refusal<T>(outcome: io::Result<T>) -> String {
 
 #[test]
 fn k24_only_files_that_are_the_accounts_are_opened() {
-    let laboratory = laboratory();
-    let at = |name: &str| laboratory.path().join(name);
+    let harness = harness();
+    let at = |name: &str| harness.path().join(name);
     let data = Directory::open(&at("data")).expect("opened");
     assert_eq!(data.read(Path::new("file")).expect("read"), b"data/file");
     symlink(at("outside/secret"), at("data/link")).expect("laid");
@@ -65,8 +65,8 @@ fn k24_files_of_others_are_not_opened_under_a_name_in_the_accounts_directory() {
         );
         return;
     }
-    let laboratory = laboratory();
-    let at = |name: &str| laboratory.path().join(name);
+    let harness = harness();
+    let at = |name: &str| harness.path().join(name);
     let data = Directory::open(&at("data")).expect("opened");
     fs::hard_link(at("outside/secret"), at("data/name")).expect("a second name");
     assert!(refusal(data.open_read(Path::new("name"))).contains("somebody else"));
@@ -85,8 +85,8 @@ fn k24_files_of_others_are_not_opened_under_a_name_in_the_accounts_directory() {
 
 #[test]
 fn k25_postgresqls_own_links_lead_to_directories_of_the_same_account_alone() {
-    let laboratory = laboratory();
-    let at = |name: &str| laboratory.path().join(name);
+    let harness = harness();
+    let at = |name: &str| harness.path().join(name);
     let data = Directory::open(&at("data")).expect("opened");
     for link in ["pg_tblspc/16400", "pg_wal"] {
         symlink(at("own"), at("data").join(link)).expect("laid");
@@ -114,8 +114,8 @@ fn k25_postgresqls_own_links_do_not_lead_to_directories_of_others() {
         );
         return;
     }
-    let laboratory = laboratory();
-    let at = |name: &str| laboratory.path().join(name);
+    let harness = harness();
+    let at = |name: &str| harness.path().join(name);
     let data = Directory::open(&at("data")).expect("opened");
     for link in ["pg_tblspc/16400", "pg_wal"] {
         symlink(at("outside"), at("data").join(link)).expect("laid");
@@ -133,8 +133,8 @@ fn k25_the_way_to_a_directory_is_the_operators() {
         );
         return;
     }
-    let laboratory = laboratory();
-    let at = |name: &str| laboratory.path().join(name);
+    let harness = harness();
+    let at = |name: &str| harness.path().join(name);
     let open = |name: &str| Directory::open_for(&at(name), &account());
     // What root has laid is followed; the directory may be root's then, too.
     symlink(at("own"), at("to_own")).expect("laid");
@@ -164,8 +164,8 @@ fn k25_the_way_to_a_directory_is_the_operators() {
 /// directory of root's lies below its own.
 #[test]
 fn k25_no_way_leads_through_a_process() {
-    let laboratory = laboratory();
-    let at = |name: &str| laboratory.path().join(name);
+    let harness = harness();
+    let at = |name: &str| harness.path().join(name);
     let process = std::path::Path::new("/proc/self/root");
     let through = |name: &str| process.join(at(name).strip_prefix("/").expect("absolute"));
     refusal(Directory::open(&through("own")));
@@ -185,8 +185,8 @@ fn k25_what_lies_in_a_directory_of_somebody_else_is_not_changed() {
         );
         return;
     }
-    let laboratory = laboratory();
-    let at = |name: &str| laboratory.path().join(name);
+    let harness = harness();
+    let at = |name: &str| harness.path().join(name);
     let data = Directory::open_for(&at("data"), &account()).expect("opened");
     // Readable by everybody, and root's: as if root had mounted it there.
     fs::create_dir(at("data/roots")).expect("made");
@@ -207,8 +207,8 @@ fn k25_what_lies_in_a_directory_of_somebody_else_is_not_changed() {
 
 #[test]
 fn k25_directories_without_a_bottom_are_not_removed() {
-    let laboratory = laboratory();
-    let data = Directory::open_for(&laboratory.path().join("data"), &account()).expect("opened");
+    let harness = harness();
+    let data = Directory::open_for(&harness.path().join("data"), &account()).expect("opened");
     let deep = |levels| (0..levels).map(|_| "d").collect::<std::path::PathBuf>();
     for level in 1..=DEPTH_MAX + 2 {
         data.make_directory(&deep(level), &account(), 0o700).expect("made");

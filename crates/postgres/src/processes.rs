@@ -163,7 +163,7 @@ mod tests {
     const ANOTHER_ACCOUNT: u32 = 65534;
 
     /// A directory that everybody may search, and in it a data directory of this account.
-    fn laboratory(user: &ServiceUser) -> (tempfile::TempDir, PathBuf) {
+    fn harness(user: &ServiceUser) -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().expect("a directory");
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
         let data = directory.path().join("data");
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn only_a_program_of_the_very_name_is_a_server() {
-        let (directory, data) = laboratory(&account());
+        let (directory, data) = harness(&account());
         for (name, expected) in
             [("postgres", true), ("postmaster", true), ("postgres_exporter", false), ("postgres-backup", false)]
         {
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_program_that_was_replaced_is_a_server_still() {
-        let (directory, data) = laboratory(&account());
+        let (directory, data) = harness(&account());
         let path = program(directory.path(), "postgres");
         let sleeper = Sleeper::start(account().command(&path), &data);
         fs::remove_file(path).expect("removed");
@@ -246,7 +246,7 @@ mod tests {
             );
             return;
         }
-        let (directory, data) = laboratory(&account());
+        let (directory, data) = harness(&account());
         let path = program(directory.path(), "postgres");
         // Root's own, who stands in the directory.
         let mut sleeper = Sleeper::start(Command::new(&path), &data);
@@ -266,7 +266,7 @@ mod tests {
             );
             return;
         }
-        let (directory, data) = laboratory(&account());
+        let (directory, data) = harness(&account());
         let theirs = directory.path().join("theirs");
         fs::create_dir(&theirs).expect("made");
         std::os::unix::fs::chown(&theirs, Some(ANOTHER_ACCOUNT), None).expect("given");
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_gone_has_no_processes() {
-        let (_directory, data) = laboratory(&account());
+        let (_directory, data) = harness(&account());
         fs::remove_dir(&data).expect("removed");
         assert_eq!(processes_of(&data), Vec::<u32>::new());
         assert_eq!(kill_processes_of(&data, &account()).expect("none"), Vec::<u32>::new());

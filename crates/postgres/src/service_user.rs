@@ -329,7 +329,7 @@ mod tests {
     }
 
     /// A directory of root's with a file in it, and beside it one of the account, in which a link leads to the first.
-    fn laboratory() -> (tempfile::TempDir, std::path::PathBuf, std::path::PathBuf) {
+    fn harness() -> (tempfile::TempDir, std::path::PathBuf, std::path::PathBuf) {
         let directory = tempfile::tempdir().expect("a directory");
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
         let (precious, home) = (directory.path().join("precious"), directory.path().join("home"));
@@ -350,7 +350,7 @@ mod tests {
             );
             return;
         }
-        let (_directory, precious, home) = laboratory();
+        let (_directory, precious, home) = harness();
         let path = home.join("data").join("onecopy.conf");
         let error = oneself().write_file(&path, b"ours", 0o600).expect_err("refused").to_string();
         assert!(error.contains("onecopy.conf") && error.contains("link"), "{error}");
@@ -375,7 +375,7 @@ mod tests {
             );
             return;
         }
-        let (_directory, precious, home) = laboratory();
+        let (_directory, precious, home) = harness();
         fs::set_permissions(precious.join("file"), fs::Permissions::from_mode(0o600)).expect("set");
         let log = LogFile::new(home.join("server.log"));
         fs::hard_link(precious.join("file"), log.path()).expect("a second name");

@@ -1,4 +1,4 @@
-//! Clones of the laboratory's servers, made by the product.
+//! Clones of the harness's servers, made by the product.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use onecopy_clone::service::{CloneState, MakingEvent, Progress, ReadyClone, Rend
 use onecopy_clone::ways::{Made, Reflink, Way};
 use onecopy_postgres::InheritedDescriptor;
 
-use crate::clones::laboratory::Laboratory;
+use crate::clones::harness::Harness;
 use crate::servers::TestServer;
 
 /// What is not whole by then never is.
@@ -42,7 +42,7 @@ pub fn program() -> anyhow::Result<PathBuf> {
         .with_context(|| format!("no onecopy beside {}: cargo build -p onecopy", own.display()))
 }
 
-impl Laboratory {
+impl Harness {
     /// The plan of a clone of `source`, as fast as it goes; `leader` is the primary of a source that is a standby itself.
     pub fn plan(&self, source: &TestServer, leader: Option<&TestServer>, name: &str) -> Plan {
         Plan {
@@ -113,7 +113,7 @@ impl Laboratory {
         inherited: Vec<InheritedDescriptor>,
     ) -> anyhow::Result<TestServer> {
         let home = plan.target.parent().and_then(Path::file_name).and_then(|name| name.to_str());
-        let name = home.context("a plan of this laboratory")?;
+        let name = home.context("a plan of this harness")?;
         let clone = self.open_standby(name, self.options(name)?, source, Some(plan.slot.clone())).await?;
         clone.server.set_inherited(inherited);
         clone.server.start().await?;

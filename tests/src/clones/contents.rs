@@ -20,7 +20,7 @@ const LOOKS_MAX: usize = 20;
 const LOOKS_ALIKE: usize = 3;
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
 
-/// A laboratory has four databases with a good hundred tables each, catalogs included; fewer would prove little.
+/// A harness has four databases with a good hundred tables each, catalogs included; fewer would prove little.
 const TABLES_MIN: usize = 200;
 
 /// Without those that nobody can connect to any more, because their server died while it dropped them (datconnlimit -2).

@@ -1,7 +1,7 @@
 //! Clones of a primary that is worked on, and how they are judged.
 //!
 //! ```text
-//! Laboratory: a primary with data of every kind ──(a way)──> clone
+//! Harness: a primary with data of every kind ──(a way)──> clone
 //!      ▲                                                        │
 //!     Load: updates, and schema changes of every kind           │
 //!                                                               ▼
@@ -11,7 +11,7 @@
 pub mod cloning;
 pub mod contents;
 pub mod damage;
-pub mod laboratory;
+pub mod harness;
 pub mod load;
 pub mod pages;
 pub mod programs;

@@ -7,7 +7,7 @@ use onecopy_postgres::{Lsn, StopMode};
 
 use crate::client::Session;
 use crate::clones::contents::{ensure_holds, ensure_same};
-use crate::clones::laboratory::SECOND_DATABASE;
+use crate::clones::harness::SECOND_DATABASE;
 use crate::clones::{pages, programs};
 use crate::servers::{DATABASE, TestServer};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio_postgres::Config;
 
 use crate::client::Session;
-use crate::clones::laboratory::{SECOND_DATABASE, TABLESPACE};
+use crate::clones::harness::{SECOND_DATABASE, TABLESPACE};
 
 /// Between two looks at something that other sessions may hold.
 const LOCK_TIMEOUT: &str = "SET lock_timeout = '120s'";

@@ -6,7 +6,7 @@ use onecopy_postgres::StopMode;
 use crate::clones::contents::{contents, ensure_holds, ensure_same};
 use crate::clones::programs;
 use crate::clones::proof::quiet;
-use crate::memory::laboratory::Laboratory;
+use crate::memory::harness::Harness;
 use crate::servers::TestServer;
 
 /// Checks all that can be checked of servers on which nobody works any more. They run again afterwards.
@@ -14,26 +14,26 @@ use crate::servers::TestServer;
 /// # Errors
 ///
 /// The first thing that is not so.
-pub async fn ensure_nothing_lost(laboratory: &Laboratory) -> anyhow::Result<()> {
-    for server in laboratory.all() {
+pub async fn ensure_nothing_lost(harness: &Harness) -> anyhow::Result<()> {
+    for server in harness.all() {
         quiet(server).await?;
         ensure_sums(server).await.with_context(|| server.name.clone())?;
     }
-    let leader = laboratory.leader();
-    let expected = match laboratory.standby() {
+    let leader = harness.leader();
+    let expected = match harness.standby() {
         Ok(standby) => ensure_same(leader, standby).await?,
         // To be compared with what is on its disk.
         Err(_) => contents(leader).await?,
     };
-    for server in laboratory.all() {
+    for server in harness.all() {
         programs::amcheck(server).with_context(|| server.name.clone())?;
     }
-    for server in laboratory.all().iter().rev() {
+    for server in harness.all().iter().rev() {
         // The shutdown checkpoint writes what is dirty; what was lost before is not there to be written.
         server.server.stop(StopMode::Fast).await?;
         programs::checksums(server).with_context(|| server.name.clone())?;
     }
-    for server in laboratory.all() {
+    for server in harness.all() {
         server.server.start().await?;
         ensure_holds(server, &expected).await.context("from disk")?;
         ensure_sums(server).await.with_context(|| server.name.clone())?;

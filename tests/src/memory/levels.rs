@@ -10,7 +10,7 @@ use onecopy_memory::published::Published;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::memory::laboratory::Plan;
+use crate::memory::harness::Plan;
 use crate::memory::pool::Pool;
 use crate::servers::TestServer;
 

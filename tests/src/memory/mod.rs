@@ -1,7 +1,7 @@
 //! Servers whose buffer pools give memory back, what the kernel says of it, and how what they hold is judged.
 //!
 //! ```text
-//! Laboratory: a leader (and a standby) with the extension ──> Pool: its size by SQL
+//! Harness: a leader (and a standby) with the extension ──> Pool: its size by SQL
 //!      │                                                        │
 //!      ├─ pages: a table of one row a page                      ▼
 //!      ├─ loads: clients, schema changes, resizes,       Segment: what the kernel holds for it
@@ -12,9 +12,9 @@
 
 pub mod agent;
 pub mod deaths;
+pub mod harness;
 pub mod huge_pages;
 pub mod judge;
-pub mod laboratory;
 pub mod levels;
 pub mod pages;
 pub mod pgbench;

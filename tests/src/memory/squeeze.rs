@@ -3,7 +3,7 @@
 use anyhow::ensure;
 
 use crate::memory::MIB;
-use crate::memory::laboratory::{Laboratory, Plan};
+use crate::memory::harness::{Harness, Plan};
 use crate::memory::pages::{self, PAGE_BYTES};
 use crate::memory::pgbench::{Pgbench, Script, Until};
 use crate::memory::swap_file::SwapFile;
@@ -30,7 +30,7 @@ const LOAD: Until = Until::Seconds(4);
 #[derive(Debug)]
 pub struct Squeezed {
     /// The server.
-    pub laboratory: Laboratory,
+    pub harness: Harness,
     group: ControlGroup,
     _swap: SwapFile,
 }
@@ -43,13 +43,13 @@ impl Squeezed {
     /// Whatever is missing for it.
     pub async fn full_server(plan: Plan) -> anyhow::Result<Squeezed> {
         let swap = SwapFile::begin(SWAP_BYTES)?;
-        let laboratory = Laboratory::start(plan).await?;
+        let harness = Harness::start(plan).await?;
         let group = ControlGroup::make()?;
-        group.take(&laboratory.leader().server)?;
-        pages::make(laboratory.leader(), ROWS).await?;
-        pages::read_all(laboratory.leader()).await?;
+        group.take(&harness.leader().server)?;
+        pages::make(harness.leader(), ROWS).await?;
+        pages::read_all(harness.leader()).await?;
         ensure!(group.usage()?.swap_bytes == 0, "{:?}", group.usage()?);
-        Ok(Squeezed { laboratory, group, _swap: swap })
+        Ok(Squeezed { harness, group, _swap: swap })
     }
 
     /// Takes the memory away and lets clients read all there is.
@@ -62,7 +62,7 @@ impl Squeezed {
         let status = tokio::process::Command::new("sync").status().await?;
         ensure!(status.success(), "sync: {status}");
         self.group.limit(LIMIT_BYTES).await?;
-        Pgbench::run(self.laboratory.leader(), &Script::uniform_pages(ROWS), CLIENTS, LOAD).await?;
+        Pgbench::run(self.harness.leader(), &Script::uniform_pages(ROWS), CLIENTS, LOAD).await?;
         let usage = self.group.usage()?;
         ensure!(usage.total_bytes <= LIMIT_BYTES, "{usage:?}");
         Ok(usage)

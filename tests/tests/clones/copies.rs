@@ -1,19 +1,19 @@
 //! PostgreSQL's own base backup under the same load and the same judge: what other ways are compared with.
 
-use onecopy_tests::clones::laboratory::Laboratory;
+use onecopy_tests::clones::harness::Harness;
 use onecopy_tests::clones::load::{Load, LoadReport};
 use onecopy_tests::clones::proof::prove;
 use onecopy_tests::clones::version::Version;
 
 async fn a_base_backup_is_the_same(version: Version) -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(version).await?;
-    laboratory.widen().await?;
-    let load = Load::start(&laboratory.source).await?;
+    let harness = Harness::start(version).await?;
+    harness.widen().await?;
+    let load = Load::start(&harness.source).await?;
     load.go_on(LoadReport { updates: 50, schema_rounds: 1 }).await?;
-    let clone = laboratory.copy("clone-1").await?;
+    let clone = harness.copy("clone-1").await?;
     load.go_on(LoadReport { updates: 50, schema_rounds: 3 }).await?;
     load.stop().await?;
-    prove(&laboratory.source, &clone).await
+    prove(&harness.source, &clone).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

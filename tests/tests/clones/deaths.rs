@@ -7,7 +7,7 @@ use anyhow::Context;
 use onecopy_clone::service::{HYDRATOR_COMMAND, KEEPER_COMMAND, Rendezvous, Service};
 use onecopy_postgres::StopMode;
 use onecopy_tests::clones::cloning::{Cloned, program};
-use onecopy_tests::clones::laboratory::Laboratory;
+use onecopy_tests::clones::harness::Harness;
 use onecopy_tests::clones::load::{Load, LoadReport};
 use onecopy_tests::clones::programs;
 use onecopy_tests::clones::proof::prove;
@@ -25,27 +25,27 @@ const SOME: LoadReport = LoadReport { updates: 20, schema_rounds: 1 };
 /// Without DROP DATABASE, which removes files that a hydrator alone has open: one that dies just then may cost the clone.
 const UPDATES: LoadReport = LoadReport { updates: 100, schema_rounds: 0 };
 
-async fn begin() -> anyhow::Result<(Laboratory, Load, Cloned)> {
+async fn begin() -> anyhow::Result<(Harness, Load, Cloned)> {
     begin_under(SOME).await
 }
 
 /// A clone that is being filled while its source does `work` again and again.
-async fn begin_under(work: LoadReport) -> anyhow::Result<(Laboratory, Load, Cloned)> {
-    let laboratory = Laboratory::start(Version::Fifteen).await?;
+async fn begin_under(work: LoadReport) -> anyhow::Result<(Harness, Load, Cloned)> {
+    let harness = Harness::start(Version::Fifteen).await?;
     let load = match work.schema_rounds {
-        0 => Load::of_updates(&laboratory.source).await?,
-        _ => Load::start(&laboratory.source).await?,
+        0 => Load::of_updates(&harness.source).await?,
+        _ => Load::start(&harness.source).await?,
     };
     load.go_on(work).await?;
-    let mut plan = laboratory.plan(&laboratory.source, None, "clone-1");
+    let mut plan = harness.plan(&harness.source, None, "clone-1");
     plan.fill.limit_bytes_per_second = Some(SLOW_BYTES_PER_SECOND);
-    let cloned = laboratory.clone_lazily(&laboratory.source, vec![plan]).await?.remove(0);
+    let cloned = harness.clone_lazily(&harness.source, vec![plan]).await?.remove(0);
     cloned.ensure_filling().await?;
-    Ok((laboratory, load, cloned))
+    Ok((harness, load, cloned))
 }
 
 /// The clone becomes whole although something died, and is the same.
-async fn ensure_becomes_whole(laboratory: &Laboratory, load: Load, cloned: &Cloned) -> anyhow::Result<()> {
+async fn ensure_becomes_whole(harness: &Harness, load: Load, cloned: &Cloned) -> anyhow::Result<()> {
     load.go_on(UPDATES).await?;
     cloned.set_limit(None).await?;
     cloned.wait_whole().await?;
@@ -56,12 +56,12 @@ async fn ensure_becomes_whole(laboratory: &Laboratory, load: Load, cloned: &Clon
         cloned.clone.server.log_complaints()
     );
     traces::ensure_none(cloned.rendezvous()?, &cloned.clone).await?;
-    prove(&laboratory.source, &cloned.clone).await
+    prove(&harness.source, &cloned.clone).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hydrator_that_dies_again_and_again_is_replaced() -> anyhow::Result<()> {
-    let (laboratory, load, cloned) = begin_under(UPDATES).await?;
+    let (harness, load, cloned) = begin_under(UPDATES).await?;
     for death in 0..3 {
         traces::signal(cloned.rendezvous()?, HYDRATOR_COMMAND, Signal::KILL)
             .await
@@ -69,50 +69,50 @@ async fn a_hydrator_that_dies_again_and_again_is_replaced() -> anyhow::Result<()
         load.go_on(UPDATES).await?;
         cloned.ensure_filling().await?;
     }
-    ensure_becomes_whole(&laboratory, load, &cloned).await
+    ensure_becomes_whole(&harness, load, &cloned).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hydrator_that_hangs_is_replaced() -> anyhow::Result<()> {
-    let (laboratory, load, cloned) = begin_under(UPDATES).await?;
+    let (harness, load, cloned) = begin_under(UPDATES).await?;
     traces::signal(cloned.rendezvous()?, HYDRATOR_COMMAND, Signal::STOP).await?;
     load.go_on(UPDATES).await?;
     cloned.ensure_filling().await?;
-    ensure_becomes_whole(&laboratory, load, &cloned).await
+    ensure_becomes_whole(&harness, load, &cloned).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_keeper_the_clone_becomes_whole() -> anyhow::Result<()> {
-    let (laboratory, load, cloned) = begin().await?;
+    let (harness, load, cloned) = begin().await?;
     traces::signal(cloned.rendezvous()?, KEEPER_COMMAND, Signal::KILL).await?;
-    ensure_becomes_whole(&laboratory, load, &cloned).await
+    ensure_becomes_whole(&harness, load, &cloned).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clones_server_that_dies_starts_again_while_it_is_filled() -> anyhow::Result<()> {
-    let (laboratory, load, cloned) = begin().await?;
+    let (harness, load, cloned) = begin().await?;
     cloned.clone.server.crash_stop().await?;
     load.go_on(SOME).await?;
     cloned.clone.server.start().await?;
     cloned.ensure_filling().await?;
-    ensure_becomes_whole(&laboratory, load, &cloned).await
+    ensure_becomes_whole(&harness, load, &cloned).await
 }
 
 /// The source's recovery after a crash writes to files that the clone does not have yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_source_that_dies_starts_again_while_its_clone_is_filled() -> anyhow::Result<()> {
-    let (laboratory, load, cloned) = begin().await?;
-    laboratory.source.server.crash_stop().await?;
+    let (harness, load, cloned) = begin().await?;
+    harness.source.server.crash_stop().await?;
     // Its clients have lost their connections.
     assert!(load.stop().await.is_err());
-    laboratory.source.server.start().await?;
+    harness.source.server.start().await?;
     cloned.ensure_filling().await?;
-    let load = Load::of_updates(&laboratory.source).await?;
+    let load = Load::of_updates(&harness.source).await?;
     load.go_on(LoadReport { updates: 50, schema_rounds: 0 }).await?;
     cloned.set_limit(None).await?;
     cloned.wait_whole().await?;
     load.stop().await?;
-    prove(&laboratory.source, &cloned.clone).await
+    prove(&harness.source, &cloned.clone).await
 }
 
 /// Kills keeper and hydrator so that neither can do anything about the other.
@@ -133,7 +133,7 @@ async fn kill_service(rendezvous: &Rendezvous) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_service_the_source_goes_on_and_the_clone_shows_nothing_false() -> anyhow::Result<()> {
-    let (laboratory, load, cloned) = begin().await?;
+    let (harness, load, cloned) = begin().await?;
     let reader = cloned.clone.connect("reader").await?;
     kill_service(cloned.rendezvous()?).await?;
     load.go_on(LoadReport { updates: 50, schema_rounds: 2 }).await?;
@@ -141,13 +141,13 @@ async fn without_a_service_the_source_goes_on_and_the_clone_shows_nothing_false(
     let count = reader.start("SELECT count(*) FROM pgbench_accounts");
     let answer = tokio::time::timeout(NO_ANSWER_WITHIN, count).await;
     if let Ok(answer) = answer {
-        let expected = laboratory.source.connect("reader").await?.run("SELECT count(*) FROM pgbench_accounts").await?;
+        let expected = harness.source.connect("reader").await?.run("SELECT count(*) FROM pgbench_accounts").await?;
         let answer = answer?;
         assert!(answer.is_err() || answer.as_ref().is_ok_and(|answer| *answer == expected), "{answer:?}");
     }
     // The next command that has to do with this source clears up.
-    let service = laboratory.service(&laboratory.source).await?;
-    let session = laboratory.source.connect("slots").await?;
+    let service = harness.service(&harness.source).await?;
+    let session = harness.source.connect("slots").await?;
     let deadline = tokio::time::Instant::now() + CLEARED_WITHIN;
     loop {
         let slots = session.run("SELECT count(*) FROM pg_replication_slots").await?.number()?;
@@ -159,20 +159,20 @@ async fn without_a_service_the_source_goes_on_and_the_clone_shows_nothing_false(
     }
     load.go_on(SOME).await?;
     // And another one can be made in its place.
-    let again = laboratory.clone_lazily(&laboratory.source, vec![cloned.plan.clone()]).await?.remove(0);
+    let again = harness.clone_lazily(&harness.source, vec![cloned.plan.clone()]).await?.remove(0);
     drop(service);
-    ensure_becomes_whole(&laboratory, load, &again).await
+    ensure_becomes_whole(&harness, load, &again).await
 }
 
 /// All processes die at once, and what lies in `/run` is gone, as after a loss of power; what was written to files stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_crash_of_the_host_a_clone_that_is_not_whole_does_not_start() -> anyhow::Result<()> {
-    let (laboratory, load, cloned) = begin().await?;
+    let (harness, load, cloned) = begin().await?;
     kill_service(cloned.rendezvous()?).await?;
     cloned.clone.kill();
-    laboratory.source.kill();
+    harness.source.kill();
     assert!(load.stop().await.is_err());
-    for server in [&cloned.clone.server, &laboratory.source.server] {
+    for server in [&cloned.clone.server, &harness.source.server] {
         while server.is_running() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -181,9 +181,9 @@ async fn after_a_crash_of_the_host_a_clone_that_is_not_whole_does_not_start() ->
 
     let said = programs::start_by_hand(&cloned.clone)?;
     assert!(said.contains("is not a database cluster directory"), "{said}");
-    laboratory.source.server.start().await?;
+    harness.source.server.start().await?;
     // Whoever clones next finds what is left, and the directory is free again.
     assert!(Service::find(&program()?, cloned.rendezvous()?.clone()).await?.is_none());
-    laboratory.source.server.restart(StopMode::Fast).await?;
+    harness.source.server.restart(StopMode::Fast).await?;
     Ok(())
 }

@@ -6,24 +6,24 @@ use onecopy_clone::plan::Recovery;
 use onecopy_clone::service::CloneState;
 use onecopy_postgres::StopMode;
 use onecopy_tests::clones::cloning::{log, make};
-use onecopy_tests::clones::laboratory::Laboratory;
+use onecopy_tests::clones::harness::Harness;
 use onecopy_tests::clones::load::{Load, LoadReport};
 use onecopy_tests::clones::pages::pages_after;
 use onecopy_tests::clones::unflushed::LaterLog;
 use onecopy_tests::clones::version::Version;
 
 async fn nothing_after_the_freeze_is_in_the_clones_files(version: Version) -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(version).await?;
-    let load = Load::start(&laboratory.source).await?;
+    let harness = Harness::start(version).await?;
+    let load = Load::start(&harness.source).await?;
     load.go_on(LoadReport { updates: 20, schema_rounds: 1 }).await?;
-    let mut plan = laboratory.plan(&laboratory.source, None, "clone-1");
+    let mut plan = harness.plan(&harness.source, None, "clone-1");
     plan.recovery = Recovery::Crash;
     plan.fill.limit_bytes_per_second = Some(128 << 10);
-    let service = laboratory.service(&laboratory.source).await?;
+    let service = harness.service(&harness.source).await?;
     let (ready, _) = make(&service, vec![plan.clone()]).await?;
     load.go_on(LoadReport { updates: 100, schema_rounds: 3 }).await?;
     // All pages that differ, in all tables: they are written out while the clone does not have them.
-    let session = laboratory.source.connect("changes").await?;
+    let session = harness.source.connect("changes").await?;
     session.run_all(&["UPDATE pgbench_accounts SET filler = 'new'", "CHECKPOINT"]).await?;
     let still = service.list().await?.into_iter().find(|progress| progress.target == plan.target);
     assert!(still.is_some_and(|progress| progress.state == CloneState::Filling), "{}", log(&service));
@@ -37,7 +37,7 @@ async fn nothing_after_the_freeze_is_in_the_clones_files(version: Version) -> an
     load.stop().await?;
     const WAL_BUFFERS: &str = "SELECT setting::bigint * 8192 FROM pg_settings WHERE name = 'wal_buffers'";
     let wal_buffers = session.run(WAL_BUFFERS).await?.number()?.try_into()?;
-    let source = &laboratory.source.server;
+    let source = &harness.source.server;
     source.stop(StopMode::Fast).await?;
 
     let frozen_at = ready[0].consistent_at;

@@ -4,7 +4,7 @@
 use onecopy_clone::plan::Recovery;
 use onecopy_tests::clones::cloning::Cloned;
 use onecopy_tests::clones::contents::ensure_same;
-use onecopy_tests::clones::laboratory::Laboratory;
+use onecopy_tests::clones::harness::Harness;
 use onecopy_tests::clones::load::{Load, LoadReport};
 use onecopy_tests::clones::proof::{prove, quiet};
 use onecopy_tests::clones::traces;
@@ -17,7 +17,7 @@ const SLOW_BYTES_PER_SECOND: u64 = 128 << 10;
 const MEANWHILE: LoadReport = LoadReport { updates: 50, schema_rounds: 3 };
 
 /// Lets much happen while clones are filled, then lets them become whole, then proves that they are clones.
-async fn fill_under_load_and_prove(laboratory: &Laboratory, load: Load, clones: &[Cloned]) -> anyhow::Result<()> {
+async fn fill_under_load_and_prove(harness: &Harness, load: Load, clones: &[Cloned]) -> anyhow::Result<()> {
     load.go_on(MEANWHILE).await?;
     for cloned in clones {
         cloned.ensure_filling().await?;
@@ -29,21 +29,21 @@ async fn fill_under_load_and_prove(laboratory: &Laboratory, load: Load, clones: 
     load.stop().await?;
     for cloned in clones {
         traces::ensure_none(cloned.rendezvous()?, &cloned.clone).await?;
-        prove(&laboratory.source, &cloned.clone).await?;
+        prove(&harness.source, &cloned.clone).await?;
     }
     Ok(())
 }
 
 async fn a_lazy_clone_is_the_same(version: Version, recovery: Recovery) -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(version).await?;
-    laboratory.widen().await?;
-    let load = Load::start(&laboratory.source).await?;
+    let harness = Harness::start(version).await?;
+    harness.widen().await?;
+    let load = Load::start(&harness.source).await?;
     load.go_on(LoadReport { updates: 50, schema_rounds: 1 }).await?;
-    let mut plan = laboratory.plan(&laboratory.source, None, "clone-1");
+    let mut plan = harness.plan(&harness.source, None, "clone-1");
     plan.recovery = recovery;
     plan.fill.limit_bytes_per_second = Some(SLOW_BYTES_PER_SECOND);
-    let clones = laboratory.clone_lazily(&laboratory.source, vec![plan]).await?;
-    fill_under_load_and_prove(&laboratory, load, &clones).await
+    let clones = harness.clone_lazily(&harness.source, vec![plan]).await?;
+    fill_under_load_and_prove(&harness, load, &clones).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -68,52 +68,52 @@ async fn a_lazy_clone_is_the_same_on_17_from_a_backup() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_clones_at_once_are_the_same() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Version::Fifteen).await?;
-    let load = Load::start(&laboratory.source).await?;
+    let harness = Harness::start(Version::Fifteen).await?;
+    let load = Load::start(&harness.source).await?;
     load.go_on(LoadReport { updates: 50, schema_rounds: 1 }).await?;
     let mut plans = Vec::new();
     for name in ["clone-1", "clone-2", "clone-3"] {
-        let mut plan = laboratory.plan(&laboratory.source, None, name);
+        let mut plan = harness.plan(&harness.source, None, name);
         plan.fill.limit_bytes_per_second = Some(SLOW_BYTES_PER_SECOND);
         plans.push(plan);
     }
-    let clones = laboratory.clone_lazily(&laboratory.source, plans).await?;
-    fill_under_load_and_prove(&laboratory, load, &clones).await
+    let clones = harness.clone_lazily(&harness.source, plans).await?;
+    fill_under_load_and_prove(&harness, load, &clones).await
 }
 
 /// Two freezes of one source: the second clone is begun while the first one is filled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_that_is_begun_while_another_is_filled_is_the_same() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Version::Fifteen).await?;
-    let load = Load::start(&laboratory.source).await?;
+    let harness = Harness::start(Version::Fifteen).await?;
+    let load = Load::start(&harness.source).await?;
     let mut clones = Vec::new();
     for name in ["clone-1", "clone-2"] {
         load.go_on(LoadReport { updates: 20, schema_rounds: 1 }).await?;
-        let mut plan = laboratory.plan(&laboratory.source, None, name);
+        let mut plan = harness.plan(&harness.source, None, name);
         plan.fill.limit_bytes_per_second = Some(SLOW_BYTES_PER_SECOND);
-        clones.extend(laboratory.clone_lazily(&laboratory.source, vec![plan]).await?);
+        clones.extend(harness.clone_lazily(&harness.source, vec![plan]).await?);
     }
-    fill_under_load_and_prove(&laboratory, load, &clones).await
+    fill_under_load_and_prove(&harness, load, &clones).await
 }
 
 /// A standby is a source like any other: its files are written by replay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_of_a_clone_is_the_same() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Version::Fifteen).await?;
-    let load = Load::start(&laboratory.source).await?;
+    let harness = Harness::start(Version::Fifteen).await?;
+    let load = Load::start(&harness.source).await?;
     load.go_on(LoadReport { updates: 20, schema_rounds: 1 }).await?;
-    let plan = laboratory.plan(&laboratory.source, None, "clone-1");
-    let first = laboratory.clone_lazily(&laboratory.source, vec![plan]).await?.remove(0);
+    let plan = harness.plan(&harness.source, None, "clone-1");
+    let first = harness.clone_lazily(&harness.source, vec![plan]).await?.remove(0);
     first.wait_whole().await?;
-    let mut plan = laboratory.plan(&first.clone, Some(&laboratory.source), "clone-2");
+    let mut plan = harness.plan(&first.clone, Some(&harness.source), "clone-2");
     plan.fill.limit_bytes_per_second = Some(SLOW_BYTES_PER_SECOND);
-    let second = laboratory.clone_lazily(&first.clone, vec![plan]).await?.remove(0);
+    let second = harness.clone_lazily(&first.clone, vec![plan]).await?.remove(0);
     load.go_on(MEANWHILE).await?;
     second.ensure_filling().await?;
     second.set_limit(None).await?;
     second.wait_whole().await?;
     load.stop().await?;
-    quiet(&laboratory.source).await?;
-    ensure_same(&laboratory.source, &first.clone).await?;
+    quiet(&harness.source).await?;
+    ensure_same(&harness.source, &first.clone).await?;
     prove(&first.clone, &second.clone).await
 }

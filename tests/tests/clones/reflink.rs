@@ -1,24 +1,24 @@
 //! Clones that share their blocks with the source.
 
 use onecopy_clone::plan::Recovery;
-use onecopy_tests::clones::laboratory::Laboratory;
+use onecopy_tests::clones::harness::Harness;
 use onecopy_tests::clones::load::{Load, LoadReport};
 use onecopy_tests::clones::proof::prove;
 use onecopy_tests::clones::traces;
 use onecopy_tests::clones::version::Version;
 
 async fn a_clone_by_reflink_is_the_same(version: Version, recovery: Recovery) -> anyhow::Result<()> {
-    let laboratory = Laboratory::start_on_xfs(version).await?;
-    laboratory.widen().await?;
-    let load = Load::start(&laboratory.source).await?;
+    let harness = Harness::start_on_xfs(version).await?;
+    harness.widen().await?;
+    let load = Load::start(&harness.source).await?;
     load.go_on(LoadReport { updates: 50, schema_rounds: 1 }).await?;
-    let mut plan = laboratory.plan(&laboratory.source, None, "clone-1");
+    let mut plan = harness.plan(&harness.source, None, "clone-1");
     plan.recovery = recovery;
-    let cloned = laboratory.clone_by_reflink(&laboratory.source, vec![plan]).await?.remove(0);
+    let cloned = harness.clone_by_reflink(&harness.source, vec![plan]).await?.remove(0);
     traces::ensure_ordinary(cloned.clone.server.data_directory())?;
     load.go_on(LoadReport { updates: 50, schema_rounds: 2 }).await?;
     load.stop().await?;
-    prove(&laboratory.source, &cloned.clone).await
+    prove(&harness.source, &cloned.clone).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

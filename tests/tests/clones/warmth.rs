@@ -8,7 +8,7 @@ use onecopy_postgres::StopMode;
 use onecopy_tests::client::Session;
 use onecopy_tests::clones::contents::wait_replayed;
 use onecopy_tests::clones::damage::relation_path;
-use onecopy_tests::clones::laboratory::Laboratory;
+use onecopy_tests::clones::harness::Harness;
 use onecopy_tests::clones::proof::quiet;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::servers::{DATABASE, TestServer};
@@ -46,8 +46,8 @@ fn rank(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hot_pages_come_first_and_asking_for_them_leaves_no_trace() -> anyhow::Result<()> {
     for version in [Version::Fifteen, Version::Seventeen] {
-        let laboratory = Laboratory::start(version).await?;
-        let source = &laboratory.source;
+        let harness = Harness::start(version).await?;
+        let source = &harness.source;
         // Else it reads and writes tables of its own accord.
         quiet(source).await?;
         source.server.restart(StopMode::Fast).await?;
@@ -77,10 +77,10 @@ async fn hot_pages_come_first_and_asking_for_them_leaves_no_trace() -> anyhow::R
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_starts_with_its_sources_hot_pages() -> anyhow::Result<()> {
     for version in [Version::Fifteen, Version::Seventeen] {
-        let laboratory = Laboratory::start(version).await?;
-        let source = &laboratory.source;
+        let harness = Harness::start(version).await?;
+        let source = &harness.source;
         quiet(source).await?;
-        let clone = laboratory.copy("clone-1").await?;
+        let clone = harness.copy("clone-1").await?;
         let of_standby = HotPages::of_source(&clone.server.connection()).await;
         assert!(of_standby.is_err(), "{version:?}: a standby without the module");
         heat(source, "placed").await?;

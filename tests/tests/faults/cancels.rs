@@ -2,7 +2,7 @@
 
 use tokio::io::AsyncReadExt;
 
-use crate::laboratory::{busy_back_ends, on_leader, start_usual, wait_until};
+use crate::harness::{busy_back_ends, on_leader, start_usual, wait_until};
 use crate::wire::{ANSWER_TIMEOUT, Wire, query, with_length};
 use onecopy_tests::cluster::TestCluster;
 

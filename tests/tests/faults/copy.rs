@@ -1,6 +1,6 @@
 //! COPY in both directions and both protocols, with ends of every kind.
 
-use crate::laboratory::{busy_back_ends, start_usual, wait_until};
+use crate::harness::{busy_back_ends, start_usual, wait_until};
 use crate::wire::{Wire, bind, execute, message, parse, query, run_extended, sync};
 
 fn data(text: &str) -> Vec<u8> {

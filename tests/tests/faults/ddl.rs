@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use onecopy_tests::client::Session;
 
-use crate::laboratory::{bounded, code, on_leader, run, start_usual, wait_until};
+use crate::harness::{bounded, code, on_leader, run, start_usual, wait_until};
 use crate::wire::Wire;
 
 /// TRUNCATE is not MVCC: at an older epoch the table would look empty.

@@ -9,7 +9,7 @@ use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::ensure_servers_equal;
 use tokio::task::JoinSet;
 
-use crate::laboratory::{
+use crate::harness::{
     bounded, epoch_servers, run, run_once_there, start, start_usual, wait_for_epoch_on, wait_for_health,
     wait_for_whole_epoch, wait_until,
 };

@@ -7,7 +7,7 @@ use bytes::BufMut;
 use onecopy_router::GONE_CLIENT_BOUND;
 use onecopy_tests::cluster::TestCluster;
 
-use crate::laboratory::{bounded, leader, run, start, start_usual, wait_until};
+use crate::harness::{bounded, leader, run, start, start_usual, wait_until};
 use crate::wire::{ANSWER_TIMEOUT, Answer, Wire, bind, execute, message, parse, query, run_extended, startup, sync};
 
 /// Rows that are sent in one message; the first of them has a notice, which is much longer than all of them together.

@@ -1,6 +1,6 @@
 //! Too many of anything: 53300, and nobody else notices.
 
-use crate::laboratory::{bounded, start, wait_until};
+use crate::harness::{bounded, start, wait_until};
 use crate::wire::{Wire, query};
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 

@@ -4,7 +4,7 @@ use onecopy_router::wire::ErrorFields;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
-use crate::laboratory::{start_usual, wait_until};
+use crate::harness::{start_usual, wait_until};
 use crate::wire::{Wire, message, startup, with_length};
 
 /// Names and values of a start-up packet.

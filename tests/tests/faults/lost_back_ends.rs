@@ -7,7 +7,7 @@ use onecopy_tests::client::{Session, StatementResult};
 use onecopy_tests::cluster::TestCluster;
 use rustix::process::{Pid, Signal};
 
-use crate::laboratory::{
+use crate::harness::{
     bounded, busy_back_ends, code, leader, run, run_once_there, start_usual, wait_for_health, wait_for_updates,
     wait_for_whole_epoch, wait_until,
 };
@@ -213,7 +213,7 @@ async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes
 /// goes on, and nothing is there that was reported as failed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Result<()> {
-    let cluster = crate::laboratory::start(1, |settings| {
+    let cluster = crate::harness::start(1, |settings| {
         settings.server_timeout_ms = 4000;
         settings.backend_wait_ms = 8000;
     })
@@ -260,7 +260,7 @@ async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Re
 /// gate. Else every update that is in conflict with it would be refused, or wait, for as long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_without_an_answer_keeps_nobody_from_updating() -> anyhow::Result<()> {
-    let cluster = crate::laboratory::start(1, |settings| settings.server_timeout_ms = 4000).await?;
+    let cluster = crate::harness::start(1, |settings| settings.server_timeout_ms = 4000).await?;
     leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
     let session = cluster.updater("session").await?;
     let before = value(&cluster).await?;

@@ -11,7 +11,7 @@ use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::ensure_servers_equal;
 use tokio::task::JoinSet;
 
-use crate::laboratory::{
+use crate::harness::{
     bounded, code, leader, run, run_once_there, start_usual, wait_for_epoch_on, wait_for_health, wait_for_updates,
     wait_for_whole_epoch, wait_until,
 };
@@ -87,7 +87,7 @@ async fn without_a_leader_updates_fail_clearly_and_reads_go_on_as_fresh_as_promi
 /// Something newer than the last epoch may be committed: who must see it is told 57P03, who need not reads on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_leader_reads_that_need_a_newer_epoch_fail_with_57p03() -> anyhow::Result<()> {
-    let cluster = crate::laboratory::start(1, |settings| {
+    let cluster = crate::harness::start(1, |settings| {
         settings.epoch_interval_ms = 60_000;
         settings.epoch_age_max_ms = 600_000;
     })
@@ -205,7 +205,7 @@ async fn load(cluster: &TestCluster, progress: Arc<Progress>) -> anyhow::Result<
 
 /// Takes the leader away again and again, each time until the clients have missed it.
 async fn leader_under_load(fault: Fault) -> anyhow::Result<()> {
-    let cluster = Arc::new(crate::laboratory::start(1, |settings| settings.server_timeout_ms = 2000).await?);
+    let cluster = Arc::new(crate::harness::start(1, |settings| settings.server_timeout_ms = 2000).await?);
     cluster.updater("setup").await?.run("CREATE TABLE ledger (number bigint PRIMARY KEY)").await?;
     let progress = Arc::new(Progress::default());
     let mut clients = JoinSet::new();

@@ -1,7 +1,7 @@
 //! Bad input, lost clients and lost servers, through a router before real servers: every client gets an answer, the
 //! right one or the right SQLSTATE, and nothing is left behind.
 
-mod laboratory;
+mod harness;
 mod wire;
 
 mod cancels;

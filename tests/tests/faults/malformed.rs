@@ -1,6 +1,6 @@
 //! Messages that are none, after a good log-in: 08P01 and the end of that connection, of no other.
 
-use crate::laboratory::{leader, run, start_usual, wait_until};
+use crate::harness::{leader, run, start_usual, wait_until};
 use crate::wire::{Wire, bind, execute, message, parse, query, sync};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -47,7 +47,7 @@ async fn malformed_messages_end_their_own_connection_with_08p01() -> anyhow::Res
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_beyond_the_bound_is_refused_and_one_below_it_runs() -> anyhow::Result<()> {
-    let cluster = crate::laboratory::start(0, |settings| settings.message_bytes_max = 100_000).await?;
+    let cluster = crate::harness::start(0, |settings| settings.message_bytes_max = 100_000).await?;
     let mut wire = Wire::connect(&cluster).await?;
     let long = format!("SELECT length('{}')", "x".repeat(90_000));
     assert_eq!(wire.query(&long).await?.text_rows(), ["90000"]);
@@ -106,5 +106,5 @@ async fn very_many_statements_in_one_message_run_or_are_refused_whole() -> anyho
     let answer = wire.query(&too_many).await?;
     assert_eq!((answer.code().as_str(), answer.rows().len(), answer.status()?), ("54000", 0, 'I'));
     assert_eq!(wire.query("SELECT max(id), max(value) FROM numbers").await?.text_rows(), ["10|100"]);
-    wait_until("the router is at rest", || async { Ok(crate::laboratory::busy_back_ends(&cluster).await? == 0) }).await
+    wait_until("the router is at rest", || async { Ok(crate::harness::busy_back_ends(&cluster).await? == 0) }).await
 }

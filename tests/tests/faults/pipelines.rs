@@ -1,6 +1,6 @@
 //! The extended protocol: batches, several at once, errors in their middle, statements and portals by name.
 
-use crate::laboratory::start_usual;
+use crate::harness::start_usual;
 use crate::wire::{
     ANSWER_TIMEOUT, Answer, Wire, bind, close, describe, execute, flush, parse, query, run_extended, sync,
 };

@@ -2,7 +2,7 @@
 
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
-use crate::laboratory::start_usual;
+use crate::harness::start_usual;
 use crate::wire::{Wire, bind_in, describe, execute, message, parse, sync};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

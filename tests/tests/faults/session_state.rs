@@ -1,6 +1,6 @@
 //! What a session has set, made and prepared stays right wherever its statements run, and goes when it should.
 
-use crate::laboratory::{session_back_ends, start, start_usual, wait_until};
+use crate::harness::{session_back_ends, start, start_usual, wait_until};
 use crate::wire::Wire;
 
 const SERVERS: [&str; 3] = ["leader", "follower-1", "follower-2"];

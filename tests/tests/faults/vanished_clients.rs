@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 
-use crate::laboratory::{
+use crate::harness::{
     bounded, busy_back_ends, leader, run, start, start_usual, wait_until, wait_until_all_back_ends_are_free,
 };
 use crate::wire::{Wire, message, parse, query, run_extended};

@@ -4,8 +4,8 @@ use onecopy_postgres::StopMode;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::clones::{damage, programs};
 use onecopy_tests::memory::MIB;
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::judge::ensure_sums;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
 use onecopy_tests::memory::segment::Segment;
 
@@ -16,8 +16,8 @@ const PGBENCH_SCALE: u32 = 2;
 /// Memory that goes without capture: pages in use are zeros, and what was changed in them is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m3_control_memory_taken_without_capture_is_found_out() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, POOL_BYTES).without_extension()).await?;
-    let leader = laboratory.leader();
+    let harness = Harness::start(Plan::new(Version::Fifteen, POOL_BYTES).without_extension()).await?;
+    let leader = harness.leader();
     programs::pgbench_initialize(leader, PGBENCH_SCALE)?;
     Pgbench::run(leader, &Script::Tpcb, 2, Until::Transactions(500)).await?;
     ensure_sums(leader).await?;
@@ -32,8 +32,8 @@ async fn m3_control_memory_taken_without_capture_is_found_out() -> anyhow::Resul
 /// A change that was in memory only and went with it: the page on disk is an older one, and sound by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m3_control_a_change_that_was_not_written_is_found_out() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, POOL_BYTES).without_extension()).await?;
-    let leader = laboratory.leader();
+    let harness = Harness::start(Plan::new(Version::Fifteen, POOL_BYTES).without_extension()).await?;
+    let leader = harness.leader();
     programs::pgbench_initialize(leader, PGBENCH_SCALE)?;
     leader.connect("checkpoint").await?.run("CHECKPOINT").await?;
     let path = damage::relation_path(leader, "pgbench_branches").await?;

@@ -9,8 +9,8 @@ use onecopy_tests::clones::programs;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::agent::{self, AgentProcess};
 use onecopy_tests::memory::deaths::{Kind, kill_one, wait_noticed};
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::judge::ensure_nothing_lost;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
 use onecopy_tests::memory::pool::Pool;
 use onecopy_tests::memory::resizes::load_seconds;
 use onecopy_tests::memory::transfers::{Shared, client, crash_or_error};
@@ -167,16 +167,16 @@ async fn change(server: &TestServer, sql: &str) -> anyhow::Result<bool> {
 
 async fn deaths_lose_nothing(version: Version) -> anyhow::Result<()> {
     let plan = Plan::new(version, CEILING_BYTES).with_standby().set("onecopy.memory_reserve", "32MB");
-    let laboratory = Laboratory::start(plan).await?;
-    let (leader, standby) = (laboratory.leader(), laboratory.standby()?);
+    let harness = Harness::start(plan).await?;
+    let (leader, standby) = (harness.leader(), harness.standby()?);
     programs::pgbench_initialize(leader, PGBENCH_SCALE)?;
-    laboratory.wait_replayed().await?;
+    harness.wait_replayed().await?;
     let (shared, stopping, seconds) = (Arc::new(Shared::default()), AtomicBool::new(false), load_seconds(SECONDS)?);
     let mut clients = JoinSet::new();
     for number in 0..WRITERS {
         clients.spawn(client(leader.config(DATABASE), PGBENCH_SCALE.into(), false, number, shared.clone()));
     }
-    for server in laboratory.all() {
+    for server in harness.all() {
         clients.spawn(client(server.config(DATABASE), PGBENCH_SCALE.into(), true, 99, shared.clone()));
     }
     let progress = Progress::default();
@@ -206,14 +206,14 @@ async fn deaths_lose_nothing(version: Version) -> anyhow::Result<()> {
     let (done, broken) = (shared.done.load(Ordering::Relaxed), shared.broken.load(Ordering::Relaxed));
     println!("{progress:?}, {done} transactions, {broken} connections broken");
     ensure!(progress.is_enough(done), "it was no test: {progress:?}, {done} transactions");
-    for server in laboratory.all() {
+    for server in harness.all() {
         // After the last kill it may still be on its way.
         server.server.start().await?;
         // What the last agents left is cleared away: nothing is lost of the pool either.
         let pool = Pool::of(server).await?;
         pool.resize(CEILING_BYTES).await?;
     }
-    ensure_nothing_lost(&laboratory).await
+    ensure_nothing_lost(&harness).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

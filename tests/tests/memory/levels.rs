@@ -7,8 +7,8 @@ use anyhow::ensure;
 use onecopy_tests::clones::programs;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::judge::ensure_nothing_lost;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
 use onecopy_tests::memory::levels::{Hand, Level};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
@@ -30,8 +30,8 @@ const ROUNDS_MIN: u64 = 2;
 const LOAD: Until = Until::Seconds(5);
 
 async fn memory_comes_back(level: Level, version: Version) -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(level.plan(Plan::new(version, CEILING_BYTES))).await?;
-    let leader = laboratory.leader();
+    let harness = Harness::start(level.plan(Plan::new(version, CEILING_BYTES))).await?;
+    let leader = harness.leader();
     pages::make(leader, ROWS).await?;
     pages::read_all(leader).await?;
     let session = leader.connect("contents").await?;
@@ -52,8 +52,8 @@ async fn memory_comes_back(level: Level, version: Version) -> anyhow::Result<()>
 }
 
 async fn nothing_is_lost_under_load(level: Level, version: Version) -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(level.plan(Plan::new(version, CEILING_BYTES))).await?;
-    let leader = laboratory.leader();
+    let harness = Harness::start(level.plan(Plan::new(version, CEILING_BYTES))).await?;
+    let leader = harness.leader();
     programs::pgbench_initialize(leader, PGBENCH_SCALE)?;
     let seconds = load_seconds(SECONDS)?;
     let (hand, deadline) = (Hand::of(level, leader).await?, Instant::now() + Duration::from_secs(seconds));
@@ -84,12 +84,12 @@ async fn nothing_is_lost_under_load(level: Level, version: Version) -> anyhow::R
     let (rounds, (), ()) = tokio::try_join!(resizes, load(Script::Tpcb), load(Script::SelectOnly))?;
     println!("{level:?}: {rounds} rounds");
     drop(hand);
-    ensure_nothing_lost(&laboratory).await
+    ensure_nothing_lost(&harness).await
 }
 
 async fn a_squeeze_does_not_swap(level: Level) -> anyhow::Result<()> {
     let squeezed = Squeezed::full_server(level.plan(Plan::new(Version::Fifteen, squeeze::CEILING_BYTES))).await?;
-    let hand = Hand::of(level, squeezed.laboratory.leader()).await?;
+    let hand = Hand::of(level, squeezed.harness.leader()).await?;
     hand.shrink(squeeze::TARGET_BYTES).await?;
     let hold = hand.hold(squeeze::TARGET_BYTES);
     let usage = squeezed.squeeze().await?;

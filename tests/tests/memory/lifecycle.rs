@@ -7,7 +7,7 @@ use onecopy_postgres::StopMode;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
 use onecopy_tests::memory::deaths::Kind;
-use onecopy_tests::memory::laboratory::{EXTENSION, Laboratory, Plan};
+use onecopy_tests::memory::harness::{EXTENSION, Harness, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pool::Pool;
 use onecopy_tests::memory::segment::Segment;
@@ -25,11 +25,11 @@ const RESTART_DEADLINE: Duration = Duration::from_secs(120);
 const CHECKPOINTER: &str = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'";
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-async fn laboratory() -> anyhow::Result<Laboratory> {
+async fn harness() -> anyhow::Result<Harness> {
     let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", SETTING);
-    let laboratory = Laboratory::start(plan).await?;
-    pages::make(laboratory.leader(), ROWS).await?;
-    Ok(laboratory)
+    let harness = Harness::start(plan).await?;
+    pages::make(harness.leader(), ROWS).await?;
+    Ok(harness)
 }
 
 /// The pool has the size of the setting, whatever is asked of it.
@@ -60,10 +60,10 @@ async fn wait_restarted(server: &TestServer, worker: u32) -> anyhow::Result<()> 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m11_after_a_crash_the_setting_holds() -> anyhow::Result<()> {
-    let laboratory = laboratory().await?;
-    let leader = laboratory.leader();
+    let harness = harness().await?;
+    let leader = harness.leader();
     for (round, kind) in [Kind::BackEnd, Kind::Worker, Kind::Other].into_iter().enumerate() {
-        let pool = laboratory.pool().await?;
+        let pool = harness.pool().await?;
         pool.resize(64 * MIB).await?;
         let (postmaster, worker) = (leader.server.process_id(), pool.status().await?.worker);
         // Each is one that does not end by itself just now.
@@ -79,18 +79,18 @@ async fn m11_after_a_crash_the_setting_holds() -> anyhow::Result<()> {
         ensure_at_setting(leader).await?;
         assert_eq!(leader.server.process_id(), postmaster, "round {round}: an ordinary crash restart");
         // And it obeys again.
-        assert_eq!(laboratory.pool().await?.resize(96 * MIB).await?, 96 * MIB);
+        assert_eq!(harness.pool().await?.resize(96 * MIB).await?, 96 * MIB);
     }
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m11_however_a_server_stops_the_setting_holds_at_its_start() -> anyhow::Result<()> {
-    let laboratory = laboratory().await?;
-    let leader = laboratory.leader();
+    let harness = harness().await?;
+    let leader = harness.leader();
     for mode in [StopMode::Smart, StopMode::Fast, StopMode::Immediate] {
         // Half parked, half on its way.
-        let pool = laboratory.pool().await?;
+        let pool = harness.pool().await?;
         pool.resize(96 * MIB).await?;
         pool.want("64MB", false).await?;
         drop(pool);
@@ -104,8 +104,8 @@ async fn m11_however_a_server_stops_the_setting_holds_at_its_start() -> anyhow::
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m11_a_worker_that_is_ended_goes_on_from_where_it_was() -> anyhow::Result<()> {
-    let laboratory = laboratory().await?;
-    let (leader, pool) = (laboratory.leader(), laboratory.pool().await?);
+    let harness = harness().await?;
+    let (leader, pool) = (harness.leader(), harness.pool().await?);
     pool.resize(CEILING_BYTES).await?;
     pages::read_all(leader).await?;
     for target in [64 * MIB, 160 * MIB, 96 * MIB] {
@@ -134,8 +134,8 @@ async fn m11_a_worker_that_is_ended_goes_on_from_where_it_was() -> anyhow::Resul
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m11_a_changed_setting_holds_after_a_reload() -> anyhow::Result<()> {
-    let laboratory = laboratory().await?;
-    let (leader, pool) = (laboratory.leader(), laboratory.pool().await?);
+    let harness = harness().await?;
+    let (leader, pool) = (harness.leader(), harness.pool().await?);
     for (text, bytes) in [("64MB", 64 * MIB), ("100%", CEILING_BYTES), ("50%", 96 * MIB), ("160MB", 160 * MIB)] {
         let mut settings = leader.server.settings();
         settings.set("onecopy.memory_target", text);
@@ -153,8 +153,8 @@ async fn m11_a_changed_setting_holds_after_a_reload() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m10_dropping_the_extension_leaves_the_pool_as_it_is() -> anyhow::Result<()> {
-    let laboratory = laboratory().await?;
-    let (leader, pool) = (laboratory.leader(), laboratory.pool().await?);
+    let harness = harness().await?;
+    let (leader, pool) = (harness.leader(), harness.pool().await?);
     pool.resize(64 * MIB).await?;
     let present = Segment::of(leader)?.present_bytes()?;
     pool.session().run(&format!("DROP EXTENSION {EXTENSION}")).await?;
@@ -180,8 +180,8 @@ async fn m10_dropping_the_extension_leaves_the_pool_as_it_is() -> anyhow::Result
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m10_a_server_that_did_not_load_it_says_so() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, 32 * MIB).without_extension()).await?;
-    let session = laboratory.leader().connect("plain").await?;
+    let harness = Harness::start(Plan::new(Version::Fifteen, 32 * MIB).without_extension()).await?;
+    let session = harness.leader().connect("plain").await?;
     session.run(&format!("CREATE EXTENSION {EXTENSION}")).await?;
     for sql in [
         "SELECT onecopy_memory_target()",

@@ -10,7 +10,7 @@ use onecopy_tests::clones::contents::{contents, ensure_holds, wait_replayed};
 use onecopy_tests::clones::proof::quiet;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pool::Pool;
 use onecopy_tests::memory::resizes::load_seconds;
@@ -76,8 +76,8 @@ async fn shrink_and_grow(server: &TestServer, stopping: &AtomicBool, moved: &Ato
 }
 
 async fn pages_that_move_do_not_come_back(version: Version) -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(version, CEILING_BYTES).with_standby()).await?;
-    let (leader, standby) = (laboratory.leader(), laboratory.standby()?);
+    let harness = Harness::start(Plan::new(version, CEILING_BYTES).with_standby()).await?;
+    let (leader, standby) = (harness.leader(), harness.standby()?);
     pages::make(leader, COLD_ROWS).await?;
     wait_replayed(leader, standby).await?;
     let (stopping, session) = (Arc::new(AtomicBool::new(false)), leader.connect("cutter").await?);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::segment::Segment;
 use tokio::time::Instant;
@@ -20,8 +20,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m14_a_page_that_is_held_is_waited_for_and_named() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
-    let (leader, pool) = (laboratory.leader(), laboratory.pool().await?);
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let (leader, pool) = (harness.leader(), harness.pool().await?);
     pages::make(leader, ROWS).await?;
     pages::read_all(leader).await?;
     let segment = Segment::of(leader)?;

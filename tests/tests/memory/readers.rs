@@ -8,7 +8,7 @@ use anyhow::ensure;
 use onecopy_tests::client::Session;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pool::Pool;
 use onecopy_tests::servers::TestServer;
@@ -54,15 +54,15 @@ async fn start(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m5_reads_go_on_through_a_hundred_resizes_on_leader_and_standby() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES).with_standby()).await?;
-    pages::make(laboratory.leader(), ROWS).await?;
-    laboratory.wait_replayed().await?;
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES).with_standby()).await?;
+    pages::make(harness.leader(), ROWS).await?;
+    harness.wait_replayed().await?;
     let stopping = Arc::new(AtomicBool::new(false));
     let mut readers = Vec::new();
-    for server in laboratory.all() {
+    for server in harness.all() {
         readers.push(start(server, &stopping).await?);
     }
-    let pools = (Pool::of(laboratory.leader()).await?, Pool::of(laboratory.standby()?).await?);
+    let pools = (Pool::of(harness.leader()).await?, Pool::of(harness.standby()?).await?);
     let sizes = (LEAST_BYTES / MIB..=CEILING_BYTES / MIB).step_by(2).collect::<Vec<_>>();
     let deadline = Instant::now() + READS_DEADLINE;
     for resize in 0.. {

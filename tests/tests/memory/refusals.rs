@@ -4,7 +4,7 @@ use anyhow::{Context, ensure};
 use onecopy_tests::client::Session;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
+use onecopy_tests::memory::harness::{Harness, Plan};
 use tokio_postgres::error::DbError;
 
 const CEILING_BYTES: u64 = 256 * MIB;
@@ -75,8 +75,8 @@ const SAME: [(&str, u64); 12] = [
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_a_target_that_is_none_or_unsafe_is_refused_with_the_reason() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
-    let (session, pool) = (laboratory.leader().connect("hostile").await?, laboratory.pool().await?);
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let (session, pool) = (harness.leader().connect("hostile").await?, harness.pool().await?);
     pool.resize(128 * MIB).await?;
     let before = pool.steady().await?;
     assert_eq!(before.floor_bytes, FLOOR_BYTES);
@@ -138,8 +138,8 @@ const HOSTILE: [&str; 22] = [
 /// A hundredth of this ceiling is no exact number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_all_of_any_ceiling_is_a_target() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, 224 * MIB)).await?;
-    let pool = laboratory.pool().await?;
+    let harness = Harness::start(Plan::new(Version::Fifteen, 224 * MIB)).await?;
+    let pool = harness.pool().await?;
     pool.resize(64 * MIB).await?;
     assert_eq!(pool.want("100%", true).await?.number()?, 224 << 20);
     assert_eq!(pool.steady().await?.pool_bytes, 224 * MIB);
@@ -148,8 +148,8 @@ async fn m7_all_of_any_ceiling_is_a_target() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_wrong_types_and_sizes_are_refused_by_every_function() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
-    let (session, pool) = (laboratory.leader().connect("hostile").await?, laboratory.pool().await?);
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let (session, pool) = (harness.leader().connect("hostile").await?, harness.pool().await?);
     pool.resize(128 * MIB).await?;
     let before = pool.steady().await?;
     for sql in HOSTILE {
@@ -181,8 +181,8 @@ async fn m7_wrong_types_and_sizes_are_refused_by_every_function() -> anyhow::Res
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_a_wrong_setting_is_refused_and_the_old_one_stays() -> anyhow::Result<()> {
     let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "128MB");
-    let laboratory = Laboratory::start(plan).await?;
-    let (session, pool) = (laboratory.leader().connect("administrator").await?, laboratory.pool().await?);
+    let harness = Harness::start(plan).await?;
+    let (session, pool) = (harness.leader().connect("administrator").await?, harness.pool().await?);
     for (name, value) in [
         ("onecopy.memory_target", "1e99 PB"),
         ("onecopy.memory_target", "-1"),
@@ -205,8 +205,8 @@ async fn m7_a_wrong_setting_is_refused_and_the_old_one_stays() -> anyhow::Result
 /// Functions inside transactions, procedures and other functions; a change does not wait for the transaction's end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_a_target_in_a_transaction_holds_at_once_and_is_not_taken_back() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
-    let (session, pool) = (laboratory.leader().connect("caller").await?, laboratory.pool().await?);
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let (session, pool) = (harness.leader().connect("caller").await?, harness.pool().await?);
     session.run_all(&["BEGIN", &target("96MB"), "ROLLBACK"]).await?;
     assert_eq!(pool.steady().await?.pool_bytes, 96 * MIB);
     session.run("DO $$ BEGIN PERFORM onecopy_memory_target('128MB'); END $$").await?;

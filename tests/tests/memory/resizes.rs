@@ -7,8 +7,8 @@ use std::time::Duration;
 use anyhow::ensure;
 use onecopy_tests::clones::programs;
 use onecopy_tests::clones::version::Version;
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::judge::ensure_nothing_lost;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
 use onecopy_tests::memory::resizes::{Report, SharedReport, load_seconds, resize_at_random};
 use onecopy_tests::memory::{MIB, schema_changes};
@@ -31,10 +31,10 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 const LOAD: Until = Until::Seconds(5);
 
 async fn random_resizes_lose_nothing(version: Version) -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(version, CEILING_BYTES).with_standby()).await?;
-    let (leader, standby) = (laboratory.leader(), laboratory.standby()?);
+    let harness = Harness::start(Plan::new(version, CEILING_BYTES).with_standby()).await?;
+    let (leader, standby) = (harness.leader(), harness.standby()?);
     programs::pgbench_initialize(leader, PGBENCH_SCALE)?;
-    laboratory.wait_replayed().await?;
+    harness.wait_replayed().await?;
     let (seconds, seed) = (load_seconds(SECONDS)?, rand::random());
     let (stopping, changed, looked) = (Arc::new(AtomicBool::new(false)), AtomicU64::new(0), AtomicU64::new(0));
     let load = async |server: &TestServer, script: Script, clients: u32| {
@@ -87,7 +87,7 @@ async fn random_resizes_lose_nothing(version: Version) -> anyhow::Result<()> {
         clock
     )?;
     println!("seed {seed}, {seconds} s: {reports:?}, {changed:?} rounds of changes, {looked:?} looks");
-    ensure_nothing_lost(&laboratory).await
+    ensure_nothing_lost(&harness).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

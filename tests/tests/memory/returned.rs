@@ -6,8 +6,8 @@ use anyhow::{Context, ensure};
 use onecopy_testing::ControlGroup;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::huge_pages::HugePages;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::segment::{Segment, machine_shared_bytes};
 use tokio::time::Instant;
@@ -29,12 +29,12 @@ const OTHERS_BYTES_MAX: u64 = 32 * MIB;
 const HUGE_PAGE_BYTES: u64 = 2 * MIB;
 
 async fn memory_is_returned(version: Version) -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(version, CEILING_BYTES)).await?;
-    let (leader, group) = (laboratory.leader(), ControlGroup::make()?);
+    let harness = Harness::start(Plan::new(version, CEILING_BYTES)).await?;
+    let (leader, group) = (harness.leader(), ControlGroup::make()?);
     group.take(&leader.server)?;
     pages::make(leader, ROWS).await?;
     pages::read_all(leader).await?;
-    let (pool, segment) = (laboratory.pool().await?, Segment::of(leader)?);
+    let (pool, segment) = (harness.pool().await?, Segment::of(leader)?);
     let (full, full_group) = (segment.present_bytes()?, group.usage()?.shared_bytes);
     ensure!(full >= ROWS * PAGE_BYTES, "only {full} bytes are there of a full pool");
     for target in [192 * MIB, 130 * MIB, 64 * MIB] {
@@ -85,8 +85,8 @@ async fn m1_memory_is_returned_on_17() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m1_the_machine_has_what_is_returned() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
-    let (pool, mut fallen, mut risen) = (laboratory.pool().await?, Vec::new(), Vec::new());
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let (pool, mut fallen, mut risen) = (harness.pool().await?, Vec::new(), Vec::new());
     pool.resize(CEILING_BYTES).await?;
     for _ in 0..ROUNDS {
         let large = machine_shared_bytes()?;
@@ -110,11 +110,11 @@ async fn m1_the_machine_has_what_is_returned() -> anyhow::Result<()> {
 async fn huge_pages_are_returned(version: Version) -> anyhow::Result<()> {
     let reserved = HugePages::reserve((CEILING_BYTES + 64 * MIB) / HUGE_PAGE_BYTES)?;
     let plan = Plan::new(version, CEILING_BYTES).set("huge_pages", "on");
-    let laboratory = Laboratory::start(plan).await?;
-    let leader = laboratory.leader();
+    let harness = Harness::start(plan).await?;
+    let leader = harness.leader();
     pages::make(leader, ROWS).await?;
     pages::read_all(leader).await?;
-    let (pool, segment) = (laboratory.pool().await?, Segment::of(leader)?);
+    let (pool, segment) = (harness.pool().await?, Segment::of(leader)?);
     assert!(segment.has_huge_pages);
     pool.resize(CEILING_BYTES).await?;
     let before = reserved.available()?;
@@ -148,8 +148,8 @@ async fn m2_huge_pages_are_returned_on_17() -> anyhow::Result<()> {
 async fn memory_behind_the_pool_stays(version: Version) -> anyhow::Result<()> {
     let ceiling_bytes = CEILING_BYTES + MIB;
     let _reserved = HugePages::reserve((ceiling_bytes + 64 * MIB) / HUGE_PAGE_BYTES)?;
-    let laboratory = Laboratory::start(Plan::new(version, ceiling_bytes).set("huge_pages", "on")).await?;
-    let (leader, pool) = (laboratory.leader(), laboratory.pool().await?);
+    let harness = Harness::start(Plan::new(version, ceiling_bytes).set("huge_pages", "on")).await?;
+    let (leader, pool) = (harness.leader(), harness.pool().await?);
     pages::make(leader, ROWS).await?;
     let worker = pool.status().await?.worker;
     for target in [64 * MIB, ceiling_bytes, 128 * MIB, 66 * MIB, ceiling_bytes] {
@@ -177,13 +177,13 @@ async fn m2_what_lies_behind_the_pool_stays_on_17() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m1_a_server_that_starts_small_never_was_large() -> anyhow::Result<()> {
     let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "64MB");
-    let laboratory = Laboratory::start(plan).await?;
-    let (leader, segment) = (laboratory.leader(), Segment::of(laboratory.leader())?);
+    let harness = Harness::start(plan).await?;
+    let (leader, segment) = (harness.leader(), Segment::of(harness.leader())?);
     pages::make(leader, ROWS).await?;
     pages::read_all(leader).await?;
     let present = segment.present_bytes()?;
     ensure!(present <= 64 * MIB + 24 * MIB, "{present} bytes are there");
-    let status = laboratory.pool().await?.steady().await?;
+    let status = harness.pool().await?.steady().await?;
     assert_eq!(status.pool_bytes, 64 * MIB);
     ensure!(pages::cached(leader).await? <= 64 * MIB / PAGE_BYTES, "more pages than there is room for");
     Ok(())

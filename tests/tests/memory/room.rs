@@ -4,7 +4,7 @@ use anyhow::ensure;
 use onecopy_testing::ControlGroup;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
 
@@ -15,12 +15,12 @@ const ROWS: u64 = 240 * MIB / PAGE_BYTES;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m15_growth_without_room_is_refused() -> anyhow::Result<()> {
     let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "64MB");
-    let laboratory = Laboratory::start(plan).await?;
-    let (leader, group) = (laboratory.leader(), ControlGroup::make()?);
+    let harness = Harness::start(plan).await?;
+    let (leader, group) = (harness.leader(), ControlGroup::make()?);
     group.take(&leader.server)?;
     pages::make(leader, ROWS).await?;
     group.limit(LIMIT_BYTES).await?;
-    let pool = laboratory.pool().await?;
+    let pool = harness.pool().await?;
     let refusal = pool.want("256MB", true).await.expect_err("there is no room");
     assert_eq!(refusal.code, "53200", "{refusal}");
     let status = pool.steady().await?;

@@ -11,7 +11,7 @@ use onecopy_memory::engine::{Engine, ExtensionEngine};
 use onecopy_memory::pressure::{Host, Source};
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
 use onecopy_tests::memory::pool::Pool;
@@ -34,7 +34,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const LONG: Until = Until::Seconds(1000);
 
 struct Pair {
-    laboratories: [Laboratory; 2],
+    harnesses: [Harness; 2],
     pools: [Pool; 2],
 }
 
@@ -43,8 +43,8 @@ impl Pair {
     async fn trade(&self, agent: &Agent, busy: usize) -> anyhow::Result<()> {
         let idle = 1 - busy;
         let loads = [
-            Pgbench::start(self.laboratories[busy].leader(), &Script::uniform_pages(ROWS), 2, LONG)?,
-            Pgbench::start(self.laboratories[idle].leader(), &Script::uniform_pages(FEW_ROWS), 1, LONG)?,
+            Pgbench::start(self.harnesses[busy].leader(), &Script::uniform_pages(ROWS), 2, LONG)?,
+            Pgbench::start(self.harnesses[idle].leader(), &Script::uniform_pages(FEW_ROWS), 1, LONG)?,
         ];
         let deadline = Instant::now() + DEADLINE;
         let mut looks = 0;
@@ -72,10 +72,10 @@ impl Pair {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m8_two_servers_trade_memory_when_their_loads_change_places() -> anyhow::Result<()> {
     let plan = || Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "96MB");
-    let laboratories = [Laboratory::start(plan()).await?, Laboratory::start(plan()).await?];
+    let harnesses = [Harness::start(plan()).await?, Harness::start(plan()).await?];
     let mut engines: Vec<Arc<dyn Engine>> = Vec::new();
-    for (laboratory, name) in laboratories.iter().zip(["one", "two"]) {
-        let leader = laboratory.leader();
+    for (harness, name) in harnesses.iter().zip(["one", "two"]) {
+        let leader = harness.leader();
         pages::make(leader, ROWS).await?;
         let connection = leader.server.connection().with_database(DATABASE);
         let directory = Some(leader.server.data_directory().to_owned());
@@ -92,12 +92,12 @@ async fn m8_two_servers_trade_memory_when_their_loads_change_places() -> anyhow:
     // A busy machine lets a server wait, which is no failure of its.
     let rhythm = Rhythm { interval: Duration::from_millis(500), answer_timeout: Duration::from_secs(60) };
     let agent = Agent::with_rhythm(policy, engines, host, rhythm);
-    let pools = [laboratories[0].pool().await?, laboratories[1].pool().await?];
+    let pools = [harnesses[0].pool().await?, harnesses[1].pool().await?];
     let running = tokio::spawn({
         let agent = agent.clone();
         async move { agent.run().await }
     });
-    let pair = Pair { laboratories, pools };
+    let pair = Pair { harnesses, pools };
     pair.trade(&agent, 0).await?;
     pair.trade(&agent, 1).await?;
     agent.stop();

@@ -7,7 +7,7 @@ use onecopy_postgres::StopMode;
 use onecopy_tests::client::Session;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
-use onecopy_tests::memory::laboratory::{Laboratory, Plan};
+use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
 use onecopy_tests::servers::TestServer;
@@ -60,17 +60,17 @@ async fn hit_ratio(server: &TestServer, until: Until) -> anyhow::Result<f64> {
 
 async fn a_pool_that_was_shrunk_is_as_warm_as_one_born_small(version: Version) -> anyhow::Result<()> {
     let born_small = {
-        let laboratory = Laboratory::start(Plan::new(version, SMALL_BYTES).without_extension()).await?;
-        pages::make(laboratory.leader(), ROWS).await?;
-        hit_ratio(laboratory.leader(), WARM_UP).await?;
-        hit_ratio(laboratory.leader(), MEASURED).await?
+        let harness = Harness::start(Plan::new(version, SMALL_BYTES).without_extension()).await?;
+        pages::make(harness.leader(), ROWS).await?;
+        hit_ratio(harness.leader(), WARM_UP).await?;
+        hit_ratio(harness.leader(), MEASURED).await?
     };
-    let laboratory = Laboratory::start(Plan::new(version, CEILING_BYTES)).await?;
-    let leader = laboratory.leader();
+    let harness = Harness::start(Plan::new(version, CEILING_BYTES)).await?;
+    let leader = harness.leader();
     pages::make(leader, ROWS).await?;
     hit_ratio(leader, WARM_UP).await?;
     let large = hit_ratio(leader, MEASURED).await?;
-    laboratory.pool().await?.resize(SMALL_BYTES).await?;
+    harness.pool().await?.resize(SMALL_BYTES).await?;
     let at_once = hit_ratio(leader, MEASURED).await?;
     let later = hit_ratio(leader, MEASURED).await?;
     println!("born small {born_small:.4}, large {large:.4}, shrunk {at_once:.4}, later {later:.4}");
@@ -102,8 +102,8 @@ async fn ghosts(session: &Session) -> anyhow::Result<(f64, f64)> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m13_ghost_hits_tell_what_a_larger_pool_would_save() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
-    let leader = laboratory.leader();
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let leader = harness.leader();
     pages::make(leader, ROWS).await?;
     let session = leader.connect("ghosts").await?;
     // All that is read has room.
@@ -112,7 +112,7 @@ async fn m13_ghost_hits_tell_what_a_larger_pool_would_save() -> anyhow::Result<(
     let (saved, _) = ghosts(&session).await?;
     ensure!(saved < 1.0, "{saved} reads a second would be saved by more room than there is need for");
     // Only half has room: twice as much would save nearly all reads.
-    laboratory.pool().await?.resize(SMALL_BYTES).await?;
+    harness.pool().await?.resize(SMALL_BYTES).await?;
     let run = Pgbench::start(leader, &script, CLIENTS, Until::Seconds(2 * SEEN_DEADLINE.as_secs()))?;
     let deadline = Instant::now() + SEEN_DEADLINE;
     let mut seen = (0.0, 0.0);
@@ -127,8 +127,8 @@ async fn m13_ghost_hits_tell_what_a_larger_pool_would_save() -> anyhow::Result<(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m13_the_working_set_is_what_is_used_again_and_again() -> anyhow::Result<()> {
-    let laboratory = Laboratory::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
-    let leader = laboratory.leader();
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let leader = harness.leader();
     pages::make(leader, ROWS).await?;
     // Nothing is in the pool that was used to make the table.
     leader.server.restart(StopMode::Fast).await?;

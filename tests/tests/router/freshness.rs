@@ -3,7 +3,7 @@
 use onecopy_tests::cluster::{AT_EPOCH, TestCluster};
 use onecopy_tests::servers::LEADER;
 
-use crate::laboratory::wait_for_whole_epoch;
+use crate::harness::wait_for_whole_epoch;
 
 const PLACES: [&str; 3] = [LEADER, "follower-1", "follower-2"];
 const READ: &str = "SELECT v FROM counter";

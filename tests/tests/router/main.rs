@@ -2,8 +2,8 @@
 
 // The binary of fault tests uses all of it.
 #[allow(dead_code)]
-#[path = "../faults/laboratory.rs"]
-mod laboratory;
+#[path = "../faults/harness.rs"]
+mod harness;
 
 mod anomalies;
 mod certifier;

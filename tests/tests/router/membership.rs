@@ -16,7 +16,7 @@ use onecopy_tests::list_append::Workload;
 use onecopy_tests::servers::{DATABASE, TestServer};
 use onecopy_tests::verdict::{RoutedJudge, judge};
 
-use crate::laboratory::{wait_for_whole_epoch, wait_until};
+use crate::harness::{wait_for_whole_epoch, wait_until};
 
 /// What has not become true by then never does.
 const DEADLINE: Duration = Duration::from_secs(120);

@@ -1,6 +1,6 @@
 //! What a client sends before one Sync is one transaction, whoever of server and router finds the error in it.
 
-use crate::laboratory::{on_leader, start_usual};
+use crate::harness::{on_leader, start_usual};
 use crate::wire::{Wire, bind, describe, execute, parse, run_extended, sync};
 
 const INSERT: &str = "INSERT INTO numbers VALUES (100, 1)";

@@ -3,7 +3,7 @@
 use onecopy_router::Health;
 use onecopy_tests::cluster::TestCluster;
 
-use crate::laboratory::{
+use crate::harness::{
     bounded, code, leader, on_leader, run, start_usual, wait_for_epoch_on, wait_for_health, wait_for_updates,
     wait_until,
 };

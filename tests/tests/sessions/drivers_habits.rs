@@ -3,7 +3,7 @@
 use onecopy_tests::cluster::TestCluster;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::laboratory::{start, start_usual};
+use crate::harness::{start, start_usual};
 use crate::wire::{ANSWER_TIMEOUT, Wire, bind, execute, message, parse, query, sync, with_length};
 
 const CANCEL: u32 = 80_877_102;

@@ -5,7 +5,7 @@ use onecopy_postgres::Settings;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, Servers};
 
-use crate::laboratory::run;
+use crate::harness::run;
 
 /// Fewer than the pool of the server below holds, but together with one canary each, more.
 const COMMITS: usize = 260;

@@ -2,7 +2,7 @@
 
 use onecopy_tests::cluster::TestCluster;
 
-use crate::laboratory::{start_usual, wait_for_epoch_on, wait_for_whole_epoch};
+use crate::harness::{start_usual, wait_for_epoch_on, wait_for_whole_epoch};
 use crate::wire::Wire;
 
 /// A STABLE function whose write PostgreSQL does not see, because it is two calls away.

@@ -1,6 +1,6 @@
 //! Nothing that a client says takes an update out of SERIALIZABLE.
 
-use crate::laboratory::start_usual;
+use crate::harness::start_usual;
 use crate::wire::Wire;
 
 /// The level under which the server itself runs the statement; SHOW is answered by the router.

@@ -8,7 +8,7 @@ use onecopy_testing::Frozen;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
-use crate::laboratory::{leader, on_leader, start_usual, wait_until};
+use crate::harness::{leader, on_leader, start_usual, wait_until};
 use crate::wire::{Wire, startup};
 
 /// Freezes the process that the router asks for verifiers.

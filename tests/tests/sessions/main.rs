@@ -3,8 +3,8 @@
 
 // The other binary of fault tests uses all of both.
 #[allow(dead_code)]
-#[path = "../faults/laboratory.rs"]
-mod laboratory;
+#[path = "../faults/harness.rs"]
+mod harness;
 #[allow(dead_code)]
 #[path = "../faults/wire.rs"]
 mod wire;

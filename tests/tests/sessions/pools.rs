@@ -1,6 +1,6 @@
 //! More sessions than back ends: everybody is served as back ends become idle.
 
-use crate::laboratory::{bounded, run, session_back_ends, start, wait_until};
+use crate::harness::{bounded, run, session_back_ends, start, wait_until};
 use tokio::task::JoinSet;
 
 const READERS: usize = 150;

@@ -4,7 +4,7 @@ use onecopy_tests::client::{Session, StatementResult};
 use onecopy_tests::cluster::TestCluster;
 use tokio_postgres::Config;
 
-use crate::laboratory::{code, run, start_usual};
+use crate::harness::{code, run, start_usual};
 
 /// What a session of a plain server and one through the router are asked after each script.
 const QUESTIONS: [&str; 8] = [

@@ -4,7 +4,7 @@
 use onecopy_tests::cluster::TestCluster;
 use tokio::task::JoinSet;
 
-use crate::laboratory::{bounded, start, wait_for_epoch_on};
+use crate::harness::{bounded, start, wait_for_epoch_on};
 use crate::wire::{Answer, Wire, bind, close, describe, execute, parse, run_extended, sync};
 
 /// What one session does next.

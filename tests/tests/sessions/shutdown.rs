@@ -1,7 +1,7 @@
 //! A router that stops tells idle sessions so, and waits for those that commit.
 
 use crate::commits_under_way::{WAITING_COMMIT, wait_for_waiting};
-use crate::laboratory::{bounded, on_leader, start_usual};
+use crate::harness::{bounded, on_leader, start_usual};
 use crate::wire::{Wire, query};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

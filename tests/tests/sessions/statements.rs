@@ -1,6 +1,6 @@
 //! Prepared statements and portals, named and unnamed, whatever the router does between a client's messages.
 
-use crate::laboratory::{start, start_usual};
+use crate::harness::{start, start_usual};
 use crate::wire::{ANSWER_TIMEOUT, Wire, bind, describe, execute, flush, parse, query, sync};
 
 /// More than the router keeps prepared on one back end.

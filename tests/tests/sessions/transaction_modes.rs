@@ -3,7 +3,7 @@
 
 use onecopy_tests::cluster::TestCluster;
 
-use crate::laboratory::{start_usual, wait_for_epoch_on};
+use crate::harness::{start_usual, wait_for_epoch_on};
 use crate::wire::{Wire, run_extended, sync};
 
 const INSERT: &str = "INSERT INTO probe VALUES (1)";

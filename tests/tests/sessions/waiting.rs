@@ -3,7 +3,7 @@
 use onecopy_tests::cluster::TestCluster;
 use tokio::task::JoinSet;
 
-use crate::laboratory::{bounded, on_leader, run, run_once_there, start, start_usual, wait_for_epoch_on, wait_until};
+use crate::harness::{bounded, on_leader, run, run_once_there, start, start_usual, wait_for_epoch_on, wait_until};
 use crate::wire::{Wire, parse, run_extended, sync};
 
 async fn wait_for_blocked(cluster: &TestCluster, count: i64) -> anyhow::Result<()> {

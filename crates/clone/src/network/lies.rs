@@ -98,13 +98,13 @@ async fn lie(mut stream: DuplexStream, messages: Vec<Message>) {
 }
 
 /// A place for one clone, with room to see what is written beside it.
-struct Laboratory {
+struct Harness {
     directory: tempfile::TempDir,
     plan: Plan,
 }
 
-impl Laboratory {
-    fn new() -> Laboratory {
+impl Harness {
+    fn new() -> Harness {
         let directory = tempfile::tempdir().unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(directory.path(), open).unwrap();
@@ -113,7 +113,7 @@ impl Laboratory {
         let tablespaces = directory.path().join("clone.tablespaces");
         let user_name = ServiceUser::resolve(None).unwrap().name().to_owned();
         let plan = Plan { target, tablespaces, user_name, ..host.plan() };
-        Laboratory { directory, plan }
+        Harness { directory, plan }
     }
 
     /// Receives and lays down what the liar says, as a hydrator does; what a clone would believe.
@@ -270,17 +270,17 @@ fn k22_a_lying_source_is_refused_by_field_and_value_and_nothing_is_made() {
     lies.push((Liar::saying("/recovery/major_version", json!(17)), "major_version", "17".to_owned()));
     let mut wrong = Vec::new();
     for (liar, field, value) in lies {
-        let laboratory = Laboratory::new();
-        let before = laboratory.entries();
-        match laboratory.receive(&liar) {
+        let harness = Harness::new();
+        let before = harness.entries();
+        match harness.receive(&liar) {
             Err(error) if error.contains(field) && error.contains(&value) && error.len() < 1000 => {}
             Err(error) => wrong.push(format!("{field} {value}: refused as {error}")),
             Ok(_) => wrong.push(format!("{field} {value}: believed")),
         }
-        if laboratory.entries() != before {
-            wrong.push(format!("{field} {value}: {:?} is left", laboratory.entries()));
+        if harness.entries() != before {
+            wrong.push(format!("{field} {value}: {:?} is left", harness.entries()));
         }
-        for escaped in [laboratory.directory.path().join("../escaped"), PathBuf::from("/tmp/escaped")] {
+        for escaped in [harness.directory.path().join("../escaped"), PathBuf::from("/tmp/escaped")] {
             if std::fs::remove_file(&escaped).or_else(|_| std::fs::remove_dir(&escaped)).is_ok() {
                 wrong.push(format!("{field} {value}: {} was written", escaped.display()));
             }
@@ -291,7 +291,7 @@ fn k22_a_lying_source_is_refused_by_field_and_value_and_nothing_is_made() {
 
 #[test]
 fn k22_the_truth_is_received_without_configuration_and_with_the_rights_that_postgresql_gives() {
-    let laboratory = Laboratory::new();
+    let harness = Harness::new();
     let mut open = Liar::copying("server.crt", 0o666);
     open.manifest["image"]["files"][0]["mode"] = json!(0o666);
     // A directory that was made where new ones get the group of the one above.
@@ -299,18 +299,18 @@ fn k22_the_truth_is_received_without_configuration_and_with_the_rights_that_post
     open.manifest["image"]["directories"].as_array_mut().unwrap().push(directory("pg_tblspc/20000/PG_15_202209061"));
     open.manifest["image"]["tablespaces"] = json!([{"oid": 20_000, "location": "/etc"}]);
     open.manifest["image"]["files"].as_array_mut().unwrap().push(file("pg_tblspc/20000/PG_15_202209061/16390"));
-    let opening = laboratory.receive(&open).unwrap();
+    let opening = harness.receive(&open).unwrap();
     for name in ["postgresql.conf", "postgresql.auto.conf", "pg_hba.conf", "pg_ident.conf"] {
-        let text = std::fs::read_to_string(laboratory.plan.target.join(name)).unwrap();
+        let text = std::fs::read_to_string(harness.plan.target.join(name)).unwrap();
         assert_eq!(text, "", "{name} is of the other host");
     }
     let mode = |path: &str| {
-        let metadata = std::fs::metadata(laboratory.plan.target.join(path)).unwrap();
+        let metadata = std::fs::metadata(harness.plan.target.join(path)).unwrap();
         std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o7777
     };
     assert_eq!((mode("server.crt"), mode("base/1/0"), mode("base/1")), (0o640, 0o640, 0o750));
-    assert_eq!(std::fs::read_link(laboratory.plan.target.join("pg_tblspc/20000")).unwrap(), {
-        laboratory.plan.tablespaces.join("20000")
+    assert_eq!(std::fs::read_link(harness.plan.target.join("pg_tblspc/20000")).unwrap(), {
+        harness.plan.tablespaces.join("20000")
     });
     assert_eq!(opening.small_files.len(), 6);
 }

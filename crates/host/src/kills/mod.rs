@@ -11,7 +11,7 @@
 //! `pg_basebackup` would, and a leader's slots are directories in it.
 
 mod checks;
-mod laboratory;
+mod harness;
 mod recording;
 mod tests;
 mod tree;

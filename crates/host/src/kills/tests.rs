@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::checks::{check_after, check_state, copies, state_of, with};
-use super::laboratory::{Laboratory, Making, Mistake};
+use super::harness::{Harness, Making, Mistake};
 use super::recording::Recording;
 use super::tree::Tree;
 use crate::HostError;
@@ -16,7 +16,7 @@ fn told(error: HostError) -> String {
     error.to_string()
 }
 
-impl Laboratory {
+impl Harness {
     /// Comes to a cluster with so many followers.
     async fn with_followers(&self, replicas: usize) -> Tree {
         drop(self.up(Some(replicas)).await.unwrap());
@@ -84,83 +84,83 @@ fn count(tree: &Tree) -> usize {
 
 #[tokio::test]
 async fn c9_a_first_start_killed_at_any_step_goes_on() {
-    let laboratory = Laboratory::new();
-    let recording = Recording::begin(laboratory.root());
-    drop(laboratory.up(Some(2)).await.unwrap());
+    let harness = Harness::new();
+    let recording = Recording::begin(harness.root());
+    drop(harness.up(Some(2)).await.unwrap());
     let states = recording.states();
     drop(recording);
     let served = |state: &&Tree| state.text("cluster.toml").is_some_and(|text| !text.contains("founding"));
     assert_eq!(states.iter().filter(served).count(), 1, "it is founded by its last step");
     // The first state is that of no directory at all.
     assert_eq!(states[0], Tree::default());
-    assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![2]));
+    assert_eq!(harness.outcomes(&states, count).await, Ok(vec![2]));
 }
 
 #[tokio::test]
 async fn c25_a_scale_up_killed_at_any_step_is_finished_once_it_is_wanted() {
     for making in [Making::Copies, Making::Clones] {
-        let laboratory = Laboratory::new();
-        laboratory.with_followers(1).await;
-        let states = laboratory.recorded(&Change::Scale { replicas: 3 }, making).await;
-        assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![1, 3]), "{making:?}");
+        let harness = Harness::new();
+        harness.with_followers(1).await;
+        let states = harness.recorded(&Change::Scale { replicas: 3 }, making).await;
+        assert_eq!(harness.outcomes(&states, count).await, Ok(vec![1, 3]), "{making:?}");
     }
 }
 
 #[tokio::test]
 async fn c25_a_scale_up_that_fails_and_is_killed_keeps_what_was_made() {
-    let laboratory = Laboratory::new();
-    laboratory.with_followers(1).await;
-    let states = laboratory.recorded(&Change::Scale { replicas: 3 }, Making::OnlyOne).await;
-    assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![1, 3, 2]));
+    let harness = Harness::new();
+    harness.with_followers(1).await;
+    let states = harness.recorded(&Change::Scale { replicas: 3 }, Making::OnlyOne).await;
+    assert_eq!(harness.outcomes(&states, count).await, Ok(vec![1, 3, 2]));
 }
 
 #[tokio::test]
 async fn c25_a_scale_down_killed_at_any_step_is_finished_once_it_is_wanted() {
-    let laboratory = Laboratory::new();
-    laboratory.with_followers(3).await;
-    let states = laboratory.recorded(&Change::Scale { replicas: 1 }, Making::Copies).await;
-    assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![3, 1]));
+    let harness = Harness::new();
+    harness.with_followers(3).await;
+    let states = harness.recorded(&Change::Scale { replicas: 1 }, Making::Copies).await;
+    assert_eq!(harness.outcomes(&states, count).await, Ok(vec![3, 1]));
 }
 
 #[tokio::test]
 async fn c25_a_reinit_killed_at_any_step_is_finished_once_it_is_wanted() {
     for making in [Making::Copies, Making::Clones] {
-        let laboratory = Laboratory::new();
-        let before = copies(&laboratory.with_followers(2).await);
-        let states = laboratory.recorded(&Change::Reinit { follower: "follower-1".to_owned() }, making).await;
+        let harness = Harness::new();
+        let before = copies(&harness.with_followers(2).await);
+        let states = harness.recorded(&Change::Reinit { follower: "follower-1".to_owned() }, making).await;
         let compared = |tree: &Tree| copies(tree).iter().zip(&before).map(|(is, was)| is == was).collect::<Vec<bool>>();
         let expected = [[true, true], [false, true]].map(Vec::from);
-        assert_eq!(laboratory.outcomes(&states, compared).await, Ok(expected.to_vec()), "{making:?}");
+        assert_eq!(harness.outcomes(&states, compared).await, Ok(expected.to_vec()), "{making:?}");
     }
 }
 
 #[tokio::test]
 async fn c29_an_up_that_wants_more_followers_killed_at_any_step_goes_on() {
-    let laboratory = Laboratory::new();
-    laboratory.with_followers(1).await;
-    let recording = Recording::begin(laboratory.root());
-    let daemon = laboratory.up(Some(2)).await.unwrap();
+    let harness = Harness::new();
+    harness.with_followers(1).await;
+    let recording = Recording::begin(harness.root());
+    let daemon = harness.up(Some(2)).await.unwrap();
     daemon.change(&Change::Resume, Making::Copies).await.unwrap();
     drop(daemon);
     let states = recording.states();
     drop(recording);
-    assert_eq!(laboratory.outcomes(&states, count).await, Ok(vec![1, 2]));
+    assert_eq!(harness.outcomes(&states, count).await, Ok(vec![1, 2]));
 }
 
 #[tokio::test]
 async fn c25_a_scale_up_killed_at_any_step_goes_on_also_after_a_down() {
-    let laboratory = Laboratory::new();
-    laboratory.with_followers(1).await;
-    for state in laboratory.recorded(&Change::Scale { replicas: 2 }, Making::Clones).await {
-        state.put_back(laboratory.root());
-        let recording = Recording::begin(laboratory.root());
-        laboratory.down().await.unwrap();
+    let harness = Harness::new();
+    harness.with_followers(1).await;
+    for state in harness.recorded(&Change::Scale { replicas: 2 }, Making::Clones).await {
+        state.put_back(harness.root());
+        let recording = Recording::begin(harness.root());
+        harness.down().await.unwrap();
         let mut states = recording.states();
         drop(recording);
         // It may be killed, too.
         states.dedup_by_key(|state| alike(state));
         for state in states {
-            laboratory.gone_on(&state).await.unwrap();
+            harness.gone_on(&state).await.unwrap();
         }
     }
 }
@@ -168,20 +168,20 @@ async fn c25_a_scale_up_killed_at_any_step_goes_on_also_after_a_down() {
 /// A lost leader is the one thing that no start mends.
 #[tokio::test]
 async fn c12_a_lost_leader_is_not_replaced_and_a_lost_follower_is() {
-    let laboratory = Laboratory::new();
-    let whole = laboratory.with_followers(1).await;
+    let harness = Harness::new();
+    let whole = harness.with_followers(1).await;
     let without = |server: &str| {
         let mut tree = whole.clone();
         tree.0.retain(|name, _| !name.starts_with(format!("{server}/data")));
         tree
     };
-    without("leader").put_back(laboratory.root());
-    let error = laboratory.up_and_settle().await.unwrap_err();
+    without("leader").put_back(harness.root());
+    let error = harness.up_and_settle().await.unwrap_err();
     assert!(matches!(error, HostError::LeaderMissing { .. }), "{error}");
-    assert_eq!(Tree::of(laboratory.root()).below("leader", "leader/data"), Tree::default());
-    without("follower-1").put_back(laboratory.root());
-    laboratory.up_and_settle().await.unwrap();
-    check_after(&Tree::default(), &Tree::of(laboratory.root())).unwrap();
+    assert_eq!(Tree::of(harness.root()).below("leader", "leader/data"), Tree::default());
+    without("follower-1").put_back(harness.root());
+    harness.up_and_settle().await.unwrap();
+    check_after(&Tree::default(), &Tree::of(harness.root())).unwrap();
 }
 
 /// The control: orders that are wrong must be found out.
@@ -194,12 +194,12 @@ async fn control_wrong_orders_are_found_out() {
         (Mistake::RemovedTooEarly, reinit, "follower-1 is made and has"),
     ];
     for (mistake, change, expected) in cases {
-        let mut laboratory = Laboratory::new();
-        laboratory.with_followers(2).await;
-        laboratory.mistake = Some(mistake);
-        let states = laboratory.recorded(&change, Making::Copies).await;
-        laboratory.mistake = None;
-        let found = laboratory.outcomes(&states, count).await.expect_err("a wrong order");
+        let mut harness = Harness::new();
+        harness.with_followers(2).await;
+        harness.mistake = Some(mistake);
+        let states = harness.recorded(&change, Making::Copies).await;
+        harness.mistake = None;
+        let found = harness.outcomes(&states, count).await.expect_err("a wrong order");
         assert!(found.contains(expected), "{mistake:?}: {found}");
     }
 }
@@ -207,8 +207,8 @@ async fn control_wrong_orders_are_found_out() {
 /// The control: what must not be is seen.
 #[tokio::test]
 async fn control_bad_outcomes_are_found_out() {
-    let laboratory = Laboratory::new();
-    let good = laboratory.with_followers(1).await;
+    let harness = Harness::new();
+    let good = harness.with_followers(1).await;
     check_after(&good, &good).unwrap();
     let mut second_leader = good.clone();
     second_leader.0.retain(|name, _| !name.ends_with("standby.signal"));

@@ -185,16 +185,16 @@ mod tests {
 
     use super::*;
 
-    struct Laboratory {
+    struct Harness {
         directory: tempfile::TempDir,
         allowed: Allowed,
     }
 
-    impl Laboratory {
-        fn new() -> Laboratory {
+    impl Harness {
+        fn new() -> Harness {
             let directory = tempfile::tempdir().unwrap();
             let targets = vec![directory.path().to_owned()];
-            Laboratory { directory, allowed: Allowed { sources: Vec::new(), targets, account: None } }
+            Harness { directory, allowed: Allowed { sources: Vec::new(), targets, account: None } }
         }
 
         /// An order that is taken.
@@ -239,15 +239,15 @@ mod tests {
 
     #[test]
     fn k22_account_places_addresses_and_whom_it_follows_are_this_hosts_to_say() {
-        let laboratory = Laboratory::new();
-        let order = laboratory.order();
-        let accepted = laboratory.take(serde_json::to_value(&order).unwrap()).unwrap();
-        let target = laboratory.directory.path().canonicalize().unwrap().join("shop");
+        let harness = Harness::new();
+        let order = harness.order();
+        let accepted = harness.take(serde_json::to_value(&order).unwrap()).unwrap();
+        let target = harness.directory.path().canonicalize().unwrap().join("shop");
         assert_eq!(accepted.plan.target, target);
         assert_eq!(accepted.plan.tablespaces, beside(&target, ".tablespaces"));
-        let mut slashed = laboratory.order();
-        slashed.target = laboratory.directory.path().join("shop/");
-        let slashed = laboratory.take(serde_json::to_value(&slashed).unwrap()).unwrap();
+        let mut slashed = harness.order();
+        slashed.target = harness.directory.path().join("shop/");
+        let slashed = harness.take(serde_json::to_value(&slashed).unwrap()).unwrap();
         // Compared as text: two paths are the same with and without a slash at the end.
         assert_eq!(slashed.plan.target.as_os_str(), target.as_os_str());
         assert_eq!(slashed.plan.tablespaces.as_os_str(), beside(&target, ".tablespaces").as_os_str());
@@ -268,8 +268,8 @@ mod tests {
 
     #[test]
     fn k22_a_lying_order_is_refused_by_field_and_value() {
-        let laboratory = Laboratory::new();
-        let order = serde_json::to_value(laboratory.order()).unwrap();
+        let harness = Harness::new();
+        let order = serde_json::to_value(harness.order()).unwrap();
         let mut lies: Vec<(&str, Value, &str)> = vec![
             // What is not the other host's to say has no field.
             ("/user_name", json!("root"), "user_name"),
@@ -349,17 +349,17 @@ mod tests {
                 Some(field) => *field = lie.clone(),
                 None => order[&pointer[1..]] = lie.clone(),
             }
-            match laboratory.take(order) {
+            match harness.take(order) {
                 Err(refusal) if refusal.contains(named) && !refusal.contains('\n') && refusal.len() < 1000 => {}
                 outcome => wrong.push(format!("{pointer} {lie}: {outcome:?}")),
             }
         }
         assert!(wrong.is_empty(), "{} lies\n{}", wrong.len(), wrong.join("\n"));
-        assert_eq!(std::fs::read_dir(laboratory.directory.path()).unwrap().count(), 0);
-        let many = vec![serde_json::to_value(&laboratory.order().access_rules[0]).unwrap(); 2000];
+        assert_eq!(std::fs::read_dir(harness.directory.path()).unwrap().count(), 0);
+        let many = vec![serde_json::to_value(&harness.order().access_rules[0]).unwrap(); 2000];
         let mut order = order;
         order["access_rules"] = json!(many);
-        let refusal = laboratory.take(order).unwrap_err();
+        let refusal = harness.take(order).unwrap_err();
         assert!(refusal.contains("access rules 2000"), "{refusal}");
     }
 }

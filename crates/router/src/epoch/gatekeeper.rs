@@ -412,4 +412,4 @@ mod between_tests;
 #[cfg(test)]
 mod gate_tests;
 #[cfg(test)]
-mod laboratory;
+mod harness;

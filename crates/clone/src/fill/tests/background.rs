@@ -17,8 +17,8 @@ fn start(
 
 #[test]
 fn the_background_makes_every_file_whole_and_tells_of_each_once() {
-    let laboratory = Laboratory::new((0..100).map(|number| content(number, usize::from(number) * 3000)).collect());
-    let filling = laboratory.filling();
+    let harness = Harness::new((0..100).map(|number| content(number, usize::from(number) * 3000)).collect());
+    let filling = harness.filling();
     filling.ensure(FileNumber(50), ByteRange::WHOLE).unwrap();
     let (background, whole) = start(&filling, Vec::new(), &Arc::new(Limiter::new(None)));
     background.wait();
@@ -28,8 +28,8 @@ fn the_background_makes_every_file_whole_and_tells_of_each_once() {
     assert_eq!(told[..2], [FileNumber(0), FileNumber(1)], "small ones first");
     told.sort();
     assert_eq!(told, (0..100).map(FileNumber).collect::<Vec<_>>());
-    for (number, frozen) in laboratory.frozen.iter().enumerate() {
-        assert_eq!(laboratory.cloned(FileNumber(number as u32)), *frozen, "{number}");
+    for (number, frozen) in harness.frozen.iter().enumerate() {
+        assert_eq!(harness.cloned(FileNumber(number as u32)), *frozen, "{number}");
     }
     let progress = filling.progress();
     assert_eq!((progress.files_left, progress.filled_bytes), (0, progress.total_bytes));
@@ -39,30 +39,30 @@ fn the_background_makes_every_file_whole_and_tells_of_each_once() {
 
 #[test]
 fn hot_ranges_come_first_and_a_stopped_background_ends() {
-    let laboratory = Laboratory::new(vec![content(1, 100 * CHUNK), content(2, CHUNK)]);
-    let filling = laboratory.filling();
+    let harness = Harness::new(vec![content(1, 100 * CHUNK), content(2, CHUNK)]);
+    let filling = harness.filling();
     let hot = ByteRange::new(90 * CHUNK_BYTES, CHUNK_BYTES);
-    laboratory.origin.gate.close();
+    harness.origin.gate.close();
     let limiter = Arc::new(Limiter::new(None));
     let (background, whole) = start(&filling, vec![(FIRST, hot)], &limiter);
-    laboratory.origin.gate.wait_for(1);
+    harness.origin.gate.wait_for(1);
     // Nothing else may pass once the hot range is there.
     limiter.set_bytes_per_second(Some(0));
-    laboratory.origin.gate.open();
+    harness.origin.gate.open();
     filling.ensure(FIRST, hot).unwrap();
     assert_eq!(filling.progress().filled_bytes, CHUNK_BYTES);
     assert!(!background.is_finished());
     drop(background);
     assert_eq!(filling.progress().filled_bytes, CHUNK_BYTES);
     assert!(whole.lock().unwrap().is_empty() && !filling.whole() && filling.failure().is_none());
-    assert_eq!(laboratory.cloned(FIRST)[90 * CHUNK..91 * CHUNK], laboratory.frozen[0][90 * CHUNK..91 * CHUNK]);
+    assert_eq!(harness.cloned(FIRST)[90 * CHUNK..91 * CHUNK], harness.frozen[0][90 * CHUNK..91 * CHUNK]);
 }
 
 /// On another host a stretch that is brought ahead travels, whoever has it already.
 #[test]
 fn what_came_while_the_background_waited_for_its_turn_is_not_brought_again() {
-    let laboratory = Laboratory::new(vec![content(1, 40 * CHUNK)]);
-    let filling = laboratory.filling();
+    let harness = Harness::new(vec![content(1, 40 * CHUNK)]);
+    let filling = harness.filling();
     let limiter = Arc::new(Limiter::new(Some(0)));
     let (background, _) = start(&filling, Vec::new(), &limiter);
     // It has chosen its first stretch by then, were it to keep it.
@@ -70,15 +70,15 @@ fn what_came_while_the_background_waited_for_its_turn_is_not_brought_again() {
     filling.ensure(FIRST, ByteRange::new(0, 20 * CHUNK_BYTES)).unwrap();
     limiter.set_bytes_per_second(None);
     background.wait();
-    assert!(filling.whole() && laboratory.cloned(FIRST) == laboratory.frozen[0]);
-    assert_eq!(laboratory.origin.prefetched_bytes.load(Ordering::SeqCst), 20 * CHUNK_BYTES);
+    assert!(filling.whole() && harness.cloned(FIRST) == harness.frozen[0]);
+    assert_eq!(harness.origin.prefetched_bytes.load(Ordering::SeqCst), 20 * CHUNK_BYTES);
 }
 
 #[test]
 fn a_file_without_a_name_is_not_filled() {
-    let laboratory = Laboratory::new(vec![content(1, 100 * CHUNK), content(2, CHUNK)]);
-    let filling = laboratory.filling();
-    fs::remove_file(laboratory.path("clone", FIRST)).unwrap();
+    let harness = Harness::new(vec![content(1, 100 * CHUNK), content(2, CHUNK)]);
+    let filling = harness.filling();
+    fs::remove_file(harness.path("clone", FIRST)).unwrap();
     let (background, whole) = start(&filling, Vec::new(), &Arc::new(Limiter::new(None)));
     background.wait();
     assert!(filling.whole() && filling.is_file_filled(FIRST));
@@ -88,9 +88,9 @@ fn a_file_without_a_name_is_not_filled() {
 
 #[test]
 fn a_failure_ends_the_background() {
-    let laboratory = Laboratory::new(vec![content(1, CHUNK)]);
-    laboratory.origin.lost.store(true, Ordering::SeqCst);
-    let filling = laboratory.filling();
+    let harness = Harness::new(vec![content(1, CHUNK)]);
+    harness.origin.lost.store(true, Ordering::SeqCst);
+    let filling = harness.filling();
     let (background, whole) = start(&filling, Vec::new(), &Arc::new(Limiter::new(None)));
     background.wait();
     assert!(filling.failure().is_some() && !filling.whole() && whole.lock().unwrap().is_empty());
@@ -98,12 +98,12 @@ fn a_failure_ends_the_background() {
 
 #[test]
 fn a_file_that_cannot_be_brought_to_disk_fails_the_clone() {
-    let laboratory = Laboratory::new(vec![vec![0; CHUNK]]);
+    let harness = Harness::new(vec![vec![0; CHUNK]]);
     // A pipe takes nothing and has no disk: fsync(2) says EINVAL.
     let (_reader, writer) = std::io::pipe().unwrap();
     let files = vec![File::from(writer.as_fd().try_clone_to_owned().unwrap())];
-    let bitmap = SharedBitmap::create(&laboratory.image).unwrap();
-    let filling = Filling::new(Arc::clone(&laboratory.image), files, laboratory.origin.clone(), bitmap).unwrap();
+    let bitmap = SharedBitmap::create(&harness.image).unwrap();
+    let filling = Filling::new(Arc::clone(&harness.image), files, harness.origin.clone(), bitmap).unwrap();
     let filling = Arc::new(filling);
     let (background, whole) = start(&filling, Vec::new(), &Arc::new(Limiter::new(None)));
     background.wait();

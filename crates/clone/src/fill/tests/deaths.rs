@@ -89,9 +89,9 @@ impl State {
         Ok(())
     }
 
-    /// Has a successor go on, in a laboratory whose files are of the frozen sizes.
-    fn succeed(&self, laboratory: &Laboratory) -> Result<(), String> {
-        let bitmap = SharedBitmap::create(&laboratory.image).unwrap();
+    /// Has a successor go on, in a harness whose files are of the frozen sizes.
+    fn succeed(&self, harness: &Harness) -> Result<(), String> {
+        let bitmap = SharedBitmap::create(&harness.image).unwrap();
         for bit in &self.filled {
             bitmap.set(*bit);
         }
@@ -99,16 +99,16 @@ impl State {
             bitmap.give_up();
         }
         for file in (0..FILES).map(FileNumber) {
-            fs::write(laboratory.path("source", file), &self.source[file.0 as usize]).unwrap();
-            fs::write(laboratory.path("clone", file), &self.cloned[file.0 as usize]).unwrap();
+            fs::write(harness.path("source", file), &self.source[file.0 as usize]).unwrap();
+            fs::write(harness.path("clone", file), &self.cloned[file.0 as usize]).unwrap();
         }
-        let filling = laboratory.filling_with(bitmap);
+        let filling = harness.filling_with(bitmap);
         if self.is_given_up {
             let goes_on = filling.failure().is_none() || filling.ensure(FIRST, ByteRange::WHOLE).is_ok();
             return if goes_on { Err("it goes on with what was given up".to_owned()) } else { Ok(()) };
         }
         let progress = filling.progress();
-        let read_before = laboratory.origin.read_bytes.load(Ordering::SeqCst);
+        let read_before = harness.origin.read_bytes.load(Ordering::SeqCst);
         let mut expected = self.expected.clone();
         // The access waited meanwhile.
         if let Some((file, size_bytes)) = self.wanted_cut {
@@ -117,11 +117,11 @@ impl State {
             expected[file.0 as usize].truncate(size_bytes as usize);
         }
         (0..FILES).for_each(|file| filling.ensure(FileNumber(file), ByteRange::WHOLE).unwrap());
-        let read_bytes = laboratory.origin.read_bytes.load(Ordering::SeqCst) - read_before;
+        let read_bytes = harness.origin.read_bytes.load(Ordering::SeqCst) - read_before;
         if read_bytes > progress.total_bytes - progress.filled_bytes {
             return Err(format!("{read_bytes} bytes were brought, of {progress:?}"));
         }
-        let differs = (0..FILES).find(|file| laboratory.cloned(FileNumber(*file)) != expected[*file as usize]);
+        let differs = (0..FILES).find(|file| harness.cloned(FileNumber(*file)) != expected[*file as usize]);
         differs.map_or(Ok(()), |file| Err(format!("file {file} is not what it should be in the end")))
     }
 }
@@ -137,12 +137,12 @@ fn write(files: &mut [Vec<u8>], file: FileNumber, offset_bytes: u64, content: &[
 
 /// Goes on from before and after every event, and from the middle of every write; how often it did.
 fn go_on_from_everywhere(frozen: &[Vec<u8>], events: &[Event]) -> Result<usize, String> {
-    let laboratory = Laboratory::new(frozen.to_vec());
+    let harness = Harness::new(frozen.to_vec());
     let mut state = State::begin(frozen);
     let mut deaths = 0;
     let mut die = |state: &State, after: usize| {
         deaths += 1;
-        let judged = state.check_filled(&laboratory.image).and_then(|()| state.succeed(&laboratory));
+        let judged = state.check_filled(&harness.image).and_then(|()| state.succeed(&harness));
         judged.map_err(|reason| format!("killed after {after} of {} events: {reason}", events.len()))
     };
     for (number, event) in events.iter().enumerate() {
@@ -172,15 +172,15 @@ fn frozen(chance: &mut Chance) -> Vec<Vec<u8>> {
 /// All that is done to a filling's files and bitmap by the clone's server, the source's and the background at once;
 /// with `gives_up` it is given up at some moment, and the source goes on without it.
 fn record(frozen: &[Vec<u8>], chance: &mut Chance, gives_up: bool) -> Vec<Event> {
-    let laboratory = Laboratory::new(frozen.to_vec());
-    laboratory.origin.now_every.store(2, Ordering::SeqCst);
-    let filling = laboratory.filling();
+    let harness = Harness::new(frozen.to_vec());
+    harness.origin.now_every.store(2, Ordering::SeqCst);
+    let filling = harness.filling();
     let recorder = filling.recorder.clone();
     recorder.begin();
     let chances = [(); 3].map(|()| Chance(chance.below(1 << 31) + 1));
     std::thread::scope(|scope| {
         let [mut of_clone, mut of_source, mut of_background] = chances;
-        let (filling, recorder, origin) = (&filling, &recorder, &laboratory.origin);
+        let (filling, recorder, origin) = (&filling, &recorder, &harness.origin);
         scope.spawn(move || {
             let mut sizes: Vec<u64> = filling.image().files.iter().map(|file| file.size_bytes).collect();
             let _ = (0..OPERATIONS).try_for_each(|_| clone_access(&mut of_clone, filling, recorder, &mut sizes));
@@ -262,8 +262,8 @@ fn k8_a_filling_that_is_killed_at_any_step_is_gone_on_with_and_harms_nothing() {
 
 /// Without concurrency the events are the same each time.
 fn record_simple(frozen: &[Vec<u8>]) -> Vec<Event> {
-    let laboratory = Laboratory::new(frozen.to_vec());
-    let filling = laboratory.filling();
+    let harness = Harness::new(frozen.to_vec());
+    let filling = harness.filling();
     filling.recorder.begin();
     (0..FILES).for_each(|file| filling.ensure(FileNumber(file), ByteRange::WHOLE).unwrap());
     filling.recorder.events()
@@ -292,9 +292,9 @@ fn control_a_bit_before_its_content_a_write_unasked_and_content_brought_late_are
     // It is given up, and nobody writes that down.
     let mut given_up = State::begin(&frozen);
     given_up.apply(&Event::GiveUp);
-    let laboratory = Laboratory::new(frozen.clone());
-    given_up.succeed(&laboratory).unwrap();
+    let harness = Harness::new(frozen.clone());
+    given_up.succeed(&harness).unwrap();
     given_up.is_given_up = false;
     given_up.apply(&Event::SourceWrites { file: FIRST, offset_bytes: 0, content: vec![9; CHUNK] });
-    given_up.succeed(&laboratory).unwrap_err();
+    given_up.succeed(&harness).unwrap_err();
 }

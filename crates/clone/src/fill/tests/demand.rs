@@ -13,7 +13,7 @@ use crate::fanotify::tests::read_and_die;
 use crate::fanotify::{Group, GroupNumber, Journal, QuietOpener};
 
 struct Listening {
-    laboratory: Laboratory,
+    harness: Harness,
     filling: Arc<Filling>,
     demand: DemandGroup,
 }
@@ -21,16 +21,15 @@ struct Listening {
 impl Listening {
     /// A marked clone that nobody listens to yet.
     fn prepare(frozen: Vec<Vec<u8>>) -> Listening {
-        let laboratory = Laboratory::new(frozen);
-        let filling = laboratory.filling();
+        let harness = Harness::new(frozen);
+        let filling = harness.filling();
         let group = Arc::new(Group::new().unwrap());
-        for number in 0..laboratory.frozen.len() {
+        for number in 0..harness.frozen.len() {
             group.mark_file(filling.file(FileNumber(number as u32))).unwrap();
         }
-        let (journal, data_directory) =
-            (Arc::new(Journal::create().unwrap()), laboratory.directory.path().join("clone"));
+        let (journal, data_directory) = (Arc::new(Journal::create().unwrap()), harness.directory.path().join("clone"));
         let demand = DemandGroup { group, number: GroupNumber(5), journal, data_directory };
-        Listening { laboratory, filling, demand }
+        Listening { harness, filling, demand }
     }
 
     fn listen(&self) -> DemandListener {
@@ -39,7 +38,7 @@ impl Listening {
 
     fn run(&self, program: &str, arguments: &[&str], file: FileNumber) -> Process {
         let mut command = Command::new(program);
-        command.args(arguments).arg(self.laboratory.path("clone", file)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(arguments).arg(self.harness.path("clone", file)).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.current_dir(&self.demand.data_directory);
         Process(command.spawn().unwrap())
     }
@@ -69,12 +68,12 @@ fn readers_get_the_frozen_content_from_memory_and_from_disk() {
     for now in [true, false] {
         let listening = Listening::prepare((0..6).map(|seed| content(seed, 40 * CHUNK + 77)).collect());
         if !now {
-            listening.laboratory.origin.never_now();
+            listening.harness.origin.never_now();
         }
         let listener = listening.listen();
         let mut readers: Vec<_> = (0..12).map(|at| (at % 6, listening.run("cat", &[], FileNumber(at % 6)))).collect();
         for (number, reader) in &mut readers {
-            assert_eq!(reader.end(), (listening.laboratory.frozen[*number as usize].clone(), true));
+            assert_eq!(reader.end(), (listening.harness.frozen[*number as usize].clone(), true));
         }
         drop(listener);
         assert_eq!(listening.demand.journal.pending(), []);
@@ -87,13 +86,13 @@ fn a_cut_file_stays_cut_whoever_fills_it() {
     let listening = Listening::prepare(vec![content(1, 40 * CHUNK)]);
     let _listener = listening.listen();
     assert!(listening.run("truncate", &["-s", "8192"], FIRST).end().1);
-    let read = listening.laboratory.origin.read_bytes.load(Ordering::SeqCst);
+    let read = listening.harness.origin.read_bytes.load(Ordering::SeqCst);
     assert_eq!(read, 0, "nothing of what is cut off is read");
     assert!(listening.run("truncate", &["-s", "81920"], FIRST).end().1);
     listening.filling.ensure(FIRST, ByteRange::WHOLE).unwrap();
-    let mut expected = listening.laboratory.frozen[0][..CHUNK].to_vec();
+    let mut expected = listening.harness.frozen[0][..CHUNK].to_vec();
     expected.resize(10 * CHUNK, 0);
-    assert_eq!(listening.laboratory.cloned(FIRST), expected);
+    assert_eq!(listening.harness.cloned(FIRST), expected);
 }
 
 #[test]
@@ -103,19 +102,19 @@ fn an_access_of_no_bytes_cuts_nothing() {
     let program = "open F, '<', $ARGV[0]; sysseek F, 8192, 0; sysread F, $b, 0; sysread F, $b, 8192; print $b";
     let (output, success) = listening.run("perl", &["-e", program], FIRST).end();
     assert!(success);
-    assert_eq!(output, listening.laboratory.frozen[0][CHUNK..2 * CHUNK]);
+    assert_eq!(output, listening.harness.frozen[0][CHUNK..2 * CHUNK]);
     assert!(!listening.filling.is_filled(FIRST, ByteRange::WHOLE));
-    assert_eq!(listening.run("cat", &[], FIRST).end().0, listening.laboratory.frozen[0]);
+    assert_eq!(listening.run("cat", &[], FIRST).end().0, listening.harness.frozen[0]);
 }
 
 #[test]
 fn accesses_by_this_process_and_to_files_of_nobody_are_allowed() {
     let listening = Listening::prepare(vec![content(1, CHUNK)]);
-    let other = listening.laboratory.directory.path().join("other");
+    let other = listening.harness.directory.path().join("other");
     fs::write(&other, b"other").unwrap();
     listening.demand.group.mark_file(File::open(&other).unwrap()).unwrap();
     let _listener = listening.listen();
-    assert_eq!(listening.laboratory.cloned(FIRST), vec![0; CHUNK]);
+    assert_eq!(listening.harness.cloned(FIRST), vec![0; CHUNK]);
     assert!(!listening.filling.is_filled(FIRST, ByteRange::WHOLE));
     let output = Command::new("cat").arg(&other).output().unwrap();
     assert_eq!(output.stdout, b"other");
@@ -124,13 +123,13 @@ fn accesses_by_this_process_and_to_files_of_nobody_are_allowed() {
 #[test]
 fn after_a_failure_nobody_is_answered_and_whoever_waits_can_be_killed() {
     let listening = Listening::prepare(vec![content(1, CHUNK), content(2, CHUNK)]);
-    listening.laboratory.origin.never_now();
-    listening.laboratory.origin.gate.close();
+    listening.harness.origin.never_now();
+    listening.harness.origin.gate.close();
     let listener = listening.listen();
     let mut waiting = listening.run("cat", &[], FIRST);
-    listening.laboratory.origin.gate.wait_for(1);
-    listening.laboratory.origin.lost.store(true, Ordering::SeqCst);
-    listening.laboratory.origin.gate.open();
+    listening.harness.origin.gate.wait_for(1);
+    listening.harness.origin.lost.store(true, Ordering::SeqCst);
+    listening.harness.origin.gate.open();
     let mut later = listening.run("cat", &[], FileNumber(1));
     let begin = std::time::Instant::now();
     while listening.filling.failure().is_none() {
@@ -150,37 +149,37 @@ fn after_a_failure_nobody_is_answered_and_whoever_waits_can_be_killed() {
 #[test]
 fn a_listener_that_takes_over_answers_what_is_known_and_denies_what_cannot_be_told() {
     let listening = Listening::prepare(vec![content(1, CHUNK)]);
-    let whole = (listening.laboratory.frozen[0].clone(), true);
+    let whole = (listening.harness.frozen[0].clone(), true);
     assert_eq!(taken_over(&listening, "cat"), [(Vec::new(), false), whole]);
 }
 
 #[test]
 fn a_listener_that_takes_over_brings_what_the_clones_server_waits_for() {
     let listening = Listening::prepare(vec![content(1, CHUNK)]);
-    let server = listening.laboratory.directory.path().join("postgres");
+    let server = listening.harness.directory.path().join("postgres");
     fs::copy("/bin/cat", &server).unwrap();
-    let whole = (listening.laboratory.frozen[0].clone(), true);
+    let whole = (listening.harness.frozen[0].clone(), true);
     assert_eq!(taken_over(&listening, server.to_str().unwrap()), [whole.clone(), whole]);
 }
 
 /// What two processes of this program read, one of whose accesses was written down by the listener before; who succeeded comes last.
 fn taken_over(listening: &Listening, program: &str) -> [(Vec<u8>, bool); 2] {
-    listening.laboratory.origin.never_now();
+    listening.harness.origin.never_now();
     let mut readers = [listening.run(program, &[], FIRST), listening.run(program, &[], FIRST)];
     read_and_die(&listening.demand.group, &listening.demand.journal);
     listening.demand.journal.clean();
     let bitmap = SharedBitmap::open(listening.filling.bitmap().as_fd().try_clone_to_owned().unwrap()).unwrap();
     // A restarted process has to open the files quietly: nobody would answer its own accesses while it takes over.
     let opener = QuietOpener::new().unwrap();
-    let path = listening.laboratory.path("clone", FIRST);
+    let path = listening.harness.path("clone", FIRST);
     let home = Directory::open(path.parent().unwrap()).unwrap();
     let files = vec![opener.open(&home, Path::new(path.file_name().unwrap()), true).unwrap()];
-    let Laboratory { image, origin, .. } = &listening.laboratory;
+    let Harness { image, origin, .. } = &listening.harness;
     let filling = Arc::new(Filling::new(Arc::clone(image), files, origin.clone(), bitmap).unwrap());
     let listener = DemandListener::start(listening.demand.clone(), filling, true).unwrap();
     let mut ends = readers.each_mut().map(Process::end);
     ends.sort_by_key(|(_, success)| *success);
-    assert_eq!(listening.run("cat", &[], FIRST).end(), (listening.laboratory.frozen[0].clone(), true));
+    assert_eq!(listening.run("cat", &[], FIRST).end(), (listening.harness.frozen[0].clone(), true));
     drop(listener);
     assert_eq!(listening.demand.journal.pending(), []);
     ends

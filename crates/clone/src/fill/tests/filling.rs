@@ -7,14 +7,14 @@ use super::*;
 
 #[test]
 fn what_is_asked_for_is_there_and_nothing_else() {
-    let laboratory = Laboratory::new(vec![content(1, 10 * CHUNK + 100), content(2, 3 * CHUNK)]);
-    let filling = laboratory.filling();
+    let harness = Harness::new(vec![content(1, 10 * CHUNK + 100), content(2, 3 * CHUNK)]);
+    let filling = harness.filling();
     assert!(!filling.is_filled(FIRST, ByteRange::WHOLE));
     filling.ensure(FIRST, ByteRange::new(CHUNK_BYTES + 10, CHUNK_BYTES)).unwrap();
 
     let mut expected = vec![0; 10 * CHUNK + 100];
-    expected[CHUNK..3 * CHUNK].copy_from_slice(&laboratory.frozen[0][CHUNK..3 * CHUNK]);
-    assert_eq!(laboratory.cloned(FIRST), expected);
+    expected[CHUNK..3 * CHUNK].copy_from_slice(&harness.frozen[0][CHUNK..3 * CHUNK]);
+    assert_eq!(harness.cloned(FIRST), expected);
     assert!(filling.is_filled(FIRST, ByteRange::new(CHUNK_BYTES, 2 * CHUNK_BYTES)));
     assert!(!filling.is_filled(FIRST, ByteRange::new(CHUNK_BYTES, 2 * CHUNK_BYTES + 1)));
     let progress = filling.progress();
@@ -24,13 +24,9 @@ fn what_is_asked_for_is_there_and_nothing_else() {
     // The last chunk is short; beyond the end there is nothing to do.
     filling.ensure(FIRST, ByteRange::WHOLE).unwrap();
     filling.ensure(FIRST, ByteRange::new(1 << 40, 1)).unwrap();
-    assert_eq!(laboratory.cloned(FIRST), laboratory.frozen[0]);
+    assert_eq!(harness.cloned(FIRST), harness.frozen[0]);
     assert!(filling.is_file_filled(FIRST) && !filling.is_file_filled(FileNumber(1)));
-    assert_eq!(
-        laboratory.origin.read_bytes.load(Ordering::SeqCst),
-        (10 * CHUNK + 100) as u64,
-        "no chunk was read twice"
-    );
+    assert_eq!(harness.origin.read_bytes.load(Ordering::SeqCst), (10 * CHUNK + 100) as u64, "no chunk was read twice");
     assert_eq!(filling.progress().demand_faults, 2);
 }
 
@@ -39,98 +35,98 @@ fn zeros_stay_holes() {
     let mut frozen = vec![0; 64 * CHUNK];
     frozen[10 * CHUNK..12 * CHUNK].fill(7);
     frozen[40 * CHUNK - 1] = 7;
-    let laboratory = Laboratory::new(vec![frozen, Vec::new()]);
-    let filling = laboratory.filling();
+    let harness = Harness::new(vec![frozen, Vec::new()]);
+    let filling = harness.filling();
     filling.ensure(FIRST, ByteRange::WHOLE).unwrap();
-    assert_eq!(laboratory.cloned(FIRST), laboratory.frozen[0]);
-    let blocks = fs::metadata(laboratory.path("clone", FIRST)).unwrap().blocks();
+    assert_eq!(harness.cloned(FIRST), harness.frozen[0]);
+    let blocks = fs::metadata(harness.path("clone", FIRST)).unwrap().blocks();
     assert!(blocks * 512 <= 3 * CHUNK_BYTES, "{blocks}");
     assert!(filling.is_file_filled(FIRST));
 }
 
 #[test]
 fn nobody_waits_who_must_not() {
-    let laboratory = Laboratory::new(vec![content(1, 200 * CHUNK)]);
-    let filling = laboratory.filling();
+    let harness = Harness::new(vec![content(1, 200 * CHUNK)]);
+    let filling = harness.filling();
     assert!(filling.try_ensure_now(FIRST, ByteRange::new(0, CHUNK_BYTES)).unwrap());
     assert!(!filling.try_ensure_now(FIRST, ByteRange::WHOLE).unwrap(), "too much for one who must not wait");
-    laboratory.origin.never_now();
+    harness.origin.never_now();
     assert!(filling.try_ensure_now(FIRST, ByteRange::new(0, CHUNK_BYTES)).unwrap(), "it is there already");
     assert!(!filling.try_ensure_now(FIRST, ByteRange::new(0, 2 * CHUNK_BYTES)).unwrap());
     assert!(!filling.is_filled(FIRST, ByteRange::new(CHUNK_BYTES, 1)));
     filling.ensure(FIRST, ByteRange::WHOLE).unwrap();
-    assert_eq!(laboratory.cloned(FIRST), laboratory.frozen[0]);
+    assert_eq!(harness.cloned(FIRST), harness.frozen[0]);
 }
 
 #[test]
 fn a_chunk_in_flight_is_waited_for_and_read_once() {
-    let laboratory = Laboratory::new(vec![content(1, 4 * CHUNK)]);
-    let filling = laboratory.filling();
-    laboratory.origin.gate.close();
+    let harness = Harness::new(vec![content(1, 4 * CHUNK)]);
+    let filling = harness.filling();
+    harness.origin.gate.close();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| filling.ensure(FIRST, ByteRange::new(0, 2 * CHUNK_BYTES)));
-        laboratory.origin.gate.wait_for(1);
+        harness.origin.gate.wait_for(1);
         let second = scope.spawn(|| filling.ensure(FIRST, ByteRange::WHOLE));
         let cut = scope.spawn(|| filling.forget_from(FIRST, 0));
-        laboratory.origin.now_every.store(1, Ordering::SeqCst);
+        harness.origin.now_every.store(1, Ordering::SeqCst);
         assert!(!filling.try_ensure_now(FIRST, ByteRange::new(CHUNK_BYTES, 1)).unwrap());
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(!first.is_finished() && !second.is_finished() && !cut.is_finished());
-        laboratory.origin.gate.open();
+        harness.origin.gate.open();
         for thread in [first, second, cut] {
             thread.join().unwrap().unwrap();
         }
     });
-    assert!(laboratory.origin.read_bytes.load(Ordering::SeqCst) <= 4 * CHUNK_BYTES);
-    assert_eq!(laboratory.cloned(FIRST)[..2 * CHUNK], laboratory.frozen[0][..2 * CHUNK]);
+    assert!(harness.origin.read_bytes.load(Ordering::SeqCst) <= 4 * CHUNK_BYTES);
+    assert_eq!(harness.cloned(FIRST)[..2 * CHUNK], harness.frozen[0][..2 * CHUNK]);
     assert!(filling.is_file_filled(FIRST));
 }
 
 #[test]
 fn what_is_cut_off_is_never_filled() {
-    let laboratory = Laboratory::new(vec![content(1, 8 * CHUNK)]);
-    let filling = laboratory.filling();
+    let harness = Harness::new(vec![content(1, 8 * CHUNK)]);
+    let filling = harness.filling();
     let cut = 2 * CHUNK_BYTES + 4096;
     filling.forget_from(FIRST, cut).unwrap();
-    open(&laboratory.path("clone", FIRST)).set_len(cut).unwrap();
+    open(&harness.path("clone", FIRST)).set_len(cut).unwrap();
     filling.ensure(FIRST, ByteRange::WHOLE).unwrap();
-    assert_eq!(laboratory.cloned(FIRST), laboratory.frozen[0][..cut as usize]);
+    assert_eq!(harness.cloned(FIRST), harness.frozen[0][..cut as usize]);
     assert_eq!(filling.progress().filled_bytes, filling.progress().total_bytes);
-    assert_eq!(laboratory.origin.read_bytes.load(Ordering::SeqCst), 3 * CHUNK_BYTES);
+    assert_eq!(harness.origin.read_bytes.load(Ordering::SeqCst), 3 * CHUNK_BYTES);
 }
 
 #[test]
 fn a_later_filling_goes_on_with_the_bitmap() {
-    let laboratory = Laboratory::new(vec![content(1, 70 * CHUNK + 1), content(2, 3 * CHUNK)]);
+    let harness = Harness::new(vec![content(1, 70 * CHUNK + 1), content(2, 3 * CHUNK)]);
     let bitmap = {
-        let filling = laboratory.filling();
+        let filling = harness.filling();
         filling.ensure(FIRST, ByteRange::new(60 * CHUNK_BYTES, 20 * CHUNK_BYTES)).unwrap();
         filling.bitmap().as_fd().try_clone_to_owned().unwrap()
     };
-    let before = laboratory.origin.read_bytes.load(Ordering::SeqCst);
-    let filling = laboratory.filling_with(SharedBitmap::open(bitmap).unwrap());
+    let before = harness.origin.read_bytes.load(Ordering::SeqCst);
+    let filling = harness.filling_with(SharedBitmap::open(bitmap).unwrap());
     assert_eq!(filling.progress().filled_bytes, 10 * CHUNK_BYTES + 1);
     for file in [FIRST, FileNumber(1)] {
         filling.ensure(file, ByteRange::WHOLE).unwrap();
-        assert_eq!(laboratory.cloned(file), laboratory.frozen[file.0 as usize]);
+        assert_eq!(harness.cloned(file), harness.frozen[file.0 as usize]);
     }
-    assert_eq!(laboratory.origin.read_bytes.load(Ordering::SeqCst) - before, 63 * CHUNK_BYTES);
+    assert_eq!(harness.origin.read_bytes.load(Ordering::SeqCst) - before, 63 * CHUNK_BYTES);
     assert_eq!(filling.progress().filled_bytes, filling.progress().total_bytes);
 }
 
 #[test]
 fn a_failure_reaches_everybody_and_stays() {
-    let laboratory = Laboratory::new(vec![content(1, 4 * CHUNK)]);
-    let filling = laboratory.filling();
+    let harness = Harness::new(vec![content(1, 4 * CHUNK)]);
+    let filling = harness.filling();
     filling.ensure(FIRST, ByteRange::new(0, 1)).unwrap();
-    laboratory.origin.gate.close();
+    harness.origin.gate.close();
     let expected = "cannot read the frozen content of 0: the frozen content is lost: it was only a test";
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| filling.ensure(FIRST, ByteRange::WHOLE));
-        laboratory.origin.gate.wait_for(1);
+        harness.origin.gate.wait_for(1);
         let waiting = scope.spawn(|| filling.ensure(FIRST, ByteRange::WHOLE));
-        laboratory.origin.lost.store(true, Ordering::SeqCst);
-        laboratory.origin.gate.open();
+        harness.origin.lost.store(true, Ordering::SeqCst);
+        harness.origin.gate.open();
         for thread in [reading, waiting] {
             assert_eq!(thread.join().unwrap(), Err(FillError::Discarded(expected.into())));
         }
@@ -145,10 +141,10 @@ fn a_failure_reaches_everybody_and_stays() {
 
 #[test]
 fn a_full_disk_is_named_with_the_file() {
-    let laboratory = Laboratory::new(vec![content(1, CHUNK)]);
-    let bitmap = SharedBitmap::create(&laboratory.image).unwrap();
+    let harness = Harness::new(vec![content(1, CHUNK)]);
+    let bitmap = SharedBitmap::create(&harness.image).unwrap();
     let files = vec![open(std::path::Path::new("/dev/full"))];
-    let filling = Filling::new(Arc::clone(&laboratory.image), files, laboratory.origin.clone(), bitmap).unwrap();
+    let filling = Filling::new(Arc::clone(&harness.image), files, harness.origin.clone(), bitmap).unwrap();
     filling.ensure(FIRST, ByteRange::WHOLE).unwrap_err();
     assert_eq!(filling.failure().as_deref(), Some("cannot write 0: No space left on device (os error 28)"));
     assert!(!filling.is_filled(FIRST, ByteRange::WHOLE));
@@ -156,18 +152,18 @@ fn a_full_disk_is_named_with_the_file() {
 
 #[test]
 fn files_that_are_not_the_images_are_refused() {
-    let laboratory = Laboratory::new(vec![content(1, CHUNK), content(2, CHUNK)]);
-    let other = Laboratory::new(vec![content(1, CHUNK)]);
+    let harness = Harness::new(vec![content(1, CHUNK), content(2, CHUNK)]);
+    let other = Harness::new(vec![content(1, CHUNK)]);
     let too_few = Filling::new(
-        Arc::clone(&laboratory.image),
+        Arc::clone(&harness.image),
         other.files(),
         other.origin.clone(),
-        SharedBitmap::create(&laboratory.image).unwrap(),
+        SharedBitmap::create(&harness.image).unwrap(),
     );
     let too_small = Filling::new(
-        Arc::clone(&laboratory.image),
-        laboratory.files(),
-        laboratory.origin.clone(),
+        Arc::clone(&harness.image),
+        harness.files(),
+        harness.origin.clone(),
         SharedBitmap::create(&other.image).unwrap(),
     );
     assert!(too_few.is_err() && too_small.is_err());
@@ -200,11 +196,11 @@ impl Origin for Overtaking {
 #[test]
 fn what_was_read_while_the_clone_was_given_up_counts_for_nobody() {
     for now in [true, false] {
-        let laboratory = Laboratory::new(vec![content(1, 4 * CHUNK)]);
+        let harness = Harness::new(vec![content(1, 4 * CHUNK)]);
         let origin = Overtaking { content: content(2, 4 * CHUNK), filling: std::sync::OnceLock::new() };
         let origin = Arc::new(origin);
-        let bitmap = SharedBitmap::create(&laboratory.image).unwrap();
-        let filling = Filling::new(Arc::clone(&laboratory.image), laboratory.files(), Arc::clone(&origin) as _, bitmap);
+        let bitmap = SharedBitmap::create(&harness.image).unwrap();
+        let filling = Filling::new(Arc::clone(&harness.image), harness.files(), Arc::clone(&origin) as _, bitmap);
         let filling = Arc::new(filling.unwrap());
         origin.filling.set(Arc::downgrade(&filling)).unwrap();
         let range = ByteRange::new(0, CHUNK_BYTES);
@@ -219,12 +215,12 @@ fn what_was_read_while_the_clone_was_given_up_counts_for_nobody() {
 
 #[test]
 fn a_successor_does_not_go_on_with_what_was_given_up() {
-    let laboratory = Laboratory::new(vec![content(1, 4 * CHUNK)]);
-    let filling = laboratory.filling();
+    let harness = Harness::new(vec![content(1, 4 * CHUNK)]);
+    let filling = harness.filling();
     let copy = || SharedBitmap::open(filling.bitmap().as_fd().try_clone_to_owned().unwrap()).unwrap();
-    assert_eq!(laboratory.filling_with(copy()).failure(), None);
+    assert_eq!(harness.filling_with(copy()).failure(), None);
     filling.fail("the source goes on without it");
-    let successor = laboratory.filling_with(copy());
+    let successor = harness.filling_with(copy());
     assert!(successor.failure().is_some());
     successor.ensure(FIRST, ByteRange::WHOLE).expect_err("the source has gone on");
 }

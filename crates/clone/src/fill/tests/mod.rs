@@ -22,7 +22,7 @@ const CHUNK: usize = CHUNK_BYTES as usize;
 const FIRST: FileNumber = FileNumber(0);
 
 /// The directories of a source and of a clone.
-struct Laboratory {
+struct Harness {
     directory: TempDir,
     image: Arc<Image>,
     /// What the files held at the freeze.
@@ -30,9 +30,9 @@ struct Laboratory {
     origin: Arc<SourceFiles>,
 }
 
-impl Laboratory {
+impl Harness {
     /// Files with this content on the source, and sparse ones of the same sizes in the clone.
-    fn new(frozen: Vec<Vec<u8>>) -> Laboratory {
+    fn new(frozen: Vec<Vec<u8>>) -> Harness {
         let directory = tempfile::tempdir().unwrap();
         for side in ["source", "clone"] {
             fs::create_dir(directory.path().join(side)).unwrap();
@@ -47,7 +47,7 @@ impl Laboratory {
             image.files.push(ImageFile { path, size_bytes: content.len() as u64, mode: 0o600, identity });
         }
         let origin = Arc::new(SourceFiles::open(&directory, frozen.len()));
-        Laboratory { directory, image: Arc::new(image), frozen, origin }
+        Harness { directory, image: Arc::new(image), frozen, origin }
     }
 
     fn path(&self, side: &str, file: FileNumber) -> PathBuf {

@@ -52,13 +52,13 @@ fn round_of(seed: u64) {
         content[start..end].fill(0);
         content
     });
-    let laboratory = Laboratory::new(frozen.collect());
-    laboratory.origin.now_every.store(1 + chance.below(3), Ordering::SeqCst);
+    let harness = Harness::new(frozen.collect());
+    harness.origin.now_every.store(1 + chance.below(3), Ordering::SeqCst);
     // What the clone's files hold when all is filled.
-    let expected: Vec<_> = laboratory.frozen.iter().cloned().map(Mutex::new).collect();
-    let mut bitmap = SharedBitmap::create(&laboratory.image).unwrap();
+    let expected: Vec<_> = harness.frozen.iter().cloned().map(Mutex::new).collect();
+    let mut bitmap = SharedBitmap::create(&harness.image).unwrap();
     for life in 0..LIVES {
-        let filling = laboratory.filling_with(bitmap);
+        let filling = harness.filling_with(bitmap);
         let limiter = Arc::new(Limiter::new(Some(1 << 20)));
         let hot = vec![(chance.file(), chance.range())];
         let background = Background::start(Arc::clone(&filling), hot, Arc::clone(&limiter), |_| {}).unwrap();
@@ -69,7 +69,7 @@ fn round_of(seed: u64) {
             }
             for _ in 0..2 {
                 let (mut chance, filling) = (Chance(chance.below(1 << 31) + 1), &filling);
-                let origin = &laboratory.origin;
+                let origin = &harness.origin;
                 scope.spawn(move || (0..OPERATIONS / LIVES).for_each(|_| source_write(&mut chance, filling, origin)));
             }
         });
@@ -81,7 +81,7 @@ fn round_of(seed: u64) {
         bitmap = SharedBitmap::open(filling.bitmap().as_fd().try_clone_to_owned().unwrap()).unwrap();
     }
     for (number, expected) in expected.iter().enumerate() {
-        let cloned = laboratory.cloned(FileNumber(number as u32));
+        let cloned = harness.cloned(FileNumber(number as u32));
         assert!(cloned == *expected.lock().unwrap(), "file {number} differs, seed {seed}");
     }
 }

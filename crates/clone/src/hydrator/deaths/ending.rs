@@ -11,7 +11,7 @@ use crate::killed::{Death, Step, at_every_step, live};
 
 /// A clone at its end, and its hydrator.
 struct Ending {
-    laboratory: Laboratory,
+    harness: Harness,
     keeping: Keeping,
     hydrator: Arc<Hydrator>,
     clone: Arc<CloneInWork>,
@@ -20,23 +20,23 @@ struct Ending {
 impl Ending {
     /// A clone that runs; filled if it is to be made whole.
     fn of_running(door: &Door, is_filled: bool) -> Ending {
-        let (laboratory, keeping) = (Laboratory::new(door), Keeping::begin(Kept::new()));
-        let hydrator = laboratory.hydrator(&keeping);
-        let clone = runtime().block_on(make(&hydrator, &laboratory)).expect("made");
+        let (harness, keeping) = (Harness::new(door), Keeping::begin(Kept::new()));
+        let hydrator = harness.hydrator(&keeping);
+        let clone = runtime().block_on(make(&hydrator, &harness)).expect("made");
         if is_filled {
             let filling = Arc::clone(&clone.running().expect("it runs").filling);
-            let files = 0..u32::try_from(laboratory.image.files.len()).unwrap();
+            let files = 0..u32::try_from(harness.image.files.len()).unwrap();
             files.for_each(|file| filling.ensure(FileNumber(file), ByteRange::WHOLE).expect("filled"));
         }
-        Ending { laboratory, keeping, hydrator, clone }
+        Ending { harness, keeping, hydrator, clone }
     }
 
     /// One whose directory is made.
     fn of_laid(door: &Door) -> Ending {
-        let (laboratory, keeping) = (Laboratory::new(door), Keeping::begin(Kept::new()));
-        let hydrator = laboratory.hydrator(&keeping);
-        let (clone, _) = lay(&hydrator, &laboratory).expect("laid");
-        Ending { laboratory, keeping, hydrator, clone }
+        let (harness, keeping) = (Harness::new(door), Keeping::begin(Kept::new()));
+        let hydrator = harness.hydrator(&keeping);
+        let (clone, _) = lay(&hydrator, &harness).expect("laid");
+        Ending { harness, keeping, hydrator, clone }
     }
 
     fn finish(&self) -> Result<(), CloneError> {
@@ -51,10 +51,10 @@ impl Ending {
     }
 
     /// What is left when the process with all its threads is gone.
-    fn die(self) -> (Laboratory, Kept) {
-        let Ending { laboratory, keeping, hydrator, clone } = self;
+    fn die(self) -> (Harness, Kept) {
+        let Ending { harness, keeping, hydrator, clone } = self;
         drop((hydrator, clone));
-        (laboratory, keeping.end())
+        (harness, keeping.end())
     }
 }
 
@@ -74,18 +74,18 @@ fn filled_bitmap(image: &Image) -> OwnedFd {
 fn k8_a_clone_that_is_filled_becomes_whole_whenever_its_hydrator_is_killed_and_stays_so() {
     let door = Door::open();
     let judge = |ending: Ending, death: Death| {
-        let was_whole = !has_marker(&ending.laboratory);
-        let (laboratory, mut kept) = ending.die();
+        let was_whole = !has_marker(&ending.harness);
+        let (harness, mut kept) = ending.die();
         let is_known = !Record::all(&kept).is_empty();
         assert!(is_known || was_whole, "{death}: it is forgotten before it is whole");
         if is_known {
-            kept.insert("clone-1-bitmap".to_owned(), filled_bitmap(&laboratory.image));
+            kept.insert("clone-1-bitmap".to_owned(), filled_bitmap(&harness.image));
         }
-        let after = succeed(&laboratory, kept);
+        let after = succeed(&harness, kept);
         let expected: &[CloneState] = if is_known { &[CloneState::Whole] } else { &[] };
         assert_eq!(after.states, expected, "{death}");
         assert!(after.kept.is_empty() || !is_known, "{death}: {:?}", after.kept);
-        laboratory.assert_whole(&death);
+        harness.assert_whole(&death);
         assert_eq!(door.knocks(), 0, "{death}: its slot is another's to drop");
     };
     let steps = at_every_step(Step::Any, || Ending::of_running(&door, true), Ending::finish, judge);
@@ -96,14 +96,14 @@ fn k8_a_clone_that_is_filled_becomes_whole_whenever_its_hydrator_is_killed_and_s
 fn k9_without_a_keeper_a_clone_is_whole_or_gone_whenever_its_hydrator_is_killed() {
     let door = Door::open();
     let judge = |ending: Ending, death: Death| {
-        let was_whole = !has_marker(&ending.laboratory);
-        let (laboratory, kept) = ending.die();
+        let was_whole = !has_marker(&ending.harness);
+        let (harness, kept) = ending.die();
         drop(kept);
-        let after = succeed(&laboratory, Kept::new());
+        let after = succeed(&harness, Kept::new());
         assert!(after.states.is_empty(), "{death}");
         match was_whole {
-            true => laboratory.assert_whole(&death),
-            false => assert!(laboratory.left().is_empty(), "{death}: {:?}", laboratory.left()),
+            true => harness.assert_whole(&death),
+            false => assert!(harness.left().is_empty(), "{death}: {:?}", harness.left()),
         }
         assert!(was_whole || !death.is_end());
     };
@@ -114,11 +114,11 @@ fn k9_without_a_keeper_a_clone_is_whole_or_gone_whenever_its_hydrator_is_killed(
 fn k9_a_removal_that_is_killed_at_any_step_is_done_by_the_next_service() {
     let door = Door::open();
     let judge = |ending: Ending, death: Death| {
-        let (laboratory, kept) = ending.die();
+        let (harness, kept) = ending.die();
         drop(kept);
-        laboratory.assert_not_whole(&death);
-        succeed(&laboratory, Kept::new());
-        assert!(laboratory.left().is_empty(), "{death}: {:?}", laboratory.left());
+        harness.assert_not_whole(&death);
+        succeed(&harness, Kept::new());
+        assert!(harness.left().is_empty(), "{death}: {:?}", harness.left());
     };
     let steps = at_every_step(Step::Any, || Ending::of_laid(&door), Ending::discard, judge);
     assert!(steps > 20, "{steps}: there are more directories");
@@ -133,10 +133,10 @@ fn k8_a_clone_whose_removal_has_begun_is_never_gone_on_with() {
         let ending = Ending::of_running(&door, false);
         let (death, _) = live(Step::Any, steps, || ending.discard());
         assert!(!death.is_end(), "{death}");
-        let (laboratory, kept) = ending.die();
-        let after = succeed(&laboratory, kept);
+        let (harness, kept) = ending.die();
+        let after = succeed(&harness, kept);
         assert!(matches!(after.states.as_slice(), [CloneState::Discarded { .. }]), "{death}: {:?}", after.states);
-        assert!(laboratory.left().is_empty() && after.kept.is_empty(), "{death}: {:?}", laboratory.left());
+        assert!(harness.left().is_empty() && after.kept.is_empty(), "{death}: {:?}", harness.left());
     }
 }
 
@@ -144,15 +144,15 @@ fn k8_a_clone_whose_removal_has_begun_is_never_gone_on_with() {
 fn k8_a_removed_clone_stays_removed_whichever_part_of_it_is_still_kept() {
     let door = Door::open();
     let judge = |ending: Ending, death: Death| {
-        let (laboratory, kept) = ending.die();
-        assert!(laboratory.left().is_empty(), "{death}: {:?}", laboratory.left());
+        let (harness, kept) = ending.die();
+        assert!(harness.left().is_empty(), "{death}: {:?}", harness.left());
         let is_known = !Record::all(&kept).is_empty();
         // It would be that of the next clone with this number.
         assert!(is_known || !kept.contains_key("clone-1-limit"), "{death}");
-        let after = succeed(&laboratory, kept);
+        let after = succeed(&harness, kept);
         let is_discarded = matches!(after.states.as_slice(), [CloneState::Discarded { .. }]);
         assert_eq!((is_discarded, after.states.is_empty()), (is_known, !is_known), "{death}: {:?}", after.states);
-        assert!(laboratory.left().is_empty(), "{death}");
+        assert!(harness.left().is_empty(), "{death}");
     };
     let begin = || {
         let ending = Ending::of_running(&door, false);

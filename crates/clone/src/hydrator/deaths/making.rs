@@ -12,30 +12,30 @@ use crate::network::protocol::SessionId;
 use crate::service::SpareWanted;
 
 /// A hydrator that makes a clone and dies with all its threads.
-fn make_and_die((laboratory, keeping): &(Laboratory, Keeping)) -> Result<(), CloneError> {
+fn make_and_die((harness, keeping): &(Harness, Keeping)) -> Result<(), CloneError> {
     runtime().block_on(async {
-        let hydrator = laboratory.hydrator(keeping);
-        make(&hydrator, laboratory).await.map(drop)
+        let hydrator = harness.hydrator(keeping);
+        make(&hydrator, harness).await.map(drop)
     })
 }
 
-fn begin(door: &Door) -> (Laboratory, Keeping) {
-    (Laboratory::new(door), Keeping::begin(Kept::new()))
+fn begin(door: &Door) -> (Harness, Keeping) {
+    (Harness::new(door), Keeping::begin(Kept::new()))
 }
 
 #[test]
 fn k9_whatever_a_maker_leaves_that_is_killed_with_its_keeper_the_next_service_removes() {
     let door = Door::open();
-    let judge = |(laboratory, keeping): (Laboratory, Keeping), death: Death| {
+    let judge = |(harness, keeping): (Harness, Keeping), death: Death| {
         drop(keeping.end());
-        laboratory.assert_not_whole(&death);
-        let (was_begun, knocks) = (laboratory.plan.target.exists(), door.knocks());
-        let after = succeed(&laboratory, Kept::new());
+        harness.assert_not_whole(&death);
+        let (was_begun, knocks) = (harness.plan.target.exists(), door.knocks());
+        let after = succeed(&harness, Kept::new());
         assert!(after.states.is_empty() && after.kept.is_empty(), "{death}");
-        assert!(laboratory.left().is_empty(), "{death}: {:?} is left", laboratory.left());
+        assert!(harness.left().is_empty(), "{death}: {:?} is left", harness.left());
         // Its slot is made while its directory is.
         assert!(!was_begun || door.knocks() > knocks, "{death}: its slot is not dropped");
-        Place::of(&laboratory.plan).unwrap().check_free().unwrap();
+        Place::of(&harness.plan).unwrap().check_free().unwrap();
     };
     let steps = at_every_step(Step::Any, || begin(&door), make_and_die, judge);
     assert!(steps > 80, "{steps}: directories alone are more");
@@ -44,13 +44,13 @@ fn k9_whatever_a_maker_leaves_that_is_killed_with_its_keeper_the_next_service_re
 #[test]
 fn k8_a_maker_that_is_killed_is_succeeded_by_one_that_goes_on_only_if_all_of_the_clone_was_kept() {
     let door = Door::open();
-    let judge = |(laboratory, keeping): (Laboratory, Keeping), death: Death| {
+    let judge = |(harness, keeping): (Harness, Keeping), death: Death| {
         let kept = keeping.end();
-        laboratory.assert_not_whole(&death);
+        harness.assert_not_whole(&death);
         let is_made = Record::all(&kept).iter().any(|record| record.made.is_some());
         assert_eq!(is_made, death.is_end(), "{death}");
         let knocks = door.knocks();
-        let after = succeed(&laboratory, kept);
+        let after = succeed(&harness, kept);
         assert!(after.kept.is_empty(), "{death}: {:?}", after.kept);
         match after.states.as_slice() {
             // Nothing is made before its plan is kept.
@@ -60,8 +60,8 @@ fn k8_a_maker_that_is_killed_is_succeeded_by_one_that_goes_on_only_if_all_of_the
             other => panic!("{death}: {other:?}"),
         }
         match death.is_end() {
-            true => laboratory.assert_whole(&death),
-            false => assert!(laboratory.left().is_empty(), "{death}: {:?}", laboratory.left()),
+            true => harness.assert_whole(&death),
+            false => assert!(harness.left().is_empty(), "{death}: {:?}", harness.left()),
         }
         // Its slot is dropped with what is removed, and with nothing else.
         let is_discarded = matches!(after.states.as_slice(), [CloneState::Discarded { .. }]);
@@ -73,7 +73,7 @@ fn k8_a_maker_that_is_killed_is_succeeded_by_one_that_goes_on_only_if_all_of_the
 
 /// A directory that was prepared, and a hydrator that is about to use it.
 struct Prepared {
-    laboratory: Laboratory,
+    harness: Harness,
     keeping: Keeping,
     hydrator: Arc<Hydrator>,
     skeleton: Mutex<Option<Skeleton>>,
@@ -81,8 +81,8 @@ struct Prepared {
 
 impl Prepared {
     fn new(door: &Door) -> Prepared {
-        let (laboratory, keeping) = begin(door);
-        let (hydrator, plan) = (laboratory.hydrator(&keeping), &laboratory.plan);
+        let (harness, keeping) = begin(door);
+        let (hydrator, plan) = (harness.hydrator(&keeping), &harness.plan);
         let directory = plan.target.with_file_name("spare");
         let place = Place {
             tablespaces: tablespaces_of(&directory),
@@ -94,16 +94,16 @@ impl Prepared {
             tablespaces: place.tablespaces.clone(),
             ..Marker::of(plan, hydrator.rendezvous().directory())
         };
-        let skeleton = Skeleton::make(place, Arc::clone(&laboratory.image), &marker).expect("prepared");
+        let skeleton = Skeleton::make(place, Arc::clone(&harness.image), &marker).expect("prepared");
         let wanted = SpareWanted { directory, user_name: plan.user_name.clone(), source: plan.source.clone() };
         lock(&hydrator.spare).set_wanted(Some(wanted));
         hydrator.write_targets();
-        Prepared { laboratory, keeping, hydrator, skeleton: Mutex::new(Some(skeleton)) }
+        Prepared { harness, keeping, hydrator, skeleton: Mutex::new(Some(skeleton)) }
     }
 
     /// As for an order that gets it.
     fn use_it(&self) -> Result<(), CloneError> {
-        let (hydrator, plan) = (&self.hydrator, &self.laboratory.plan);
+        let (hydrator, plan) = (&self.hydrator, &self.harness.plan);
         hydrator.add(Arc::new(CloneInWork::new(1, plan.clone(), None)));
         hydrator.write_targets();
         let mut skeleton = lock(&self.skeleton).take().expect("prepared");
@@ -116,11 +116,11 @@ impl Prepared {
 fn k9_a_prepared_directory_is_removed_wherever_it_is_when_its_service_is_killed() {
     let door = Door::open();
     let judge = |prepared: Prepared, death: Death| {
-        let Prepared { laboratory, keeping, hydrator, .. } = prepared;
+        let Prepared { harness, keeping, hydrator, .. } = prepared;
         drop((hydrator, keeping.end()));
-        laboratory.assert_not_whole(&death);
-        succeed(&laboratory, Kept::new());
-        assert!(laboratory.left().is_empty(), "{death}: {:?}", laboratory.left());
+        harness.assert_not_whole(&death);
+        succeed(&harness, Kept::new());
+        assert!(harness.left().is_empty(), "{death}: {:?}", harness.left());
     };
     let steps = at_every_step(Step::Any, || Prepared::new(&door), Prepared::use_it, judge);
     // The list, two names, the link, the marker.
@@ -128,9 +128,9 @@ fn k9_a_prepared_directory_is_removed_wherever_it_is_when_its_service_is_killed(
 }
 
 /// An image for a clone on another host.
-fn keep_image((laboratory, keeping): &(Laboratory, Keeping)) -> Result<(), CloneError> {
-    let Laboratory { directory, plan, image } = laboratory;
-    let hydrator = laboratory.hydrator(keeping);
+fn keep_image((harness, keeping): &(Harness, Keeping)) -> Result<(), CloneError> {
+    let Harness { directory, plan, image } = harness;
+    let hydrator = harness.hydrator(keeping);
     let session = SessionId::generate().expect("random numbers");
     let record = ImageRecord { number: 1, session, plan: plan.clone(), image: None };
     let frozen = ImageRecord { image: Some(Image::clone(image)), ..record.clone() };
@@ -145,7 +145,7 @@ fn keep_image((laboratory, keeping): &(Laboratory, Keeping)) -> Result<(), Clone
 #[test]
 fn k8_an_image_is_gone_on_with_only_if_all_of_it_was_kept() {
     let door = Door::open();
-    let judge = |(_laboratory, keeping): (Laboratory, Keeping), death: Death| {
+    let judge = |(_harness, keeping): (Harness, Keeping), death: Death| {
         let kept = keeping.end();
         let reopen = |record: ImageRecord| runtime().block_on(record.reopen(&kept)).is_ok();
         let goes_on: Vec<bool> = ImageRecord::all(&kept).into_iter().map(reopen).collect();

@@ -68,14 +68,14 @@ impl Door {
 }
 
 /// A source's directory, with a tablespace, and room for one clone.
-struct Laboratory {
+struct Harness {
     directory: TempDir,
     plan: Plan,
     image: Arc<Image>,
 }
 
-impl Laboratory {
-    fn new(door: &Door) -> Laboratory {
+impl Harness {
+    fn new(door: &Door) -> Harness {
         let directory = tempfile::tempdir().unwrap();
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let at = |name: &str| directory.path().join(name);
@@ -112,7 +112,7 @@ impl Laboratory {
         };
         let image = Arc::new(Image::scan(&at("source")).unwrap().image);
         assert_eq!((image.files.len(), image.tablespaces.len()), (4, 1));
-        Laboratory { directory, plan, image }
+        Harness { directory, plan, image }
     }
 
     fn hydrator(&self, keeping: &Keeping) -> Arc<Hydrator> {
@@ -191,9 +191,9 @@ struct Succession {
 }
 
 /// Serves with what was kept, until nothing is left to do.
-fn succeed(laboratory: &Laboratory, kept: Kept) -> Succession {
+fn succeed(harness: &Harness, kept: Kept) -> Succession {
     let keeping = Keeping::begin(kept);
-    let hydrator = laboratory.hydrator(&keeping);
+    let hydrator = harness.hydrator(&keeping);
     let states: Vec<CloneState> = runtime().block_on(async {
         takeover::take_over(&hydrator, &keeping.given).await.expect("taken over");
         let attending = tokio::spawn(attending::attend(Arc::clone(&hydrator)));
@@ -215,8 +215,8 @@ fn runtime() -> Runtime {
 }
 
 /// Takes a clone into the books, as an order is; then its directory is made.
-fn lay(hydrator: &Arc<Hydrator>, laboratory: &Laboratory) -> Result<(Arc<CloneInWork>, Skeleton), CloneError> {
-    let Laboratory { plan, image, .. } = laboratory;
+fn lay(hydrator: &Arc<Hydrator>, harness: &Harness) -> Result<(Arc<CloneInWork>, Skeleton), CloneError> {
+    let Harness { plan, image, .. } = harness;
     let number = hydrator.next_number.fetch_add(1, Ordering::Relaxed);
     let record = Record { number, plan: plan.clone(), elsewhere: None, made: None };
     hydrator.keep(number, "state", to_memory(&record)?);
@@ -229,9 +229,9 @@ fn lay(hydrator: &Arc<Hydrator>, laboratory: &Laboratory) -> Result<(Arc<CloneIn
 }
 
 /// All that is done of a clone until it is ready, but what the source's server is asked.
-async fn make(hydrator: &Arc<Hydrator>, laboratory: &Laboratory) -> Result<Arc<CloneInWork>, CloneError> {
-    let Laboratory { plan, image, .. } = laboratory;
-    let (clone, skeleton) = lay(hydrator, laboratory)?;
+async fn make(hydrator: &Arc<Hydrator>, harness: &Harness) -> Result<Arc<CloneInWork>, CloneError> {
+    let Harness { plan, image, .. } = harness;
+    let (clone, skeleton) = lay(hydrator, harness)?;
     let place = skeleton.place().clone();
     let origin = Arc::new(SourceFiles::reopen(&plan.source.data_directory, image, |_| true)?);
     let bitmap = SharedBitmap::create(image)?;
@@ -252,6 +252,6 @@ async fn make(hydrator: &Arc<Hydrator>, laboratory: &Laboratory) -> Result<Arc<C
     Ok(clone)
 }
 
-fn has_marker(laboratory: &Laboratory) -> bool {
-    laboratory.plan.target.join(MARKER_FILE).exists()
+fn has_marker(harness: &Harness) -> bool {
+    harness.plan.target.join(MARKER_FILE).exists()
 }

@@ -2,7 +2,7 @@
 
 use std::task::Poll;
 
-use super::laboratory::*;
+use super::harness::*;
 use super::*;
 use crate::config::ServerConfiguration;
 use crate::epoch::model_server::ModelServers;
@@ -11,7 +11,7 @@ use crate::epoch::{Demand, NoEpoch};
 /// Commits without an answer are settled although nobody asks for a gate, but no leader is asked who does not answer.
 #[tokio::test]
 async fn commits_in_doubt_are_settled_also_while_nobody_reads() {
-    let Laboratory { models, mut gatekeeper, room, .. } = laboratory(0, |_| {}).await;
+    let Harness { models, mut gatekeeper, room, .. } = harness(0, |_| {}).await;
     room.note_unsettled(77);
     gatekeeper.members[0].server.set_health(Health::Down);
     gatekeeper.settle_unasked().await;
@@ -26,8 +26,8 @@ async fn commits_in_doubt_are_settled_also_while_nobody_reads() {
 /// epochs again.
 #[tokio::test]
 async fn behind_a_barrier_snapshots_are_let_go_and_no_gate_is_tried() {
-    let Laboratory { models, mut gatekeeper, room, epochs, .. } =
-        laboratory(1, |settings| settings.epoch_interval_ms = 1).await;
+    let Harness { models, mut gatekeeper, room, epochs, .. } =
+        harness(1, |settings| settings.epoch_interval_ms = 1).await;
     gatekeeper.attempt().await.unwrap();
     let barrier = epochs.begin_barrier();
     models.forget();
@@ -46,7 +46,7 @@ async fn behind_a_barrier_snapshots_are_let_go_and_no_gate_is_tried() {
 /// A reader's wish for a gate that comes with a wish to let snapshots go is not forgotten: nobody waits for ever.
 #[tokio::test]
 async fn a_reader_that_asks_while_snapshots_are_let_go_gets_its_epoch() {
-    let Laboratory { models: _models, gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    let Harness { models: _models, gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
     epochs.ask_for_release();
     let mut reader = std::pin::pin!(epochs.take(Demand::Commits(0), &room, Duration::from_millis(LONG_MS)));
     let begins = std::future::poll_fn(|context| Poll::Ready(reader.as_mut().poll(context).is_pending()));
@@ -60,7 +60,7 @@ async fn a_reader_that_asks_while_snapshots_are_let_go_gets_its_epoch() {
 /// commits that nobody reads, nor for readers when nothing has changed.
 #[tokio::test]
 async fn a_gate_is_due_when_readers_gain_by_it() {
-    let Laboratory { models: _models, mut gatekeeper, room, epochs, servers, .. } = laboratory(1, |_| {}).await;
+    let Harness { models: _models, mut gatekeeper, room, epochs, servers, .. } = harness(1, |_| {}).await;
     assert_eq!((gatekeeper.is_due(false), gatekeeper.is_due(true)), (false, true), "there is no epoch");
     gatekeeper.attempt().await.unwrap();
     let mut table = Vec::new();
@@ -97,8 +97,8 @@ async fn a_gate_is_due_when_readers_gain_by_it() {
 /// all that readers have.
 #[tokio::test]
 async fn an_old_epoch_lapses_only_when_another_can_follow() {
-    let Laboratory { models, mut gatekeeper, room, epochs, .. } =
-        laboratory(1, |settings| settings.epoch_age_max_ms = 0).await;
+    let Harness { models, mut gatekeeper, room, epochs, .. } =
+        harness(1, |settings| settings.epoch_age_max_ms = 0).await;
     gatekeeper.attempt().await.unwrap();
     let leader = gatekeeper.members[0].server.clone();
     leader.set_health(Health::Up);
@@ -121,7 +121,7 @@ async fn an_old_epoch_lapses_only_when_another_can_follow() {
 async fn a_follower_joins_only_when_it_has_replayed_the_newest_gate() {
     let models = ModelServers::start(1).await;
     // With a time-out of nothing no gate of before is new enough.
-    let Laboratory { models, mut gatekeeper, epochs, servers, .. } =
+    let Harness { models, mut gatekeeper, epochs, servers, .. } =
         with(models, 0, |settings| settings.follower_timeout_ms = 0);
     join(&mut gatekeeper).await;
     gatekeeper.attempt().await.unwrap();
@@ -151,7 +151,7 @@ async fn a_follower_joins_only_when_it_has_replayed_the_newest_gate() {
 /// A follower that the router has given up is in no later epoch, and one of its name that comes later is another.
 #[tokio::test]
 async fn a_removed_follower_is_in_no_later_epoch() {
-    let Laboratory { models, mut gatekeeper, epochs, servers, .. } = laboratory(2, |_| {}).await;
+    let Harness { models, mut gatekeeper, epochs, servers, .. } = harness(2, |_| {}).await;
     gatekeeper.attempt().await.unwrap();
     let before = epochs.current().unwrap();
     let removed = servers.remove(FOLLOWER).unwrap();

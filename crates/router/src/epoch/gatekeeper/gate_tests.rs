@@ -1,6 +1,6 @@
 //! One gate before model servers: what is said to whom, in which order, and while the room is closed.
 
-use super::laboratory::*;
+use super::harness::*;
 use super::*;
 use crate::epoch::{Demand, NoEpoch};
 
@@ -8,7 +8,7 @@ use crate::epoch::{Demand, NoEpoch};
 /// and no reader has the epoch before.
 #[tokio::test]
 async fn the_room_is_closed_from_the_marker_to_the_last_snapshot() {
-    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    let Harness { models, mut gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
     let steps = [
         (LEADER, MARK),
         (LEADER, CANARY),
@@ -42,7 +42,7 @@ async fn the_room_is_closed_from_the_marker_to_the_last_snapshot() {
 /// asked for the position of this gate's marker, and opens its snapshot behind it.
 #[tokio::test]
 async fn the_canary_precedes_the_snapshot_and_the_marker_the_followers() {
-    let Laboratory { models, mut gatekeeper, epochs, canaries, .. } = laboratory(2, |_| {}).await;
+    let Harness { models, mut gatekeeper, epochs, canaries, .. } = harness(2, |_| {}).await;
     for gate in 1..=3 {
         models.forget();
         gatekeeper.attempt().await.unwrap();
@@ -67,7 +67,7 @@ async fn the_canary_precedes_the_snapshot_and_the_marker_the_followers() {
 /// A reader never gets a server that has not replayed the epoch's position: the gate waits for it.
 #[tokio::test]
 async fn a_follower_opens_no_snapshot_before_it_has_replayed_the_marker() {
-    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    let Harness { models, mut gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
     models.set_replayed(FOLLOWER, 0);
     let looking = async {
         models.hears(FOLLOWER, REPLAYED, 5).await;
@@ -84,7 +84,7 @@ async fn a_follower_opens_no_snapshot_before_it_has_replayed_the_marker() {
 #[tokio::test]
 async fn a_follower_that_fails_in_a_gate_is_not_in_its_epoch() {
     for refused in [REPLAYED, BEGIN_SNAPSHOT, EXPORT] {
-        let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(2, |_| {}).await;
+        let Harness { models, mut gatekeeper, room, epochs, .. } = harness(2, |_| {}).await;
         let commits = commit(&room).await;
         models.refuse(FOLLOWER, Some(refused));
         gatekeeper.attempt().await.unwrap();
@@ -96,8 +96,7 @@ async fn a_follower_that_fails_in_a_gate_is_not_in_its_epoch() {
         gatekeeper.attempt().await.unwrap();
         assert_eq!(places(&epochs), [LEADER, FOLLOWER, "follower-2"], "{refused}");
     }
-    let Laboratory { models, mut gatekeeper, epochs, .. } =
-        laboratory(1, |settings| settings.follower_timeout_ms = 20).await;
+    let Harness { models, mut gatekeeper, epochs, .. } = harness(1, |settings| settings.follower_timeout_ms = 20).await;
     models.set_replayed(FOLLOWER, 0);
     gatekeeper.attempt().await.unwrap();
     assert_eq!(places(&epochs), [LEADER]);
@@ -110,7 +109,7 @@ async fn a_follower_that_fails_in_a_gate_is_not_in_its_epoch() {
 #[tokio::test]
 async fn a_gate_that_the_leader_fails_makes_no_epoch_and_opens_the_room() {
     for refused in [MARK, CANARY, BEGIN_SNAPSHOT, EXPORT] {
-        let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+        let Harness { models, mut gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
         let commits = commit(&room).await;
         models.refuse(LEADER, Some(refused));
         let failed = gatekeeper.attempt().await;
@@ -131,7 +130,7 @@ async fn a_gate_that_the_leader_fails_makes_no_epoch_and_opens_the_room() {
 /// room stays open meanwhile.
 #[tokio::test]
 async fn a_commit_in_doubt_keeps_its_place_until_its_process_has_ended() {
-    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(0, |_| {}).await;
+    let Harness { models, mut gatekeeper, room, epochs, .. } = harness(0, |_| {}).await;
     drop(room.enter(1, 77, None).await);
     models.set_running(1);
     let looking = async {
@@ -152,7 +151,7 @@ async fn a_commit_in_doubt_keeps_its_place_until_its_process_has_ended() {
 /// The same for a commit that is lost while the gate already waits for it.
 #[tokio::test]
 async fn a_commit_lost_under_a_waiting_gate_keeps_it_from_counting() {
-    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    let Harness { models, mut gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
     let lost = room.enter(1, 77, None).await;
     let losing = async {
         while !is_closed(&room) {
@@ -171,8 +170,8 @@ async fn a_commit_lost_under_a_waiting_gate_keeps_it_from_counting() {
 /// A gate gives up rather than let one commit hold everybody, says who it was, and lets in who came meanwhile.
 #[tokio::test]
 async fn a_gate_gives_up_on_a_long_commit_and_names_it() {
-    let Laboratory { models, mut gatekeeper, room, epochs, occupied, .. } =
-        laboratory(0, |settings| settings.gate_timeout_ms = 1).await;
+    let Harness { models, mut gatekeeper, room, epochs, occupied, .. } =
+        harness(0, |settings| settings.gate_timeout_ms = 1).await;
     let long = room.enter(5, 10, Some(42)).await;
     let failed = gatekeeper.attempt().await;
     assert!(matches!(&failed, Err(GateError::Occupied(sessions)) if *sessions == [5]), "{failed:?}");
@@ -188,7 +187,7 @@ async fn a_gate_gives_up_on_a_long_commit_and_names_it() {
 /// epoch's snapshots stay open.
 #[tokio::test]
 async fn old_snapshots_end_behind_the_published_epoch() {
-    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    let Harness { models, mut gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
     gatekeeper.attempt().await.unwrap();
     assert_eq!(models.when(LEADER, "ROLLBACK"), None, "there is no epoch before");
     let before = epochs.current().unwrap();
@@ -211,7 +210,7 @@ async fn old_snapshots_end_behind_the_published_epoch() {
 /// DDL that commits while a gate is under way dooms the epoch that comes of it, and behind the barrier nobody takes it.
 #[tokio::test]
 async fn ddl_under_a_gate_dooms_the_epoch_that_comes_of_it() {
-    let Laboratory { models, mut gatekeeper, room, epochs, .. } = laboratory(1, |_| {}).await;
+    let Harness { models, mut gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
     models.hold(FOLLOWER, EXPORT);
     let ddl = async {
         models.hears(FOLLOWER, EXPORT, 1).await;
@@ -238,7 +237,7 @@ async fn ddl_under_a_gate_dooms_the_epoch_that_comes_of_it() {
 #[tokio::test]
 async fn the_tripwire_is_emptied_when_it_is_full_and_before_the_marker() {
     const TRUNCATE: &str = "TRUNCATE onecopy_router.tripwire";
-    let Laboratory { models, mut gatekeeper, epochs, .. } = laboratory(0, |_| {}).await;
+    let Harness { models, mut gatekeeper, epochs, .. } = harness(0, |_| {}).await;
     (0..TRIPWIRES_KEPT_MAX).for_each(|_| epochs.statistics.note_tripwire(false));
     gatekeeper.attempt().await.unwrap();
     assert_eq!(models.when(LEADER, TRUNCATE), None);

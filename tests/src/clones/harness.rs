@@ -63,7 +63,7 @@ const PLACED_TABLES: [&str; 3] = [
 
 /// A primary with data of every kind.
 #[derive(Debug)]
-pub struct Laboratory {
+pub struct Harness {
     /// What it runs.
     pub version: Version,
     /// The primary.
@@ -100,14 +100,14 @@ impl Removed {
     }
 }
 
-impl Laboratory {
+impl Harness {
     /// Starts a primary as people run it (`fsync`, `full_page_writes`, checksums) and fills it.
     ///
     /// # Errors
     ///
     /// What a program or the server said that failed.
-    pub async fn start(version: Version) -> anyhow::Result<Laboratory> {
-        Laboratory::start_with(version, &Settings::new()).await
+    pub async fn start(version: Version) -> anyhow::Result<Harness> {
+        Harness::start_with(version, &Settings::new()).await
     }
 
     /// The same with further settings, for its clones too.
@@ -115,8 +115,8 @@ impl Laboratory {
     /// # Errors
     ///
     /// What a program or the server said that failed.
-    pub async fn start_with(version: Version, more: &Settings) -> anyhow::Result<Laboratory> {
-        Laboratory::start_in(version, more, TestDirectory::new()?, None).await
+    pub async fn start_with(version: Version, more: &Settings) -> anyhow::Result<Harness> {
+        Harness::start_in(version, more, TestDirectory::new()?, None).await
     }
 
     /// The same on a file system that shares blocks.
@@ -124,11 +124,11 @@ impl Laboratory {
     /// # Errors
     ///
     /// What a program or the server said that failed.
-    pub async fn start_on_xfs(version: Version) -> anyhow::Result<Laboratory> {
+    pub async fn start_on_xfs(version: Version) -> anyhow::Result<Harness> {
         let outer = TestDirectory::new()?;
         let disk = MountedDisk::new(FileSystem::Xfs, outer.path(), "disk", DISK_BYTES)?;
         let directory = TestDirectory::within(disk.path())?;
-        Laboratory::start_in(version, &Settings::new(), directory, Some((disk, outer))).await
+        Harness::start_in(version, &Settings::new(), directory, Some((disk, outer))).await
     }
 
     async fn start_in(
@@ -136,8 +136,8 @@ impl Laboratory {
         more: &Settings,
         directory: TestDirectory,
         file_system: Option<(MountedDisk, TestDirectory)>,
-    ) -> anyhow::Result<Laboratory> {
-        // The product's own words, when asked for by RUST_LOG; a second laboratory in one process finds them set up.
+    ) -> anyhow::Result<Harness> {
+        // The product's own words, when asked for by RUST_LOG; a second harness in one process finds them set up.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
         let directory = Removed(directory);
@@ -147,10 +147,10 @@ impl Laboratory {
         settings.merge(more);
         let options = options(version, directory.0.path(), SOURCE, &settings)?;
         let source = TestServer { name: SOURCE.to_owned(), server: create_with(options, &CONTENT).await? };
-        let laboratory = Laboratory { version, source, settings, directory, _file_system: file_system };
-        laboratory.source.server.start().await?;
-        laboratory.fill().await?;
-        Ok(laboratory)
+        let harness = Harness { version, source, settings, directory, _file_system: file_system };
+        harness.source.server.start().await?;
+        harness.fill().await?;
+        Ok(harness)
     }
 
     async fn fill(&self) -> anyhow::Result<()> {

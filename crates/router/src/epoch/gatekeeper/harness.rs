@@ -25,7 +25,7 @@ pub(super) const END_PROCESSES: &str = "pg_terminate_backend";
 /// Sessions that kept gates from closing, with the kinds of their statements.
 type Occupants = Vec<(u64, Option<u64>)>;
 
-pub(super) struct Laboratory {
+pub(super) struct Harness {
     pub(super) models: ModelServers,
     pub(super) gatekeeper: Gatekeeper,
     pub(super) servers: Arc<Servers>,
@@ -36,16 +36,16 @@ pub(super) struct Laboratory {
 }
 
 /// A gatekeeper whose servers are all in, and who has said nothing else yet.
-pub(super) async fn laboratory(followers: usize, change: impl FnOnce(&mut RouterSettings)) -> Laboratory {
+pub(super) async fn harness(followers: usize, change: impl FnOnce(&mut RouterSettings)) -> Harness {
     let models = ModelServers::start(followers).await;
-    let mut laboratory = with(models, followers, change);
-    join(&mut laboratory.gatekeeper).await;
-    laboratory.models.forget();
-    laboratory
+    let mut harness = with(models, followers, change);
+    join(&mut harness.gatekeeper).await;
+    harness.models.forget();
+    harness
 }
 
 /// A gatekeeper of the leader and so many of the followers, who has not begun.
-pub(super) fn with(models: ModelServers, followers: usize, change: impl FnOnce(&mut RouterSettings)) -> Laboratory {
+pub(super) fn with(models: ModelServers, followers: usize, change: impl FnOnce(&mut RouterSettings)) -> Harness {
     let mut settings =
         RouterSettings { gate_timeout_ms: LONG_MS, follower_timeout_ms: LONG_MS, ..RouterSettings::default() };
     change(&mut settings);
@@ -67,7 +67,7 @@ pub(super) fn with(models: ModelServers, followers: usize, change: impl FnOnce(&
     };
     let gatekeeper =
         Gatekeeper::new(epochs.clone(), room.clone(), Arc::new(settings), servers.clone(), "database", hooks);
-    Laboratory { models, gatekeeper, servers, room, epochs, occupied, canaries }
+    Harness { models, gatekeeper, servers, room, epochs, occupied, canaries }
 }
 
 /// Waits until every member is in.

@@ -60,7 +60,7 @@ pub(super) enum Mistake {
 }
 
 /// A directory of one test.
-pub(super) struct Laboratory {
+pub(super) struct Harness {
     _temporary: [TempDir; 2],
     root: PathBuf,
     binaries: Binaries,
@@ -68,8 +68,8 @@ pub(super) struct Laboratory {
     pub(super) mistake: Option<Mistake>,
 }
 
-impl Laboratory {
-    pub(super) fn new() -> Laboratory {
+impl Harness {
+    pub(super) fn new() -> Harness {
         // In memory: nothing here is about power cuts. Programs may not be run from there.
         let (programs, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
         let version = "#!/bin/sh\necho 'postgres (PostgreSQL) 17.0'\n";
@@ -84,7 +84,7 @@ impl Laboratory {
         let binaries = Binaries::in_directory(programs.path()).unwrap();
         let root = temporary.path().canonicalize().unwrap().join("data");
         let user = ServiceUser::resolve(None).unwrap();
-        Laboratory { _temporary: [programs, temporary], root, binaries, user, mistake: None }
+        Harness { _temporary: [programs, temporary], root, binaries, user, mistake: None }
     }
 
     /// The cluster's directory.
@@ -101,7 +101,7 @@ impl Laboratory {
             memory: Arc::new(ServersMemory::none()),
             machines: None,
         };
-        Ok(Servers { laboratory: self, workshop })
+        Ok(Servers { harness: self, workshop })
     }
 
     fn lock(directory: &Directory) -> Result<DirectoryLock, HostError> {
@@ -116,7 +116,7 @@ impl Laboratory {
         let directory = Directory::new(&self.root)?;
         directory.make_root()?;
         note(&self.root);
-        let lock = Laboratory::lock(&directory)?;
+        let lock = Harness::lock(&directory)?;
         let (port, metrics_port) = (Some(1), Some(2));
         let options = UpOptions { replicas, port, metrics_port, ..UpOptions::new(directory.clone()) };
         let mut state = wanted_state(&options)?;
@@ -149,7 +149,7 @@ impl Laboratory {
     pub(super) async fn down(&self) -> Result<(), HostError> {
         let directory = Directory::new(&self.root)?;
         directory.state()?;
-        let _lock = Laboratory::lock(&directory)?;
+        let _lock = Harness::lock(&directory)?;
         let mut state = directory.state()?;
         let servers = self.servers(&directory)?;
         discard_incomplete(&servers.workshop, &mut state, &|_: Event| ()).await
@@ -158,7 +158,7 @@ impl Laboratory {
 
 /// The servers of a cluster.
 struct Servers<'a> {
-    laboratory: &'a Laboratory,
+    harness: &'a Harness,
     workshop: Workshop,
 }
 
@@ -272,7 +272,7 @@ impl ServerMaker for Servers<'_> {
     fn make_leader<'a>(&'a self, leader: &'a ServerState) -> StepFuture<'a, ()> {
         Box::pin(async move {
             self.workshop.make_leader(leader).await?;
-            note_initialized(&self.laboratory.root, &leader.name, &self.workshop.secrets.superuser);
+            note_initialized(&self.harness.root, &leader.name, &self.workshop.secrets.superuser);
             Ok(())
         })
     }
@@ -303,8 +303,7 @@ impl Daemon<'_> {
 
     /// A change, which leaves everything as it was where it fails.
     pub(super) async fn change(&self, change: &Change, making: Making) -> Result<(), HostError> {
-        if let (Some(Mistake::RemovedTooEarly), Change::Reinit { follower }) = (self.servers.laboratory.mistake, change)
-        {
+        if let (Some(Mistake::RemovedTooEarly), Change::Reinit { follower }) = (self.servers.harness.mistake, change) {
             let follower = self.remembered().server_mut(follower).unwrap().clone();
             self.remove(&follower).await?;
         }
@@ -337,7 +336,7 @@ impl Daemon<'_> {
             return self.remember(|state| state.note_whole(name));
         }
         let made = |state: &mut ClusterState| state.note_made(name, false, "copy".to_owned());
-        if self.servers.laboratory.mistake == Some(Mistake::CalledMadeTooEarly) {
+        if self.servers.harness.mistake == Some(Mistake::CalledMadeTooEarly) {
             self.remember(made)?;
         }
         self.servers.copy(&leader, follower).await?;
@@ -353,7 +352,7 @@ impl FollowerRemover for Daemon<'_> {
     fn remove<'a>(&'a self, follower: &'a ServerState) -> StepFuture<'a, ()> {
         Box::pin(async move {
             let leader = self.remembered().leader().clone();
-            if follower.leaving && self.servers.laboratory.mistake == Some(Mistake::ForgottenTooEarly) {
+            if follower.leaving && self.servers.harness.mistake == Some(Mistake::ForgottenTooEarly) {
                 self.forget(follower)?;
             }
             self.servers.workshop.discard(&leader, follower).await?;

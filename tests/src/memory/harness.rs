@@ -94,41 +94,41 @@ impl Plan {
 
 /// A leader, and a standby if there is one.
 #[derive(Debug)]
-pub struct Laboratory {
+pub struct Harness {
     /// What was started.
     pub plan: Plan,
     servers: Vec<TestServer>,
     directory: TestDirectory,
 }
 
-impl Laboratory {
+impl Harness {
     /// Starts what is planned, with a database [`DATABASE`] and the extension in it.
     ///
     /// # Errors
     ///
     /// What a program or a server said that failed.
-    pub async fn start(plan: Plan) -> anyhow::Result<Laboratory> {
-        // The product's own words, when asked for by RUST_LOG; a second laboratory in one process finds them set up.
+    pub async fn start(plan: Plan) -> anyhow::Result<Harness> {
+        // The product's own words, when asked for by RUST_LOG; a second harness in one process finds them set up.
         let filter = tracing_subscriber::EnvFilter::from_default_env();
         let _ = tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init();
         let directory = TestDirectory::new()?;
-        let mut laboratory = Laboratory { plan, servers: Vec::new(), directory };
-        let leader = create_with(laboratory.options(LEADER, Role::Leader)?, &CONTENT).await?;
+        let mut harness = Harness { plan, servers: Vec::new(), directory };
+        let leader = create_with(harness.options(LEADER, Role::Leader)?, &CONTENT).await?;
         // From a cold copy: quicker than a base backup.
-        let standby = if laboratory.plan.has_standby { Some(laboratory.standby_of(&leader)?) } else { None };
+        let standby = if harness.plan.has_standby { Some(harness.standby_of(&leader)?) } else { None };
         leader.start().await?;
-        laboratory.servers.push(TestServer { name: LEADER.to_owned(), server: leader });
+        harness.servers.push(TestServer { name: LEADER.to_owned(), server: leader });
         if let Some(options) = standby {
             let server = Server::open(options).await?;
-            let primary = laboratory.leader().server.connection().with_application_name(STANDBY);
+            let primary = harness.leader().server.connection().with_application_name(STANDBY);
             server.make_standby(&StandbyOptions { primary, slot: None })?;
             server.start().await?;
-            laboratory.servers.push(TestServer { name: STANDBY.to_owned(), server });
+            harness.servers.push(TestServer { name: STANDBY.to_owned(), server });
         }
-        if laboratory.plan.has_extension {
-            laboratory.leader().connect("setup").await?.run(&format!("CREATE EXTENSION {EXTENSION}")).await?;
+        if harness.plan.has_extension {
+            harness.leader().connect("setup").await?.run(&format!("CREATE EXTENSION {EXTENSION}")).await?;
         }
-        Ok(laboratory)
+        Ok(harness)
     }
 
     fn options(&self, name: &str, role: Role) -> anyhow::Result<ServerOptions> {
