@@ -120,6 +120,16 @@ impl Directory {
         }
     }
 
+    /// Opens a directory right in it, as one of the account that it belongs to: what root has made and not given away yet is root's.
+    ///
+    /// # Errors
+    /// Those of openat2(2); a link.
+    pub fn open_child(&self, name: &OsStr) -> io::Result<Directory> {
+        let opened = openat(&self.descriptor, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()).map_err(explained)?;
+        let found = fstat(&opened)?;
+        Ok(Directory::new(opened, &self.path.join(name), (found.st_uid, found.st_gid), false))
+    }
+
     fn below(&self, descriptor: OwnedFd, relative: &Path) -> io::Result<Directory> {
         let found = fstat(&descriptor)?;
         self.check_readable(&found)?;

@@ -1,11 +1,12 @@
 //! The file that tells of a directory that it is a clone that is not whole.
 
-use std::fs;
-use std::io::Read;
+use std::ffi::OsStr;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use onecopy_postgres::{ConnectionParameters, Directory, ServiceUser};
+use rustix::fs::{FileType, Statx};
 use serde::{Deserialize, Serialize};
 
 use super::Place;
@@ -86,8 +87,8 @@ impl Marker {
     /// # Errors
     /// [`CloneError::File`], also for a marker that is none.
     pub fn owner(data_directory: &Path, service_directory: &Path) -> Result<Owner, CloneError> {
-        // First: a directory that is not given to its account yet is root's, and not looked into where that account
-        // could have put it.
+        // First: a directory that is not given to its account yet is root's, and no marker of root's is believed where
+        // that account could have put it.
         if holds_nothing(data_directory)? {
             return Ok(Owner::Nobody);
         }
@@ -105,7 +106,7 @@ impl Marker {
         let path = data_directory.join(MARKER_FILE);
         let opened = Directory::open(data_directory).and_then(|directory| directory.open_read(Path::new(MARKER_FILE)));
         let file = match opened {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             opened => opened.map_err(CloneError::file("read", &path))?,
         };
         let writer = file.metadata().map_err(CloneError::file("look at", &path))?.uid();
@@ -135,22 +136,39 @@ impl Marker {
     }
 }
 
-/// Whether a directory is not there, or has nothing in it but perhaps a marker that was never finished.
+/// Whether a directory is not there, or has nothing in it but perhaps a marker that was never finished. One behind a link
+/// holds something: the link.
 fn holds_nothing(data_directory: &Path) -> Result<bool, CloneError> {
-    let entries = match fs::read_dir(data_directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
-        entries => entries.map_err(CloneError::file("read", data_directory))?,
+    let failed = || CloneError::file("read", data_directory);
+    let Some((above, name)) = above(data_directory).map_err(failed())? else { return Ok(true) };
+    let entries = match above.look_at(name) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+        Ok(found) if !is_directory(&found) => return Ok(false),
+        found => found.and_then(|_| above.open_child(name)?.names()).map_err(failed())?,
     };
-    for entry in entries {
-        if entry.map_err(CloneError::file("read", data_directory))?.file_name() != UNFINISHED_MARKER_FILE {
-            return Ok(false);
-        }
+    Ok(entries.iter().all(|entry| entry == UNFINISHED_MARKER_FILE))
+}
+
+/// The directory in which a clone's one is, and its name there; none when it is not there. Root looks for names and removes
+/// them in this one alone, which is root's own or one of the account, who could have done the same.
+pub(super) fn above(directory: &Path) -> std::io::Result<Option<(Directory, &OsStr)>> {
+    let (Some(above), Some(name)) = (directory.parent(), directory.file_name()) else {
+        return Err(std::io::Error::other("it has no name"));
+    };
+    match Directory::open(above) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        above => Ok(Some((above?, name))),
     }
-    Ok(true)
+}
+
+pub(super) fn is_directory(found: &Statx) -> bool {
+    FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// Whoever may write a marker decides how large it is and what it is.

@@ -4,13 +4,13 @@
 //! removes. So whose a directory is is asked of the open directory, and what is in it is reached through that alone.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use onecopy_postgres::{Directory, ServiceUser};
+use rustix::process::geteuid;
 
-use super::marker::UNFINISHED_MARKER_FILE;
+use super::marker::{UNFINISHED_MARKER_FILE, above, is_directory};
 use super::tablespaces::remove_if_there;
 use super::{MARKER_FILE, Place};
 use crate::CloneError;
@@ -108,7 +108,15 @@ impl Doomed {
 /// # Errors
 /// [`CloneError::File`], also when something lies there.
 pub fn remove_unmarked(directory: &Path) -> Result<(), CloneError> {
-    let unfinished = directory.join(UNFINISHED_MARKER_FILE);
-    remove_if_there(fs::remove_file(&unfinished), &unfinished)?;
-    remove_if_there(fs::remove_dir(directory), directory)
+    let failed = || CloneError::file("remove", directory);
+    let Some((above, name)) = above(directory).map_err(failed())? else { return Ok(()) };
+    // Root's own is one that was not given away yet, and no marker is in it.
+    if above.look_at(name).is_ok_and(|found| is_directory(&found) && (found.stx_uid != 0 || !geteuid().is_root())) {
+        let inside = above.open_child(name).map_err(failed())?;
+        remove_if_there(
+            inside.remove_file(Path::new(UNFINISHED_MARKER_FILE)),
+            &directory.join(UNFINISHED_MARKER_FILE),
+        )?;
+    }
+    remove_if_there(above.remove_directory(Path::new(name)), directory)
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use onecopy_postgres::Directory;
 
 use super::tablespaces::remove_if_there;
-use super::{Marker, Place, TABLESPACES_DIRECTORY, remove};
+use super::{Marker, Place, TABLESPACES_DIRECTORY, remove, remove_ungiven};
 use crate::CloneError;
 use crate::image::{Image, ImageDirectory, ImageFile, SmallFile};
 
@@ -59,7 +59,8 @@ impl Skeleton {
         let mut skeleton = Skeleton { place, image: Arc::new(Image::default()), files: Vec::new() };
         let made = skeleton.begin(marker).and_then(|()| skeleton.reconcile(image));
         if let Err(error) = made {
-            if let Err(left) = remove(&skeleton.place) {
+            let Place { tablespaces, user, .. } = &skeleton.place;
+            if let Err(left) = remove_ungiven(tablespaces, user).and_then(|()| remove(&skeleton.place)) {
                 tracing::warn!(error = %left, "a clone's directory that could not be made is left");
             }
             return Err(error);

@@ -188,6 +188,10 @@ fn what_has_no_marker_yet_is_known_and_removed() {
         remove_unmarked(&place.directory).expect("removed already");
         fs::create_dir_all(&place.directory).expect("made");
         if let Some(content) = content {
+            // It is given to the account before anything is written into it.
+            if is_root() {
+                std::os::unix::fs::chown(&place.directory, Some(place.user.user_id()), None).expect("given");
+            }
             fs::write(place.directory.join(UNFINISHED_MARKER_FILE), content).expect("written");
         }
         assert_eq!(owner(), Owner::Nobody, "{content:?}");
@@ -416,6 +420,29 @@ fn k25_of_what_is_not_given_to_the_account_only_what_is_empty_is_removed() {
         remove_ungiven(&left, &place.user).expect("looked at");
     }
     assert!(outside.exists() && at("link").exists());
+}
+
+/// The account puts a link where the directory was in which the clone's one was to be made.
+#[test]
+fn k25_an_empty_directory_elsewhere_is_not_taken_for_one_that_was_begun() {
+    if !is_root() {
+        onecopy_testing::skip(
+            "k25_an_empty_directory_elsewhere_is_not_taken_for_one_that_was_begun",
+            "only root has servers of another account",
+        );
+        return;
+    }
+    let room = Room::new();
+    let user = room.place("clone").user;
+    let (home, elsewhere) = (room.directory.path().join("home"), room.directory.path().join("elsewhere"));
+    user.create_directory(&home).expect("made");
+    fs::create_dir_all(elsewhere.join("data")).expect("made");
+    std::os::unix::fs::symlink(&elsewhere, home.join("clone")).expect("laid");
+    std::os::unix::fs::lchown(home.join("clone"), Some(user.user_id()), None).expect("given");
+    let target = home.join("clone/data");
+    Marker::owner(&target, &marker().service_directory).expect_err("behind a link");
+    remove_unmarked(&target).expect_err("behind a link");
+    assert!(elsewhere.join("data").exists());
 }
 
 /// A fifo that somebody laid is not waited for.
