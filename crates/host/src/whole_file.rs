@@ -1,6 +1,6 @@
 //! Small files of a cluster that are there whole or not at all.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -30,5 +30,7 @@ pub(crate) fn write(path: &Path, mode: u32, content: &[u8]) -> Result<(), HostEr
     fs::rename(&unfinished, path).map_err(HostError::file("rename to", path))?;
     #[cfg(test)]
     crate::kills::note(path);
-    Ok(())
+    // The name, too: after a power cut a leader that was made would be taken for one that was not, and made anew.
+    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    File::open(directory).and_then(|opened| opened.sync_all()).map_err(HostError::file("sync", directory))
 }

@@ -52,11 +52,11 @@ pub(super) enum Making {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mistake {
     /// A follower is called made before it is.
-    CalledMadeTooEarly,
+    CalledMadeBeforeItIs,
     /// One that leaves is forgotten before it is removed.
-    ForgottenTooEarly,
+    ForgottenUnremoved,
     /// One that is made anew is removed before that is written down.
-    RemovedTooEarly,
+    RemovedUnwritten,
 }
 
 /// A directory of one test.
@@ -303,7 +303,7 @@ impl Daemon<'_> {
 
     /// A change, which leaves everything as it was where it fails.
     pub(super) async fn change(&self, change: &Change, making: Making) -> Result<(), HostError> {
-        if let (Some(Mistake::RemovedTooEarly), Change::Reinit { follower }) = (self.servers.harness.mistake, change) {
+        if let (Some(Mistake::RemovedUnwritten), Change::Reinit { follower }) = (self.servers.harness.mistake, change) {
             let follower = self.remembered().server_mut(follower).unwrap().clone();
             self.remove(&follower).await?;
         }
@@ -336,7 +336,7 @@ impl Daemon<'_> {
             return self.remember(|state| state.note_whole(name));
         }
         let made = |state: &mut ClusterState| state.note_made(name, false, "copy".to_owned());
-        if self.servers.harness.mistake == Some(Mistake::CalledMadeTooEarly) {
+        if self.servers.harness.mistake == Some(Mistake::CalledMadeBeforeItIs) {
             self.remember(made)?;
         }
         self.servers.copy(&leader, follower).await?;
@@ -352,7 +352,7 @@ impl FollowerRemover for Daemon<'_> {
     fn remove<'a>(&'a self, follower: &'a ServerState) -> StepFuture<'a, ()> {
         Box::pin(async move {
             let leader = self.remembered().leader().clone();
-            if follower.leaving && self.servers.harness.mistake == Some(Mistake::ForgottenTooEarly) {
+            if follower.leaving && self.servers.harness.mistake == Some(Mistake::ForgottenUnremoved) {
                 self.forget(follower)?;
             }
             self.servers.workshop.discard(&leader, follower).await?;

@@ -189,9 +189,9 @@ async fn c12_a_lost_leader_is_not_replaced_and_a_lost_follower_is() {
 async fn control_wrong_orders_are_found_out() {
     let reinit = Change::Reinit { follower: "follower-1".to_owned() };
     let cases = [
-        (Mistake::CalledMadeTooEarly, Change::Scale { replicas: 3 }, "follower-3 is made and has"),
-        (Mistake::ForgottenTooEarly, Change::Scale { replicas: 1 }, "in the directory there is"),
-        (Mistake::RemovedTooEarly, reinit, "follower-1 is made and has"),
+        (Mistake::CalledMadeBeforeItIs, Change::Scale { replicas: 3 }, "follower-3 is made and has"),
+        (Mistake::ForgottenUnremoved, Change::Scale { replicas: 1 }, "in the directory there is"),
+        (Mistake::RemovedUnwritten, reinit, "follower-1 is made and has"),
     ];
     for (mistake, change, expected) in cases {
         let mut harness = Harness::new();
