@@ -28,7 +28,7 @@ mod time_stamp;
 
 pub use accelerator::kvm_runs_guests;
 pub use agent::Agent;
-pub use command_line::CommandLine;
+pub use command_line::{CommandLine, HostTraits};
 pub use configuration::MachineConfiguration;
 pub use console::{Console, printable};
 pub use directory::MachineDirectory;

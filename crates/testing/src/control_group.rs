@@ -2,7 +2,7 @@
 //!
 //! Version 1 of the memory controller (kernel documentation, `admin-guide/cgroup-v1/memory.rst`).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -10,7 +10,9 @@ use anyhow::Context;
 use onecopy_postgres::{Server, processes_of};
 
 /// Where the memory controller is mounted.
-const HIERARCHY: &str = "/sys/fs/cgroup/memory";
+const MEMORY: &str = "/sys/fs/cgroup/memory";
+/// Where processes can be put into groups: version 2 beside version 1, a hierarchy of version 1, version 2 alone.
+const HIERARCHIES: [&str; 3] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup/freezer", "/sys/fs/cgroup"];
 /// A group can be removed once its last process is reaped.
 const REMOVE_ROUNDS_MAX: u32 = 3000;
 const REMOVE_PAUSE: Duration = Duration::from_millis(20);
@@ -45,11 +47,24 @@ impl ControlGroup {
     ///
     /// This is not root, or the machine has no memory controller of version 1.
     pub fn make() -> anyhow::Result<ControlGroup> {
+        ControlGroup::make_in(Path::new(MEMORY)).context("needs root and the memory controller of version 1")
+    }
+
+    /// Makes one whose processes are known, and which bounds nothing: in any hierarchy, of either version.
+    ///
+    /// # Errors
+    ///
+    /// This is not root, or the machine has no control groups.
+    pub fn make_unbounded() -> anyhow::Result<ControlGroup> {
+        let hierarchy = HIERARCHIES.map(Path::new).into_iter().find(|path| path.join("cgroup.procs").exists());
+        ControlGroup::make_in(hierarchy.context("the machine has no control groups")?)
+    }
+
+    fn make_in(hierarchy: &Path) -> anyhow::Result<ControlGroup> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let directory = PathBuf::from(HIERARCHY).join(format!("onecopy-test-{}-{number}", std::process::id()));
-        std::fs::create_dir(&directory)
-            .with_context(|| format!("{}: needs root and control groups v1", directory.display()))?;
+        let directory = hierarchy.join(format!("onecopy-test-{}-{number}", std::process::id()));
+        std::fs::create_dir(&directory).with_context(|| directory.display().to_string())?;
         Ok(ControlGroup { directory })
     }
 
@@ -100,7 +115,7 @@ impl ControlGroup {
     }
 
     /// Its directory.
-    pub fn directory(&self) -> &std::path::Path {
+    pub fn directory(&self) -> &Path {
         &self.directory
     }
 
@@ -126,7 +141,7 @@ impl Drop for ControlGroup {
     fn drop(&mut self) {
         for _ in 0..REMOVE_ROUNDS_MAX {
             for process in self.read("cgroup.procs").unwrap_or_default().lines() {
-                let _ = std::fs::write(PathBuf::from(HIERARCHY).join("cgroup.procs"), process);
+                let _ = std::fs::write(self.directory.with_file_name("cgroup.procs"), process);
             }
             if std::fs::remove_dir(&self.directory).is_ok() {
                 return;

@@ -68,10 +68,13 @@ async fn template(options: &ServerOptions, content: &Content<'_>) -> anyhow::Res
     Ok(template)
 }
 
-/// What tells templates apart: programs, superuser, password, content.
+/// What makes them: another maker makes others.
+const MAKERS: [&str; 2] = [include_str!("template.rs"), include_str!("../../postgres/src/initialize.rs")];
+
+/// What tells templates apart: programs, account, superuser, password, content, and how they are made.
 fn key(options: &ServerOptions, content: &Content<'_>) -> String {
-    let binaries = &options.binaries;
-    let words = format!("{:?} {} {} {content:?}", binaries, options.superuser, options.password);
+    let (binaries, account) = (&options.binaries, options.user.name());
+    let words = format!("{binaries:?} {account} {} {} {content:?} {MAKERS:?}", options.superuser, options.password);
     let digest = Sha256::digest(words.as_bytes());
     let name: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     format!("{}-{name}", binaries.major_version())
@@ -114,7 +117,7 @@ async fn fill(server: &Server, content: &Content<'_>) -> anyhow::Result<()> {
         let output = command.output().await.context("pgbench")?;
         ensure!(output.status.success(), "pgbench: {}", String::from_utf8_lossy(&output.stderr));
     }
-    // All is in place and visible to every reader: no test's first read writes hint bits.
+    // Hint bits and visibility maps are set, as on a server that has been read: no test's first read writes pages.
     for database in content.databases {
         connection.with_database(database).connect().await?.batch_execute("VACUUM").await?;
     }

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// What has not happened by then never does, on a busy machine, too. Longer than any wait of the product.
+/// What has not happened by then never does, on a busy machine, too. The product waits longer for a few things that are
+/// large, like a base backup, and no test has.
 pub const WAIT_MAX: Duration = Duration::from_secs(180);
 
 /// The first looks follow one another quickly, the later ones cost a busy machine little.

@@ -24,7 +24,8 @@ use onecopy_guest_agent::protocol::{Initialize, Postgres};
 use onecopy_hypervisor::configuration::{Disk, DiskDoor, Generation, Memory, Security};
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{
-    HypervisorError, Machine, MachineConfiguration, Monitor, Qemu, QemuVersion, State, kvm_runs_guests,
+    CommandLine, HostTraits, HypervisorError, Machine, MachineConfiguration, MachineDirectory, Monitor, Qemu,
+    QemuVersion, State, kvm_runs_guests,
 };
 use onecopy_testing::guest_exercise;
 use rustix::fs::{FlockOperation, flock};
@@ -191,9 +192,11 @@ fn of_device(disk: &Disk) -> Disk {
 
 /// What a machine's state and disk depend on.
 fn made_of(configuration: &MachineConfiguration, program: &[u8]) -> anyhow::Result<String> {
-    let qemu = Command::new(Qemu::find()?.program()).arg("--version").output()?;
-    let mut text = String::from_utf8_lossy(&qemu.stdout).into_owned();
-    if kvm_runs_guests() {
+    let qemu = Qemu::find()?;
+    let version = Command::new(qemu.program()).arg("--version").output()?;
+    let mut text = String::from_utf8_lossy(&version.stdout).into_owned();
+    let host = HostTraits { version: qemu.version(), kvm: kvm_runs_guests(), time_stamp_khz: None };
+    if host.kvm {
         // The guest sees the host's own processor.
         let processors = fs::read_to_string("/proc/cpuinfo")?;
         let first = processors.lines().take_while(|line| !line.is_empty());
@@ -202,7 +205,10 @@ fn made_of(configuration: &MachineConfiguration, program: &[u8]) -> anyhow::Resu
     let mut hasher = DefaultHasher::new();
     program.hash(&mut hasher);
     let program = hasher.finish();
-    Ok(format!("{text}\n{configuration:#?}\n{INITDB_OPTIONS:?} {SETTINGS}\nguest-exercise {program:016x}\n"))
+    // Of a machine that could be anywhere.
+    let line = CommandLine::new(configuration, &MachineDirectory::new("/machine")?, host)?;
+    let arguments = line.arguments();
+    Ok(format!("{text}\n{arguments:#?}\n{INITDB_OPTIONS:?} {SETTINGS}\nguest-exercise {program:016x}\n"))
 }
 
 /// The machine's state, all of it, to a new file. The machine runs until nearly all is there, and stands then for good.
@@ -260,6 +266,8 @@ mod tests {
 
     use super::*;
 
+    type Change<'a> = &'a dyn Fn(&mut MachineConfiguration);
+
     #[test]
     fn a_state_goes_to_no_machine_that_it_does_not_fit() {
         let mut saved = MachineConfiguration::new("guest", 64 << 20, Boot::FirstDisk);
@@ -267,7 +275,7 @@ mod tests {
         let nbd = NbdServer::Unix("/run/nbd.sock".into());
         let nbd = DiskDoor::Nbd { server: nbd, export: String::new(), reconnect_delay_s: 60 };
         let vhost = DiskDoor::VhostUser { socket: "/run/vhost.sock".into(), reconnect_ms: None };
-        let changes: [(&dyn Fn(&mut MachineConfiguration), bool); 9] = [
+        let changes: [(Change, bool); 9] = [
             (&|_| {}, true),
             (&|machine| machine.disks.push(Disk::new("data", vhost.clone())), true),
             (&|machine| machine.networks.push(Network::new("net0", NetworkEnd::Unplugged)), true),

@@ -83,7 +83,7 @@ fn assert_is_locked(machine: &Machine) {
 
 #[tokio::test]
 async fn v5_qemu_begins_in_its_control_group() {
-    let group = match ControlGroup::make() {
+    let group = match ControlGroup::make_unbounded() {
         Ok(group) => group,
         Err(error) => {
             skip("v5_qemu_begins_in_its_control_group", &format!("{error:#}"));
