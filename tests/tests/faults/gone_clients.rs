@@ -168,7 +168,8 @@ async fn a_client_that_goes_frees_its_back_end_whatever_is_waited_for() -> anyho
     wire.send(&startup(&[("user", "postgres"), ("database", "shop")])).await?;
     clients.push(wire);
     let count = clients.len();
-    ensure!(cluster.router().status().clients >= count, "somebody is gone already");
+    // The last one has sent its words, and the router may not have taken its connection yet.
+    wait_until("every client is there", || async { Ok(cluster.router().status().clients >= count) }).await?;
 
     drop(clients);
     let freed = wait_until("every back end is free", || async {
