@@ -6,7 +6,7 @@ use anyhow::ensure;
 use onecopy_postgres::{Lsn, StopMode};
 
 use crate::client::Session;
-use crate::clones::contents::{ensure_holds, ensure_same};
+use crate::clones::contents::{Contents, contents, ensure_holds, ensure_same_as};
 use crate::clones::harness::SECOND_DATABASE;
 use crate::clones::{pages, programs};
 use crate::servers::{DATABASE, TestServer};
@@ -33,17 +33,39 @@ const WRONG_VISIBILITY: &str = "SELECT coalesce(sum((SELECT count(*) FROM pg_che
 ///
 /// The first thing that is not so.
 pub async fn prove(source: &TestServer, clone: &TestServer) -> anyhow::Result<()> {
+    prove_all(source, [clone]).await
+}
+
+/// As [`prove`], for all clones of a source.
+///
+/// # Errors
+///
+/// As [`prove`].
+pub async fn prove_all<'a>(
+    source: &TestServer,
+    clones: impl IntoIterator<Item = &'a TestServer>,
+) -> anyhow::Result<()> {
     quiet(source).await?;
-    ensure_same(source, clone).await?;
+    let mut expected = contents(source).await?;
+    for clone in clones {
+        expected = prove_as(source, expected, clone).await?;
+    }
+    Ok(())
+}
+
+/// Of a quiet source that held `expected`; what it holds.
+async fn prove_as(source: &TestServer, expected: Contents, clone: &TestServer) -> anyhow::Result<Contents> {
+    let expected = ensure_same_as(source, expected, clone).await?;
     ensure_files_sound(clone).await?;
     // A primary that has just begun analyses its tables, too, and finds other things than its source.
     without_autovacuum(clone);
     clone.server.start().await?;
-    let contents = ensure_same(source, clone).await?;
+    let expected = ensure_same_as(source, expected, clone).await?;
     programs::amcheck(clone)?;
     clone.server.promote(PROMOTION_TIMEOUT).await?;
-    ensure_holds(clone, &contents).await?;
-    ensure_takes_writes(clone).await
+    ensure_holds(clone, &expected).await?;
+    ensure_takes_writes(clone).await?;
+    Ok(expected)
 }
 
 /// Ends what a primary does by itself: from here on its tables stay as they are.

@@ -6,7 +6,7 @@ use onecopy_tests::clones::cloning::Cloned;
 use onecopy_tests::clones::contents::ensure_same;
 use onecopy_tests::clones::harness::Harness;
 use onecopy_tests::clones::load::{Load, LoadReport};
-use onecopy_tests::clones::proof::{prove, quiet};
+use onecopy_tests::clones::proof::{prove, prove_all, quiet};
 use onecopy_tests::clones::traces;
 use onecopy_tests::clones::version::Version;
 
@@ -29,9 +29,8 @@ async fn fill_under_load_and_prove(harness: &Harness, load: Load, clones: &[Clon
     load.stop().await?;
     for cloned in clones {
         traces::ensure_none(cloned.rendezvous()?, &cloned.clone).await?;
-        prove(&harness.source, &cloned.clone).await?;
     }
-    Ok(())
+    prove_all(&harness.source, clones.iter().map(|cloned| &cloned.clone)).await
 }
 
 async fn a_lazy_clone_is_the_same(version: Version, recovery: Recovery) -> anyhow::Result<()> {
