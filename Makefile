@@ -19,7 +19,8 @@ BACKTRACE ?= 0
 DEMO ?=
 # `make guest GUEST='--postgresql 15 --boot-time'` builds another one; `guest/build-image.sh --help` names the options.
 GUEST ?=
-# What all tests of `make test` may take together, in seconds; about four of them run at a time.
+# What all tests of `make test` may take together, in seconds. On two quiet processors, where about four run at a time,
+# they take half of it.
 TEST_SECONDS ?= 9000
 # How long each part of `make soak` takes.
 SOAK_SECONDS ?= 600
@@ -54,17 +55,18 @@ test: setup build guest ## what must pass before a change lands: each promise, b
 	@scripts/segments.sh
 	@cargo nextest list --locked --cargo-profile $(PROFILE) --profile ci --workspace --message-format json \
 		| scripts/promises.py
-	@rm -f $(TARGET)/nextest/ci/junit.xml
+	@# cargo-nextest writes there whatever CARGO_TARGET_DIR says.
+	@rm -f target/nextest/ci/junit.xml
 	status=0; RUST_BACKTRACE=$(BACKTRACE) scripts/on-test-disk.sh cargo nextest run --locked \
 		--cargo-profile $(PROFILE) --profile ci $(TESTS) || status=$$?; \
-		scripts/test-times.py $(TARGET)/nextest/ci/junit.xml $(TEST_SECONDS) && exit $$status
+		scripts/test-times.py target/nextest/ci/junit.xml $(TEST_SECONDS) && exit $$status
 
 nightly: setup build guest ## the tests that are too slow for `make test`: second versions, real kills at every step
 	@scripts/segments.sh
-	@rm -f $(TARGET)/nextest/nightly/junit.xml
+	@rm -f target/nextest/nightly/junit.xml
 	status=0; RUST_BACKTRACE=$(BACKTRACE) scripts/on-test-disk.sh cargo nextest run --locked \
 		--cargo-profile $(PROFILE) --profile nightly $(TESTS) || status=$$?; \
-		scripts/test-times.py $(TARGET)/nextest/nightly/junit.xml | tee $(TARGET)/nightly.txt && exit $$status
+		scripts/test-times.py target/nextest/nightly/junit.xml | tee target/nightly.txt && exit $$status
 
 soak: setup build ## ten minutes each of random resizes under load and with kills, on 15 and 17
 	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) cargo nextest run --locked --cargo-profile $(PROFILE) --profile soak \

@@ -13,7 +13,11 @@ ipcs -m | awk -v size="$HEADER_BYTES" '$5 == size && $6 == 0 { print $2 }' | whi
 done
 
 # A server that lives may have segments that no process has mapped at the moment, but it always has one that is mapped: nothing
-# is removed while any server runs.
-if ! cat /proc/[0-9]*/maps 2>/dev/null | grep -q '/dev/shm/PostgreSQL\.'; then
-    find /dev/shm -maxdepth 1 -type f -name 'PostgreSQL.*' -mmin +1 -delete
+# is removed while any server runs. Who is not root does not see everybody's.
+if ((EUID == 0)); then
+    # A process may end while its file is read.
+    mapped=$({ cat /proc/[0-9]*/maps 2>/dev/null || true; } | grep -c '/dev/shm/PostgreSQL\.' || true)
+    if [[ $mapped == 0 ]]; then
+        find /dev/shm -maxdepth 1 -type f -name 'PostgreSQL.*' -mmin +1 -delete
+    fi
 fi

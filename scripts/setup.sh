@@ -81,6 +81,9 @@ fi
 
 need postgresql-contrib pgbench_binary
 need shellcheck command -v shellcheck
+# The disk of the tests' own: scripts/on-test-disk.sh.
+need e2fsprogs command -v mkfs.ext4
+need psmisc command -v fuser
 need python3-venv python3 -c 'import ensurepip'
 # Peers and drivers that tests and experiments drive.
 need pgbouncer command -v pgbouncer
