@@ -59,7 +59,7 @@ impl Pair {
             if statuses.0.pool_bytes >= statuses.1.pool_bytes + DIFFERENCE_BYTES {
                 break;
             }
-            ensure!(Instant::now() < deadline, "{statuses:?} after {looks} looks; {:?}", agent.status().decisions);
+            ensure!(Instant::now() < deadline, "{statuses:?} after {looks} looks; {:?}", agent.status());
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
         for load in loads {

@@ -10,6 +10,12 @@ use crate::{Bytes, Observation};
 
 use super::{MIB, Pace};
 
+/// A server's counts of use age after ten seconds at the latest (`ROUNDS_TO_AGE` of the extension). With so many accesses a
+/// second to each MiB of a pool, two to a page in that time, what is not in the working set is not come back to.
+const TELLING_ACCESSES_PER_MIB: f64 = 25.6;
+/// A pool with fewer misses than this part of all accesses holds all that its load comes back to.
+const MISSES_MAX: f64 = 0.01;
+
 /// So many lessons are kept of one instance; of more, the ones about the smallest pools go.
 const LESSONS_MAX: usize = 8;
 
@@ -38,16 +44,26 @@ struct Load {
     /// What they come back to, where that is told.
     working_set_bytes: Option<Bytes>,
     pool_bytes: Bytes,
+    /// The working set is all that its accesses come back to: they are many, and hardly any misses.
+    is_known: bool,
 }
 
 impl Load {
     fn of(seen: &Observation) -> Load {
-        let accesses_per_second = hits_per_second(seen) + rate(seen.reads_per_second);
-        Load { accesses_per_second, working_set_bytes: seen.working_set_bytes, pool_bytes: seen.pool_bytes }
+        let reads_per_second = rate(seen.reads_per_second);
+        let accesses_per_second = hits_per_second(seen) + reads_per_second;
+        // One that takes none of its pages for hot knows nothing of them.
+        let tells_hot = seen.working_set_bytes.is_some_and(|bytes| bytes > 0);
+        let is_known = tells_hot
+            && accesses_per_second >= TELLING_ACCESSES_PER_MIB * mebibytes(seen.pool_bytes)
+            && reads_per_second <= MISSES_MAX * accesses_per_second;
+        let (working_set_bytes, pool_bytes) = (seen.working_set_bytes, seen.pool_bytes);
+        Load { accesses_per_second, working_set_bytes, pool_bytes, is_known }
     }
 
-    /// Which part of another load this one is, by accesses and by what they go to; at most 1.
-    fn share_of(&self, then: &Load) -> f64 {
+    /// Which part of another load this one is, by accesses and by what they go to; at most 1. The other one gained by a
+    /// pool of up to `needed_bytes`.
+    fn share_of(&self, then: &Load, needed_bytes: Bytes) -> f64 {
         let accesses = if self.accesses_per_second >= then.accesses_per_second {
             1.0
         } else {
@@ -56,8 +72,9 @@ impl Load {
         let (Some(now_bytes), Some(then_bytes)) = (self.working_set_bytes, then.working_set_bytes) else {
             return accesses;
         };
-        // A smaller pool has a smaller working set of the same load; only much less is another load.
-        let comparable_bytes = then_bytes.min(self.pool_bytes);
+        // A smaller pool has a smaller working set of the same load, and one of which pages were evicted before they were
+        // used again, or that had just begun, told a smaller one; only much less is another load.
+        let comparable_bytes = if self.is_known { needed_bytes } else { then_bytes }.min(self.pool_bytes);
         if now_bytes >= comparable_bytes / 2 {
             return accesses;
         }
@@ -149,7 +166,7 @@ pub(super) fn learn(lessons: &mut Vec<Lesson>, seen: &Observation, pace: &Pace) 
 
 impl Lesson {
     fn worth(&self, now: &Load) -> f64 {
-        self.per_mib * now.share_of(&self.load)
+        self.per_mib * now.share_of(&self.load, self.below_bytes)
     }
 }
 

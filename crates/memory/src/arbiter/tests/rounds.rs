@@ -283,6 +283,30 @@ fn two_servers_trade_memory_when_their_loads_swap() {
 }
 
 #[test]
+fn who_was_busy_gives_what_it_does_not_come_back_to() {
+    let seen = |name, pool_mib, hot_mib, reads, saved| {
+        let mut seen = resting(name, pool_mib, 192);
+        (seen.working_set_bytes, seen.reads_per_second) = (Some(hot_mib * MIB), reads);
+        // Whose pages are there does more.
+        seen.hits_per_second = 8000.0 - reads;
+        seen.ghost = vec![GhostStep { larger_by_bytes: pool_mib * MIB, hits_per_second: saved }];
+        seen
+    };
+    let mut memory = Memory::default();
+    let mut rounds = |seen: [Observation; 2]| {
+        (0..20).flat_map(|_| decide(&policy(256), &calm(), &seen, Duration::from_secs(1), &mut memory)).next()
+    };
+    // A load has just begun in a pool that is too small: hardly any page has been used twice.
+    let small = |name| seen(name, 72, 10, 0.0, 0.0);
+    assert!(rounds([seen("a", 96, 15, 3000.0, 2800.0), small("b")]).is_some_and(|decision| decision.is_change()));
+    // It goes on in one that is large enough.
+    assert_eq!(rounds([seen("a", 184, 90, 0.0, 0.0), small("b")]), None);
+    // Then it does as much with few pages, and the other one needs more.
+    let decision = rounds([seen("a", 184, 17, 0.0, 0.0), seen("b", 72, 15, 3000.0, 2800.0)]);
+    assert!(decision.as_ref().is_some_and(|decision| matches!(decision.reason, Reason::Traded { .. })), "{decision:?}");
+}
+
+#[test]
 fn equal_servers_are_left_alone_and_unequal_ones_meet() {
     let load = Load { set_bytes: 1500 * MIB, accesses_per_second: 20_000.0, evenness: 0.5 };
     let server = |name, mib| Server::new(name, mib, 2048, load);
