@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use onecopy_router::Health;
+use onecopy_testing::until_async;
 use onecopy_tests::checker::Level;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::ensure_servers_equal;
@@ -20,9 +21,6 @@ const CALM: Duration = Duration::from_millis(700);
 const ROUNDS: usize = 3;
 /// A run that takes longer hangs.
 const RUN_TIMEOUT: Duration = Duration::from_secs(400);
-/// What has not become true by then never does.
-const DEADLINE: Duration = Duration::from_secs(120);
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What is done to a server.
 #[derive(Debug, Clone, Copy)]
@@ -31,15 +29,6 @@ enum Fault {
     Crash,
     /// Stopped by a signal and continued.
     Freeze,
-}
-
-async fn wait_until(what: &str, condition: impl Fn() -> bool) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + DEADLINE;
-    while !condition() {
-        ensure!(tokio::time::Instant::now() < deadline, "never came true: {what}");
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
-    Ok(())
 }
 
 /// Whether the router counts on the server: on the leader while it answers, on a follower while the newest epoch is
@@ -56,25 +45,26 @@ fn is_counted_on(cluster: &TestCluster, name: &str) -> Option<bool> {
 /// Takes a server away until that is felt, and gives it back until that is felt, too.
 async fn inflict(cluster: &TestCluster, workload: &Workload, name: &str, fault: Fault) -> anyhow::Result<()> {
     let server = cluster.servers.server(name)?;
-    wait_until(&format!("{name} is there"), || is_counted_on(cluster, name) == Some(true)).await?;
+    until_async(&format!("{name} is there"), async || is_counted_on(cluster, name) == Some(true)).await;
     let losses = || workload.losses.load(Ordering::Relaxed);
     let losses_before = losses();
     // Nobody need hear of a lost follower: others answer.
-    let is_felt = || is_counted_on(cluster, name) == Some(false) && (name != LEADER || losses() > losses_before);
+    let is_felt = async || is_counted_on(cluster, name) == Some(false) && (name != LEADER || losses() > losses_before);
     let what = format!("{name} is missed: {fault:?}");
     match fault {
         Fault::Crash => {
             server.server.crash_stop().await?;
-            wait_until(&what, is_felt).await?;
+            until_async(&what, is_felt).await;
             server.server.start().await?;
         }
         Fault::Freeze => {
             let frozen = server.freeze()?;
-            wait_until(&what, is_felt).await?;
+            until_async(&what, is_felt).await;
             drop(frozen);
         }
     }
-    wait_until(&format!("{name} is back"), || is_counted_on(cluster, name) == Some(true)).await
+    until_async(&format!("{name} is back"), async || is_counted_on(cluster, name) == Some(true)).await;
+    Ok(())
 }
 
 /// Runs list-append while `faults` happen again and again, each until it is felt.
@@ -97,7 +87,7 @@ async fn holds_under(faults: &[(&str, Fault)], freshness: &str, level: Level) ->
     };
     let run = async { tokio::time::timeout(RUN_TIMEOUT, workload.run(&cluster)).await.context("the run hangs")? };
     let nemesis = async {
-        wait_until("the clients are there", || workload.has_begun.load(Ordering::Relaxed)).await?;
+        until_async("the clients are there", async || workload.has_begun.load(Ordering::Relaxed)).await;
         for (name, fault) in (0..ROUNDS).flat_map(|_| faults) {
             tokio::time::sleep(CALM).await;
             inflict(&cluster, &workload, name, *fault).await?;

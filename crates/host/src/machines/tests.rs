@@ -3,9 +3,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::process::{Child, Command};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use onecopy_postgres::ServiceUser;
+use onecopy_testing::until;
 
 use super::keeper::disk_server_of;
 use super::{Machine, MachineError, MachineHome};
@@ -34,7 +35,7 @@ impl DiskServer {
         let server =
             DiskServer(Command::new("sh").args(["-c", script, "disk-server"]).arg(home.disk()).spawn().unwrap());
         // The kernel lets a parent go on a moment before the child's command line can be read.
-        wait_until(|| disk_server_of(home) == Some(server.0.id()));
+        until("it is found", || disk_server_of(home) == Some(server.0.id()));
         server
     }
 
@@ -44,15 +45,7 @@ impl DiskServer {
 
     /// Waits for its end: one that the kernel is ending has no command line any more a moment before it has ended for its parent.
     fn ends(&mut self) {
-        wait_until(|| self.has_ended());
-    }
-}
-
-fn wait_until(mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it never is");
-        std::thread::sleep(Duration::from_millis(5));
+        until("it has ended", || self.has_ended());
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::sync_channel;
 use std::thread;
 
+use onecopy_testing::until;
 use tempfile::TempDir;
 
 use super::*;
@@ -13,17 +14,6 @@ use crate::network::server::Ended;
 use crate::network::server::tests::{HOT, Numbers, SourceHost, Wire, WireDialler};
 
 const LONG: Duration = Duration::from_secs(600);
-
-/// Waits for what will be so, if all is well.
-fn eventually(is_so: impl Fn() -> bool) {
-    for _ in 0..24_000 {
-        if is_so() {
-            return;
-        }
-        thread::sleep(Duration::from_millis(5));
-    }
-    panic!("it has not become so within 120 s");
-}
 
 fn host(sizes: &[u64], seed: u64) -> (SourceHost, TempDir) {
     let directory = tempfile::tempdir().unwrap();
@@ -151,7 +141,7 @@ fn what_somebody_waits_for_passes_the_background() {
             origin.read_unhurried(FileNumber(0), 0, &mut vec![0; 8192 * 200]).unwrap();
         });
         begins.recv().unwrap();
-        eventually(|| host.live.waiting.load(SeqCst) == BACKGROUND_WINDOW_BYTES / PIECE_BYTES);
+        until("as many wait as may", || host.live.waiting.load(SeqCst) == BACKGROUND_WINDOW_BYTES / PIECE_BYTES);
         let mut buffer = vec![0; 8192 * 8];
         origin.read(FileNumber(1), 0, &mut buffer).unwrap();
         assert!(buffer == host.frozen[1]);
@@ -176,11 +166,11 @@ fn the_source_learns_what_the_clone_has_and_of_its_end() {
     own.chunks(FileNumber(0), ByteRange::new(0, 8192 * 80)).for_each(|chunk| {
         filled.set(chunk);
     });
-    eventually(|| host.preserve.progress().delivered_bytes == 8192 * 80);
+    until("all is delivered", || host.preserve.progress().delivered_bytes == 8192 * 80);
     assert_eq!(host.preserve.progress().saved_bytes, 0, "what is delivered is not kept");
     assert_eq!(host.sessions.all().len(), 1);
     origin.end(true);
-    eventually(|| !host.ended.lock().unwrap().is_empty());
+    until("it has ended", || !host.ended.lock().unwrap().is_empty());
     assert_eq!(*host.ended.lock().unwrap(), [Ended::Whole]);
     assert!(host.sessions.all().is_empty());
 }
@@ -193,7 +183,7 @@ fn what_is_on_its_way_is_not_sent_twice() {
     thread::scope(|scope| {
         let origin = &origin;
         scope.spawn(move || origin.prefetch(FileNumber(0), 0, 8192 * 32));
-        eventually(|| host.live.waiting.load(SeqCst) == BACKGROUND_WINDOW_BYTES / PIECE_BYTES);
+        until("as many wait as may", || host.live.waiting.load(SeqCst) == BACKGROUND_WINDOW_BYTES / PIECE_BYTES);
         let reader = scope.spawn(move || {
             let mut buffer = vec![0; 8192 * 4];
             origin.read(FileNumber(0), 8192 * 3, &mut buffer).unwrap();
@@ -229,7 +219,7 @@ fn bringing_ahead_what_was_delivered_meanwhile_loses_nothing() {
     Layout::new(&image).chunks(FileNumber(0), ByteRange::new(8192 * 8, 8192 * 8)).for_each(|chunk| {
         filled.set(chunk);
     });
-    eventually(|| host.preserve.progress().delivered_bytes == 8192 * 8);
+    until("all is delivered", || host.preserve.progress().delivered_bytes == 8192 * 8);
     origin.prefetch(FileNumber(0), 0, 8192 * 32);
     let mut buffer = vec![0; 8192 * 8];
     origin.read_unhurried(FileNumber(0), 0, &mut buffer).unwrap();
@@ -256,9 +246,9 @@ fn another_process_goes_on_and_tells_again_what_it_has() {
     let mut buffer = vec![0; 8192 * 63];
     origin.read(FileNumber(0), 8192, &mut buffer).unwrap();
     assert!(buffer[..] == host.frozen[0][8192..]);
-    eventually(|| host.preserve.progress().delivered_bytes == 8192);
+    until("all is delivered", || host.preserve.progress().delivered_bytes == 8192);
     origin.end(false);
-    eventually(|| !host.ended.lock().unwrap().is_empty());
+    until("it has ended", || !host.ended.lock().unwrap().is_empty());
     assert_eq!(*host.ended.lock().unwrap(), [Ended::GivenUp]);
 }
 
@@ -272,7 +262,7 @@ fn after_the_lease_both_sides_give_up() {
     let error = read_all(&origin, &[8192 * 64], 1).unwrap_err();
     assert!(error.to_string().contains("no connection for 1 s"), "{error}");
     drop(origin);
-    eventually(|| {
+    until("the session has ended", || {
         host.sessions.expire();
         !host.ended.lock().unwrap().is_empty()
     });
@@ -305,7 +295,7 @@ fn an_image_that_fails_at_its_source_is_lost_here() {
     let error = origin.read(FileNumber(0), 0, &mut [0; 8192]).unwrap_err();
     assert!(matches!(&error, OriginError::Lost(reason) if reason.contains("the disk is full")), "{error}");
     // It is told that nobody reads any more, or finds out itself.
-    eventually(|| {
+    until("no session is left", || {
         host.sessions.expire();
         host.sessions.all().is_empty()
     });

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onecopy_testing::until;
 use onecopy_testing::vhost_driver::{Ask, Driver, DriverOptions, Finished, GUEST_BASE};
 use tempfile::TempDir;
 
@@ -74,14 +75,6 @@ fn write(driver: &mut Driver, sector: u64, data: &[u8]) {
 
 fn status(driver: &mut Driver, ask: Ask<'_>) -> u8 {
     driver.request(0, ask, PATIENCE).unwrap().status
-}
-
-fn until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
