@@ -61,16 +61,19 @@ test: setup build guest ## what must pass before a change lands: each promise, b
 		--cargo-profile $(PROFILE) --profile ci $(TESTS) || status=$$?; \
 		scripts/test-times.py target/nextest/ci/junit.xml $(TEST_SECONDS) && exit $$status
 
-nightly: setup build guest ## the tests that are too slow for `make test`: second versions, real kills at every step
+nightly: setup build guest ## what is too slow for `make test`, and `make soak`; target/nightly.txt sums it up
 	@scripts/segments.sh
 	@rm -f target/nextest/nightly/junit.xml
 	status=0; RUST_BACKTRACE=$(BACKTRACE) scripts/on-test-disk.sh cargo nextest run --locked \
 		--cargo-profile $(PROFILE) --profile nightly $(TESTS) || status=$$?; \
-		scripts/test-times.py target/nextest/nightly/junit.xml | tee target/nightly.txt && exit $$status
+		scripts/test-times.py target/nextest/nightly/junit.xml | tee target/nightly.txt || status=1; \
+		$(MAKE) --no-print-directory soak || status=1; \
+		scripts/test-times.py target/nextest/soak/junit.xml | tee -a target/nightly.txt || status=1; exit $$status
 
-soak: setup build ## ten minutes each of random resizes under load and with kills, on 15 and 17
-	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) cargo nextest run --locked --cargo-profile $(PROFILE) --profile soak \
-		-p onecopy-tests --test memory -E 'test(m3_random) + test(m4_deaths)'
+soak: setup build ## random resizes under load and with kills, ten minutes each, on 15 and 17
+	@rm -f target/nextest/soak/junit.xml
+	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) scripts/on-test-disk.sh cargo nextest run --locked \
+		--cargo-profile $(PROFILE) --profile soak -p onecopy-tests --test memory -E 'test(m3_random) + test(m4_deaths)'
 
 fuzz: setup ## ten minutes of search for what a guest could put on its disk's ring to break a rule
 	@scripts/fuzz.sh ring $(FUZZ_SECONDS)

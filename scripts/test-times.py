@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Tells how long tests took, from the JUnit report of cargo-nextest; fails when their sum exceeds the budget.
+"""Tells how long tests took and which failed, from the JUnit report of cargo-nextest; fails when all together took longer
+than the budget. That some failed is for cargo-nextest to say.
 
     scripts/test-times.py REPORT [BUDGET_SECONDS]
 """
@@ -19,14 +20,17 @@ def main() -> int:
     except (OSError, ElementTree.ParseError) as error:
         print(f"test times: {sys.argv[1]}: {error}", file=sys.stderr)
         return 1
-    times = [
-        (float(test.get("time", 0)), f"{test.get('classname')} {test.get('name')}") for test in report.iter("testcase")
-    ]
+    tests = [(test, f"{test.get('classname')} {test.get('name')}") for test in report.iter("testcase")]
+    times = [(float(test.get("time", 0)), name) for test, name in tests]
+    failed = [name for test, name in tests if test.find("failure") is not None or test.find("error") is not None]
     total = sum(time for time, _ in times)
     print(f"the {SLOWEST} slowest tests:")
     for time, name in sorted(times, reverse=True)[:SLOWEST]:
         print(f"{time:8.1f} s  {name}")
-    said = f"test times: {len(times)} tests took {total:.0f} s in {float(report.get('time', 0)):.0f} s"
+    for name in failed:
+        print(f"failed: {name}")
+    said = f"test times: {len(times)} tests, {len(failed)} failed, took {total:.0f} s"
+    said += f" in {float(report.get('time', 0)):.0f} s"
     if len(sys.argv) == 2:
         print(said)
         return 0
