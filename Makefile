@@ -73,7 +73,8 @@ nightly: setup build guest ## what is too slow for `make test`, and `make soak`;
 soak: setup build ## random resizes under load and with kills, ten minutes each, on 15 and 17
 	@rm -f target/nextest/soak/junit.xml
 	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) scripts/on-test-disk.sh cargo nextest run --locked \
-		--cargo-profile $(PROFILE) --profile soak -p onecopy-tests --test memory -E 'test(m3_random) + test(m4_deaths)'
+		--cargo-profile $(PROFILE) --profile soak --workspace \
+		-E 'package(onecopy-tests) & (test(m3_random) + test(m4_deaths))'
 
 fuzz: setup ## ten minutes of search for what a guest could put on its disk's ring to break a rule
 	@scripts/fuzz.sh ring $(FUZZ_SECONDS)
