@@ -68,7 +68,8 @@ pub async fn resize_at_random(
     let ceiling = pool.status().await?.ceiling_bytes;
     let mut size = pool.status().await?.pool_bytes;
     while !stopping.load(Ordering::Relaxed) {
-        let wanted = random.random_range(least_bytes..=ceiling);
+        // In kB, as targets are.
+        let wanted = random.random_range(least_bytes >> 10..=ceiling >> 10) << 10;
         if random.random_range(0..4) == 0 {
             // Given up at once for another one.
             pool.want(&format!("{} kB", random.random_range(least_bytes..=ceiling) >> 10), false).await?;
