@@ -13,8 +13,8 @@ use crate::engine::{self, Core, Patience};
 use crate::format::header::Header;
 use crate::source::Hydration;
 use crate::{
-    At, Attempt, Completion, CreateOptions, DiskError, Epoch, Geometry, OpenOptions, Piece, Request, Snapshot,
-    Statistics, View, WriteLog,
+    At, Attempt, Completion, CreateOptions, DiskError, Epoch, Geometry, OpenOptions, Piece, Request, Requester,
+    Snapshot, Statistics, View, WriteLog,
 };
 
 /// How long a close waits for requests that wait for another host.
@@ -156,7 +156,7 @@ impl Disk {
     /// # Errors
     /// As [`read`](Disk::read).
     pub fn read_pieces(&self, offset: u64, into: &mut [IoSliceMut<'_>], pieces: &[Piece]) -> Result<(), DiskError> {
-        self.0.core.read(offset, into, pieces, Patience::Waits).map(|_| ())
+        self.0.core.read(offset, into, pieces, Patience::Waits(None)).map(|_| ())
     }
 
     /// Writes. Whole sectors. The pieces tell where the data lies in guest memory: none, or as much as data. Durable after
@@ -166,7 +166,7 @@ impl Disk {
     /// [`DiskError::OutOfRange`]; [`DiskError::Full`], then each block has its old or its new content;
     /// [`DiskError::ReadOnly`] after a failure.
     pub fn write(&self, offset: u64, from: &[u8], pieces: &[Piece]) -> Result<(), DiskError> {
-        self.0.core.write(offset, from, pieces, Patience::Waits).map(|_| ())
+        self.0.core.write(offset, from, pieces, Patience::Waits(None)).map(|_| ())
     }
 
     /// Makes all writes durable that have returned. Calls at the same time share the work.
@@ -214,7 +214,19 @@ impl Disk {
 
     /// Does a request on the disk's own threads. Completions come in any order. Waits for room when 4096 requests wait.
     pub fn submit(&self, request: Request, completion: Completion) {
-        self.0.workers.submit(request, completion);
+        self.0.workers.submit(request, None, completion);
+    }
+
+    /// The same for a requester that may withdraw it: then its completion is never called, also when it had withdrawn before.
+    pub fn submit_for(&self, requester: &Requester, request: Request, completion: Completion) {
+        self.0.workers.submit(request, Some(requester.clone()), completion);
+    }
+
+    /// Ends what was submitted for a requester: when this returns nothing of it changes the disk any more, and no
+    /// completion of it is called that was not begun. Waits for the disk's own files at most, never for a source.
+    pub fn withdraw(&self, requester: &Requester) {
+        requester.withdraw();
+        self.0.workers.forget_withdrawn();
     }
 
     /// The current epoch.

@@ -82,6 +82,9 @@ pub enum DiskError {
     /// The thread that served a request met a defect of this program.
     #[error("the request's worker has panicked")]
     Panicked,
+    /// Its requester has gone before it was done.
+    #[error("the request was withdrawn")]
+    Withdrawn,
     /// Somebody else has the disk.
     #[error("{directory} is held by {holder}")]
     Leased {

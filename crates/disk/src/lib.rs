@@ -28,7 +28,7 @@ pub use error::{DiskError, Found};
 pub use export::export;
 pub use observer::{Direction, Observer, Opened};
 pub use options::{CreateOptions, Geometry, OpenOptions, Snapshot, Statistics};
-pub use request::{Attempt, Completion, Piece, Request};
+pub use request::{Attempt, Completion, Piece, Request, Requester};
 pub use source::{BaseSpecification, Extent, Hydration, Source, SourceError, TlsFiles};
 
 /// The unit of the map, of copies on write and of content hashes: the guest's page.

@@ -1,5 +1,7 @@
 //! A request to a disk, as a door hands it over.
 
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
 use crate::DiskError;
 
 /// One piece of a request's data in guest memory. It need not be a page, nor begin at one.
@@ -54,6 +56,28 @@ pub enum Request {
 
 /// Called once with a request's outcome: a read's bytes, nothing for others. From any thread; it must not block.
 pub type Completion = Box<dyn FnOnce(Result<Vec<u8>, DiskError>) + Send>;
+
+/// Who hands requests to a disk: a ring between its start and its stop, or a connection. When it goes, what it asked for
+/// and has no answer is withdrawn ([`Disk::withdraw`](crate::Disk::withdraw)): it may be asked for again, and the first
+/// asking must not reach the disk behind that and what followed. Clones are the same requester.
+#[derive(Clone, Debug, Default)]
+pub struct Requester(Arc<RwLock<bool>>);
+
+impl Requester {
+    /// Held while the disk is changed for it; none once it has withdrawn.
+    pub(crate) fn working(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        Some(self.0.read().unwrap_or_else(PoisonError::into_inner)).filter(|has_withdrawn| !**has_withdrawn)
+    }
+
+    pub(crate) fn has_withdrawn(&self) -> bool {
+        self.working().is_none()
+    }
+
+    /// Waits for changes that are at work, which takes no longer than the disk's own files do, and lets none begin.
+    pub(crate) fn withdraw(&self) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+}
 
 /// The outcome of a request that must not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -43,7 +43,7 @@ use crate::map::{Entry, State, Tree};
 use crate::source::Source;
 use crate::space::Space;
 use crate::storage::{Folder, StoredFile};
-use crate::{BLOCK_BYTES, DiskError, Observer, SECTOR_BYTES, WriteRecord};
+use crate::{BLOCK_BYTES, DiskError, Observer, Requester, SECTOR_BYTES, WriteRecord};
 
 pub(crate) use background::{Signal, run as tend};
 use changes::Changes;
@@ -60,12 +60,21 @@ const PENDING_RUNS_WAKE: usize = 1 << 16;
 const PENDING_RUNS_MAX: usize = 1 << 20;
 
 /// Whether a request may wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// For as long as it takes.
-    Waits,
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Patience<'a> {
+    /// For as long as it takes, or until its requester withdraws it.
+    Waits(Option<&'a Requester>),
     /// Not for a source, nor for a page that is not in memory.
     Tries,
+}
+
+impl<'a> Patience<'a> {
+    fn requester(self) -> Option<&'a Requester> {
+        match self {
+            Patience::Waits(requester) => requester,
+            Patience::Tries => None,
+        }
+    }
 }
 
 /// An open disk.
@@ -154,6 +163,12 @@ enum Working<'a> {
     Alone(RwLockWriteGuard<'a, Vec<WriteRecord>>),
 }
 
+/// A change that is at work: neither its places are given to others meanwhile, nor is it withdrawn.
+struct Changer<'a> {
+    _inside: Inside<'a>,
+    _working: Option<RwLockReadGuard<'a, bool>>,
+}
+
 impl Stripe {
     fn together(&self) -> RwLockReadGuard<'_, Vec<WriteRecord>> {
         self.io.read().unwrap_or_else(PoisonError::into_inner)
@@ -191,6 +206,17 @@ impl Core {
     /// The stripe's place among the requests at work; an error once the disk is closed.
     fn enter(&self, stripe: usize) -> Result<Inside<'_>, DiskError> {
         self.grace.enter(stripe).ok_or(DiskError::Closed)
+    }
+
+    /// The same for a change, which its requester may withdraw until here and not before it has left.
+    fn enter_to_change<'a>(
+        &'a self,
+        stripe: usize,
+        requester: Option<&'a Requester>,
+    ) -> Result<Changer<'a>, DiskError> {
+        let inside = self.enter(stripe)?;
+        let working = requester.map(|requester| requester.working().ok_or(DiskError::Withdrawn)).transpose()?;
+        Ok(Changer { _inside: inside, _working: working })
     }
 
     pub(crate) fn describe(&self) -> String {

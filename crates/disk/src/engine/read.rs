@@ -24,7 +24,7 @@ impl Core {
         offset: u64,
         into: &mut [IoSliceMut<'_>],
         pieces: &[Piece],
-        patience: Patience,
+        patience: Patience<'_>,
     ) -> Result<Attempt, DiskError> {
         let length: u64 = into.iter().map(|slice| slice.len() as u64).sum();
         self.check_range(offset, length)?;
@@ -40,7 +40,7 @@ impl Core {
     }
 
     /// Reads bytes within the disk, of any alignment, without counting or telling it.
-    pub(crate) fn read_unseen(&self, offset: u64, into: &mut [u8], patience: Patience) -> Result<bool, DiskError> {
+    pub(crate) fn read_unseen(&self, offset: u64, into: &mut [u8], patience: Patience<'_>) -> Result<bool, DiskError> {
         let length = into.len() as u64;
         self.read_runs(offset, length, &mut [IoSliceMut::new(into)], patience)
     }
@@ -50,7 +50,7 @@ impl Core {
         offset: u64,
         length: u64,
         into: &mut [IoSliceMut<'_>],
-        patience: Patience,
+        patience: Patience<'_>,
     ) -> Result<bool, DiskError> {
         let mut from = 0;
         while from < length {
@@ -70,7 +70,7 @@ impl Core {
         from: u64,
         length: u64,
         into: &mut [IoSliceMut<'_>],
-        patience: Patience,
+        patience: Patience<'_>,
     ) -> Result<Option<u64>, DiskError> {
         let (block, within) = (offset / BLOCK_BYTES, offset % BLOCK_BYTES);
         let position = Position::of(block);
@@ -106,28 +106,28 @@ impl Core {
         part: Part,
         length: u64,
         into: &mut [IoSliceMut<'_>],
-        patience: Patience,
+        patience: Patience<'_>,
     ) -> Result<bool, DiskError> {
         if part.length == length {
             return match patience {
                 Patience::Tries => self.data.try_read_slices(begin, into),
-                Patience::Waits => self.data.read_slices(begin, into).map(|()| true),
+                Patience::Waits(_) => self.data.read_slices(begin, into).map(|()| true),
             };
         }
         each_slice(into, part, |slice, offset| {
             let at = begin + offset - part.offset;
             match patience {
                 Patience::Tries => self.data.try_read_slices(at, &mut [IoSliceMut::new(slice)]),
-                Patience::Waits => self.data.read_at(at, slice).map(|()| true),
+                Patience::Waits(_) => self.data.read_at(at, slice).map(|()| true),
             }
         })
     }
 
-    fn read_base(&self, part: Part, into: &mut [IoSliceMut<'_>], patience: Patience) -> Result<bool, DiskError> {
+    fn read_base(&self, part: Part, into: &mut [IoSliceMut<'_>], patience: Patience<'_>) -> Result<bool, DiskError> {
         let Some(base) = &self.base else { return Ok(true) };
         each_slice(into, part, |slice, offset| match patience {
             Patience::Tries => Ok(base.try_read(offset, slice)?),
-            Patience::Waits => base.read(offset, slice).map(|()| true).map_err(DiskError::from),
+            Patience::Waits(_) => base.read(offset, slice).map(|()| true).map_err(DiskError::from),
         })
     }
 }

@@ -195,7 +195,7 @@ impl Source for View {
         behind_end.fill(0);
         match &self.0 {
             Kind::Current(core) => {
-                core.read_unseen(offset, into, Patience::Waits).map(|_| ()).map_err(|error| self.failed(&error))
+                core.read_unseen(offset, into, Patience::Waits(None)).map(|_| ()).map_err(|error| self.failed(&error))
             }
             _ => {
                 self.read_kept(offset, into)?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::{Core, Patience, View};
 use crate::source::Source;
-use crate::{Completion, DiskError, Request};
+use crate::{Completion, DiskError, Request, Requester};
 
 /// Requests that wait in one lane; who submits more waits for room. Doors have fewer in flight than this.
 pub(crate) const QUEUE_MAX: usize = 4096;
@@ -22,18 +22,41 @@ pub(super) const ZERO_STEP_BYTES: u64 = 4 << 20;
 
 type Result<T> = std::result::Result<T, DiskError>;
 
-/// A request on its way. Whoever takes the completion out calls it: its worker, or the close that waits no longer.
+/// A request on its way.
 struct Job {
     request: Request,
     /// Bytes of it that are zeroed already.
     zeroed_bytes: u64,
-    completion: Arc<Mutex<Option<Completion>>>,
+    asker: Arc<Asker>,
+}
+
+/// Who waits for a request. Whoever takes the completion out calls it: its worker, or the close that waits no longer. Of
+/// one that was withdrawn nobody calls it.
+struct Asker {
+    requester: Option<Requester>,
+    completion: Mutex<Option<Completion>>,
+}
+
+impl Asker {
+    fn has_withdrawn(&self) -> bool {
+        self.requester.as_ref().is_some_and(Requester::has_withdrawn)
+    }
+
+    fn take(&self) -> Option<Completion> {
+        self.completion.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn complete(&self, outcome: Result<Vec<u8>>) {
+        if let Some(completion) = self.take().filter(|_| !self.has_withdrawn()) {
+            completion(outcome);
+        }
+    }
 }
 
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    running: Vec<Arc<Mutex<Option<Completion>>>>,
+    running: Vec<Arc<Asker>>,
     threads: usize,
     idle: usize,
     is_closed: bool,
@@ -60,7 +83,7 @@ pub(crate) struct Workers {
 /// What a worker is at. Whoever waits for it is answered also when the worker panics, and another can take its place.
 struct Doing<'a> {
     lane: &'a Lane,
-    completions: Vec<Arc<Mutex<Option<Completion>>>>,
+    askers: Vec<Arc<Asker>>,
     /// What is left of it: it waits again, behind the others.
     left: Option<Job>,
 }
@@ -69,7 +92,7 @@ impl Drop for Doing<'_> {
     fn drop(&mut self) {
         let is_panicking = std::thread::panicking();
         let mut state = self.lane.state();
-        state.running.retain(|running| !self.completions.iter().any(|done| Arc::ptr_eq(running, done)));
+        state.running.retain(|running| !self.askers.iter().any(|done| Arc::ptr_eq(running, done)));
         state.threads -= usize::from(is_panicking);
         // Once the lane is closed its completion was called. The room in the queue is the one that it had.
         let is_left = self.left.is_some() && !state.is_closed;
@@ -78,17 +101,10 @@ impl Drop for Doing<'_> {
         if is_left {
             self.lane.work.notify_one();
         }
-        for completion in self.completions.iter().filter(|_| is_panicking) {
-            complete(completion, Err(DiskError::Panicked));
+        for asker in self.askers.iter().filter(|_| is_panicking) {
+            asker.complete(Err(DiskError::Panicked));
         }
         self.lane.progress.notify_all();
-    }
-}
-
-fn complete(completion: &Mutex<Option<Completion>>, outcome: Result<Vec<u8>>) {
-    let taken = completion.lock().unwrap_or_else(PoisonError::into_inner).take();
-    if let Some(completion) = taken {
-        completion(outcome);
     }
 }
 
@@ -103,12 +119,12 @@ impl Lane {
 
     fn submit(self: &Arc<Lane>, core: &Arc<Core>, job: Job) {
         let mut state = self.state();
-        while state.jobs.len() >= QUEUE_MAX && !state.is_closed {
+        while state.jobs.len() >= QUEUE_MAX && !state.is_closed && !job.asker.has_withdrawn() {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.is_closed {
+        if state.is_closed || job.asker.has_withdrawn() {
             drop(state);
-            return complete(&job.completion, Err(DiskError::Closed));
+            return job.asker.complete(Err(DiskError::Closed));
         }
         state.jobs.push_back(job);
         if state.idle < state.jobs.len() && state.threads < self.threads_max {
@@ -147,10 +163,10 @@ impl Lane {
                 state.threads -= 1;
                 return;
             }
-            state.running.extend(jobs.iter().map(|job| job.completion.clone()));
+            state.running.extend(jobs.iter().map(|job| job.asker.clone()));
             drop(state);
-            let completions = jobs.iter().map(|job| job.completion.clone()).collect();
-            let mut doing = Doing { lane: self, completions, left: None };
+            let askers = jobs.iter().map(|job| job.asker.clone()).collect();
+            let mut doing = Doing { lane: self, askers, left: None };
             doing.left = core.perform_all(jobs);
         }
     }
@@ -167,11 +183,24 @@ impl Lane {
         }
         state.is_closed = true;
         let mut left = std::mem::take(&mut state.running);
-        left.extend(state.jobs.drain(..).map(|job| job.completion));
+        left.extend(state.jobs.drain(..).map(|job| job.asker));
         drop(state);
         self.work.notify_all();
         self.progress.notify_all();
-        left.iter().for_each(|completion| complete(completion, Err(DiskError::Closed)));
+        left.iter().for_each(|asker| asker.complete(Err(DiskError::Closed)));
+    }
+
+    /// Lets go of what was withdrawn: it leaves the queue, and nobody is told of what is at work still.
+    fn forget_withdrawn(&self) {
+        let mut state = self.state();
+        let (withdrawn, jobs) = std::mem::take(&mut state.jobs).into_iter().partition(|job| job.asker.has_withdrawn());
+        state.jobs = jobs;
+        let unheard: Vec<_> =
+            state.running.iter().filter(|asker| asker.has_withdrawn()).filter_map(|asker| asker.take()).collect();
+        drop(state);
+        self.progress.notify_all();
+        // Outside the lock: with a completion may go what asks again.
+        drop::<(VecDeque<Job>, _)>((withdrawn, unheard));
     }
 
     fn pending(&self) -> usize {
@@ -190,7 +219,7 @@ impl Workers {
         }
     }
 
-    pub(crate) fn submit(&self, request: Request, completion: Completion) {
+    pub(crate) fn submit(&self, request: Request, requester: Option<Requester>, completion: Completion) {
         let lane = match &request {
             Request::Flush => &self.flush,
             Request::Read { offset, length, .. } => self.lane(*offset, *length),
@@ -205,8 +234,8 @@ impl Workers {
                 self.lane(*offset, *length)
             }
         };
-        let completion = Arc::new(Mutex::new(Some(completion)));
-        lane.submit(&self.core, Job { request, zeroed_bytes: 0, completion });
+        let asker = Arc::new(Asker { requester, completion: Mutex::new(Some(completion)) });
+        lane.submit(&self.core, Job { request, zeroed_bytes: 0, asker });
     }
 
     fn lane(&self, offset: u64, length: u64) -> &Arc<Lane> {
@@ -219,11 +248,19 @@ impl Workers {
     /// Waits for what was submitted, for `patience` at most, and then lets the rest fail.
     pub(crate) fn close(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
-        [&self.local, &self.remote, &self.flush].into_iter().for_each(|lane| lane.close(deadline));
+        self.lanes().into_iter().for_each(|lane| lane.close(deadline));
+    }
+
+    pub(crate) fn forget_withdrawn(&self) {
+        self.lanes().into_iter().for_each(|lane| lane.forget_withdrawn());
+    }
+
+    fn lanes(&self) -> [&Lane; 3] {
+        [&self.local, &self.remote, &self.flush]
     }
 
     pub(crate) fn pending(&self) -> usize {
-        self.local.pending() + self.remote.pending() + self.flush.pending()
+        self.lanes().into_iter().map(Lane::pending).sum()
     }
 }
 
@@ -232,45 +269,51 @@ impl Core {
     fn perform_all(&self, jobs: Vec<Job>) -> Option<Job> {
         let are_flushes = jobs.len() > 1;
         if are_flushes && self.flush().is_ok() {
-            jobs.iter().for_each(|job| complete(&job.completion, Ok(Vec::new())));
+            jobs.iter().for_each(|job| job.asker.complete(Ok(Vec::new())));
             return None;
         }
         let mut left = None;
         for job in jobs {
-            match self.perform(&job.request, job.zeroed_bytes) {
-                Ok(Progress::Done(bytes)) => complete(&job.completion, Ok(bytes)),
+            match self.perform(&job.request, job.zeroed_bytes, job.asker.requester.as_ref()) {
+                Ok(Progress::Done(bytes)) => job.asker.complete(Ok(bytes)),
                 Ok(Progress::Zeroed(zeroed_bytes)) => left = Some(Job { zeroed_bytes, ..job }),
-                Err(error) => complete(&job.completion, Err(error)),
+                Err(error) => job.asker.complete(Err(error)),
             }
         }
         left
     }
 
     /// Does a request, or the next step of one of which so many bytes are zeroed.
-    fn perform(&self, request: &Request, zeroed_bytes: u64) -> Result<Progress> {
+    fn perform(&self, request: &Request, zeroed_bytes: u64, requester: Option<&Requester>) -> Result<Progress> {
+        let patience = Patience::Waits(requester);
         let nothing = Progress::Done(Vec::new());
         match request {
             Request::Read { offset, length, pieces } => {
                 // Checked before memory is taken for it.
                 self.check_range(*offset, *length)?;
                 let mut bytes = vec![0; *length as usize];
-                self.read(*offset, &mut [IoSliceMut::new(&mut bytes)], pieces, Patience::Waits)?;
+                self.read(*offset, &mut [IoSliceMut::new(&mut bytes)], pieces, patience)?;
                 Ok(Progress::Done(bytes))
             }
-            Request::Write { offset, data, pieces } => {
-                self.write(*offset, data, pieces, Patience::Waits).map(|_| nothing)
-            }
+            Request::Write { offset, data, pieces } => self.write(*offset, data, pieces, patience).map(|_| nothing),
             Request::Flush => self.flush().map(|()| nothing),
-            Request::Discard { offset, length } => self.zero_next(*offset, *length, true, zeroed_bytes),
+            Request::Discard { offset, length } => self.zero_next(*offset, *length, true, zeroed_bytes, requester),
             Request::WriteZeroes { offset, length, may_unmap } => {
-                self.zero_next(*offset, *length, *may_unmap, zeroed_bytes)
+                self.zero_next(*offset, *length, *may_unmap, zeroed_bytes, requester)
             }
         }
     }
 
-    fn zero_next(&self, offset: u64, length: u64, frees_space: bool, zeroed_bytes: u64) -> Result<Progress> {
+    fn zero_next(
+        &self,
+        offset: u64,
+        length: u64,
+        frees_space: bool,
+        zeroed_bytes: u64,
+        requester: Option<&Requester>,
+    ) -> Result<Progress> {
         let step = zeroed_bytes..zeroed_bytes.saturating_add(ZERO_STEP_BYTES);
-        let zeroed_bytes = self.zero_step(offset, length, frees_space, step)?;
+        let zeroed_bytes = self.zero_step(offset, length, frees_space, step, requester)?;
         Ok(if zeroed_bytes < length { Progress::Zeroed(zeroed_bytes) } else { Progress::Done(Vec::new()) })
     }
 }

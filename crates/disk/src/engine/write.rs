@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::telling::Addresses;
 use super::{Core, Patience, Stripe, Working, byte_of};
 use crate::map::{self, Entry, LEAF_BLOCKS, Position, State};
-use crate::{Attempt, BLOCK_BYTES, DiskError, Piece};
+use crate::{Attempt, BLOCK_BYTES, DiskError, Piece, Requester};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const LEAF_BYTES: u64 = LEAF_BLOCKS * BLOCK_BYTES;
@@ -25,7 +25,7 @@ impl Core {
         offset: u64,
         from: &[u8],
         pieces: &[Piece],
-        patience: Patience,
+        patience: Patience<'_>,
     ) -> Result<Attempt, DiskError> {
         self.check_range(offset, from.len() as u64)?;
         check_pieces(from, pieces)?;
@@ -37,7 +37,7 @@ impl Core {
             let length = part_length(at, from.len() - done);
             let bytes = &from[done..done + length];
             if length.is_multiple_of(BLOCK) {
-                self.write_blocks(at, bytes, done as u64, &mut addresses)?;
+                self.write_blocks(at, bytes, done as u64, &mut addresses, patience.requester())?;
             } else if self.write_sectors(at, bytes, done as u64, &mut addresses, patience)? == Attempt::WouldWait {
                 return Ok(Attempt::WouldWait);
             }
@@ -57,10 +57,11 @@ impl Core {
         bytes: &[u8],
         from: u64,
         addresses: &mut Addresses<'_>,
+        requester: Option<&Requester>,
     ) -> Result<(), DiskError> {
         let position = Position::of(offset / BLOCK_BYTES);
         let stripe = &self.stripes[position.stripe];
-        let _inside = self.enter(position.stripe)?;
+        let _changer = self.enter_to_change(position.stripe, requester)?;
         // Recorded writes are done one after another: the record must have the order of the data.
         let mut working =
             if self.record_writes { Working::Alone(stripe.alone()) } else { Working::Together(stripe.together()) };
@@ -178,7 +179,7 @@ impl Core {
         bytes: &[u8],
         from: u64,
         addresses: &mut Addresses<'_>,
-        patience: Patience,
+        patience: Patience<'_>,
     ) -> Result<Attempt, DiskError> {
         let block = offset / BLOCK_BYTES;
         let position = Position::of(block);
@@ -192,7 +193,7 @@ impl Core {
                     None => return Ok(Attempt::WouldWait),
                 }
             }
-            let _inside = self.enter(position.stripe)?;
+            let _changer = self.enter_to_change(position.stripe, patience.requester())?;
             let mut working = Working::Alone(stripe.alone());
             let entry = stripe.map().tree.leaf(position.leaf).map_or(Entry::ABSENT, |leaf| leaf.0[position.index]);
             let within = (offset % BLOCK_BYTES) as usize;
@@ -229,21 +230,21 @@ impl Core {
         self.base.is_some() && entry.state() == State::Absent
     }
 
-    fn base_block(&self, block: u64, patience: Patience) -> Result<Option<[u8; BLOCK]>, DiskError> {
+    fn base_block(&self, block: u64, patience: Patience<'_>) -> Result<Option<[u8; BLOCK]>, DiskError> {
         let mut bytes = [0; BLOCK];
         let Some(base) = &self.base else { return Ok(Some(bytes)) };
         let is_there = match patience {
             Patience::Tries => base.try_read(block * BLOCK_BYTES, &mut bytes)?,
-            Patience::Waits => base.read(block * BLOCK_BYTES, &mut bytes).map(|()| true)?,
+            Patience::Waits(_) => base.read(block * BLOCK_BYTES, &mut bytes).map(|()| true)?,
         };
         Ok(is_there.then_some(bytes))
     }
 
-    fn old_block(&self, place: u32, patience: Patience) -> Result<Option<[u8; BLOCK]>, DiskError> {
+    fn old_block(&self, place: u32, patience: Patience<'_>) -> Result<Option<[u8; BLOCK]>, DiskError> {
         let mut bytes = [0; BLOCK];
         let is_there = match patience {
             Patience::Tries => self.data.try_read_slices(byte_of(place), &mut [IoSliceMut::new(&mut bytes)])?,
-            Patience::Waits => self.data.read_at(byte_of(place), &mut bytes).map(|()| true)?,
+            Patience::Waits(_) => self.data.read_at(byte_of(place), &mut bytes).map(|()| true)?,
         };
         Ok(is_there.then_some(bytes))
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::write::part_length;
 use super::{Core, Patience, Working};
 use crate::map::{Entry, LEAF_BLOCKS, Leaf, Position, State};
-use crate::{BLOCK_BYTES, DiskError};
+use crate::{BLOCK_BYTES, DiskError, Requester};
 
 /// Zeros that are written at a time where space must stay reserved.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -15,7 +15,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 impl Core {
     /// Makes a range read as zeros. With `frees_space`, whole blocks lose their places; else they get ones.
     pub(crate) fn zero(&self, offset: u64, length: u64, frees_space: bool) -> Result<(), DiskError> {
-        self.zero_step(offset, length, frees_space, 0..u64::MAX).map(|_| ())
+        self.zero_step(offset, length, frees_space, 0..u64::MAX, None).map(|_| ())
     }
 
     /// The same for a part of the range: from its byte `step.start` on, at least up to `step.end`, and to where a leaf or a block ends.
@@ -26,6 +26,7 @@ impl Core {
         length: u64,
         frees_space: bool,
         step: Range<u64>,
+        requester: Option<&Requester>,
     ) -> Result<u64, DiskError> {
         self.check_range(offset, length)?;
         self.check_writable()?;
@@ -34,9 +35,9 @@ impl Core {
             let at = offset + done;
             let part = part_length(at, usize::try_from(length - done).unwrap_or(usize::MAX)) as u64;
             if frees_space && part.is_multiple_of(BLOCK_BYTES) {
-                self.forget_blocks(at / BLOCK_BYTES, (part / BLOCK_BYTES) as u32)?;
+                self.forget_blocks(at / BLOCK_BYTES, (part / BLOCK_BYTES) as u32, requester)?;
             } else {
-                self.write_zeros(at, part)?;
+                self.write_zeros(at, part, requester)?;
             }
             done += part;
         }
@@ -49,21 +50,21 @@ impl Core {
         Ok(done)
     }
 
-    fn write_zeros(&self, offset: u64, length: u64) -> Result<(), DiskError> {
+    fn write_zeros(&self, offset: u64, length: u64, requester: Option<&Requester>) -> Result<(), DiskError> {
         let mut done = 0;
         while done < length {
             let count = (length - done).min(ZEROS.len() as u64) as usize;
-            self.write(offset + done, &ZEROS[..count], &[], Patience::Waits)?;
+            self.write(offset + done, &ZEROS[..count], &[], Patience::Waits(requester))?;
             done += count as u64;
         }
         Ok(())
     }
 
     /// Whole blocks of one leaf are zeros from now on, and have no places.
-    fn forget_blocks(&self, block: u64, count: u32) -> Result<(), DiskError> {
+    fn forget_blocks(&self, block: u64, count: u32, requester: Option<&Requester>) -> Result<(), DiskError> {
         let position = Position::of(block);
         let stripe = &self.stripes[position.stripe];
-        let _inside = self.enter(position.stripe)?;
+        let _changer = self.enter_to_change(position.stripe, requester)?;
         let _working =
             if self.record_writes { Working::Alone(stripe.alone()) } else { Working::Together(stripe.together()) };
         let (mut replaced, mut is_changed) = (Vec::new(), false);

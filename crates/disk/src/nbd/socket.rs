@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 /// A peer whose machine has gone is found out after so long without an answer of its kernel.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
 
@@ -59,6 +61,16 @@ impl Socket {
             Kind::Tcp(stream) => stream.set_write_timeout(Some(timeout)),
             Kind::Unix(stream) => stream.set_write_timeout(Some(timeout)),
         }
+    }
+
+    /// Whether the other side has closed its end, or this one was shut down.
+    pub(crate) fn is_left(&self) -> bool {
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        let mut descriptors = match &self.kind {
+            Kind::Tcp(stream) => [PollFd::new(stream, PollFlags::RDHUP)],
+            Kind::Unix(stream) => [PollFd::new(stream, PollFlags::RDHUP)],
+        };
+        poll(&mut descriptors, Some(&Timespec::default())).is_ok() && descriptors[0].revents().intersects(gone)
     }
 
     fn respect_deadline(&self) -> io::Result<()> {

@@ -25,7 +25,7 @@ use super::progress::{Progress, RingError, call};
 use super::request::{Call, status};
 use super::split::Split;
 use super::worker;
-use crate::{Disk, DiskError, Epoch};
+use crate::{Disk, DiskError, Epoch, Requester};
 
 /// Addresses of a ring's parts, in the front end's address space.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +51,8 @@ enum Run {
     Running {
         progress: Box<Progress>,
         disk: Disk,
+        /// This life, as the disk's workers know it.
+        requester: Requester,
         thread: Option<JoinHandle<()>>,
         broken: bool,
         /// Why it takes nothing any more.
@@ -83,6 +85,14 @@ pub(super) struct Ring {
     fewer: Condvar,
     /// Wakes the ring's thread.
     pub(super) wake: OwnedFd,
+}
+
+/// What a ring's thread is told of the life that it serves.
+pub(super) struct Life {
+    /// Answers to requests of another life are dropped.
+    pub(super) number: u64,
+    pub(super) disk: Disk,
+    pub(super) requester: Requester,
 }
 
 /// What a ring's thread does next.
@@ -186,13 +196,15 @@ impl Ring {
         let inflight = inflight.map(queue).transpose()?;
         let progress = Progress::begin(split, memory, state.base, inflight)?;
         state.life += 1;
-        let (ring, life, worker_disk) = (self.clone(), state.life, disk.clone());
+        let requester = Requester::default();
+        let (ring, life) =
+            (self.clone(), Life { number: state.life, disk: disk.clone(), requester: requester.clone() });
         let thread = std::thread::Builder::new()
             .name(format!("vhost-ring-{}", self.index))
-            .spawn(move || worker::run(&ring, life, &worker_disk, &kick))
+            .spawn(move || worker::run(&ring, &life, &kick))
             .map_err(|error| RingError::Memory(vm_memory::GuestMemoryError::IOError(error)))?;
-        state.run =
-            Run::Running { progress: Box::new(progress), disk, thread: Some(thread), broken: false, stopping: None };
+        let (progress, thread) = (Box::new(progress), Some(thread));
+        state.run = Run::Running { progress, disk, requester, thread, broken: false, stopping: None };
         call(state.call.as_ref());
         Ok(())
     }
@@ -205,24 +217,25 @@ impl Ring {
         self.wake();
     }
 
-    /// Ends serving: takes no more, and waits for what is under way until the deadline. Gives the index at which the ring
-    /// goes on.
+    /// Ends serving: takes no more, and waits for what is under way until the deadline. What has no answer then is
+    /// withdrawn from the disk. Gives the index at which the ring goes on.
     pub(super) fn stop(&self, ending: Ending, deadline: Instant) -> u16 {
         self.begin_stop(ending);
-        let thread = match &mut self.state().run {
-            Run::Running { thread, .. } => thread.take(),
+        let under_way = match &mut self.state().run {
+            Run::Running { thread, disk, requester, .. } => Some((thread.take(), disk.clone(), requester.clone())),
             Run::Stopped => None,
         };
-        if let Some(thread) = thread
-            && thread.join().is_err()
-        {
+        let Some((thread, disk, requester)) = under_way else { return self.end(self.state()) };
+        if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!(ring = self.index, "the ring's thread panicked");
         }
         if self.is_answered_whole() {
             self.release(None);
         }
-        let state = self.drained(self.state(), deadline);
-        self.end(state)
+        drop(self.drained(self.state(), deadline));
+        // The ring's next life, here or elsewhere, may write in the same places.
+        disk.withdraw(&requester);
+        self.end(self.state())
     }
 
     /// Whether the ring stops, and gives every answer before.

@@ -13,7 +13,7 @@ use super::counters::Counters;
 use super::hold::Kind;
 use super::memory::Memory;
 use super::request::{Call, Operation, SERIAL_BYTES, status};
-use super::ring::{Done, Next, Ring};
+use super::ring::{Done, Life, Next, Ring};
 use super::split::Split;
 use crate::{Attempt, Disk, DiskError, Piece, Request};
 
@@ -33,7 +33,7 @@ struct Scratch {
 }
 
 /// Serves until the ring stops.
-pub(super) fn run(ring: &Arc<Ring>, life: u64, disk: &Disk, kick: &File) {
+pub(super) fn run(ring: &Arc<Ring>, life: &Life, kick: &File) {
     let mut scratch = Scratch::default();
     let mut heads = Vec::with_capacity(BATCH_MAX);
     loop {
@@ -48,7 +48,7 @@ pub(super) fn run(ring: &Arc<Ring>, life: u64, disk: &Disk, kick: &File) {
             }
             Next::Work { memory, split } => {
                 for (place, head) in heads.iter().enumerate() {
-                    if serve(ring, life, disk, (&memory, &split), *head, &mut scratch) {
+                    if serve(ring, life, (&memory, &split), *head, &mut scratch) {
                         ring.postpone(&heads[place + 1..]);
                         break;
                     }
@@ -90,14 +90,7 @@ fn drain(descriptor: impl AsFd) {
 }
 
 /// Does one request, or sees to it that it is done. Whether so much waits now that none may follow.
-fn serve(
-    ring: &Arc<Ring>,
-    life: u64,
-    disk: &Disk,
-    (memory, split): (&Memory, &Split),
-    head: u16,
-    scratch: &mut Scratch,
-) -> bool {
+fn serve(ring: &Arc<Ring>, life: &Life, (memory, split): (&Memory, &Split), head: u16, scratch: &mut Scratch) -> bool {
     let walked = scratch.chain.walk(memory, split.descriptors, split.size, head);
     let request = match walked.and_then(|()| Call::decode(memory, head, &mut scratch.chain)) {
         Ok(request) => request,
@@ -108,7 +101,7 @@ fn serve(
             return false;
         }
     };
-    match at_once(ring, disk, memory, &request, scratch) {
+    match at_once(ring, &life.disk, memory, &request, scratch) {
         Outcome::Done(done) => {
             scratch.done.push(done);
             false
@@ -116,8 +109,9 @@ fn serve(
         Outcome::Waits(order) => {
             ring.counters.waited.add(1);
             let is_full = ring.wait_for(&request);
-            let ring = ring.clone();
-            disk.submit(order, Box::new(move |outcome| ring.answer(life, &request, outcome)));
+            let (ring, number) = (ring.clone(), life.number);
+            let answer = move |outcome| ring.answer(number, &request, outcome);
+            life.disk.submit_for(&life.requester, order, Box::new(answer));
             is_full
         }
     }

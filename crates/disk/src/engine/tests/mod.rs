@@ -7,6 +7,7 @@ mod handover;
 mod model;
 mod moments;
 mod observed;
+mod withdrawn;
 
 use std::io::IoSliceMut;
 use std::ops::Range;

@@ -14,7 +14,8 @@ use crate::nbd::stream::Stream;
 /// A client that has not opened an export by then holds a place for nothing.
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Serves a client until it leaves, is lost, or the door closes; what it has begun is finished then, and its export given back.
+/// Serves a client until it leaves, is lost, or the door closes. What it has begun is finished then, unless it is lost or the
+/// door cuts it off, and its export given back.
 pub(super) fn serve(shared: &Arc<Shared>, socket: Arc<Socket>) -> io::Result<()> {
     socket.set_deadline(Some(Instant::now() + NEGOTIATION_TIMEOUT))?;
     let Some((stream, agreement)) = negotiation::negotiate(shared, Stream::plain(socket))? else { return Ok(()) };
@@ -25,8 +26,12 @@ pub(super) fn serve(shared: &Arc<Shared>, socket: Arc<Socket>) -> io::Result<()>
     let sender = thread::Builder::new().name("nbd-send".into()).spawn(move || sender.send_until_over())?;
     let mut transmission = Transmission::new(Arc::clone(shared), agreement, Arc::clone(&replies));
     let outcome = transmission.run(&mut incoming);
-    // Everything in flight first: only then may the export be given back, which ends with `transmission`.
-    replies.end();
+    if outcome.is_err() && !shared.is_stopping() {
+        replies.lose();
+    }
+    replies.end(|| shared.is_cut());
+    // A client that was lost comes again and asks anew: what it had asked for must not be done behind that.
+    transmission.withdraw();
     if sender.join().is_err() {
         return Err(io::Error::other("the sending thread panicked"));
     }

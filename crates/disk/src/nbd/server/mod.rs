@@ -32,6 +32,9 @@ pub use exports::{Content, DiskExports, Export, ExportInformation, Exports, Sour
 /// After a failed accept (no descriptors left) the next try waits so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long connections that are cut may take to end.
+const CUT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How a door is opened.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
@@ -85,6 +88,8 @@ struct Shared {
     counters: Counters,
     budget: Arc<Budget>,
     stopping: AtomicBool,
+    /// Nobody's answers are waited for any more.
+    cut: AtomicBool,
     /// Sockets of living connections, to end them. Each connection removes its own.
     sockets: Mutex<Vec<Weak<Socket>>>,
     /// Told when a connection has ended.
@@ -98,6 +103,25 @@ impl Shared {
 
     fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
+    }
+
+    fn is_cut(&self) -> bool {
+        self.cut.load(Ordering::Acquire)
+    }
+
+    /// Ends all connections, whatever they have in flight.
+    fn cut_off(&self) {
+        self.cut.store(true, Ordering::Release);
+        for socket in self.sockets().iter().filter_map(Weak::upgrade) {
+            socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Whether all connections have ended by then.
+    fn wait_until_ended(&self, deadline: Instant) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waited = self.ended.wait_timeout_while(self.sockets(), left, |sockets| !sockets.is_empty());
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }
 
@@ -123,6 +147,7 @@ impl Server {
             counters: Counters::default(),
             budget: Arc::default(),
             stopping: AtomicBool::new(false),
+            cut: AtomicBool::new(false),
             sockets: Mutex::new(Vec::new()),
             ended: Condvar::new(),
         });
@@ -160,7 +185,8 @@ impl Server {
     }
 
     /// Closes the door: nobody new comes in, no new request is begun, what is in flight is finished and answered for as long as
-    /// `drain`, then connections are cut. Returns whether all were finished.
+    /// `drain`, then connections are cut, without an answer to what waits still: who comes again can ask for it anew. Returns
+    /// whether all were finished.
     pub fn stop(mut self, drain: Duration) -> bool {
         self.close_listeners();
         let deadline = Instant::now() + drain;
@@ -168,16 +194,13 @@ impl Server {
             // The connection's reader sees the end of the stream and lets what it has begun finish.
             socket.shutdown(Shutdown::Read);
         }
-        let mut sockets = self.shared.sockets();
-        while !sockets.is_empty() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            let waited = self.shared.ended.wait_timeout(sockets, left);
-            sockets = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let is_finished = self.shared.wait_until_ended(deadline);
+        if !is_finished {
+            self.shared.cut_off();
+            // They give their exports back: whoever owns the disk can close it then.
+            self.shared.wait_until_ended(Instant::now() + CUT_TIMEOUT);
         }
-        true
+        is_finished
     }
 
     fn close_listeners(&mut self) {
@@ -201,9 +224,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.close_listeners();
-        for socket in self.shared.sockets().iter().filter_map(Weak::upgrade) {
-            socket.shutdown(Shutdown::Both);
-        }
+        self.shared.cut_off();
     }
 }
 

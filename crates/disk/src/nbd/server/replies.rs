@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::budget::{Budget, OWN_BYTES};
 use crate::nbd::protocol::reply;
@@ -21,6 +22,9 @@ const GATHER_BYTES: usize = 128 << 10;
 
 /// Data of this length is sent from where it is.
 const GATHER_DATA_BYTES_MAX: usize = 32 << 10;
+
+/// Who waits looks this often whether the client is there.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A reply that waits to be sent.
 struct Reply {
@@ -84,18 +88,23 @@ impl Replies {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a request in whose data is so long, when there is room here and among all connections.
-    pub(super) fn admit(self: &Arc<Self>, cookie: u64, data_bytes: u64) -> Ticket {
+    /// Lets a request in whose data is so long, when there is room here and among all connections. A client that goes while it
+    /// waits for that is lost.
+    pub(super) fn admit(self: &Arc<Self>, cookie: u64, data_bytes: u64) -> io::Result<Ticket> {
         let is_full = |state: &mut State| {
             state.requests >= REQUESTS_MAX
                 || (state.requests > 0 && state.weight.bytes.saturating_add(data_bytes) > BYTES_MAX)
         };
         let mut state = self.state();
-        if is_full(&mut state) {
+        while is_full(&mut state) {
             drop(state);
             // What waits to be sent by this thread takes up the room.
             self.send_waiting();
-            state = self.gone.wait_while(self.state(), is_full).unwrap_or_else(PoisonError::into_inner);
+            let waited = self.gone.wait_timeout_while(self.state(), LOOK_INTERVAL, is_full);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if is_full(&mut state) && self.socket.is_left() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
         }
         state.requests += 1;
         let own_bytes = state.weight.bytes - state.weight.common_bytes;
@@ -111,7 +120,7 @@ impl Replies {
             self.send_waiting();
             self.budget.take(weight.common_bytes);
         }
-        Ticket { replies: Arc::clone(self), cookie, weight, is_answered: false }
+        Ok(Ticket { replies: Arc::clone(self), cookie, weight, is_answered: false })
     }
 
     /// Sends all that waits.
@@ -126,20 +135,34 @@ impl Replies {
                 std::mem::take(&mut state.queue)
             };
             let outcome = if self.state().is_lost { Ok(()) } else { sending.send(&batch) };
-            let mut state = self.state();
-            if outcome.is_err() && !state.is_lost {
-                state.is_lost = true;
-                self.socket.shutdown(Shutdown::Both);
+            if outcome.is_err() {
+                self.lose();
             }
-            state.requests -= batch.len();
-            let common_bytes = batch.iter().map(|reply| reply.weight.common_bytes).sum();
-            state.weight.bytes -= batch.iter().map(|reply| reply.weight.bytes).sum::<u64>();
-            state.weight.common_bytes -= common_bytes;
-            drop(state);
-            drop(batch);
-            self.budget.give(common_bytes);
-            self.gone.notify_all();
+            self.settle(batch);
         }
+    }
+
+    /// The client is not there any more: what is answered from now on is dropped.
+    pub(super) fn lose(&self) {
+        self.socket.shutdown(Shutdown::Both);
+        let mut state = self.state();
+        state.is_lost = true;
+        let dropped = std::mem::take(&mut state.queue);
+        drop(state);
+        self.settle(dropped);
+    }
+
+    /// Gives back what requests held whose replies have gone.
+    fn settle(&self, replies: VecDeque<Reply>) {
+        let mut state = self.state();
+        state.requests -= replies.len();
+        let common_bytes = replies.iter().map(|reply| reply.weight.common_bytes).sum();
+        state.weight.bytes -= replies.iter().map(|reply| reply.weight.bytes).sum::<u64>();
+        state.weight.common_bytes -= common_bytes;
+        drop(state);
+        drop(replies);
+        self.budget.give(common_bytes);
+        self.gone.notify_all();
     }
 
     /// Sends what other threads have finished, until the connection is over: the work of its second thread.
@@ -156,17 +179,29 @@ impl Replies {
         }
     }
 
-    /// Waits until all that was let in is answered, and ends the connection.
-    pub(super) fn end(&self) {
+    /// Waits until all that was let in is answered, the client is lost or is cut off, and ends the connection.
+    pub(super) fn end(&self, is_cut: impl Fn() -> bool) {
         self.send_waiting();
-        let state = self.gone.wait_while(self.state(), |state| state.requests > 0);
-        state.unwrap_or_else(PoisonError::into_inner).is_over = true;
+        let is_waited_for = |state: &mut State| state.requests > 0 && !state.is_lost;
+        while is_waited_for(&mut self.state()) {
+            if is_cut() {
+                self.lose();
+            }
+            let waited = self.gone.wait_timeout_while(self.state(), LOOK_INTERVAL, is_waited_for);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+        }
+        self.state().is_over = true;
         self.waiting.notify_all();
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner).outgoing.finish();
     }
 
     fn push(&self, reply: Reply) {
-        self.state().queue.push_back(reply);
+        let mut state = self.state();
+        if state.is_lost {
+            drop(state);
+            return self.settle(VecDeque::from([reply]));
+        }
+        state.queue.push_back(reply);
     }
 }
 

@@ -32,10 +32,15 @@ struct Door {
 
 impl Door {
     fn to_a_disk() -> Door {
+        Door::to_a_disk_over(None)
+    }
+
+    fn to_a_disk_over(base: Option<Arc<dyn Source>>) -> Door {
         let directory = tempfile::tempdir().unwrap();
         let disk = directory.path().join("disk");
         Disk::create(&disk, &CreateOptions { size_bytes: SIZE_BYTES, base: None, copy_base: false }).unwrap();
-        let attachment = Arc::new(Attachment::new(disk, OpenOptions::default));
+        let options = move || OpenOptions { base: base.clone(), ..OpenOptions::default() };
+        let attachment = Arc::new(Attachment::new(disk, options));
         let exports = Arc::new(DiskExports::new(Arc::clone(&attachment)));
         Door::open(directory, attachment, exports, 128)
     }
@@ -482,4 +487,51 @@ fn b22_clients_that_promise_data_are_held_at_the_doors_bound_and_small_requests_
     drop(promising);
     wait_for(0);
     door.wait_for_connections(1);
+}
+
+#[test]
+fn b60_what_a_lost_client_had_asked_for_changes_nothing_any_more() {
+    let base = Gated::closed();
+    let door = Door::to_a_disk_over(Some(Arc::clone(&base) as _));
+    // Somebody else has the disk, too: it stays open when the client goes.
+    let disk = door.attachment.attach().unwrap();
+    let mut client = door.client();
+    // Parts of blocks: they wait for the base. The last one waits for its turn.
+    for block in 0..=super::replies::REQUESTS_MAX as u64 {
+        client.send(command::WRITE, 0, block * 4096..block * 4096 + 512, &[1; 512]);
+    }
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while door.server().statistics().requests <= super::replies::REQUESTS_MAX as u64 {
+        assert!(Instant::now() < deadline, "{:?}", door.server().statistics());
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(client);
+    // Its connection ends while the base is away.
+    door.wait_for_connections(0);
+    let mut client = door.client();
+    client.ask(command::WRITE, 0, 0..4096, &[2; 4096]).unwrap();
+    base.let_through();
+    while disk.statistics().pending_requests > 0 {
+        assert!(Instant::now() < deadline, "{:?}", disk.statistics());
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(client.ask(command::READ, 0, 0..8192, &[]).unwrap(), [[2; 4096], [5; 4096]].concat());
+    drop(disk);
+    door.attachment.detach().unwrap();
+}
+
+#[test]
+fn b60_a_door_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_back() {
+    let base = Gated::closed();
+    let mut door = Door::to_a_disk_over(Some(Arc::clone(&base) as _));
+    let mut client = door.client();
+    client.send(command::WRITE, 0, 0..512, &[1; 512]);
+    while door.server().statistics().requests < 1 {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(!door.server.take().unwrap().stop(Duration::from_millis(50)));
+    assert!(door.attachment.current().is_none(), "the disk was not closed");
+    // No answer, least of all an error: a client that comes again asks anew.
+    assert_eq!(client.stream.read(&mut [0; 64]).unwrap(), 0);
+    base.let_through();
 }

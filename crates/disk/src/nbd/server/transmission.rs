@@ -14,7 +14,7 @@ use crate::nbd::protocol::reply::EXTENTS_MAX;
 use crate::nbd::protocol::request::{RequestHeader, command, command_flag};
 use crate::nbd::protocol::{PAYLOAD_BYTES_MAX, Violation, allocation};
 use crate::nbd::stream::Incoming;
-use crate::{At, Attempt, Completion, Disk, DiskError, Extent, Request, SECTOR_BYTES, Source};
+use crate::{At, Attempt, Completion, Disk, DiskError, Extent, Request, Requester, SECTOR_BYTES, Source};
 
 /// Requests up to this length are tried by the reading thread itself; longer ones would hold up those behind them.
 const INLINE_BYTES_MAX: u32 = 64 << 10;
@@ -25,22 +25,31 @@ pub(super) struct Transmission {
     agreement: Agreement,
     replies: Arc<Replies>,
     workers: Arc<Workers>,
+    requester: Requester,
 }
 
 impl Transmission {
     pub(super) fn new(shared: Arc<Shared>, agreement: Agreement, replies: Arc<Replies>) -> Transmission {
-        Transmission { shared, agreement, replies, workers: Arc::default() }
+        Transmission { shared, agreement, replies, workers: Arc::default(), requester: Requester::default() }
     }
 
-    /// Takes requests until the client leaves or the door closes.
+    /// What has no answer yet changes nothing any more.
+    pub(super) fn withdraw(&self) {
+        if let Content::Disk(disk) = &self.agreement.export.content {
+            disk.withdraw(&self.requester);
+        }
+    }
+
+    /// Takes requests until the client leaves or the door closes. A client that goes without taking its leave is lost.
     pub(super) fn run(&mut self, incoming: &mut BufReader<Incoming>) -> io::Result<()> {
         loop {
             if incoming.buffer().len() < RequestHeader::BYTES {
                 // Before waiting for more, the client gets what is ready.
                 self.replies.send_waiting();
-                if self.shared.is_stopping() || incoming.fill_buf()?.is_empty() {
+                if self.shared.is_stopping() {
                     return Ok(());
                 }
+                incoming.fill_buf()?;
             }
             let mut head = [0; RequestHeader::BYTES];
             incoming.read_exact(&mut head)?;
@@ -50,7 +59,7 @@ impl Transmission {
             }
             self.shared.counters.requests.fetch_add(1, Ordering::Relaxed);
             // Before there is memory for its data.
-            let ticket = self.replies.admit(header.cookie, data_bytes(header)?);
+            let ticket = self.replies.admit(header.cookie, data_bytes(header)?)?;
             let data = self.data(header, incoming)?;
             match self.refusal(header) {
                 Some((errno, reason)) => self.refuse(ticket, errno, reason),
@@ -145,7 +154,10 @@ impl Transmission {
         match header.command {
             command::READ => self.read(disk, header, ticket),
             command::WRITE => self.write(disk, header, data, ticket),
-            command::FLUSH => disk.submit(Request::Flush, self.completion(ticket, |ticket, _| ticket.done())),
+            command::FLUSH => {
+                let flushed = self.completion(ticket, |ticket, _| ticket.done());
+                disk.submit_for(&self.requester, Request::Flush, flushed);
+            }
             command::TRIM => self.change(disk, header, Request::Discard { offset, length }, ticket),
             // WRITE_ZEROES: all other commands were refused before.
             _ => {
@@ -170,7 +182,8 @@ impl Transmission {
             }
         }
         let request = Request::Read { offset, length: u64::from(length), pieces: Vec::new() };
-        disk.submit(request, self.completion(ticket, move |ticket, bytes| ticket.data(offset, bytes)));
+        let read = self.completion(ticket, move |ticket, bytes| ticket.data(offset, bytes));
+        disk.submit_for(&self.requester, request, read);
     }
 
     fn write(&self, disk: &Disk, header: RequestHeader, data: Vec<u8>, ticket: Ticket) {
@@ -180,7 +193,8 @@ impl Transmission {
             match disk.try_write(offset, &data, &[]) {
                 Ok(Attempt::Done) if header.flags & command_flag::FUA == 0 => return ticket.done(),
                 Ok(Attempt::Done) => {
-                    return disk.submit(Request::Flush, self.completion(ticket, |ticket, _| ticket.done()));
+                    let flushed = self.completion(ticket, |ticket, _| ticket.done());
+                    return disk.submit_for(&self.requester, Request::Flush, flushed);
                 }
                 Ok(Attempt::WouldWait) => {}
                 Err(error) => return self.fail(ticket, &error),
@@ -192,17 +206,20 @@ impl Transmission {
     /// Hands a change to the disk's workers; with FUA it is flushed before it is answered.
     fn change(&self, disk: &Disk, header: RequestHeader, request: Request, ticket: Ticket) {
         if header.flags & command_flag::FUA == 0 {
-            return disk.submit(request, self.completion(ticket, |ticket, _| ticket.done()));
+            let changed = self.completion(ticket, |ticket, _| ticket.done());
+            return disk.submit_for(&self.requester, request, changed);
         }
         let (again, workers, shared) = (disk.clone(), Arc::clone(&self.workers), Arc::clone(&self.shared));
+        let requester = self.requester.clone();
         let flush = move |outcome: Result<Vec<u8>, DiskError>| match outcome {
             // From a thread of ours: a completion must not wait, and handing over a request may.
-            Ok(_) => {
-                workers.run(move || again.submit(Request::Flush, completion(shared, ticket, |ticket, _| ticket.done())))
-            }
+            Ok(_) => workers.run(move || {
+                let flushed = completion(shared, ticket, |ticket, _| ticket.done());
+                again.submit_for(&requester, Request::Flush, flushed);
+            }),
             Err(error) => ticket.elsewhere(|ticket| fail(&shared, ticket, &error)),
         };
-        disk.submit(request, Box::new(flush));
+        disk.submit_for(&self.requester, request, Box::new(flush));
     }
 
     fn on_source(&self, source: &Arc<dyn Source>, header: RequestHeader, ticket: Ticket) {

@@ -42,6 +42,40 @@ impl Source for Silent {
     }
 }
 
+/// A base whose first reader waits until it is told to go on; others have their answer at once.
+#[derive(Default)]
+struct Stuck {
+    is_asked: AtomicBool,
+    goes_on: AtomicBool,
+}
+
+impl Source for Stuck {
+    fn size_bytes(&self) -> u64 {
+        SIZE_BYTES
+    }
+
+    fn read(&self, _offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
+        let is_first = !self.is_asked.swap(true, Ordering::AcqRel);
+        while is_first && !self.goes_on.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        into.fill(7);
+        Ok(())
+    }
+
+    fn is_local(&self, _offset: u64, _length: u64) -> bool {
+        false
+    }
+
+    fn close(&self) {
+        self.goes_on.store(true, Ordering::Release);
+    }
+
+    fn describe(&self) -> String {
+        "a base that is stuck".into()
+    }
+}
+
 /// A room whose disk's base is silent.
 fn silent_room(queues: u16) -> Room {
     let options = VhostOptions { queues, ..VhostOptions::default() };
@@ -151,4 +185,34 @@ fn b37_requests_that_wait_when_the_front_end_goes_are_done_by_the_next_door() {
     let mut bytes = vec![0; 4096];
     driver.get(driver.data_address(0, finished.slot), &mut bytes).unwrap();
     assert_eq!(bytes, [7; 4096]);
+}
+
+#[test]
+fn b60_what_a_stopped_ring_had_asked_for_changes_nothing_any_more() {
+    for is_lost in [false, true] {
+        let base = Arc::new(Stuck::default());
+        let below: Arc<dyn Source> = base.clone();
+        let open = move || OpenOptions { base: Some(below.clone()), ..OpenOptions::default() };
+        let room = Room::over(VhostOptions::default(), open);
+        // Another door has the disk, too: it stays open when the ring stops.
+        let disk = room.attachment.attach().unwrap();
+        let mut driver = room.driver(DriverOptions::default());
+        submit(&mut driver, 0, Ask::Write { sector: 0, data: &pattern(1, 512) });
+        until("the write waits for the base", || base.is_asked.load(Ordering::Acquire));
+        if is_lost {
+            driver.reconnect(&room.socket()).unwrap();
+            driver.start(0).unwrap();
+            assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0, "it is done again");
+        } else {
+            driver.stop(0).unwrap();
+            assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 1);
+            driver.start(0).unwrap();
+        }
+        write(&mut driver, 0, &pattern(2, 512));
+        base.goes_on.store(true, Ordering::Release);
+        until("nothing is left of the first life", || disk.statistics().pending_requests == 0);
+        assert_eq!(read(&mut driver, 0, 512), pattern(2, 512), "lost: {is_lost}");
+        drop(disk);
+        room.attachment.detach().unwrap();
+    }
 }
