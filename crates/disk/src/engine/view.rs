@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::moments::Moment;
 use super::{Core, Patience, byte_of};
@@ -64,11 +65,16 @@ impl View {
     /// # Errors
     /// There is no such disk or snapshot, or its base cannot be opened.
     pub fn open(directory: &Path, snapshot: &str) -> Result<View, DiskError> {
-        View::open_known(directory, snapshot).map(|(view, _, _)| view)
+        View::open_known(directory, snapshot, None).map(|(view, _, _)| view)
     }
 
-    /// The same, with the disk's uuid and what is known of the snapshot.
-    pub(crate) fn open_known(directory: &Path, snapshot: &str) -> Result<(View, String, Snapshot), DiskError> {
+    /// The same, with the disk's uuid and what is known of the snapshot. A read waits so long for a base that is away; none is
+    /// for ever.
+    pub(crate) fn open_known(
+        directory: &Path,
+        snapshot: &str,
+        patience: Option<Duration>,
+    ) -> Result<(View, String, Snapshot), DiskError> {
         let (header, folder) = (Header::read(directory)?, Folder::open(directory)?);
         let number = find(&folder, &header, snapshot)?.0.number;
         let lock = SnapshotLock::shared(directory, snapshot, number)?;
@@ -77,8 +83,8 @@ impl View {
         if found.number != number {
             return Err(DiskError::SnapshotInUse { name: snapshot.to_owned() });
         }
-        let base =
-            header.base.as_ref().map(|base| source::open_beside(base, directory, header.copy_base)).transpose()?;
+        let open = |base| source::open_beside(base, directory, header.copy_base, patience);
+        let base = header.base.as_ref().map(open).transpose()?;
         let view = View(Kind::Elsewhere(Box::new(Elsewhere {
             directory: directory.to_owned(),
             size_bytes: header.size_bytes,

@@ -15,10 +15,12 @@ mod raw_file;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use self::identity::Identity;
+use self::local_copy::LOOK_AGAIN_INTERVAL;
 use crate::View;
 use crate::format::header::SIZE_BYTES_MAX;
 pub use local_copy::{LocalCopy, LocalCopyOptions};
@@ -229,15 +231,16 @@ fn check_size(size_bytes: u64) -> Result<(), String> {
 /// The base is not there, is none, or is not the one that it was.
 pub fn open(specification: &BaseSpecification, directory: &Path, copy: bool) -> Result<Arc<dyn Source>, SourceError> {
     if copy {
-        let remote = |remembered: Option<&Remembered>| original(specification, directory, remembered);
+        let remote = |remembered: Option<&Remembered>| original(specification, directory, remembered, None);
         // The background begins when it is told its limit: before that it could be faster than it may.
         let held = LocalCopyOptions { limit_bytes_per_second: Some(0), ..LocalCopyOptions::default() };
         return Ok(Arc::new(LocalCopy::open(directory, remote, held)?));
     }
-    original(specification, directory, None)
+    original(specification, directory, None, None)
 }
 
-/// Opens the base of a disk that somebody else may hold: nothing is written, and what is not in the holder's copy comes from the source.
+/// Opens the base of a disk that somebody else may hold: nothing is written, and what is not in the holder's copy, now or later, comes
+/// from the source. A read waits so long for a source that is away; none is for ever.
 ///
 /// # Errors
 /// As [`open`].
@@ -245,21 +248,25 @@ pub fn open_beside(
     specification: &BaseSpecification,
     directory: &Path,
     copy: bool,
+    patience: Option<Duration>,
 ) -> Result<Arc<dyn Source>, SourceError> {
     if copy {
-        let remote = |remembered: Option<&Remembered>| original(specification, directory, remembered);
-        if let Some(begun) = LocalCopy::open_beside(directory, remote)? {
+        let looks_again = Some(LOOK_AGAIN_INTERVAL);
+        let remote = |remembered: Option<&Remembered>| original(specification, directory, remembered, looks_again);
+        if let Some(begun) = LocalCopy::open_beside(directory, remote, patience)? {
             return Ok(Arc::new(begun));
         }
     }
-    original(specification, directory, None)
+    original(specification, directory, None, patience)
 }
 
-/// The base itself. When a copy remembers it, a server that cannot be reached now is waited for later.
+/// The base itself. When a copy remembers it, a server that cannot be reached now is waited for later. A read of one that is away waits
+/// as long as `patience`, or for ever.
 fn original(
     specification: &BaseSpecification,
     directory: &Path,
     remembered: Option<&Remembered>,
+    patience: Option<Duration>,
 ) -> Result<Arc<dyn Source>, SourceError> {
     match specification {
         BaseSpecification::Raw { path } => {
@@ -269,14 +276,16 @@ fn original(
         }
         BaseSpecification::Disk { directory: other, snapshot } => {
             let other = directory.join(other);
-            let (view, uuid, found) = View::open_known(&other, snapshot).map_err(SourceError::file(&other))?;
+            let (view, uuid, found) =
+                View::open_known(&other, snapshot, patience).map_err(SourceError::file(&other))?;
             // Only now the snapshot stays: one that is looked at before could be replaced until it is opened.
             let place = format!("{}@{snapshot}", other.display());
             Identity::of_snapshot(&uuid, &found).check(&place, directory)?;
             Ok(Arc::new(view))
         }
         BaseSpecification::Nbd { url, tls } => {
-            let options = NbdClientOptions { tls: tls.clone(), ..NbdClientOptions::default() };
+            let options =
+                NbdClientOptions { tls: tls.clone(), source_timeout: patience, ..NbdClientOptions::default() };
             let client = match remembered {
                 Some(remembered) => NbdClient::resume(url, options, remembered)?,
                 None => NbdClient::connect(url, options)?,

@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use super::map::{CLUSTER_BYTES, Cluster};
-use super::{Shared, SourceError};
+use super::{LOOK_AGAIN_INTERVAL, Role, Shared, SourceError};
 
 /// Clusters that a reader fetches at a time.
 const RUN_CLUSTERS_MAX: u64 = 16;
@@ -19,11 +20,15 @@ impl Shared {
     /// Reads a range of which nothing was here a moment ago.
     pub(super) fn fault(&self, offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
         let _reader = self.pace.reader();
+        let (begun, mut run_clusters) = (Instant::now(), RUN_CLUSTERS_MAX);
         let (mut at, mut rest) = (offset, into);
         while !rest.is_empty() {
             let first = at / CLUSTER_BYTES;
-            let end = (at + rest.len() as u64).div_ceil(CLUSTER_BYTES).min(first + RUN_CLUSTERS_MAX);
+            let end = (at + rest.len() as u64).div_ceil(CLUSTER_BYTES).min(first + run_clusters);
             let until = (end * CLUSTER_BYTES).min(at + rest.len() as u64);
+            if !self.is_writer() {
+                self.map.look_again(first).map_err(|error| self.error(error))?;
+            }
             // Another one may have fetched the first of them meanwhile, or fetch some of them now.
             let Some(claim) = self.claim(first..end) else {
                 let until = self.map.range(first).end.min(until);
@@ -33,13 +38,33 @@ impl Shared {
                 continue;
             };
             let until = self.map.range(claim.clusters.end - 1).end.min(until);
+            let asked = Instant::now();
+            let bytes = match claim.fetch() {
+                Ok(bytes) => bytes,
+                Err(_) if self.may_come_yet(asked, begun) => {
+                    // Over a slow link less may come in time.
+                    run_clusters = 1;
+                    continue;
+                }
+                Err(error) if !self.is_writer() && self.map.is_whole() => {
+                    return Err(self.error(format!("{}; {error}", left_out(&claim.range()))));
+                }
+                Err(error) => return Err(error),
+            };
             let (part, behind) = rest.split_at_mut((until - at) as usize);
-            let bytes = claim.fetch()?;
             let from = (at - first * CLUSTER_BYTES) as usize;
             part.copy_from_slice(&bytes[from..from + part.len()]);
             (at, rest) = (until, behind);
         }
         Ok(())
+    }
+
+    /// Whether what the source did not give may come yet, from it or from the copy's writer. An error at once is the source's answer; one
+    /// after a while says that it is away.
+    fn may_come_yet(&self, asked: Instant, begun: Instant) -> bool {
+        let Role::Beside { patience } = self.role else { return false };
+        let has_patience = patience.is_none_or(|patience| begun.elapsed() < patience);
+        asked.elapsed() >= LOOK_AGAIN_INTERVAL && has_patience && !self.map.is_whole() && !self.pace.is_closed()
     }
 
     /// Claims clusters from the first on, as far as they are neither here nor claimed; waits while the first is claimed. None when the
@@ -71,6 +96,12 @@ impl Shared {
     }
 }
 
+/// Why a finished copy has not all.
+fn left_out(range: &Range<u64>) -> String {
+    let Range { start, end } = range;
+    format!("bytes {start} to {end} of the base were not copied, since nothing needed them when the copy was finished")
+}
+
 /// Clusters that this thread fetches; given up when dropped.
 pub(super) struct Claim<'a> {
     shared: &'a Shared,
@@ -89,17 +120,14 @@ impl Claim<'_> {
         let range = self.range();
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let Some(remote) = &shared.remote else {
-            return Err(shared.error(format!(
-                "bytes {} to {} of the base were not copied, since nothing needed them when the copy was finished",
-                range.start, range.end
-            )));
+            return Err(shared.error(left_out(&range)));
         };
         if shared.pace.is_closed() {
             return Err(shared.error("closed"));
         }
         remote.read(range.start, &mut bytes)?;
         shared.fetched_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        if shared.is_writer && !shared.is_broken() {
+        if shared.is_writer() && !shared.is_broken() {
             self.keep(&bytes);
         }
         Ok(bytes)

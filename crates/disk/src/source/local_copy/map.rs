@@ -145,18 +145,43 @@ impl Map {
         Ok(Some(map))
     }
 
-    /// Takes a page of entries from the file.
+    /// Takes a page of entries from the file; one that is not right has none.
     fn load(&self, page: usize) -> io::Result<()> {
+        let bytes = self.read_page(page)?.unwrap_or([0; PAGE_BYTES]);
+        self.take(page, &bytes);
+        Ok(())
+    }
+
+    /// A page of entries in the file; none when it was never written, or is being written.
+    fn read_page(&self, page: usize) -> io::Result<Option<[u8; PAGE_BYTES]>> {
         let mut bytes = [0; PAGE_BYTES];
         self.file.read_exact_at(&mut bytes, page_offset(page))?;
         let (entries, checksum) = bytes.split_at(PAGE_BYTES - 8);
-        let is_right = checksum == xxh3_64(entries).to_le_bytes();
+        Ok((checksum == xxh3_64(entries).to_le_bytes()).then_some(bytes))
+    }
+
+    fn take(&self, page: usize, bytes: &[u8; PAGE_BYTES]) {
         let first = page * ENTRIES_PER_PAGE;
         let here = first..(first + ENTRIES_PER_PAGE).min(self.entries.len());
-        for (cluster, entry) in here.zip(entries.as_chunks::<4>().0) {
-            self.set(cluster as u64, Cluster::of(if is_right { u32::from_le_bytes(*entry) } else { ABSENT }));
+        for (cluster, entry) in here.zip(bytes.as_chunks::<4>().0) {
+            self.set(cluster as u64, Cluster::of(u32::from_le_bytes(*entry)));
         }
         self.changed[page].store(false, Ordering::Release);
+    }
+
+    /// Takes what the copy's writer has made durable since this was opened, as far as it is told beside a cluster.
+    pub(super) fn look_again(&self, cluster: u64) -> io::Result<()> {
+        let page = cluster as usize / ENTRIES_PER_PAGE;
+        if let Some(bytes) = self.read_page(page)? {
+            self.take(page, &bytes);
+        }
+        let mut header = [0; PAGE_BYTES];
+        self.file.read_exact_at(&mut header, 0)?;
+        if let Ok((remembered, is_whole)) = header::parse(&header)
+            && remembered == self.remembered()
+        {
+            self.is_whole.store(is_whole, Ordering::Release);
+        }
         Ok(())
     }
 

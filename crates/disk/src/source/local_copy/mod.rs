@@ -25,6 +25,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use self::fill::Claims;
 use self::map::{CLUSTER_BYTES, Cluster, Map};
@@ -35,6 +36,9 @@ use super::{Extent, Hydration, Needed, Remembered, Source, SourceError};
 const DATA_FILE: &str = "base";
 /// What of it is here.
 const MAP_FILE: &str = "base.map";
+
+/// A reader beside the writer waits so long for the source before it looks whether the writer has by now what is read.
+pub(super) const LOOK_AGAIN_INTERVAL: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
 /// How a source is copied.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +55,15 @@ impl Default for LocalCopyOptions {
     }
 }
 
+/// What an open copy does with its files.
+#[derive(Clone, Copy)]
+enum Role {
+    /// It keeps what is fetched.
+    Writer,
+    /// It reads what another one keeps. A read waits so long for what neither the writer nor the source has; none is for ever.
+    Beside { patience: Option<Duration> },
+}
+
 /// What the readers and the background share.
 struct Shared {
     map: Map,
@@ -58,8 +71,7 @@ struct Shared {
     data_name: String,
     /// The source; none when it is needed no more.
     remote: Option<Arc<dyn Source>>,
-    /// Whether what is fetched is kept.
-    is_writer: bool,
+    role: Role,
     claims: Mutex<Claims>,
     /// Told when clusters were fetched, or could not be.
     fetched: Condvar,
@@ -108,7 +120,7 @@ impl LocalCopy {
                 (map, Some(remote))
             }
         };
-        let copy = LocalCopy::with(directory, map, remote, true, options)?;
+        let copy = LocalCopy::with(directory, map, remote, Role::Writer, options)?;
         if copy.shared.remote.is_some() {
             let threads = background::start(&copy.shared, options.background);
             let threads = threads.map_err(|error| copy.shared.error(error))?;
@@ -117,28 +129,31 @@ impl LocalCopy {
         Ok(copy)
     }
 
-    /// Reads what is here of a copy that somebody else writes, and the rest from the source. Keeps nothing. None when the copy was not
-    /// begun yet.
+    /// Reads what is here of a copy that somebody else writes, also what comes later, and the rest from the source. Keeps nothing. None
+    /// when the copy was not begun yet. While the source is away its reads must fail after 10 s or so: then it is seen whether the writer
+    /// has by now what is read. A read waits for either as long as `patience`, or for ever.
     ///
     /// # Errors
     /// As [`open`](LocalCopy::open).
     pub fn open_beside(
         directory: &Path,
         remote: impl FnOnce(Option<&Remembered>) -> Result<Arc<dyn Source>, SourceError>,
+        patience: Option<Duration>,
     ) -> Result<Option<LocalCopy>, SourceError> {
         let Some(map) = Map::open(&directory.join(MAP_FILE), false)? else { return Ok(None) };
         let remote = if map.is_whole() { None } else { Some(remote(Some(&map.remembered()))?) };
-        LocalCopy::with(directory, map, remote, false, LocalCopyOptions::default()).map(Some)
+        LocalCopy::with(directory, map, remote, Role::Beside { patience }, LocalCopyOptions::default()).map(Some)
     }
 
     fn with(
         directory: &Path,
         map: Map,
         remote: Option<Arc<dyn Source>>,
-        is_writer: bool,
+        role: Role,
         options: LocalCopyOptions,
     ) -> Result<LocalCopy, SourceError> {
         let path = directory.join(DATA_FILE);
+        let is_writer = matches!(role, Role::Writer);
         let data = File::options().read(true).write(is_writer).open(&path).map_err(SourceError::file(&path))?;
         if let Some(remote) = &remote
             && remote.size_bytes() != map.size_bytes()
@@ -151,7 +166,7 @@ impl LocalCopy {
             data,
             data_name: path.display().to_string(),
             remote,
-            is_writer,
+            role,
             claims: Mutex::default(),
             fetched: Condvar::new(),
             pace: Pace::new(options.limit_bytes_per_second),
@@ -190,9 +205,13 @@ impl Shared {
         self.is_broken.load(Ordering::Acquire)
     }
 
+    fn is_writer(&self) -> bool {
+        matches!(self.role, Role::Writer)
+    }
+
     /// Makes all that is here durable.
     fn persist(&self) {
-        if !self.is_writer || self.is_broken() {
+        if !self.is_writer() || self.is_broken() {
             return;
         }
         if let Err(error) = self.map.persist(|| self.data.sync_data()) {

@@ -172,7 +172,7 @@ fn the_background_ends_with_a_copy_that_needs_no_source() {
     let zeros: Vec<Extent> =
         again.extents(0..SIZE_BYTES).unwrap().into_iter().filter(|extent| extent.is_zero).collect();
     assert_eq!(zeros.iter().map(|extent| extent.range.end - extent.range.start).sum::<u64>(), 3 << 20);
-    let beside = LocalCopy::open_beside(directory.path(), never).unwrap().unwrap();
+    let beside = LocalCopy::open_beside(directory.path(), never, None).unwrap().unwrap();
     assert_eq!(read(&beside, 0..SIZE_BYTES), expected(0..SIZE_BYTES));
 }
 
@@ -328,5 +328,70 @@ fn another_source_in_the_place_of_the_first_is_refused() {
     let error = LocalCopy::open(directory.path(), |_| Ok(other), ON_DEMAND).map(|_| "opened").unwrap_err().to_string();
     assert!(error.contains("had"), "{error}");
     let empty = tempfile::tempdir().unwrap();
-    assert!(LocalCopy::open_beside(empty.path(), never).unwrap().is_none());
+    assert!(LocalCopy::open_beside(empty.path(), never, None).unwrap().is_none());
+}
+
+/// A source that has left: it is waited for, and then it has not come.
+#[derive(Default)]
+struct Gone(AtomicU32);
+
+impl Source for Gone {
+    fn size_bytes(&self) -> u64 {
+        SIZE_BYTES
+    }
+
+    fn read(&self, _offset: u64, _into: &mut [u8]) -> Result<(), SourceError> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        std::thread::sleep(LOOK_AGAIN_INTERVAL);
+        Err(SourceError::new("gone", "it is away"))
+    }
+
+    fn describe(&self) -> String {
+        "gone".into()
+    }
+}
+
+#[test]
+fn b62_a_reader_beside_the_writer_sees_what_came_since_and_does_not_wait_for_what_never_comes() {
+    let directory = tempfile::tempdir().unwrap();
+    let paused = LocalCopyOptions { background: true, limit_bytes_per_second: Some(0) };
+    let writer = copy(directory.path(), &Arc::new(Far::default()), paused);
+    let gone = Arc::new(Gone::default());
+    let remote: Arc<dyn Source> = Arc::clone(&gone) as _;
+    let beside = LocalCopy::open_beside(directory.path(), |_| Ok(remote), None).unwrap().unwrap();
+    let asked = || gone.0.load(Ordering::SeqCst);
+    let first = 0..CLUSTER_BYTES;
+    read(&writer, first.clone());
+    writer.shared.persist();
+    assert_eq!(read(&beside, first.clone()), expected(first));
+    assert_eq!(asked(), 0, "the source was asked for what is here");
+    // It comes while it is waited for.
+    let second = CLUSTER_BYTES..3 * CLUSTER_BYTES;
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| read(&beside, second.clone()));
+        onecopy_testing::until("the source is asked twice", || asked() == 2);
+        read(&writer, second.clone());
+        writer.shared.persist();
+        assert_eq!(reading.join().unwrap(), expected(second.clone()));
+    });
+    // It never comes: the copy is finished without it.
+    writer.set_needed(Arc::new(|range: Range<u64>| range.start < 5 << 20));
+    writer.set_hydration_limit(None);
+    wait_until_whole(&writer);
+    assert_eq!(read(&beside, 0..4 << 20), expected(0..4 << 20));
+    let error = beside.read(6 << 20, &mut [0; 512]).map(|()| "read").unwrap_err().to_string();
+    assert!(error.contains("not copied") && error.contains("it is away"), "{error}");
+}
+
+#[test]
+fn b62_a_reader_beside_the_writer_waits_no_longer_than_its_patience() {
+    let directory = tempfile::tempdir().unwrap();
+    let _writer = copy(directory.path(), &Arc::new(Far::default()), ON_DEMAND);
+    let gone = Arc::new(Gone::default());
+    let remote: Arc<dyn Source> = Arc::clone(&gone) as _;
+    let patience = Some(LOOK_AGAIN_INTERVAL);
+    let beside = LocalCopy::open_beside(directory.path(), |_| Ok(remote), patience).unwrap().unwrap();
+    let error = beside.read(0, &mut [0; 512]).map(|()| "read").unwrap_err().to_string();
+    assert!(error.contains("it is away"), "{error}");
+    assert_eq!(gone.0.load(Ordering::SeqCst), 1);
 }
