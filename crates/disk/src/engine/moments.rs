@@ -40,8 +40,18 @@ struct Registered {
     epoch: Epoch,
     /// Places that this moment is the last to need.
     last_needed: Vec<Entry>,
-    /// The record of the epoch's writes, by stripe, until it is taken.
-    records: Option<(Vec<Vec<WriteRecord>>, bool)>,
+    records: Option<Records>,
+}
+
+/// The record of an epoch's writes, by stripe, until it is taken, and whether there were more.
+type Records = (Vec<Vec<WriteRecord>>, bool);
+
+impl Registered {
+    /// Nobody asks for it by name any more. Gives its record of writes: it must be [forgotten](Core::forget_records).
+    fn let_go(&mut self) -> Option<Records> {
+        self.kept = Kept::Released;
+        self.records.take()
+    }
 }
 
 /// All moments that are kept, oldest first.
@@ -186,15 +196,14 @@ impl Core {
         if !matches!(registered.kept, Kept::AsEpoch) {
             return Err(DiskError::UnknownEpoch { epoch: epoch.0 });
         }
-        registered.kept = Kept::Released;
-        let records = registered.records.take();
+        let records = registered.let_go();
         drop(moments);
         self.forget_records(records.as_ref());
         self.signal.wake();
         Ok(())
     }
 
-    fn forget_records(&self, records: Option<&(Vec<Vec<WriteRecord>>, bool)>) {
+    fn forget_records(&self, records: Option<&Records>) {
         let count = records.map_or(0, |(records, _)| records.iter().map(Vec::len).sum());
         self.recorded.fetch_sub(count, Ordering::Relaxed);
     }
@@ -244,7 +253,8 @@ impl Core {
         };
         let committed = self.commit_collected(&mut committer, vec![Note::Taken(record)]);
         if let Err(error) = committed {
-            self.moments().by_epoch(epoch)?.kept = Kept::Released;
+            let records = self.moments().by_epoch(epoch)?.let_go();
+            self.forget_records(records.as_ref());
             return Err(error);
         }
         Ok(snapshot)
@@ -263,7 +273,8 @@ impl Core {
         let unused = SnapshotLock::exclusive(&self.folder.path_of(""), name, number)?;
         self.collect(&mut committer);
         self.commit_collected(&mut committer, vec![Note::Deleted { number }])?;
-        self.moments().by_name(name)?.kept = Kept::Released;
+        let records = self.moments().by_name(name)?.let_go();
+        self.forget_records(records.as_ref());
         // Before the committer goes: with it the lease may go.
         unused.remove();
         drop(committer);
@@ -306,7 +317,7 @@ impl Core {
         let mut moments = self.moments();
         for registered in &mut moments.list {
             if matches!(registered.kept, Kept::AsEpoch) {
-                registered.kept = Kept::Released;
+                self.forget_records(registered.let_go().as_ref());
             }
         }
     }

@@ -2,11 +2,13 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::*;
+use crate::storage::record::Recording;
 use crate::{At, Direction, DiskError, Observer, Piece, View, WriteRecord};
 
 const SIZE: u64 = 1024 * BLOCK_BYTES;
@@ -254,4 +256,33 @@ fn b10_the_observer_learns_hashes_and_guest_pages_and_the_log_every_write() {
     let next = disk.cut().unwrap();
     assert_eq!(disk.changed(epoch, next).unwrap(), std::slice::from_ref(&(0..1)));
     assert_eq!(disk.take_write_log(next).unwrap().records.len(), 1);
+}
+
+#[test]
+fn b63_the_write_logs_room_is_given_back_with_every_moment_that_goes() {
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    let recording = Recording::begin(home.path());
+    create(home.path(), SIZE);
+    let disk = Disk::open(home.path(), OpenOptions { record_writes: true, ..options(None) }).unwrap();
+    let recorded = || disk.core().recorded.load(Ordering::Relaxed);
+    let write = || disk.write(0, &vec![1; 5 * BLOCK], &[]).unwrap();
+    write();
+    disk.snapshot("one").unwrap();
+    assert_eq!(recorded(), 5, "whoever asks for the snapshot's epoch gets its record");
+    disk.delete_snapshot("one").unwrap();
+    assert_eq!(recorded(), 0, "a snapshot was deleted");
+    write();
+    recording.recorder.refuse_writes("journal", libc::ENOSPC);
+    assert!(matches!(disk.snapshot("two"), Err(DiskError::Full)));
+    recording.recorder.allow_all();
+    assert_eq!(recorded(), 0, "a snapshot was not made");
+    write();
+    let epoch = disk.cut().unwrap();
+    disk.release(epoch).unwrap();
+    assert_eq!(recorded(), 0, "an epoch was released");
+    write();
+    let epoch = disk.cut().unwrap();
+    assert_eq!(disk.take_write_log(epoch).unwrap().records.len(), 5);
+    assert_eq!(recorded(), 0, "a log was taken");
+    disk.close().unwrap();
 }
