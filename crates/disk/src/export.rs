@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use crate::source::Source;
+use crate::storage::Folder;
 use crate::{BLOCK_BYTES, DiskError, View};
 
 /// Bytes copied at a time.
@@ -25,7 +26,7 @@ fn write_sparsely(file: &File, offset: u64, bytes: &[u8]) -> std::io::Result<()>
     Ok(())
 }
 
-/// Writes a view as a raw sparse image to a new file, durable when this returns. `progress` is called with bytes done.
+/// Writes a view as a raw sparse image to a new file, durable with its name when this returns. `progress` is called with bytes done.
 ///
 /// # Errors
 /// The view cannot be read, or the file not written.
@@ -46,5 +47,30 @@ pub fn export(view: &View, path: &Path, mut progress: impl FnMut(u64)) -> Result
         offset = end;
         progress(offset);
     }
-    file.sync_all().map_err(failed)
+    file.sync_all().map_err(failed)?;
+    // The file's name must last, too.
+    Folder::around(path)?.synchronize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::record::{FOLDER, Recording};
+    use crate::{At, CreateOptions, Disk, OpenOptions};
+
+    #[test]
+    fn b66_an_exported_image_has_a_durable_name() {
+        let home = tempfile::tempdir().unwrap();
+        let (disk, images) = (home.path().join("disk"), home.path().join("images"));
+        Disk::create(&disk, &CreateOptions { size_bytes: 2 * BLOCK_BYTES, base: None, copy_base: false }).unwrap();
+        std::fs::create_dir(&images).unwrap();
+        let disk = Disk::open(&disk, OpenOptions::default()).unwrap();
+        disk.write(0, &[7; BLOCK_BYTES as usize], &[]).unwrap();
+        let view = disk.view(&At::Current).unwrap();
+        let recording = Recording::begin(&images);
+        export(&view, &images.join("one"), |_| {}).unwrap();
+        assert_eq!(std::fs::read(images.join("one")).unwrap(), [[7; 4096], [0; 4096]].concat());
+        recording.recorder.refuse_synchronizations(FOLDER, libc::EIO);
+        assert!(export(&view, &images.join("two"), |_| {}).is_err(), "nobody saw to it that the name lasts");
+    }
 }

@@ -51,8 +51,7 @@ pub(crate) fn create(directory: &Path, options: &CreateOptions) -> Result<(), Di
     std::fs::create_dir_all(directory).map_err(|error| DiskError::io("create", directory, error))?;
     let folder = Folder::open(directory)?;
     // The directory's own name must last, too.
-    let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    Folder::open(parent)?.synchronize()?;
+    Folder::around(directory)?.synchronize()?;
     if folder.names()?.iter().any(|name| name == header::NAME || name == DATA || name.starts_with("map.")) {
         return Err(DiskError::Exists { directory: directory.to_owned() });
     }

@@ -42,6 +42,11 @@ impl Folder {
         })
     }
 
+    /// The folder in which a file or folder lies.
+    pub(crate) fn around(path: &Path) -> Result<Folder, DiskError> {
+        Folder::open(path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")))
+    }
+
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
