@@ -22,6 +22,14 @@ use super::memory::{Memory, REGIONS_MAX};
 use super::ring::{Addresses, Ring};
 use super::split::RING_SIZE_MAX;
 
+/// What of the protocol is spoken here beyond its first version.
+const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
+    .union(VhostUserProtocolFeatures::LOG_SHMFD)
+    .union(VhostUserProtocolFeatures::REPLY_ACK)
+    .union(VhostUserProtocolFeatures::CONFIG)
+    .union(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+    .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS);
+
 /// What a front end said so far.
 pub(super) struct Connection {
     door: Arc<Shared>,
@@ -114,15 +122,13 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::LOG_SHMFD
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
-            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+        Ok(PROTOCOL_FEATURES)
     }
 
-    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        if features & !PROTOCOL_FEATURES.bits() != 0 {
+            return Err(Error::FeatureMismatch);
+        }
         Ok(())
     }
 

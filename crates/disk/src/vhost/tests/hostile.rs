@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use onecopy_testing::vhost_driver::{Driver, DriverOptions};
 use proptest::prelude::*;
+use vhost::vhost_user::VhostUserBackendReqHandlerMut;
 
+use super::super::connection::Connection;
 use super::{PATIENCE, Room, SIZE_BYTES, pattern, read, write};
 
 const NEXT: u16 = 1;
@@ -408,6 +410,17 @@ fn address(choice: u8, driver: &Driver) -> u64 {
 
 fn length(choice: u8) -> u32 {
     [0, 1, 15, 16, 17, 48, 511, 512, 513, 4096, 32768, 65536, 33 << 20, u32::MAX][usize::from(choice) % 14]
+}
+
+#[test]
+fn b67_features_of_the_protocol_that_were_not_offered_are_refused() {
+    let room = Room::new(1);
+    let mut connection = Connection::new(room.door.shared.clone());
+    let offered = connection.get_protocol_features().unwrap().bits();
+    connection.set_protocol_features(offered).unwrap();
+    for bit in (0..u64::BITS).map(|bit| 1 << bit).filter(|bit| offered & bit == 0) {
+        assert!(connection.set_protocol_features(offered | bit).is_err(), "{bit:#x} was never offered");
+    }
 }
 
 proptest! {
