@@ -216,7 +216,9 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let ring = self.ring(index)?;
-        let base = self.door.drain.during(Ending::Asked, |deadline| ring.stop(Ending::Asked, deadline));
+        // While a machine moves its memory is marked. What is in flight does not move with it.
+        let ending = if self.features & feature::LOG_ALL != 0 { Ending::Moved } else { Ending::Asked };
+        let base = self.door.drain.during(ending, |deadline| ring.stop(ending, deadline));
         // The last ring's stop gives the disk away: all that was answered is in its files then.
         self.door.detach_if_idle().map_err(|error| refuse("the disk was not closed cleanly", error))?;
         Ok(VhostUserVringState::new(index, u32::from(base)))

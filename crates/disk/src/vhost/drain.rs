@@ -5,7 +5,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long all rings of a device wait together when the front end stops them; what is not done then ends with an error.
+/// How long all rings of a device wait together when the front end stops them. What is not done then stays marked in flight, or ends with
+/// an error where nobody would find it there.
 const ASKED_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 20 });
 /// How long they wait when the front end has gone: what is not done then stays marked in flight and is done again.
 const LOST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -15,8 +16,11 @@ const PAUSE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 5 });
 /// Why a ring stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The front end asks for the index at which the ring goes on: every request must have its answer then.
+    /// The front end asks for the index at which the ring goes on, and its record of what is in flight stays here: what waits
+    /// too long for another host is done by the ring's next life.
     Asked,
+    /// The same, and no record comes along, as when the machine moves: every request must have its answer then.
+    Moved,
     /// The front end has gone. Answers that are kept back, and requests that wait, stay in flight for whoever comes next.
     Lost,
 }
@@ -44,7 +48,7 @@ impl Drain {
     /// The deadline of a stop that begins at `now`.
     fn deadline(&self, ending: Ending, now: Instant) -> Instant {
         let before = self.period().filter(|period| now.saturating_duration_since(period.last) < PAUSE);
-        let timeout = if ending == Ending::Asked { ASKED_TIMEOUT } else { LOST_TIMEOUT };
+        let timeout = if ending == Ending::Lost { LOST_TIMEOUT } else { ASKED_TIMEOUT };
         let own = now + timeout;
         before.map_or(own, |period| period.deadline.min(own))
     }

@@ -212,7 +212,7 @@ impl Ring {
     /// Takes no more, from now on. A ring without a record of what is in flight answers all in any case.
     pub(super) fn begin_stop(&self, ending: Ending) {
         if let Run::Running { stopping, progress, .. } = &mut self.state().run {
-            *stopping = Some(if progress.is_tracked() { ending } else { Ending::Asked });
+            *stopping = Some(if progress.is_tracked() { ending } else { Ending::Moved });
         }
         self.wake();
     }
@@ -229,7 +229,7 @@ impl Ring {
         if thread.is_some_and(|thread| thread.join().is_err()) {
             tracing::error!(ring = self.index, "the ring's thread panicked");
         }
-        if self.is_answered_whole() {
+        if self.lets_answers_go() {
             self.release(None);
         }
         drop(self.drained(self.state(), deadline));
@@ -238,9 +238,9 @@ impl Ring {
         self.end(self.state())
     }
 
-    /// Whether the ring stops, and gives every answer before.
-    pub(super) fn is_answered_whole(&self) -> bool {
-        matches!(self.state().run, Run::Running { stopping: Some(Ending::Asked), .. })
+    /// Whether the ring stops, and keeps no answer back any more.
+    pub(super) fn lets_answers_go(&self) -> bool {
+        matches!(self.state().run, Run::Running { stopping: Some(Ending::Asked | Ending::Moved), .. })
     }
 
     /// Waits until nothing is under way that this stop waits for, or too long.
@@ -256,9 +256,9 @@ impl Ring {
 
     fn end(&self, mut state: MutexGuard<'_, State>) -> u16 {
         if let Run::Running { mut progress, stopping, .. } = std::mem::take(&mut state.run) {
-            // Who goes on after a lost front end finds in flight what has no answer.
-            if stopping != Some(Ending::Lost) {
-                self.answer_rest(&mut progress, state.call.as_ref());
+            // Else whoever goes on finds in flight what has no answer.
+            if stopping == Some(Ending::Moved) {
+                self.give_up(&mut progress, state.call.as_ref());
             }
             state.base = progress.base();
         }
@@ -268,18 +268,17 @@ impl Ring {
         state.base
     }
 
-    /// Lets requests fail that wait still, and tells all that has not been told.
-    fn answer_rest(&self, progress: &mut Progress, descriptor: Option<&Arc<File>>) {
+    /// Lets requests fail that wait still.
+    fn give_up(&self, progress: &mut Progress, descriptor: Option<&Arc<File>>) {
         let given_up = progress.give_up();
         if !given_up.is_empty() {
             tracing::warn!(ring = self.index, requests = given_up.len(), "requests that wait for a source fail");
         }
-        let mut answers = progress.let_go(None);
-        let failed = given_up
+        let answers: Vec<(u16, u32)> = given_up
             .into_iter()
             .filter(|(_, address)| progress.memory().write(*address, &[status::IO_ERROR]).is_ok())
-            .map(|(head, _)| (head, 1));
-        answers.extend(failed);
+            .map(|(head, _)| (head, 1))
+            .collect();
         match progress.tell(&answers) {
             Ok(false) => {}
             Ok(true) => call(descriptor),
@@ -353,8 +352,8 @@ impl Ring {
     fn tell_locked(&self, mut state: MutexGuard<'_, State>, finished: &[Done]) {
         let policy = state.hold;
         let Run::Running { progress, disk, stopping, .. } = &mut state.run else { return };
-        // Who asks a ring to stop waits for all answers, QEMU's main loop with it: none is kept back any more.
-        let holds = policy != HoldPolicy::Nothing && *stopping != Some(Ending::Asked);
+        // Who asks a ring to stop waits for its answers, QEMU's main loop with it: none is kept back any more.
+        let holds = policy != HoldPolicy::Nothing && matches!(stopping, None | Some(Ending::Lost));
         // The epoch now is the request's or a later one: never too early.
         let epoch = holds.then(|| disk.epoch());
         let mut free = Vec::with_capacity(finished.len());
