@@ -39,7 +39,7 @@ use crate::format::journal::Note;
 use crate::format::load::{numbers, recent_name};
 use crate::format::recent::{self, Slot};
 use crate::lease::Lease;
-use crate::map::{Entry, State, Tree};
+use crate::map::{Alike, Entry, State, Tree};
 use crate::source::Source;
 use crate::space::Space;
 use crate::storage::{Folder, StoredFile};
@@ -89,6 +89,8 @@ pub(crate) struct Core {
     identity: u64,
     stripes: Box<[Stripe]>,
     space: Space,
+    /// Taken last.
+    alike: Mutex<Alike>,
     grace: Grace,
     changes: Changes,
     moments: Mutex<Moments>,

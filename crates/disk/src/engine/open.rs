@@ -168,6 +168,7 @@ impl Core {
             record_writes: options.record_writes,
             stripes,
             space,
+            alike: Mutex::default(),
             grace: Grace::new(STRIPES),
             changes: super::changes::Changes::default(),
             moments: Mutex::new(moments),

@@ -1,8 +1,8 @@
 //! Discards and write-zeroes.
 
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use super::write::part_length;
 use super::{Core, Patience, Working};
@@ -83,6 +83,9 @@ impl Core {
                 } else {
                     self.set_entries(&mut map, block as u32, count, empty, &mut replaced);
                 }
+                let mut alike = self.alike.lock().unwrap_or_else(PoisonError::into_inner);
+                map.tree.unite(position.leaf, &mut alike);
+                drop(alike);
                 self.note(&mut map, block as u32, count, empty);
                 is_changed = true;
             }

@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
 use super::{Reader, SNAPSHOTS_MAX, SnapshotRecord, VERSION, Writer};
 use crate::DiskError;
-use crate::map::{BRANCH_LEAVES, Branch, Entry, LEAF_BLOCKS, Leaf, Roots, STRIPES, State, Tree, run};
+use crate::map::{Alike, BRANCH_LEAVES, Branch, Entry, LEAF_BLOCKS, Leaf, Roots, STRIPES, State, Tree, run};
 use crate::storage::StoredFile;
 
 const MAGIC: &[u8; 8] = b"ONECOPYM";
@@ -102,7 +102,7 @@ impl Checkpoint {
         if root_count == 0 || root_count > SNAPSHOTS_MAX + 1 {
             return Err(format!("has {root_count} maps"));
         }
-        let mut parser = Parser { reader, nodes: Vec::new(), blocks };
+        let mut parser = Parser { reader, nodes: Vec::new(), alike: Alike::default(), blocks };
         for _ in 0..node_count {
             parser.node()?;
         }
@@ -240,13 +240,17 @@ enum Node {
 struct Parser<'a> {
     reader: Reader<'a>,
     nodes: Vec<Node>,
+    alike: Alike,
     blocks: u64,
 }
 
 impl Parser<'_> {
     fn node(&mut self) -> Result<(), String> {
         let node = match self.reader.u8()? {
-            1 => Node::Leaf(Arc::new(self.leaf()?)),
+            1 => {
+                let leaf = Arc::new(self.leaf()?);
+                Node::Leaf(self.alike.keep(leaf))
+            }
             2 => Node::Branch(Arc::new(self.branch()?)),
             kind => return Err(format!("a node of unknown kind {kind}")),
         };
@@ -347,12 +351,12 @@ mod tests {
         let mut roots = Roots::empty();
         let mut snapshots = Vec::new();
         for number in 1..4 {
-            roots.set_run(u64::from(number) * 500, 3000, State::Data(number * 7000), number);
-            roots.set_run(u64::from(number) * 40_000, 10, State::Zero, number);
+            roots.set_run(u64::from(number) * 500, 3000, State::Data(number * 7000), number, &mut Alike::default());
+            roots.set_run(u64::from(number) * 40_000, 10, State::Zero, number, &mut Alike::default());
             let snapshot = Snapshot { name: number.to_string(), epoch: crate::Epoch(9), created_unix_ms: 1 };
             snapshots.push((SnapshotRecord { number, snapshot }, roots.clone()));
         }
-        roots.set_run(199_999, 1, State::Data(1), 5);
+        roots.set_run(199_999, 1, State::Data(1), 5, &mut Alike::default());
         Checkpoint { number: 3, epoch: 5, next_sequence: 77, blocks: BLOCKS, current: roots, snapshots }
     }
 

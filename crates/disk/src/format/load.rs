@@ -7,7 +7,7 @@ use super::checkpoint::{Checkpoint, check_places};
 use super::header::Header;
 use super::journal::{self, Contents, Note, Record};
 use super::recent::{self, Boot};
-use crate::map::{Roots, State};
+use crate::map::{Alike, Roots, State};
 use crate::storage::Folder;
 use crate::{BLOCK_BYTES, DiskError};
 
@@ -32,6 +32,7 @@ pub(crate) struct Loaded {
     pub(crate) recent: Vec<Note>,
     /// The newest of these files that is of this boot, and where the next change goes in it.
     pub(crate) recent_file: Option<(u64, u64)>,
+    alike: Alike,
     blocks: u64,
 }
 
@@ -84,6 +85,7 @@ pub(crate) fn load(folder: &Folder, header: &Header, boot: Boot) -> Result<Loade
         is_continuable: true,
         recent: Vec::new(),
         recent_file: None,
+        alike: Alike::default(),
         blocks: header.blocks(),
     };
     for journal in number.. {
@@ -166,7 +168,7 @@ impl Loaded {
         if let State::Data(place) = state {
             check_places(place, u64::from(count), self.blocks)?;
         }
-        self.current.set_run(block, count, state, epoch);
+        self.current.set_run(block, count, state, epoch, &mut self.alike);
         Ok(())
     }
 

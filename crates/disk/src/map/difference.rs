@@ -64,16 +64,16 @@ fn leaves(
 
 #[cfg(test)]
 mod tests {
-    use super::super::State;
+    use super::super::{Alike, State};
     use super::*;
 
     #[test]
     fn only_what_changed_is_told() {
         let mut older = Roots::empty();
-        older.set_run(0, 100_000, State::Data(0), 1);
+        older.set_run(0, 100_000, State::Data(0), 1, &mut Alike::default());
         let mut newer = older.clone();
-        newer.set_run(99_999, 2, State::Zero, 2);
-        newer.set_run(70, 1, State::Data(200_000), 2);
+        newer.set_run(99_999, 2, State::Zero, 2, &mut Alike::default());
+        newer.set_run(70, 1, State::Data(200_000), 2, &mut Alike::default());
         let mut found = Vec::new();
         difference(&older, &newer, |block, old, new| found.push((block, old.state(), new.state())));
         found.sort_by_key(|change| change.0);

@@ -92,6 +92,27 @@ impl Leaf {
     pub(crate) fn of(entry: Entry) -> Leaf {
         Leaf([entry; LEAF_BLOCKS as usize])
     }
+
+    /// Whether its blocks are all alike: none has a place.
+    fn is_alike(&self) -> bool {
+        let first = self.0[0];
+        !matches!(first.state(), State::Data(_)) && self.0.iter().all(|entry| *entry == first)
+    }
+}
+
+/// Leaves whose blocks are all alike are kept once, as long as they come one after the other: to discard a disk over a base takes one.
+#[derive(Default)]
+pub(crate) struct Alike(Option<Arc<Leaf>>);
+
+impl Alike {
+    /// The leaf to keep for this one: it, or one that says the same.
+    pub(crate) fn keep(&mut self, leaf: Arc<Leaf>) -> Arc<Leaf> {
+        match &self.0 {
+            _ if !leaf.is_alike() => leaf,
+            Some(kept) if kept.0[0] == leaf.0[0] => kept.clone(),
+            _ => self.0.insert(leaf).clone(),
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -128,6 +149,13 @@ impl Tree {
         Arc::make_mut(self.slot(number).get_or_insert_with(|| Arc::new(Leaf::of(Entry::ABSENT))))
     }
 
+    /// Keeps a leaf once that says the same as the last one of its kind.
+    pub(crate) fn unite(&mut self, number: usize, alike: &mut Alike) {
+        if let Some(leaf) = self.leaf(number).cloned() {
+            self.replace_leaf(number, Some(alike.keep(leaf)));
+        }
+    }
+
     /// Puts another leaf at a number.
     pub(crate) fn replace_leaf(&mut self, number: usize, leaf: Option<Arc<Leaf>>) {
         *self.slot(number) = leaf;
@@ -150,11 +178,20 @@ impl Roots {
     }
 
     /// Gives a run of blocks new states, as the journal does.
-    pub(crate) fn set_run(&mut self, block: u64, count: u32, state: State, birth: u32) {
-        for index in 0..count {
-            let position = Position::of(block + u64::from(index));
-            let leaf = self.0[position.stripe].leaf_mut(position.leaf);
-            leaf.0[position.index] = Entry::new(state.advanced(index), birth);
+    pub(crate) fn set_run(&mut self, block: u64, count: u32, state: State, birth: u32, alike: &mut Alike) {
+        let mut done = 0;
+        while done < count {
+            let position = Position::of(block + u64::from(done));
+            let tree = &mut self.0[position.stripe];
+            let part = (count - done).min(LEAF_BLOCKS as u32 - position.index as u32);
+            let entries = &mut tree.leaf_mut(position.leaf).0[position.index..position.index + part as usize];
+            for entry in entries {
+                *entry = Entry::new(state.advanced(done), birth);
+                done += 1;
+            }
+            if !matches!(state, State::Data(_)) {
+                tree.unite(position.leaf, alike);
+            }
         }
     }
 }
@@ -209,10 +246,10 @@ mod tests {
     #[test]
     fn a_kept_root_does_not_see_later_changes_and_shares_the_rest() {
         let mut now = Roots::empty();
-        now.set_run(1000, 600, State::Data(7), 1);
-        now.set_run(1 << 20, 1, State::Zero, 1);
+        now.set_run(1000, 600, State::Data(7), 1, &mut Alike::default());
+        now.set_run(1 << 20, 1, State::Zero, 1, &mut Alike::default());
         let kept = now.clone();
-        now.set_run(1001, 1, State::Zero, 2);
+        now.set_run(1001, 1, State::Zero, 2, &mut Alike::default());
         let entry = |roots: &Roots, block: u64| roots.leaf_of(block).map(|leaf| leaf.0[Position::of(block).index]);
         assert_eq!(entry(&kept, 1001), Some(Entry::new(State::Data(8), 1)));
         assert_eq!(entry(&now, 1001), Some(Entry::new(State::Zero, 2)));

@@ -286,3 +286,61 @@ fn b63_the_write_logs_room_is_given_back_with_every_moment_that_goes() {
     assert_eq!(recorded(), 0, "a log was taken");
     disk.close().unwrap();
 }
+
+/// A large base full of sevens.
+struct Sevens;
+
+impl Source for Sevens {
+    fn size_bytes(&self) -> u64 {
+        1 << 30
+    }
+
+    fn read(&self, _: u64, into: &mut [u8]) -> Result<(), SourceError> {
+        into.fill(7);
+        Ok(())
+    }
+
+    fn describe(&self) -> String {
+        "sevens".into()
+    }
+}
+
+#[test]
+fn b65_a_discard_over_a_base_takes_no_memory_for_each_of_its_blocks() {
+    const LEAF_BYTES: u64 = crate::map::LEAF_BLOCKS * BLOCK_BYTES;
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    create(home.path(), 1 << 30);
+    let open = || Disk::open(home.path(), OpenOptions { base: Some(Arc::new(Sevens)), ..options(None) }).unwrap();
+    // All leaves, and those that are kept.
+    let leaves = |disk: &Disk| {
+        let trees: Vec<_> = disk.core().stripes.iter().map(|stripe| stripe.map().tree.clone()).collect();
+        let leaves = (0..512).filter_map(|leaf| trees[leaf % 64].leaf(leaf / 64).map(Arc::as_ptr));
+        let leaves: Vec<_> = leaves.collect();
+        (leaves.len(), leaves.iter().collect::<std::collections::HashSet<_>>().len())
+    };
+    let disk = open();
+    disk.discard(0, 1 << 29).unwrap();
+    // In pieces, too.
+    for begin in ((1 << 29)..1 << 30).step_by(1 << 20) {
+        disk.discard(begin, 1 << 20).unwrap();
+    }
+    assert_eq!(leaves(&disk), (512, 1));
+    disk.flush().unwrap();
+    disk.cut().unwrap();
+    disk.write(3 * LEAF_BYTES, &[1; BLOCK], &[]).unwrap();
+    disk.discard(3 * LEAF_BYTES, BLOCK_BYTES).unwrap();
+    assert_eq!(leaves(&disk), (512, 2), "what is younger is not like the others");
+    disk.close().unwrap();
+    // From the journal, and from a checkpoint.
+    let disk = open();
+    assert_eq!(leaves(&disk), (512, 2));
+    disk.core().checkpoint().unwrap();
+    disk.close().unwrap();
+    let disk = open();
+    assert_eq!(leaves(&disk), (512, 2));
+    disk.write(5 * LEAF_BYTES + BLOCK_BYTES, &[2; BLOCK], &[]).unwrap();
+    assert_eq!(read(&disk, 5 * LEAF_BYTES, 2 * BLOCK), [[0; BLOCK], [2; BLOCK]].concat());
+    assert_eq!(read(&disk, 6 * LEAF_BYTES, 2 * BLOCK), [0; 2 * BLOCK]);
+    assert_eq!(leaves(&disk), (512, 3));
+    disk.close().unwrap();
+}
