@@ -21,7 +21,7 @@ pub(super) fn serve(shared: &Arc<Shared>, socket: Arc<Socket>) -> io::Result<()>
     let Some((stream, agreement)) = negotiation::negotiate(shared, Stream::plain(socket))? else { return Ok(()) };
     let Stream { mut incoming, outgoing, socket, .. } = stream;
     socket.set_deadline(None)?;
-    let replies = Arc::new(Replies::new(outgoing, socket, agreement.is_structured, Arc::clone(&shared.budget)));
+    let replies = Arc::new(Replies::new(outgoing, socket, agreement.is_structured, &shared.budget));
     let sender = Arc::clone(&replies);
     let sender = thread::Builder::new().name("nbd-send".into()).spawn(move || sender.send_until_over())?;
     let mut transmission = Transmission::new(Arc::clone(shared), agreement, Arc::clone(&replies));

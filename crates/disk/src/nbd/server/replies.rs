@@ -6,7 +6,7 @@ use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::budget::{Budget, OWN_BYTES};
+use super::budget::{Budget, OWN_BYTES, STEP_BYTES, Share, Side, Stall};
 use crate::nbd::protocol::reply;
 use crate::nbd::socket::Socket;
 use crate::nbd::stream::Outgoing;
@@ -24,7 +24,7 @@ const GATHER_BYTES: usize = 128 << 10;
 const GATHER_DATA_BYTES_MAX: usize = 32 << 10;
 
 /// Who waits looks this often whether the client is there.
-const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A reply that waits to be sent.
 struct Reply {
@@ -63,24 +63,27 @@ pub(super) struct Replies {
     outgoing: Mutex<Sending>,
     socket: Arc<Socket>,
     is_structured: bool,
-    budget: Arc<Budget>,
+    share: Arc<Share>,
 }
 
 struct Sending {
     outgoing: Outgoing,
+    share: Arc<Share>,
     gathered: Vec<u8>,
 }
 
 impl Replies {
-    pub(super) fn new(outgoing: Outgoing, socket: Arc<Socket>, is_structured: bool, budget: Arc<Budget>) -> Replies {
+    pub(super) fn new(outgoing: Outgoing, socket: Arc<Socket>, is_structured: bool, budget: &Arc<Budget>) -> Replies {
+        let share = budget.share(Arc::clone(&socket));
+        let gathered = Vec::with_capacity(GATHER_BYTES);
         Replies {
             state: Mutex::default(),
             waiting: Condvar::new(),
             gone: Condvar::new(),
-            outgoing: Mutex::new(Sending { outgoing, gathered: Vec::with_capacity(GATHER_BYTES) }),
+            outgoing: Mutex::new(Sending { outgoing, share: Arc::clone(&share), gathered }),
             socket,
             is_structured,
-            budget,
+            share,
         }
     }
 
@@ -118,9 +121,25 @@ impl Replies {
         if weight.common_bytes > 0 {
             // What others wait for may be what waits to be sent by this thread.
             self.send_waiting();
-            self.budget.take(weight.common_bytes);
+            if let Err(error) = self.share.take(weight.common_bytes) {
+                self.forget(weight);
+                return Err(error);
+            }
         }
         Ok(Ticket { replies: Arc::clone(self), cookie, weight, is_answered: false })
+    }
+
+    /// A request that was let in here and found no room among all connections.
+    fn forget(&self, weight: Weight) {
+        let mut state = self.state();
+        state.requests -= 1;
+        state.weight.bytes -= weight.bytes;
+        state.weight.common_bytes -= weight.common_bytes;
+    }
+
+    /// The client is waited for while it sends data.
+    pub(super) fn receive(&self) -> Stall<'_> {
+        self.share.wait_for(Side::Receiving)
     }
 
     /// Sends all that waits.
@@ -161,7 +180,7 @@ impl Replies {
         state.weight.common_bytes -= common_bytes;
         drop(state);
         drop(replies);
-        self.budget.give(common_bytes);
+        self.share.give(common_bytes);
         self.gone.notify_all();
     }
 
@@ -211,7 +230,11 @@ impl Sending {
             self.gathered.extend(&reply.head);
             if reply.data.len() > GATHER_DATA_BYTES_MAX {
                 self.send_gathered()?;
-                self.outgoing.write_all(&reply.data)?;
+                let stall = self.share.wait_for(Side::Sending);
+                for step in reply.data.chunks(STEP_BYTES) {
+                    self.outgoing.write_all(step)?;
+                    stall.goes_on();
+                }
             } else {
                 self.gathered.extend(&reply.data);
             }
@@ -223,6 +246,7 @@ impl Sending {
     }
 
     fn send_gathered(&mut self) -> io::Result<()> {
+        let _stall = self.share.wait_for(Side::Sending);
         let outcome = self.outgoing.write_all(&self.gathered);
         self.gathered.clear();
         outcome

@@ -475,7 +475,7 @@ fn b22_clients_that_promise_data_are_held_at_the_doors_bound_and_small_requests_
             thread::sleep(Duration::from_millis(5));
         }
     };
-    let mut promising: Vec<Client> = (0..12).map(|_| door.client()).collect();
+    let mut promising: Vec<Client> = (0..8).map(|_| door.client()).collect();
     for client in &mut promising {
         // The request's head, and nothing of its data.
         client.send(command::WRITE, 0, 0..length, &[]);
@@ -483,7 +483,7 @@ fn b22_clients_that_promise_data_are_held_at_the_doors_bound_and_small_requests_
     wait_for(8 * length);
     let mut client = door.client();
     client.ask(command::WRITE, 0, 0..4096, &[7; 4096]).unwrap();
-    assert_eq!(budget.taken_bytes(), 8 * length, "four wait for the others");
+    assert_eq!(budget.taken_bytes(), 8 * length);
     drop(promising);
     wait_for(0);
     door.wait_for_connections(1);
@@ -534,4 +534,38 @@ fn b60_a_door_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_ba
     // No answer, least of all an error: a client that comes again asks anew.
     assert_eq!(client.stream.read(&mut [0; 64]).unwrap(), 0);
     base.let_through();
+}
+
+#[test]
+fn b64_clients_that_stall_give_way_to_those_that_wait() {
+    let source = Gated::closed();
+    source.let_through();
+    let door = door_to(&source, 128);
+    let budget = Arc::clone(&door.server().shared.budget);
+    let (mib, length) = (1_u64 << 20, 32_u64 << 20);
+    // One takes no replies, and others do not send what they promise: together they hold all.
+    let mut idle = door.client_of("gated", true);
+    for _ in 0..64 {
+        idle.send(command::READ, 0, 0..mib, &[]);
+    }
+    let mut promising: Vec<Client> = (0..6).map(|_| door.client_of("gated", true)).collect();
+    for client in &mut promising {
+        client.send(command::WRITE, 0, 0..length, &[]);
+    }
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while budget.taken_bytes() < 254 * mib {
+        assert!(Instant::now() < deadline, "{}", budget.taken_bytes());
+        thread::sleep(Duration::from_millis(5));
+    }
+    // As long as nobody wants what they hold they may take their time.
+    let mut modest = door.client_of("gated", true);
+    assert_eq!(modest.ask(command::READ, 0, 0..512, &[]).unwrap(), [5; 512]);
+    assert_eq!(door.server().statistics().connections, 8);
+    assert_eq!(modest.ask(command::READ, 0, 0..3 * mib, &[]).unwrap().len() as u64, 3 * mib);
+    // The one that has stalled for longest is gone: it gets what was sent before, and the end.
+    let mut rest = Vec::new();
+    let outcome = idle.stream.read_to_end(&mut rest);
+    assert!(outcome.is_err() || (rest.len() as u64) < 64 * mib, "all {} bytes were sent", rest.len());
+    drop(promising);
+    door.wait_for_connections(1);
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Shared;
+use super::budget::STEP_BYTES;
 use super::exports::Content;
 use super::negotiation::{ALLOCATION_CONTEXT, Agreement};
 use super::replies::{Replies, Ticket};
@@ -77,7 +78,12 @@ impl Transmission {
             self.replies.send_waiting();
         }
         let mut data = vec![0; header.length as usize];
-        incoming.read_exact(&mut data)?;
+        let stall = self.replies.receive();
+        for step in data.chunks_mut(STEP_BYTES) {
+            incoming.read_exact(step)?;
+            stall.goes_on();
+        }
+        drop(stall);
         Ok(data)
     }
 
