@@ -16,7 +16,7 @@ use crate::{Completion, DiskError, Request, Requester};
 pub(crate) const QUEUE_MAX: usize = 4096;
 const LOCAL_THREADS_MAX: usize = 4;
 /// More than local ones: each waits for the network most of the time.
-const REMOTE_THREADS_MAX: usize = 16;
+pub(crate) const REMOTE_THREADS_MAX: usize = 16;
 /// Bytes that are zeroed at a time: then it is the others' turn, since one request may ask for 4 GiB.
 pub(super) const ZERO_STEP_BYTES: u64 = 4 << 20;
 
@@ -158,7 +158,11 @@ impl Lane {
             }
             state.idle -= 1;
             let count = if self.threads_max == 1 { state.jobs.len() } else { state.jobs.len().min(1) };
+            let was_full = state.jobs.len() >= QUEUE_MAX;
             let jobs: Vec<Job> = state.jobs.drain(..count).collect();
+            if was_full {
+                self.progress.notify_all();
+            }
             if jobs.is_empty() {
                 state.threads -= 1;
                 return;
@@ -200,7 +204,7 @@ impl Lane {
         drop(state);
         self.progress.notify_all();
         // Outside the lock: with a completion may go what asks again.
-        drop::<(VecDeque<Job>, _)>((withdrawn, unheard));
+        drop((withdrawn, unheard));
     }
 
     fn pending(&self) -> usize {

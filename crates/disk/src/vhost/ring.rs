@@ -226,15 +226,16 @@ impl Ring {
             Run::Stopped => None,
         };
         let Some((thread, disk, requester)) = under_way else { return self.end(self.state()) };
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!(ring = self.index, "the ring's thread panicked");
-        }
         if self.lets_answers_go() {
             self.release(None);
         }
         drop(self.drained(self.state(), deadline));
         // The ring's next life, here or elsewhere, may write in the same places.
         disk.withdraw(&requester);
+        // Only now: the thread may have waited for room in the disk's queue, which others can fill.
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!(ring = self.index, "the ring's thread panicked");
+        }
         self.end(self.state())
     }
 

@@ -6,6 +6,7 @@ use std::sync::mpsc;
 use super::super::drain::Ending;
 use super::*;
 use crate::Request;
+use crate::engine::workers::{QUEUE_MAX, REMOTE_THREADS_MAX};
 use crate::source::{Source, SourceError};
 
 /// A base that does not answer until it is told to.
@@ -232,4 +233,27 @@ fn b61_a_stop_leaves_what_waits_for_a_base_to_the_rings_next_life() {
     driver.log().unwrap();
     assert_eq!(driver.stop(0).unwrap(), 1);
     assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 1);
+}
+
+#[test]
+fn b37_a_ring_stops_in_time_also_when_others_fill_the_disks_queue() {
+    let room = silent_room(1);
+    let disk = room.attachment.attach().unwrap();
+    let mut driver = room.driver(DriverOptions::default());
+    // One waits behind them: the queue is full.
+    let filling = disk.clone();
+    std::thread::spawn(move || {
+        for _ in 0..=QUEUE_MAX + REMOTE_THREADS_MAX {
+            let request = Request::Read { offset: 0, length: 4096, pieces: Vec::new() };
+            filling.submit(request, Box::new(|_| {}));
+        }
+    });
+    let most = (QUEUE_MAX + REMOTE_THREADS_MAX) as u64;
+    until("the queue is full", || disk.statistics().pending_requests == most);
+    submit(&mut driver, 0, Ask::Read { sector: 0, length: 4096 });
+    until("the ring waits, too", || room.door.statistics().waited == 1);
+    assert_eq!(driver.stop(0).unwrap(), 1);
+    assert_eq!(disk.statistics().pending_requests, most);
+    drop(disk);
+    room.attachment.detach().unwrap();
 }
