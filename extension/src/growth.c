@@ -13,6 +13,7 @@
 
 #include "capture.h"
 #include "growth.h"
+#include "mapping.h"
 #include "return.h"
 
 /*
@@ -63,6 +64,7 @@ fill(uint32 chunk, uint32 was, OnecopyChange *change, char *problem)
 
 	populated = populate((char *) TYPEALIGN_DOWN(onecopy->page_bytes, from),
 						 (char *) TYPEALIGN(onecopy->page_bytes, to), problem);
+	mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
 	change->populate_us += onecopy_now_us() - started_us;
 	if (!populated)
 	{

@@ -61,6 +61,7 @@
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
 #include "capture.h"
+#include "mapping.h"
 #include "move.h"
 #include "portability/instr_time.h"
 #include "storage/lwlock.h"
@@ -229,6 +230,13 @@ move_page(int source, int destination, const BufferTag *tag)
 	 */
 	Assert(destination < source);
 	Assert(buffer_is_captured(destination));
+
+	/*
+	 * Nobody shall wait for our page faults: to take a page from the system,
+	 * or to read it from swap, takes longer than all that the lock is for.
+	 */
+	mapping_touch(source);
+	mapping_touch_captured(destination);
 
 	LWLockAcquire(partition_lock, LW_EXCLUSIVE);
 	if (!begin_move(source_header, tag, &usage_count))

@@ -18,6 +18,7 @@
 #include "capture.h"
 #include "catalog/pg_database.h"
 #include "heat.h"
+#include "mapping.h"
 #include "miscadmin.h"
 #include "move.h"
 #include "moved.h"
@@ -52,9 +53,11 @@ static struct
 	int			heat;
 	int			next;
 
+	int			mapped;			/* a buffer of the chunk of places that is
+								 * mapped, or NO_PLACE */
 	int			spare;			/* a place captured and not used, or NO_PLACE */
 	int			refusals;		/* pages evicted because they might be removed */
-}			shrink = {.spare = NO_PLACE};
+}			shrink = {.mapped = NO_PLACE, .spare = NO_PLACE};
 
 static Oid	locked_databases[DATABASES_LOCKED_MAX];
 static int	locked_databases_count = 0;
@@ -142,9 +145,10 @@ gives_way(uint32 buf_state, int heat)
 /*
  * Maps the blocks of a chunk into this process in one system call, because
  * a page fault for each of them costs more than the copying.  Not when some of
- * its buffers may have no memory: it would be taken from the system.
+ * its buffers may have no memory: it would be taken from the system.  True
+ * when something was mapped.
  */
-static void
+static bool
 map_chunk(int first, int advice, int wanted)
 {
 	int			end = Min(first + ONECOPY_CHUNK_BLOCKS, NBuffers);
@@ -153,17 +157,27 @@ map_chunk(int first, int advice, int wanted)
 	char	   *stop;
 
 	if (wanted < MAP_PAGES_MIN)
-		return;
+		return false;
 	for (int buffer_id = first; buffer_id < end; buffer_id++)
 	{
 		if (heat_of_state(pg_atomic_read_u32(&GetBufferDescriptor(buffer_id)->state)) == HEAT_EMPTY)
-			return;
+			return false;
 	}
 	start = (char *) TYPEALIGN(page_bytes, (uintptr_t) BufferGetBlock(first + 1));
 	stop = (char *) TYPEALIGN_DOWN(page_bytes, (uintptr_t) BufferGetBlock(end) + BLCKSZ);
 	/* Without it, each page is mapped when it is touched. */
-	if (start < stop)
-		(void) madvise(start, stop - start, advice);
+	return start < stop && madvise(start, stop - start, advice) == 0;
+}
+
+/* The search for places leaves the chunk that it was in. */
+static void
+unmap_places(void)
+{
+	uint32		chunk = shrink.mapped / ONECOPY_CHUNK_BLOCKS;
+
+	if (shrink.mapped != NO_PLACE)
+		mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
+	shrink.mapped = NO_PLACE;
 }
 
 /* The search for places comes to a chunk. */
@@ -173,9 +187,11 @@ map_places(int first)
 	int			end = Min(first + ONECOPY_CHUNK_BLOCKS, shrink.keep);
 	int			places = 0;
 
+	unmap_places();
 	for (int buffer_id = first; buffer_id < end; buffer_id++)
 		places += gives_way(pg_atomic_read_u32(&GetBufferDescriptor(buffer_id)->state), shrink.heat);
-	map_chunk(first, MADV_POPULATE_WRITE, places);
+	if (map_chunk(first, MADV_POPULATE_WRITE, places))
+		shrink.mapped = first;
 }
 
 /* A chunk is about to be vacated. */
@@ -187,7 +203,7 @@ map_sources(int first, int end)
 	for (int buffer_id = first; buffer_id < end; buffer_id++)
 		sources += heat_of_state(pg_atomic_read_u32(&GetBufferDescriptor(buffer_id)->state)) >= shrink.cutoff;
 	if (first % ONECOPY_CHUNK_BLOCKS == 0)
-		map_chunk(first, MADV_POPULATE_READ, sources);
+		(void) map_chunk(first, MADV_POPULATE_READ, sources);
 }
 
 /*
@@ -221,7 +237,10 @@ find_place(int heat, OnecopyChange *change)
 			if (captured == CAPTURE_EVICTED)
 				change->evicted_pages++;
 			if (captured == CAPTURE_EVICTED || captured == CAPTURE_DONE)
+			{
+				shrink.mapped = candidate;
 				return candidate;
+			}
 		}
 	}
 	return NO_PLACE;
@@ -306,6 +325,7 @@ relocate_end(void)
 {
 	relocate_unlock();
 	release_spare();
+	unmap_places();
 	shrink.active = false;
 }
 

@@ -17,6 +17,7 @@
 #include "growth.h"
 #include "headroom.h"
 #include "history.h"
+#include "mapping.h"
 #include "publish.h"
 #include "relocate.h"
 #include "resize.h"
@@ -150,6 +151,7 @@ vacate(uint32 chunk)
 		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_CAPTURING, ONECOPY_CHUNK_PARKED);
 		place_parked(chunk);
 	}
+	mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
 	return left;
 }
 

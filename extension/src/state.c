@@ -68,6 +68,7 @@ find_mapping(uintptr_t *start, uintptr_t *end, uint32 *huge_page_bytes)
 {
 	FILE	   *maps = fopen("/proc/self/smaps", "r");
 	char		line[512];
+	char		rights[5];
 	bool		found = false;
 	unsigned long from,
 				to,
@@ -78,7 +79,7 @@ find_mapping(uintptr_t *start, uintptr_t *end, uint32 *huge_page_bytes)
 		ereport(FATAL, (errmsg("onecopy could not open \"/proc/self/smaps\": %m")));
 	while (fgets(line, sizeof(line), maps) != NULL)
 	{
-		if (sscanf(line, "%lx-%lx ", &from, &to) == 2)
+		if (sscanf(line, "%lx-%lx %4s", &from, &to, rights) == 3)
 		{
 			if (found)
 				break;
@@ -87,6 +88,9 @@ find_mapping(uintptr_t *start, uintptr_t *end, uint32 *huge_page_bytes)
 			{
 				*start = from;
 				*end = to;
+				/* What the worker does to its mappings would lose private pages. */
+				if (rights[3] != 's')
+					ereport(FATAL, (errmsg("onecopy found the buffer pool in memory that is not shared")));
 			}
 		}
 		else if (found && sscanf(line, "KernelPageSize: %lu kB", &page_kb) == 1)

@@ -14,3 +14,4 @@ mod roles;
 mod room;
 mod trade;
 mod warmth;
+mod worker;

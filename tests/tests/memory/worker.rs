@@ -1,0 +1,68 @@
+//! The process that makes a pool small and large: what it costs itself.
+
+use anyhow::{Context, ensure};
+use onecopy_tests::clones::version::Version;
+use onecopy_tests::memory::MIB;
+use onecopy_tests::memory::harness::{Harness, Plan};
+use onecopy_tests::memory::pages::{self, PAGE_BYTES};
+
+const CEILING_BYTES: u64 = 256 * MIB;
+const SMALL_BYTES: u64 = 64 * MIB;
+/// The table fills nearly all of the pool.
+const ROWS: u64 = 240 * MIB / PAGE_BYTES;
+/// So much of it, at its end, is hot: more than the small pool holds.
+const HOT_ROWS: u64 = 100 * MIB / PAGE_BYTES;
+/// Fewer were no test: the small pool holds four times as many.
+const MOVED_PAGES_MIN: i64 = 2000;
+/// Some chunks of 2 MB, and what it touches of headers and tables for the first time.
+const MAPPED_BYTES_MAX: u64 = 24 * MIB;
+
+/// A figure of a process in bytes. Source: `proc_pid_status(5)`.
+fn figure(process: u32, name: &str) -> anyhow::Result<u64> {
+    let path = format!("/proc/{process}/status");
+    let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("{path}: {name}"))?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
+}
+
+/// The kernel kills the largest process first: the worker must never be the one, however much of the pool goes through its hands.
+async fn the_worker_stays_small(version: Version) -> anyhow::Result<()> {
+    let harness = Harness::start(Plan::new(version, CEILING_BYTES)).await?;
+    let (leader, pool) = (harness.leader(), harness.pool().await?);
+    pages::make(leader, ROWS).await?;
+    pages::read_all(leader).await?;
+    for _ in 0..4 {
+        let heat = format!("SELECT pg_prewarm('pages', 'buffer', 'main', {}, {})", ROWS - HOT_ROWS, ROWS - 1);
+        pool.session().run(&heat).await?;
+    }
+    let worker = pool.steady().await?.worker;
+    // The most that it ever had begins anew: proc_pid_clear_refs(5).
+    std::fs::write(format!("/proc/{worker}/clear_refs"), "5").context("clear_refs: needs root")?;
+    let before_bytes = figure(worker, "VmRSS:")?;
+    assert_eq!(pool.resize(SMALL_BYTES).await?, SMALL_BYTES);
+    assert_eq!(pool.resize(CEILING_BYTES).await?, CEILING_BYTES);
+    let status = pool.steady().await?;
+    assert_eq!(status.worker, worker, "it is the same process");
+    let moved = pool.session().run("SELECT moved_pages FROM onecopy_memory_status").await?.number()?;
+    ensure!(moved >= MOVED_PAGES_MIN, "it was no test: {moved} pages were moved");
+    let most_bytes = figure(worker, "VmHWM:")?;
+    ensure!(
+        most_bytes <= before_bytes + MAPPED_BYTES_MAX,
+        "the worker had {before_bytes} bytes before and {most_bytes} at most"
+    );
+    // What it let go of is what it was.
+    let answer =
+        pool.session().run("SELECT count(*), count(*) FILTER (WHERE body = repeat('p', 7000)) FROM pages").await?;
+    assert_eq!(answer.rows, [[Some(ROWS.to_string()), Some(ROWS.to_string())]]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m27_the_worker_stays_small_on_15() -> anyhow::Result<()> {
+    the_worker_stays_small(Version::Fifteen).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m27_the_worker_stays_small_on_17() -> anyhow::Result<()> {
+    the_worker_stays_small(Version::Seventeen).await
+}
