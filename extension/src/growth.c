@@ -60,16 +60,21 @@ fill(uint32 chunk, uint32 was, OnecopyChange *change, char *problem)
 	uintptr_t	from = (uintptr_t) BufferBlocks + (Size) onecopy_chunk_first(chunk) * BLCKSZ;
 	uintptr_t	to = (uintptr_t) BufferBlocks + (Size) onecopy_chunk_end(chunk) * BLCKSZ;
 	int64		started_us = onecopy_now_us();
+	bool		is_part = is_returned_in_part(chunk);
 	bool		populated;
 
 	populated = populate((char *) TYPEALIGN_DOWN(onecopy->page_bytes, from),
 						 (char *) TYPEALIGN(onecopy->page_bytes, to), problem);
 	mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
 	change->populate_us += onecopy_now_us() - started_us;
+	/* What came of it is there now, or goes again. */
+	forget_returned_part(chunk);
 	if (!populated)
 	{
 		if (was == ONECOPY_CHUNK_RETURNED)
 			return_chunk(chunk, change);
+		else if (is_part)
+			return_captured_runs(chunk, change);
 		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, was);
 	}
 	return populated;

@@ -172,7 +172,7 @@ finish_for_dead_agent(void)
 		{
 			if (onecopy_chunk_state(chunk) != ONECOPY_CHUNK_TAKING)
 				continue;
-			return_buffers(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk), &change);
+			(void) return_buffers(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk), &change);
 			onecopy_chunk_transition(chunk, ONECOPY_CHUNK_TAKING, ONECOPY_CHUNK_TAKEN);
 			ereport(LOG,
 					(errmsg("gave the memory of chunk %u back that an agent had begun to take", chunk)));

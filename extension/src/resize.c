@@ -123,12 +123,14 @@ begin_change(Direction wanted_direction, uint32 wanted)
 
 /*
  * What becomes of a parked chunk: above the target its memory goes back,
- * below (it is of the reserve then) it is offered to the agent.
+ * below (it is of the reserve then) it is offered to the agent.  What is
+ * offered has all of its memory: a chunk that lost a part of it, while it was
+ * above the target, is filled first.
  */
 static void
 place_parked(uint32 chunk)
 {
-	if (chunk >= pg_atomic_read_u32(&onecopy->target_chunks))
+	if (chunk >= pg_atomic_read_u32(&onecopy->target_chunks) || is_returned_in_part(chunk))
 	{
 		return_chunk(chunk, &change);
 		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_PARKED, ONECOPY_CHUNK_RETURNED);
@@ -197,12 +199,15 @@ refuse_growth(uint32 there, const char *problem)
 	return RESIZE_MOVED_ON;
 }
 
-/* Is there room for what is missing?  Asked once in a while, not each time. */
+/*
+ * Is there room for the memory that the chunks [first, end) lack?  Asked once
+ * in a while, not each time.
+ */
 static bool
-has_headroom(uint64 missing_bytes, char *problem)
+has_headroom(uint32 first, uint32 end, char *problem)
 {
 	return chunks_since_look++ % CHUNKS_PER_LOOK != 0 ||
-		headroom_for(missing_bytes, onecopy->huge_page_bytes, problem);
+		headroom_for(onecopy_returned_bytes(first, end), onecopy->huge_page_bytes, problem);
 }
 
 /*
@@ -213,9 +218,8 @@ static ResizeResult
 fill_reserve(uint32 chunk, uint32 target)
 {
 	char		problem[ONECOPY_REASON_BYTES];
-	uint64		missing = onecopy_bytes_of_chunks(target) - onecopy_bytes_of_chunks(chunk);
 
-	if (!has_headroom(missing, problem) || !fill_chunk(chunk, &change, problem))
+	if (!has_headroom(chunk, target, problem) || !fill_chunk(chunk, &change, problem))
 		return refuse_growth(chunk, problem);
 	return RESIZE_MOVED_ON;
 }
@@ -224,7 +228,6 @@ static ResizeResult
 grow_step(uint32 active, uint32 wanted)
 {
 	char		problem[ONECOPY_REASON_BYTES];
-	uint64		missing = onecopy_bytes_of_chunks(wanted) - onecopy_bytes_of_chunks(active);
 
 	begin_change(GROWING, wanted);
 	switch (onecopy_chunk_state(active))
@@ -238,13 +241,12 @@ grow_step(uint32 active, uint32 wanted)
 		case ONECOPY_CHUNK_TAKING:
 			onecopy_set_activity(ONECOPY_BLOCKED, "the agent is giving this memory back");
 			return RESIZE_BLOCKED;
-		case ONECOPY_CHUNK_RETURNED:
-			if (!has_headroom(missing, problem))
-				return refuse_growth(active, problem);
-			break;
 		default:
 			break;
 	}
+	/* Also a chunk that is still used in part may lack memory. */
+	if (onecopy_returned_bytes(active, active + 1) > 0 && !has_headroom(active, wanted, problem))
+		return refuse_growth(active, problem);
 	problem[0] = '\0';
 	if (!grow_chunk(active, &change, problem))
 	{
@@ -267,7 +269,8 @@ settle_chunk(uint32 chunk, uint32 target, int *pinned)
 		case ONECOPY_CHUNK_CAPTURING:
 			left = vacate(chunk);
 			*pinned += left;
-			if (left > 0 && vain_passes == PASSES_BEFORE_PART)
+			/* Of the reserve below the target nothing is to go. */
+			if (left > 0 && vain_passes >= PASSES_BEFORE_PART && chunk >= target)
 				return_captured_runs(chunk, &change);
 			return left == 0;
 		case ONECOPY_CHUNK_PUBLISHED:
@@ -296,10 +299,10 @@ settle(uint32 active)
 			place_parked(chunk);
 			return RESIZE_MOVED_ON;
 		}
-		if (chunk < target && onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
-			return fill_reserve(chunk, target);
 		if (!settle_chunk(chunk, target, &pinned))
 			done = false;
+		if (chunk < target && onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
+			return fill_reserve(chunk, target);
 	}
 	pg_atomic_write_u32(&onecopy->pinned_buffers, pinned);
 	if (!done)

@@ -18,20 +18,21 @@
 /* As many chunks at most are returned by one call of the system. */
 #define CHUNKS_A_CALL 32
 
-/* Gives whole pages between two addresses to the system. */
-static void
+/* Gives whole pages between two addresses to the system; false when there is none. */
+static bool
 return_range(char *start, char *end, OnecopyChange *change)
 {
 	int64		started_us = onecopy_now_us();
 
 	if (start >= end)
-		return;
+		return false;
 	if (madvise(start, end - start, MADV_REMOVE) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_SYSTEM_ERROR),
 				 errmsg("could not give %zu bytes of the buffer pool back: %m",
 						(Size) (end - start))));
 	change->return_us += onecopy_now_us() - started_us;
+	return true;
 }
 
 static char *
@@ -52,10 +53,10 @@ block_address(int buffer_id)
 	return BufferBlocks + (Size) buffer_id * BLCKSZ;
 }
 
-void
+bool
 return_buffers(int first, int end, OnecopyChange *change)
 {
-	return_range(page_up(block_address(first)), page_down(block_address(end)), change);
+	return return_range(page_up(block_address(first)), page_down(block_address(end)), change);
 }
 
 /*
@@ -112,7 +113,7 @@ return_chunk(uint32 chunk, OnecopyChange *change)
 	pages_of_chunk(chunk, &start, &end);
 	if (onecopy->captured[onecopy_chunk_first(chunk)] == ONECOPY_CAPTURED_UNTOUCHED)
 		take_set_aside(chunk, start, end);
-	return_range(start, end, change);
+	(void) return_range(start, end, change);
 }
 
 /*
@@ -134,12 +135,16 @@ return_again(void)
 			   onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
 			chunk++;
 		if (chunk > first)
-			return_buffers(onecopy_chunk_first(first), onecopy_chunk_end(chunk - 1), &unused);
+			(void) return_buffers(onecopy_chunk_first(first), onecopy_chunk_end(chunk - 1), &unused);
 		else
 			chunk++;
 	}
 }
 
+/*
+ * A run of captured buffers goes again when it has become longer: the page
+ * between two blocks belongs to both.
+ */
 void
 return_captured_runs(uint32 chunk, OnecopyChange *change)
 {
@@ -149,12 +154,32 @@ return_captured_runs(uint32 chunk, OnecopyChange *change)
 	while (id < end)
 	{
 		int			first = id;
+		bool		has_memory = false;
 
-		while (id < end && buffer_is_captured(id))
+		for (; id < end && buffer_is_captured(id); id++)
+			has_memory |= onecopy->captured[id] != ONECOPY_CAPTURED_RETURNED;
+		if (has_memory && return_buffers(first, id, change))
+			memset(onecopy->captured + first, ONECOPY_CAPTURED_RETURNED, id - first);
+		if (id == first)
 			id++;
-		if (id > first)
-			return_buffers(first, id, change);
-		else
-			id++;
+	}
+}
+
+bool
+is_returned_in_part(uint32 chunk)
+{
+	int			first = onecopy_chunk_first(chunk);
+
+	return memchr(onecopy->captured + first, ONECOPY_CAPTURED_RETURNED,
+				  onecopy_chunk_end(chunk) - first) != NULL;
+}
+
+void
+forget_returned_part(uint32 chunk)
+{
+	for (int id = onecopy_chunk_first(chunk); id < onecopy_chunk_end(chunk); id++)
+	{
+		if (onecopy->captured[id] == ONECOPY_CAPTURED_RETURNED)
+			onecopy->captured[id] = ONECOPY_CAPTURED;
 	}
 }

@@ -12,14 +12,23 @@
 
 #include "state.h"
 
-/* Gives the memory of captured buffers in [first, end) to the system. */
-extern void return_buffers(int first, int end, OnecopyChange *change);
+/* Gives the memory of captured buffers in [first, end) to the system; false when no whole page is theirs. */
+extern bool return_buffers(int first, int end, OnecopyChange *change);
 
 /* As return_buffers() for a chunk, taking in pages shared with a returned neighbour. */
 extern void return_chunk(uint32 chunk, OnecopyChange *change);
 
-/* Gives back what is captured of a chunk that others still use in part. */
+/*
+ * Gives back what is captured of a chunk that others still use in part, as
+ * far as that was not done before.
+ */
 extern void return_captured_runs(uint32 chunk, OnecopyChange *change);
+
+/* Was a part of this chunk given back? */
+extern bool is_returned_in_part(uint32 chunk);
+
+/* The memory of such a chunk is there again. */
+extern void forget_returned_part(uint32 chunk);
 
 /* Gives back what others have touched of memory that was returned. */
 extern void return_again(void);

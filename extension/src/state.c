@@ -62,6 +62,44 @@ onecopy_reserve_chunks(void)
 			   onecopy->chunks);
 }
 
+/* Bytes given back of a chunk that is still used in part. */
+static uint64
+returned_of_part(uint32 chunk)
+{
+	uint64		bytes = 0;
+
+	for (int id = onecopy_chunk_first(chunk); id < onecopy_chunk_end(chunk); id++)
+	{
+		if (onecopy->captured[id] == ONECOPY_CAPTURED_RETURNED)
+			bytes += BLCKSZ;
+	}
+	return bytes;
+}
+
+uint64
+onecopy_returned_bytes(uint32 first, uint32 end)
+{
+	uint64		bytes = 0;
+
+	for (uint32 chunk = first; chunk < end; chunk++)
+	{
+		switch (onecopy_chunk_state(chunk))
+		{
+			case ONECOPY_CHUNK_RETURNED:
+			case ONECOPY_CHUNK_TAKING:
+			case ONECOPY_CHUNK_TAKEN:
+				bytes += (uint64) (onecopy_chunk_end(chunk) - onecopy_chunk_first(chunk)) * BLCKSZ;
+				break;
+			case ONECOPY_CHUNK_CAPTURING:
+				bytes += returned_of_part(chunk);
+				break;
+			default:
+				break;
+		}
+	}
+	return bytes;
+}
+
 /* Where the mapping that holds the pool begins and ends, and its page size. */
 static void
 find_mapping(uintptr_t *start, uintptr_t *end, uint32 *huge_page_bytes)

@@ -94,6 +94,8 @@ typedef struct OnecopyState
 /* Values of OnecopyState.captured, beside 0. */
 #define ONECOPY_CAPTURED 1
 #define ONECOPY_CAPTURED_UNTOUCHED 2	/* from the start on, never touched */
+#define ONECOPY_CAPTURED_RETURNED 3 /* memory given back, while others use
+									 * their part of the chunk */
 
 /* NULL unless the module was loaded by shared_preload_libraries. */
 extern OnecopyState *onecopy;
@@ -169,6 +171,9 @@ onecopy_chunk_transition(uint32 chunk, OnecopyChunkState from, OnecopyChunkState
 
 /* Least size that may be asked for, in chunks; see onecopy_memory_floor. */
 extern uint32 onecopy_floor_chunks(void);
+
+/* Bytes of the chunks [first, end) whose memory is given back. */
+extern uint64 onecopy_returned_bytes(uint32 first, uint32 end);
 
 /* Reserve to be kept published, in chunks. */
 extern uint32 onecopy_reserve_chunks(void);

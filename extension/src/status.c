@@ -47,28 +47,17 @@ bytes_of_chunk(uint32 chunk)
 	return (uint64) (onecopy_chunk_end(chunk) - onecopy_chunk_first(chunk)) * BLCKSZ;
 }
 
-/* Bytes of the chunks that are published, and of those given back. */
-static void
-sum_chunks(uint64 *published_bytes, uint64 *returned_bytes)
+static uint64
+sum_published(void)
 {
-	*published_bytes = 0;
-	*returned_bytes = 0;
+	uint64		bytes = 0;
+
 	for (uint32 chunk = 0; chunk < onecopy->chunks; chunk++)
 	{
-		switch (onecopy_chunk_state(chunk))
-		{
-			case ONECOPY_CHUNK_PUBLISHED:
-				*published_bytes += bytes_of_chunk(chunk);
-				break;
-			case ONECOPY_CHUNK_RETURNED:
-			case ONECOPY_CHUNK_TAKING:
-			case ONECOPY_CHUNK_TAKEN:
-				*returned_bytes += bytes_of_chunk(chunk);
-				break;
-			default:
-				break;
-		}
+		if (onecopy_chunk_state(chunk) == ONECOPY_CHUNK_PUBLISHED)
+			bytes += bytes_of_chunk(chunk);
 	}
+	return bytes;
 }
 
 /* onecopy_memory_status() returns record */
@@ -101,7 +90,8 @@ onecopy_memory_status(PG_FUNCTION_ARGS)
 	memcpy(blocked_by, onecopy->blocked_by, sizeof(blocked_by));
 	SpinLockRelease(&onecopy->mutex);
 	activity = pg_atomic_read_u32(&onecopy->activity);
-	sum_chunks(&published_bytes, &returned_bytes);
+	published_bytes = sum_published();
+	returned_bytes = onecopy_returned_bytes(0, onecopy->chunks);
 	pool_bytes = history_pool_bytes();
 
 	values[i++] = Int64GetDatum((int64) ceiling_bytes);

@@ -86,13 +86,8 @@ static void
 check_headroom(uint32 chunks)
 {
 	char		problem[ONECOPY_REASON_BYTES];
-	uint64		missing = 0;
+	uint64		missing = onecopy_returned_bytes(pg_atomic_read_u32(&onecopy->active_chunks), chunks);
 
-	for (uint32 chunk = pg_atomic_read_u32(&onecopy->active_chunks); chunk < chunks; chunk++)
-	{
-		if (onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
-			missing += ONECOPY_CHUNK_BYTES;
-	}
 	if (missing != 0 && !headroom_for(missing, onecopy->huge_page_bytes, problem))
 		refuse(problem);
 }

@@ -3,20 +3,42 @@
 use std::time::Duration;
 
 use anyhow::ensure;
+use onecopy_tests::client::Session;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
 use onecopy_tests::memory::harness::{Harness, Plan};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
+use onecopy_tests::memory::pool::{Pool, Status};
 use onecopy_tests::memory::segment::Segment;
+use onecopy_tests::servers::TestServer;
 use tokio::time::Instant;
 
 const CEILING_BYTES: u64 = 192 * MIB;
 const ROWS: u64 = 180 * MIB / PAGE_BYTES;
 const TARGET_BYTES: u64 = 64 * MIB;
+/// Descriptors, hash tables and the like that come into being meanwhile.
+const BESIDE_BYTES_MAX: u64 = MIB;
+/// One page of the machine at either end of what goes.
+const EDGES_BYTES: u64 = 2 * 4096;
 /// Chunks that cannot be given back whole because of one page.
 const HELD_BYTES_MAX: u64 = 4 * MIB;
 const BLOCKED_DEADLINE: Duration = Duration::from_secs(180);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A session that holds the first page of the table from this place of the pool on, and the page's row.
+async fn hold(server: &TestServer, from_bytes: u64) -> anyhow::Result<(Session, i64)> {
+    let holder = server.connect("holder").await?;
+    let question = format!(
+        "SELECT relblocknumber + 1 FROM pg_buffercache WHERE bufferid > {} AND relforknumber = 0
+        AND relfilenode = pg_relation_filenode('pages') ORDER BY bufferid LIMIT 1",
+        from_bytes / PAGE_BYTES
+    );
+    let row = holder.run(&question).await?.number()?;
+    holder
+        .run(&format!("BEGIN; DECLARE held CURSOR FOR SELECT body FROM pages WHERE id = {row}; FETCH 1 FROM held"))
+        .await?;
+    Ok((holder, row))
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m14_a_page_that_is_held_is_waited_for_and_named() -> anyhow::Result<()> {
@@ -25,17 +47,8 @@ async fn m14_a_page_that_is_held_is_waited_for_and_named() -> anyhow::Result<()>
     pages::make(leader, ROWS).await?;
     pages::read_all(leader).await?;
     let segment = Segment::of(leader)?;
-    let holder = leader.connect("holder").await?;
     // In the middle of what shall go.
-    let buffer = (TARGET_BYTES + CEILING_BYTES) / 2 / PAGE_BYTES;
-    let question = format!(
-        "SELECT relblocknumber + 1 FROM pg_buffercache WHERE bufferid >= {buffer} AND relforknumber = 0
-        AND relfilenode = pg_relation_filenode('pages') ORDER BY bufferid LIMIT 1"
-    );
-    let row = holder.run(&question).await?.number()?;
-    holder
-        .run(&format!("BEGIN; DECLARE held CURSOR FOR SELECT body FROM pages WHERE id = {row}; FETCH 1 FROM held"))
-        .await?;
+    let (holder, row) = hold(leader, (TARGET_BYTES + CEILING_BYTES) / 2).await?;
 
     let waiter = leader.connect("waiter").await?;
     waiter.run("SET statement_timeout = '8s'").await?;
@@ -66,5 +79,82 @@ async fn m14_a_page_that_is_held_is_waited_for_and_named() -> anyhow::Result<()>
     assert_eq!(status.pool_bytes, TARGET_BYTES);
     let answer = holder.run(&format!("SELECT length(body) FROM pages WHERE id = {row}")).await?;
     assert_eq!(answer.number()?, 7000);
+    Ok(())
+}
+
+/// Waits until the pool has this size, all else of it is given back or published, and all of that is counted.
+async fn wait_given_back(pool: &Pool, pool_bytes: u64) -> anyhow::Result<Status> {
+    let deadline = Instant::now() + BLOCKED_DEADLINE;
+    loop {
+        let status = pool.status().await?;
+        if status.pool_bytes == pool_bytes && status.returned_bytes + status.published_bytes == status.parked_bytes {
+            return Ok(status);
+        }
+        ensure!(Instant::now() < deadline, "a pool of {pool_bytes} bytes is waited for: {status:?}");
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// One held page keeps itself, whenever it was taken hold of and however long the others are held already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m28_what_lies_around_a_held_page_is_given_back_and_counted() -> anyhow::Result<()> {
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let (leader, pool, segment) = (harness.leader(), harness.pool().await?, Segment::of(harness.leader())?);
+    pages::make(leader, ROWS).await?;
+    pages::read_all(leader).await?;
+    // All of it is there.
+    for size in [TARGET_BYTES, CEILING_BYTES] {
+        pool.resize(size).await?;
+    }
+    pages::read_all(leader).await?;
+    let full = segment.present_bytes()?;
+    let (one, one_row) = hold(leader, 160 * MIB).await?;
+    pool.want("128MB", false).await?;
+    wait_given_back(&pool, 128 * MIB + PAGE_BYTES).await?;
+    let (other, other_row) = hold(leader, 100 * MIB).await?;
+    pool.want("64MB", false).await?;
+    wait_given_back(&pool, TARGET_BYTES + 2 * PAGE_BYTES).await?;
+    // The first page and the last of what goes are in part of the page beside, and so are those around a held one.
+    let present = segment.present_bytes()?;
+    let most = full - (CEILING_BYTES - TARGET_BYTES) + 6 * PAGE_BYTES + BESIDE_BYTES_MAX;
+    ensure!(present <= most, "{present} bytes are there of {full} while two pages are held");
+    one.run("COMMIT").await?;
+    wait_given_back(&pool, TARGET_BYTES + PAGE_BYTES).await?;
+    // It grows around the other one.
+    assert_eq!(pool.resize(CEILING_BYTES).await?, CEILING_BYTES);
+    let status = pool.steady().await?;
+    assert_eq!((status.pool_bytes, status.returned_bytes), (CEILING_BYTES, 0));
+    ensure!(segment.present_bytes()? >= full, "less is there than before");
+    other.run("COMMIT").await?;
+    for row in [one_row, other_row] {
+        let answer = other.run(&format!("SELECT body = repeat('p', 7000) FROM pages WHERE id = {row}")).await?;
+        assert_eq!(answer.rows, [[Some("t".to_owned())]]);
+    }
+    Ok(())
+}
+
+/// What is published has all of its memory, also where a part of it was given back before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m28_what_is_published_is_there() -> anyhow::Result<()> {
+    let harness =
+        Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_reserve", "32MB")).await?;
+    let (leader, pool, segment) = (harness.leader(), harness.pool().await?, Segment::of(harness.leader())?);
+    pages::make(leader, ROWS).await?;
+    for size in [96 * MIB, CEILING_BYTES] {
+        pool.resize(size).await?;
+    }
+    pages::read_all(leader).await?;
+    let full = segment.present_bytes()?;
+    let (holder, _) = hold(leader, 110 * MIB).await?;
+    pool.want("96MB", false).await?;
+    let status = wait_given_back(&pool, 64 * MIB + PAGE_BYTES).await?;
+    assert_eq!(status.published_bytes, 32 * MIB, "{status:?}");
+    // The held page is of the reserve now.
+    pool.want("120MB", false).await?;
+    holder.run("COMMIT").await?;
+    let status = pool.steady().await?;
+    assert_eq!((status.pool_bytes, status.published_bytes), (88 * MIB, 32 * MIB), "{status:?}");
+    let (present, least) = (segment.present_bytes()?, full - (CEILING_BYTES - 120 * MIB) - EDGES_BYTES);
+    ensure!(present >= least, "{present} bytes are there and not {least}");
     Ok(())
 }
