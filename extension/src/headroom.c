@@ -108,25 +108,68 @@ host_has(uint64 bytes, char *problem)
 	return enough(bytes, available_kb * 1024, total_kb * 1024, "the host", problem);
 }
 
+/* The system's pool of huge pages of one size, in pages. */
+typedef struct HugePagePool
+{
+	uint64		free;
+	uint64		reserved;		/* of the free ones, promised to somebody */
+	uint64		surplus;		/* made on demand, beyond nr_hugepages */
+	uint64		surplus_max;	/* nr_overcommit_hugepages */
+} HugePagePool;
+
+/* Source: the kernel's Documentation/admin-guide/mm/hugetlbpage.rst. */
+static bool
+read_huge_page_pool(uint32 huge_page_bytes, HugePagePool *pool)
+{
+	char		directory[MAXPGPATH];
+
+	snprintf(directory, sizeof(directory), "/sys/kernel/mm/hugepages/hugepages-%ukB",
+			 huge_page_bytes / 1024);
+	return read_number(directory, "free_hugepages", &pool->free) &&
+		read_number(directory, "resv_hugepages", &pool->reserved) &&
+		read_number(directory, "surplus_hugepages", &pool->surplus) &&
+		read_number(directory, "nr_overcommit_hugepages", &pool->surplus_max);
+}
+
+uint64
+free_huge_bytes(uint32 huge_page_bytes)
+{
+	HugePagePool pool;
+
+	if (huge_page_bytes == 0 || !read_huge_page_pool(huge_page_bytes, &pool))
+		return 0;
+	return (pool.free - Min(pool.free, pool.reserved)) * huge_page_bytes;
+}
+
+/*
+ * Free pages of the pool first; what is missing may be made on demand, of the
+ * host's memory, up to the limit of such pages.
+ */
 static bool
 host_has_huge(uint64 bytes, uint32 huge_page_bytes, char *problem)
 {
-	uint64		free_pages;
-	uint64		reserved_pages;
+	HugePagePool pool;
+	uint64		wanted = (bytes + huge_page_bytes - 1) / huge_page_bytes;
+	uint64		available;
+	uint64		to_make;
 
-	if (!read_field("/proc/meminfo", "HugePages_Free", &free_pages) ||
-		!read_field("/proc/meminfo", "HugePages_Rsvd", &reserved_pages))
+	if (!read_huge_page_pool(huge_page_bytes, &pool))
 	{
-		strlcpy(problem, "/proc/meminfo cannot be read", ONECOPY_REASON_BYTES);
+		snprintf(problem, ONECOPY_REASON_BYTES,
+				 "the figures of huge pages of %u kB cannot be read", huge_page_bytes / 1024);
 		return false;
 	}
-	if (free_pages >= reserved_pages &&
-		bytes / huge_page_bytes <= free_pages - reserved_pages)
+	available = pool.free - Min(pool.free, pool.reserved);
+	to_make = wanted - Min(wanted, available);
+	if (to_make == 0)
 		return true;
+	if (to_make <= pool.surplus_max - Min(pool.surplus_max, pool.surplus))
+		return host_has(to_make * huge_page_bytes, problem);
 	snprintf(problem, ONECOPY_REASON_BYTES,
-			 "the host has %llu huge pages free, %llu of them set aside for others, and growing needs %llu",
-			 (unsigned long long) free_pages, (unsigned long long) reserved_pages,
-			 (unsigned long long) (bytes / huge_page_bytes));
+			 "the host has %llu huge pages free, %llu of them set aside for others, may make %llu more, and growing needs %llu",
+			 (unsigned long long) pool.free, (unsigned long long) pool.reserved,
+			 (unsigned long long) (pool.surplus_max - Min(pool.surplus_max, pool.surplus)),
+			 (unsigned long long) wanted);
 	return false;
 }
 

@@ -9,12 +9,13 @@
 
 #include "fmgr.h"
 #include "funcapi.h"
+#include "headroom.h"
 #include "history.h"
 #include "storage/spin.h"
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
-#define STATUS_COLUMNS 18
+#define STATUS_COLUMNS 19
 
 /* The ghosts are told for what came in so many seconds. */
 #define GHOST_WINDOW_SECONDS 60
@@ -107,6 +108,7 @@ onecopy_memory_status(PG_FUNCTION_ARGS)
 	values[i++] = CStringGetTextDatum(blocked_by);
 	values[i++] = Int32GetDatum((int32) pg_atomic_read_u32(&onecopy->pinned_buffers));
 	values[i++] = BoolGetDatum(onecopy->huge_page_bytes != 0);
+	values[i++] = Int64GetDatum((int64) Min(returned_bytes, free_huge_bytes(onecopy->huge_page_bytes)));
 	nulls[i] = worker_pid == 0;
 	values[i++] = Int32GetDatum((int32) worker_pid);
 	nulls[i] = last_change_at == 0;

@@ -24,6 +24,13 @@ pub struct Observation {
     pub granule_bytes: Bytes,
     /// Memory of the pool that was given up by the server and may be taken without asking (level `publish`).
     pub published_bytes: Bytes,
+    /// Whether the pool lies in huge pages that the host has set aside: what it gives back is for other users of such pages, and neither
+    /// the host's available memory nor a cgroup's usage changes by it.
+    #[serde(default)]
+    pub huge_pages: bool,
+    /// What of the memory given back lies in the host's pool of huge pages, free.
+    #[serde(default)]
+    pub returned_huge_bytes: Bytes,
     /// What of the pool is used again and again; none where the server cannot tell.
     pub working_set_bytes: Option<Bytes>,
     /// Pages found in the pool, of all that were wanted since the last observation or over the server's own window; none when none were.

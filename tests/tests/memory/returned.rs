@@ -28,6 +28,9 @@ const OTHERS_BYTES_MAX: u64 = 32 * MIB;
 /// Memory comes and goes in these units.
 const HUGE_PAGE_BYTES: u64 = 2 * MIB;
 
+/// What is given back, and what of it lies free in the machine's pool of huge pages.
+const RETURNED: &str = "SELECT returned_bytes, returned_huge_bytes FROM onecopy_memory_status";
+
 async fn memory_is_returned(version: Version) -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(version, CEILING_BYTES)).await?;
     let (leader, group) = (harness.leader(), ControlGroup::make()?);
@@ -130,6 +133,12 @@ async fn huge_pages_are_returned(version: Version) -> anyhow::Result<()> {
         // One at either end may hold something else, too.
         let expected = (CEILING_BYTES - target) / HUGE_PAGE_BYTES;
         ensure!((expected - 2..=expected).contains(&more), "{more} huge pages at {target}");
+        // They are the host's for users of huge pages only, and that is told.
+        let told = pool.session().run(RETURNED).await?;
+        assert_eq!(
+            told.rows,
+            [[Some((CEILING_BYTES - target).to_string()), Some((CEILING_BYTES - target).to_string())]]
+        );
     }
     assert_eq!(pool.resize(CEILING_BYTES).await?, CEILING_BYTES);
     let after = reserved.available()?;
@@ -147,6 +156,35 @@ async fn m2_huge_pages_are_returned_on_15() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m2_huge_pages_are_returned_on_17() -> anyhow::Result<()> {
     huge_pages_are_returned(Version::Seventeen).await
+}
+
+/// Pages that the kernel makes when they are wanted go back to the host, and come again as long as they may be made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m29_huge_pages_made_on_demand_come_and_go() -> anyhow::Result<()> {
+    let machine = HugePages::none()?;
+    let enough = (CEILING_BYTES + 64 * MIB) / HUGE_PAGE_BYTES;
+    machine.allow_on_demand(enough)?;
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES).set("huge_pages", "on")).await?;
+    let (leader, pool) = (harness.leader(), harness.pool().await?);
+    pages::make(leader, ROWS).await?;
+    let full = machine.total()?;
+    assert_eq!(pool.resize(64 * MIB).await?, 64 * MIB);
+    pool.steady().await?;
+    let gone = full.checked_sub(machine.total()?).context("more huge pages than before")?;
+    let expected = (CEILING_BYTES - 64 * MIB) / HUGE_PAGE_BYTES;
+    ensure!((expected - 2..=expected).contains(&gone), "{gone} of {expected} huge pages went back to the host");
+    let told = pool.session().run(RETURNED).await?;
+    assert_eq!(told.rows, [[Some((CEILING_BYTES - 64 * MIB).to_string()), Some("0".to_owned())]]);
+    // As many as may be made, and no more.
+    machine.allow_on_demand(full - gone + 16)?;
+    let refusal = pool.want("256MB", true).await.expect_err("so many may not be made");
+    assert_eq!(refusal.code, "53200", "{refusal}");
+    assert_eq!(pool.resize(96 * MIB).await?, 96 * MIB);
+    machine.allow_on_demand(enough)?;
+    assert_eq!(pool.resize(CEILING_BYTES).await?, CEILING_BYTES);
+    pages::read_all(leader).await?;
+    assert_eq!(pages::cached(leader).await?, ROWS);
+    Ok(())
 }
 
 /// What lies behind the pool in the same huge page is not the pool's.

@@ -38,7 +38,7 @@ const OF_HOST: [Family<Status>; 15] = [
     }),
 ];
 
-const OF_INSTANCE: [Family<InstanceStatus>; 14] = [
+const OF_INSTANCE: [Family<InstanceStatus>; 15] = [
     ("answering_count", "gauge", "1 when the server tells of its memory.", |instance| {
         Some(f64::from(u8::from(instance.failure.is_none() && instance.observation.is_some())))
     }),
@@ -60,6 +60,9 @@ const OF_INSTANCE: [Family<InstanceStatus>; 14] = [
             // What is published is memory of its pool still.
             Some(seen.ceiling_bytes.saturating_sub(seen.pool_bytes) as f64)
         })
+    }),
+    ("returned_huge_bytes", "gauge", "What of that is free in the host's pool of huge pages.", |instance| {
+        observed(instance, |seen| Some(seen.returned_huge_bytes as f64))
     }),
     ("working_set_bytes", "gauge", "What of it is used again and again.", |instance| {
         observed(instance, |seen| seen.working_set_bytes.map(|bytes| bytes as f64))

@@ -21,8 +21,10 @@ impl Agent {
     pub(super) async fn take_unasked(&self, pressure: &HostPressure) {
         let (mut wanted_bytes, unasked) = {
             let state = self.lock();
-            // A server that is only watched keeps what it has.
-            let members = state.members.iter().map(|(_, member)| member).filter(|member| member.mode != Mode::Watched);
+            // A server that is only watched keeps what it has; huge pages would go where the host does not have them.
+            let has_huge_pages = |member: &Member| member.observation.as_ref().is_some_and(|seen| seen.huge_pages);
+            let members = state.members.iter().map(|(_, member)| member);
+            let members = members.filter(|member| member.mode != Mode::Watched && !has_huge_pages(member));
             let is_silent = |member: &Member| member.unanswered > 0 && member.engine.level() == Level::Publish;
             let unasked = members.filter(|member| is_silent(member) || member.engine.gives_page_cache_only());
             let engines: Vec<Arc<dyn Engine>> = unasked.map(|member| Arc::clone(&member.engine)).collect();

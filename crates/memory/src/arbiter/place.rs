@@ -52,11 +52,16 @@ pub(crate) fn group_reserve_bytes(limit_bytes: Bytes) -> Bytes {
     limit_bytes / GROUP_RESERVE_PART
 }
 
+/// Those whose pools count on the host and in cgroups. Huge pages are set aside: they are no available memory, used or not, and no cgroup's.
+fn in_ordinary_memory(seats: &[Seat<'_>]) -> Vec<usize> {
+    (0..seats.len()).filter(|at| !seats[*at].seen.huge_pages).collect()
+}
+
 /// Each cgroup once, with all who are in it.
 fn groups<'a>(pressure: &'a HostPressure, seats: &[Seat<'a>]) -> Vec<(&'a BindingLimit, Vec<usize>)> {
     let mut groups: Vec<(&BindingLimit, Vec<usize>)> = Vec::new();
-    for (at, seat) in seats.iter().enumerate() {
-        for limit in &seat.seen.limits {
+    for at in in_ordinary_memory(seats) {
+        for limit in &seats[at].seen.limits {
             match groups.iter_mut().find(|(group, _)| group.cgroup == limit.cgroup) {
                 Some((_, members)) if members.last() != Some(&at) => members.push(at),
                 Some(_) => {}
@@ -67,7 +72,7 @@ fn groups<'a>(pressure: &'a HostPressure, seats: &[Seat<'a>]) -> Vec<(&'a Bindin
     if let Some(limit) = &pressure.limit
         && groups.iter().all(|(group, _)| group.cgroup != limit.cgroup)
     {
-        groups.push((limit, (0..seats.len()).collect()));
+        groups.push((limit, in_ordinary_memory(seats)));
     }
     groups
 }
@@ -75,7 +80,7 @@ fn groups<'a>(pressure: &'a HostPressure, seats: &[Seat<'a>]) -> Vec<(&'a Bindin
 fn host(policy: &Policy, pressure: &HostPressure, seats: &[Seat<'_>], memory: &mut Memory) -> Place {
     let available_bytes = pressure.available_bytes;
     let reserve_bytes = host_reserve_bytes(policy, pressure);
-    let members: Vec<usize> = (0..seats.len()).collect();
+    let members = in_ordinary_memory(seats);
     let grown_bytes = memory.swap_growth_bytes(None, pressure.swap_used_bytes);
     let mut wants = Vec::new();
     if available_bytes < reserve_bytes {

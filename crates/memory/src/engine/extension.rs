@@ -104,6 +104,8 @@ impl ExtensionEngine {
             floor_bytes: look.floor_bytes,
             granule_bytes: look.granule_bytes,
             published_bytes: look.published_bytes,
+            huge_pages: look.huge_pages,
+            returned_huge_bytes: look.returned_huge_bytes,
             working_set_bytes: look.working_set_bytes,
             hit_ratio: look.hit_ratio.or(rates.hit_ratio),
             hits_per_second: rates.hits_per_second,

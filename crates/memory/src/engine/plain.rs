@@ -115,6 +115,8 @@ impl PlainEngine {
             floor_bytes: if self.owned() { told.floor_bytes } else { shared_buffers_bytes },
             granule_bytes: told.block_bytes,
             published_bytes: 0,
+            huge_pages: false,
+            returned_huge_bytes: 0,
             working_set_bytes: figures.map(|figures| figures.working_set_bytes),
             hit_ratio: rates.hit_ratio,
             hits_per_second: rates.hits_per_second,

@@ -110,6 +110,10 @@ fn instance_lines(instance: &InstanceStatus, text: &mut String) {
                 let (larger, hits) = (size::text(gain.larger_by_bytes), gain.hits_per_second);
                 let _ = writeln!(text, "  with {larger} more it would read {hits:.0} pages a second less");
             }
+            if seen.returned_huge_bytes > 0 {
+                let huge = size::text(seen.returned_huge_bytes);
+                let _ = writeln!(text, "  {huge} given back are huge pages, which the host has for nobody else");
+            }
             for limit in &seen.limits {
                 let (used, bound) = (size::text(limit.usage_bytes), size::text(limit.bound_bytes()));
                 let cached = size::text(limit.reclaimable_bytes);

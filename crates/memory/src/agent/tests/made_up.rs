@@ -105,6 +105,8 @@ impl Engine for MadeUp {
                 floor_bytes: 64 * MIB,
                 granule_bytes: granule * MIB,
                 published_bytes: 0,
+                huge_pages: false,
+                returned_huge_bytes: 0,
                 working_set_bytes: None,
                 hit_ratio: None,
                 hits_per_second: 0.0,

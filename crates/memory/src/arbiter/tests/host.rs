@@ -23,6 +23,8 @@ pub(super) fn resting(instance: &str, pool_mib: Bytes, ceiling_mib: Bytes) -> Ob
         floor_bytes: 64 * MIB,
         granule_bytes: 2 * MIB,
         published_bytes: 0,
+        huge_pages: false,
+        returned_huge_bytes: 0,
         working_set_bytes: Some(0),
         hit_ratio: None,
         hits_per_second: 0.0,

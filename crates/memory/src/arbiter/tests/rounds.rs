@@ -149,6 +149,27 @@ fn a_full_cgroup_presses_its_own_members_only() {
 }
 
 #[test]
+fn a_pool_in_huge_pages_neither_relieves_a_host_or_cgroup_nor_needs_room_there() {
+    let huge = |instance| Observation { huge_pages: true, ..resting(instance, 2048, 4096) };
+    let short = HostPressure { available_bytes: 512 * MIB, ..calm() };
+    let decisions = once(&policy(6144), &short, &[huge("huge"), resting("other", 2048, 4096)]);
+    let both = once(&policy(6144), &short, &[resting("huge", 2048, 4096), resting("other", 2048, 4096)]);
+    let given =
+        |decisions: &[crate::arbiter::Decision]| decisions.iter().map(|one| one.from_bytes - one.to_bytes).sum::<u64>();
+    assert_eq!(decisions.iter().map(|one| one.instance.as_str()).collect::<Vec<_>>(), ["other"]);
+    assert_eq!(given(&decisions), given(&both), "the other gives all of it");
+    assert!(both.len() == 2, "else both give: {both:?}");
+    let inside = Observation { limits: vec![limit("/squeezed", 600, 595)], ..huge("huge") };
+    assert_eq!(once(&policy(6144), &calm(), &[inside]), [], "its limit does not count huge pages");
+    // The budget is another matter, and growth is what the budget allows.
+    assert_eq!(sizes(&once(&policy(1024), &calm(), &[huge("huge")])), [("huge", 1024)]);
+    let mut needy = huge("huge");
+    needy.hits_per_second = 1000.0;
+    needy.ghost = vec![GhostStep { larger_by_bytes: 256 * MIB, hits_per_second: 500.0 }];
+    assert_eq!(sizes(&once(&policy(6144), &short, &[needy])), [("huge", 2304)]);
+}
+
+#[test]
 fn page_cache_does_not_fill_a_cgroup_and_a_shared_one_presses_once() {
     let mut group = limit("/both", 1000, 1000);
     group.reclaimable_bytes = 400 * MIB;

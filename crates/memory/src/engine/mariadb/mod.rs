@@ -90,6 +90,8 @@ impl MariaDbEngine {
             floor_bytes: figures.floor_bytes(),
             granule_bytes: figures.unit_bytes,
             published_bytes: 0,
+            huge_pages: false,
+            returned_huge_bytes: 0,
             working_set_bytes: None,
             hit_ratio: rates.hit_ratio,
             hits_per_second: rates.hits_per_second,
