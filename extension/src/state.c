@@ -12,6 +12,7 @@
 #include "ghost.h"
 #include "history.h"
 #include "miscadmin.h"
+#include "postmaster/autovacuum.h"
 #include "state.h"
 #include "storage/ipc.h"
 #include "storage/proc.h"
@@ -20,13 +21,21 @@
 
 OnecopyState *onecopy = NULL;
 
-/* The least size, whatever the setting says: buffers for each connection. */
-#if PG_VERSION_NUM >= 180000
-/* A read stream of 18 pins up to 272 buffers; four of five connections rest. */
-#define FLOOR_BUFFERS_PER_CONNECTION 64
-#else
-#define FLOOR_BUFFERS_PER_CONNECTION 16
-#endif
+/*
+ * The least size, whatever the setting says.  A server limits what a process
+ * pins at once to its share of NBuffers (LimitAdditionalPins() of 16 and 17,
+ * GetPinLimit() of 18).  That is the ceiling, and of a pool that was shrunk a
+ * few shares may be all of it: then whoever needs a buffer fails ("no unpinned
+ * buffers available").  So there must be buffers for what each process needs,
+ * and for what those that are at work pin ahead.
+ */
+#define PINS_OF_A_QUERY 16
+
+/* More than so many processes at work at once are counted without it. */
+#define PROCESSES_AT_WORK_MAX 128
+
+/* MAX_BUFFERS_TO_EXTEND_BY of the server's hio.c. */
+#define PINS_OF_AN_EXTENSION 64
 
 static Size
 published_size(uint32 chunks)
@@ -45,12 +54,45 @@ onecopy_state_size(void)
 	return add_size(size, NBuffers);
 }
 
+/*
+ * What one process pins ahead at most: pages that it adds to a relation while
+ * it reads another one, or an ANALYZE.  See read_stream_begin_impl() in the
+ * server's read_stream.c.  In 15 nobody pins ahead.
+ */
+static uint32
+pins_ahead(void)
+{
+	uint32		ahead = 0;
+	uint32		share = NBuffers / (MaxBackends + NUM_AUXILIARY_PROCS);
+
+#if PG_VERSION_NUM >= 180000
+	ahead = PINS_OF_AN_EXTENSION +
+		(Max(effective_io_concurrency, maintenance_io_concurrency) + 1) * io_combine_limit;
+#elif PG_VERSION_NUM >= 170000
+	ahead = Max(PINS_OF_AN_EXTENSION + Max(effective_io_concurrency * 4, io_combine_limit),
+				maintenance_io_concurrency * 4);
+#elif PG_VERSION_NUM >= 160000
+	ahead = PINS_OF_AN_EXTENSION;
+#endif
+	return Min(ahead, share);
+}
+
+void
+onecopy_count_pins(void)
+{
+	uint32		processes = MaxConnections + max_worker_processes + autovacuum_max_workers;
+	uint64		buffers = (uint64) processes * PINS_OF_A_QUERY +
+		(uint64) Min(processes, PROCESSES_AT_WORK_MAX) * pins_ahead();
+
+	pg_atomic_write_u32(&onecopy->pinned_at_once, (uint32) Min(buffers, (uint64) NBuffers));
+}
+
 uint32
 onecopy_floor_chunks(void)
 {
 	uint64		setting = (uint64) onecopy_floor_mb * 1024 * 1024;
-	uint64		connections = (uint64) FLOOR_BUFFERS_PER_CONNECTION * MaxConnections * BLCKSZ;
-	uint32		chunks = onecopy_chunks_of_bytes(Max(setting, connections));
+	uint64		pinned = (uint64) pg_atomic_read_u32(&onecopy->pinned_at_once) * BLCKSZ;
+	uint32		chunks = onecopy_chunks_of_bytes(Max(setting, pinned));
 
 	return Min(chunks, onecopy->chunks);
 }
@@ -186,6 +228,8 @@ init_state(void)
 	onecopy->refused_because[0] = '\0';
 	onecopy->blocked_by[0] = '\0';
 	memset(onecopy->captured, 0, NBuffers);
+	pg_atomic_init_u32(&onecopy->pinned_at_once, 0);
+	onecopy_count_pins();
 }
 
 /* The size that the settings ask for, raised to the floor. */

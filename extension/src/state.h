@@ -83,6 +83,9 @@ typedef struct OnecopyState
 	char		refused_because[ONECOPY_REASON_BYTES];
 	char		blocked_by[ONECOPY_REASON_BYTES];
 
+	/* Set at the start of the server and at each reload of the settings. */
+	pg_atomic_uint32 pinned_at_once;	/* buffers, at most */
+
 	/* Set once at the start of the server. */
 	uint32		chunks;
 	uint32		huge_page_bytes;	/* 0: ordinary pages */
@@ -109,6 +112,9 @@ extern bool onecopy_ghost_setting;
 extern Size onecopy_state_size(void);
 extern void onecopy_state_attach(void);
 extern void onecopy_require_preloaded(void);
+
+/* Counts anew what the settings allow to be pinned at a time. */
+extern void onecopy_count_pins(void);
 extern void onecopy_set_activity(OnecopyActivity activity, const char *blocked_by);
 extern void onecopy_wake_worker(void);
 extern void onecopy_count_change(const OnecopyChange *change);

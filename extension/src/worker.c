@@ -109,6 +109,7 @@ reload_settings(void)
 
 	ConfigReloadPending = false;
 	ProcessConfigFile(PGC_SIGHUP);
+	onecopy_count_pins();
 
 	is_changed = strcmp(before, onecopy_target_setting) != 0 &&
 		onecopy_parse_size(onecopy_target_setting, &bytes, &problem);

@@ -16,7 +16,7 @@ pub const EXTENSION: &str = "onecopy";
 /// The standby's name.
 pub const STANDBY: &str = "standby";
 /// Few enough that the extension's own floor is far below the sizes of tests.
-const CONNECTIONS_MAX: u32 = 100;
+const CONNECTIONS_MAX: u32 = 60;
 /// A standby that is killed again and again still finds its log.
 const LOG_KEPT: &str = "2GB";
 /// What every server holds at first.

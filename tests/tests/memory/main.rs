@@ -6,6 +6,7 @@ mod levels;
 mod lifecycle;
 mod moves;
 mod pinned;
+mod pins;
 mod readers;
 mod refusals;
 mod resizes;

@@ -1,0 +1,48 @@
+//! Sessions that pin many pages at once, in the smallest pool that there may be.
+
+use anyhow::ensure;
+use onecopy_tests::clones::version::Version;
+use onecopy_tests::memory::MIB;
+use onecopy_tests::memory::harness::{Harness, Plan};
+use onecopy_tests::memory::pages::{self, PAGE_BYTES};
+
+const CEILING_BYTES: u64 = 256 * MIB;
+/// One row a page: so many that a session comes to add as many pages at once as it ever does.
+const ROWS: u64 = 400;
+const SESSIONS: u64 = 48;
+/// What a session pins that adds pages to its table, from 16 on (`MAX_BUFFERS_TO_EXTEND_BY` of PostgreSQL's `hio.c`).
+const PAGES_ADDED_AT_ONCE: u64 = 64;
+
+/// PostgreSQL lets each session pin its share of the ceiling, and who then finds no buffer fails.
+async fn there_are_buffers_at_the_floor(version: Version, pinned_at_once: u64) -> anyhow::Result<()> {
+    let harness = Harness::start(Plan::new(version, CEILING_BYTES).set("onecopy.memory_floor", "1MB")).await?;
+    let (leader, pool) = (harness.leader(), harness.pool().await?);
+    pages::make(leader, ROWS).await?;
+    let file = leader.server.data_directory().join("rows");
+    pool.session().run(&format!("COPY pages TO '{}' (FORMAT binary)", file.display())).await?;
+    let floor_bytes = pool.status().await?.floor_bytes;
+    ensure!(floor_bytes >= SESSIONS * pinned_at_once * PAGE_BYTES, "the floor is {floor_bytes} bytes");
+    ensure!(floor_bytes < CEILING_BYTES / 2, "it was no test: the floor is {floor_bytes} bytes");
+    assert_eq!(pool.resize(floor_bytes).await?, floor_bytes);
+    let mut loads = Vec::new();
+    for number in 0..SESSIONS {
+        let session = leader.connect("loader").await?;
+        session.run(&format!("CREATE TABLE loaded_{number} (LIKE pages INCLUDING STORAGE)")).await?;
+        loads.push(session.start(&format!("COPY loaded_{number} FROM '{}' (FORMAT binary)", file.display())));
+    }
+    for load in loads {
+        assert_eq!(load.await??.count, ROWS);
+    }
+    assert_eq!(pool.steady().await?.pool_bytes, floor_bytes);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m30_there_are_buffers_at_the_floor_on_15() -> anyhow::Result<()> {
+    there_are_buffers_at_the_floor(Version::Fifteen, 16).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m30_there_are_buffers_at_the_floor_on_17() -> anyhow::Result<()> {
+    there_are_buffers_at_the_floor(Version::Seventeen, PAGES_ADDED_AT_ONCE).await
+}
