@@ -1,6 +1,5 @@
-//! Servers that cannot be asked while memory is short. Those that do not answer, perhaps because it is short: what they have published is
-//! taken all the same; that is what the level `publish` is for. Those whose pool has one size: cached copies of their files go, before the
-//! kernel swaps for their sake.
+//! Servers that do not answer while memory is short, perhaps because it is short: what they have published is taken all the same; that is
+//! what the level `publish` is for.
 
 use std::sync::Arc;
 
@@ -9,9 +8,6 @@ use super::{Agent, Mode};
 use crate::arbiter::Policy;
 use crate::engine::Engine;
 use crate::{Bytes, HostPressure, Level};
-
-/// Page cache that one server without other means gives in one round: what is dropped in vain must be read again.
-const PAGE_CACHE_BYTES_MAX: Bytes = 256 << 20;
 
 /// Of the last 10 s all tasks have waited for memory for more than this share, 0 to 100: then everything published is wanted.
 const FULL_STALL_MAX: f64 = 10.0;
@@ -26,16 +22,14 @@ impl Agent {
             let members = state.members.iter().map(|(_, member)| member);
             let members = members.filter(|member| member.mode != Mode::Watched && !has_huge_pages(member));
             let is_silent = |member: &Member| member.unanswered > 0 && member.engine.level() == Level::Publish;
-            let unasked = members.filter(|member| is_silent(member) || member.engine.gives_page_cache_only());
-            let engines: Vec<Arc<dyn Engine>> = unasked.map(|member| Arc::clone(&member.engine)).collect();
+            let engines: Vec<Arc<dyn Engine>> = members.filter(|member| is_silent(member)).map(|member| Arc::clone(&member.engine)).collect();
             (shortage_bytes(&state.policy, pressure), engines)
         };
         for engine in unasked {
             if wanted_bytes == 0 {
                 return;
             }
-            let most_bytes = if engine.gives_page_cache_only() { PAGE_CACHE_BYTES_MAX } else { Bytes::MAX };
-            let take = engine.take(wanted_bytes.min(most_bytes));
+            let take = engine.take(wanted_bytes);
             let taken = tokio::time::timeout(self.shared.rhythm.answer_timeout, take).await;
             let instance = engine.instance();
             match taken {

@@ -76,11 +76,6 @@ pub trait Engine: Send + Sync {
     /// How it is driven.
     fn level(&self) -> Level;
 
-    /// Whether all that it can give is the kernel's cached copies of its files: its pool has one size.
-    fn gives_page_cache_only(&self) -> bool {
-        false
-    }
-
     /// What it has and needs now.
     fn observe(&self) -> EngineFuture<'_, Observation>;
 

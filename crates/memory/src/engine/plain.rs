@@ -13,7 +13,7 @@ use super::processes::Outside;
 use super::rates::Counters;
 use super::session::Session;
 use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
-use crate::own::{Consent, Figures, Own, drop_page_cache};
+use crate::own::{Consent, Figures, Own};
 use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
 
 /// The figures of a server without our extension. A connection counts 16 buffers in the floor, as the extension counts them.
@@ -215,18 +215,18 @@ impl PlainEngine {
         }
     }
 
-    /// With consent pages of the pool, without it the kernel's cached copies of the files.
     async fn drop_pages(&self, wanted_bytes: Bytes) -> Result<Taken, MemoryError> {
+        if !self.owned() {
+            let (instance, level) = (self.instance.clone(), self.level());
+            return Err(MemoryError::WrongLevel { instance, level, action: "take memory without asking" });
+        }
         let consent = self.consent;
         let begin = Instant::now();
         let bytes = self
-            .blocking(move |directory| match consent {
-                Consent::Given => {
-                    let own = Own::open(&directory, consent)?;
-                    let target_bytes = own.figures()?.resident_bytes.saturating_sub(wanted_bytes);
-                    Ok(own.shrink_to(target_bytes)?.bytes)
-                }
-                Consent::Withheld => Ok(drop_page_cache(&directory, wanted_bytes)?.bytes.unwrap_or(0)),
+            .blocking(move |directory| {
+                let own = Own::open(&directory, consent)?;
+                let target_bytes = own.figures()?.resident_bytes.saturating_sub(wanted_bytes);
+                Ok(own.shrink_to(target_bytes)?.bytes)
             })
             .await?;
         let microseconds = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -263,10 +263,6 @@ impl Engine for PlainEngine {
 
     fn level(&self) -> Level {
         if self.owned() { Level::Own } else { Level::Request }
-    }
-
-    fn gives_page_cache_only(&self) -> bool {
-        !self.owned()
     }
 
     fn observe(&self) -> EngineFuture<'_, Observation> {

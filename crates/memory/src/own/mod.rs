@@ -24,7 +24,6 @@
 mod batch;
 mod elf;
 mod header;
-mod page_cache;
 mod pool;
 mod process;
 mod urgent;
@@ -37,8 +36,6 @@ use batch::Pace;
 use header::USAGE_MAX;
 use pool::{Pool, Resident};
 use urgent::KeptInMemory;
-
-pub use page_cache::{DroppedCache, drop_page_cache};
 
 use crate::{Bytes, MemoryError};
 

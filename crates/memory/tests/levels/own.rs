@@ -1,7 +1,7 @@
 //! Level `own`.
 
 use onecopy_memory::MemoryError;
-use onecopy_memory::own::{Consent, Own, drop_page_cache};
+use onecopy_memory::own::{Consent, Own};
 
 use crate::load::Load;
 use crate::segment::{memory_bytes, take_away};
@@ -98,10 +98,6 @@ async fn nothing_is_touched_without_consent_or_without_a_server() {
     let refused = Own::open(server.data_directory(), Consent::default()).expect_err("no consent");
     assert!(matches!(refused, MemoryError::NotAllowed { .. }), "{refused}");
     let own = own(&server);
-    // What can be given back without it: the kernel's copies of the files.
-    server.content().await;
-    let cached = drop_page_cache(server.data_directory(), u64::MAX).expect("dropped");
-    assert!(cached.files > 500 && cached.bytes.is_none_or(|bytes| bytes > 50 << 20), "{cached:?}");
     server.crash_stop().await.expect("killed");
     let gone = own.shrink_to(0).expect_err("no server");
     assert!(matches!(gone, MemoryError::NoServer { .. }), "{gone}");

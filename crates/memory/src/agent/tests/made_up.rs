@@ -29,8 +29,6 @@ pub(super) struct MadeUpState {
     pub(super) hangs: bool,
     /// It takes no size.
     pub(super) refuses: bool,
-    /// Its pool has one size.
-    pub(super) page_cache_only: bool,
     /// Its sizes are multiples of this.
     pub(super) granule: Bytes,
     /// Limits of cgroups above it.
@@ -50,7 +48,6 @@ impl MadeUp {
             target: pool,
             hangs: false,
             refuses: false,
-            page_cache_only: false,
             granule: 1,
             limits: Vec::new(),
             calls: Vec::new(),
@@ -84,10 +81,6 @@ impl Engine for MadeUp {
 
     fn level(&self) -> Level {
         self.level
-    }
-
-    fn gives_page_cache_only(&self) -> bool {
-        self.lock().page_cache_only
     }
 
     fn observe(&self) -> EngineFuture<'_, Observation> {

@@ -136,21 +136,6 @@ async fn what_is_published_is_taken_from_a_server_that_hangs_while_memory_is_sho
 }
 
 #[tokio::test]
-async fn page_cache_is_taken_from_a_server_of_one_size_while_memory_is_short() {
-    let (server, other) = (MadeUp::new("server", 600), MadeUp::new("other", 300));
-    server.lock().page_cache_only = true;
-    let (agent, host) = agent(pins_only, 1000, &[&server, &other]);
-    agent.round().await;
-    assert!(server.calls().is_empty(), "nothing is short");
-    host.is_short.store(true, Ordering::Relaxed);
-    agent.round().await;
-    assert_eq!((server.calls(), other.calls()), (vec!["take 100".to_owned()], Vec::new()));
-    agent.set_auto(Some(&"server".parse().expect("a name")), false).expect("it is known");
-    agent.round().await;
-    assert!(server.calls().is_empty(), "it keeps what it has");
-}
-
-#[tokio::test]
 async fn it_runs_until_it_is_stopped() {
     let server = MadeUp::new("server", 600);
     let (agent, _) = agent(pins_only, 1000, &[&server]);
