@@ -345,6 +345,7 @@ end_round(void)
 void
 ghost_scan(void)
 {
+	int			active = onecopy_active_buffers();
 	int			end;
 
 	if (pages == NULL)
@@ -354,13 +355,13 @@ ghost_scan(void)
 		memset(&found, 0, sizeof(found));
 		moved_at_round_start = pg_atomic_read_u64(&onecopy->moved_pages);
 	}
-	end = Min(NBuffers - next_header, HEADERS_PER_CALL) + next_header;
+	end = Min(Max(active - next_header, 0), HEADERS_PER_CALL) + next_header;
 	for (int buffer_id = next_header; buffer_id < end; buffer_id++)
 	{
 		if (!onecopy->captured[buffer_id])
 			look_at_header(buffer_id);
 	}
 	next_header = end;
-	if (end == NBuffers)
+	if (end >= active)
 		end_round();
 }

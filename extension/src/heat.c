@@ -32,6 +32,9 @@ PG_FUNCTION_INFO_V1(onecopy_memory_working_set);
 /* Headers looked at in one tick: 2 GiB of pool, some milliseconds. */
 #define HEADERS_PER_TICK 262144
 
+/* Headers looked at, at most, for one question for the working set. */
+#define HEADERS_PER_QUESTION 262144
+
 /* More than one page in so many with the highest count is too much. */
 #define SATURATED_ONE_IN 3
 
@@ -102,7 +105,8 @@ age(int buffer_id)
 void
 heat_tick(void)
 {
-	int			end = next_header + Min(NBuffers - next_header, HEADERS_PER_TICK);
+	int			active = onecopy_active_buffers();
+	int			end = next_header + Min(Max(active - next_header, 0), HEADERS_PER_TICK);
 	uint64		pages = 0;
 
 	heat_count(next_header, end, &seen);
@@ -112,7 +116,7 @@ heat_tick(void)
 			age(buffer_id);
 	}
 	next_header = end;
-	if (end < NBuffers)
+	if (end < active)
 		return;
 
 	/* All were seen: is another round needed? */
@@ -129,13 +133,16 @@ heat_tick(void)
  * onecopy_memory_working_set(usage integer) returns bigint
  *
  * Bytes of the pages whose usage count is at least so high: what the present
- * load comes back to.
+ * load comes back to.  Exact up to 2 GiB of pool, an estimate above.
  */
 Datum
 onecopy_memory_working_set(PG_FUNCTION_ARGS)
 {
 	int32		usage = PG_GETARG_INT32(0);
 	HeatHistogram histogram = {0};
+	int			active;
+	int			step;
+	uint64		looked_at = 0;
 	uint64		pages = 0;
 
 	onecopy_require_preloaded();
@@ -145,13 +152,21 @@ onecopy_memory_working_set(PG_FUNCTION_ARGS)
 				 errmsg("usage count must be between 0 and %d, not %d",
 						BM_MAX_USAGE_COUNT, usage)));
 
-	/* In steps, so that a query over a large pool can be cancelled. */
-	for (int first = 0; first < NBuffers; first += ONECOPY_CHUNK_BLOCKS)
+	/*
+	 * The host's agent asks each second, so of a large pool each so-manyeth
+	 * chunk is looked at.
+	 */
+	active = onecopy_active_buffers();
+	step = (active - 1) / HEADERS_PER_QUESTION + 1;
+	for (int64 first = 0; first < active; first += (int64) step * ONECOPY_CHUNK_BLOCKS)
 	{
+		int			end = (int) Min(first + ONECOPY_CHUNK_BLOCKS, active);
+
 		CHECK_FOR_INTERRUPTS();
-		heat_count(first, Min(first + ONECOPY_CHUNK_BLOCKS, NBuffers), &histogram);
+		heat_count((int) first, end, &histogram);
+		looked_at += end - first;
 	}
 	for (int heat = usage; heat <= BM_MAX_USAGE_COUNT; heat++)
 		pages += histogram.pages[heat];
-	PG_RETURN_INT64((int64) (pages * BLCKSZ));
+	PG_RETURN_INT64((int64) (pages * active / looked_at * BLCKSZ));
 }

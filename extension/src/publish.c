@@ -50,6 +50,14 @@
 
 static int	turns_with_taking = 0;
 
+/*
+ * Chunks outside [first, end) were not on offer at the last turn, and only
+ * this process puts some there.  So a turn looks at the reserve and not at
+ * all of a large ceiling.
+ */
+static uint32 offered_first = 0;
+static uint32 offered_end = PG_UINT32_MAX;
+
 /* Taken and not yet accounted: kept when an error ends a turn early. */
 static uint32 taken_chunks = 0;
 
@@ -114,6 +122,8 @@ void
 publish_start(void)
 {
 	turns_with_taking = 0;
+	offered_first = 0;
+	offered_end = PG_UINT32_MAX;
 	create_lock_file();
 	write_published_file();
 }
@@ -189,14 +199,20 @@ void
 publish_tick(void)
 {
 	bool		taking = false;
+	uint32		first = PG_UINT32_MAX;
+	uint32		end = 0;
 	OnecopyChange change = {0};
 
-	for (uint32 chunk = 0; chunk < onecopy->chunks; chunk++)
+	for (uint32 chunk = offered_first; chunk < Min(offered_end, onecopy->chunks); chunk++)
 	{
 		switch (onecopy_chunk_state(chunk))
 		{
 			case ONECOPY_CHUNK_TAKING:
 				taking = true;
+				/* FALLTHROUGH */
+			case ONECOPY_CHUNK_PUBLISHED:
+				first = Min(first, chunk);
+				end = chunk + 1;
 				break;
 			case ONECOPY_CHUNK_TAKEN:
 				/* The agent leaves pages that its chunks share with others. */
@@ -208,6 +224,8 @@ publish_tick(void)
 				break;
 		}
 	}
+	offered_first = first;
+	offered_end = end;
 	if (taken_chunks > 0)
 		account_taken();
 	request_of_last_turn = pg_atomic_read_u64(&onecopy->request_number);
@@ -239,6 +257,8 @@ publish_wanted_active(void)
 void
 publish_chunk(uint32 chunk)
 {
+	offered_first = Min(offered_first, chunk);
+	offered_end = Max(offered_end, chunk + 1);
 	if (onecopy_chunk_transition(chunk, ONECOPY_CHUNK_PARKED, ONECOPY_CHUNK_PUBLISHED))
 		pg_atomic_fetch_add_u32(&onecopy->published->generation, 1);
 }

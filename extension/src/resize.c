@@ -44,6 +44,19 @@ static uint32 wanted_of_change = 0;
 static int	chunks_since_look = 0;
 static int	vain_passes = 0;
 
+/*
+ * What held when all above the boundary was found done.  Only this process
+ * makes work there, by a transition, a boundary or a target; what the agent
+ * takes is accounted by a transition.
+ */
+static struct
+{
+	bool		holds;
+	uint64		transitions;
+	uint32		active;
+	uint32		target;
+}			settled = {0};
+
 /* The request that this step serves. */
 static uint64 request_of_step = 0;
 
@@ -291,6 +304,10 @@ settle(uint32 active)
 	int			pinned = 0;
 	bool		done = true;
 
+	if (settled.holds && settled.transitions == onecopy_transitions &&
+		settled.active == active && settled.target == target)
+		return RESIZE_SETTLED;
+	settled.holds = false;
 	for (uint32 chunk = active; chunk < onecopy->chunks; chunk++)
 	{
 		/* Parked at the start, with huge pages to be returned one by one. */
@@ -317,6 +334,10 @@ settle(uint32 active)
 	vain_passes = 0;
 	chunks_since_look = 0;		/* what comes next is looked at first */
 	end_change();
+	settled.holds = true;
+	settled.transitions = onecopy_transitions;
+	settled.active = active;
+	settled.target = target;
 	return RESIZE_SETTLED;
 }
 
@@ -348,6 +369,7 @@ resize_recover(void)
 	if (direction == SHRINKING)
 		relocate_end();
 	direction = NOT_RESIZING;
+	settled.holds = false;
 	memset(&change, 0, sizeof(change));
 	flush_done();
 

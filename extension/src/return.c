@@ -18,6 +18,9 @@
 /* As many chunks at most are returned by one call of the system. */
 #define CHUNKS_A_CALL 32
 
+/* As many chunks at most, 2 GiB, are looked at by one call of return_again(). */
+#define CHUNKS_AGAIN 1024
+
 /* Gives whole pages between two addresses to the system; false when there is none. */
 static bool
 return_range(char *start, char *end, OnecopyChange *change)
@@ -121,17 +124,18 @@ return_chunk(uint32 chunk, OnecopyChange *change)
  * takes pages for those that are returned.  A range without any costs next to
  * nothing, so this is done from time to time without asking.
  */
-void
+bool
 return_again(void)
 {
+	static uint32 chunk = 0;
+	uint32		end = Min(chunk + CHUNKS_AGAIN, onecopy->chunks);
 	OnecopyChange unused = {0};
-	uint32		chunk = 0;
 
-	while (chunk < onecopy->chunks)
+	while (chunk < end)
 	{
 		uint32		first = chunk;
 
-		while (chunk < onecopy->chunks && chunk - first < CHUNKS_A_CALL &&
+		while (chunk < end && chunk - first < CHUNKS_A_CALL &&
 			   onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
 			chunk++;
 		if (chunk > first)
@@ -139,6 +143,10 @@ return_again(void)
 		else
 			chunk++;
 	}
+	if (chunk < onecopy->chunks)
+		return true;
+	chunk = 0;
+	return false;
 }
 
 /*

@@ -30,7 +30,10 @@ extern bool is_returned_in_part(uint32 chunk);
 /* The memory of such a chunk is there again. */
 extern void forget_returned_part(uint32 chunk);
 
-/* Gives back what others have touched of memory that was returned. */
-extern void return_again(void);
+/*
+ * Gives back what others have touched of memory that was returned, a part of
+ * the chunks at each call.  True while there are more.
+ */
+extern bool return_again(void);
 
 #endif							/* ONECOPY_RETURN_H */

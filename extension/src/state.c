@@ -20,6 +20,7 @@
 #include "utils/timestamp.h"
 
 OnecopyState *onecopy = NULL;
+uint64		onecopy_transitions = 0;
 
 /*
  * The least size, whatever the setting says.  A server limits what a process

@@ -165,14 +165,28 @@ onecopy_chunk_state(uint32 chunk)
 	return pg_atomic_read_u32(&onecopy->published->chunk_state[chunk]);
 }
 
+/* Transitions made by this process, so that nobody looks for changes in vain. */
+extern uint64 onecopy_transitions;
+
 /* One transition; false when the chunk was not in the state expected. */
 static inline bool
 onecopy_chunk_transition(uint32 chunk, OnecopyChunkState from, OnecopyChunkState to)
 {
 	uint32		expected = from;
 
-	return pg_atomic_compare_exchange_u32(&onecopy->published->chunk_state[chunk],
-										  &expected, to);
+	if (!pg_atomic_compare_exchange_u32(&onecopy->published->chunk_state[chunk],
+										&expected, to))
+		return false;
+	onecopy_transitions++;
+	return true;
+}
+
+/* Buffers below this are in use; those from it up have left the pool or are about to. */
+static inline int
+onecopy_active_buffers(void)
+{
+	return (int) Min((uint64) pg_atomic_read_u32(&onecopy->active_chunks) * ONECOPY_CHUNK_BLOCKS,
+					 (uint64) NBuffers);
 }
 
 /* Least size that may be asked for, in chunks; see onecopy_memory_floor. */

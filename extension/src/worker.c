@@ -52,6 +52,7 @@ static int	retry_ms = RETRY_MS_MIN;
 static int	error_pause_ms = ERROR_PAUSE_MS_MIN;
 static TimestampTz next_tick_at = 0;
 static int	ticks = 0;
+static bool returns_again = false;	/* a round of return_again() is under way */
 
 void
 worker_register(void)
@@ -146,7 +147,9 @@ tick(void)
 		return;
 	next_tick_at = now + TICK_MS * 1000;
 	if (++ticks % TICKS_TO_RETURN_AGAIN == 0)
-		return_again();
+		returns_again = true;
+	if (returns_again)
+		returns_again = return_again();
 	/* Writes of pages and log are counted like those of other processes. */
 	pgstat_report_wal(false);
 	relocate_tick();
