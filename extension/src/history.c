@@ -88,6 +88,7 @@ take_sample(HistorySample *sample)
 {
 	memset(sample, 0, sizeof(*sample));
 	sample->at = GetCurrentTimestamp();
+	sample->at_us = onecopy_now_us();
 	sample->pool_bytes = history_pool_bytes();
 	traffic_now(&sample->traffic);
 	ghost_totals(&sample->ghosts);
@@ -96,13 +97,13 @@ take_sample(HistorySample *sample)
 void
 history_sample(void)
 {
-	static TimestampTz next_at = 0;
+	static int64 next_us = 0;
 	HistorySample sample;
 
-	if (GetCurrentTimestamp() < next_at || !traffic_is_known())
+	if (onecopy_now_us() < next_us || !traffic_is_known())
 		return;
 	take_sample(&sample);
-	next_at = TimestampTzPlusMilliseconds(sample.at, HISTORY_SAMPLE_MS);
+	next_us = sample.at_us + HISTORY_SAMPLE_MS * INT64CONST(1000);
 	SpinLockAcquire(&history->mutex);
 	history->samples[history->samples_written++ % HISTORY_SAMPLES] = sample;
 	SpinLockRelease(&history->mutex);
@@ -168,18 +169,18 @@ history_window(int seconds, HistoryWindow *window)
 	uint64		changes;
 	uint64		samples;
 	uint64		number;
-	TimestampTz begin;
+	int64		begin_us;
 
 	memset(window, 0, sizeof(*window));
 	take_sample(&now);
-	begin = now.at - (TimestampTz) seconds * USECS_PER_SEC;
+	begin_us = now.at_us - (int64) seconds * USECS_PER_SEC;
 	get_written(&changes, &samples);
 
 	/* The youngest sample that is old enough, or else the oldest one. */
 	if (samples == 0)
 		return false;
 	for (number = samples - 1;
-		 get_sample(number, &first) && first.at > begin && number > 0; number--)
+		 get_sample(number, &first) && first.at_us > begin_us && number > 0; number--)
 	{
 		if (!get_sample(number - 1, &previous))
 			break;
@@ -199,7 +200,7 @@ history_window(int seconds, HistoryWindow *window)
 	}
 	add_difference(&window->traffic, &previous.traffic, &now.traffic);
 
-	window->seconds = (now.at - first.at) / (double) USECS_PER_SEC;
+	window->seconds = (now.at_us - first.at_us) / (double) USECS_PER_SEC;
 	window->ghosts.arrivals = now.ghosts.arrivals - first.ghosts.arrivals;
 	for (int step = 0; step < GHOST_STEPS; step++)
 		window->ghosts.hits[step] = now.ghosts.hits[step] - first.ghosts.hits[step];
@@ -251,7 +252,7 @@ put_sample(ReturnSetInfo *result, const HistorySample *from, const HistorySample
 	values[1] = CStringGetTextDatum("sample");
 	values[2] = Int64GetDatum((int64) from->pool_bytes);
 	values[3] = Int64GetDatum((int64) to->pool_bytes);
-	values[4] = milliseconds(to->at - from->at);
+	values[4] = milliseconds(to->at_us - from->at_us);
 	memset(nulls, false, 5);
 	if (to->traffic.hits >= from->traffic.hits && to->traffic.reads >= from->traffic.reads)
 	{

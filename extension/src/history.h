@@ -19,7 +19,8 @@
 
 typedef struct HistorySample
 {
-	TimestampTz at;
+	TimestampTz at;				/* for people; spans come from: */
+	int64		at_us;			/* onecopy_now_us() */
 	uint64		pool_bytes;
 	PoolTraffic traffic;
 	GhostTotals ghosts;

@@ -23,7 +23,6 @@
 #include "common/hashfn.h"
 #include "moved.h"
 #include "storage/shmem.h"
-#include "utils/timestamp.h"
 
 /* Relations remembered at most; of one that finds no room no page is moved. */
 #define MOVED_BUCKETS 512
@@ -33,8 +32,8 @@
 #define MOVED_CHECKS_PER_CALL 64
 
 /* A relation is looked up so long after a move of a page of it, and again. */
-#define MOVED_FIRST_CHECK_MS 5000
-#define MOVED_SECOND_CHECK_MS 300000
+#define MOVED_FIRST_CHECK_US (INT64CONST(5) * 1000000)
+#define MOVED_SECOND_CHECK_US (INT64CONST(300) * 1000000)
 
 /*
  * The check that was fixed before the last move may come too early after it,
@@ -46,9 +45,9 @@ typedef struct MovedRelation
 {
 	RelFileLocator locator;		/* relNumber 0: an unused entry */
 	BlockNumber highest_block;
-	bool		moved_again;	/* after check_at was fixed */
+	bool		moved_again;	/* after check_us was fixed */
 	uint8		checks_left;
-	TimestampTz check_at;
+	int64		check_us;		/* onecopy_now_us() then */
 } MovedRelation;
 
 typedef struct MovedRelations
@@ -114,8 +113,7 @@ moved_remember(const BufferTag *tag)
 			last = unused;
 			memset(last, 0, sizeof(*last));
 			last->locator = locator;
-			last->check_at = TimestampTzPlusMilliseconds(GetCurrentTimestamp(),
-														 MOVED_FIRST_CHECK_MS);
+			last->check_us = onecopy_now_us() + MOVED_FIRST_CHECK_US;
 		}
 	}
 	last->highest_block = Max(last->highest_block, tag->blockNum);
@@ -154,7 +152,7 @@ drop_pages_beyond(RelFileLocator *locator, BlockNumber blocks)
 }
 
 static void
-check_relation(MovedRelation *relation, TimestampTz now)
+check_relation(MovedRelation *relation, int64 now_us)
 {
 	SMgrRelation file;
 	BlockNumber blocks = 0;
@@ -165,9 +163,8 @@ check_relation(MovedRelation *relation, TimestampTz now)
 		relation->checks_left = CHECKS_AFTER_MOVE;
 	relation->moved_again = false;
 	relation->checks_left--;
-	relation->check_at =
-		TimestampTzPlusMilliseconds(now, relation->checks_left > 1 ?
-									MOVED_FIRST_CHECK_MS : MOVED_SECOND_CHECK_MS);
+	relation->check_us = now_us +
+		(relation->checks_left > 1 ? MOVED_FIRST_CHECK_US : MOVED_SECOND_CHECK_US);
 
 	file = smgropen(relation->locator, ONECOPY_NO_BACKEND);
 	if (smgrexists(file, MAIN_FORKNUM))
@@ -184,7 +181,7 @@ check_relation(MovedRelation *relation, TimestampTz now)
 void
 moved_check(void)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	int64		now_us = onecopy_now_us();
 	int			checked = 0;
 
 	if (moved == NULL)
@@ -194,13 +191,13 @@ moved_check(void)
 		MovedRelation *relation = &moved->relations[moved->next];
 
 		moved->next = (moved->next + 1) % lengthof(moved->relations);
-		if (*number_of(&relation->locator) == 0 || relation->check_at > now)
+		if (*number_of(&relation->locator) == 0 || relation->check_us > now_us)
 			continue;
 		checked++;
 		if (relation->checks_left == 0 && !relation->moved_again)
 			*number_of(&relation->locator) = 0;
 		else
-			check_relation(relation, now);
+			check_relation(relation, now_us);
 	}
 	if (checked > 0)
 		close_all_files();

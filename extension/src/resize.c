@@ -100,7 +100,7 @@ end_change(void)
 		change.capture_us += onecopy_now_us() - started_us;
 	}
 	change.to_bytes = active_bytes();
-	change.total_us = GetCurrentTimestamp() - change.started_at;
+	change.total_us = onecopy_now_us() - change.started_us;
 	if (change.from_bytes != change.to_bytes)
 	{
 		onecopy_count_change(&change);
@@ -123,6 +123,7 @@ begin_change(Direction wanted_direction, uint32 wanted)
 		end_change();
 		memset(&change, 0, sizeof(change));
 		change.started_at = GetCurrentTimestamp();
+		change.started_us = onecopy_now_us();
 		change.from_bytes = active_bytes();
 		direction = wanted_direction;
 		chunks_since_look = 0;

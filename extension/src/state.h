@@ -40,7 +40,8 @@ typedef enum OnecopyActivity
  */
 typedef struct OnecopyChange
 {
-	TimestampTz started_at;
+	TimestampTz started_at;		/* for people; durations come from: */
+	int64		started_us;		/* onecopy_now_us() */
 	uint64		from_bytes;
 	uint64		to_bytes;
 	int64		total_us;
@@ -119,7 +120,12 @@ extern void onecopy_set_activity(OnecopyActivity activity, const char *blocked_b
 extern void onecopy_wake_worker(void);
 extern void onecopy_count_change(const OnecopyChange *change);
 
-/* A clock for durations, in microseconds. */
+/*
+ * The clock for all that is waited for, measured or done from time to time, in
+ * microseconds: monotonic, the same in all processes.  The clock of the wall
+ * (GetCurrentTimestamp) may be set at any time, back too: it is for what
+ * people read, and nothing is computed from it.
+ */
 static inline int64
 onecopy_now_us(void)
 {

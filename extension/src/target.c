@@ -14,7 +14,6 @@
 #include "pgstat.h"
 #include "state.h"
 #include "utils/builtins.h"
-#include "utils/timestamp.h"
 
 #define LOOK_AGAIN_MS 1000
 #define NOTICE_INTERVAL_MS 10000
@@ -171,11 +170,11 @@ is_done(uint64 request, uint32 chunks, int64 waited_ms, int64 *said_ms)
 static void
 wait_until_reached(uint64 request, uint32 chunks)
 {
-	TimestampTz started_at = GetCurrentTimestamp();
+	int64		started_us = onecopy_now_us();
 	int64		said_ms = 0;
 
 	ConditionVariablePrepareToSleep(&onecopy->changed);
-	while (!is_done(request, chunks, (GetCurrentTimestamp() - started_at) / 1000, &said_ms))
+	while (!is_done(request, chunks, (onecopy_now_us() - started_us) / 1000, &said_ms))
 		(void) ConditionVariableTimedSleep(&onecopy->changed, LOOK_AGAIN_MS, PG_WAIT_EXTENSION);
 	ConditionVariableCancelSleep();
 }

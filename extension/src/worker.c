@@ -32,7 +32,6 @@
 #include "utils/hsearch.h"
 #include "utils/memutils.h"
 #include "utils/resowner.h"
-#include "utils/timestamp.h"
 #include "worker.h"
 #if PG_VERSION_NUM >= 180000
 #include "storage/aio_subsys.h"
@@ -50,7 +49,7 @@ bool		in_worker = false;
 
 static int	retry_ms = RETRY_MS_MIN;
 static int	error_pause_ms = ERROR_PAUSE_MS_MIN;
-static TimestampTz next_tick_at = 0;
+static int64 next_tick_us = 0;
 static int	ticks = 0;
 static bool returns_again = false;	/* a round of return_again() is under way */
 
@@ -141,11 +140,11 @@ reload_settings(void)
 static void
 tick(void)
 {
-	TimestampTz now = GetCurrentTimestamp();
+	int64		now_us = onecopy_now_us();
 
-	if (now < next_tick_at)
+	if (now_us < next_tick_us)
 		return;
-	next_tick_at = now + TICK_MS * 1000;
+	next_tick_us = now_us + TICK_MS * 1000;
 	if (++ticks % TICKS_TO_RETURN_AGAIN == 0)
 		returns_again = true;
 	if (returns_again)
