@@ -15,6 +15,8 @@
 #include "utils/builtins.h"
 #include "utils/timestamp.h"
 
+/* One less where the extension is still at 1.0: what came since is at the end. */
+#define STATUS_COLUMNS_1_0 18
 #define STATUS_COLUMNS 19
 
 /* The ghosts are told for what came in so many seconds. */
@@ -81,7 +83,7 @@ onecopy_memory_status(PG_FUNCTION_ARGS)
 
 	onecopy_require_preloaded();
 	if (get_call_result_type(fcinfo, NULL, &columns) != TYPEFUNC_COMPOSITE ||
-		columns->natts != STATUS_COLUMNS)
+		(columns->natts != STATUS_COLUMNS && columns->natts != STATUS_COLUMNS_1_0))
 		elog(ERROR, "onecopy_memory_status() is declared with other columns");
 
 	SpinLockAcquire(&onecopy->mutex);
@@ -108,7 +110,6 @@ onecopy_memory_status(PG_FUNCTION_ARGS)
 	values[i++] = CStringGetTextDatum(blocked_by);
 	values[i++] = Int32GetDatum((int32) pg_atomic_read_u32(&onecopy->pinned_buffers));
 	values[i++] = BoolGetDatum(onecopy->huge_page_bytes != 0);
-	values[i++] = Int64GetDatum((int64) Min(returned_bytes, free_huge_bytes(onecopy->huge_page_bytes)));
 	nulls[i] = worker_pid == 0;
 	values[i++] = Int32GetDatum((int32) worker_pid);
 	nulls[i] = last_change_at == 0;
@@ -118,6 +119,7 @@ onecopy_memory_status(PG_FUNCTION_ARGS)
 	values[i++] = Int64GetDatum((int64) pg_atomic_read_u64(&onecopy->moved_pages));
 	values[i++] = Int64GetDatum((int64) pg_atomic_read_u64(&onecopy->written_pages));
 	values[i++] = Int64GetDatum((int64) pg_atomic_read_u64(&onecopy->evicted_pages));
+	values[i++] = Int64GetDatum((int64) Min(returned_bytes, free_huge_bytes(onecopy->huge_page_bytes)));
 	Assert(i == STATUS_COLUMNS);
 
 	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(columns), values, nulls));

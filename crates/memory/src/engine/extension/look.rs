@@ -31,7 +31,9 @@ pub(super) struct Look {
 pub(super) fn statement(schema: &str) -> String {
     format!(
         "SELECT s.returned_bytes, s.target_bytes, s.ceiling_bytes, s.floor_bytes, s.published_bytes, s.working_set_bytes, s.hit_ratio, \
-         s.blocked_by, s.huge_pages, s.returned_huge_bytes, current_setting('block_size')::bigint AS block_bytes, d.hits, d.reads, g.steps, g.gains \
+         s.blocked_by, s.huge_pages, \
+         pg_catalog.jsonb_extract_path_text(pg_catalog.to_jsonb(s), 'returned_huge_bytes')::bigint AS returned_huge_bytes, \
+         current_setting('block_size')::bigint AS block_bytes, d.hits, d.reads, g.steps, g.gains \
          FROM {schema}.onecopy_memory_status s, \
          (SELECT sum(blks_hit)::bigint AS hits, sum(blks_read)::bigint AS reads FROM pg_stat_database) d, \
          (SELECT array_agg(larger_by_bytes) AS steps, array_agg(hits_per_second) AS gains \
@@ -57,7 +59,8 @@ impl Look {
             floor_bytes: size("floor_bytes")?,
             published_bytes: size("published_bytes")?,
             huge_pages: row.try_get("huge_pages")?,
-            returned_huge_bytes: size("returned_huge_bytes")?,
+            // Not told before version 1.1 of the extension.
+            returned_huge_bytes: row.try_get::<_, Option<i64>>("returned_huge_bytes")?.map_or(0, bytes),
             granule_bytes: size("block_bytes")?.saturating_mul(CHUNK_BLOCKS),
             working_set_bytes: row.try_get::<_, Option<i64>>("working_set_bytes")?.map(bytes),
             hit_ratio: row.try_get("hit_ratio")?,
