@@ -82,7 +82,7 @@ void
 onecopy_count_pins(void)
 {
 	uint32		processes = MaxConnections + max_worker_processes + autovacuum_max_workers;
-	uint64		buffers = (uint64) processes * PINS_OF_A_QUERY +
+	uint64		buffers = (uint64) MaxConnections * PINS_OF_A_QUERY +
 		(uint64) Min(processes, PROCESSES_AT_WORK_MAX) * pins_ahead();
 
 	pg_atomic_write_u32(&onecopy->pinned_at_once, (uint32) Min(buffers, (uint64) NBuffers));
