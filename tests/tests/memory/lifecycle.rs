@@ -178,6 +178,25 @@ async fn m10_dropping_the_extension_leaves_the_pool_as_it_is() -> anyhow::Result
     Ok(())
 }
 
+/// A database in which the extension was made before the module became newer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m31_functions_of_an_earlier_version_go_on_working() -> anyhow::Result<()> {
+    let harness = harness().await?;
+    let pool = harness.pool().await?;
+    pool.session().run_all(&["DROP EXTENSION onecopy", "CREATE EXTENSION onecopy VERSION '1.0'"]).await?;
+    assert_eq!(pool.resize(64 * MIB).await?, 64 * MIB);
+    assert_eq!(pool.steady().await?.pool_bytes, 64 * MIB);
+    pool.session().run("ALTER EXTENSION onecopy UPDATE").await?;
+    assert_eq!(pool.steady().await?.pool_bytes, 64 * MIB);
+    let question = "SELECT returned_huge_bytes FROM onecopy_memory_status";
+    assert_eq!(pool.session().run(question).await?.number()?, 0);
+    // Who may see it is as before.
+    pool.session().run_all(&["SET ROLE pg_monitor", question, "SET ROLE pg_read_all_data"]).await?;
+    let refusal = pool.session().run(question).await.expect_err("it is for pg_monitor");
+    assert_eq!(refusal.code, "42501", "{refusal}");
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m10_a_server_that_did_not_load_it_says_so() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, 32 * MIB).without_extension()).await?;

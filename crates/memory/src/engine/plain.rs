@@ -16,7 +16,7 @@ use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
 use crate::own::{Consent, Figures, Own};
 use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
 
-/// The figures of a server without our extension. A connection counts 16 buffers in the floor, as the extension counts them.
+/// The figures of a server without our extension. A connection counts 16 buffers in the floor: more than a query needs that pins none ahead.
 const QUESTION: &str = "\
 SELECT (SELECT setting::bigint * current_setting('block_size')::bigint FROM pg_settings WHERE name = 'shared_buffers'), \
 (SELECT coalesce(sum(blks_hit), 0)::bigint FROM pg_stat_database), (SELECT coalesce(sum(blks_read), 0)::bigint FROM pg_stat_database), \
