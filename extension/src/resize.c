@@ -144,6 +144,7 @@ begin_change(Direction wanted_direction, uint32 wanted)
 static void
 place_parked(uint32 chunk)
 {
+	take_set_aside(chunk);
 	if (chunk >= pg_atomic_read_u32(&onecopy->target_chunks) || is_returned_in_part(chunk))
 	{
 		return_chunk(chunk, &change);

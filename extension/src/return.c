@@ -63,20 +63,6 @@ return_buffers(int first, int end, OnecopyChange *change)
 }
 
 /*
- * A huge page of the pool that was never touched is set aside for the pool
- * all the same, and only giving back one that is there ends that.
- */
-static void
-take_set_aside(uint32 chunk, char *start, char *end)
-{
-	if (onecopy->huge_page_bytes != 0 && start < end &&
-		madvise(start, end - start, MADV_POPULATE_WRITE) != 0)
-		ereport(LOG, (errmsg("could not take huge pages that are to be given back: %m")));
-	memset(onecopy->captured + onecopy_chunk_first(chunk), ONECOPY_CAPTURED,
-		   onecopy_chunk_end(chunk) - onecopy_chunk_first(chunk));
-}
-
-/*
  * The pages that can go with a chunk.  Blocks need not begin where pages begin
  * (in 15 they do not), and a huge page is as large as a chunk or larger, so a
  * page may belong to several chunks.  It goes with the last of them: those
@@ -114,9 +100,20 @@ return_chunk(uint32 chunk, OnecopyChange *change)
 			elog(ERROR, "chunk %u was to be returned, but buffer %d is in use", chunk, id);
 	}
 	pages_of_chunk(chunk, &start, &end);
-	if (onecopy->captured[onecopy_chunk_first(chunk)] == ONECOPY_CAPTURED_UNTOUCHED)
-		take_set_aside(chunk, start, end);
 	(void) return_range(start, end, change);
+}
+
+void
+take_set_aside(uint32 chunk)
+{
+	char	   *start;
+	char	   *end;
+
+	if (onecopy->huge_page_bytes == 0)
+		return;
+	pages_of_chunk(chunk, &start, &end);
+	if (start < end && madvise(start, end - start, MADV_POPULATE_WRITE) != 0)
+		ereport(LOG, (errmsg("could not take huge pages that are to be given back: %m")));
 }
 
 /*

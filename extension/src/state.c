@@ -285,7 +285,7 @@ park_at_start(uint32 target_chunks)
 		if (desc->freeNext == id + 1 || desc->freeNext == FREENEXT_END_OF_LIST)
 			desc->freeNext = FREENEXT_NOT_IN_LIST;
 		pg_atomic_write_u32(&desc->state, BUF_REFCOUNT_ONE);
-		onecopy->captured[id] = ONECOPY_CAPTURED_UNTOUCHED;
+		onecopy->captured[id] = ONECOPY_CAPTURED;
 	}
 	pg_atomic_write_u32(&onecopy->captured_buffers, NBuffers - keep);
 

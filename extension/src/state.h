@@ -97,8 +97,7 @@ typedef struct OnecopyState
 
 /* Values of OnecopyState.captured, beside 0. */
 #define ONECOPY_CAPTURED 1
-#define ONECOPY_CAPTURED_UNTOUCHED 2	/* from the start on, never touched */
-#define ONECOPY_CAPTURED_RETURNED 3 /* memory given back, while others use
+#define ONECOPY_CAPTURED_RETURNED 2 /* memory given back, while others use
 									 * their part of the chunk */
 
 /* NULL unless the module was loaded by shared_preload_libraries. */

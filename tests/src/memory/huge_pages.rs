@@ -39,7 +39,8 @@ impl HugePages {
         for _ in 0..RESERVE_ROUNDS_MAX {
             std::fs::write(POOL, (before + pages).to_string()).with_context(|| format!("{POOL}: needs root"))?;
             there = number(POOL)?;
-            if there == before + pages {
+            // Those of a server that has just ended may not be free yet.
+            if there == before + pages && reserved.available()? >= pages {
                 return Ok(reserved);
             }
             // Others have left memory scattered; a kernel that cannot move it together says so, and the next round may do.
