@@ -16,9 +16,10 @@ use harness::{
 use onecopy_clone::CloneError;
 use onecopy_clone::image::{Image, SmallFile};
 use onecopy_clone::plan::{Plan, Recovery};
-use onecopy_clone::recovery::slot::{SlotState, claim, watch};
+use onecopy_clone::recovery::slot::{SlotState, check_free, claim, watch};
 use onecopy_clone::recovery::{Mode, begin};
 use onecopy_clone::target::{MARKER_FILE, Marker, Place, Skeleton, VersionGuard, finish, remove};
+use onecopy_clone::ways::{Copy, Way};
 use onecopy_postgres::{ClusterState, ControlFile, InheritedDescriptor, Lsn, Server, Settings, StopMode, Supervisor};
 use onecopy_testing::{Frozen, TestDirectory, WAIT_MAX, process, until_async};
 use rustix::process::Signal;
@@ -244,6 +245,37 @@ async fn refusals_name_what_the_source_lacks_and_leave_no_slot() {
     source.restart(StopMode::Fast).await.expect("restarts");
     let error = refused(wanted, names(1)).await;
     assert!(error.contains("wal_level is minimal"), "{error}");
+}
+
+#[tokio::test]
+async fn k26_a_slot_that_is_there_is_neither_replaced_nor_dropped() {
+    let directory = TestDirectory::new().expect("a directory");
+    let mut settings = Settings::new();
+    settings.set("wal_level", "logical");
+    let source = primary(directory.path(), &settings).await;
+    let plan = plan_for(&source, directory.path(), "clone", Recovery::Auto);
+    let made = [
+        ("SELECT pg_create_physical_replication_slot('clone', true)", true),
+        ("SELECT pg_create_logical_replication_slot('clone', 'pgoutput')", false),
+    ];
+    for (make, is_physical) in made {
+        let client = execute(&source, make).await;
+        let copy = Copy { binaries: source.options().binaries.clone() };
+        let refusals = [
+            check_free(&plan.source, &plan.slot).await.expect_err("it is there"),
+            begin(&plan.source, std::slice::from_ref(&plan.slot), plan.recovery).await.err().expect("it is there"),
+            copy.make(std::slice::from_ref(&plan), &|_, _| ()).await.remove(0).expect_err("it is there"),
+        ];
+        for refused in refusals {
+            assert!(matches!(refused, CloneError::Unsuitable { .. }), "{refused}");
+            assert!(refused.to_string().contains("--slot"), "{refused}");
+        }
+        assert!(!plan.target.exists());
+        assert_eq!(slots(&source).await, ["clone"]);
+        // No clone's slot is for logical replication, whatever a list of clones says.
+        onecopy_clone::recovery::slot::drop(&client, "clone").await.expect("looked for");
+        assert_eq!(slots(&source).await.is_empty(), is_physical);
+    }
 }
 
 #[tokio::test]

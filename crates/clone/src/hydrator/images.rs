@@ -13,7 +13,6 @@ use onecopy_postgres::ConnectionParameters;
 
 use super::ending::{blocking, drop_slot};
 use super::filling::HOT_TIMEOUT;
-use super::in_work::CloneInWork;
 use super::making::{OTHER_FREEZE_INTERVAL, OTHER_FREEZE_TIMEOUT};
 use super::{Hydrator, lock};
 use crate::image::Image;
@@ -127,9 +126,8 @@ impl Images {
         if Rendezvous::of_source(directory)? != *hydrator.rendezvous() {
             return Err(hydrator.refuse(format!("it does not clone {directory:?}")));
         }
-        let has_slot = |clone: &Arc<CloneInWork>| !clone.is_over() && clone.plan.slot == plan.slot;
         // Before anything is waited for: of two that come together one has the name, the other never asks the source.
-        let slot_name = self.reserve(&plan.slot).filter(|_| !hydrator.clones().iter().any(has_slot));
+        let slot_name = self.reserve(&plan.slot).filter(|_| !hydrator.has_slot(&plan.slot));
         let Some(slot_name) = slot_name else {
             let slot = shown(&plan.slot);
             return Err(hydrator.refuse(format!("the slot {slot} is that of another clone: take another one (--slot)")));

@@ -230,6 +230,11 @@ impl Hydrator {
     fn find(&self, target: &Path) -> Option<Arc<CloneInWork>> {
         lock(&self.clones).iter().rev().find(|clone| clone.is_at(target)).cloned()
     }
+    /// Whether a clone that is not over has this slot on the source, or is to have it.
+    fn has_slot(&self, name: &str) -> bool {
+        lock(&self.clones).iter().any(|clone| clone.elsewhere.is_none() && !clone.is_over() && clone.plan.slot == name)
+    }
+
 
     fn progress(&self, target: &Path) -> Option<Progress> {
         self.find(target).map(|clone| clone.progress())

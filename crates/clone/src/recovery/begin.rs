@@ -67,7 +67,7 @@ impl Begun {
     }
 }
 
-async fn connect(connection: &ConnectionParameters) -> Result<Client, CloneError> {
+pub(super) async fn connect(connection: &ConnectionParameters) -> Result<Client, CloneError> {
     use tokio_postgres::error::SqlState;
     connection.connect().await.map_err(|error| match &error {
         PostgresError::Connect { source, .. } if source.code() == Some(&SqlState::CANNOT_CONNECT_NOW) => {

@@ -6,6 +6,7 @@ use onecopy_postgres::{Lsn, PostgresError};
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
+use super::begin::connect;
 use crate::CloneError;
 use crate::plan::SourceServer;
 
@@ -31,14 +32,38 @@ pub enum SlotState {
     },
 }
 
-/// Makes a physical slot that keeps the log from the last redo point on. One of the same name that nobody uses is of a clone that was
-/// interrupted: it is replaced.
+/// Whether a clone can have a slot of this name: none is there. Asked before anything is written down about the clone, because the slot of
+/// one that is given up later is dropped.
+///
+/// # Errors
+/// [`CloneError::Unsuitable`] when one is there; [`PostgresError::Connect`], [`PostgresError::Sql`].
+pub async fn check_free(source: &SourceServer, name: &str) -> Result<(), CloneError> {
+    const QUERY: &str = "SELECT FROM pg_replication_slots WHERE slot_name = $1";
+    let client = connect(&source.connection).await?;
+    let found = client.query_opt(QUERY, &[&name]).await.map_err(PostgresError::sql("look for a replication slot"))?;
+    found.map_or(Ok(()), |_| Err(taken(name)))
+}
+
+/// Whose it is cannot be known here, whatever its name: one whose standby is away for a minute looks like one that was left.
+fn taken(name: &str) -> CloneError {
+    let reason = format!(
+        "it has a replication slot {name:?}: give the clone another one (--slot), or drop that one if nobody needs it \
+         (pg_drop_replication_slot)"
+    );
+    CloneError::Unsuitable { server: "the source".to_owned(), reason }
+}
+
+/// Makes a physical slot that keeps the log from the last redo point on. One that is there is never replaced.
 pub(super) async fn create(client: &Client, name: &str) -> Result<(), CloneError> {
     claim(client, name).await?;
-    let created = create_claimed(client, name).await;
+    let create = "SELECT pg_create_physical_replication_slot($1, true)";
+    let created = client.execute(create, &[&name]).await.map_err(|error| match error.code() {
+        Some(&SqlState::DUPLICATE_OBJECT) => taken(name),
+        _ => PostgresError::sql("create a replication slot")(error).into(),
+    });
     let release = "SELECT pg_advisory_unlock($1, hashtext($2))";
     let released = client.execute(release, &[&CLAIM_CLASS, &name]).await;
-    created.and(
+    created.map(|_| ()).and(
         released.map(|_| ()).map_err(|error| PostgresError::sql("release a replication slot's name")(error).into()),
     )
 }
@@ -65,32 +90,14 @@ pub async fn claim(client: &Client, name: &str) -> Result<(), CloneError> {
     }
 }
 
-async fn create_claimed(client: &Client, name: &str) -> Result<(), CloneError> {
-    if let Err(error) = drop(client, name).await {
-        return Err(explain_used(error, name));
-    }
-    let create = "SELECT pg_create_physical_replication_slot($1, true)";
-    client.execute(create, &[&name]).await.map_err(PostgresError::sql("create a replication slot"))?;
-    Ok(())
-}
-
-/// A slot that somebody uses is the slot of another clone.
-fn explain_used(error: CloneError, name: &str) -> CloneError {
-    match &error {
-        CloneError::Postgres(PostgresError::Sql { source, .. }) if source.code() == Some(&SqlState::OBJECT_IN_USE) => {
-            let reason = format!("a standby uses its replication slot {name:?}: give the clone another one (--slot)");
-            CloneError::Unsuitable { server: "the source".to_owned(), reason }
-        }
-        _ => error,
-    }
-}
-
-/// Drops a slot; one that does not exist is dropped already.
+/// Drops a clone's slot; one that does not exist is dropped already. A clone's is physical: one for logical replication is somebody else's.
 ///
 /// # Errors
 /// [`PostgresError::Sql`], also while a standby uses it.
 pub async fn drop(client: &Client, name: &str) -> Result<(), CloneError> {
-    match client.execute("SELECT pg_drop_replication_slot($1)", &[&name]).await {
+    const STATEMENT: &str = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+        WHERE slot_name = $1 AND slot_type = 'physical'";
+    match client.execute(STATEMENT, &[&name]).await {
         Err(error) if error.code() != Some(&SqlState::UNDEFINED_OBJECT) => {
             Err(PostgresError::sql("drop a replication slot")(error).into())
         }

@@ -8,6 +8,7 @@ use onecopy_postgres::{BaseBackup, Binaries, PostgresError, TablespaceMapping};
 use super::{Made, MakeFuture, Report, Way, WayName};
 use crate::CloneError;
 use crate::plan::Plan;
+use crate::recovery::slot;
 use crate::target::Place;
 
 /// The way `copy`.
@@ -46,6 +47,8 @@ impl Copy {
     async fn make_one(&self, plan: &Plan, report: Report<'_>) -> Result<Made, CloneError> {
         let place = Place::of(plan)?;
         place.check_free()?;
+        // A base backup takes one of this name for its own, left by a copy that was interrupted.
+        slot::check_free(&plan.source, &plan.slot).await?;
         let backup = BaseBackup { binaries: self.binaries.clone(), user: place.user.clone(), slot: plan.slot.clone() };
         let tablespaces = tablespaces(plan, &place).await?;
         let progress = |progress| report(plan, progress);

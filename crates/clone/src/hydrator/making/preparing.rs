@@ -16,7 +16,7 @@ use crate::hydrator::{Hydrator, failed, lock};
 use crate::image::Image;
 use crate::network::RemoteHost;
 use crate::plan::{Plan, SourceServer};
-use crate::recovery;
+use crate::recovery::{self, slot};
 use crate::service::{Event, Rendezvous};
 use crate::source::Source;
 use crate::target::{Marker, Place, Skeleton};
@@ -30,6 +30,10 @@ pub(super) async fn prepare(hydrator: &Arc<Hydrator>, order: Order) -> Vec<Alike
     let mut alike: Vec<Vec<Arc<CloneInWork>>> = Vec::new();
     for plan in order.plans {
         match admit(hydrator, plan, None) {
+        if let Err(error) = slot::check_free(&plan.source, &plan.slot).await {
+            tell(&order.news, failed(Some(&plan.target), error), None);
+            continue;
+        }
             Ok(clone) => match alike.iter_mut().find(|members| is_alike(&members[0].plan, &clone.plan)) {
                 Some(members) => members.push(clone),
                 None => alike.push(vec![clone]),
@@ -72,8 +76,8 @@ pub(super) fn admit(
         if hydrator.find(&plan.target).is_some_and(|clone| !clone.is_over()) {
             return Err(hydrator.refuse(format!("{} is being made already", plan.target.display())));
         }
-        if elsewhere.is_none() && hydrator.images.has_slot(&plan.slot) {
-            let reason = format!("a clone on another host has the slot {:?}: take another one (--slot)", plan.slot);
+        if elsewhere.is_none() && (hydrator.images.has_slot(&plan.slot) || hydrator.has_slot(&plan.slot)) {
+            let reason = format!("another clone has the slot {:?}: take another one (--slot)", plan.slot);
             return Err(hydrator.refuse(reason));
         }
         // Before anything is written down about it: what lies there may be somebody else's, and must never be removed.
