@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::descriptors::descriptors_max;
 use super::event::{Event, EventBuffer, Verdict, take_event};
 use crate::CloneError;
 
@@ -187,6 +188,27 @@ impl Group {
             }
         }
         Ok(found)
+    }
+
+    /// Removes all marks and lets through whatever waits, read by a dead process or not read yet. Accesses that the kernel was about to ask
+    /// for are answered until none came for `linger`. For a group whose files need nothing more and which others may keep open.
+    ///
+    /// # Errors
+    /// [`CloneError::Kernel`].
+    pub fn let_go(&self, linger: Duration) -> Result<(), CloneError> {
+        self.flush()?;
+        // First: what is read here gets numbers of this process, which may be those of the dead one.
+        self.sweep(i32::try_from(descriptors_max()).unwrap_or(i32::MAX), Verdict::Allow)?;
+        let mut buffer = EventBuffer::default();
+        loop {
+            let events = self.read(&mut buffer, linger)?;
+            if events.is_empty() {
+                return Ok(());
+            }
+            for event in events {
+                self.answer(event.number, Verdict::Allow)?;
+            }
+        }
     }
 
     fn directory(&self, action: u32, directory: &Path) -> io::Result<()> {

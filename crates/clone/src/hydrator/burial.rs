@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::ending::{self, Remains};
 use super::record::Record;
 use crate::CloneError;
+use crate::keeper::Kept;
 use crate::service::Rendezvous;
 use crate::target::{Marker, Owner, remove_unmarked};
 
@@ -32,20 +33,24 @@ pub struct Unfinished {
     pub slot: Option<String>,
 }
 
-/// Removes clones whose plans are known, with servers and slots. The slot of a clone whose source is on another host is
-/// that host's to drop: root must not connect where an order said.
+/// Removes clones whose plans were kept, with servers and slots; one that was made whole by then is let go. The slot of a
+/// clone whose source is on another host is that host's to drop: root must not connect where an order said.
 ///
 /// # Errors
-/// The first that could not be removed; the others are.
-pub async fn bury_records(rendezvous: &Rendezvous, records: Vec<Record>) -> Result<(), CloneError> {
+/// The first that could not be removed or let go; the others are.
+pub async fn bury_records(rendezvous: &Rendezvous, kept: &Kept) -> Result<(), CloneError> {
     let mut outcome = Ok(());
-    for Record { plan, elsewhere, .. } in records {
+    for Record { number, plan, elsewhere, made } in Record::all(kept) {
+        if made.is_some() && ending::is_whole(&plan.target) {
+            outcome = outcome.and(ending::let_go_of_whole(kept, number).await);
+            continue;
+        }
         tracing::error!(target = %plan.target.display(), "a clone that cannot become whole is removed");
         let removed = ending::remove(Remains::of(&plan, rendezvous), None).await;
         if elsewhere.is_none() {
             ending::drop_slot(&plan.source.connection, &plan.slot).await;
         }
-        outcome = outcome.and(removed);
+        outcome = outcome.and(removed.map(drop));
     }
     outcome
 }
@@ -82,7 +87,7 @@ async fn bury_target(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<
             let tablespaces = tablespaces.unwrap_or(marker.tablespaces);
             let directory = target;
             let remains = Remains { directory, tablespaces, has_planned_tablespaces, user_name, service_directory };
-            ending::remove(remains, None).await
+            ending::remove(remains, None).await.map(drop)
         }
         // Its slot is made while its directory is, and dropped after that has gone.
         None => remove_unmarked(&target),
@@ -130,8 +135,9 @@ mod tests {
 
     use onecopy_postgres::ServiceUser;
 
-    use super::super::record::Elsewhere;
+    use super::super::record::{Elsewhere, kept_name, to_memory};
     use super::*;
+    use crate::keeper::STATE_SUFFIX;
     use crate::network::RemoteHost;
     use crate::network::server::tests::SourceHost;
     use crate::plan::Plan;
@@ -191,9 +197,10 @@ mod tests {
         let (rendezvous, trap) = (Rendezvous::at(service.clone()), Trap::new());
         let host = RemoteHost { address: "db1:6440".to_owned(), keys: "/keys".into(), certificate: None };
         let recorded = marked(directory.path(), "recorded", trap.port(), &service).await;
-        let record = |plan: &Plan, elsewhere| Record { number: 1, plan: plan.clone(), elsewhere, made: None };
-        let of_elsewhere = record(&recorded, Some(Elsewhere { host, session: None }));
-        bury_records(&rendezvous, vec![of_elsewhere]).await.unwrap();
+        let elsewhere = Some(Elsewhere { host, session: None });
+        let of_elsewhere = Record { number: 1, plan: recorded.clone(), elsewhere, made: None };
+        let kept = Kept::from([(kept_name(1, STATE_SUFFIX), to_memory(&of_elsewhere).unwrap())]);
+        bury_records(&rendezvous, &kept).await.unwrap();
         assert!(!recorded.target.exists() && !trap.has_caught());
         let listed = marked(directory.path(), "listed", trap.port(), &service).await;
         let unfinished = |plan: &Plan, slot| Unfinished {

@@ -8,10 +8,14 @@ use onecopy_postgres::{ConnectionParameters, ServiceUser, kill_processes_of, pro
 
 use super::Hydrator;
 use super::in_work::{CloneInWork, Running};
+use super::record::kept_name;
+use super::safekeeping::copy_of;
 use crate::CloneError;
+use crate::fanotify::Group;
+use crate::keeper::Kept;
 use crate::plan::Plan;
 use crate::recovery::slot;
-use crate::service::{CloneState, Rendezvous};
+use crate::service::{CloneState, Rendezvous, state_without_service};
 use crate::target::{self, Marker, Owner, Place};
 
 /// Accesses that the kernel was just about to ask for when the marks went are still answered for so long.
@@ -39,8 +43,11 @@ pub async fn finish(hydrator: Arc<Hydrator>, clone: Arc<CloneInWork>) {
     }
     hydrator.unfollow(&running.filling);
     hydrator.journal.note_progress();
+    // Somebody may have begun to remove it meanwhile: then its end is his to tell.
+    if !clone.end_finish(running.filling.progress()) {
+        return;
+    }
     tracing::info!(target = %clone.plan.target.display(), "whole");
-    clone.set_over(CloneState::Whole, running.filling.progress());
     hydrator.write_targets();
     let lingering = hydrator.linger();
     tokio::time::sleep(LINGER).await;
@@ -64,28 +71,55 @@ pub async fn discard(hydrator: Arc<Hydrator>, clone: Arc<CloneInWork>, reason: S
         hydrator.unfollow(&running.filling);
     }
     let remains = Remains::of(&clone.plan, &hydrator.rendezvous);
-    let origin = running.as_ref().map(|running| running.origin.clone());
+    let parts = running.as_ref().map(|running| (Arc::clone(&running.group), running.origin.clone()));
     let removed = remove(remains, running).await;
-    match origin {
-        Some(origin) if clone.elsewhere.is_some() => {
-            let _ = blocking(move || {
-                origin.end(false);
-                Ok(())
-            })
-            .await;
+    // One that could run was made whole just then: it is an ordinary server, which may follow by its slot.
+    let is_whole = parts.is_some() && matches!(removed, Ok(Removal::NotOurs)) && is_whole(&clone.plan.target);
+    if let Some((group, origin)) = parts {
+        let ended = blocking(move || {
+            origin.end(is_whole);
+            if is_whole { group.let_go(LINGER) } else { Ok(()) }
+        });
+        if let Err(error) = ended.await {
+            tracing::error!(target = %clone.plan.target.display(), %error, "its server may wait for ever: restart it");
         }
-        // The other host drops it when the image's session is over.
-        _ if clone.elsewhere.is_some() => {}
-        _ if !clone.may_have_slot() => {}
-        _ => drop_slot(&clone.plan.source.connection, &clone.plan.slot).await,
+    }
+    // On another host it is dropped there when the image's session is over.
+    if !is_whole && clone.elsewhere.is_none() && clone.may_have_slot() {
+        drop_slot(&clone.plan.source.connection, &clone.plan.slot).await;
     }
     hydrator.forget(&clone);
+    if is_whole {
+        clone.set_over(CloneState::Whole, progress);
+        return hydrator.write_targets();
+    }
     let reason = match removed {
-        Ok(()) => reason,
+        Ok(_) => reason,
         Err(error) => format!("{reason}; and what is left of it could not be removed: {error}"),
     };
     clone.set_over(CloneState::Discarded { reason }, progress);
     hydrator.write_targets();
+}
+
+/// Lets go of a clone that was made whole by a service which died before it had forgotten it: marks and accesses that wait for an answer.
+/// Its directory and its slot are its server's.
+pub async fn let_go_of_whole(kept: &Kept, number: u64) -> Result<(), CloneError> {
+    let group = Group::from_descriptor(copy_of(kept, &kept_name(number, "group"))?);
+    blocking(move || group.let_go(LINGER)).await
+}
+
+/// Whether this directory is that of a whole server; it says so of somebody else's, too.
+pub fn is_whole(target: &Path) -> bool {
+    state_without_service(target) == CloneState::Whole
+}
+
+/// What became of the directory of a clone that is given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// It is gone.
+    Gone,
+    /// It has no marker of this service and was not touched: it is whole, or somebody else's.
+    NotOurs,
 }
 
 /// What is left of a clone.
@@ -118,7 +152,7 @@ impl Remains {
 
 /// Kills the server of a clone and removes its directories, if they have the marker of this service, or nothing yet: what is there and
 /// not marked is not ours. The listener ends only when nobody waits for it any more.
-pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<(), CloneError> {
+pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<Removal, CloneError> {
     blocking(move || {
         let owner = Marker::owner(&remains.directory, &remains.service_directory)?;
         let killed = match owner {
@@ -133,8 +167,8 @@ pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<(
         killed?;
         match owner {
             Owner::Service => {}
-            Owner::Nobody => return target::remove_unmarked(&remains.directory),
-            Owner::Other => return Ok(()),
+            Owner::Nobody => return target::remove_unmarked(&remains.directory).map(|()| Removal::Gone),
+            Owner::Other => return Ok(Removal::NotOurs),
         }
         let user = ServiceUser::resolve(Some(&remains.user_name))?;
         let place = Place { directory: remains.directory, tablespaces: remains.tablespaces, user };
@@ -149,10 +183,10 @@ pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<(
         target::remove(&place)?;
         // A server that was started while its directory went is killed, and what it made is removed.
         if processes_of(&place.directory).is_empty() {
-            return Ok(());
+            return Ok(Removal::Gone);
         }
         kill_server(&place.directory, &place.user)?;
-        target::remove(&place)
+        target::remove(&place).map(|()| Removal::Gone)
     })
     .await
 }

@@ -210,6 +210,16 @@ impl CloneInWork {
         Some(running)
     }
 
+    /// Finishing to Over, whole; false when it is being removed.
+    pub fn end_finish(&self, last: FillProgress) -> bool {
+        let mut stage = self.lock();
+        let may = matches!(&*stage, Stage::Finishing(_));
+        if may {
+            *stage = Stage::Over(CloneState::Whole, last);
+        }
+        may
+    }
+
     /// To Ending, by whoever then removes it; none when it is over, or somebody else removes it. Also tells what it had.
     pub fn begin_end(&self) -> Option<Option<Arc<Running>>> {
         let mut stage = self.lock();

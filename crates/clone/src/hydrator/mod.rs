@@ -105,9 +105,8 @@ pub fn bury(directory: PathBuf, channel: Channel) -> Result<(), CloneError> {
     runtime.block_on(async {
         let rendezvous = Rendezvous::at(directory);
         images::bury(&kept).await;
-        let records = record::Record::all(&kept);
-        let recorded: Vec<_> = records.iter().map(|record| record.plan.target.clone()).collect();
-        burial::bury_records(&rendezvous, records).await?;
+        let recorded: Vec<_> = record::Record::all(&kept).into_iter().map(|record| record.plan.target).collect();
+        burial::bury_records(&rendezvous, &kept).await?;
         burial::bury_targets(&rendezvous, &recorded).await?;
         rendezvous.remove()
     })

@@ -11,13 +11,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::CloneError;
 use crate::image::{FileIdentity, Image};
-use crate::keeper::{Kept, STATE_SUFFIX};
+use crate::keeper::{CLONE_PREFIX, Kept, STATE_SUFFIX};
 use crate::network::RemoteHost;
 use crate::network::protocol::SessionId;
 use crate::plan::Plan;
-
-/// What the names of all parts begin with.
-const PREFIX: &str = "clone-";
 
 /// A clone that is not whole.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -58,7 +55,7 @@ pub struct Made {
 impl Record {
     /// All that were kept, in the order of their numbers; those that cannot be read are named in the log.
     pub fn all(kept: &Kept) -> Vec<Record> {
-        let states = kept.iter().filter(|(name, _)| name.starts_with(PREFIX) && name.ends_with(STATE_SUFFIX));
+        let states = kept.iter().filter(|(name, _)| name.starts_with(CLONE_PREFIX) && name.ends_with(STATE_SUFFIX));
         let records = states.filter_map(|(name, file)| {
             let record = file.try_clone().map_err(CloneError::kernel("open a clone's state")).and_then(from_memory);
             record.inspect_err(|error| tracing::error!(name, %error, "a clone is lost")).ok()
@@ -105,7 +102,7 @@ pub fn from_memory<T: DeserializeOwned>(memory: OwnedFd) -> Result<T, CloneError
 
 /// The name under which a part of a clone is kept.
 pub fn kept_name(number: u64, part: &str) -> String {
-    format!("{PREFIX}{number}-{part}")
+    format!("{CLONE_PREFIX}{number}-{part}")
 }
 
 #[cfg(test)]

@@ -21,11 +21,12 @@ use super::spare::SPARE_KEPT;
 use super::{Hydrator, burial, lock};
 use crate::CloneError;
 use crate::fanotify::{Group, QuietOpener, Verdict, descriptors_max};
-use crate::fill::{Filling, Limiter, SharedBitmap};
+use crate::fill::{FillProgress, Filling, Limiter, SharedBitmap};
 use crate::image::{FileIdentity, FileNumber, Image};
 use crate::keeper::Kept;
 use crate::network::client::RemoteOrigin;
 use crate::plan::Plan;
+use crate::service::CloneState;
 use crate::source::{Follower, Source, SourceFiles};
 use crate::target::{Place, VERSION_DESCRIPTOR_NUMBER};
 
@@ -52,7 +53,7 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &Kept) -> Result<(), Clon
     let numbers = numbers.chain(images.iter().map(|image| image.record.number));
     let last = numbers.chain(unusable.iter().map(|record| record.number)).max().unwrap_or(0);
     hydrator.next_number.store(last + 1, Ordering::Relaxed);
-    let (mut resumable, mut lost) = (Vec::new(), Vec::new());
+    let (mut resumable, mut whole, mut lost) = (Vec::new(), Vec::new(), Vec::new());
     for Record { number, plan, elsewhere, made } in records {
         let host = elsewhere.as_ref().map(|elsewhere| elsewhere.host.clone());
         let clone = Arc::new(CloneInWork::new(number, plan, host));
@@ -61,6 +62,10 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &Kept) -> Result<(), Clon
             None => lost.push((clone, "its service died while it was being made".to_owned())),
             Some(made) => match reopen(Arc::clone(&clone), made, elsewhere, kept).await {
                 Ok(parts) => resumable.push(parts),
+                Err(error) if ending::is_whole(&clone.plan.target) => {
+                    tracing::warn!(target = %clone.plan.target.display(), %error, "whole, and not looked after any more");
+                    whole.push(clone);
+                }
                 Err(error) => lost.push((clone, format!("its service died and could not go on with it: {error}"))),
             },
         }
@@ -73,6 +78,13 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &Kept) -> Result<(), Clon
         if let Err(error) = resume(hydrator, parts) {
             lost.push((clone, format!("its service died and could not go on with it: {error}")));
         }
+    }
+    for clone in whole {
+        if let Err(error) = ending::let_go_of_whole(kept, clone.number).await {
+            tracing::error!(target = %clone.plan.target.display(), %error, "its server may wait for ever: restart it");
+        }
+        clone.set_over(CloneState::Whole, FillProgress::default());
+        hydrator.forget(&clone);
     }
     for (clone, reason) in lost {
         ending::discard(Arc::clone(hydrator), clone, reason).await;

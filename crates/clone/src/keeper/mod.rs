@@ -32,6 +32,8 @@ use crate::fanotify::Journal;
 pub const JOURNAL: &str = "journal";
 /// Files with this end of their names are all that the burial is given.
 pub const STATE_SUFFIX: &str = "state";
+/// What the names of all parts of a clone begin with.
+pub const CLONE_PREFIX: &str = "clone-";
 /// Files that are kept, at most: some for each clone. A hydrator that gives more fails.
 pub const KEPT_MAX: usize = 4096;
 /// Hydrators that die one after another before they have taken over what there is: then it is given up, since the next one would, too.
@@ -90,8 +92,9 @@ pub fn run(hydrator: &Hydrator, kept: Kept) -> io::Result<Ending> {
         deaths.count(begin.elapsed(), keeper.journal().as_ref());
         tracing::error!(%status, ?deaths, "the hydrator died");
     }
-    // Closed groups let the source's accesses through. Those of the clones are held by their postmasters still: these wait to be killed.
-    keeper.kept.retain(|name, _| name.ends_with(STATE_SUFFIX));
+    // The source's group is closed, which lets its accesses through. Those of the clones are held by their postmasters still: these wait to
+    // be killed, or to be let go if they are whole.
+    keeper.kept.retain(|name, _| name.ends_with(STATE_SUFFIX) || name.starts_with(CLONE_PREFIX));
     let status = keeper.one_life(hydrator, &hydrator.burial_arguments, Watch::Clock(BURIAL_TIMEOUT))?;
     tracing::error!(%status, "gave up; the clones that were not whole are buried");
     Ok(if status.success() { Ending::Buried } else { Ending::Left })

@@ -83,11 +83,12 @@ fn what_a_killed_hydrator_gave_is_given_to_the_next() {
 fn always_fails() {
     let Some((_, kept, channel, buries)) = life() else { return };
     if buries {
-        assert_eq!(kept.keys().collect::<Vec<_>>(), ["clone-1-state"]);
+        assert_eq!(kept.keys().collect::<Vec<_>>(), ["clone-1-group", "clone-1-state", "image-2-state"]);
         return;
     }
-    channel.keep("clone-1-state", memory("{}")).unwrap();
-    channel.keep("clone-1-group", memory("")).unwrap();
+    for name in ["clone-1-state", "clone-1-group", "image-2-state", "image-2-store", "source-group"] {
+        channel.keep(name, memory("")).unwrap();
+    }
     std::process::exit(1);
 }
 

@@ -23,8 +23,14 @@ pub fn finish(place: &Place, major_version: u32) -> Result<(), CloneError> {
             .map_err(CloneError::file("sync the file system of", &place.directory))?;
     }
     VersionGuard::new(place.clone(), major_version).lift()?;
+    let marker = Marker::read(&place.directory).ok().flatten();
     Marker::remove(place)?;
-    place.open()?.sync().map_err(CloneError::file("sync", &place.directory))
+    let synced = place.open().and_then(|open| open.sync().map_err(CloneError::file("sync", &place.directory)));
+    if let (Err(_), Some(marker)) = (&synced, marker) {
+        // Whether it is gone nobody knows. As long as that is so, who comes next must find a clone that is not whole.
+        marker.write(place)?;
+    }
+    synced
 }
 
 /// The clone's file systems: each tablespace may have one of its own.

@@ -2,12 +2,13 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::ending;
+use super::super::{burial, ending};
 use super::*;
 use crate::ByteRange;
 use crate::fill::Layout;
 use crate::image::FileNumber;
 use crate::killed::{Death, Step, at_every_step, live};
+use crate::target;
 
 /// A clone at its end, and its hydrator.
 struct Ending {
@@ -50,6 +51,12 @@ impl Ending {
         Ok(())
     }
 
+    /// All that has to happen in its directory.
+    fn make_whole(&self) {
+        let place = Place::of(&self.harness.plan).expect("an account");
+        target::finish(&place, MAJOR_VERSION).expect("made whole");
+    }
+
     /// What is left when the process with all its threads is gone.
     fn die(self) -> (Harness, Kept) {
         let Ending { harness, keeping, hydrator, clone } = self;
@@ -90,6 +97,45 @@ fn k8_a_clone_that_is_filled_becomes_whole_whenever_its_hydrator_is_killed_and_s
     };
     let steps = at_every_step(Step::Any, || Ending::of_running(&door, true), Ending::finish, judge);
     assert!(steps > 8, "{steps}");
+}
+
+/// A clone that was made whole by a hydrator which was killed before it had forgotten it.
+fn whole_and_kept(door: &Door) -> (Harness, Kept) {
+    let ending = Ending::of_running(door, true);
+    ending.make_whole();
+    let (harness, mut kept) = ending.die();
+    kept.insert("clone-1-bitmap".to_owned(), filled_bitmap(&harness.image));
+    (harness, kept)
+}
+
+#[test]
+fn k27_a_clone_that_was_made_whole_keeps_directory_and_slot_whoever_comes_next() {
+    let door = Door::open();
+    // It cannot be gone on with: what it was filled from is away.
+    let (harness, kept) = whole_and_kept(&door);
+    let (source, away) = (&harness.plan.source.data_directory, harness.directory.path().join("away"));
+    fs::rename(source, &away).unwrap();
+    let after = succeed(&harness, kept);
+    assert_eq!(after.states, [CloneState::Whole]);
+    assert!(after.kept.is_empty(), "{:?}", after.kept);
+    fs::rename(&away, source).unwrap();
+    // This reads its files: a mark that is left would have nobody who answers.
+    harness.assert_whole(&"taken over");
+
+    let (harness, kept) = whole_and_kept(&door);
+    let rendezvous = Rendezvous::at(harness.directory.path().join("service"));
+    runtime().block_on(burial::bury_records(&rendezvous, &kept)).expect("let go");
+    harness.assert_whole(&"buried");
+
+    // Whoever discards it saw it a moment before.
+    let ending = Ending::of_running(&door, true);
+    ending.make_whole();
+    ending.discard().unwrap();
+    assert_eq!(ending.clone.progress().state, CloneState::Whole);
+    let (harness, kept) = ending.die();
+    assert!(kept.is_empty(), "{kept:?}");
+    harness.assert_whole(&"discarded");
+    assert_eq!(door.knocks(), 0, "its slot is its own");
 }
 
 #[test]
