@@ -1,20 +1,24 @@
 //! Making sure that no process of a running server has a file open from before it was watched.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onecopy_postgres::ConnectionParameters;
+use onecopy_postgres::{ConnectionParameters, processes_of};
 use tokio_postgres::Client;
 
-use super::probe::UnarmedDescriptor;
+use super::probe::{UnarmedDescriptor, check_seen, unarmed};
 use super::watched::Source;
 use crate::CloneError;
+use crate::image::Image;
 use crate::plan::SourceServer;
 
 /// One barrier is enough; a database that is made at the same time can ask for another one.
 const ATTEMPTS_MAX: u32 = 3;
 /// For each statement of the barrier: every back end must come to a point where it can be interrupted.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
+/// PostgreSQL's lock file, in the data directory.
+const LOCK_FILE: &str = "postmaster.pid";
 /// How often a standby is asked how far it is.
 const REPLAY_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -34,11 +38,12 @@ impl Source {
     ///
     /// # Errors
     /// [`CloneError::Unarmed`] when a process keeps a file open; [`CloneError::Sql`], [`CloneError::Postgres`];
-    /// [`CloneError::CannotClone`] for a standby whose leader is not known; those of [`Source::probe`].
+    /// [`CloneError::CannotClone`] for a standby whose leader is not known, and for a server whose processes cannot be seen from here; those
+    /// of [`Source::probe`].
     pub async fn adopt(self: &Arc<Source>, server: &SourceServer) -> Result<Adoption, CloneError> {
         let mut adoption = Adoption::default();
         loop {
-            let unarmed = self.prove().await?;
+            let unarmed = self.prove(server).await?;
             adoption.unarmed = adoption.unarmed.max(unarmed.len());
             match unarmed.into_iter().next() {
                 None => return Ok(adoption),
@@ -51,23 +56,42 @@ impl Source {
         }
     }
 
-    /// Marks what is new and gives what is unarmed; when that is nothing, all that is marked is proven.
-    async fn prove(self: &Arc<Source>) -> Result<Vec<UnarmedDescriptor>, CloneError> {
+    /// Marks what is new and gives what is unarmed; when that is nothing, all that is marked is proven. What is not seen proves nothing: a
+    /// session of our own shows that the server's processes are.
+    async fn prove(self: &Arc<Source>, server: &SourceServer) -> Result<Vec<UnarmedDescriptor>, CloneError> {
         let source = Arc::clone(self);
-        let proving = tokio::task::spawn_blocking(move || {
-            let image = source.mark_new_directories()?;
+        let Some(image) = blocking(move || source.mark_unproven()).await? else { return Ok(Vec::new()) };
+        let session = if self.is_served()? { Some(open_session(server).await?) } else { None };
+        let source = Arc::clone(self);
+        blocking(move || {
             let directories = &source.traffic.directories;
-            if directories.are_proven() {
-                return Ok(Vec::new());
-            }
             let marked = directories.identities();
-            let unarmed = super::probe::unarmed(&source.data_directory, &image)?;
+            let processes = processes_of(&source.data_directory);
+            if let Some((_, process)) = &session {
+                check_seen(&source.data_directory, &processes, *process)?;
+            }
+            let unarmed = unarmed(&processes, &image)?;
             if unarmed.is_empty() {
                 directories.prove(&marked);
             }
             Ok(unarmed)
-        });
-        proving.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
+        })
+        .await
+    }
+
+    /// Whether a server may run, here or in another namespace: while it does its lock file is there.
+    fn is_served(&self) -> Result<bool, CloneError> {
+        match self.directory.open_read(Path::new(LOCK_FILE)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(CloneError::file("read", self.data_directory.join(LOCK_FILE))(error)),
+            Ok(_) => Ok(true),
+        }
+    }
+
+    /// Marks what is new; the image when something is not proven.
+    fn mark_unproven(&self) -> Result<Option<Image>, CloneError> {
+        let image = self.mark_new_directories()?;
+        Ok((!self.traffic.directories.are_proven()).then_some(image))
     }
 
     async fn barrier(&self, server: &SourceServer) -> Result<(), CloneError> {
@@ -87,6 +111,22 @@ impl Source {
         let position = barrier_on(leader).await?;
         wait_replayed(&source, &position).await
     }
+}
+
+/// A session, and what the process that serves it calls itself; the process is there until the session is dropped.
+async fn open_session(server: &SourceServer) -> Result<(Client, i32), CloneError> {
+    let session = server.connection.connect().await?;
+    let row = session.query_one("SELECT pg_backend_pid()", &[]).await;
+    let process = row.map_err(CloneError::sql("ask which process serves a session"))?.get(0);
+    Ok((session, process))
+}
+
+/// Runs what may take long on a thread of its own.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, CloneError> + Send + 'static,
+) -> Result<T, CloneError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
 async fn barrier_on(leader: &ConnectionParameters) -> Result<String, CloneError> {

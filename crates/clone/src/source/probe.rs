@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use onecopy_postgres::processes_of;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::watched::Source;
@@ -31,16 +32,39 @@ impl Source {
     /// [`CloneError::Kernel`], [`CloneError::File`], those of [`Image::scan`].
     pub fn probe(&self) -> Result<Vec<UnarmedDescriptor>, CloneError> {
         let image = Image::scan_open(&self.directory)?.image;
-        unarmed(&self.data_directory, &image)
+        unarmed(&processes_of(&self.data_directory), &image)
     }
 }
 
-pub(super) fn unarmed(data_directory: &Path, image: &Image) -> Result<Vec<UnarmedDescriptor>, CloneError> {
+/// Refuses a server of which these would be all processes, but not that of a session of ours: then its others are not seen either. So it is
+/// with one of another PID namespace that is none below ours, or whose program has another name than PostgreSQL gives it.
+pub(super) fn check_seen(data_directory: &Path, processes: &[u32], session_process: i32) -> Result<(), CloneError> {
+    if processes.iter().any(|process_id| own_number(*process_id) == Some(session_process)) {
+        return Ok(());
+    }
+    let reason = format!(
+        "its server's processes cannot be seen: the one that serves us calls itself {session_process} and is none of the {} that work there \
+         and run a program named postgres; run onecopy outside of containers or in the server's own PID namespace, start the server by \
+         PostgreSQL's program under its own name, or use --mode copy",
+        processes.len()
+    );
+    Err(CloneError::CannotClone { path: data_directory.to_owned(), reason })
+}
+
+/// The number of a process in its own PID namespace, which is the innermost one; none when it has ended. Source: proc_pid_status(5).
+fn own_number(process_id: u32) -> Option<i32> {
+    let status = fs::read(format!("/proc/{process_id}/status")).ok()?;
+    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
+    std::str::from_utf8(line).ok()?.split_ascii_whitespace().next_back()?.parse().ok()
+}
+
+/// Descriptors of the image's files that these processes have and that would raise no events.
+pub(super) fn unarmed(processes: &[u32], image: &Image) -> Result<Vec<UnarmedDescriptor>, CloneError> {
     let paths: HashMap<(u64, u64), &Path> =
         image.files.iter().map(|file| (file.identity.place(), file.path.as_path())).collect();
     let probe = Probe::new()?;
     let mut found = Vec::new();
-    for process_id in onecopy_postgres::processes_of(data_directory) {
+    for &process_id in processes {
         for (number, _) in descriptors_of(process_id).into_iter().filter(|(_, place)| paths.contains_key(place)) {
             let Some(descriptor) = duplicate(process_id, number)? else { continue };
             let place = FileIdentity::of_descriptor(&descriptor).map_err(CloneError::kernel("look at a descriptor"))?;

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use onecopy_clone::CloneError;
 use onecopy_clone::image::Image;
 use onecopy_clone::plan::SourceServer;
-use onecopy_postgres::{BaseBackup, FollowerMaker, Role, Server, Settings, StandbyOptions};
+use onecopy_postgres::{
+    BaseBackup, FollowerMaker, Role, Server, ServerOptions, Settings, StandbyOptions, StopMode, kill_processes_of,
+};
 use onecopy_testing::{TestDirectory, until_async};
 
 use crate::frozen::{change_everything, freeze, freeze_and_follow, new_source};
@@ -105,6 +108,58 @@ async fn what_is_frozen_is_kept_while_the_source_goes_on() {
     change_everything(&server).await;
     assert_eq!(accesses(), before);
     assert_eq!(source.probe().expect("probed"), [], "silent, and armed all the same");
+}
+
+/// A server in a PID namespace of its own. Killed when this is dropped.
+struct Confined {
+    child: Child,
+    options: ServerOptions,
+}
+
+impl Confined {
+    fn start(server: &Server) -> Confined {
+        let options = server.options().clone();
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "setpriv", "--clear-groups"]);
+        command.arg(format!("--reuid={}", options.user.user_id())).arg(format!("--regid={}", options.user.group_id()));
+        command.arg(options.binaries.program("postgres")).arg("-D").arg(server.data_directory());
+        command.current_dir("/").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Confined { child: command.spawn().expect("util-linux"), options }
+    }
+}
+
+impl Drop for Confined {
+    fn drop(&mut self) {
+        let _ = kill_processes_of(&self.options.data_directory(), &self.options.user);
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn k28_a_source_is_adopted_only_where_its_processes_are_seen() {
+    let directory = TestDirectory::new().expect("a directory");
+    let server = primary(directory.path(), &Settings::new()).await;
+    // Somebody serves this directory whose processes are nowhere: nothing open is found, and nothing is proven by that.
+    let other = Server::create(server::options(directory.join("other"), Role::Leader)).await.expect("made");
+    std::fs::write(other.data_directory().join("postmaster.pid"), "1\n").expect("written");
+    other.options().user.own(&other.data_directory().join("postmaster.pid")).expect("given");
+    let unseen = SourceServer { data_directory: other.data_directory().to_owned(), ..source_of(&server) };
+    let refused = new_source(&other).await.adopt(&unseen).await.expect_err("they are not seen").to_string();
+    for word in ["cannot be seen", "PID namespace", "--mode copy"] {
+        assert!(refused.contains(word), "{refused}");
+    }
+
+    // By the numbers that they have there.
+    server.stop(StopMode::Fast).await.expect("stops");
+    let _confined = Confined::start(&server);
+    let connection = server.connection();
+    until_async("it answers", async || connection.connect().await.is_ok()).await;
+    let client = connection.connect().await.expect("connected");
+    client.query_one("SELECT count(*) FROM items", &[]).await.expect("read");
+    let source = new_source(&server).await;
+    let adoption = source.adopt(&source_of(&server)).await.expect("adopted");
+    assert!(adoption.unarmed > 0 && adoption.barriers > 0, "{adoption:?}");
+    assert_eq!(source.probe().expect("probed"), []);
 }
 
 #[tokio::test(flavor = "multi_thread")]
