@@ -18,9 +18,10 @@ use tokio::sync::Semaphore;
 use super::accepted::Orderer;
 use super::allowed::Allowed;
 use super::ordered;
+use super::strangers::{Stranger, Strangers};
 
-/// Connections at once; a further one waits.
-const CONNECTIONS_MAX: usize = 256;
+/// Connections of hosts that have shown who they are, at once; a further one is refused.
+const VISITORS_MAX: usize = 256;
 /// After a failed accept: the reason, no descriptors, does not pass by asking again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -39,6 +40,7 @@ pub(super) struct Host {
     pub allowed: Allowed,
     /// This program, which is also the one that fills clones.
     pub program: PathBuf,
+    visitors: Semaphore,
 }
 
 impl Door {
@@ -57,7 +59,8 @@ impl Door {
             std::env::current_exe().map_err(CloneError::file("find this program behind", "/proc/self/exe"))?;
         let keys_directory =
             std::path::absolute(keys_directory).map_err(CloneError::file("resolve", keys_directory))?;
-        Ok(Door { listener, host: Arc::new(Host { keys, keys_directory, allowed, program }) })
+        let visitors = Semaphore::new(VISITORS_MAX);
+        Ok(Door { listener, host: Arc::new(Host { keys, keys_directory, allowed, program, visitors }) })
     }
 
     /// Where it listens.
@@ -70,17 +73,15 @@ impl Door {
 
     /// Serves until it is dropped. Clones that were ordered go on without it, and can be asked for on this host.
     pub async fn serve(&self) {
-        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let strangers = Arc::new(Strangers::default());
         loop {
-            let permit = Arc::clone(&connections).acquire_owned().await.expect("the semaphore is never closed");
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
-                    let host = Arc::clone(&self.host);
+                    let (host, stranger) = (Arc::clone(&self.host), strangers.admit(peer.ip()));
                     tokio::spawn(async move {
-                        if let Err(error) = host.attend(stream, peer).await {
+                        if let Err(error) = host.attend(stream, peer, stranger).await {
                             tracing::warn!(%peer, %error, "a connection ended");
                         }
-                        drop(permit);
                     });
                 }
                 Err(error) => {
@@ -93,9 +94,23 @@ impl Door {
 }
 
 impl Host {
-    async fn attend(self: Arc<Host>, stream: TcpStream, peer: SocketAddr) -> Result<(), ProtocolError> {
+    async fn attend(
+        self: Arc<Host>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        stranger: Stranger,
+    ) -> Result<(), ProtocolError> {
         let here = stream.local_addr()?.ip().to_canonical();
-        let Visitor { mut stream, request, certificate } = endpoint::receive(stream, &self.keys).await?;
+        let Some(greeted) = stranger.greet(endpoint::receive(stream, &self.keys)).await else {
+            tracing::debug!(%peer, "sent away for others: it has said nothing");
+            return Ok(());
+        };
+        let Visitor { mut stream, request, certificate } = greeted?;
+        let Ok(_visit) = self.visitors.try_acquire() else {
+            let reason = format!("it serves {VISITORS_MAX} connections already; try again later");
+            write_line(&mut stream, &HostAnswer::Refused { reason }).await?;
+            return Ok(stream.shutdown().await?);
+        };
         match request {
             HostRequest::Ping => {
                 let version = env!("CARGO_PKG_VERSION").to_owned();

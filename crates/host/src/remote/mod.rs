@@ -16,6 +16,7 @@ mod carried;
 mod door;
 mod order;
 mod ordered;
+mod strangers;
 
 pub use allowed::Allowed;
 pub use carried::{carried_rules, carried_settings};
