@@ -9,10 +9,13 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, OnceLock};
 
+use rustix::fs::fstat;
+
 use super::bitmap::SharedBitmap;
 use super::counters::{Counters, FillProgress, Purpose};
 use super::in_flight::{Claim, InFlight};
 use super::layout::Layout;
+use crate::floor::{SourceDisks, check_free};
 use crate::image::{FileNumber, Image};
 use crate::{ByteRange, CHUNK_BYTES, CloneError, Origin};
 
@@ -45,6 +48,8 @@ pub struct Filling {
     image: Arc<Image>,
     files: Vec<File>,
     numbers: HashMap<(u64, u64), FileNumber>,
+    /// Where the source works; writing there ends before the source finds no room.
+    source_disks: SourceDisks,
     origin: Arc<dyn Origin>,
     layout: Layout,
     bitmap: SharedBitmap,
@@ -91,6 +96,7 @@ impl Filling {
             image,
             files,
             numbers,
+            source_disks: SourceDisks::default(),
             origin,
             layout,
             bitmap,
@@ -98,6 +104,12 @@ impl Filling {
             #[cfg(test)]
             recorder: crate::recorder::Recorder::default(),
         })
+    }
+
+    /// The same, which leaves room to its source on these file systems.
+    #[must_use]
+    pub fn beside(self, source_disks: SourceDisks) -> Filling {
+        Filling { source_disks, ..self }
     }
 
     /// What is being filled.
@@ -364,8 +376,15 @@ impl Filling {
     fn write_all(&self, file: FileNumber, offset: u64, content: &[u8]) -> Result<(), FillError> {
         #[cfg(test)]
         self.recorder.note(|| crate::recorder::Event::Bring { file, offset_bytes: offset, content: content.to_vec() });
-        let written = self.file(file).write_all_at(content, offset);
+        let written = self.check_free(file).and_then(|()| self.file(file).write_all_at(content, offset));
         written.map_err(|error| self.fail(&self.reason("write", file, &error)))
+    }
+
+    fn check_free(&self, file: FileNumber) -> std::io::Result<()> {
+        match self.source_disks.have(fstat(self.file(file))?.st_dev) {
+            true => check_free(self.file(file)),
+            false => Ok(()),
+        }
     }
 
     fn set_filled(&self, file: FileNumber, chunks: &Range<u64>) {

@@ -229,11 +229,11 @@ impl Hydrator {
     fn find(&self, target: &Path) -> Option<Arc<CloneInWork>> {
         lock(&self.clones).iter().rev().find(|clone| clone.is_at(target)).cloned()
     }
+
     /// Whether a clone that is not over has this slot on the source, or is to have it.
     fn has_slot(&self, name: &str) -> bool {
         lock(&self.clones).iter().any(|clone| clone.elsewhere.is_none() && !clone.is_over() && clone.plan.slot == name)
     }
-
 
     fn progress(&self, target: &Path) -> Option<Progress> {
         self.find(target).map(|clone| clone.progress())
@@ -241,6 +241,12 @@ impl Hydrator {
 
     fn progress_of_all(&self) -> Vec<Progress> {
         self.clones().iter().map(|clone| clone.progress()).collect()
+    }
+
+    /// What all clones lack together.
+    fn missing_bytes(&self) -> u64 {
+        let missing = |progress: Progress| progress.total_bytes.saturating_sub(progress.filled_bytes);
+        self.progress_of_all().into_iter().filter(|progress| !progress.state.is_final()).map(missing).sum()
     }
 
     fn known(&self, target: &Path) -> Result<Arc<CloneInWork>, CloneError> {

@@ -22,6 +22,7 @@ use super::{Hydrator, burial, lock};
 use crate::CloneError;
 use crate::fanotify::{Group, QuietOpener, Verdict, descriptors_max};
 use crate::fill::{FillProgress, Filling, Limiter, SharedBitmap};
+use crate::floor::SourceDisks;
 use crate::image::{FileIdentity, FileNumber, Image};
 use crate::keeper::Kept;
 use crate::network::client::RemoteOrigin;
@@ -127,6 +128,10 @@ async fn reopen(
             }
         };
         let filling = Filling::new(image, files, origin.origin(), SharedBitmap::open(bitmap)?)?;
+        let filling = match &origin {
+            Content::Here(_) => filling.beside(SourceDisks::of(&plan.source.data_directory)?),
+            Content::Elsewhere(_) => filling,
+        };
         if let Content::Elsewhere(origin) = &origin {
             origin.acknowledge(filling.bitmap())?;
         }

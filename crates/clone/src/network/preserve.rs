@@ -18,10 +18,11 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
-use rustix::fs::{FallocateFlags, Mode, fallocate, fchmod, fstat, fstatvfs};
+use rustix::fs::{FallocateFlags, Mode, fallocate, fchmod, fstat};
 
 use super::protocol::{DeliveredRange, READ_BYTES_MAX};
 use crate::fill::{Claim, InFlight, Layout, SharedBitmap};
+use crate::floor::check_free;
 use crate::image::{FileNumber, Image};
 use crate::source::{Follower, FollowerFailed};
 use crate::{ByteRange, CHUNK_BYTES, CloneError, Origin, OriginError};
@@ -30,8 +31,6 @@ use crate::{ByteRange, CHUNK_BYTES, CloneError, Origin, OriginError};
 const RUN_CHUNKS_MAX: u64 = 32;
 /// A range of more missing chunks is not saved by who must not be held up: 512 KiB.
 const NOW_CHUNKS_MAX: u64 = 64;
-/// Saving ends when less than this part of the file system is free: the source's own files are worth more than a clone.
-const FREE_PART_MIN: u64 = 50;
 /// The mode of the store of an image that is given up: it lies where all processes see it that have the store.
 const MODE_GIVEN_UP: Mode = Mode::RUSR;
 
@@ -388,7 +387,7 @@ impl Preserve {
             } else if !self.origin.read_now(file, bytes.start, &mut content)? {
                 return Ok(false);
             }
-            self.check_space()?;
+            check_free(&self.store)?;
             let offset_bytes = run.start * CHUNK_BYTES;
             #[cfg(test)]
             self.recorder.note(|| crate::recorder::Event::Bring { file, offset_bytes, content: content.clone() });
@@ -402,14 +401,6 @@ impl Preserve {
             self.unsaved[file.0 as usize].fetch_sub(run.end - run.start, AcqRel);
         }
         Ok(true)
-    }
-
-    fn check_space(&self) -> Result<(), OriginError> {
-        let space = fstatvfs(&self.store).map_err(std::io::Error::from)?;
-        if space.f_bavail < space.f_blocks / FREE_PART_MIN {
-            return Err(OriginError::Io(std::io::ErrorKind::StorageFull.into()));
-        }
-        Ok(())
     }
 
     fn cannot_save(&self, file: FileNumber, error: &OriginError) -> FollowerFailed {

@@ -1,12 +1,12 @@
 //! Clones that are made and filled while nothing goes wrong.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use onecopy_clone::image::Image;
 use onecopy_clone::service::{CloneState, HYDRATOR_COMMAND, Service, SpareWanted};
 use onecopy_testing::process::kill;
-use onecopy_testing::{FileSystem, MountedDisk, USER, WAIT_MAX, until_async};
+use onecopy_testing::{FileSystem, MountedDisk, TestDirectory, USER, WAIT_MAX, until_async};
 
 use crate::primary::{
     ClonedPrimary, Load, PROGRAM, assert_ordinary, connect, make, processes, restart_plainly, wait_gone, watch,
@@ -234,5 +234,48 @@ async fn a_full_disk_discards_the_clone_and_not_the_source() {
     assert!(reason.contains("No space left"), "{reason}");
     let rounds = load.end().await;
     assert!(rounds > 0 && !plan.target.exists());
+    wait_gone(&service).await;
+}
+
+/// Leaves so much of a file system beside the 50th that no clone takes; the file that takes the rest.
+fn fill_up(disk: &Path, left_bytes: u64) -> PathBuf {
+    let space = rustix::fs::statvfs(disk).expect("mounted");
+    let free_bytes = (space.f_bavail - space.f_blocks / 50) * space.f_frsize;
+    let (path, flags) = (disk.join("ballast"), rustix::fs::FallocateFlags::empty());
+    let file = std::fs::File::create(&path).expect("made");
+    rustix::fs::fallocate(file, flags, 0, free_bytes - left_bytes).expect("there is room");
+    path
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn k30_a_clone_never_fills_the_disk_of_its_source() {
+    let room = TestDirectory::new().expect("a directory");
+    let disk = MountedDisk::new(FileSystem::Ext4, room.path(), "disk", 400 << 20).expect("a disk");
+    let directory = TestDirectory::new().expect("a directory");
+    let primary = ClonedPrimary::start_at(directory, &disk.path().join("primary"), 50_000).await;
+    let mut plan = primary.plan("clone", Some(0));
+    (plan.target, plan.tablespaces) = (disk.path().join("clone/data"), disk.path().join("clone/tablespaces"));
+    // What is too little from the beginning is refused, and nothing is made.
+    let ballast = fill_up(disk.path(), 4 << 20);
+    let service = primary.service().await;
+    let (ready, failed) = make(&service, vec![plan.clone()]).await;
+    assert!(ready.is_empty() && failed.len() == 1 && failed[0].contains("bytes when it is whole"), "{failed:?}");
+    assert!(!plan.target.exists());
+    std::fs::remove_file(ballast).expect("removed");
+    // What becomes too little ends the clone, not the source.
+    let service = primary.service().await;
+    primary.make(&service, vec![plan.clone()]).await;
+    fill_up(disk.path(), 4 << 20);
+    service.set_limit(&plan.target, None).await.expect("no limit");
+    let progress = watch(&service, &plan.target).await;
+    let CloneState::Discarded { reason } = &progress.state else { panic!("{progress:?}") };
+    assert!(reason.contains("less than a 50th"), "{reason}");
+    assert!(progress.filled_bytes > 0 && progress.filled_bytes < progress.total_bytes, "{progress:?}");
+    let client = primary.client().await;
+    client
+        .batch_execute("UPDATE item SET filler = 'changed' WHERE number < 100; CHECKPOINT")
+        .await
+        .expect("it goes on");
+    assert!(!plan.target.exists());
     wait_gone(&service).await;
 }

@@ -25,7 +25,13 @@ impl ClonedPrimary {
     /// With a table of `rows` rows, about 140 bytes each.
     pub async fn start(rows: u32) -> ClonedPrimary {
         let directory = TestDirectory::new().expect("a directory");
-        let server = create(options(&directory.join("primary"))).await.expect("a primary");
+        let home = directory.join("primary");
+        ClonedPrimary::start_at(directory, &home, rows).await
+    }
+
+    /// The same, with the primary in this directory.
+    pub async fn start_at(directory: TestDirectory, home: &Path, rows: u32) -> ClonedPrimary {
+        let server = create(options(home)).await.expect("a primary");
         let primary = ClonedPrimary { server, directory };
         primary.server.start().await.expect("started");
         let client = primary.client().await;

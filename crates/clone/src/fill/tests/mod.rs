@@ -5,6 +5,7 @@ mod deaths;
 mod demand;
 mod filling;
 mod random;
+mod room;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -33,7 +34,11 @@ struct Harness {
 impl Harness {
     /// Files with this content on the source, and sparse ones of the same sizes in the clone.
     fn new(frozen: Vec<Vec<u8>>) -> Harness {
-        let directory = tempfile::tempdir().unwrap();
+        Harness::at(tempfile::tempdir().unwrap(), frozen)
+    }
+
+    /// The same in this directory.
+    fn at(directory: TempDir, frozen: Vec<Vec<u8>>) -> Harness {
         for side in ["source", "clone"] {
             fs::create_dir(directory.path().join(side)).unwrap();
         }

@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use super::{Alike, Candidate, News};
 use crate::CloneError;
 use crate::fill::{Filling, SharedBitmap};
+use crate::floor::SourceDisks;
 use crate::hydrator::Hydrator;
 use crate::hydrator::in_work::CloneInWork;
 use crate::image::{Image, SmallFile};
@@ -80,6 +81,10 @@ fn freeze_now(
     source: &Arc<Source>,
     groups: Vec<Alike<Candidate>>,
 ) -> Result<Freeze, (Vec<Alike<Candidate>>, CloneError)> {
+    let disks = match SourceDisks::of(source.data_directory()) {
+        Ok(disks) => disks,
+        Err(error) => return Err((groups, error)),
+    };
     let mut freezing = match source.close_gate() {
         Ok(freezing) => freezing,
         Err(error) => return Err((groups, error)),
@@ -96,7 +101,8 @@ fn freeze_now(
                 let origin = Arc::new(freezing.files());
                 let bitmap = SharedBitmap::create(&image)?;
                 let files = skeleton.into_files();
-                let filling = Arc::new(Filling::new(Arc::clone(&image), files, Arc::clone(&origin) as _, bitmap)?);
+                let filling = Filling::new(Arc::clone(&image), files, Arc::clone(&origin) as _, bitmap)?;
+                let filling = Arc::new(filling.beside(disks.clone()));
                 freezing.follow(Arc::clone(&filling) as _)?;
                 Ok((place, filling, origin))
             };

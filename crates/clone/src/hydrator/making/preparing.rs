@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use super::{Alike, Candidate, News, Order, fail, tell, timed};
 use crate::CloneError;
 use crate::fanotify::Group;
+use crate::floor::SourceDisks;
 use crate::hydrator::ending::blocking;
 use crate::hydrator::in_work::CloneInWork;
 use crate::hydrator::record::{Elsewhere, Record, to_memory};
@@ -29,11 +30,11 @@ pub(super) async fn prepare(hydrator: &Arc<Hydrator>, order: Order) -> Vec<Alike
     tell(&order.news, Event::Preparing, None);
     let mut alike: Vec<Vec<Arc<CloneInWork>>> = Vec::new();
     for plan in order.plans {
-        match admit(hydrator, plan, None) {
         if let Err(error) = slot::check_free(&plan.source, &plan.slot).await {
             tell(&order.news, failed(Some(&plan.target), error), None);
             continue;
         }
+        match admit(hydrator, plan, None) {
             Ok(clone) => match alike.iter_mut().find(|members| is_alike(&members[0].plan, &clone.plan)) {
                 Some(members) => members.push(clone),
                 None => alike.push(vec![clone]),
@@ -102,7 +103,14 @@ async fn prepare_alike(
 ) -> Option<Alike<Candidate>> {
     let Plan { source, recovery, .. } = &members[0].plan;
     let directory = source.data_directory.clone();
-    let listed = blocking(move || Ok(Arc::new(Image::scan(&directory)?.image))).await;
+    let plans: Vec<Plan> = members.iter().map(|clone| clone.plan.clone()).collect();
+    let promised_bytes = hydrator.missing_bytes();
+    let listed = blocking(move || {
+        let image = Image::scan(&directory)?.image;
+        SourceDisks::of(&directory)?.check(plans.iter(), &image, promised_bytes)?;
+        Ok(Arc::new(image))
+    });
+    let listed = listed.await;
     let promised = listed.and_then(|image| {
         // Those of the source, and those of each clone.
         let times = 1 + members.len();

@@ -1,0 +1,163 @@
+//! The room that is left to the source on its own file systems: a server whose log finds none there ends itself.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use onecopy_postgres::Directory;
+use rustix::fs::{StatVfs, fstat, fstatvfs, statvfs};
+
+use crate::CloneError;
+use crate::image::Image;
+use crate::plan::Plan;
+use crate::target::TABLESPACES_DIRECTORY;
+
+/// Nothing is written for a clone when less than this part of a file system of the source is free.
+const FREE_PART_MIN: u64 = 50;
+/// The source's log, from its data directory.
+const LOG_DIRECTORY: &str = "pg_wal";
+
+/// The file systems on which a source works: of its data directory, its log, its tablespaces.
+#[derive(Debug, Clone, Default)]
+pub struct SourceDisks {
+    devices: HashSet<u64>,
+}
+
+impl SourceDisks {
+    /// Those of the server with this data directory.
+    ///
+    /// # Errors
+    /// [`CloneError::File`].
+    pub fn of(data_directory: &Path) -> Result<SourceDisks, CloneError> {
+        let look = || {
+            let directory = Directory::open(data_directory)?;
+            let mut devices = HashSet::from([fstat(&directory)?.st_dev]);
+            let tablespaces = match directory.open_directory(Path::new(TABLESPACES_DIRECTORY)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+                found => found?.names()?,
+            };
+            let places = tablespaces.iter().map(|name| Path::new(TABLESPACES_DIRECTORY).join(name));
+            for place in places.chain([PathBuf::from(LOG_DIRECTORY)]) {
+                // One that was dropped just now, or nothing of PostgreSQL's.
+                if let Ok(place) = directory.open_directory(&place) {
+                    devices.insert(fstat(&place)?.st_dev);
+                }
+            }
+            Ok(SourceDisks { devices })
+        };
+        look().map_err(CloneError::file("look for the file systems of", data_directory))
+    }
+
+    /// Whether a file or directory lies on one of them.
+    pub(crate) fn have(&self, device: u64) -> bool {
+        self.devices.contains(&device)
+    }
+
+    /// Whether clones of these plans, whose sources have this image, find room beside the source when they are whole; `promised_bytes` is
+    /// what others take that are being filled.
+    ///
+    /// # Errors
+    /// [`CloneError::CannotClone`] with what is needed and what there is; [`CloneError::File`].
+    pub fn check<'a>(
+        &self,
+        plans: impl Iterator<Item = &'a Plan>,
+        image: &Image,
+        promised_bytes: u64,
+    ) -> Result<(), CloneError> {
+        let (outside, inside): (Vec<_>, Vec<_>) =
+            image.files.iter().partition(|file| file.path.starts_with(TABLESPACES_DIRECTORY));
+        let [outside, inside] = [outside, inside].map(|files| files.iter().map(|file| file.size_bytes).sum::<u64>());
+        let mut needed: HashMap<u64, (PathBuf, u64)> = HashMap::new();
+        for plan in plans {
+            for (place, bytes) in [(&plan.target, inside), (&plan.tablespaces, outside)] {
+                let (above, device) = existing(place)?;
+                if self.have(device) {
+                    needed.entry(device).or_insert((above, promised_bytes)).1 += bytes;
+                }
+            }
+        }
+        for (place, needed_bytes) in needed.into_values() {
+            let space = statvfs(&place).map_err(io::Error::from);
+            let free_bytes = free_bytes(&space.map_err(CloneError::file("ask for the free space of", &place))?);
+            if needed_bytes > free_bytes {
+                let reason = format!(
+                    "it would have {needed_bytes} bytes when it is whole, and {free_bytes} are free on a file system on which its \
+                     source works, beside the 50th that is left to that; make room, or give it another file system"
+                );
+                return Err(CloneError::CannotClone { path: place, reason });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses to take more of a file system of the source when little of it is free.
+pub(crate) fn check_free(file: impl AsFd) -> io::Result<()> {
+    if free_bytes(&fstatvfs(file)?) > 0 {
+        return Ok(());
+    }
+    let reason = "less than a 50th of the file system is free, and its source works on it";
+    Err(io::Error::new(io::ErrorKind::StorageFull, reason))
+}
+
+/// What may be taken.
+fn free_bytes(space: &StatVfs) -> u64 {
+    space.f_bavail.saturating_sub(space.f_blocks / FREE_PART_MIN) * space.f_frsize
+}
+
+/// The nearest directory above that exists, and its device.
+fn existing(place: &Path) -> Result<(PathBuf, u64), CloneError> {
+    let found = place.ancestors().find_map(|above| Some((above.to_owned(), std::fs::metadata(above).ok()?.dev())));
+    found.ok_or_else(|| CloneError::file("look for a directory above", place)(io::ErrorKind::NotFound.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::image::{FileIdentity, ImageFile};
+    use crate::network::server::tests::SourceHost;
+
+    #[test]
+    fn k30_a_clone_that_would_not_find_room_beside_its_source_is_refused() {
+        let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+        let plan = SourceHost::new(&[1], 1, here.path(), Duration::from_secs(1)).plan();
+        std::fs::create_dir_all(here.path().join("data/pg_wal")).unwrap();
+        let disks = SourceDisks::of(&here.path().join("data")).unwrap();
+        let free_bytes = free_bytes(&statvfs(here.path()).unwrap());
+        let image = |path: &str, size_bytes| {
+            let identity = FileIdentity { device: 1, inode: 1, born_nanoseconds: 0 };
+            Image {
+                files: vec![ImageFile { path: path.into(), size_bytes, mode: 0o600, identity }],
+                ..Image::default()
+            }
+        };
+        let at = |target: &Path, tablespaces: &Path| Plan {
+            target: target.join("not/there"),
+            tablespaces: tablespaces.join("tablespaces"),
+            ..plan.clone()
+        };
+        let (beside, outside) = (at(here.path(), elsewhere.path()), at(elsewhere.path(), here.path()));
+        let (inside_file, outside_file) = ("base/5/1", "pg_tblspc/16400/PG_15/5/1");
+        for (plan, path) in [(&beside, inside_file), (&outside, outside_file)] {
+            let check =
+                |plans: &[&Plan], bytes, promised| disks.check(plans.iter().copied(), &image(path, bytes), promised);
+            // Others write there meanwhile.
+            check(&[plan], free_bytes / 2, 0).expect("there is room for one");
+            for (plans, bytes, promised) in [
+                (&[plan, plan][..], free_bytes * 3 / 4, 0),
+                (&[plan][..], free_bytes * 2, 0),
+                (&[plan][..], free_bytes, free_bytes),
+            ] {
+                let refused = check(plans, bytes, promised).expect_err("there is no room").to_string();
+                assert!(refused.contains("make room"), "{refused}");
+            }
+        }
+        for (plan, path) in [(&beside, outside_file), (&outside, inside_file)] {
+            disks.check([plan].into_iter(), &image(path, free_bytes * 2), 0).expect("its source does not work there");
+        }
+    }
+}
