@@ -37,7 +37,7 @@ use tokio::sync::{Notify, mpsc};
 use crate::CloneError;
 use crate::fanotify::{Journal, raise_descriptors_max};
 use crate::fill::Filling;
-use crate::keeper::{Channel, JOURNAL, Kept};
+use crate::keeper::{BITMAP_SUFFIX, Channel, JOURNAL, Kept, STATE_SUFFIX};
 use crate::network::server::Sessions;
 use crate::plan::Plan;
 use crate::service::{Event, KEPT_LISTENER, Progress, Rendezvous, SpareWanted};
@@ -56,7 +56,7 @@ const OVER_MAX: usize = 64;
 /// Parts of a clone that the keeper holds.
 /// In the order in which they are forgotten: without its state a clone is unknown, and a limit that stayed would be that of the
 /// next one with its number.
-const KEPT_PARTS: [&str; 5] = ["limit", "state", "group", "bitmap", "version"];
+const KEPT_PARTS: [&str; 5] = ["limit", STATE_SUFFIX, "group", BITMAP_SUFFIX, "version"];
 
 /// All that this process has.
 pub struct Hydrator {

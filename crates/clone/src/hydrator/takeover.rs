@@ -24,7 +24,7 @@ use crate::fanotify::{Group, QuietOpener, Verdict, descriptors_max};
 use crate::fill::{FillProgress, Filling, Limiter, SharedBitmap};
 use crate::floor::SourceDisks;
 use crate::image::{FileIdentity, FileNumber, Image};
-use crate::keeper::Kept;
+use crate::keeper::{BITMAP_SUFFIX, Kept};
 use crate::network::client::RemoteOrigin;
 use crate::plan::Plan;
 use crate::service::CloneState;
@@ -110,7 +110,7 @@ async fn reopen(
     kept: &Kept,
 ) -> Result<Resumable, CloneError> {
     let part = |part: &str| copy_of(kept, &kept_name(clone.number, part));
-    let (group, bitmap, version) = (part("group")?, part("bitmap")?, part("version")?);
+    let (group, bitmap, version) = (part("group")?, part(BITMAP_SUFFIX)?, part("version")?);
     // Kept when it was changed.
     let limit = part("limit").and_then(from_memory::<Limit>).map(|limit| limit.bytes_per_second);
     let limit_bytes_per_second = limit.unwrap_or(clone.plan.fill.limit_bytes_per_second);

@@ -17,6 +17,7 @@ mod passing;
 
 use std::ffi::OsString;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -26,7 +27,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 pub use channel::{Channel, Kept, Message, NAME_BYTES_MAX};
 pub use passing::{DESCRIPTORS_MAX, receive, send};
 
-use crate::fanotify::Journal;
+use crate::CloneError;
+use crate::fanotify::{Group, Journal, raise_descriptors_max};
+use crate::fill::SharedBitmap;
+use crate::network::preserve::give_up_store;
 
 /// The name under which the journal is kept; its hearts and its progress are what is watched.
 pub const JOURNAL: &str = "journal";
@@ -34,6 +38,14 @@ pub const JOURNAL: &str = "journal";
 pub const STATE_SUFFIX: &str = "state";
 /// What the names of all parts of a clone begin with.
 pub const CLONE_PREFIX: &str = "clone-";
+/// The same of an image that another host reads.
+pub const IMAGE_PREFIX: &str = "image-";
+/// What the name of such an image's store ends with.
+pub const STORE_SUFFIX: &str = "store";
+/// What the name of a clone's bitmap ends with.
+pub const BITMAP_SUFFIX: &str = "bitmap";
+/// The name under which the source's group is kept.
+pub const SOURCE_GROUP: &str = "source-group";
 /// Files that are kept, at most: some for each clone. A hydrator that gives more fails.
 pub const KEPT_MAX: usize = 4096;
 /// Hydrators that die one after another before they have taken over what there is: then it is given up, since the next one would, too.
@@ -51,6 +63,10 @@ const STILL_LOOKS_MIN: u32 = 10;
 const START_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 10 });
 /// So long may a burial take: processes are killed and directories removed.
 const BURIAL_TIMEOUT: Duration = Duration::from_secs(120);
+/// A killed process that does not end within this waits in the kernel for a disk.
+const KILLED_TIMEOUT: Duration = Duration::from_secs(3);
+/// The source's last accesses are answered so long after its marks are gone.
+const LET_GO_LINGER: Duration = Duration::from_millis(500);
 /// How often the hydrator is looked at.
 const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -157,9 +173,11 @@ impl Keeper {
         }
         // The command holds the other end, too: closed, so that this end notices the process's death.
         drop(command);
+        let mut killed: Option<Instant> = None;
         if let Err(error) = channel.hand_over(&self.kept) {
             tracing::error!(%error, "the hydrator does not take what it is given");
             child.kill()?;
+            killed = Some(Instant::now());
         }
         let mut heart = Heart { beats: 0, since: begin, looks: 0 };
         loop {
@@ -167,6 +185,7 @@ impl Keeper {
             if let Err(error) = self.take_messages(&channel) {
                 tracing::error!(%error, "the hydrator gives what cannot be kept");
                 child.kill()?;
+                killed.get_or_insert_with(Instant::now);
             }
             if let Some(status) = child.try_wait()? {
                 // What it gave in its last moment.
@@ -179,11 +198,39 @@ impl Keeper {
                 Watch::Heart => heart.stands_still(self.journal().as_ref()),
                 Watch::Clock(timeout) => begin.elapsed() > timeout,
             };
-            if expired {
+            if expired && killed.is_none() {
                 tracing::error!(process = child.id(), "the process does not go on: killed");
                 child.kill()?;
+                killed = Some(Instant::now());
+            }
+            if killed.is_some_and(|since| since.elapsed() > KILLED_TIMEOUT) {
+                if let Err(error) = self.let_source_go() {
+                    tracing::error!(%error, "the source waits until the killed process ends");
+                }
+                // Tried again after as long.
+                killed = Some(Instant::now());
             }
         }
+    }
+
+    /// A process that was killed and does not end has the source's group open, and nobody answers: the source would wait for the same disk. So
+    /// the clones are given up, and it goes on.
+    fn let_source_go(&mut self) -> Result<(), CloneError> {
+        let Some(group) = self.kept.get(SOURCE_GROUP) else { return Ok(()) };
+        let copy = |file: &OwnedFd| file.try_clone().map_err(CloneError::kernel("copy a descriptor"));
+        let group = Group::from_descriptor(copy(group)?);
+        tracing::error!("the killed process does not end: the source goes on without its clones");
+        // First: whoever goes on with them must know what the source changes from here on.
+        for (_, bitmap) in self.kept.iter().filter(|(name, _)| is_bitmap(name)) {
+            SharedBitmap::open(copy(bitmap)?)?.give_up();
+        }
+        for (_, store) in self.kept.iter().filter(|(name, _)| is_store(name)) {
+            give_up_store(store).map_err(CloneError::kernel("give an image up"))?;
+        }
+        raise_descriptors_max()?;
+        group.let_go(LET_GO_LINGER)?;
+        self.kept.remove(SOURCE_GROUP);
+        Ok(())
     }
 
     fn wait_for_messages(&self, channel: &Channel) -> io::Result<()> {
@@ -218,6 +265,14 @@ impl Keeper {
             }
         }
     }
+}
+
+fn is_bitmap(name: &str) -> bool {
+    name.starts_with(CLONE_PREFIX) && name.ends_with(BITMAP_SUFFIX)
+}
+
+fn is_store(name: &str) -> bool {
+    name.starts_with(IMAGE_PREFIX) && name.ends_with(STORE_SUFFIX)
 }
 
 /// The heart of one life that has been still for longest.

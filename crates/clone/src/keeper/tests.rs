@@ -4,10 +4,14 @@ use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use onecopy_testing::{FileSystem, MountedDisk};
+
 use super::*;
+use crate::image::Image;
 
 /// The number of the life is counted in this file.
 const LIVES_VARIABLE: &str = "ONECOPY_TEST_LIVES";
@@ -167,5 +171,71 @@ fn one_that_stands_still_is_killed() {
     let directory = tempfile::tempdir().unwrap();
     let lives = directory.path().join("lives");
     assert_eq!(run(&hydrator("stands_still_once", &lives), Kept::new()).unwrap(), Ending::Done);
+    assert_eq!(count(&lives), 2);
+}
+
+/// What a hydrator of the test below writes to.
+const STUCK_VARIABLE: &str = "ONECOPY_TEST_STUCK";
+
+#[test]
+#[ignore = "the hydrator of the test below"]
+fn waits_in_the_kernel_once() {
+    let Some((number, kept, channel, _)) = life() else { return };
+    if number > 1 {
+        assert!(!kept.contains_key(SOURCE_GROUP));
+        return;
+    }
+    let journal = Arc::new(Journal::create().unwrap());
+    channel.keep(JOURNAL, &*journal).unwrap();
+    let _heart = journal.heart().unwrap();
+    // Nothing ends this but the file system, which stands still.
+    std::fs::write(std::env::var(STUCK_VARIABLE).unwrap(), "x").unwrap();
+}
+
+/// Thaws a file system in any case.
+struct Frozen<'a>(&'a Path);
+
+impl Frozen<'_> {
+    fn freeze(mount: &Path) -> Frozen<'_> {
+        assert!(Command::new("fsfreeze").arg("-f").arg(mount).status().expect("util-linux").success());
+        Frozen(mount)
+    }
+}
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        let _ = Command::new("fsfreeze").arg("-u").arg(self.0).status();
+    }
+}
+
+#[test]
+fn k31_the_source_goes_on_when_a_killed_hydrator_waits_for_a_disk() {
+    if !rustix::process::geteuid().is_root() {
+        onecopy_testing::skip("k31_the_source_goes_on_when_a_killed_hydrator_waits_for_a_disk", "only root mounts");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let lives = directory.path().join("lives");
+    let disk = MountedDisk::new(FileSystem::Ext4, directory.path(), "disk", 16 << 20).unwrap();
+    let path = directory.path().join("source");
+    std::fs::write(&path, "what the source reads").unwrap();
+    let group = Group::new().unwrap();
+    group.mark_file(File::open(&path).unwrap()).unwrap();
+    let bitmap = SharedBitmap::create(&Image::default()).unwrap();
+    let kept = Kept::from([
+        (SOURCE_GROUP.to_owned(), OwnedFd::from(group)),
+        ("clone-1-bitmap".to_owned(), bitmap.as_fd().try_clone_to_owned().unwrap()),
+    ]);
+    let mut hydrator = hydrator("waits_in_the_kernel_once", &lives);
+    hydrator.arguments.insert(0, format!("{STUCK_VARIABLE}={}", disk.path().join("file").display()).into());
+    let frozen = Frozen::freeze(disk.path());
+    let keeping = std::thread::spawn(move || run(&hydrator, kept));
+    // Nobody answers it until the keeper does; the disk stands still all the while.
+    let read = Command::new("cat").arg(&path).output().unwrap();
+    assert_eq!(String::from_utf8(read.stdout).unwrap(), "what the source reads");
+    assert!(bitmap.is_given_up());
+    assert!(!keeping.is_finished() && count(&lives) == 1, "the hydrator waits still");
+    drop(frozen);
+    assert_eq!(keeping.join().unwrap().unwrap(), Ending::Done);
     assert_eq!(count(&lives), 2);
 }

@@ -222,7 +222,7 @@ impl Preserve {
             #[cfg(test)]
             self.recorder.note(|| crate::recorder::Event::GiveUp);
             // Before the source may change what was not saved.
-            if let Err(error) = fchmod(&self.store, MODE_GIVEN_UP) {
+            if let Err(error) = give_up_store(&self.store) {
                 tracing::error!(%error, "a later process would not know that an image is given up");
             }
             tracing::error!(reason, "the image for a clone elsewhere is given up");
@@ -412,6 +412,11 @@ impl Preserve {
     fn failed(&self) -> FollowerFailed {
         FollowerFailed(self.failure().unwrap_or_default().to_owned())
     }
+}
+
+/// For whoever opens the image of this store later: it is given up.
+pub(crate) fn give_up_store(store: impl AsFd) -> std::io::Result<()> {
+    Ok(fchmod(store, MODE_GIVEN_UP)?)
 }
 
 impl Follower for Preserve {

@@ -74,7 +74,7 @@ impl Ears {
         let _guard = AbortOnPanic;
         let mut buffer = EventBuffer::default();
         loop {
-            self.beat();
+            self.look_after();
             let stopping = self.stop.load(Ordering::Acquire);
             match self.traffic.group.read(&mut buffer, LISTEN_INTERVAL) {
                 Ok(events) if events.is_empty() && stopping => return,
@@ -126,8 +126,14 @@ impl Ears {
 
     fn settle(&self, waiting: Waiting) {
         if let Some(waiting) = self.traffic.settle(waiting, Patience::None) {
-            self.workers.hand_over(waiting, || self.beat());
+            self.workers.hand_over(waiting, || self.look_after());
         }
+    }
+
+    /// What must go on while this thread waits for room, too.
+    fn look_after(&self) {
+        self.beat();
+        self.workers.relieve();
     }
 
     /// Whoever closed the gate has forgotten it, or hangs: the source must not.
@@ -137,7 +143,7 @@ impl Ears {
             tracing::error!("a freeze takes too long; the source goes on");
             let (_, held) = self.traffic.open();
             for waiting in held {
-                self.workers.hand_over(waiting, || self.beat());
+                self.workers.hand_over(waiting, || self.look_after());
             }
         }
     }

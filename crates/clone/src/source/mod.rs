@@ -23,6 +23,7 @@ mod follower;
 mod freezing;
 mod listener;
 mod probe;
+mod seat;
 mod traffic;
 mod truncations;
 mod watched;

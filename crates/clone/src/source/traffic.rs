@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::directories::Directories;
 use super::follower::Following;
+use super::seat::Seat;
 use crate::fanotify::{Access, Event, Group, JournalSlot, Verdict};
 use crate::image::{FileIdentity, FileNumber};
 use crate::{ByteRange, CloneError};
@@ -14,8 +15,8 @@ use crate::{ByteRange, CloneError};
 /// How often followers are asked again whether they have a range that they said they took.
 const ROUNDS_MAX: u32 = 8;
 
-/// More than this is never taken by the listener itself, which others wait for. A truncation may be of any length.
-const INLINE_BYTES_MAX: u64 = 1 << 20;
+/// More than this is never taken by the listener itself, which others wait for, and never at once. A truncation may be of any length.
+const PIECE_BYTES_MAX: u64 = 1 << 20;
 
 /// An access that waits for its answer.
 pub(super) struct Waiting {
@@ -29,10 +30,11 @@ pub(super) struct Waiting {
 }
 
 /// Whether one who settles an access may wait for a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Patience {
+#[derive(Clone, Copy)]
+pub(super) enum Patience<'a> {
     None,
-    Any,
+    /// He may, where others see for how long.
+    Seated(&'a Seat),
 }
 
 /// What the source's accesses had to wait for since it is watched.
@@ -123,8 +125,9 @@ impl Traffic {
         self.counters.accesses.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Brings an access as far as it goes now: gives it back when it needs more patience, none when it is answered or held.
-    pub(super) fn settle(&self, mut waiting: Waiting, patience: Patience) -> Option<Waiting> {
+    /// Brings an access as far as it goes now: gives it back when it needs more patience, none when it is answered or held, or somebody
+    /// else goes on with it.
+    pub(super) fn settle(&self, mut waiting: Waiting, patience: Patience<'_>) -> Option<Waiting> {
         let range = wanted(&waiting.event);
         for round in 0.. {
             let lacking = {
@@ -148,9 +151,15 @@ impl Traffic {
             for (file, following) in &lacking {
                 if round == ROUNDS_MAX {
                     self.leave_out(following, "it says that it has taken a range and has not");
-                } else if !self.take(following, *file, range, patience) {
-                    self.counters.slow_saves.fetch_add(1, Ordering::Relaxed);
-                    return Some(waiting);
+                    continue;
+                }
+                match patience {
+                    Patience::None if self.take_now(following, *file, range) => {}
+                    Patience::None => {
+                        self.counters.slow_saves.fetch_add(1, Ordering::Relaxed);
+                        return Some(waiting);
+                    }
+                    Patience::Seated(seat) => waiting = self.take_seated(waiting, following, *file, range, seat)?,
                 }
             }
         }
@@ -158,16 +167,43 @@ impl Traffic {
     }
 
     /// False when it needs more patience.
-    fn take(&self, following: &Following, file: FileNumber, range: ByteRange, patience: Patience) -> bool {
-        let taken = match patience {
-            Patience::None if range.end - range.start > INLINE_BYTES_MAX => return false,
-            Patience::None => following.follower.take_now(file, range),
-            Patience::Any => following.follower.take(file, range).map(|()| true),
-        };
-        taken.unwrap_or_else(|error| {
+    fn take_now(&self, following: &Following, file: FileNumber, range: ByteRange) -> bool {
+        if range.end - range.start > PIECE_BYTES_MAX {
+            return false;
+        }
+        following.follower.take_now(file, range).unwrap_or_else(|error| {
             self.leave_out(following, &error.to_string());
             true
         })
+    }
+
+    /// Waits for the follower, piece by piece, so that whoever looks sees that it goes on; gives the access back, or none when that took too
+    /// long and somebody else has it.
+    fn take_seated(
+        &self,
+        mut waiting: Waiting,
+        following: &Following,
+        file: FileNumber,
+        range: ByteRange,
+        seat: &Seat,
+    ) -> Option<Waiting> {
+        let mut rest = range;
+        while rest.start < rest.end && !following.follower.has(file, rest) {
+            let piece = ByteRange { start: rest.start, end: rest.end.min(rest.start.saturating_add(PIECE_BYTES_MAX)) };
+            seat.sit(waiting, following.clone());
+            let taken = following.follower.take(file, piece);
+            waiting = seat.rise()?;
+            if let Err(error) = taken {
+                self.leave_out(following, &error.to_string());
+                break;
+            }
+            // One that says so and has not is asked again, not for ever.
+            if !following.follower.has(file, piece) {
+                break;
+            }
+            rest.start = piece.end;
+        }
+        Some(waiting)
     }
 
     /// Answers; with the gate held open by the caller, or for this process itself.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::seat::Seat;
 use super::traffic::{Patience, Traffic, Waiting};
 use crate::CloneError;
 
@@ -14,27 +15,48 @@ const WORKERS: usize = 8;
 const WORK_QUEUE_MAX: usize = 1024;
 /// How often it looks for room.
 const ROOM_INTERVAL: Duration = Duration::from_millis(1);
+/// A follower that has not taken a megabyte within this is left out: its disk hangs, and the source must not.
+const SAVE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The threads; they end when this is dropped and all that was handed over is answered.
+/// The threads; they end when this is dropped and all that was handed over is answered. One that hangs is left to itself: as many as there
+/// are for each follower, which is left out with the first.
 pub(super) struct Workers {
+    traffic: Arc<Traffic>,
     queue: Option<SyncSender<Waiting>>,
-    threads: Vec<JoinHandle<()>>,
+    work: Arc<Mutex<Receiver<Waiting>>>,
+    workers: Mutex<Vec<Worker>>,
+}
+
+struct Worker {
+    seat: Arc<Seat>,
+    thread: JoinHandle<()>,
 }
 
 impl Workers {
     pub(super) fn start(traffic: &Arc<Traffic>) -> Result<Workers, CloneError> {
         let (queue, work) = sync_channel(WORK_QUEUE_MAX);
-        let work = Arc::new(Mutex::new(work));
-        let mut workers = Workers { queue: Some(queue), threads: Vec::new() };
-        for number in 0..WORKERS {
-            let (traffic, work) = (Arc::clone(traffic), Arc::clone(&work));
-            let thread = std::thread::Builder::new()
-                .name(format!("source-save-{number}"))
-                .spawn(move || serve(&traffic, &work))
-                .map_err(CloneError::kernel("start a thread"))?;
-            workers.threads.push(thread);
+        let workers = Workers {
+            traffic: Arc::clone(traffic),
+            queue: Some(queue),
+            work: Arc::new(Mutex::new(work)),
+            workers: Mutex::default(),
+        };
+        for _ in 0..WORKERS {
+            let worker = workers.start_one(Arc::default()).map_err(CloneError::kernel("start a thread"))?;
+            lock(&workers.workers).push(worker);
         }
         Ok(workers)
+    }
+
+    /// One that begins with the access in `first`, if there is one.
+    fn start_one(&self, first: Arc<Mutex<Option<Waiting>>>) -> std::io::Result<Worker> {
+        let (traffic, work, seat) = (Arc::clone(&self.traffic), Arc::clone(&self.work), Arc::<Seat>::default());
+        let own = Arc::clone(&seat);
+        let thread = std::thread::Builder::new().name("source-save".to_owned()).spawn(move || {
+            let first = lock(&first).take();
+            serve(&traffic, &work, &own, first);
+        })?;
+        Ok(Worker { seat, thread })
     }
 
     /// Hands an access over; `meanwhile` is called now and then while there is no room.
@@ -50,25 +72,55 @@ impl Workers {
             std::thread::sleep(ROOM_INTERVAL);
         }
     }
+
+    /// Leaves out followers that saves hang on; others go on with the accesses.
+    pub(super) fn relieve(&self) {
+        for worker in lock(&self.workers).iter_mut() {
+            let Some((waiting, following)) = worker.seat.relieve(SAVE_TIME_MAX) else { continue };
+            self.traffic.leave_out(
+                &following,
+                &format!("it has not saved a part of the source's old content within {} s", SAVE_TIME_MAX.as_secs()),
+            );
+            let waiting = Arc::new(Mutex::new(Some(waiting)));
+            match self.start_one(Arc::clone(&waiting)) {
+                Ok(other) => *worker = other,
+                Err(error) => {
+                    self.traffic.leave_all_out(&format!("no thread can be started that saves for them: {error}"));
+                    let waiting = lock(&waiting).take();
+                    waiting.into_iter().for_each(|waiting| self.traffic.allow(waiting));
+                }
+            }
+        }
+    }
 }
 
 impl Drop for Workers {
     fn drop(&mut self) {
         self.queue = None;
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
+        for worker in lock(&self.workers).drain(..) {
+            let _ = worker.thread.join();
         }
     }
 }
 
-fn serve(traffic: &Traffic, work: &Mutex<Receiver<Waiting>>) {
+fn serve(traffic: &Traffic, work: &Mutex<Receiver<Waiting>>, seat: &Seat, first: Option<Waiting>) {
     let _guard = AbortOnPanic;
-    loop {
-        let next = work.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(waiting) = next else { return };
-        let unsettled = traffic.settle(waiting, Patience::Any);
-        debug_assert!(unsettled.is_none(), "there is no more patience than any");
+    let mut next = first;
+    while !seat.is_left() {
+        let waiting = match next.take() {
+            Some(waiting) => waiting,
+            None => match lock(work).recv() {
+                Ok(waiting) => waiting,
+                Err(_) => return,
+            },
+        };
+        let unsettled = traffic.settle(waiting, Patience::Seated(seat));
+        debug_assert!(unsettled.is_none(), "whoever sits has all patience");
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A thread of this room that ends without having answered would leave back ends waiting for ever; without the process they go on.

@@ -1,7 +1,7 @@
 //! Followers that do not do what they are there for: the source goes on all the same.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use onecopy_clone::image::FileNumber;
@@ -10,7 +10,7 @@ use onecopy_clone::{ByteRange, CloneError};
 use onecopy_postgres::Settings;
 use onecopy_testing::TestDirectory;
 
-use crate::frozen::{change_everything, freeze, freeze_for, new_source};
+use crate::frozen::{change_everything, freeze, freeze_and_follow, freeze_for, new_source};
 use crate::harness::{primary, source_of};
 
 /// Takes nothing: it fails, or it waits for ever.
@@ -48,6 +48,52 @@ impl Follower for Hopeless {
         assert_eq!(reason, "the disk is full");
         self.given_up.store(true, Ordering::Release);
     }
+}
+
+/// Its disk hangs from the first save on.
+struct Hanging {
+    reason: Mutex<Option<String>>,
+}
+
+impl Follower for Hanging {
+    fn has(&self, _: FileNumber, _: ByteRange) -> bool {
+        false
+    }
+
+    fn has_all_of(&self, _: FileNumber) -> bool {
+        false
+    }
+
+    fn take_now(&self, _: FileNumber, _: ByteRange) -> Result<bool, FollowerFailed> {
+        Ok(false)
+    }
+
+    fn take(&self, _: FileNumber, _: ByteRange) -> Result<(), FollowerFailed> {
+        loop {
+            std::thread::park();
+        }
+    }
+
+    fn give_up(&self, reason: &str) {
+        self.reason.lock().expect("whole").get_or_insert(reason.to_owned());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn k31_a_follower_whose_disk_hangs_is_left_out_and_the_others_have_all() {
+    let directory = TestDirectory::new().expect("a directory");
+    let server = primary(directory.path(), &Settings::new()).await;
+    let source = new_source(&server).await;
+    source.adopt(&source_of(&server)).await.expect("adopted");
+    let hanging = Arc::new(Hanging { reason: Mutex::default() });
+    drop(freeze_for(&source, Arc::clone(&hanging) as _).await);
+    let kept = freeze_and_follow(&source).await;
+    assert_eq!(source.followers(), 2);
+    change_everything(&server).await;
+    let reason = hanging.reason.lock().expect("whole").take().expect("given up");
+    assert!(reason.contains("has not saved"), "{reason}");
+    assert_eq!(source.followers(), 1);
+    kept.assert_frozen().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,16 +11,14 @@ use super::super::record::{from_memory, to_memory};
 use super::super::safekeeping::copy_of;
 use crate::CloneError;
 use crate::image::Image;
-use crate::keeper::{Kept, STATE_SUFFIX};
+use crate::keeper::{IMAGE_PREFIX, Kept, STATE_SUFFIX, STORE_SUFFIX};
 use crate::network::preserve::{Preserve, PreserveDescriptors};
 use crate::network::protocol::SessionId;
 use crate::plan::Plan;
 use crate::source::SourceFiles;
 
-/// What the names of all parts begin with.
-const PREFIX: &str = "image-";
 /// Parts of an image that the keeper holds.
-const KEPT_PARTS: [&str; 4] = [STATE_SUFFIX, "store", "saved", "delivered"];
+const KEPT_PARTS: [&str; 4] = [STATE_SUFFIX, STORE_SUFFIX, "saved", "delivered"];
 
 /// An image that another host reads.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -46,7 +44,7 @@ pub struct ResumedImage {
 impl ImageRecord {
     /// All that were kept, in the order of their numbers; those that cannot be read are named in the log.
     pub fn all(kept: &Kept) -> Vec<ImageRecord> {
-        let states = kept.iter().filter(|(name, _)| name.starts_with(PREFIX) && name.ends_with(STATE_SUFFIX));
+        let states = kept.iter().filter(|(name, _)| name.starts_with(IMAGE_PREFIX) && name.ends_with(STATE_SUFFIX));
         let records = states.filter_map(|(name, file)| {
             let record = file.try_clone().map_err(CloneError::kernel("open an image's state")).and_then(from_memory);
             record.inspect_err(|error| tracing::error!(name, %error, "an image for a clone elsewhere is lost")).ok()
@@ -83,7 +81,7 @@ impl ImageRecord {
         let image = Arc::new(self.image.take().ok_or_else(unfrozen)?);
         let part = |part: &str| copy_of(kept, &name(self.number, part));
         let descriptors =
-            PreserveDescriptors { store: part("store")?, saved: part("saved")?, delivered: part("delivered")? };
+            PreserveDescriptors { store: part(STORE_SUFFIX)?, saved: part("saved")?, delivered: part("delivered")? };
         let directory = self.plan.source.data_directory.clone();
         let preserve = blocking(move || {
             let origin = Arc::new(SourceFiles::reopen(&directory, &image, |_| true)?);
@@ -107,5 +105,5 @@ pub async fn bury(kept: &Kept) {
 }
 
 fn name(number: u64, part: &str) -> String {
-    format!("{PREFIX}{number}-{part}")
+    format!("{IMAGE_PREFIX}{number}-{part}")
 }

@@ -15,6 +15,7 @@ use crate::hydrator::ending::blocking;
 use crate::hydrator::in_work::{CloneInWork, Content, Running, Threads};
 use crate::hydrator::record::{Elsewhere, Made, Record, to_memory};
 use crate::image::{FileIdentity, FileNumber, Image, ImageFile, SmallFile};
+use crate::keeper::BITMAP_SUFFIX;
 use crate::recovery::RecoveryPoint;
 use crate::service::Event;
 use crate::target::{Place, VersionGuard};
@@ -118,7 +119,7 @@ pub(in crate::hydrator) async fn make_runnable(
     .await?;
     let keep = |part: &str, file: BorrowedFd<'_>| hydrator.keep(clone.number, part, file);
     keep("group", group.as_fd());
-    keep("bitmap", filling.bitmap().as_fd());
+    keep(BITMAP_SUFFIX, filling.bitmap().as_fd());
     keep("version", version.descriptor.as_fd());
     keep("state", state.as_fd());
     let limiter = Arc::new(Limiter::new(clone.plan.fill.limit_bytes_per_second));

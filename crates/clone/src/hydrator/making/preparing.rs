@@ -22,8 +22,7 @@ use crate::service::{Event, Rendezvous};
 use crate::source::Source;
 use crate::target::{Marker, Place, Skeleton};
 
-/// The name under which the keeper holds the source's group.
-pub const SOURCE_GROUP_KEPT: &str = "source-group";
+pub use crate::keeper::SOURCE_GROUP as SOURCE_GROUP_KEPT;
 
 /// Everything before the freeze: what can fail has mostly failed after this.
 pub(super) async fn prepare(hydrator: &Arc<Hydrator>, order: Order) -> Vec<Alike<Candidate>> {
