@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use entry::{Treatment, is_needed, treatment};
+pub(crate) use scan::check_whole;
 pub use scan::{SMALL_FILES_BYTES_MAX, Scan};
 
 /// A file of an [`Image`]: its place in [`Image::files`].

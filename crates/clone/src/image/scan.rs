@@ -10,6 +10,7 @@ use rustix::fs::{FileType, Statx};
 use super::entry::{Place, Treatment, Unlogged};
 use super::{FileIdentity, Image, ImageDirectory, ImageFile, SmallEntry, Tablespace};
 use crate::CloneError;
+use crate::target::{MARKER_FILE, VERSION_FILE};
 
 /// The most that files may hold together which are copied while all accesses of the source wait.
 pub const SMALL_FILES_BYTES_MAX: u64 = 64 << 20;
@@ -41,6 +42,7 @@ impl Image {
 
     /// The same of a directory that is open.
     pub(crate) fn scan_open(data_directory: &Directory) -> Result<Scan, CloneError> {
+        check_whole(data_directory)?;
         let version = data_directory.read_to_string(Path::new("PG_VERSION"));
         let version = version.map_err(CloneError::file("read", data_directory.path().join("PG_VERSION")))?;
         let mut walk = Walk { data_directory, major_version: version.trim().to_owned(), found: Scan::default() };
@@ -48,6 +50,19 @@ impl Image {
         check_small(data_directory.path(), &walk.found.small)?;
         Ok(walk.found)
     }
+}
+
+/// Refuses a clone that is being filled: what it lacks would be read as zeros, or would have to be brought for another one.
+pub(crate) fn check_whole(data_directory: &Directory) -> Result<(), CloneError> {
+    let is_link = |found: Statx| FileType::from_raw_mode(found.stx_mode.into()) == FileType::Symlink;
+    let is_guarded = data_directory.look_at(VERSION_FILE.as_ref()).is_ok_and(is_link);
+    if !is_guarded && data_directory.look_at(MARKER_FILE.as_ref()).is_err() {
+        return Ok(());
+    }
+    let path = data_directory.path().to_owned();
+    let reason =
+        format!("it is itself a clone that is not whole; wait for it: onecopy clone --watch {}", path.display());
+    Err(CloneError::CannotClone { path, reason })
 }
 
 fn check_small(data_directory: &Path, small: &[SmallEntry]) -> Result<(), CloneError> {

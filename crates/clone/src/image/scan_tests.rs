@@ -258,3 +258,19 @@ fn k24_a_directory_that_becomes_a_link_is_never_listed_through_it() {
     });
     assert!(scans > 10, "{scans}");
 }
+
+#[test]
+fn k32_a_clone_that_is_not_whole_is_refused_as_a_source() {
+    let directory = fabricate(&["pg/base/1/1259"]);
+    let at = |name: &str| directory.path().join("pg").join(name);
+    scan(&directory).expect("it is whole");
+    let refused = || scan(&directory).expect_err("refused").to_string();
+    fs::write(at(MARKER_FILE), "made_by").expect("written");
+    assert!(refused().contains("not whole; wait for it: onecopy clone --watch"), "{}", refused());
+    fs::remove_file(at(MARKER_FILE)).expect("removed");
+    fs::remove_file(at("PG_VERSION")).expect("removed");
+    // Somebody has a version at this number: the link can be read.
+    symlink("PG_VERSION.real", at("PG_VERSION")).expect("laid");
+    fs::write(at("PG_VERSION.real"), "15\n").expect("written");
+    assert!(refused().contains("not whole"), "{}", refused());
+}

@@ -21,7 +21,8 @@ pub const PIN_DESCRIPTOR_NUMBER: i32 = 872;
 /// The number under which a clone's postmaster finds its version.
 pub const VERSION_DESCRIPTOR_NUMBER: i32 = 873;
 
-const VERSION_FILE: &str = "PG_VERSION";
+/// The file that tells PostgreSQL's version.
+pub(crate) const VERSION_FILE: &str = "PG_VERSION";
 
 /// The guard of one clone.
 #[derive(Debug, Clone)]

@@ -17,6 +17,7 @@ mod tablespaces;
 mod tests;
 
 pub use finish::finish;
+pub(crate) use guard::VERSION_FILE;
 pub use guard::{PIN_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER, VersionGuard};
 pub use marker::{MARKER_FILE, Marker, Owner};
 pub use place::Place;

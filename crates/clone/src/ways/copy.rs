@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use onecopy_postgres::{BaseBackup, Binaries, PostgresError, TablespaceMapping};
+use onecopy_postgres::{BaseBackup, Binaries, Directory, PostgresError, TablespaceMapping};
 
 use super::{Made, MakeFuture, Report, Way, WayName};
 use crate::CloneError;
+use crate::image::check_whole;
 use crate::plan::Plan;
 use crate::recovery::slot;
 use crate::target::Place;
@@ -47,6 +48,8 @@ impl Copy {
     async fn make_one(&self, plan: &Plan, report: Report<'_>) -> Result<Made, CloneError> {
         let place = Place::of(plan)?;
         place.check_free()?;
+        let source = &plan.source.data_directory;
+        check_whole(&Directory::open(source).map_err(CloneError::file("open", source))?)?;
         // A base backup takes one of this name for its own, left by a copy that was interrupted.
         slot::check_free(&plan.source, &plan.slot).await?;
         let backup = BaseBackup { binaries: self.binaries.clone(), user: place.user.clone(), slot: plan.slot.clone() };
