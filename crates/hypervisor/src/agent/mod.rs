@@ -214,21 +214,22 @@ impl Agent {
         let no_agent = |reason: String| HypervisorError::NoAgent { socket: self.inner.socket.clone(), reason };
         let silent =
             || no_agent(format!("no answer within {timeout:?}; the guest is not up, or another process talks to it"));
+        let lost = || no_agent(self.lost().unwrap_or_else(|| "the connection is lost".to_owned()));
+        // A guest that does not read takes no line, and those that wait for it take its place.
+        let send = async |line: Vec<u8>| {
+            let sent = tokio::time::timeout_at(deadline, self.inner.outgoing.send(line)).await;
+            sent.map_err(|_| silent())?.map_err(|_| lost())
+        };
         // Ends the line that an earlier host may have begun.
-        self.inner.outgoing.send(b"\n".to_vec()).await.map_err(|_| no_agent("the connection is lost".to_owned()))?;
+        send(b"\n".to_vec()).await?;
         let (said, mut replies) = mpsc::channel(PROGRESS_WAITING_MAX + 1);
         let mut interval = HELLO_INTERVAL_MIN;
         let mut waiting = Vec::new();
         loop {
             let id = rand::random::<u64>();
-            let lost = || no_agent(self.lost().unwrap_or_else(|| "the connection is lost".to_owned()));
             waiting.push(self.inner.shared.wait_for(id, said.clone()).ok_or_else(lost)?);
             let hello = Command::Hello(Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST });
-            let line = line_of(&Request { id, command: hello });
-            tokio::time::timeout_at(deadline, self.inner.outgoing.send(line))
-                .await
-                .map_err(|_| silent())?
-                .map_err(|_| lost())?;
+            send(line_of(&Request { id, command: hello })).await?;
             let next = deadline.min(Instant::now() + interval);
             let answer = tokio::select! {
                 answer = tokio::time::timeout_at(next, replies.recv()) => answer,

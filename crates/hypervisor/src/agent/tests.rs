@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use onecopy_guest_agent::protocol::{Execute, Failure, LINE_BYTES_MAX, Reply};
+use onecopy_guest_agent::protocol::{Execute, Failure, LINE_BYTES_MAX, Reply, WriteFile};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixListener;
 
@@ -352,4 +352,24 @@ async fn v7_a_probe_tells_a_busy_guest_from_a_silent_one() {
     drop(guest);
     agent.wait_lost().await;
     assert!(matches!(agent.probe(SOON).await.unwrap_err(), HypervisorError::AgentLost { .. }));
+}
+
+#[tokio::test]
+async fn v34_nobody_waits_longer_than_was_said_for_a_guest_that_does_not_read() {
+    let fake = Fake::new();
+    let (agent, guest) = fake.connected(b"").await;
+    let content = vec![0; LINE_BYTES_MAX / 8];
+    let file = WriteFile { path: "/file".to_owned(), mode: 0o600, owner: None, content: content.into() };
+    let patience = Duration::from_millis(1);
+    // The first ones fill the socket, the next ones the queue, and the rest find no room at all.
+    for _ in 0..LINES_WAITING_MAX + 8 {
+        let asked = tokio::time::timeout(SOON, agent.request(Command::WriteFile(file.clone()), patience)).await;
+        let error = asked.expect("it ends by its own time").unwrap_err();
+        assert!(matches!(&error, HypervisorError::AgentSilent { command, .. } if command == "write_file"), "{error}");
+    }
+    assert_eq!(agent.inner.outgoing.capacity(), 0, "the queue is full");
+    let begun_anew = tokio::time::timeout(SOON, agent.resync(patience)).await.expect("it ends by its own time");
+    let error = begun_anew.unwrap_err();
+    assert!(matches!(error, HypervisorError::NoAgent { .. }) && error.to_string().contains("no answer"), "{error}");
+    drop(guest);
 }
