@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lock::{DirectoryLock, LockState};
 use crate::making::Workshop;
+use crate::membership::Returned;
 use crate::memory::ServersMemory;
 use crate::secret::Secrets;
 use crate::state::{ClusterState, ServerState};
@@ -113,7 +114,8 @@ async fn stop_server(workshop: &Workshop, state: &ServerState, progress: &dyn Pr
     server.stop(StopMode::Fast).await.map_err(HostError::server(&state.name))
 }
 
-/// Gives up clones that are not whole, and the process that fills them: they run only as long as it does, and nothing is left running.
+/// Gives up clones that are not whole, and the process that fills them: they run only as long as it does, and nothing is left running. One that
+/// has become whole since it was last written down is a follower like any other, and stays.
 ///
 /// # Errors
 /// [`HostError`] of the first one that does not go; the next `up` makes all of them again in any case.
@@ -123,19 +125,25 @@ pub(crate) async fn discard_incomplete(
     progress: &dyn Progress,
 ) -> Result<(), HostError> {
     let leader = state.leader().clone();
-    let incomplete: Vec<ServerState> = state.followers().iter().filter(|follower| follower.filling).cloned().collect();
-    for follower in &incomplete {
+    let filling: Vec<ServerState> = state.followers().iter().filter(|follower| follower.filling).cloned().collect();
+    let mut incomplete = Vec::new();
+    for follower in &filling {
+        let is_whole = Returned::is_whole(workshop, &leader, follower).await;
+        let Some(server) = state.server_mut(&follower.name) else { continue };
+        if is_whole {
+            server.filling = false;
+            continue;
+        }
         progress
             .notice(format!("{} has not all its data and is given up; the next `up` makes it again", follower.name));
-        if let Some(server) = state.server_mut(&follower.name) {
-            server.unmake();
-        }
+        server.unmake();
+        incomplete.push(follower);
     }
-    if !incomplete.is_empty() {
+    if !filling.is_empty() {
         state.write(&workshop.directory.state_file())?;
     }
     let mut outcome = Ok(());
-    for follower in &incomplete {
+    for follower in incomplete {
         outcome = outcome.and(workshop.discard(&leader, follower).await);
     }
     match workshop.is_there(&leader) {

@@ -106,7 +106,7 @@ fn check_passwords(before: &Tree, after: &Tree) -> Result<(), String> {
 }
 
 /// What was a member and is one still was left alone.
-fn check_kept(before: &Tree, after: &Tree, servers: &[&str]) -> Result<(), String> {
+pub(super) fn check_kept(before: &Tree, after: &Tree, servers: &[&str]) -> Result<(), String> {
     let Some(state) = state_of(before)? else { return Ok(()) };
     let is_member = |server: &&ServerState| server.made && !server.leaving;
     for server in state.servers.iter().filter(is_member) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::checks::{check_after, check_state, copies, state_of, with};
+use super::checks::{check_after, check_kept, check_state, copies, state_of, with};
 use super::harness::{Harness, Making, Mistake};
 use super::recording::Recording;
 use super::tree::Tree;
@@ -163,6 +163,29 @@ async fn c25_a_scale_up_killed_at_any_step_goes_on_also_after_a_down() {
             harness.gone_on(&state).await.unwrap();
         }
     }
+}
+
+#[tokio::test]
+async fn c35_a_follower_that_is_whole_is_kept_by_a_down_that_was_not_told() {
+    let harness = Harness::new();
+    harness.with_followers(1).await;
+    let is_called_whole = |tree: &Tree| {
+        let remembered = state_of(tree).unwrap().unwrap();
+        remembered.followers().get(1).is_some_and(|follower| follower.made && !follower.filling)
+    };
+    // Whether it was said to be whole, each time one was kept.
+    let mut kept = Vec::new();
+    for state in harness.recorded(&Change::Scale { replicas: 2 }, Making::Clones).await {
+        state.put_back(harness.root());
+        harness.down().await.unwrap();
+        let after = Tree::of(harness.root());
+        check_kept(&state, &after, &["leader", "follower-1", "follower-2"]).unwrap();
+        if is_called_whole(&after) {
+            kept.push(is_called_whole(&state));
+        }
+    }
+    kept.dedup();
+    assert_eq!(kept, [false, true], "before that was written down, and after");
 }
 
 /// A lost leader is the one thing that no start mends.

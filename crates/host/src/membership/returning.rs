@@ -58,6 +58,11 @@ impl Returned {
         Ok(Some(Returned { state: follower, supervisor: Supervisor::spawn_holding(server, lock.clone()), filled_by }))
     }
 
+    /// Whether a follower that was not whole when that was written down is so by now.
+    pub async fn is_whole(workshop: &Workshop, leader: &ServerState, follower: &ServerState) -> bool {
+        matches!(look_at_clone(workshop, leader, follower).await, Found::Whole)
+    }
+
     /// Who still fills a follower that was not whole, and what its server inherits from there; what has become of it is written down.
     ///
     /// # Errors
