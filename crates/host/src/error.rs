@@ -115,6 +115,17 @@ pub enum HostError {
         /// What is going on.
         change: String,
     },
+    /// A change has failed when some of it was done.
+    #[error(
+        "{source}; what was done before stays: the followers are now {}; ask for the same again, or for fewer",
+        or_none(followers)
+    )]
+    PartlyChanged {
+        /// What failed.
+        source: Box<HostError>,
+        /// What is there.
+        followers: Vec<String>,
+    },
     /// There is no follower of this name.
     #[error("there is no follower {follower:?}; there are: {}", or_none(followers))]
     NoSuchFollower {
@@ -318,6 +329,14 @@ impl HostError {
         move |source| HostError::Server { server, source }
     }
 
+    /// The same, and which followers there are now, where they are not those of `before`.
+    pub(crate) fn after_change(self, before: &[String], now: Vec<String>) -> HostError {
+        match now == before {
+            true => self,
+            false => HostError::PartlyChanged { source: Box::new(self), followers: now },
+        }
+    }
+
     /// Wraps a failed statement; for `map_err`.
     pub(crate) fn sql(name: &str, action: &'static str) -> impl FnOnce(tokio_postgres::Error) -> HostError {
         let server = name.to_owned();
@@ -340,5 +359,23 @@ fn describe(error: &tokio_postgres::Error) -> String {
     match error.as_db_error() {
         Some(server) => format!("{} ({})", server.message(), server.code().code()),
         None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn c34_a_change_that_failed_tells_what_is_there_now() {
+        let names = |count: usize| (1..=count).map(|number| format!("follower-{number}")).collect::<Vec<String>>();
+        let failed = || HostError::Daemon("follower-3 cannot be cloned: no reason".to_owned());
+        let nothing_done = failed().after_change(&names(1), names(1)).to_string();
+        assert_eq!(nothing_done, failed().to_string());
+        let one_made = failed().after_change(&names(1), names(2)).to_string();
+        assert!(one_made.starts_with("follower-3 cannot be cloned: no reason; "), "{one_made}");
+        assert!(one_made.contains("the followers are now follower-1, follower-2;"), "{one_made}");
+        let all_gone = failed().after_change(&names(1), names(0)).to_string();
+        assert!(all_gone.contains("the followers are now none;"), "{all_gone}");
     }
 }

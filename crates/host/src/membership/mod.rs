@@ -208,10 +208,16 @@ impl Membership {
                 _ => break settled,
             }
         };
-        if let (Err(_), Change::Scale { .. }) = (&settled, &change) {
-            // A change that fails leaves the cluster as it was.
-            self.forget_unmade(&before).await?;
-        }
+        let settled = match (settled, &change) {
+            // What it has not made is not wanted any more; what it has made serves already, and stays.
+            (Err(error), Change::Scale { .. }) => {
+                if let Err(error) = self.forget_unmade(&before).await {
+                    tracing::error!(%error, "followers that could not be made are still wanted");
+                }
+                Err(error.after_change(&before, self.names()))
+            }
+            (settled, _) => settled,
+        };
         settled?;
         drop(claim);
         if wait {
