@@ -8,7 +8,7 @@
 //! Both sides of every connection show their certificate. The authority is known by its key, not by its name, which is always the same:
 //! so its own certificate need not be parsed to sign with it. Certificates do not expire; to take one back, make a new authority.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -38,7 +38,8 @@ pub const HOST_KEY_FILE: &str = "host.key";
 const AUTHORITY_NAME: &str = "Onecopy hosts";
 
 /// Makes the keys of the host `name` in `directory`/`name`, and the authority in `directory` when it has none yet. `addresses` are the
-/// names and addresses by which others reach the host, beside `name` itself. Returns the host's directory.
+/// names and addresses by which others reach the host, beside `name` itself. Returns the host's directory, which is there whole or not at all:
+/// what a killed attempt has left is made anew.
 ///
 /// # Errors
 /// [`CloneError::Keys`] when the host has keys already or a name cannot be in a certificate; [`CloneError::File`].
@@ -47,12 +48,15 @@ pub fn make_host(directory: &Path, name: &str, addresses: &[String]) -> Result<P
         let reason = format!("{name:?} is no host's name: use letters, digits, dots and hyphens");
         return Err(CloneError::Keys { path: directory.to_owned(), reason });
     }
+    make_directory(directory)?;
+    // One at a time: two authorities at once would each have a file of the other's. Let go with the file.
+    let lock = File::open(directory).and_then(|opened| opened.lock().map(|()| opened));
+    let _lock = lock.map_err(CloneError::file("lock", directory))?;
     let host = directory.join(name);
     if host.exists() {
         let reason = "the host has keys already; remove the directory to make new ones".to_owned();
         return Err(CloneError::Keys { path: host, reason });
     }
-    make_directory(directory)?;
     let authority = Authority::open_or_make(directory)?;
     let key = KeyPair::generate().map_err(cannot_make(&host))?;
     let names: Vec<String> = std::iter::once(name.to_owned()).chain(addresses.iter().cloned()).collect();
@@ -63,10 +67,18 @@ pub fn make_host(directory: &Path, name: &str, addresses: &[String]) -> Result<P
     parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
     parameters.use_authority_key_identifier_extension = true;
     let certificate = parameters.signed_by(&key, &authority.issuer).map_err(cannot_make(&host))?;
-    make_directory(&host)?;
-    write_private(&host.join(AUTHORITY_FILE), &authority.certificate)?;
-    write_private(&host.join(HOST_FILE), &certificate.pem())?;
-    write_private(&host.join(HOST_KEY_FILE), &key.serialize_pem())?;
+    // No host is called so: its name would begin with a letter or a digit.
+    let unfinished = directory.join(format!(".{name}.unfinished"));
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished).map_err(CloneError::file("remove", &unfinished))?;
+    }
+    make_directory(&unfinished)?;
+    write_private(&unfinished.join(AUTHORITY_FILE), &authority.certificate)?;
+    write_private(&unfinished.join(HOST_FILE), &certificate.pem())?;
+    write_private(&unfinished.join(HOST_KEY_FILE), &key.serialize_pem())?;
+    fs::rename(&unfinished, &host).and_then(|()| synchronize(directory)).map_err(CloneError::file("name", &host))?;
+    #[cfg(test)]
+    tests::note();
     Ok(host)
 }
 
@@ -162,17 +174,32 @@ fn certificate(file: &Path) -> Result<CertificateDer<'static>, CloneError> {
 }
 
 fn make_directory(path: &Path) -> Result<(), CloneError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(CloneError::file("make the directory", path))
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(CloneError::file("make the directory", path))?;
+    #[cfg(test)]
+    tests::note();
+    Ok(())
 }
 
-/// Writes a file that only its owner may read, whole or not at all.
+/// Makes the names in a directory durable.
+fn synchronize(directory: &Path) -> std::io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+/// Writes a file that only its owner may read, whole or not at all, durable when it returns.
 fn write_private(path: &Path, content: &str) -> Result<(), CloneError> {
     let unfinished = path.with_extension("unfinished");
     let write = || -> std::io::Result<()> {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+        #[cfg(test)]
+        tests::note();
         file.write_all(content.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&unfinished, path)
+        #[cfg(test)]
+        tests::note();
+        fs::rename(&unfinished, path)?;
+        #[cfg(test)]
+        tests::note();
+        synchronize(path.parent().unwrap_or(Path::new("/")))
     };
     write().map_err(CloneError::file("write", path))
 }
@@ -189,6 +216,8 @@ fn cannot_use<E: std::fmt::Display>(path: &Path) -> impl FnOnce(E) -> CloneError
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
     use std::os::unix::fs::PermissionsExt;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
@@ -196,6 +225,90 @@ mod tests {
     use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use super::*;
+
+    /// What lies in a directory: files with their content, and directories.
+    type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
+
+    thread_local! {
+        /// The directory of this thread's test, and the states in which a kill could have left it.
+        static RECORDED: RefCell<Option<(PathBuf, Vec<Tree>)>> = const { RefCell::new(None) };
+    }
+
+    /// Something was done: this is a state that a kill can leave.
+    pub(super) fn note() {
+        RECORDED.with_borrow_mut(|recorded| {
+            if let Some((directory, states)) = recorded {
+                states.push(tree_of(directory));
+            }
+        });
+    }
+
+    fn tree_of(directory: &Path) -> Tree {
+        let mut tree = Tree::new();
+        let mut left = vec![directory.to_owned()];
+        while let Some(path) = left.pop() {
+            for entry in fs::read_dir(&path).unwrap() {
+                let path = entry.unwrap().path();
+                let content = if path.is_dir() { None } else { Some(fs::read(&path).unwrap()) };
+                if content.is_none() {
+                    left.push(path.clone());
+                }
+                tree.insert(path.strip_prefix(directory).unwrap().to_owned(), content);
+            }
+        }
+        tree
+    }
+
+    /// Lays a tree into a new directory. What is above comes before what is below.
+    fn laid(tree: &Tree) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, content) in tree {
+            match content {
+                None => fs::create_dir(directory.path().join(name)).unwrap(),
+                Some(content) => fs::write(directory.path().join(name), content).unwrap(),
+            }
+        }
+        directory
+    }
+
+    /// What there is of a host once its keys are asked for again: those that were there whole, or new ones.
+    fn made_again(directory: &Path, name: &str) -> HostKeys {
+        let was_there = directory.join(name).exists();
+        let made = make_host(directory, name, &[]);
+        assert_eq!(made.is_err(), was_there, "{made:?}");
+        HostKeys::load(&directory.join(name)).unwrap()
+    }
+
+    #[tokio::test]
+    async fn k26_keys_whose_making_is_killed_at_any_step_are_whole_or_made_again() {
+        for is_first in [true, false] {
+            let directory = tempfile::tempdir().unwrap();
+            if !is_first {
+                make_host(directory.path(), "before", &[]).unwrap();
+            }
+            let begun = (directory.path().to_owned(), vec![tree_of(directory.path())]);
+            RECORDED.with_borrow_mut(|recorded| *recorded = Some(begun));
+            make_host(directory.path(), "a", &[]).unwrap();
+            let (_, states) = RECORDED.with_borrow_mut(Option::take).unwrap();
+            // Its own three files, each made, written and named, and its directory; and the authority's two.
+            let steps = 3 * 3 + if is_first { 2 * 3 } else { 0 };
+            assert!(states.len() > steps, "{} states", states.len());
+            for state in states {
+                let directory = laid(&state);
+                let a = made_again(directory.path(), "a");
+                let b = made_again(directory.path(), "b");
+                assert_eq!(say_hello(&a, b.client(), "a").await, Ok(b"hello".to_vec()));
+                if !is_first {
+                    // Who was there before has still the same authority.
+                    let before = HostKeys::load(&directory.path().join("before")).unwrap();
+                    assert_eq!(say_hello(&before, a.client(), "before").await, Ok(b"hello".to_vec()));
+                }
+                let left = tree_of(directory.path());
+                let unfinished = left.keys().find(|name| name.to_string_lossy().contains("unfinished"));
+                assert_eq!(unfinished, None, "nothing half made is left");
+            }
+        }
+    }
 
     /// What the server read from a client that looks for `name`, or why there is no connection.
     async fn say_hello(server: &HostKeys, client: Arc<ClientConfig>, name: &str) -> Result<Vec<u8>, String> {
