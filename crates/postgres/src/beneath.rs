@@ -434,12 +434,18 @@ impl AsFd for Directory {
     }
 }
 
-/// Makes a directory of this account at a path whose parent is there: one that is there stays as it is.
+/// Makes a directory of this account at a path whose parent is there: one that is there stays as it is, but for an empty one that root has
+/// made just so, and was killed before it gave it away.
 pub(crate) fn make_directory(path: &Path, user: &ServiceUser) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
     let parent = Directory::open_for(parent, user)?;
+    let make = || parent.make_directory(Path::new(name), user, 0o700);
     match parent.look_at(name) {
-        Err(error) if error.kind() == ErrorKind::NotFound => parent.make_directory(Path::new(name), user, 0o700),
+        Err(error) if error.kind() == ErrorKind::NotFound => make(),
+        Ok(found) if is_root() && found.stx_uid == 0 && found.stx_mode & 0o7777 == 0o700 => {
+            let there = openat(&parent, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty());
+            if there.is_ok_and(|there| is_empty(&there).unwrap_or(false)) { make() } else { Ok(()) }
+        }
         found => found.map(drop),
     }
 }

@@ -92,14 +92,17 @@ impl ServiceUser {
         command
     }
 
-    /// Makes `path` and what is missing above it, mode 0700, owned by this account; what exists stays as it is.
+    /// Makes `path` and what is missing above it, mode 0700, owned by this account; what exists stays as it is, but for an empty `path` that root
+    /// has made so and not given away yet.
     ///
     /// # Errors
     /// [`PostgresError::File`]; [`PostgresError::NotReachable`] when the account cannot get there.
     pub fn create_directory(&self, path: &Path) -> Result<(), PostgresError> {
         let absolute = std::path::absolute(path).map_err(PostgresError::file("resolve", path))?;
         let missing: Vec<&Path> = absolute.ancestors().take_while(|ancestor| !ancestor.exists()).collect();
-        for directory in missing.into_iter().rev() {
+        // One of root's that is there may be half made: killed between making and giving.
+        let is_roots = fs::symlink_metadata(&absolute).is_ok_and(|found| found.is_dir() && found.uid() == 0);
+        for directory in missing.into_iter().rev().chain(is_roots.then_some(absolute.as_path())) {
             beneath::make_directory(directory, self).map_err(PostgresError::file("create", directory))?;
         }
         self.check_reachable(&absolute)
@@ -311,6 +314,50 @@ mod tests {
         assert!(matches!(&error, PostgresError::NotReachable { blocked_by, .. } if *blocked_by == closed), "{error}");
         fs::set_permissions(&closed, fs::Permissions::from_mode(0o711)).expect("searchable");
         oneself().create_directory(&closed.join("server")).expect("reachable now");
+    }
+
+    #[test]
+    fn p11_a_directory_that_root_has_made_and_not_given_away_is_given_and_no_other() {
+        if !rustix::process::geteuid().is_root() {
+            onecopy_testing::skip(
+                "p11_a_directory_that_root_has_made_and_not_given_away_is_given_and_no_other",
+                "only root has servers of another account",
+            );
+            return;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
+        let made = |name: &str, mode: u32, content: Option<&str>| {
+            let path = directory.path().join(name);
+            fs::create_dir(&path).expect("made");
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("set");
+            if let Some(content) = content {
+                fs::write(path.join("file"), content).expect("written");
+            }
+            path
+        };
+        let owner = |path: &Path| fs::metadata(path).expect("there").uid();
+        // As a process leaves it that is killed between mkdir and chown.
+        let half = made("half", 0o700, None);
+        for _ in 0..2 {
+            oneself().create_directory(&half).expect("finished");
+            assert_eq!(
+                (owner(&half), fs::metadata(&half).expect("there").mode() & 0o777),
+                (oneself().user_id(), 0o700)
+            );
+        }
+        let roots = made("roots", 0o700, Some("precious"));
+        let error = oneself().create_directory(&roots).expect_err("not ours to give").to_string();
+        assert!(error.contains("roots"), "{error}");
+        let open = made("open", 0o755, None);
+        oneself().create_directory(&open).expect("the account can get there");
+        assert_eq!((owner(&roots), owner(&open)), (0, 0));
+        // The account's own link leads nowhere.
+        let link = half.join("link");
+        std::os::unix::fs::symlink(made("aim", 0o700, None), &link).expect("laid");
+        oneself().own(&link).expect("given");
+        oneself().create_directory(&link).expect_err("the account cannot get there");
+        assert_eq!(owner(&directory.path().join("aim")), 0);
     }
 
     #[test]
