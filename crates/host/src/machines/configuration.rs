@@ -6,6 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use onecopy_disk::vhost::QUEUES_MAX;
 use serde::{Deserialize, Serialize};
 
 use super::MachineError;
@@ -30,8 +31,8 @@ pub const DISK_BYTES_DEFAULT: u64 = 16 << 30;
 /// Disks have whole megabytes: every file system and partition can have that.
 const DISK_UNIT_BYTES: u64 = 1 << 20;
 
-/// More processors than any host of ours gives to one machine.
-pub const PROCESSORS_MAX: u32 = 64;
+/// As many processors as the disk's door has queues, so that each has one of its own; more than any host of ours gives to one machine.
+pub const PROCESSORS_MAX: u32 = QUEUES_MAX as u32;
 
 /// More ports than anybody forwards by hand.
 const FORWARDS_MAX: usize = 32;

@@ -15,7 +15,7 @@ fn configure(machines: &MachineDirectory, machine: &str, lines: &str) {
 fn v24_a_machine_outlives_what_looks_after_it() {
     let machines = MachineDirectory::deep();
     let run = |arguments: &[&str]| machines.directory.run(arguments);
-    run(&["vm", "create", "web", "--memory=512MB", "--disk=4GB"]).ok();
+    run(&["vm", "create", "web", "--memory=512MB", "--disk=4GB", "--processors=2"]).ok();
     configure(&machines, "web", "silent_after_s = 3");
     run(&["vm", "start", "web"]).ok();
     let machine = machines.process("web", "qemu.pid").expect("QEMU runs");
@@ -28,6 +28,11 @@ fn v24_a_machine_outlives_what_looks_after_it() {
     assert!(run(&["vm", "exec", "web", "--", "nonexistent-program"]).refused(1).contains("nonexistent-program"));
     let root_mib: u64 = machines.guest("web", "df -m / | tail -1 | awk '{print $2}'").parse().expect("a number");
     assert!(root_mib > 3500, "the root file system has grown: {root_mib} MiB");
+    assert_eq!(
+        machines.guest("web", "nproc; ls /sys/block/vda/mq"),
+        "2\n0\n1",
+        "each processor has a queue of its own"
+    );
     assert!(run(&["vm", "console", "web"]).ok().contains("onecopy-guest"));
 
     // Whoever dies of the two that look after it, the guest goes on, and what it had synchronized is there.

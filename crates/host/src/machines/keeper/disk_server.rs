@@ -6,12 +6,14 @@
 //!                                  └── died, or not started ───┘
 //! ```
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use onecopy_disk::vhost::QUEUES_MAX;
 use onecopy_postgres::ServiceUser;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Child;
@@ -212,7 +214,7 @@ impl DiskServer {
         let log = log.map_err(|error| format!("{}: {error}", log_path.display()))?;
         let mut command = self.user.command(OWN_PROGRAM);
         command.envs(std::env::vars_os().filter(|(name, _)| name == "RUST_LOG"));
-        command.arg(DISK_SERVER_COMMAND).arg(self.home.disk()).arg("--vhost").arg(&socket);
+        command.args(arguments(&self.home));
         command.stdout(Stdio::null()).stderr(log);
         let child = tokio::process::Command::from(command).spawn().map_err(|error| error.to_string())?;
         let number = child.id().unwrap_or_default();
@@ -243,6 +245,14 @@ impl DiskServer {
     fn last_words(&self) -> String {
         onecopy_hypervisor::Console::new(self.home.disk_log()).tail(5)
     }
+}
+
+/// What it is told. It offers as many queues as a door can have: QEMU takes those that it was started with, and goes on with them when the
+/// server is another one and `machine.toml` says something else by then.
+pub(super) fn arguments(home: &MachineHome) -> Vec<OsString> {
+    let (socket, queues) = (DiskServer::socket(home), QUEUES_MAX.to_string());
+    let options = ["--vhost".into(), socket.into(), "--queues".into(), queues.into()];
+    [DISK_SERVER_COMMAND.into(), home.disk().into()].into_iter().chain(options).collect()
 }
 
 /// The process that serves a machine's disk, whoever has started it. All processes are looked at: a keeper can die before it has noted whom

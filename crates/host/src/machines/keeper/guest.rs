@@ -91,3 +91,42 @@ pub(super) async fn greet(machine: &Machine) -> Option<Agent> {
         tokio::time::sleep(GREETING_INTERVAL).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use onecopy_hypervisor::{CommandLine, HostTraits, QemuVersion};
+
+    use super::super::disk_server;
+    use super::*;
+    use crate::machines::configuration::PROCESSORS_MAX;
+
+    #[test]
+    fn v32_a_disk_has_a_queue_for_each_processor_and_its_server_offers_as_many() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        std::fs::create_dir_all(home.image()).unwrap();
+        for name in ["vmlinuz", "initrd", "root.img", "manifest.toml"] {
+            std::fs::write(home.image().join(name), "").unwrap();
+        }
+        let user = ServiceUser::resolve(None).unwrap();
+        let told = disk_server::arguments(&home);
+        let position = told.iter().position(|word| word == "--queues").unwrap();
+        let offered: u32 = told[position + 1].to_str().unwrap().parse().unwrap();
+        for processors in [1, 2, PROCESSORS_MAX] {
+            let machine = MachineConfiguration { processors, ..MachineConfiguration::new(home.image()) };
+            machine.check().unwrap();
+            let wanted = configuration(&home, &machine, &user).unwrap();
+            let version = QemuVersion { major: 10, minor: 0 };
+            let host = HostTraits { version, kvm: false, time_stamp_khz: None };
+            let line = CommandLine::new(&wanted, &MachineDirectory::new("/machine").unwrap(), host).unwrap();
+            let words = line.arguments().iter().filter_map(|word| word.to_str());
+            let disks: Vec<&str> = words.filter(|word| word.starts_with("vhost-user-blk-pci,")).collect();
+            assert_eq!(disks.len(), 1, "{disks:?}");
+            assert!(disks[0].ends_with(&format!(",num-queues={processors}")), "{disks:?}");
+            assert!(
+                processors <= offered,
+                "QEMU does not start where it wants more than the {offered} that are offered"
+            );
+        }
+    }
+}
