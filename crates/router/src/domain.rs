@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::task::JoinHandle;
 
-use crate::backend::{Backend, BackendError, Credentials};
+use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::RouterSettings;
 use crate::epoch::{Epochs, GateHooks, Gatekeeper, Room};
 use crate::membership::Servers;
@@ -41,8 +41,7 @@ const LEFT_RUNNING: &str = "SELECT pid FROM pg_catalog.pg_stat_activity WHERE da
 
 const TRIPWIRE_EXISTS: &str = "SELECT pg_catalog.to_regclass('onecopy_router.tripwire') IS NOT NULL";
 
-const MAKE_TRIPWIRE: &str = "SET default_transaction_isolation = 'read committed'; \
-     CREATE SCHEMA IF NOT EXISTS onecopy_router; \
+const MAKE_TRIPWIRE: &str = "CREATE SCHEMA IF NOT EXISTS onecopy_router; \
      CREATE UNLOGGED TABLE IF NOT EXISTS onecopy_router.tripwire (t bigint); \
      GRANT USAGE ON SCHEMA onecopy_router TO PUBLIC; \
      GRANT INSERT ON onecopy_router.tripwire TO PUBLIC";
@@ -310,7 +309,7 @@ async fn sweep(domain: Weak<Domain>) {
 }
 
 async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) -> Result<Catalog, BackendError> {
-    let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), "onecopy catalog").await?;
+    let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), Purpose::Catalog).await?;
     // What a router before this one left running may commit at any time: the first gate waits until it has ended.
     for row in backend.rows(LEFT_RUNNING).await? {
         if let Some(process_id) = row.first().and_then(|value| value.as_deref()?.parse().ok()) {
@@ -328,7 +327,7 @@ async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) ->
 async fn catalog_of_any(servers: &[Arc<Server>], database: &str) -> Option<Catalog> {
     for follower in servers.iter().filter(|server| server.role == Role::Follower && server.has_caught_up()) {
         let credentials = Credentials::of_router(follower);
-        let Ok(mut backend) = Backend::connect(follower, database, &credentials, "onecopy catalog").await else {
+        let Ok(mut backend) = Backend::connect(follower, database, &credentials, Purpose::Catalog).await else {
             continue;
         };
         if let (Ok(builtin), Ok(user)) =
@@ -341,7 +340,7 @@ async fn catalog_of_any(servers: &[Arc<Server>], database: &str) -> Option<Catal
 }
 
 async fn reload(leader: &Arc<Server>, database: &str, builtin: Arc<Objects>) -> Result<Catalog, BackendError> {
-    let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), "onecopy catalog").await?;
+    let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), Purpose::Catalog).await?;
     Ok(Catalog::new(builtin, load(&mut backend, Scope::User).await?))
 }
 
@@ -366,3 +365,6 @@ async fn load(backend: &mut Backend, scope: Scope) -> Result<Objects, BackendErr
     }
     Ok(objects)
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendError, Credentials};
+use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::servers::{Health, Role, Server};
 
 /// Time between two probes of a server that is up.
@@ -46,9 +46,7 @@ async fn probe(
 ) -> Result<u64, BackendError> {
     let backend = match connection {
         Some(backend) => backend,
-        None => {
-            connection.insert(Backend::connect(server, &server.probe_database, credentials, "onecopy probe").await?)
-        }
+        None => connection.insert(Backend::connect(server, &server.probe_database, credentials, Purpose::Probe).await?),
     };
     let rows = backend
         .rows(match server.role {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::backend::{Backend, Credentials};
+use crate::backend::{Backend, Credentials, Purpose};
 use crate::config::{RouterConfiguration, ServerConfiguration};
 use crate::error::RouterError;
 use crate::health;
@@ -230,8 +230,7 @@ impl RouterObserver {
 async fn look_at_leader(state: &RouterState, configuration: &RouterConfiguration) -> Result<(), RouterError> {
     let leader = state.servers.leader();
     let credentials = Credentials::of_router(leader);
-    let mut backend = match Backend::connect(leader, &configuration.leader.database, &credentials, "onecopy start")
-        .await
+    let mut backend = match Backend::connect(leader, &configuration.leader.database, &credentials, Purpose::Start).await
     {
         Ok(backend) => backend,
         Err(error @ (crate::backend::BackendError::Connect { .. } | crate::backend::BackendError::TimedOut { .. })) => {

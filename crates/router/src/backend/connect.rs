@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::{Backend, BackendError, CancelKey, PreparedStatements};
+use super::{Backend, BackendError, CancelKey, PreparedStatements, Purpose};
 use crate::authentication::{MECHANISM, ScramClient, ScramCredential, ScramKeys};
-use crate::servers::{Connection, Role, Server};
+use crate::servers::{Connection, Server};
 use crate::settings::Settings;
 use crate::wire::{Channel, ErrorFields, Frame, Reply, Socket, begin_message, end_message};
 
@@ -67,18 +67,18 @@ impl Credentials {
 }
 
 impl Backend {
-    /// Connects to `database` on `server` and logs in. On the leader, transactions of this connection are SERIALIZABLE
+    /// Connects to `database` on `server` and logs in. Transactions of this connection have the level of its purpose
     /// unless they say otherwise.
     pub async fn connect(
         server: &Arc<Server>,
         database: &str,
         credentials: &Credentials,
-        application_name: &str,
+        purpose: Purpose,
     ) -> Result<Backend, BackendError> {
-        match tokio::time::timeout(LOGIN_TIMEOUT, login(server, database, credentials, application_name)).await {
+        match tokio::time::timeout(LOGIN_TIMEOUT, login(server, database, credentials, purpose)).await {
             // The password may have been set anew since the keys were derived.
             Ok(Err(BackendError::Login { .. } | BackendError::Sql { .. })) if credentials.forget_keys() => {
-                login(server, database, credentials, application_name).await
+                login(server, database, credentials, purpose).await
             }
             Ok(result) => result,
             Err(_) => {
@@ -92,7 +92,7 @@ async fn login(
     server: &Arc<Server>,
     database: &str,
     credentials: &Credentials,
-    application_name: &str,
+    purpose: Purpose,
 ) -> Result<Backend, BackendError> {
     let connection = Connection::to(server).ok_or_else(|| BackendError::Removed { server: server.name.clone() })?;
     let socket = Socket::connect(&server.address).await.map_err(|source| BackendError::Connect {
@@ -116,20 +116,16 @@ async fn login(
         permit: None,
         _connection: connection,
     };
-    let isolation = match server.role {
-        Role::Leader => "serializable",
-        Role::Follower => "repeatable read",
-    };
     put_startup(
         &mut backend.channel.output,
         &[
             ("user", &credentials.user),
             ("database", database),
-            ("application_name", application_name),
+            ("application_name", purpose.application_name()),
             ("client_encoding", "UTF8"),
             // The router reads SQL by these rules, whatever the role's or the database's settings say.
             ("standard_conforming_strings", "on"),
-            ("default_transaction_isolation", isolation),
+            ("default_transaction_isolation", purpose.default_isolation(server.role)),
             // A server process that waits for a lock, or computes, looks itself whether anybody is here, also when this
             // program was killed.
             ("client_connection_check_interval", &NOTICE_INTERVAL.as_millis().to_string()),

@@ -2,6 +2,7 @@
 
 mod connect;
 mod prepared;
+mod purpose;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,6 +12,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 pub use connect::{Credentials, NOTICE_INTERVAL};
 pub use prepared::PreparedStatements;
+pub use purpose::Purpose;
 
 use crate::servers::{Connection, Server};
 use crate::settings::Settings;

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::member::{CatchUp, Marker, Member};
 use super::{Epoch, Epochs, Place, Room};
-use crate::backend::{Backend, BackendError, Credentials};
+use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::RouterSettings;
 use crate::membership::Servers;
 use crate::servers::Health;
@@ -41,9 +41,8 @@ const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
 const TRIPWIRES_KEPT_MAX: u64 = 2000;
 
 /// The marker is flushed whatever the role's settings say, and nobody waits for remote confirmation: each follower is
-/// asked on its own. It must not fill the pool of serializable transactions.
-const PREPARE_MARKER: &str =
-    "SET synchronous_commit = local; SET default_transaction_isolation = 'read committed'; SET lock_timeout = '20ms'";
+/// asked on its own.
+const PREPARE_MARKER: &str = "SET synchronous_commit = local; SET lock_timeout = '20ms'";
 
 /// A commit whose position marks the gate in the WAL.
 const MARKER: &str = "SELECT pg_catalog.pg_logical_emit_message(true, 'onecopy', '')";
@@ -269,7 +268,7 @@ impl Gatekeeper {
         self.settle().await?;
         if self.marker.is_none() {
             let leader = &self.members[0].server;
-            let mut marker = Backend::connect(leader, &self.database, &self.credentials, "onecopy gate").await?;
+            let mut marker = Backend::connect(leader, &self.database, &self.credentials, Purpose::Gate).await?;
             marker.rows(PREPARE_MARKER).await?;
             self.marker = Some(marker);
         }
@@ -296,7 +295,7 @@ impl Gatekeeper {
         }
         let leader = self.members[0].server.clone();
         let list = unsettled.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        let mut backend = Backend::connect(&leader, &self.database, &self.credentials, "onecopy gate").await?;
+        let mut backend = Backend::connect(&leader, &self.database, &self.credentials, Purpose::Gate).await?;
         let deadline = Instant::now() + SETTLE_TIMEOUT;
         while Instant::now() < deadline {
             let sql = format!(

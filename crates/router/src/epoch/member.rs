@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::backend::{Backend, BackendError, Credentials};
+use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::servers::{Role, Server};
 
 /// First pause before a server that left the epochs is tried again; doubled each time.
@@ -201,8 +201,8 @@ async fn join(
     credentials: Arc<Credentials>,
     catch_up: CatchUp,
 ) -> Result<[Backend; 2], BackendError> {
-    let mut first = Backend::connect(&server, &database, &credentials, "onecopy epoch").await?;
-    let second = Backend::connect(&server, &database, &credentials, "onecopy epoch").await?;
+    let mut first = Backend::connect(&server, &database, &credentials, Purpose::Epoch).await?;
+    let second = Backend::connect(&server, &database, &credentials, Purpose::Epoch).await?;
     if server.role == Role::Follower {
         let near = wait_until_near(&mut first, catch_up);
         tokio::time::timeout(CATCH_UP_TIMEOUT, near).await.map_err(|_| BackendError::TimedOut {

@@ -3,6 +3,7 @@
 //! They hear what the gatekeeper says, all in one order; a test holds a statement, refuses it, or decides how far a
 //! follower has replayed. Positions in the WAL are those of markers: the first one is `0/1`.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
@@ -49,6 +50,8 @@ struct Shared {
     marker: AtomicU64,
     snapshots: AtomicU64,
     processes: AtomicU32,
+    /// The parameters of each log-in.
+    log_ins: Mutex<Vec<HashMap<String, String>>>,
 }
 
 impl ModelServers {
@@ -107,6 +110,14 @@ impl ModelServers {
         self.heard.send_replace(Vec::new());
     }
 
+    /// As what each connection to `server` was begun, and at which level its transactions are.
+    pub(crate) fn levels(&self, server: &str) -> Vec<(String, String)> {
+        let log_ins = self.shared(server).log_ins.lock().unwrap();
+        let value = |log_in: &HashMap<String, String>, name: &str| log_in.get(name).cloned().unwrap_or_default();
+        let of = |log_in| (value(log_in, "application_name"), value(log_in, "default_transaction_isolation"));
+        log_ins.iter().map(of).collect()
+    }
+
     /// Waits until `server` has heard statements with `part` so many times.
     pub(crate) async fn hears(&self, server: &str, part: &str, times: usize) {
         let mut heard = self.heard.subscribe();
@@ -147,6 +158,7 @@ impl ModelServer {
             marker: AtomicU64::new(0),
             snapshots: AtomicU64::new(0),
             processes: AtomicU32::new(0),
+            log_ins: Mutex::default(),
         });
         let serving = tokio::spawn(accept(listener, shared.clone()));
         ModelServer { configuration, shared, serving }
@@ -163,7 +175,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 /// Serves one connection until it is closed.
 async fn serve(socket: TcpStream, shared: Arc<Shared>) -> Result<(), ChannelError> {
     let mut channel = Channel::new(Socket::Tcp(socket), 1 << 20);
-    channel.startup_packet().await?;
+    let packet = channel.startup_packet().await?;
+    shared.log_ins.lock().unwrap().push(parameters(&packet));
     // AuthenticationOk; the number of its process, and a key that cancels nothing.
     channel.output.message(b'R', &0_u32.to_be_bytes());
     let process = shared.processes.fetch_add(1, SeqCst) + 1;
@@ -192,6 +205,12 @@ async fn serve(socket: TcpStream, shared: Arc<Shared>) -> Result<(), ChannelErro
             None => SqlError::error("XX000", "the test refuses it").encode(&mut channel.output),
         }
     }
+}
+
+/// The parameters in a start-up packet, behind its version.
+fn parameters(packet: &[u8]) -> HashMap<String, String> {
+    let mut texts = packet[4..].split(|&byte| byte == 0).map(|text| String::from_utf8_lossy(text).into_owned());
+    std::iter::from_fn(|| Some((texts.next()?, texts.next()?))).collect()
 }
 
 impl Shared {

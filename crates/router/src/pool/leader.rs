@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 
 use super::{IDLE_MAX, PoolError};
-use crate::backend::{Backend, Credentials};
+use crate::backend::{Backend, Credentials, Purpose};
 use crate::servers::Server;
 use crate::settings::Settings;
 
@@ -74,7 +74,7 @@ impl LeaderPool {
         loop {
             if let Ok(permit) = self.permits.clone().try_acquire_owned() {
                 let mut backend =
-                    Backend::connect(&self.server, &self.database, credentials, "onecopy session").await?;
+                    Backend::connect(&self.server, &self.database, credentials, Purpose::Session).await?;
                 backend.permit = Some(permit);
                 return Ok(backend);
             }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 
 use super::{IDLE_MAX, PoolError};
-use crate::backend::{Backend, Credentials};
+use crate::backend::{Backend, Credentials, Purpose};
 use crate::servers::Server;
 use crate::settings::Settings;
 
@@ -83,7 +83,7 @@ impl ReaderPool {
             let look_again = deadline.min(Instant::now() + LOOK_INTERVAL);
             let _ = tokio::time::timeout_at(look_again.into(), self.given_back.notified()).await;
         };
-        let mut backend = Backend::connect(&self.server, &self.database, credentials, "onecopy reader").await?;
+        let mut backend = Backend::connect(&self.server, &self.database, credentials, Purpose::Reader).await?;
         backend.permit = Some(permit);
         Ok(backend)
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendError, Credentials};
+use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::settings::quote;
 use crate::state::RouterState;
 
@@ -43,7 +43,7 @@ async fn look_up(router: &RouterState, sql: &str) -> Result<Option<String>, Back
         let asked = async {
             let credentials = Credentials::of_router(server);
             let mut backend =
-                Backend::connect(server, &router.maintenance_database, &credentials, "onecopy login").await?;
+                Backend::connect(server, &router.maintenance_database, &credentials, Purpose::Login).await?;
             let rows = backend.rows(sql).await?;
             Ok::<_, BackendError>((backend, rows))
         };

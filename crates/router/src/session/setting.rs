@@ -217,7 +217,11 @@ impl Session {
     pub(super) async fn any_backend(&mut self) -> Result<(Backend, Option<InFlight>), SqlError> {
         if self.is_pinned() || self.own_backend.is_some() || self.domain.servers.leader().health() == Health::Up {
             match self.take_leader().await {
-                Ok(backend) => return Ok((backend, None)),
+                Ok(backend) => {
+                    // What is asked there about a setting is a serializable transaction as well.
+                    self.router.serializable.note_short();
+                    return Ok((backend, None));
+                }
                 Err(error) if self.domain.servers.current().len() == 1 => return Err(error.to_sql()),
                 Err(_) => {}
             }

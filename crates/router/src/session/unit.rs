@@ -87,6 +87,8 @@ impl Session {
             return;
         }
         if let Some(change) = switch(backend, &self.settings) {
+            // On the leader it is a transaction of its own, SERIALIZABLE as the client's.
+            self.router.serializable.note_short();
             let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
             put_own(backend, &format!("{end}{change}"), false, expected);
             backend.in_transaction = false;

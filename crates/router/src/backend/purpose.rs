@@ -1,0 +1,51 @@
+//! What a connection of the router's is for: how servers see it, and how its transactions are isolated.
+
+use crate::servers::Role;
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// A client's transactions on the leader.
+    Session,
+    /// Clients' reads at epochs.
+    Reader,
+    /// Holds an epoch's snapshot.
+    Epoch,
+    /// A gate's marker; ends processes whose commits were never answered.
+    Gate,
+    /// Asks whether the server answers.
+    Probe,
+    /// Looks at the leader before anything else does.
+    Start,
+    /// Reads the catalog.
+    Catalog,
+    /// Looks up roles.
+    Login,
+}
+
+impl Purpose {
+    /// What `pg_stat_activity` shows.
+    pub fn application_name(self) -> &'static str {
+        match self {
+            Purpose::Session => "onecopy session",
+            Purpose::Reader => "onecopy reader",
+            Purpose::Epoch => "onecopy epoch",
+            Purpose::Gate => "onecopy gate",
+            Purpose::Probe => "onecopy probe",
+            Purpose::Start => "onecopy start",
+            Purpose::Catalog => "onecopy catalog",
+            Purpose::Login => "onecopy login",
+        }
+    }
+
+    /// The level of transactions that do not ask for one. Only clients' are SERIALIZABLE, and all those are counted: what
+    /// the router asks for itself would fill PostgreSQL's pool of serializable transactions uncounted, and push out what
+    /// an open transaction has read. The canary asks for its level and is counted.
+    pub fn default_isolation(self, role: Role) -> &'static str {
+        match (self, role) {
+            (Purpose::Session, Role::Leader) => "serializable",
+            (Purpose::Session | Purpose::Reader, _) => "repeatable read",
+            _ => "read committed",
+        }
+    }
+}
