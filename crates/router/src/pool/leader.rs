@@ -3,21 +3,20 @@
 //! A session keeps the back end of its last transaction *parked* here under its own number. When there are too few, the
 //! one parked longest is taken from its session, cleaned with `DISCARD ALL`, and given to another. A session with state
 //! that cannot be shared does not park its back end at all. When a session ends, its parked back end is cleaned and free
-//! for anybody of the same role.
+//! for anybody of the same role. While somebody waits, a session gets its own only in its turn: else those that go on
+//! would be served for ever, and those that wait never.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::queue::Queue;
 use super::{IDLE_MAX, PoolError};
 use crate::backend::{Backend, Credentials, Purpose};
 use crate::servers::Server;
 use crate::settings::Settings;
-
-/// A session that waits for a back end looks this often whether one was parked meanwhile.
-const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A back end that is not clean within this is closed.
 const CLEAN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -30,7 +29,7 @@ pub struct LeaderPool {
     database: Arc<str>,
     parked: Mutex<HashMap<u64, Parked>>,
     free: Mutex<HashMap<String, Vec<Backend>>>,
-    permits: Arc<Semaphore>,
+    pub(super) queue: Queue,
     limit: usize,
 }
 
@@ -38,6 +37,15 @@ pub struct LeaderPool {
 struct Parked {
     user: String,
     backend: Backend,
+}
+
+/// What a session gets when it is its turn.
+enum Found {
+    Clean(Box<Backend>),
+    /// Another session's: everything must be taken off it.
+    Stolen(Box<Backend>),
+    /// A new one may be made.
+    Place(OwnedSemaphorePermit),
 }
 
 impl LeaderPool {
@@ -48,7 +56,7 @@ impl LeaderPool {
             database,
             parked: Mutex::default(),
             free: Mutex::default(),
-            permits: Arc::new(Semaphore::new(limit)),
+            queue: Queue::new(limit),
             limit,
         }
     }
@@ -57,59 +65,75 @@ impl LeaderPool {
         self.parked.lock().expect("no code panics while it holds this lock")
     }
 
-    /// A back end for a transaction of `session`: its own of last time if nobody took it.
+    /// A back end for a transaction of `session`: its own of last time if nobody took it and nobody waits for one.
     pub async fn take(&self, session: u64, credentials: &Credentials, timeout: Duration) -> Result<Backend, PoolError> {
-        let own = self.parked().remove(&session);
-        if let Some(mut own) = own
-            && own.backend.is_alive()
+        if self.queue.waiting() == 0
+            && let Some(own) = self.take_own(session)
         {
-            return Ok(own.backend);
+            return Ok(own);
         }
         let deadline = Instant::now() + timeout;
-        while let Some(mut backend) = self.take_free(&credentials.user) {
+        loop {
+            match self.queue.wait(deadline, || self.look(session, &credentials.user)).await {
+                Some(Found::Clean(backend)) => return Ok(*backend),
+                Some(Found::Stolen(backend)) => {
+                    if let Some(backend) = clean(*backend).await {
+                        return Ok(backend);
+                    }
+                }
+                Some(Found::Place(permit)) => {
+                    let mut backend =
+                        Backend::connect(&self.server, &self.database, credentials, Purpose::Session).await?;
+                    backend.permit = Some(permit);
+                    return Ok(backend);
+                }
+                None => return Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.limit }),
+            }
+        }
+    }
+
+    fn take_own(&self, session: u64) -> Option<Backend> {
+        let mut own = self.parked().remove(&session)?.backend;
+        own.is_alive().then_some(own)
+    }
+
+    /// What there is for `session` of `user`: its own, one that nobody has, a place for a new one, one of another session.
+    fn look(&self, session: u64, user: &str) -> Option<Found> {
+        if let Some(own) = self.take_own(session) {
+            return Some(Found::Clean(Box::new(own)));
+        }
+        while let Some(mut backend) = self.take_free(user) {
             if backend.is_alive() {
-                return Ok(backend);
+                return Some(Found::Clean(Box::new(backend)));
             }
         }
         loop {
-            if let Ok(permit) = self.permits.clone().try_acquire_owned() {
-                let mut backend =
-                    Backend::connect(&self.server, &self.database, credentials, Purpose::Session).await?;
-                backend.permit = Some(permit);
-                return Ok(backend);
+            if let Some(place) = self.queue.place() {
+                return Some(Found::Place(place));
             }
             // One of another role makes room.
             if self.close_one_free() {
                 continue;
             }
-            if let Some(backend) = self.steal(&credentials.user).await {
-                return Ok(backend);
+            let stolen = self.steal(user)?;
+            if stolen.user == user {
+                return Some(Found::Stolen(Box::new(stolen.backend)));
             }
-            if Instant::now() > deadline {
-                return Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.limit });
-            }
-            tokio::time::sleep(LOOK_INTERVAL).await;
         }
     }
 
-    /// Takes the back end parked longest from its session; one of another role is closed and makes room.
-    async fn steal(&self, user: &str) -> Option<Backend> {
-        let stolen = {
-            let mut parked = self.parked();
-            let oldest = |same_user: bool| {
-                parked
-                    .iter()
-                    .filter(|(_, parked)| (parked.user == user) == same_user)
-                    .min_by_key(|(_, parked)| parked.backend.idle_since)
-                    .map(|(session, _)| *session)
-            };
-            let session = oldest(true).or_else(|| oldest(false))?;
-            parked.remove(&session)?
+    /// Takes the back end parked longest from its session; one of another role is to be closed, and makes room.
+    fn steal(&self, user: &str) -> Option<Parked> {
+        let mut parked = self.parked();
+        let oldest = |same_user: bool| {
+            parked
+                .iter()
+                .filter(|(_, parked)| (parked.user == user) == same_user)
+                .min_by_key(|(_, parked)| parked.backend.idle_since)
+                .map(|(session, _)| *session)
         };
-        if stolen.user != user {
-            return None;
-        }
-        clean(stolen.backend).await
+        let session = oldest(true).or_else(|| oldest(false))?;
+        parked.remove(&session)
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, HashMap<String, Vec<Backend>>> {
@@ -128,6 +152,7 @@ impl LeaderPool {
     pub fn park(&self, session: u64, user: &str, mut backend: Backend) {
         backend.idle_since = Instant::now();
         self.parked().insert(session, Parked { user: user.to_owned(), backend });
+        self.queue.offer();
     }
 
     /// The session has ended, or wants none of its state any more: its back end is cleaned for others.
@@ -139,6 +164,7 @@ impl LeaderPool {
                 if let Some(mut backend) = clean(backend).await {
                     backend.idle_since = Instant::now();
                     pool.free().entry(user).or_default().push(backend);
+                    pool.queue.offer();
                 }
             });
         }

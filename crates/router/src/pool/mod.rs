@@ -2,6 +2,7 @@
 //! enough.
 
 mod leader;
+mod queue;
 mod reader;
 mod readers;
 #[cfg(test)]

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
+use super::queue::Queue;
 use super::{IDLE_MAX, PoolError};
 use crate::backend::{Backend, Credentials, Purpose};
 use crate::servers::Server;
@@ -14,9 +15,6 @@ use crate::settings::Settings;
 /// How many idle back ends are looked at for one with the right settings.
 const LOOKED_AT_MAX: usize = 8;
 
-/// A reader that waits for a back end looks this often whether one is to be had.
-const LOOK_INTERVAL: Duration = Duration::from_millis(10);
-
 /// Idle back ends by role.
 #[derive(Debug)]
 pub struct ReaderPool {
@@ -24,22 +22,21 @@ pub struct ReaderPool {
     pub server: Arc<Server>,
     database: Arc<str>,
     idle: Mutex<HashMap<String, Vec<Backend>>>,
-    permits: Arc<Semaphore>,
+    pub(super) queue: Queue,
     limit: usize,
-    given_back: Notify,
+}
+
+/// What a reader gets when it is its turn.
+enum Found {
+    Idle(Box<Backend>),
+    /// A new one may be made.
+    Place(OwnedSemaphorePermit),
 }
 
 impl ReaderPool {
     /// A pool of `database` on `server` with `limit` back ends at the most.
     pub fn new(server: Arc<Server>, database: Arc<str>, limit: usize) -> ReaderPool {
-        ReaderPool {
-            server,
-            database,
-            idle: Mutex::default(),
-            permits: Arc::new(Semaphore::new(limit)),
-            limit,
-            given_back: Notify::new(),
-        }
+        ReaderPool { server, database, idle: Mutex::default(), queue: Queue::new(limit), limit }
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, HashMap<String, Vec<Backend>>> {
@@ -65,40 +62,42 @@ impl ReaderPool {
         timeout: Duration,
     ) -> Result<Backend, PoolError> {
         let deadline = Instant::now() + timeout;
-        let permit = loop {
-            while let Some(mut backend) = self.take_idle(&credentials.user, settings) {
-                if backend.is_alive() {
-                    return Ok(backend);
-                }
+        match self.queue.wait(deadline, || self.look(&credentials.user, settings)).await {
+            Some(Found::Idle(backend)) => Ok(*backend),
+            Some(Found::Place(permit)) => {
+                let mut backend = Backend::connect(&self.server, &self.database, credentials, Purpose::Reader).await?;
+                backend.permit = Some(permit);
+                Ok(backend)
             }
-            if let Ok(permit) = self.permits.clone().try_acquire_owned() {
-                break permit;
+            None => Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.limit }),
+        }
+    }
+
+    /// What there is for a reader of `user`: an idle one, or a place for a new one, for which one of another role is closed.
+    fn look(&self, user: &str, settings: &Settings) -> Option<Found> {
+        while let Some(mut backend) = self.take_idle(user, settings) {
+            if backend.is_alive() {
+                return Some(Found::Idle(Box::new(backend)));
             }
-            self.evict_one_of_others(&credentials.user);
-            if Instant::now() >= deadline {
-                return Err(PoolError::Exhausted { server: self.server.name.clone(), limit: self.limit });
-            }
-            // A back end that is given back wakes one waiter; one that is closed, or of another database, is found by
-            // looking again.
-            let look_again = deadline.min(Instant::now() + LOOK_INTERVAL);
-            let _ = tokio::time::timeout_at(look_again.into(), self.given_back.notified()).await;
-        };
-        let mut backend = Backend::connect(&self.server, &self.database, credentials, Purpose::Reader).await?;
-        backend.permit = Some(permit);
-        Ok(backend)
+        }
+        let place = self.queue.place().or_else(|| {
+            self.close_one_of_others(user);
+            self.queue.place()
+        });
+        place.map(Found::Place)
     }
 
     /// Closes the back end of another role that was idle longest, so that this one gets its place.
-    fn evict_one_of_others(&self, user: &str) {
+    fn close_one_of_others(&self, user: &str) {
         let mut idle = self.idle();
-        let oldest = idle
-            .iter()
-            .filter(|(other, _)| *other != user)
-            .filter_map(|(other, backends)| Some((other, backends.iter().map(|backend| backend.idle_since).min()?)))
-            .min_by_key(|(_, since)| *since)
-            .map(|(other, _)| other.clone());
-        if let Some(backends) = oldest.and_then(|other| idle.get_mut(&other)) {
-            backends.remove(0);
+        let others = idle.iter_mut().filter(|(other, _)| *other != user).map(|(_, backends)| backends);
+        let oldest = others.filter_map(|backends| {
+            let (index, backend) = backends.iter().enumerate().min_by_key(|(_, backend)| backend.idle_since)?;
+            let since = backend.idle_since;
+            Some((since, index, backends))
+        });
+        if let Some((_, index, backends)) = oldest.min_by_key(|(since, ..)| *since) {
+            backends.swap_remove(index);
         }
     }
 
@@ -111,7 +110,7 @@ impl ReaderPool {
             None => drop(idle.insert(user.to_owned(), vec![backend])),
         }
         drop(idle);
-        self.given_back.notify_one();
+        self.queue.offer();
     }
 
     /// Ends transactions that idle back ends hold in other epochs than `current`, and closes what was idle too long.
@@ -150,5 +149,12 @@ impl ReaderPool {
     /// How many are idle.
     pub fn idle_count(&self) -> usize {
         self.idle().values().map(Vec::len).sum()
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_idle_since(&self, process_id: u32, since: Instant) {
+        let mut idle = self.idle();
+        let found = idle.values_mut().flatten().find(|backend| backend.process_id == process_id);
+        found.expect("it is idle").idle_since = since;
     }
 }

@@ -161,3 +161,99 @@ async fn idle_readers_leave_epochs_of_before() {
     let backend = read(&pool, &alice).await;
     assert!(!processes.contains(&backend.process_id), "those were closed by their readers");
 }
+
+/// Waits until so many are in the queue.
+async fn until_waiting(queue: &queue::Queue, count: usize) {
+    while queue.waiting() != count {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Nobody is overtaken: not by who comes later, and not by a session that gives its back end back and wants it again at
+/// once. Who gives up keeps nobody's place.
+#[tokio::test]
+async fn those_who_wait_for_a_back_end_are_served_in_their_order() {
+    let (models, server) = leader().await;
+    let alice = Arc::new(credentials(&models, "alice"));
+    let pool = leader_pool(&server, 1);
+    let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let wait = |session: u64, timeout: Duration| {
+        let (pool, alice, served) = (pool.clone(), alice.clone(), served.clone());
+        tokio::spawn(async move {
+            let result = pool.take(session, &alice, timeout).await.map(|backend| {
+                served.send(session).unwrap();
+                pool.park(session, "alice", backend);
+            });
+            result.is_ok()
+        })
+    };
+    let first = pool.take(1, &alice, LONG).await.unwrap();
+    let process = first.process_id;
+    let given_up = wait(2, LONG);
+    until_waiting(&pool.queue, 1).await;
+    let mut waiting = Vec::new();
+    for session in 3..=6 {
+        waiting.push(wait(session, LONG));
+        until_waiting(&pool.queue, waiting.len() + 1).await;
+    }
+    assert!(!wait(7, Duration::ZERO).await.unwrap());
+    given_up.abort();
+    assert!(given_up.await.is_err());
+    pool.park(1, "alice", first);
+    waiting.push(wait(1, LONG));
+    for (waiting, session) in waiting.into_iter().zip([3, 4, 5, 6, 1]) {
+        assert!(waiting.await.unwrap());
+        assert_eq!(order.recv().await, Some(session));
+    }
+    let last = pool.take(1, &alice, LONG).await.unwrap();
+    assert_eq!((last.process_id, server.connections.load(SeqCst), pool.queue.waiting()), (process, 1, 0));
+}
+
+/// The same for readers; a place that gets free because a back end was closed is given as one that is given back.
+#[tokio::test]
+async fn readers_who_wait_are_served_in_their_order() {
+    let (models, server) = leader().await;
+    let (alice, bob) = (Arc::new(credentials(&models, "alice")), Arc::new(credentials(&models, "bob")));
+    let pool = Arc::new(reader_pool(&server, 1));
+    let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let first = read(&pool, &alice).await;
+    let mut waiting = Vec::new();
+    for reader in 1..=6 {
+        let (pool, served) = (pool.clone(), served.clone());
+        let (user, credentials) = if reader % 3 == 0 { ("bob", bob.clone()) } else { ("alice", alice.clone()) };
+        waiting.push(tokio::spawn({
+            let pool = pool.clone();
+            async move {
+                let backend = read(&pool, &credentials).await;
+                served.send(reader).unwrap();
+                if reader % 2 == 0 { drop(backend) } else { pool.give_back(user, backend) }
+            }
+        }));
+        until_waiting(&pool.queue, waiting.len()).await;
+    }
+    drop(first);
+    for reader in 1..=6 {
+        assert_eq!(order.recv().await, Some(reader));
+    }
+    for waiting in waiting {
+        waiting.await.unwrap();
+    }
+}
+
+/// Of another role's idle back ends the one goes that was idle longest, wherever it stands.
+#[tokio::test]
+async fn room_is_made_by_the_reader_that_was_idle_longest() {
+    let (models, server) = leader().await;
+    let (alice, bob) = (credentials(&models, "alice"), credentials(&models, "bob"));
+    let pool = reader_pool(&server, 3);
+    let backends = [read(&pool, &alice).await, read(&pool, &alice).await, read(&pool, &alice).await];
+    let processes = backends.each_ref().map(|backend| backend.process_id);
+    backends.into_iter().for_each(|backend| pool.give_back("alice", backend));
+    // Only the last is idle for long: it was looked at by the sweep.
+    pool.set_idle_since(processes[2], std::time::Instant::now().checked_sub(Duration::from_secs(1)).unwrap());
+    let of_bob = read(&pool, &bob).await;
+    let mut left = [read(&pool, &alice).await.process_id, read(&pool, &alice).await.process_id];
+    left.sort_unstable();
+    assert_eq!((left.as_slice(), pool.idle_count()), (&processes[..2], 0));
+    drop(of_bob);
+}
