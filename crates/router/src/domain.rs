@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::RouterSettings;
-use crate::epoch::{Epochs, GateHooks, Gatekeeper, Room};
+use crate::epoch::{Epochs, GateHooks, Gatekeeper, Room, tripwire};
 use crate::membership::Servers;
 use crate::pool::{LeaderPool, ReaderPools};
 use crate::servers::{Health, Role, Server};
@@ -38,13 +38,6 @@ const LEFT_RUNNING: &str = "SELECT pid FROM pg_catalog.pg_stat_activity WHERE da
      AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
      AND (backend_xid IS NOT NULL OR (state = 'active' AND query !~* '^[[:space:]]*(copy|fetch|declare)[[:space:]]')) \
      AND application_name NOT IN ('onecopy probe', 'onecopy epoch', 'onecopy gate', 'onecopy catalog', 'onecopy login')";
-
-const TRIPWIRE_EXISTS: &str = "SELECT pg_catalog.to_regclass('onecopy_router.tripwire') IS NOT NULL";
-
-const MAKE_TRIPWIRE: &str = "CREATE SCHEMA IF NOT EXISTS onecopy_router; \
-     CREATE UNLOGGED TABLE IF NOT EXISTS onecopy_router.tripwire (t bigint); \
-     GRANT USAGE ON SCHEMA onecopy_router TO PUBLIC; \
-     GRANT INSERT ON onecopy_router.tripwire TO PUBLIC";
 
 /// The text of a prepared statement, shared by all clients that prepared the same.
 #[derive(Debug)]
@@ -316,10 +309,7 @@ async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) ->
             room.note_unsettled(process_id);
         }
     }
-    let exists = backend.rows(TRIPWIRE_EXISTS).await?;
-    if exists.first().and_then(|row| row.first()?.as_deref()) != Some("t") {
-        backend.rows(MAKE_TRIPWIRE).await?;
-    }
+    tripwire::make_if_missing(&mut backend).await?;
     let builtin = Arc::new(load(&mut backend, Scope::Builtin).await?);
     Ok(Catalog::new(builtin, load(&mut backend, Scope::User).await?))
 }

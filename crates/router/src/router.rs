@@ -3,11 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::backend::{Backend, Credentials, Purpose};
+use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::{RouterConfiguration, ServerConfiguration};
 use crate::error::RouterError;
 use crate::health;
@@ -19,6 +20,12 @@ use crate::servers::Server;
 use crate::state::RouterState;
 use crate::status::RouterStatus;
 use crate::wire::Listener;
+
+/// The leader must be looked at within this; else it counts as not there yet.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Between two looks at a leader that was not there when the router started.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long sessions may go on after a stop was asked for.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,7 +54,8 @@ impl Router {
     /// When the port cannot be had, or the leader answers and is not fit to lead.
     pub async fn start(configuration: RouterConfiguration) -> Result<Router, RouterError> {
         let state = Arc::new(RouterState::new(&configuration)?);
-        look_at_leader(&state, &configuration).await?;
+        let is_looked_at = look_at_leader(&state).await?;
+        state.servers.leader().is_held_back.store(!is_looked_at, SeqCst);
         let address = configuration.router.listen;
         let listen = |source| RouterError::Listen { address, source };
         let listener = Listener::bind(address).await.map_err(listen)?;
@@ -55,6 +63,9 @@ impl Router {
         let stop = tokio::sync::watch::Sender::new(false);
         let mut tasks = JoinSet::new();
         tasks.spawn(accept(state.clone(), listener, stop.subscribe()));
+        if !is_looked_at {
+            tasks.spawn(look_until_done(state.clone()));
+        }
         tracing::info!(%local_address, "listening");
         let router = Router { state, local_address, tasks: tasks.into(), probes: Default::default(), stop };
         for server in router.state.servers.current().iter() {
@@ -227,18 +238,53 @@ impl RouterObserver {
     }
 }
 
-async fn look_at_leader(state: &RouterState, configuration: &RouterConfiguration) -> Result<(), RouterError> {
+/// Whether the leader was there to be looked at; then it is fit to lead and what an earlier router left has ended.
+async fn look_at_leader(state: &RouterState) -> Result<bool, RouterError> {
+    const STARTING: &str = crate::wire::sqlstate::CANNOT_CONNECT_NOW;
+    let error = match tokio::time::timeout(LOOK_TIMEOUT, look(state)).await {
+        Ok(Err(RouterError::Leader(error))) => error,
+        Ok(result) => return result.map(|()| true),
+        Err(_) => BackendError::TimedOut {
+            server: state.servers.leader().name.clone(),
+            milliseconds: LOOK_TIMEOUT.as_millis(),
+        },
+    };
+    match error {
+        BackendError::Connect { .. } | BackendError::TimedOut { .. } | BackendError::Lost { .. } => {}
+        BackendError::Sql { ref fields, .. } if fields.code == STARTING => {}
+        _ => return Err(error.into()),
+    }
+    tracing::debug!(%error, "the leader is not there yet");
+    Ok(false)
+}
+
+/// Looks at a leader that comes later; until then nothing of clients runs there.
+async fn look_until_done(state: Arc<RouterState>) {
+    let leader = state.servers.leader();
+    tracing::warn!(server = leader.name, "the leader is not there yet");
+    let mut told = None;
+    loop {
+        match look_at_leader(&state).await {
+            Ok(true) => break,
+            Ok(false) => {}
+            Err(error) => {
+                let text = Some(error.to_string());
+                if told != text {
+                    tracing::warn!(%error, "the leader cannot be used");
+                    told = text;
+                }
+            }
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+    leader.is_held_back.store(false, SeqCst);
+    tracing::info!(server = leader.name, "the leader is there");
+}
+
+async fn look(state: &RouterState) -> Result<(), RouterError> {
     let leader = state.servers.leader();
     let credentials = Credentials::of_router(leader);
-    let mut backend = match Backend::connect(leader, &configuration.leader.database, &credentials, Purpose::Start).await
-    {
-        Ok(backend) => backend,
-        Err(error @ (crate::backend::BackendError::Connect { .. } | crate::backend::BackendError::TimedOut { .. })) => {
-            tracing::warn!(%error, "the leader is not there yet");
-            return Ok(());
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let mut backend = Backend::connect(leader, &state.maintenance_database, &credentials, Purpose::Start).await?;
     let rows = backend.rows(LOOK_AT_LEADER).await?;
     let value = |column: usize| rows.first().and_then(|row| row.get(column)?.as_deref());
     if value(0) == Some("t") {
@@ -268,5 +314,45 @@ async fn accept(state: Arc<RouterState>, listener: Listener, mut stop: tokio::sy
             _ = stop.changed() => return,
         };
         state.start_session(socket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RouterSettings;
+    use crate::epoch::model_server::ModelServers;
+
+    const LEADER: &str = "leader";
+    const END: &str = "pg_terminate_backend";
+
+    /// A leader that is not there when the router starts is looked at before anything of a client runs there: what an
+    /// earlier router has left on it ends first, however late it comes.
+    #[tokio::test]
+    async fn a_leader_that_comes_later_is_used_only_when_an_earlier_routers_transactions_have_ended() {
+        let models = ModelServers::start(0).await;
+        models.set_gone(LEADER, true);
+        let leader = models.configurations().remove(0);
+        let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let settings = RouterSettings { listen, ..RouterSettings::default() };
+        let configuration = RouterConfiguration { router: settings, leader, followers: Vec::new() };
+        let router = Router::start(configuration).await.unwrap();
+        let leader = router.state.servers.leader();
+        let connect = async |purpose| {
+            Backend::connect(leader, "database", &Credentials::of_router(leader), purpose).await.map(drop)
+        };
+        models.set_running(1);
+        models.set_gone(LEADER, false);
+        models.hears(LEADER, END, 2).await;
+        for purpose in [Purpose::Session, Purpose::Reader, Purpose::Epoch, Purpose::Gate, Purpose::Catalog] {
+            let refused = connect(purpose).await;
+            assert!(matches!(refused, Err(BackendError::HeldBack { .. })), "{purpose:?}: {refused:?}");
+        }
+        models.set_running(0);
+        while leader.is_held_back.load(SeqCst) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        connect(Purpose::Session).await.unwrap();
+        router.shutdown().await;
     }
 }

@@ -73,6 +73,8 @@ pub struct Server {
     pub connections: AtomicUsize,
     /// It has been in an epoch, or was there when the router started: what it knows of roles and tables is not ages old.
     pub has_caught_up: AtomicBool,
+    /// It was not there when the router started: what an earlier router has left running must end before it is used.
+    pub is_held_back: AtomicBool,
     /// The router has given it up: nothing begins there any more.
     pub is_removed: AtomicBool,
     /// What still runs there after its removal is given up as well.
@@ -108,6 +110,7 @@ impl Server {
             read_share: ReadShare::default(),
             connections: AtomicUsize::new(0),
             has_caught_up: AtomicBool::new(role == Role::Leader),
+            is_held_back: AtomicBool::new(false),
             is_removed: AtomicBool::new(false),
             is_cut_off: watch::Sender::new(false),
         }))

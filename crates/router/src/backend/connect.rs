@@ -1,6 +1,7 @@
 //! Logging in to a server.
 
 use std::fmt;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -95,6 +96,9 @@ async fn login(
     purpose: Purpose,
 ) -> Result<Backend, BackendError> {
     let connection = Connection::to(server).ok_or_else(|| BackendError::Removed { server: server.name.clone() })?;
+    if purpose.waits_for_predecessors() && server.is_held_back.load(SeqCst) {
+        return Err(BackendError::HeldBack { server: server.name.clone() });
+    }
     let socket = Socket::connect(&server.address).await.map_err(|source| BackendError::Connect {
         server: server.name.clone(),
         address: server.address.clone(),

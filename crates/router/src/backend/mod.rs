@@ -61,6 +61,12 @@ pub enum BackendError {
         /// The server's name.
         server: String,
     },
+    /// An earlier router's transactions may run there still.
+    #[error("{server} is not used yet: what an earlier router has left running there must end first")]
+    HeldBack {
+        /// The server's name.
+        server: String,
+    },
     /// No answer in time.
     #[error("{server} did not answer within {milliseconds} ms")]
     TimedOut {
@@ -76,10 +82,11 @@ impl BackendError {
     pub fn to_sql(&self) -> SqlError {
         match self {
             BackendError::Sql { fields, .. } => SqlError::error(&fields.code, fields.message.clone()),
-            BackendError::Connect { .. } | BackendError::TimedOut { .. } | BackendError::Removed { .. } => {
-                SqlError::error(sqlstate::CANNOT_CONNECT_NOW, self.to_string())
-                    .hint("Try again; the router connects as soon as the server is back.")
-            }
+            BackendError::Connect { .. }
+            | BackendError::TimedOut { .. }
+            | BackendError::Removed { .. }
+            | BackendError::HeldBack { .. } => SqlError::error(sqlstate::CANNOT_CONNECT_NOW, self.to_string())
+                .hint("Try again; the router connects as soon as the server is back."),
             BackendError::Login { .. } => SqlError::error(sqlstate::INVALID_AUTHORIZATION, self.to_string()),
             BackendError::Lost { .. } => SqlError::error(sqlstate::ADMIN_SHUTDOWN, self.to_string()),
         }

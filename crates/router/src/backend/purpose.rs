@@ -24,6 +24,11 @@ pub enum Purpose {
 }
 
 impl Purpose {
+    /// Whether it must wait until transactions of an earlier router have ended.
+    pub fn waits_for_predecessors(self) -> bool {
+        !matches!(self, Purpose::Probe | Purpose::Start | Purpose::Login)
+    }
+
     /// What `pg_stat_activity` shows.
     pub fn application_name(self) -> &'static str {
         match self {

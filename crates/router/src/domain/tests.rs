@@ -44,3 +44,17 @@ async fn the_routers_own_connections_are_not_serializable() {
     assert_eq!(own, known);
     assert!(models.levels("follower-1").iter().all(|(_, level)| level != "serializable"));
 }
+
+/// A database that is opened while its leader is gone gets its tripwire before the first canary all the same.
+#[tokio::test]
+async fn a_database_opened_without_its_leader_gets_its_tripwire_before_the_first_gate() {
+    const MAKE: &str = "CREATE UNLOGGED TABLE IF NOT EXISTS onecopy_router.tripwire";
+    let models = ModelServers::start(1).await;
+    models.set_gone(LEADER, true);
+    let domain = open(&models).await.unwrap();
+    assert_eq!(models.when(LEADER, MAKE), None);
+    models.set_gone(LEADER, false);
+    domain.epochs.take(Demand::Commits(0), &domain.room, LONG).await.unwrap();
+    let canary = models.when(LEADER, "SELECT 1 FROM onecopy_router.tripwire");
+    assert!(models.when(LEADER, MAKE).is_some() && models.when(LEADER, MAKE) < canary);
+}

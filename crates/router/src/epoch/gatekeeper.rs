@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::member::{CatchUp, Marker, Member};
-use super::{Epoch, Epochs, Place, Room};
+use super::{Epoch, Epochs, Place, Room, tripwire};
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::RouterSettings;
 use crate::membership::Servers;
@@ -269,6 +269,8 @@ impl Gatekeeper {
         if self.marker.is_none() {
             let leader = &self.members[0].server;
             let mut marker = Backend::connect(leader, &self.database, &self.credentials, Purpose::Gate).await?;
+            // The database may have been opened while the leader was gone.
+            tripwire::make_if_missing(&mut marker).await?;
             marker.rows(PREPARE_MARKER).await?;
             self.marker = Some(marker);
         }

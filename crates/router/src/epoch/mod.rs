@@ -18,6 +18,7 @@ mod room;
 mod statistics;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tripwire;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, RwLock};

@@ -4,7 +4,7 @@
 //! follower has replayed. Positions in the WAL are those of markers: the first one is `0/1`.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
 use tokio::net::{TcpListener, TcpStream};
@@ -50,6 +50,8 @@ struct Shared {
     marker: AtomicU64,
     snapshots: AtomicU64,
     processes: AtomicU32,
+    /// Nobody gets in.
+    is_gone: AtomicBool,
     /// The parameters of each log-in.
     log_ins: Mutex<Vec<HashMap<String, String>>>,
 }
@@ -110,6 +112,11 @@ impl ModelServers {
         self.heard.send_replace(Vec::new());
     }
 
+    /// Nobody gets in to `server` any more, or again.
+    pub(crate) fn set_gone(&self, server: &str, is_gone: bool) {
+        self.shared(server).is_gone.store(is_gone, SeqCst);
+    }
+
     /// As what each connection to `server` was begun, and at which level its transactions are.
     pub(crate) fn levels(&self, server: &str) -> Vec<(String, String)> {
         let log_ins = self.shared(server).log_ins.lock().unwrap();
@@ -158,6 +165,7 @@ impl ModelServer {
             marker: AtomicU64::new(0),
             snapshots: AtomicU64::new(0),
             processes: AtomicU32::new(0),
+            is_gone: AtomicBool::new(false),
             log_ins: Mutex::default(),
         });
         let serving = tokio::spawn(accept(listener, shared.clone()));
@@ -176,6 +184,9 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 async fn serve(socket: TcpStream, shared: Arc<Shared>) -> Result<(), ChannelError> {
     let mut channel = Channel::new(Socket::Tcp(socket), 1 << 20);
     let packet = channel.startup_packet().await?;
+    if shared.is_gone.load(SeqCst) {
+        return Ok(());
+    }
     shared.log_ins.lock().unwrap().push(parameters(&packet));
     // AuthenticationOk; the number of its process, and a key that cancels nothing.
     channel.output.message(b'R', &0_u32.to_be_bytes());
@@ -197,7 +208,8 @@ async fn serve(socket: TcpStream, shared: Arc<Shared>) -> Result<(), ChannelErro
         match shared.rows(&sql) {
             Some(rows) => {
                 for row in rows {
-                    channel.output.text_row(&[Some(row)]);
+                    let values: Vec<_> = row.split('|').map(|value| Some(value.to_owned())).collect();
+                    channel.output.text_row(&values);
                 }
                 channel.output.command_complete("SELECT");
                 status = status_after(&sql, status);
@@ -214,7 +226,7 @@ fn parameters(packet: &[u8]) -> HashMap<String, String> {
 }
 
 impl Shared {
-    /// What a statement is answered with; none when it is refused.
+    /// The rows a statement is answered with, values divided by `|`; none when it is refused.
     fn rows(&self, sql: &str) -> Option<Vec<String>> {
         if self.refused.lock().unwrap().is_some_and(|part| sql.contains(part)) {
             return None;
@@ -225,6 +237,8 @@ impl Shared {
             vec![format!("0/{:X}", self.marker.fetch_add(1, SeqCst) + 1)]
         } else if sql.contains("pg_export_snapshot") {
             vec![format!("{}-{}", self.name, self.snapshots.fetch_add(1, SeqCst) + 1)]
+        } else if sql.contains("rolsuper") {
+            vec!["f|t|1000".to_owned()]
         } else if sql.contains("pg_last_wal_replay_lsn") {
             let answer = if self.replayed.load(SeqCst) >= position_in(sql) { "t" } else { "f" };
             vec![answer.to_owned()]
