@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::by_hand::{Waiting, clock};
-use super::{Commit, Demand, Epoch, Epochs, Room};
+use super::{Commit, Demand, Epoch, Epochs, Known, Room};
 use crate::config::Freshness;
 
 /// Nobody waits for it: the room is left or closed at once, or not at all.
@@ -234,7 +234,7 @@ impl<'a> World<'a> {
         }
         for (number, transaction) in self.transactions.iter().enumerate() {
             let Some(seen) = transaction.seen else { continue };
-            let demand = Demand::of(Freshness::Session, self.room, seen);
+            let demand = Demand::of(Freshness::Session, self.room, Known { before: 0, seen });
             for held in self.made.iter().filter(|held| demand.is_met_by(&held.epoch, self.room)) {
                 let (is_there, has_happened) = (held.visible.contains(&number), self.happened.contains(&number));
                 assert_eq!(is_there, has_happened, "what its session reads of {number}: {events:?}");

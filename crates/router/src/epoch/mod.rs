@@ -90,24 +90,36 @@ impl Epoch {
 pub enum Demand {
     /// At least this many commits.
     Commits(u64),
-    /// Not older than this, unless nothing committed since.
-    Age(Duration),
+    /// At least so many commits, and not older than this unless nothing committed since.
+    Age(u64, Duration),
+}
+
+/// How many commits a session knows of.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Known {
+    /// Its client may have been told of these before it began.
+    pub before: u64,
+    /// It may have seen these itself: what it has read or written on the leader.
+    pub seen: u64,
 }
 
 impl Demand {
-    /// The demand of a reader that arrives now and has seen `commits_seen` commits.
-    pub fn of(freshness: Freshness, room: &Room, commits_seen: u64) -> Demand {
+    /// The demand of a reader that arrives now and knows of so many commits. However old a read may be, it never shows
+    /// less than the session has seen.
+    pub fn of(freshness: Freshness, room: &Room, known: Known) -> Demand {
         match freshness {
             Freshness::Strict => Demand::Commits(room.commits_begun()),
-            Freshness::Session => Demand::Commits(commits_seen),
-            Freshness::Bounded(age) => Demand::Age(age),
+            Freshness::Session => Demand::Commits(known.seen.max(known.before)),
+            Freshness::Bounded(age) => Demand::Age(known.seen, age),
         }
     }
 
     fn is_met_by(self, epoch: &Epoch, room: &Room) -> bool {
         match self {
             Demand::Commits(commits) => epoch.commits >= commits,
-            Demand::Age(age) => epoch.commits >= room.commits_begun() || epoch.closed_at.elapsed() <= age,
+            Demand::Age(commits, age) => {
+                epoch.commits >= room.commits_begun() || (epoch.commits >= commits && epoch.closed_at.elapsed() <= age)
+            }
         }
     }
 }
@@ -200,7 +212,11 @@ impl Epochs {
             {
                 return Ok(epoch);
             }
-            let attempts = attempts.get_or_insert_with(|| self.attempts.subscribe());
+            let Some(attempts) = &mut attempts else {
+                // Looked at once more: what is published before this is seen there, and what comes after it wakes.
+                attempts = Some(self.attempts.subscribe());
+                continue;
+            };
             self.wanted.notify_one();
             if tokio::time::timeout_at(deadline.into(), attempts.changed()).await.is_err() || self.occupied.load(SeqCst)
             {

@@ -183,7 +183,7 @@ impl<'a> World<'a> {
     fn apply(&mut self, event: Event) {
         self.events.push(event);
         let (room, epochs) = (self.room, self.epochs);
-        let demand = Demand::of(Freshness::Strict, room, 0);
+        let demand = Demand::of(Freshness::Strict, room, Known::default());
         let expected = self.model.apply(event);
         match event {
             Event::Read(reader) => self.readers[reader] = Some(Waiting::new(epochs.take(demand, room, NEVER))),
@@ -347,15 +347,19 @@ fn a_demand_is_met_by_what_its_freshness_says() {
     let before = epoch_of(&epochs, seen, a_second_ago());
     commit(&room);
     let after = epoch_of(&epochs, 2, a_second_ago());
-    let strict = Demand::of(Freshness::Strict, &room, seen);
+    let strict = Demand::of(Freshness::Strict, &room, Known { before: seen, seen });
     assert_eq!((strict.is_met_by(&before, &room), strict.is_met_by(&after, &room)), (false, true));
-    let session = Demand::of(Freshness::Session, &room, seen);
-    assert_eq!((session.is_met_by(&before, &room), session.is_met_by(&after, &room)), (true, true));
-    let newer = Demand::of(Freshness::Session, &room, 2);
-    assert_eq!((newer.is_met_by(&before, &room), newer.is_met_by(&after, &room)), (false, true));
+    let session = |before, seen| Demand::of(Freshness::Session, &room, Known { before, seen });
+    assert!(session(seen, seen).is_met_by(&before, &room) && session(seen, seen).is_met_by(&after, &room));
+    for newer in [session(2, 0), session(0, 2)] {
+        assert_eq!((newer.is_met_by(&before, &room), newer.is_met_by(&after, &room)), (false, true));
+    }
     let (young, old) = (Duration::from_secs(3600), Duration::ZERO);
-    let bounded = |age| Demand::of(Freshness::Bounded(age), &room, 2);
+    // What its client was told before the session began may be missing from a bounded read.
+    let bounded = |age| Demand::of(Freshness::Bounded(age), &room, Known { before: 2, seen });
     assert_eq!((bounded(young).is_met_by(&before, &room), bounded(old).is_met_by(&before, &room)), (true, false));
+    let ahead = Demand::of(Freshness::Bounded(young), &room, Known { before: 0, seen: 2 });
+    assert!(!ahead.is_met_by(&before, &room) && ahead.is_met_by(&after, &room), "it never goes back");
     assert!(bounded(old).is_met_by(&after, &room), "nothing has committed since, so it is as good as new");
 }
 
@@ -366,8 +370,8 @@ fn a_strict_reader_demands_also_what_is_under_way() {
     let (room, epochs) = (Room::default(), Epochs::default());
     let before = epoch_of(&epochs, 0, a_second_ago());
     let under_way = Waiting::new(room.enter(1, 1, None)).advance().expect("no gate waits");
-    assert!(!Demand::of(Freshness::Strict, &room, 0).is_met_by(&before, &room));
-    let bounded = Demand::of(Freshness::Bounded(Duration::ZERO), &room, 0);
+    assert!(!Demand::of(Freshness::Strict, &room, Known::default()).is_met_by(&before, &room));
+    let bounded = Demand::of(Freshness::Bounded(Duration::ZERO), &room, Known::default());
     assert!(!bounded.is_met_by(&before, &room));
     under_way.settle();
 }

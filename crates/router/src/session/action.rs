@@ -241,7 +241,7 @@ impl Session {
             self.portals.clear();
             self.forget_settings();
             // As after a log-in: a pool gives the connection to somebody else now.
-            self.commits_seen = self.domain.room.commits_begun();
+            (self.commits_before, self.commits_seen) = (self.domain.room.commits_begun(), 0);
             self.client.output.command_complete("DISCARD ALL");
             return Ok(Outcome::Done);
         }

@@ -13,7 +13,7 @@ use super::simple::readable;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Session, SessionEnd};
-use crate::epoch::{Demand, Epoch};
+use crate::epoch::{Demand, Epoch, Known};
 use crate::servers::{Health, Server};
 use crate::settings::Reach;
 use crate::wire::{SqlError, sqlstate};
@@ -71,7 +71,8 @@ enum Tried {
 impl Session {
     /// The demand of a read that arrives now.
     pub(super) fn demand(&self) -> Demand {
-        Demand::of(self.freshness, &self.domain.room, self.commits_seen)
+        let known = Known { before: self.commits_before, seen: self.commits_seen };
+        Demand::of(self.freshness, &self.domain.room, known)
     }
 
     /// An epoch that meets `demand`, or the reason why there is none.

@@ -169,7 +169,8 @@ impl LoggedIn {
             settings_of_statements: Default::default(),
             has_state_there: false,
             // Who logs in knows, maybe, what others were told before: a script's next psql, an application's next connection.
-            commits_seen: self.domain.room.commits_begun(),
+            commits_before: self.domain.room.commits_begun(),
+            commits_seen: 0,
             skips_until_sync: false,
             in_extended_batch: false,
             may_be_cancelled_late: false,

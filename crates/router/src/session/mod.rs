@@ -176,8 +176,10 @@ pub struct Session {
     settings_of_statements: (Arc<Settings>, Arc<Settings>),
     /// The session's own back end has held its state: without that back end the session cannot go on.
     has_state_there: bool,
-    /// Commits that this session may have seen; an epoch for it holds at least these.
+    /// Commits that this session may have seen since it began; an epoch for it holds at least these.
     commits_seen: u64,
+    /// Commits that its client may have been told of before.
+    commits_before: u64,
     cancel: Arc<CancelSlot>,
     presence: Arc<Presence>,
     may_be_cancelled_late: bool,
