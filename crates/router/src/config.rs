@@ -51,7 +51,8 @@ pub struct RouterSettings {
     pub gate_timeout_ms: u64,
     /// A follower that has not replayed up to the gate's marker within this leaves the epoch, in milliseconds.
     pub follower_timeout_ms: u64,
-    /// An epoch is replaced after this when something committed since, in milliseconds (vacuum horizon).
+    /// An epoch is replaced after this when something committed since, after ten times this in any case, in milliseconds
+    /// (vacuum horizon); where nobody reads it is let go.
     pub epoch_age_max_ms: u64,
     /// How long a server may leave a probe unanswered before its sessions are given up, in milliseconds.
     pub server_timeout_ms: u64,

@@ -16,13 +16,17 @@ use super::{Epoch, Epochs, Place, Room, tripwire};
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::RouterSettings;
 use crate::membership::Servers;
-use crate::servers::Health;
+use crate::servers::{Health, Server};
 
 /// The leader must do its part of a gate within this.
 const LEADER_TIMEOUT: Duration = Duration::from_millis(1000);
 
 /// How long the first gate waits for the followers' first connections.
 const FIRST_JOIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// An epoch that lacks no commit is let go after so many times `epoch_age_max_ms`: its snapshots hold vacuum back in all
+/// databases (`hot_standby_feedback`), however little happens in this one.
+const UNCHANGED_AGE_FACTOR: u32 = 10;
 
 /// A server must close a snapshot within this.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
@@ -161,6 +165,7 @@ impl Gatekeeper {
         loop {
             let asked = tokio::time::timeout(interval, self.epochs.wanted.notified()).await.is_ok();
             self.follow_servers();
+            self.take_out_lost();
             let is_barred = self.epochs.has_barrier() || self.epochs.is_to_be_released();
             let is_due = !is_barred && self.is_due(asked);
             if !is_due {
@@ -202,10 +207,32 @@ impl Gatekeeper {
         };
         let newer = self.room.commits_begun() > epoch.commits;
         let joined = self.members.iter().any(|member| member.is_in() && epoch.snapshot_on(&member.server).is_none());
-        (asked || self.epochs.readers.load(SeqCst) > 0) && (newer || asked || joined)
+        let old = self.is_old(&epoch);
+        (asked || self.epochs.readers.load(SeqCst) > 0) && (newer || asked || joined || old)
     }
 
-    /// Lets an epoch end that nobody reads and that holds the vacuum horizon back.
+    /// Whether it has held the vacuum horizon back for long enough.
+    fn is_old(&self, epoch: &Epoch) -> bool {
+        let age_max = Duration::from_millis(self.settings.epoch_age_max_ms);
+        let lacks_commits = self.room.commits_begun() > epoch.commits;
+        epoch.closed_at.elapsed() > if lacks_commits { age_max } else { age_max * UNCHANGED_AGE_FACTOR }
+    }
+
+    /// A server whose connections are lost has the epoch's snapshot no longer: no reader is sent there for it.
+    fn take_out_lost(&mut self) {
+        for member in &mut self.members {
+            if let Err(reason) = member.check() {
+                member.leave(&reason);
+            }
+        }
+        let members = &self.members;
+        let has_it =
+            |server: &Server| members.iter().any(|member| member.server.number == server.number && member.is_in());
+        self.epochs.close_places(|server| !has_it(server));
+    }
+
+    /// Lets an epoch end that nobody reads and that holds the vacuum horizon back. While the leader is gone none lapses: it
+    /// is all that readers have.
     async fn let_lapse(&mut self) {
         for member in &mut self.members {
             member.advance().await;
@@ -215,8 +242,7 @@ impl Gatekeeper {
             // No other epoch can come in its place.
             return;
         }
-        let old = epoch.closed_at.elapsed() > Duration::from_millis(self.settings.epoch_age_max_ms);
-        if old && self.room.commits_begun() > epoch.commits {
+        if self.is_old(&epoch) {
             self.release().await;
         }
     }
@@ -260,13 +286,14 @@ impl Gatekeeper {
             let turned = tokio::time::timeout(CLOSE_TIMEOUT, member.turn()).await;
             leave_unless_done(member, turned);
         }
+        self.take_out_lost();
         Ok(())
     }
 
     /// What must be there before the room is closed: the marker's connection, and no commit without an answer.
     async fn prepare(&mut self) -> Result<(), GateError> {
         self.settle().await?;
-        if self.marker.is_none() {
+        if self.marker.as_mut().is_none_or(|marker| !marker.is_alive()) {
             let leader = &self.members[0].server;
             let mut marker = Backend::connect(leader, &self.database, &self.credentials, Purpose::Gate).await?;
             // The database may have been opened while the leader was gone.

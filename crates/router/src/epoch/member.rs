@@ -99,6 +99,19 @@ impl Member {
         matches!(self.state, State::In { .. })
     }
 
+    /// If it is in: whether its connections are there.
+    ///
+    /// # Errors
+    /// Why it must leave.
+    pub(super) fn check(&mut self) -> Result<(), &'static str> {
+        let State::In { holders, .. } = &mut self.state else { return Ok(()) };
+        if holders.iter_mut().all(Backend::is_alive) {
+            Ok(())
+        } else {
+            Err("has lost the connections that hold its snapshots")
+        }
+    }
+
     /// Goes on with joining, if this server is out. Waits for nothing.
     pub(super) async fn advance(&mut self) {
         match &mut self.state {

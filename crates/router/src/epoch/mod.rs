@@ -294,6 +294,18 @@ impl Epochs {
         *self.current.write().expect("no code panics while it holds this lock") = None;
     }
 
+    /// Takes the current epoch away from servers whose snapshot of it is gone; when none is left it ends. A back end that
+    /// has it open there already may go on with it.
+    fn close_places(&self, mut is_gone: impl FnMut(&Server) -> bool) {
+        let mut current = self.current.write().expect("no code panics while it holds this lock");
+        let Some(epoch) = &*current else { return };
+        let places: Vec<Place> = epoch.places.iter().filter(|place| !is_gone(&place.server)).cloned().collect();
+        if places.len() < epoch.places.len() {
+            let left = Epoch { places, doomed_up_to: epoch.doomed_up_to.clone(), ..**epoch };
+            *current = (!left.places.is_empty()).then(|| Arc::new(left));
+        }
+    }
+
     fn publish(&self, epoch: Arc<Epoch>) {
         *self.current.write().expect("no code panics while it holds this lock") = Some(epoch);
     }

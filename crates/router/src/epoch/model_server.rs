@@ -52,6 +52,8 @@ struct Shared {
     processes: AtomicU32,
     /// Nobody gets in.
     is_gone: AtomicBool,
+    /// Grows by one when all connections are cut.
+    cuts: watch::Sender<u64>,
     /// The parameters of each log-in.
     log_ins: Mutex<Vec<HashMap<String, String>>>,
 }
@@ -117,6 +119,11 @@ impl ModelServers {
         self.shared(server).is_gone.store(is_gone, SeqCst);
     }
 
+    /// Ends all connections to `server`; new ones can be made.
+    pub(crate) fn cut_off(&self, server: &str) {
+        self.shared(server).cuts.send_modify(|cuts| *cuts += 1);
+    }
+
     /// As what each connection to `server` was begun, and at which level its transactions are.
     pub(crate) fn levels(&self, server: &str) -> Vec<(String, String)> {
         let log_ins = self.shared(server).log_ins.lock().unwrap();
@@ -166,6 +173,7 @@ impl ModelServer {
             snapshots: AtomicU64::new(0),
             processes: AtomicU32::new(0),
             is_gone: AtomicBool::new(false),
+            cuts: watch::Sender::new(0),
             log_ins: Mutex::default(),
         });
         let serving = tokio::spawn(accept(listener, shared.clone()));
@@ -176,7 +184,13 @@ impl ModelServer {
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     while let Ok((socket, _)) = listener.accept().await {
-        connections.spawn(serve(socket, shared.clone()));
+        let (shared, mut cuts) = (shared.clone(), shared.cuts.subscribe());
+        connections.spawn(async move {
+            tokio::select! {
+                _ = serve(socket, shared) => {}
+                _ = cuts.changed() => {}
+            }
+        });
     }
 }
 

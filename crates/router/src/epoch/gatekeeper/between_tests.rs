@@ -93,26 +93,88 @@ async fn a_gate_is_due_when_readers_gain_by_it() {
     assert!(gatekeeper.is_due(false));
 }
 
-/// An old epoch is let go when something has committed since and the leader can make another; without the leader it is
-/// all that readers have.
+/// An epoch is let go when it lacks commits and is old, or is very old: a database in which nothing is written holds vacuum
+/// back as others do. Without the leader it is all that readers have.
 #[tokio::test]
 async fn an_old_epoch_lapses_only_when_another_can_follow() {
+    const AGE_MAX: Duration = Duration::from_secs(1);
+    let age_max_ms = u64::try_from(AGE_MAX.as_millis()).unwrap();
     let Harness { models, mut gatekeeper, room, epochs, .. } =
-        harness(1, |settings| settings.epoch_age_max_ms = 0).await;
-    gatekeeper.attempt().await.unwrap();
+        harness(1, |settings| settings.epoch_age_max_ms = age_max_ms).await;
     let leader = gatekeeper.members[0].server.clone();
-    leader.set_health(Health::Up);
-    gatekeeper.let_lapse().await;
-    assert_eq!(current(&epochs), Some((1, 0)), "nothing has committed since");
-    commit(&room).await;
-    leader.set_health(Health::Unresponsive);
-    gatekeeper.let_lapse().await;
-    assert_eq!(current(&epochs), Some((1, 0)), "no other can come in its place");
-    assert_eq!(models.when(LEADER, "ROLLBACK"), None);
-    leader.set_health(Health::Up);
-    gatekeeper.let_lapse().await;
-    assert_eq!(current(&epochs), None);
-    assert!(models.when(LEADER, "ROLLBACK").is_some() && models.when(FOLLOWER, "ROLLBACK").is_some());
+    let (old, very_old) = (AGE_MAX * 2, AGE_MAX * (UNCHANGED_AGE_FACTOR + 1));
+    let mut lapsed = Vec::new();
+    for health in [Health::Unresponsive, Health::Up] {
+        leader.set_health(health);
+        for lacks_commits in [false, true] {
+            for age in [Duration::ZERO, old, very_old] {
+                gatekeeper.attempt().await.unwrap();
+                if lacks_commits {
+                    commit(&room).await;
+                }
+                let epoch = epochs.current().unwrap();
+                let closed_at = epoch.closed_at.checked_sub(age).unwrap();
+                epochs.publish(Arc::new(Epoch::new(epoch.id, epoch.commits, closed_at, epoch.places.clone(), &epochs)));
+                models.forget();
+                gatekeeper.let_lapse().await;
+                let is_closed = [LEADER, FOLLOWER].map(|server| models.when(server, "ROLLBACK").is_some());
+                assert_eq!(is_closed, [epochs.current().is_none(); 2]);
+                if is_closed[0] {
+                    lapsed.push((health, lacks_commits, age));
+                }
+                epochs.readers.store(1, SeqCst);
+                assert!(
+                    age == Duration::ZERO
+                        || is_closed[0]
+                        || gatekeeper.is_due(false) == (age == very_old || lacks_commits)
+                );
+            }
+        }
+    }
+    assert_eq!(lapsed, [(Health::Up, false, very_old), (Health::Up, true, old), (Health::Up, true, very_old)]);
+}
+
+/// A snapshot that is lost with its connection is offered to nobody any more, while the others of its epoch are; a server
+/// that has lost it joins anew.
+#[tokio::test]
+async fn a_server_that_has_lost_its_snapshot_is_taken_out_of_the_epoch() {
+    let Harness { models, mut gatekeeper, epochs, .. } = harness(2, |_| {}).await;
+    gatekeeper.attempt().await.unwrap();
+    let before = epochs.current().unwrap();
+    gatekeeper.take_out_lost();
+    assert!(Arc::ptr_eq(&before, &epochs.current().unwrap()), "nothing is lost");
+    models.cut_off(FOLLOWER);
+    while gatekeeper.members[1].check().is_ok() {
+        tokio::task::yield_now().await;
+    }
+    gatekeeper.take_out_lost();
+    assert_eq!(places(&epochs), [LEADER, "follower-2"]);
+    assert_eq!(current(&epochs), Some((before.id, before.commits)), "it is the same prefix");
+    epochs.readers.store(1, SeqCst);
+    assert!(!gatekeeper.is_due(false));
+    join(&mut gatekeeper).await;
+    assert!(gatekeeper.is_due(false));
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(places(&epochs), [LEADER, FOLLOWER, "follower-2"]);
+    for server in [LEADER, FOLLOWER, "follower-2"] {
+        models.cut_off(server);
+    }
+    while gatekeeper.members.iter_mut().any(|member| member.check().is_ok()) {
+        tokio::task::yield_now().await;
+    }
+    gatekeeper.take_out_lost();
+    assert!(epochs.current().is_none(), "nobody has it any more");
+}
+
+/// A server that does not close the snapshot of before in time leaves, and with it goes the one of the new epoch.
+#[tokio::test]
+async fn a_server_that_leaves_behind_a_gate_is_not_in_its_epoch() {
+    let Harness { models, mut gatekeeper, epochs, .. } = harness(1, |_| {}).await;
+    gatekeeper.attempt().await.unwrap();
+    models.refuse(FOLLOWER, Some("ROLLBACK"));
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(places(&epochs), [LEADER]);
+    assert!(!gatekeeper.members[1].is_in());
 }
 
 /// A follower that comes later joins only when it has replayed what the leader had written and the newest gate; until
