@@ -16,6 +16,7 @@ mod domain;
 pub mod epoch;
 mod error;
 mod health;
+mod lineage;
 mod membership;
 mod metrics;
 mod pool;

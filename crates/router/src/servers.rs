@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::config::ServerConfiguration;
 use crate::error::RouterError;
+use crate::lineage::Lineage;
 use crate::read_share::ReadShare;
 use crate::wire::Address;
 
@@ -73,6 +74,8 @@ pub struct Server {
     pub connections: AtomicUsize,
     /// It has been in an epoch, or was there when the router started: what it knows of roles and tables is not ages old.
     pub has_caught_up: AtomicBool,
+    /// Of which history it was when an epoch's connections to it were last made; kept of the leader only.
+    pub lineage: watch::Sender<Option<Lineage>>,
     /// It was not there when the router started: what an earlier router has left running must end before it is used.
     pub is_held_back: AtomicBool,
     /// The router has given it up: nothing begins there any more.
@@ -110,6 +113,7 @@ impl Server {
             read_share: ReadShare::default(),
             connections: AtomicUsize::new(0),
             has_caught_up: AtomicBool::new(role == Role::Leader),
+            lineage: watch::Sender::new(None),
             is_held_back: AtomicBool::new(false),
             is_removed: AtomicBool::new(false),
             is_cut_off: watch::Sender::new(false),

@@ -14,6 +14,7 @@ pub use connect::{Credentials, NOTICE_INTERVAL};
 pub use prepared::PreparedStatements;
 pub use purpose::Purpose;
 
+use crate::lineage::Unfit;
 use crate::servers::{Connection, Server};
 use crate::settings::Settings;
 use crate::wire::{Address, Channel, ChannelError, ErrorFields, Reply, Socket, SqlError, sqlstate};
@@ -67,6 +68,14 @@ pub enum BackendError {
         /// The server's name.
         server: String,
     },
+    /// It is not what it was named as.
+    #[error("{server} takes no part: {reason}")]
+    Unfit {
+        /// The server's name.
+        server: String,
+        /// Why.
+        reason: Unfit,
+    },
     /// No answer in time.
     #[error("{server} did not answer within {milliseconds} ms")]
     TimedOut {
@@ -85,7 +94,8 @@ impl BackendError {
             BackendError::Connect { .. }
             | BackendError::TimedOut { .. }
             | BackendError::Removed { .. }
-            | BackendError::HeldBack { .. } => SqlError::error(sqlstate::CANNOT_CONNECT_NOW, self.to_string())
+            | BackendError::HeldBack { .. }
+            | BackendError::Unfit { .. } => SqlError::error(sqlstate::CANNOT_CONNECT_NOW, self.to_string())
                 .hint("Try again; the router connects as soon as the server is back."),
             BackendError::Login { .. } => SqlError::error(sqlstate::INVALID_AUTHORIZATION, self.to_string()),
             BackendError::Lost { .. } => SqlError::error(sqlstate::ADMIN_SHUTDOWN, self.to_string()),

@@ -261,6 +261,8 @@ impl Gatekeeper {
         for member in &mut self.members {
             member.advance().await;
         }
+        // The leader may have come back with another history.
+        self.take_out_lost();
         match tokio::time::timeout(PREPARE_TIMEOUT, self.prepare()).await {
             Ok(result) => result?,
             Err(_) => return Err(GateError::NoLeader),
@@ -379,7 +381,7 @@ impl Gatekeeper {
                     None
                 }
                 Err(_) => {
-                    member.leave(&format_args!("has not replayed the marker within {} ms", timeout.as_millis()));
+                    member.leave_late(&format_args!("has not replayed the marker within {} ms", timeout.as_millis()));
                     None
                 }
             }

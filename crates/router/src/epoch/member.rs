@@ -5,6 +5,9 @@
 //!  In  --misses a deadline, loses its connection--> Out (tried again with back-off)
 //! ```
 //!
+//! Each deadline that is missed has kept the room closed for so long. So who misses it again soon after it has come back
+//! stays out for twice as long as the time before.
+//!
 //! No gate waits for a server that is not in, and joining is a task of its own. It ends only when the server has
 //! replayed so much that the next gate will hardly have to wait for it: one that is far behind, such as a new copy,
 //! catches up outside.
@@ -17,6 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
+use crate::lineage::{Lineage, Unfit};
 use crate::servers::{Role, Server};
 
 /// First pause before a server that left the epochs is tried again; doubled each time.
@@ -24,6 +28,12 @@ const REJOIN_PAUSE_MIN: Duration = Duration::from_millis(50);
 
 /// Longest such pause.
 const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// Longest pause of a follower that is late again and again: it keeps the room closed for 1 % of the time at the most.
+const LATE_PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// A follower that has been in for so long is no flapping one.
+const STEADY_AFTER: Duration = Duration::from_secs(10);
 
 /// A server that joins must have caught up within this, or is tried again later.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -71,7 +81,14 @@ pub(super) struct Member {
     credentials: Arc<Credentials>,
     catch_up: CatchUp,
     state: State,
+    /// The pause if it is late once more.
+    late_pause: Duration,
+    /// Why it could not join the last time; told once.
+    refusal: Option<String>,
 }
+
+/// Connections that hold snapshots, and of which history their server is.
+type Joined = ([Backend; 2], Lineage);
 
 impl Drop for Member {
     fn drop(&mut self) {
@@ -84,32 +101,35 @@ impl Drop for Member {
 #[derive(Debug)]
 enum State {
     Out { retry_at: Instant, pause: Duration },
-    Joining { task: JoinHandle<Result<[Backend; 2], BackendError>>, pause: Duration },
-    In { holders: Box<[Backend; 2]>, next: usize },
+    Joining { task: JoinHandle<Result<Joined, BackendError>>, pause: Duration },
+    In { holders: Box<[Backend; 2]>, next: usize, lineage: Lineage, since: Instant },
 }
 
 impl Member {
     pub(super) fn new(server: Arc<Server>, database: Arc<str>, catch_up: CatchUp) -> Member {
         let state = State::Out { retry_at: Instant::now(), pause: REJOIN_PAUSE_MIN };
         let credentials = Arc::new(Credentials::of_router(&server));
-        Member { server, database, credentials, catch_up, state }
+        Member { server, database, credentials, catch_up, state, late_pause: REJOIN_PAUSE_MIN, refusal: None }
     }
 
     pub(super) fn is_in(&self) -> bool {
         matches!(self.state, State::In { .. })
     }
 
-    /// If it is in: whether its connections are there.
+    /// If it is in: whether its connections are there, and the leader is still of the history in which it joined.
     ///
     /// # Errors
     /// Why it must leave.
     pub(super) fn check(&mut self) -> Result<(), &'static str> {
-        let State::In { holders, .. } = &mut self.state else { return Ok(()) };
-        if holders.iter_mut().all(Backend::is_alive) {
-            Ok(())
-        } else {
-            Err("has lost the connections that hold its snapshots")
+        let State::In { holders, lineage, .. } = &mut self.state else { return Ok(()) };
+        if !holders.iter_mut().all(Backend::is_alive) {
+            return Err("has lost the connections that hold its snapshots");
         }
+        let leader = self.catch_up.leader.lineage.borrow();
+        if leader.as_ref().is_some_and(|leader| lineage.check_follows(leader).is_err()) {
+            return Err("joined when the leader was of another system or timeline");
+        }
+        Ok(())
     }
 
     /// Goes on with joining, if this server is out. Waits for nothing.
@@ -123,13 +143,21 @@ impl Member {
             State::Joining { task, pause } if task.is_finished() => {
                 let pause = *pause;
                 self.state = match task.await {
-                    Ok(Ok(holders)) => {
+                    Ok(Ok((holders, lineage))) => {
                         tracing::info!(server = self.server.name, database = &*self.database, "joins the epochs");
                         self.server.has_caught_up.store(true, SeqCst);
-                        State::In { holders: Box::new(holders), next: 0 }
+                        self.refusal = None;
+                        if self.server.role == Role::Leader {
+                            self.server.lineage.send_replace(Some(lineage.clone()));
+                        }
+                        State::In { holders: Box::new(holders), next: 0, lineage, since: Instant::now() }
                     }
                     Ok(Err(error)) => {
-                        tracing::debug!(server = self.server.name, %error, "cannot join the epochs yet");
+                        let refusal = Some(error.to_string());
+                        if self.refusal != refusal {
+                            tracing::warn!(database = &*self.database, %error, "cannot join the epochs");
+                            self.refusal = refusal;
+                        }
                         State::Out { retry_at: Instant::now() + pause, pause: (pause * 2).min(REJOIN_PAUSE_MAX) }
                     }
                     Err(_) => State::Out { retry_at: Instant::now() + pause, pause },
@@ -155,10 +183,21 @@ impl Member {
         self.state = State::Out { retry_at: Instant::now() + REJOIN_PAUSE_MIN, pause: REJOIN_PAUSE_MIN };
     }
 
+    /// Leaves the epochs because it has kept a gate waiting in vain.
+    pub(super) fn leave_late(&mut self, reason: &dyn std::fmt::Display) {
+        if matches!(self.state, State::In { since, .. } if since.elapsed() >= STEADY_AFTER) {
+            self.late_pause = REJOIN_PAUSE_MIN;
+        }
+        let pause = self.late_pause;
+        self.late_pause = (pause * 2).min(LATE_PAUSE_MAX);
+        self.leave(reason);
+        self.state = State::Out { retry_at: Instant::now() + pause, pause: REJOIN_PAUSE_MIN };
+    }
+
     /// Opens the epoch's snapshot here and gives its exported name. On the leader the canary runs first; on a follower
     /// `marker` must be replayed first.
     pub(super) async fn open_snapshot(&mut self, marker: Option<&str>) -> Result<String, BackendError> {
-        let State::In { holders, next } = &mut self.state else {
+        let State::In { holders, next, .. } = &mut self.state else {
             return Err(BackendError::Login {
                 server: self.server.name.clone(),
                 reason: "not in the epochs".to_owned(),
@@ -183,7 +222,7 @@ impl Member {
 
     /// The new epoch is published: ends the snapshot of the one before.
     pub(super) async fn turn(&mut self) -> Result<(), BackendError> {
-        if let State::In { holders, next } = &mut self.state {
+        if let State::In { holders, next, .. } = &mut self.state {
             *next = 1 - *next;
             close_snapshot(&mut holders[*next]).await?;
         }
@@ -213,17 +252,32 @@ async fn join(
     database: Arc<str>,
     credentials: Arc<Credentials>,
     catch_up: CatchUp,
-) -> Result<[Backend; 2], BackendError> {
+) -> Result<Joined, BackendError> {
     let mut first = Backend::connect(&server, &database, &credentials, Purpose::Epoch).await?;
     let second = Backend::connect(&server, &database, &credentials, Purpose::Epoch).await?;
+    let mut lineage = Lineage::ask(&mut first).await?;
     if server.role == Role::Follower {
-        let near = wait_until_near(&mut first, catch_up);
+        let unfit = |reason| BackendError::Unfit { server: server.name.clone(), reason };
+        let near = async {
+            follows(&lineage, &catch_up.leader).await.map_err(unfit)?;
+            wait_until_near(&mut first, catch_up.clone()).await?;
+            // What it has caught up with counts if it was of the leader's history all the time.
+            lineage = Lineage::ask(&mut first).await?;
+            follows(&lineage, &catch_up.leader).await.map_err(unfit)
+        };
         tokio::time::timeout(CATCH_UP_TIMEOUT, near).await.map_err(|_| BackendError::TimedOut {
             server: server.name.clone(),
             milliseconds: CATCH_UP_TIMEOUT.as_millis(),
         })??;
     }
-    Ok([first, second])
+    Ok(([first, second], lineage))
+}
+
+/// Whether a standby of this lineage is one of `leader`'s, which has joined first.
+async fn follows(lineage: &Lineage, leader: &Server) -> Result<(), Unfit> {
+    let mut known = leader.lineage.subscribe();
+    let known = known.wait_for(Option::is_some).await.ok().and_then(|known| known.clone());
+    known.map_or(Ok(()), |leader| lineage.check_follows(&leader))
 }
 
 /// Waits until a standby is so near the leader that the next gate will hardly have to wait for it.
@@ -318,5 +372,20 @@ mod tests {
         set_retry_at(&mut member, Instant::now() + Duration::from_secs(3600));
         member.advance().await;
         assert_eq!(pause_of(&member), REJOIN_PAUSE_MIN, "its time has not come");
+    }
+
+    /// Each time that a follower is late it keeps the room closed, so it may come back ever more rarely.
+    #[tokio::test]
+    async fn a_follower_that_is_late_again_and_again_stays_out_ever_longer() {
+        let mut member = member();
+        let mut pauses = Vec::new();
+        for _ in 0..10 {
+            let before = Instant::now();
+            member.leave_late(&"late");
+            let State::Out { retry_at, pause } = member.state else { panic!("it is not out") };
+            assert_eq!(pause, REJOIN_PAUSE_MIN, "what cannot connect is another matter");
+            pauses.push(retry_at.duration_since(before).as_millis() / 50 * 50);
+        }
+        assert_eq!(pauses, [50, 100, 200, 400, 800, 1600, 3200, 6400, 10_000, 10_000]);
     }
 }

@@ -50,6 +50,8 @@ struct Shared {
     marker: AtomicU64,
     snapshots: AtomicU64,
     processes: AtomicU32,
+    /// What it answers when it is asked of which history it is.
+    lineage: Mutex<String>,
     /// Nobody gets in.
     is_gone: AtomicBool,
     /// Grows by one when all connections are cut.
@@ -119,6 +121,11 @@ impl ModelServers {
         self.shared(server).is_gone.store(is_gone, SeqCst);
     }
 
+    /// `server` is in recovery (`t` or `f`), of this system and timeline.
+    pub(crate) fn set_lineage(&self, server: &str, lineage: &str) {
+        lineage.clone_into(&mut self.shared(server).lineage.lock().unwrap());
+    }
+
     /// Ends all connections to `server`; new ones can be made.
     pub(crate) fn cut_off(&self, server: &str) {
         self.shared(server).cuts.send_modify(|cuts| *cuts += 1);
@@ -162,6 +169,7 @@ impl ModelServer {
             database: "postgres".to_owned(),
             password_file: None,
         };
+        let is_leader = name == "leader";
         let shared = Arc::new(Shared {
             name,
             heard,
@@ -172,6 +180,7 @@ impl ModelServer {
             marker: AtomicU64::new(0),
             snapshots: AtomicU64::new(0),
             processes: AtomicU32::new(0),
+            lineage: Mutex::new(format!("{} 1 00000001", if is_leader { "f" } else { "t" })),
             is_gone: AtomicBool::new(false),
             cuts: watch::Sender::new(0),
             log_ins: Mutex::default(),
@@ -253,6 +262,8 @@ impl Shared {
             vec![format!("{}-{}", self.name, self.snapshots.fetch_add(1, SeqCst) + 1)]
         } else if sql.contains("rolsuper") {
             vec!["f|t|1000".to_owned()]
+        } else if sql.contains("pg_control_system") {
+            vec![self.lineage.lock().unwrap().clone()]
         } else if sql.contains("pg_last_wal_replay_lsn") {
             let answer = if self.replayed.load(SeqCst) >= position_in(sql) { "t" } else { "f" };
             vec![answer.to_owned()]

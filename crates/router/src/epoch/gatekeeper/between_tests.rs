@@ -231,3 +231,52 @@ async fn a_removed_follower_is_in_no_later_epoch() {
     assert_eq!(places(&epochs), [LEADER, "follower-2", FOLLOWER]);
     assert_eq!(now.snapshot_on(&removed), None, "a number is never given twice");
 }
+
+/// Whose positions in the WAL mean something else than the leader's never serves a read, however far it has replayed.
+#[tokio::test]
+async fn a_server_of_another_history_does_not_join() {
+    for lineage in ["f 1 00000001", "t 2 00000001", "t 1 00000002", ""] {
+        let models = ModelServers::start(1).await;
+        models.set_lineage(FOLLOWER, lineage);
+        let Harness { models, mut gatekeeper, epochs, .. } = with(models, 1, |_| {});
+        let (leader, follower) = gatekeeper.members.split_at_mut(1);
+        leader[0].advance().await;
+        leader[0].joined().await;
+        follower[0].advance().await;
+        follower[0].joined().await;
+        assert!(leader[0].is_in() && !follower[0].is_in(), "{lineage:?}");
+        gatekeeper.attempt().await.unwrap();
+        assert_eq!(places(&epochs), [LEADER], "{lineage:?}");
+        assert_eq!(models.when(FOLLOWER, EXPORT), None, "{lineage:?}");
+        models.set_lineage(FOLLOWER, "t 1 00000001");
+        join(&mut gatekeeper).await;
+        gatekeeper.attempt().await.unwrap();
+        assert_eq!(places(&epochs), [LEADER, FOLLOWER]);
+    }
+}
+
+/// A leader that comes back with another history leaves those behind that follow the one of before.
+#[tokio::test]
+async fn who_follows_a_leader_of_before_leaves() {
+    let Harness { models, mut gatekeeper, epochs, .. } = harness(2, |_| {}).await;
+    gatekeeper.attempt().await.unwrap();
+    models.set_lineage(LEADER, "f 1 00000002");
+    models.set_lineage("follower-2", "t 1 00000002");
+    models.cut_off(LEADER);
+    models.cut_off("follower-2");
+    for member in [0, 2] {
+        while gatekeeper.members[member].check().is_ok() {
+            tokio::task::yield_now().await;
+        }
+    }
+    gatekeeper.take_out_lost();
+    for member in [0, 2] {
+        while !gatekeeper.members[member].is_in() {
+            gatekeeper.members[member].advance().await;
+            gatekeeper.members[member].joined().await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    gatekeeper.attempt().await.unwrap();
+    assert_eq!(places(&epochs), [LEADER, "follower-2"]);
+}
