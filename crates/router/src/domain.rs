@@ -4,8 +4,9 @@
 //! its own room and its own epochs.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -30,8 +31,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 /// The catalog is read anew at least this often, for changes that did not come through this router.
 const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 
-/// The leader must give its catalog within this; statements wait for it.
-const CATALOG_TIMEOUT: Duration = Duration::from_secs(5);
+/// The leader must give its catalog within this. Statements wait for it after DDL: what they call may write since then.
+/// Without it nothing is known, and what calls a function ties its session to the leader for good; so the bound is far
+/// beyond what many thousands of tables take.
+const CATALOG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Server processes in this database that write, or run a statement that may write; dumps are let go on.
 const LEFT_RUNNING: &str = "SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
@@ -61,6 +64,31 @@ type PreparedTexts = HashMap<(Bytes, Bytes, Arc<Settings>), Weak<PreparedText>>;
 struct Known {
     catalog: Arc<Catalog>,
     version: u64,
+    /// Of the users' objects in it.
+    fingerprint: u64,
+}
+
+impl Known {
+    /// What is the same as before stays the same object: nothing need be judged anew.
+    fn take(&mut self, loaded: Loaded) {
+        if self.fingerprint != loaded.fingerprint {
+            (self.catalog, self.fingerprint) = (Arc::new(loaded.catalog), loaded.fingerprint);
+        }
+    }
+}
+
+/// A catalog as a server has just given it.
+struct Loaded {
+    catalog: Catalog,
+    fingerprint: u64,
+}
+
+impl Loaded {
+    /// What users have made, beside what `initdb` has.
+    async fn beside(builtin: Arc<Objects>, backend: &mut Backend) -> Result<Loaded, BackendError> {
+        let (user, fingerprint) = load(backend, Scope::User).await?;
+        Ok(Loaded { catalog: Catalog::new(builtin, user), fingerprint })
+    }
 }
 
 /// One database.
@@ -86,6 +114,7 @@ pub struct Domain {
     /// Grows by one when the catalog changes.
     catalog_version: AtomicU64,
     catalog_reload: tokio::sync::Mutex<()>,
+    is_refreshing: AtomicBool,
     remembered_updates: Mutex<HashSet<Shape>>,
     remembered_long: Arc<Mutex<HashSet<u64>>>,
     prepared_texts: Mutex<(u64, PreparedTexts)>,
@@ -117,10 +146,15 @@ impl Domain {
     ) -> Result<Arc<Domain>, BackendError> {
         let database: Arc<str> = database.into();
         let room = Arc::new(Room::default());
-        let (catalog, leader_is_there) = match prepare_on_leader(servers.leader(), &database, &room).await {
-            Ok(catalog) => (catalog, true),
+        let (loaded, leader_is_there) = match prepare_on_leader(servers.leader(), &database, &room).await {
+            Ok(loaded) => (loaded, true),
             Err(error @ BackendError::Sql { .. }) => return Err(error),
             Err(error) => (catalog_of_any(&servers.current(), &database).await.ok_or(error)?, false),
+        };
+        let known = Known {
+            catalog: Arc::new(loaded.catalog),
+            version: u64::from(leader_is_there),
+            fingerprint: loaded.fingerprint,
         };
         let readers = ReaderPools::new(servers.clone(), database.clone(), settings.reader_backends_max);
         let leader = LeaderPool::new(servers.leader().clone(), database.clone(), settings.leader_backends_max);
@@ -131,9 +165,10 @@ impl Domain {
             epochs: Arc::default(),
             clients: AtomicUsize::new(0),
             classification: ClassificationCache::new(),
-            catalog: Mutex::new(Known { catalog: Arc::new(catalog), version: u64::from(leader_is_there) }),
+            catalog: Mutex::new(known),
             catalog_version: AtomicU64::new(1),
             catalog_reload: tokio::sync::Mutex::default(),
+            is_refreshing: AtomicBool::new(false),
             remembered_updates: Mutex::default(),
             remembered_long: Arc::default(),
             prepared_texts: Mutex::default(),
@@ -201,12 +236,18 @@ impl Domain {
             return catalog;
         }
         let version = self.catalog_version.load(SeqCst);
-        let builtin = lock(&self.catalog).catalog.builtin();
-        match reload_in_time(self.servers.leader(), &self.database, builtin).await {
-            Ok(catalog) => {
-                let catalog = Arc::new(catalog);
-                *lock(&self.catalog) = Known { catalog: catalog.clone(), version };
-                catalog
+        let leader = self.servers.leader();
+        let loaded = tokio::select! {
+            loaded = self.load_catalog() => loaded,
+            // While it is gone nothing changes.
+            () = leader.unresponsive() => return lock(&self.catalog).catalog.clone(),
+        };
+        match loaded {
+            Ok(loaded) => {
+                let mut known = lock(&self.catalog);
+                known.version = version;
+                known.take(loaded);
+                known.catalog.clone()
             }
             Err(error) => {
                 tracing::warn!(database = &*self.database, %error, "cannot read the catalog");
@@ -214,6 +255,42 @@ impl Domain {
                 Arc::new(Catalog::empty())
             }
         }
+    }
+
+    async fn load_catalog(&self) -> Result<Loaded, BackendError> {
+        let builtin = lock(&self.catalog).catalog.builtin();
+        let leader = self.servers.leader();
+        match tokio::time::timeout(CATALOG_TIMEOUT, reload(leader, &self.database, builtin)).await {
+            Ok(result) => result,
+            Err(_) => {
+                Err(BackendError::TimedOut { server: leader.name.clone(), milliseconds: CATALOG_TIMEOUT.as_millis() })
+            }
+        }
+    }
+
+    /// Reads the catalog anew for changes that did not come through this router. Nobody waits for it: until it is there
+    /// statements are judged as they were since the last time, whenever between the two the change was made.
+    async fn refresh_catalog(&self) {
+        if self.is_refreshing.swap(true, SeqCst) {
+            return;
+        }
+        let version = self.catalog_version.load(SeqCst);
+        match self.load_catalog().await {
+            Ok(loaded) => {
+                let mut known = lock(&self.catalog);
+                // DDL may have come through this router meanwhile: then whoever asks next reads it anew.
+                if known.version == version && known.fingerprint != loaded.fingerprint {
+                    let next = version + 1;
+                    if self.catalog_version.compare_exchange(version, next, SeqCst, SeqCst).is_ok() {
+                        known.version = next;
+                        known.take(loaded);
+                        lock(&self.prepared_texts).1.clear();
+                    }
+                }
+            }
+            Err(error) => tracing::debug!(database = &*self.database, %error, "the catalog is not read anew"),
+        }
+        self.is_refreshing.store(false, SeqCst);
     }
 
     fn current_catalog(&self) -> Option<Arc<Catalog>> {
@@ -296,12 +373,12 @@ async fn sweep(domain: Weak<Domain>) {
         catalog_age += SWEEP_INTERVAL;
         if catalog_age > CATALOG_AGE_MAX {
             catalog_age = Duration::ZERO;
-            domain.catalog_version.fetch_add(1, SeqCst);
+            tokio::spawn(async move { domain.refresh_catalog().await });
         }
     }
 }
 
-async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) -> Result<Catalog, BackendError> {
+async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) -> Result<Loaded, BackendError> {
     let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), Purpose::Catalog).await?;
     // What a router before this one left running may commit at any time: the first gate waits until it has ended.
     for row in backend.rows(LEFT_RUNNING).await? {
@@ -310,50 +387,49 @@ async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) ->
         }
     }
     tripwire::make_if_missing(&mut backend).await?;
-    let builtin = Arc::new(load(&mut backend, Scope::Builtin).await?);
-    Ok(Catalog::new(builtin, load(&mut backend, Scope::User).await?))
+    let (builtin, _) = load(&mut backend, Scope::Builtin).await?;
+    Loaded::beside(Arc::new(builtin), &mut backend).await
 }
 
-async fn catalog_of_any(servers: &[Arc<Server>], database: &str) -> Option<Catalog> {
+async fn catalog_of_any(servers: &[Arc<Server>], database: &str) -> Option<Loaded> {
     for follower in servers.iter().filter(|server| server.role == Role::Follower && server.has_caught_up()) {
         let credentials = Credentials::of_router(follower);
         let Ok(mut backend) = Backend::connect(follower, database, &credentials, Purpose::Catalog).await else {
             continue;
         };
-        if let (Ok(builtin), Ok(user)) =
-            (load(&mut backend, Scope::Builtin).await, load(&mut backend, Scope::User).await)
+        if let Ok((builtin, _)) = load(&mut backend, Scope::Builtin).await
+            && let Ok(loaded) = Loaded::beside(Arc::new(builtin), &mut backend).await
         {
-            return Some(Catalog::new(Arc::new(builtin), user));
+            return Some(loaded);
         }
     }
     None
 }
 
-async fn reload(leader: &Arc<Server>, database: &str, builtin: Arc<Objects>) -> Result<Catalog, BackendError> {
+async fn reload(leader: &Arc<Server>, database: &str, builtin: Arc<Objects>) -> Result<Loaded, BackendError> {
     let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), Purpose::Catalog).await?;
-    Ok(Catalog::new(builtin, load(&mut backend, Scope::User).await?))
+    Loaded::beside(builtin, &mut backend).await
 }
 
-async fn reload_in_time(leader: &Arc<Server>, database: &str, builtin: Arc<Objects>) -> Result<Catalog, BackendError> {
-    match tokio::time::timeout(CATALOG_TIMEOUT, reload(leader, database, builtin)).await {
-        Ok(result) => result,
-        Err(_) => {
-            Err(BackendError::TimedOut { server: leader.name.clone(), milliseconds: CATALOG_TIMEOUT.as_millis() })
-        }
-    }
-}
-
-async fn load(backend: &mut Backend, scope: Scope) -> Result<Objects, BackendError> {
-    let mut objects = Objects::default();
+/// The objects of one scope, and the fingerprint of their rows.
+async fn load(backend: &mut Backend, scope: Scope) -> Result<(Objects, u64), BackendError> {
+    let (mut objects, mut fingerprint) = (Objects::default(), 0_u64);
     for part in Part::ALL {
         for row in backend.rows(&part.query(scope)).await? {
+            fingerprint = fingerprint.wrapping_add(fingerprint_of(part, &row));
             objects.add(part, &row).map_err(|error| BackendError::Login {
                 server: backend.server.name.clone(),
                 reason: format!("its catalog cannot be read: {error}"),
             })?;
         }
     }
-    Ok(objects)
+    Ok((objects, fingerprint))
+}
+
+/// Rows come in any order, so theirs are added up. Nobody outside can find two that are alike: the keys are this process'.
+fn fingerprint_of(part: Part, row: &[Option<String>]) -> u64 {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    KEYS.hash_one((part as u8, row))
 }
 
 #[cfg(test)]

@@ -58,3 +58,71 @@ async fn a_database_opened_without_its_leader_gets_its_tripwire_before_the_first
     let canary = models.when(LEADER, "SELECT 1 FROM onecopy_router.tripwire");
     assert!(models.when(LEADER, MAKE).is_some() && models.when(LEADER, MAKE) < canary);
 }
+
+/// What others have changed is read beside the sessions: nobody waits for it. What has not changed stays what it was.
+#[tokio::test]
+async fn the_catalog_is_read_anew_beside_the_sessions() {
+    const FUNCTIONS: &str = "FROM pg_catalog.pg_proc p";
+    let models = ModelServers::start(0).await;
+    let domain = open(&models).await.unwrap();
+    let (before, version) = (domain.catalog().await, domain.catalog_version());
+    models.hold(LEADER, FUNCTIONS);
+    models.forget();
+    let refreshing = tokio::spawn({
+        let domain = domain.clone();
+        async move { domain.refresh_catalog().await }
+    });
+    models.hears(LEADER, FUNCTIONS, 1).await;
+    assert!(Arc::ptr_eq(&domain.catalog().await, &before), "who comes meanwhile does not wait");
+    models.let_go(LEADER);
+    refreshing.await.unwrap();
+    assert!(Arc::ptr_eq(&domain.catalog().await, &before) && domain.catalog_version() == version);
+    // The same after DDL that changes nothing of it, such as CREATE INDEX: what was judged stays judged.
+    domain.catalog_changed();
+    assert!(Arc::ptr_eq(&domain.catalog().await, &before));
+    // And what differs is taken.
+    lock(&domain.catalog).fingerprint += 1;
+    let version = domain.catalog_version();
+    domain.refresh_catalog().await;
+    assert!(!Arc::ptr_eq(&domain.catalog().await, &before) && domain.catalog_version() == version + 1);
+}
+
+/// After DDL nothing is believed that was known before: who asks waits, and what was being read beside is not enough.
+#[tokio::test]
+async fn after_ddl_nobody_is_served_by_the_catalog_of_before() {
+    const FUNCTIONS: &str = "FROM pg_catalog.pg_proc p";
+    let models = ModelServers::start(0).await;
+    let domain = open(&models).await.unwrap();
+    models.hold(LEADER, FUNCTIONS);
+    models.forget();
+    let refreshing = tokio::spawn({
+        let domain = domain.clone();
+        async move { domain.refresh_catalog().await }
+    });
+    models.hears(LEADER, FUNCTIONS, 1).await;
+    domain.catalog_changed();
+    lock(&domain.catalog).fingerprint += 1;
+    let mut asked = tokio::spawn({
+        let domain = domain.clone();
+        async move { domain.catalog().await }
+    });
+    models.hears(LEADER, FUNCTIONS, 2).await;
+    assert!(!asked.is_finished() && domain.current_catalog().is_none());
+    models.let_go(LEADER);
+    refreshing.await.unwrap();
+    (&mut asked).await.unwrap();
+    assert_eq!(lock(&domain.catalog).version, domain.catalog_version());
+}
+
+/// Rows may come in any order, and each value counts.
+#[test]
+fn a_catalogs_fingerprint_is_that_of_its_rows() {
+    let row = |values: [&str; 2]| values.map(|value| Some(value.to_owned()));
+    let sum = |rows: &[[Option<String>; 2]]| {
+        rows.iter().fold(0_u64, |sum, row| sum.wrapping_add(fingerprint_of(Part::Functions, row)))
+    };
+    let (one, two) = (row(["f", "t"]), row(["g", "f"]));
+    assert_eq!(sum(&[one.clone(), two.clone()]), sum(&[two.clone(), one.clone()]));
+    assert_ne!(sum(&[one.clone(), two]), sum(&[one.clone(), row(["g", "t"])]));
+    assert_ne!(fingerprint_of(Part::Functions, &one), fingerprint_of(Part::Relations, &one));
+}
