@@ -3,13 +3,14 @@
 //! Databases share nothing that a serial order is about (PostgreSQL's transactions live in one database), so each has
 //! its own room and its own epochs.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
@@ -17,13 +18,19 @@ use crate::config::RouterSettings;
 use crate::epoch::{Epochs, GateHooks, Gatekeeper, Room, tripwire};
 use crate::membership::Servers;
 use crate::pool::{LeaderPool, ReaderPools};
+use crate::prepared_text::{PreparedText, PreparedTexts};
 use crate::servers::{Health, Role, Server};
-use crate::settings::Settings;
-use crate::sql::{Catalog, ClassificationCache, Objects, ParseError, Part, Scope, Shape, Statement, shape};
+use crate::settings::{Settings, hides_change_of_reading};
+use crate::sql::{
+    Catalog, ClassificationCache, Objects, ParseError, Part, SHAPE_BYTES_MAX, Scope, Statement, fingerprint, readable,
+};
 use crate::state::SerializableTransactions;
 
 /// Statements remembered as updates although they look like reads, or as long; forgotten all at once beyond this.
 const REMEMBERED_MAX: usize = 10_000;
+
+/// Whose turn it is to have a long text judged.
+static LONG_TEXT: Semaphore = Semaphore::const_new(1);
 
 /// How often idle back ends are looked through.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
@@ -41,24 +48,6 @@ const LEFT_RUNNING: &str = "SELECT pid FROM pg_catalog.pg_stat_activity WHERE da
      AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
      AND (backend_xid IS NOT NULL OR (state = 'active' AND query !~* '^[[:space:]]*(copy|fetch|declare)[[:space:]]')) \
      AND application_name NOT IN ('onecopy probe', 'onecopy epoch', 'onecopy gate', 'onecopy catalog', 'onecopy login')";
-
-/// The text of a prepared statement, shared by all clients that prepared the same.
-#[derive(Debug)]
-pub struct PreparedText {
-    /// The router's number for it; part of its name on servers.
-    pub number: u64,
-    /// The statement.
-    pub sql: Bytes,
-    /// Number and OIDs of parameter types, as the client sent them.
-    pub types: Bytes,
-    /// The settings under which it is parsed, as far as they reach into statements.
-    pub settings: Arc<Settings>,
-    /// It is one client's alone: what its Parse has made of it is to be had nowhere else.
-    pub private: bool,
-}
-
-/// Texts of prepared statements by content, parameter types and settings.
-type PreparedTexts = HashMap<(Bytes, Bytes, Arc<Settings>), Weak<PreparedText>>;
 
 /// A catalog, and up to which change it is right.
 struct Known {
@@ -109,15 +98,15 @@ pub struct Domain {
     pub leader: Arc<LeaderPool>,
     /// Clients logged in.
     pub clients: AtomicUsize,
-    classification: ClassificationCache,
+    classification: Arc<ClassificationCache>,
     catalog: Mutex<Known>,
     /// Grows by one when the catalog changes.
     catalog_version: AtomicU64,
     catalog_reload: tokio::sync::Mutex<()>,
     is_refreshing: AtomicBool,
-    remembered_updates: Mutex<HashSet<Shape>>,
+    remembered_updates: Mutex<HashSet<u64>>,
     remembered_long: Arc<Mutex<HashSet<u64>>>,
-    prepared_texts: Mutex<(u64, PreparedTexts)>,
+    prepared_texts: Mutex<PreparedTexts>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -164,7 +153,7 @@ impl Domain {
             room,
             epochs: Arc::default(),
             clients: AtomicUsize::new(0),
-            classification: ClassificationCache::new(),
+            classification: Arc::default(),
             catalog: Mutex::new(known),
             catalog_version: AtomicU64::new(1),
             catalog_reload: tokio::sync::Mutex::default(),
@@ -216,10 +205,20 @@ impl Domain {
         self.leader.clear();
     }
 
-    /// What the statements of `text` are.
-    pub async fn classify(&self, text: &str) -> Result<Arc<[Statement]>, ParseError> {
+    /// What the statements of `sql` are. A long text is judged beside the threads that serve sessions and gates, and only
+    /// one of them at a time: its session waits, nobody else does.
+    pub async fn classify(&self, sql: &Bytes) -> Result<Arc<[Statement]>, ParseError> {
         let catalog = self.catalog().await;
-        self.classification.classify(text, &catalog)
+        if sql.len() <= SHAPE_BYTES_MAX {
+            return judge(&self.classification, sql, &catalog);
+        }
+        let turn = LONG_TEXT.acquire().await;
+        let (classification, sql) = (self.classification.clone(), sql.clone());
+        let judged = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            judge(&classification, &sql, &catalog)
+        });
+        judged.await.unwrap_or_else(|error| Err(ParseError::Refused(error.to_string())))
     }
 
     /// The catalog with every change that this router has seen.
@@ -284,7 +283,7 @@ impl Domain {
                     if self.catalog_version.compare_exchange(version, next, SeqCst, SeqCst).is_ok() {
                         known.version = next;
                         known.take(loaded);
-                        lock(&self.prepared_texts).1.clear();
+                        lock(&self.prepared_texts).forget();
                     }
                 }
             }
@@ -306,18 +305,18 @@ impl Domain {
     /// The catalog has changed: statements are judged anew, and prepared anew.
     pub fn catalog_changed(&self) {
         self.catalog_version.fetch_add(1, SeqCst);
-        lock(&self.prepared_texts).1.clear();
+        lock(&self.prepared_texts).forget();
     }
 
     /// Whether a statement that looks like a read was refused by a replica as a write before.
     pub fn is_remembered_update(&self, text: &str) -> bool {
         let remembered = lock(&self.remembered_updates);
-        !remembered.is_empty() && remembered.contains(&shape(text))
+        !remembered.is_empty() && remembered.contains(&fingerprint(text))
     }
 
     /// A replica refused `text` as a write.
     pub fn remember_update(&self, text: &str) {
-        remember(&self.remembered_updates, shape(text));
+        remember(&self.remembered_updates, fingerprint(text));
     }
 
     /// Whether statements like this one kept a gate from closing before.
@@ -327,31 +326,24 @@ impl Domain {
 
     /// The text of a prepared statement, shared by all who parse it under the same settings.
     pub fn prepared_text(&self, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
-        let mut guard = lock(&self.prepared_texts);
-        let (last, texts) = &mut *guard;
-        let key = (sql, types, settings);
-        if let Some(text) = texts.get(&key).and_then(Weak::upgrade) {
-            return text;
-        }
-        if texts.len() >= REMEMBERED_MAX {
-            texts.retain(|_, text| text.strong_count() > 0);
-        }
-        *last += 1;
-        let (sql, types, settings) = key.clone();
-        let text = Arc::new(PreparedText { number: *last, sql, types, settings, private: false });
-        texts.insert(key, Arc::downgrade(&text));
-        text
+        lock(&self.prepared_texts).shared(sql, types, settings)
     }
 
     /// The text of a prepared statement that is shared with nobody.
     pub fn private_text(&self, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
-        let (last, _) = &mut *lock(&self.prepared_texts);
-        *last += 1;
-        Arc::new(PreparedText { number: *last, sql, types, settings, private: true })
+        lock(&self.prepared_texts).private(sql, types, settings)
     }
 }
 
-fn remember<T: std::hash::Hash + Eq>(set: &Mutex<HashSet<T>>, value: T) {
+fn judge(cache: &ClassificationCache, sql: &[u8], catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
+    let text = readable(sql);
+    if hides_change_of_reading(&text) {
+        return Err(ParseError::ReadingIsFixed);
+    }
+    cache.classify(&text, catalog)
+}
+
+fn remember(set: &Mutex<HashSet<u64>>, value: u64) {
     let mut set = lock(set);
     if set.len() >= REMEMBERED_MAX {
         set.clear();

@@ -21,6 +21,7 @@ mod membership;
 mod metrics;
 mod pool;
 mod predecessor;
+mod prepared_text;
 mod read_share;
 mod removal;
 mod router;

@@ -1,5 +1,7 @@
 //! COPY in both directions and both protocols, with ends of every kind.
 
+use anyhow::Context;
+
 use crate::harness::{busy_back_ends, start_usual, wait_until};
 use crate::wire::{Wire, bind, execute, message, parse, query, run_extended, sync};
 
@@ -109,4 +111,39 @@ async fn while_a_client_pauses_in_copy_others_commit_and_read() -> anyhow::Resul
         Ok(reader.query("SELECT count(*) FROM numbers").await?.text_rows() == ["10010"])
     })
     .await
+}
+
+/// Most memory that this process, in which the router is, has had so far.
+fn peak_memory_bytes() -> anyhow::Result<usize> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no peak")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? * 1024)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f71_a_load_of_any_length_passes_in_little_memory() -> anyhow::Result<()> {
+    const LOAD_BYTES: usize = 256 << 20;
+    const MEMORY_BYTES_MAX: usize = 32 << 20;
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.query("CREATE TABLE texts (text text)").await?;
+    let rows = data(&format!("{}\n", "x".repeat(8000)).repeat(8));
+    for extended in [false, true] {
+        let sql = "COPY texts FROM STDIN WHERE false";
+        let begin = if extended { [run_extended(sql, &[]), sync()].concat() } else { query(sql) };
+        wire.send(&begin).await?;
+        until(&mut wire, b'G').await?;
+        let before = peak_memory_bytes()?;
+        for _ in 0..LOAD_BYTES / rows.len() {
+            wire.send(&rows).await?;
+        }
+        wire.send(&[message(DONE, b""), sync()].concat()).await?;
+        until(&mut wire, b'C').await?;
+        let grown = peak_memory_bytes()? - before;
+        assert!(grown < MEMORY_BYTES_MAX, "{grown} bytes, extended {extended}");
+        drop(wire);
+        wire = Wire::connect(&cluster).await?;
+    }
+    assert_eq!(wire.query("SELECT count(*) FROM texts").await?.text_rows(), ["0"]);
+    Ok(())
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use crate::domain::PreparedText;
+use crate::prepared_text::PreparedText;
 
 /// Statements kept prepared on one back end; the one unused longest is closed for a new one. A client's private ones stay
 /// as long as the client has them, which has a bound of its own.

@@ -10,20 +10,20 @@ use bytes::{Bytes, BytesMut};
 use super::action::is_routers_own;
 use super::relay;
 use super::request::{Item, Request};
-use super::simple::{readable, reading_is_fixed};
+use super::simple::{readable, unread};
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::work::Work;
-use super::{ClientStatement, Kept, STATEMENTS_MAX, Session, SessionEnd};
-use crate::settings::hides_change_of_reading;
-use crate::sql::{Action, Statement};
+use super::{ClientStatement, Kept, PORTALS_MAX, Session, SessionEnd};
+use crate::prepared_text::on_their_own;
+use crate::sql::{Action, ParseError, Statement, names_a_time};
 use crate::wire::{Bind, Close, CloseTarget, Describe, Execute, Frame, Parse, Reply, SqlError, sqlstate};
 
 /// Bytes of a batch that are read before it runs; the rest of a longer one follows in the same transaction.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 
-/// Words that make a bound text parameter depend on the time of its transaction.
-const TIME_WORDS: [&[u8]; 4] = [b"now", b"today", b"tomorrow", b"yesterday"];
+/// Bound values longer than this are not looked through for the words of time.
+const VALUES_SEEN_BYTES_MAX: usize = 1 << 20;
 
 /// How a batch was ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -197,18 +197,14 @@ impl Session {
                 format!("prepared statement \"{name}\" already exists"),
             ));
         }
-        if self.statements.len() >= STATEMENTS_MAX {
+        if self.statements.is_full() && !self.statements.contains_key(&parse.name) {
             return Next::Error(
                 SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, "too many prepared statements in this session")
                     .hint("Close or DEALLOCATE those that are not needed any more."),
             );
         }
         let judged_at = self.domain.catalog_version();
-        let text = readable(&parse.sql).into_owned();
-        if hides_change_of_reading(&text) {
-            return Next::Error(reading_is_fixed());
-        }
-        let statement = match self.domain.classify(&text).await {
+        let statement = match self.domain.classify(&parse.sql).await {
             Ok(statements) if statements.len() > 1 => {
                 return Next::Error(SqlError::error(
                     sqlstate::SYNTAX_ERROR,
@@ -216,6 +212,9 @@ impl Session {
                 ));
             }
             Ok(statements) => statements.first().cloned(),
+            Err(error @ (ParseError::ReadingIsFixed | ParseError::TooLong { .. })) => {
+                return Next::Error(unread(&error));
+            }
             Err(_) => {
                 // The leader's parser says in its words what is wrong; the statement exists for nobody.
                 let settings = self.settings_of_statements();
@@ -251,7 +250,7 @@ impl Session {
         if statement.judged_at == version || statement.statement.is_none() {
             return;
         }
-        statement.statement = match self.domain.classify(&readable(&statement.text.sql)).await {
+        statement.statement = match self.domain.classify(&statement.text.sql).await {
             Ok(statements) => statements.first().cloned(),
             Err(_) => Some(Statement::unknown(statement.text.sql.len())),
         };
@@ -293,7 +292,13 @@ impl Session {
         if let Err(error) = self.keep_meaning(&bind.statement, &mut statement, piece).await {
             return Next::Error(error);
         }
-        self.portals.insert(bind.portal.clone(), statement.clone());
+        if self.portals.len() >= PORTALS_MAX && !self.portals.contains_key(&bind.portal) {
+            return Next::Error(
+                SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, "too many portals in this transaction")
+                    .hint("Close those that are not needed any more."),
+            );
+        }
+        self.portals.insert(on_their_own(bind.portal.clone()), statement.clone());
         if statement.is_routers_own() {
             piece.request.items.push(Item::Answer(Bytes::from_static(BIND_COMPLETE)));
         } else {
@@ -359,13 +364,13 @@ impl Session {
             Ok(portal) => portal,
             Err(error) => return Next::Error(error),
         };
-        let text = readable(&portal.text.sql).into_owned();
+        let text = readable(&portal.text.sql);
         match portal.statement {
             None => {
                 piece.request.items.push(Item::Answer(Bytes::from_static(EMPTY_QUERY)));
                 Next::Go
             }
-            Some(statement) if is_routers_own(&statement.action) => Next::Run(statement, text),
+            Some(statement) if is_routers_own(&statement.action) => Next::Run(statement, text.into_owned()),
             Some(statement) => {
                 let work = Work::of(&statement, &text, &portal.text.sql);
                 if let (Action::Savepoint(_), Some(transaction)) = (&statement.action, &mut self.transaction) {
@@ -411,7 +416,7 @@ impl ClientStatement {
 
 /// Whether a bound value could be read as the time of its transaction.
 fn names_time(values: &[u8]) -> bool {
-    TIME_WORDS.iter().any(|word| values.windows(word.len()).any(|part| part.eq_ignore_ascii_case(word)))
+    values.len() > VALUES_SEEN_BYTES_MAX || names_a_time(values)
 }
 
 /// What follows a message.

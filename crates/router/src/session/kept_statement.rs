@@ -18,7 +18,7 @@ use super::transaction::Transaction;
 use super::work::Work;
 use super::{ClientStatement, Kept, Session};
 use crate::backend::Backend;
-use crate::domain::PreparedText;
+use crate::prepared_text::PreparedText;
 use crate::settings::{Reach, Settings, has_constants};
 use crate::sql::Statement;
 use crate::wire::{Parse, Reply, SqlError, sqlstate};

@@ -16,6 +16,7 @@
 
 mod action;
 mod autocommit;
+mod client_statements;
 mod commit;
 mod epoch_read;
 mod extended;
@@ -48,18 +49,20 @@ pub use presence::GONE_CLIENT_BOUND;
 
 use crate::backend::{Backend, CancelKey, Credentials};
 use crate::config::Freshness;
-use crate::domain::{Domain, PreparedText};
+use crate::domain::Domain;
 use crate::pool::PoolError;
+use crate::prepared_text::PreparedText;
 use crate::settings::Settings;
 use crate::sql::{Isolation, PinReason, Statement};
 use crate::state::RouterState;
 use crate::wire::{Channel, ChannelError, FrontendError, Reply, SqlError, sqlstate};
+use client_statements::ClientStatements;
 use presence::Presence;
 use served_by::ServedBy;
 use transaction::Transaction;
 
-/// Prepared statements a client may keep before it is refused with 54000.
-const STATEMENTS_MAX: usize = 10_000;
+/// Portals a client may have at once before it is refused with 54000.
+const PORTALS_MAX: usize = 10_000;
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -162,7 +165,7 @@ pub struct Session {
     server_choice: Option<Arc<str>>,
     /// Where its newest statement ran.
     served_by: Option<ServedBy>,
-    statements: HashMap<Bytes, ClientStatement>,
+    statements: ClientStatements,
     portals: HashMap<Bytes, ClientStatement>,
     transaction: Option<Transaction>,
     /// The back end on the leader that holds state of this session.

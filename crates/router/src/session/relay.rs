@@ -259,14 +259,21 @@ impl<'a> Relay<'a> {
     }
 
     async fn give(&mut self, frame: &Frame) -> Result<(), RelayError> {
-        self.client.output.put_slice(&frame.bytes);
-        let held = self.client.output.len() - self.start.min(self.client.output.len());
-        match self.hold {
-            _ if self.streams => Ok(()),
-            Hold::InRoom if held > HELD_IN_ROOM_BYTES_MAX => self.flush_client().await,
-            Hold::Briefly if held > HELD_BYTES_MAX => self.flush_client().await,
-            _ => Ok(()),
+        if self.streams {
+            self.client.put(&frame.bytes);
+            return Ok(());
         }
+        let held = self.client.output.len() - self.start.min(self.client.output.len()) + frame.bytes.len();
+        let held_max = match self.hold {
+            Hold::InRoom => HELD_IN_ROOM_BYTES_MAX,
+            Hold::Briefly => HELD_BYTES_MAX,
+        };
+        if held <= held_max {
+            self.client.output.put_slice(&frame.bytes);
+            return Ok(());
+        }
+        self.client.put(&frame.bytes);
+        self.flush_client().await
     }
 
     async fn flush_client(&mut self) -> Result<(), RelayError> {
@@ -307,12 +314,12 @@ impl<'a> Relay<'a> {
                     return Ok(());
                 }
             }
-            while self.backend.channel.output.len() < STREAM_BYTES_MAX {
+            while self.backend.channel.unwritten() < STREAM_BYTES_MAX {
                 let Some(frame) = self.client.buffered_frame().map_err(RelayError::Client)? else { break };
                 match frame.tag {
-                    b'd' => self.backend.channel.output.put_slice(&frame.bytes),
+                    b'd' => self.backend.channel.put(&frame.bytes),
                     b'c' | b'f' => {
-                        self.backend.channel.output.put_slice(&frame.bytes);
+                        self.backend.channel.put(&frame.bytes);
                         return if self.extended { self.finish_copy().await } else { Ok(()) };
                     }
                     // The server ignores these during COPY as well.
@@ -334,10 +341,10 @@ impl<'a> Relay<'a> {
         let server = self.backend.server.clone();
         let deadline = tokio::time::Instant::now() + CLIENT_WRITE_TIMEOUT;
         let (client, channel) = (&mut *self.client, &mut self.backend.channel);
-        let unwritten = client.output.len();
+        let unwritten = client.unwritten();
         let moved = std::future::poll_fn(|context| {
-            let reads_client = listens && channel.output.len() < STREAM_BYTES_MAX;
-            let reads_server = client.output.len() < STREAM_BYTES_MAX;
+            let reads_client = listens && channel.unwritten() < STREAM_BYTES_MAX;
+            let reads_server = client.unwritten() < STREAM_BYTES_MAX;
             let from_server = channel.poll_flow(context, reads_server);
             let from_client = client.poll_flow(context, reads_client);
             match (from_server, from_client) {
@@ -400,7 +407,7 @@ enum Marker {
 
 /// Writes the client's output; a client that takes nothing is given up.
 pub async fn flush(client: &mut Channel) -> Result<(), ChannelError> {
-    while !client.output.is_empty() {
+    while client.unwritten() > 0 {
         match tokio::time::timeout(CLIENT_WRITE_TIMEOUT, client.flush_some()).await {
             Ok(result) => result?,
             Err(_) => return Err(does_not_read()),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::backend::{Backend, PreparedStatements};
-use crate::domain::PreparedText;
+use crate::prepared_text::PreparedText;
 use crate::wire::{Bind, Frame, Parse, Reply, begin_message, end_message, rename_bind};
 
 /// One message to the server, or an answer that the router gives in its place.
@@ -115,10 +115,9 @@ impl Request {
         for item in &self.items {
             match item {
                 Item::Simple(sql) => {
-                    let start = begin_message(&mut backend.channel.output, b'Q');
-                    backend.channel.output.put_slice(sql);
+                    backend.channel.begin(b'Q', sql.len() + 1);
+                    backend.channel.put(sql);
                     backend.channel.output.put_u8(0);
-                    end_message(&mut backend.channel.output, start);
                     backend.prepared.unnamed = None;
                     expected.push_back(Expected::Simple);
                 }
@@ -134,7 +133,7 @@ impl Request {
                 }
                 Item::Bind { bind, text, named } => {
                     let name = ensure(backend, text, *named, expected);
-                    rename_bind(bind, &name, &mut backend.channel.output);
+                    rename_bind(bind, &name, &mut backend.channel);
                     expected.push_back(Expected::Bind);
                 }
                 Item::DescribeStatement { text, named } => {
@@ -161,7 +160,7 @@ impl Request {
 }
 
 fn put_unnamed(backend: &mut Backend, text: &Arc<PreparedText>, visible: bool, expected: &mut VecDeque<Expected>) {
-    Parse::encode_as(&text.sql, &text.types, "", &mut backend.channel.output);
+    Parse::encode_as(&text.sql, &text.types, "", &mut backend.channel);
     backend.prepared.unnamed = Some(text.number);
     expected.push_back(Expected::Parse { visible, number: text.number });
 }
@@ -177,7 +176,7 @@ pub(super) fn put_named(
         expected.push_back(Expected::Evicted { number: evicted });
     }
     let name = PreparedStatements::name(text.number);
-    Parse::encode_as(&text.sql, &text.types, &name, &mut backend.channel.output);
+    Parse::encode_as(&text.sql, &text.types, &name, &mut backend.channel);
     expected.push_back(Expected::Parse { visible, number: text.number });
 }
 

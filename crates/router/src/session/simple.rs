@@ -1,6 +1,5 @@
 //! The simple protocol: one message, any number of statements.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,7 +10,7 @@ use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::work::Work;
 use super::{Session, SessionEnd};
-use crate::settings::hides_change_of_reading;
+pub(super) use crate::sql::readable;
 use crate::sql::{Action, ParseError, Statement};
 use crate::wire::{Frame, SqlError, begin_message, end_message, sql_of_query, sqlstate};
 
@@ -29,12 +28,7 @@ impl Session {
         if self.transaction.is_none() {
             self.portals.clear();
         }
-        if hides_change_of_reading(&text) {
-            self.fail(reading_is_fixed());
-            self.ready();
-            return Ok(());
-        }
-        match self.domain.classify(&text).await {
+        match self.domain.classify(&sql).await {
             Ok(statements) if statements.is_empty() => {
                 let start = begin_message(&mut self.client.output, b'I');
                 end_message(&mut self.client.output, start);
@@ -117,8 +111,8 @@ impl Session {
     /// A message that the parser refuses: the leader's own parser gives PostgreSQL's answer, and nothing runs. What that
     /// one accepts is refused all the same, because what it would do is unknown.
     async fn run_unreadable(&mut self, error: ParseError, sql: Bytes) -> Result<(), SessionEnd> {
-        if let ParseError::TooManyStatements { .. } = error {
-            self.fail(SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, error.to_string()));
+        if !matches!(error, ParseError::Refused(_) | ParseError::Location { .. }) {
+            self.fail(unread(&error));
             return Ok(());
         }
         if self.is_barred(&Action::UNKNOWN) {
@@ -142,31 +136,12 @@ impl Session {
     }
 }
 
-/// What a client is told that would have SQL read by other rules than the router reads it.
-pub(super) fn reading_is_fixed() -> SqlError {
-    SqlError::error(
-        sqlstate::FEATURE_NOT_SUPPORTED,
-        "set_config() cannot change standard_conforming_strings or client_encoding: the router could misread SQL",
-    )
-    .hint("Use SET client_encoding.")
-}
-
-/// SQL as text of the same length. Bytes that are no UTF-8 can only stand in names and constants (encodings in which
-/// they could hide ASCII are refused), so for judging a statement any letter does in their place.
-pub(super) fn readable(sql: &[u8]) -> Cow<'_, str> {
-    match std::str::from_utf8(sql) {
-        Ok(text) => Cow::Borrowed(text),
-        Err(_) => Cow::Owned(sql.iter().map(|&byte| if byte.is_ascii() { byte as char } else { 'x' }).collect()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn text_in_another_encoding_keeps_its_length() {
-        assert_eq!(readable(b"select '\xe9t\xe9'"), "select 'xtx'");
-        assert_eq!(readable("select 'été'".as_bytes()), "select 'été'");
+/// What a client is told whose message the router does not read, though a server might.
+pub(super) fn unread(error: &ParseError) -> SqlError {
+    match error {
+        ParseError::ReadingIsFixed => {
+            SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, error.to_string()).hint("Use SET client_encoding.")
+        }
+        _ => SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, error.to_string()),
     }
 }

@@ -1,11 +1,9 @@
 //! What a unit of work is, all its statements taken together.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-
 use bytes::Bytes;
 
 use crate::settings::Reach;
-use crate::sql::{Action, PinReason, Statement, shape};
+use crate::sql::{Action, PinReason, Statement, fingerprint};
 
 /// One simple statement, or all that an extended batch executes between two of the router's own actions.
 #[derive(Debug, Clone, Default)]
@@ -101,9 +99,7 @@ impl Work {
             _ => {}
         }
         if work.writes {
-            let mut hasher = DefaultHasher::new();
-            shape(text).hash(&mut hasher);
-            work.fingerprint = Some(hasher.finish());
+            work.fingerprint = Some(fingerprint(text));
         }
         work
     }

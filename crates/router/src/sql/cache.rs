@@ -1,12 +1,15 @@
 //! Judged messages, remembered by their shape.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use super::abridge::abridge;
 use super::catalog::Catalog;
 use super::classify::resolve;
-use super::parse::{ParseError, parse};
+use super::parse::{PARSED_BYTES_MAX, PARSED_TOKENS_MAX, ParseError, STATEMENTS_MAX, parse};
 use super::shape::{SHAPE_BYTES_MAX, Shape, shape};
+use super::split::{count_tokens, split};
 use super::statement::Statement;
 
 /// Most messages remembered. At the bound the oldest goes.
@@ -47,7 +50,7 @@ impl ClassificationCache {
     /// [`ParseError`], when the parser refuses the message.
     pub fn classify(&self, text: &str, catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
         if text.len() > SHAPE_BYTES_MAX {
-            return judge(text, catalog);
+            return self.classify_long(text, catalog);
         }
         let key = shape(text);
         {
@@ -63,6 +66,37 @@ impl ClassificationCache {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.insert(key, Arc::clone(&statements), catalog.generation());
         Ok(statements)
+    }
+
+    /// The short form of a query stands for the long one, and of many statements each is judged for itself. Only what
+    /// can be done neither with, or is refused that way, is parsed as it is.
+    fn classify_long(&self, text: &str, catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
+        if let Some(Ok(statements)) = abridge(text).map(|short| self.classify(&short, catalog)) {
+            return Ok(statements);
+        }
+        if let Some(ranges) = split(text).filter(|ranges| ranges.len() > 1) {
+            let count = ranges.len();
+            if count > STATEMENTS_MAX {
+                return Err(ParseError::TooManyStatements { count });
+            }
+            if let Some(statements) = self.classify_each(text, ranges, catalog) {
+                return Ok(statements);
+            }
+        }
+        let (bytes, tokens) = (text.len(), count_tokens(text));
+        if bytes > PARSED_BYTES_MAX || tokens > PARSED_TOKENS_MAX {
+            return Err(ParseError::TooLong { bytes, tokens });
+        }
+        judge(text, catalog)
+    }
+
+    /// None when one of them is not what it seems.
+    fn classify_each(&self, text: &str, ranges: Vec<Range<usize>>, catalog: &Catalog) -> Option<Arc<[Statement]>> {
+        let statement = |range: Range<usize>| match &*self.classify(&text[range.clone()], catalog).ok()? {
+            [one] => Some(Statement { range, ..one.clone() }),
+            _ => None,
+        };
+        ranges.into_iter().map(statement).collect()
     }
 
     /// How many messages are remembered.
@@ -125,6 +159,71 @@ mod tests {
         assert_eq!(cache.len(), 1);
         assert!(cache.classify("SELEC 1", &catalog).is_err());
         assert_eq!(cache.len(), 1);
+    }
+
+    /// A parser's tree of a load would take hundreds of times its bytes, a gigabyte of tree for a few megabytes of rows.
+    #[test]
+    fn f70_a_load_in_one_insert_is_judged_in_little_memory_however_long_it_is() {
+        const BYTES: usize = 16 << 20;
+        const MEMORY_BYTES_MAX: usize = 8 << 20;
+        let (cache, catalog) = (ClassificationCache::new(), Catalog::empty());
+        let mut text = String::with_capacity(BYTES + 64);
+        text.push_str("INSERT INTO t (a, b, c, d) VALUES (0, 'a', now(), NULL)");
+        for row in 0.. {
+            let value = if row % 3 == 0 { "NULL" } else { "'it''s (1, 2)'" };
+            text.push_str(&format!(",\n({row}, {value}, now(), -{row}.5)"));
+            if text.len() > BYTES {
+                break;
+            }
+        }
+        let before = peak_memory_bytes();
+        let statements = cache.classify(&text, &catalog).unwrap();
+        let grown = peak_memory_bytes() - before;
+        assert!(grown < MEMORY_BYTES_MAX, "{grown} bytes for {} of text", text.len());
+        assert_eq!((statements.len(), cache.len()), (1, 1));
+        assert!(matches!(statements[0].action, Action::Update { writes: true, .. }));
+        let literal = format!("INSERT INTO t VALUES ('{}')", "x".repeat(BYTES));
+        let before = peak_memory_bytes();
+        cache.classify(&literal, &catalog).unwrap();
+        assert!(peak_memory_bytes() - before < MEMORY_BYTES_MAX);
+    }
+
+    #[test]
+    fn statements_of_a_long_message_are_judged_each_for_itself() {
+        let (cache, catalog) = (ClassificationCache::new(), Catalog::empty());
+        let text = format!("BEGIN; -- {}\nINSERT INTO t VALUES (1, 'a;b');; SELECT 2", "x".repeat(SHAPE_BYTES_MAX));
+        let short = cache.classify("BEGIN; INSERT INTO t VALUES (1, 'a;b'); SELECT 2", &catalog).unwrap();
+        let long = cache.classify(&text, &catalog).unwrap();
+        assert_eq!(long.len(), 3);
+        for (one, other) in long.iter().zip(short.iter()) {
+            assert_eq!(one.action, other.action);
+        }
+        assert!(text[long[1].range.clone()].ends_with("INSERT INTO t VALUES (1, 'a;b')"));
+        let many = format!("{text}{}", "; SELECT 1".repeat(STATEMENTS_MAX));
+        let count = STATEMENTS_MAX + 1;
+        assert_eq!(cache.classify(&many, &catalog), Err(ParseError::TooManyStatements { count }));
+    }
+
+    #[test]
+    fn a_long_statement_that_has_no_short_form_is_refused() {
+        let (cache, catalog) = (ClassificationCache::new(), Catalog::empty());
+        let statement = |columns| format!("SELECT set_config('a', 'b', true){}", ", a".repeat(columns));
+        assert_eq!(
+            cache.classify(&statement(PARSED_TOKENS_MAX / 4), &catalog).map(|statements| statements.len()),
+            Ok(1)
+        );
+        let long = statement(PARSED_TOKENS_MAX / 2);
+        let (bytes, tokens) = (long.len(), count_tokens(&long));
+        assert_eq!(cache.classify(&long, &catalog), Err(ParseError::TooLong { bytes, tokens }));
+        let code = format!("DO $$BEGIN {} END$$", "x".repeat(PARSED_BYTES_MAX));
+        assert_eq!(cache.classify(&code, &catalog), Err(ParseError::TooLong { bytes: code.len(), tokens: 2 }));
+    }
+
+    /// Most memory that this process has had so far.
+    fn peak_memory_bytes() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse::<usize>().unwrap() * 1024
     }
 
     #[test]

@@ -4,7 +4,10 @@
 //! [`resolve`] judges those facts against a [`Catalog`] of one database. Reads are whitelisted: whatever is not proven
 //! to be a read goes to the leader. Code that lies in the database - functions, triggers, DO - is judged by its words, for
 //! what its declared volatility does not say. [`ClassificationCache`] remembers the outcome under the message's [`shape`].
+//! A long message is taken apart and made short before it is parsed (`split`, `abridge`), beside the threads that serve
+//! sessions.
 
+mod abridge;
 mod body;
 mod builtin;
 mod cache;
@@ -18,14 +21,16 @@ mod facts;
 mod parse;
 mod part;
 mod shape;
+mod split;
 mod statement;
 mod token;
 
+pub use abridge::ABRIDGED_BYTES_MAX;
 pub use body::BODY_BYTES_MAX;
 pub use cache::{CACHE_BYTES_MAX, CACHE_ENTRIES_MAX, ClassificationCache};
 pub use catalog::{Catalog, CatalogError, DEFINITION_BYTES_MAX, OBJECTS_MAX, Objects};
 pub use classify::{VIEW_DEPTH_MAX, resolve};
-pub use parse::{ParseError, ParsedStatement, STATEMENTS_MAX, parse};
+pub use parse::{PARSED_BYTES_MAX, PARSED_TOKENS_MAX, ParseError, ParsedStatement, STATEMENTS_MAX, parse, readable};
 pub use part::{Part, Scope};
-pub use shape::{SHAPE_BYTES_MAX, Shape, shape};
+pub use shape::{SHAPE_BYTES_MAX, Shape, contains_ignoring_case, fingerprint, names_a_time, shape};
 pub use statement::{Action, DiscardTarget, Isolation, PinReason, Statement, TransactionModes};

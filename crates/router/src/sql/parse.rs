@@ -1,5 +1,6 @@
 //! First step: from the text of a message to facts that hold whatever the catalog says.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use pg_query::NodeEnum;
@@ -13,18 +14,39 @@ use super::statement::{Action, PinReason};
 /// Most statements in one message. More is refused: the router would hold one record for each.
 pub const STATEMENTS_MAX: usize = 10_000;
 
+/// Longest statement that is parsed as it is, in bytes; the parser and its tree have half a dozen copies of a constant.
+/// A longer one is refused unless it can be made short.
+pub const PARSED_BYTES_MAX: usize = 16 << 20;
+
+/// Most tokens of a statement beyond [`super::SHAPE_BYTES_MAX`] that is parsed as it is: each may take 5 KB of tree.
+pub const PARSED_TOKENS_MAX: usize = 50_000;
+
 /// Why a message has no parse tree. The router sends such a message to the leader, whose own error the client gets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ParseError {
     /// the parser refuses the message: {0}; the leader's own answer counts
     #[error("the parser refuses the message: {0}; the leader's own answer counts")]
     Refused(String),
-    /// a message of {count} statements is longer than the limit of {STATEMENTS_MAX}; send fewer in one message
-    #[error("a message of {count} statements is longer than the limit of {STATEMENTS_MAX}; send fewer in one message")]
+    /// a message of {count} statements or more is longer than the limit of {STATEMENTS_MAX}; send fewer in one message
+    #[error("a message of {count} statements or more is over the limit of {STATEMENTS_MAX}; send fewer in one message")]
     TooManyStatements {
-        /// How many there are.
+        /// How many there are at least.
         count: usize,
     },
+    /// a statement of {bytes} bytes and {tokens} tokens is longer than the router can read
+    #[error(
+        "a statement of {bytes} bytes and {tokens} tokens is longer than the {PARSED_BYTES_MAX} bytes and \
+         {PARSED_TOKENS_MAX} tokens that the router reads, and it cannot be shortened; send constants as parameters"
+    )]
+    TooLong {
+        /// How long it is.
+        bytes: usize,
+        /// Of how many tokens, about.
+        tokens: usize,
+    },
+    /// set_config() cannot change standard_conforming_strings or client_encoding: the router could misread SQL
+    #[error("set_config() cannot change standard_conforming_strings or client_encoding: the router could misread SQL")]
+    ReadingIsFixed,
     /// the parser put a statement outside its message at byte {location}; this is a defect, please report the message
     #[error(
         "the parser put a statement outside its message at byte {location}; this is a defect, please report the message"
@@ -62,6 +84,15 @@ pub(super) enum Kind {
     Write,
     /// DECLARE CURSOR over a query.
     Cursor { hold: bool },
+}
+
+/// SQL as text of the same length. Bytes that are no UTF-8 can only stand in names and constants (encodings in which
+/// they could hide ASCII are refused), so for judging a statement any letter does in their place.
+pub fn readable(sql: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(sql) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => Cow::Owned(sql.iter().map(|&byte| if byte.is_ascii() { byte as char } else { 'x' }).collect()),
+    }
 }
 
 /// The statements of a message, none for an empty one.
@@ -144,6 +175,12 @@ mod tests {
         assert_eq!(ranges[0], "SELECT 'ä;'");
         assert_eq!(ranges[1].trim_start_matches([' ', ';']), "UPDATE t SET a = 1");
         assert_eq!(ranges[2], "COMMIT");
+    }
+
+    #[test]
+    fn text_in_another_encoding_keeps_its_length() {
+        assert_eq!(readable(b"select '\xe9t\xe9'"), "select 'xtx'");
+        assert_eq!(readable("select 'été'".as_bytes()), "select 'été'");
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! the grammar wherever they are followed and preceded by what is checked here, and the kind of constant (integer,
 //! other number, string) stays in the shape.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use super::facts::TIME_WORDS;
 
 /// Longest text that gets a shape of its own, in bytes; longer texts are not cached.
@@ -54,8 +56,15 @@ pub fn shape(text: &str) -> Shape {
     }
 }
 
+/// A number for messages of one shape, good where a mistake costs no more than time. Of a long message its beginning counts.
+pub fn fingerprint(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    shape(&text[..text.floor_char_boundary(SHAPE_BYTES_MAX)]).hash(&mut hasher);
+    hasher.finish()
+}
+
 /// Only these statements' constants never matter: SET, SHOW, utility statements and the like keep theirs.
-fn begins_with_query(bytes: &[u8]) -> bool {
+pub(super) fn begins_with_query(bytes: &[u8]) -> bool {
     const FIRST_WORDS: [&[u8]; 8] =
         [b"select", b"with", b"insert", b"update", b"delete", b"values", b"table", b"merge"];
     let start = bytes.iter().position(|byte| !is_blank(*byte)).unwrap_or(bytes.len());
@@ -210,8 +219,15 @@ fn is_blank(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
 }
 
-fn names_a_time(content: &[u8]) -> bool {
-    TIME_WORDS.iter().any(|word| content.windows(word.len()).any(|window| window.eq_ignore_ascii_case(word.as_bytes())))
+/// Whether a word of time stands anywhere in `content`, also inside another word.
+pub fn names_a_time(content: &[u8]) -> bool {
+    TIME_WORDS.iter().any(|word| contains_ignoring_case(content, word.as_bytes()))
+}
+
+/// Whether `word`, which is in lower case and not empty, stands in `text` in any case of its letters.
+pub fn contains_ignoring_case(text: &[u8], word: &[u8]) -> bool {
+    let starts = |at: usize| text[at..].get(..word.len()).is_some_and(|part| part.eq_ignore_ascii_case(word));
+    text.iter().enumerate().any(|(at, byte)| byte.to_ascii_lowercase() == word[0] && starts(at))
 }
 
 #[cfg(test)]

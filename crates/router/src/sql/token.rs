@@ -54,7 +54,7 @@ pub(super) struct Unreadable;
 
 /// The tokens of a text.
 pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Unreadable> {
-    let mut scanner = Scanner { text, bytes: text.as_bytes(), at: 0 };
+    let mut scanner = Scanner::new(text);
     let mut found = Vec::new();
     while let Some(byte) = scanner.peek(0) {
         if let Some(token) = scanner.token(byte)? {
@@ -64,19 +64,25 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token<'_>>, Unreadable> {
     Ok(found)
 }
 
-struct Scanner<'a> {
+/// Goes over a text once.
+pub(super) struct Scanner<'a> {
     text: &'a str,
     bytes: &'a [u8],
-    at: usize,
+    /// How far it has come.
+    pub at: usize,
 }
 
 impl<'a> Scanner<'a> {
-    fn peek(&self, ahead: usize) -> Option<u8> {
+    pub fn new(text: &'a str) -> Scanner<'a> {
+        Scanner { text, bytes: text.as_bytes(), at: 0 }
+    }
+
+    pub fn peek(&self, ahead: usize) -> Option<u8> {
         self.bytes.get(self.at + ahead).copied()
     }
 
     /// The token at the current place, none for blanks and comments; always goes on by a byte at least.
-    fn token(&mut self, byte: u8) -> Result<Option<Token<'a>>, Unreadable> {
+    pub fn token(&mut self, byte: u8) -> Result<Option<Token<'a>>, Unreadable> {
         let token = match (byte, self.peek(1)) {
             (b'-', Some(b'-')) => {
                 self.skip_while(|byte| !matches!(byte, b'\n' | b'\r'));
@@ -110,7 +116,7 @@ impl<'a> Scanner<'a> {
         Ok(Some(token))
     }
 
-    fn skip_while(&mut self, wanted: impl Fn(u8) -> bool) {
+    pub fn skip_while(&mut self, wanted: impl Fn(u8) -> bool) {
         while self.peek(0).is_some_and(&wanted) {
             self.at += 1;
         }
@@ -231,7 +237,7 @@ fn begins_word(byte: u8) -> bool {
     byte.is_ascii_alphabetic() || byte == b'_' || byte >= 0x80
 }
 
-fn continues_word(byte: u8) -> bool {
+pub(super) fn continues_word(byte: u8) -> bool {
     begins_word(byte) || byte.is_ascii_digit() || byte == b'$'
 }
 

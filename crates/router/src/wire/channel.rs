@@ -1,5 +1,6 @@
 //! A socket with a buffer on each side, read frame by frame.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::{Pin, pin};
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::Socket;
@@ -17,6 +18,9 @@ const READ_BYTES: usize = 16 * 1024;
 
 /// A buffer that grew beyond this for one large message is given back afterwards.
 const BUFFER_KEEP_BYTES_MAX: usize = 256 * 1024;
+
+/// Bytes from this on are written from where they lie; fewer are cheaper to copy.
+const SHARED_BYTES_MIN: usize = 64 * 1024;
 
 /// One whole message: its tag, and its bytes including tag and length.
 #[derive(Debug, Clone)]
@@ -57,8 +61,12 @@ pub enum ChannelError {
 pub struct Channel {
     socket: Socket,
     input: BytesMut,
+    /// Written before `output`: long bytes that somebody else holds as well, and what goes before them.
+    shared: VecDeque<Bytes>,
     /// What is to be written with the next [`Channel::flush`].
     pub output: BytesMut,
+    /// `output` was so long that its memory is given back when it is written.
+    output_was_long: bool,
     /// Largest message accepted, in bytes.
     pub message_bytes_max: usize,
     taken: Arc<AtomicU64>,
@@ -67,7 +75,15 @@ pub struct Channel {
 impl Channel {
     /// Wraps `socket`; no message longer than `message_bytes_max` bytes is read from it.
     pub fn new(socket: Socket, message_bytes_max: usize) -> Channel {
-        Channel { socket, input: BytesMut::new(), output: BytesMut::new(), message_bytes_max, taken: Arc::default() }
+        Channel {
+            socket,
+            input: BytesMut::new(),
+            shared: VecDeque::new(),
+            output: BytesMut::new(),
+            output_was_long: false,
+            message_bytes_max,
+            taken: Arc::default(),
+        }
     }
 
     /// The next frame if it is already here.
@@ -84,7 +100,12 @@ impl Channel {
         if self.input.len() < total {
             return Ok(None);
         }
-        Ok(Some(Frame { tag, bytes: self.input.split_to(total).freeze() }))
+        let bytes = self.input.split_to(total).freeze();
+        if total > BUFFER_KEEP_BYTES_MAX {
+            // What follows must not keep the memory of the whole.
+            self.input = BytesMut::from(&self.input[..]);
+        }
+        Ok(Some(Frame { tag, bytes }))
     }
 
     /// The next frame, waited for. A closed connection is an `UnexpectedEof`.
@@ -143,8 +164,8 @@ impl Channel {
         Ok(())
     }
 
-    /// The next frame, waited for while `output` is written: a peer that writes before it has read everything is never
-    /// waited for in vain.
+    /// The next frame, waited for while what is to be written goes out: a peer that writes before it has read everything
+    /// is never waited for in vain.
     pub async fn exchange(&mut self) -> Result<Frame, ChannelError> {
         loop {
             if let Some(frame) = self.buffered_frame()? {
@@ -154,7 +175,7 @@ impl Channel {
         }
     }
 
-    /// Moves what can be moved: writes of `output` and, if `reads`, reads once. Pending when nothing could be.
+    /// Moves what can be moved: writes and, if `reads`, reads once. Pending when nothing could be.
     pub fn poll_flow(&mut self, context: &mut Context<'_>, reads: bool) -> Poll<io::Result<()>> {
         let written = self.poll_output(context);
         if !reads {
@@ -172,39 +193,76 @@ impl Channel {
         }
     }
 
+    /// Appends tag and length of a message whose body of `bytes` bytes follows.
+    pub fn begin(&mut self, tag: u8, bytes: usize) {
+        self.output.put_u8(tag);
+        self.output.put_u32(u32::try_from(4 + bytes).expect("messages are bounded far below 4 GiB"));
+    }
+
+    /// Appends `bytes` to what is to be written; many of them are not copied.
+    pub fn put(&mut self, bytes: &Bytes) {
+        if bytes.len() < SHARED_BYTES_MIN {
+            self.output.extend_from_slice(bytes);
+            return;
+        }
+        if !self.output.is_empty() {
+            self.shared.push_back(self.output.split().freeze());
+        }
+        self.shared.push_back(bytes.clone());
+    }
+
+    /// How many bytes are to be written.
+    pub fn unwritten(&self) -> usize {
+        self.output.len() + self.shared.iter().map(Bytes::len).sum::<usize>()
+    }
+
     /// Writes what the socket takes.
     fn poll_output(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.output_was_long |= self.output.len() > BUFFER_KEEP_BYTES_MAX;
         let mut done = false;
-        while !self.output.is_empty() {
-            match Pin::new(&mut self.socket).poll_write(context, &self.output)? {
+        loop {
+            let next = self.shared.front().map_or(&self.output[..], |shared| &shared[..]);
+            if next.is_empty() {
+                break;
+            }
+            match Pin::new(&mut self.socket).poll_write(context, next)? {
                 Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Poll::Ready(count) => {
-                    self.output.advance(count);
-                    self.taken.fetch_add(count as u64, Relaxed);
+                    self.written(count);
                     done = true;
                 }
                 Poll::Pending => break,
             }
         }
-        self.give_back_output();
+        // Its capacity says nothing of it: that shrinks as bytes are taken from its front.
+        if self.output.is_empty() && std::mem::take(&mut self.output_was_long) {
+            self.output = BytesMut::new();
+        }
         if done { Poll::Ready(Ok(())) } else { Poll::Pending }
     }
 
-    fn give_back_output(&mut self) {
-        if self.output.is_empty() && self.output.capacity() > BUFFER_KEEP_BYTES_MAX {
-            self.output = BytesMut::new();
+    fn written(&mut self, count: usize) {
+        match self.shared.front_mut() {
+            Some(shared) => {
+                shared.advance(count);
+                if shared.is_empty() {
+                    self.shared.pop_front();
+                }
+            }
+            None => self.output.advance(count),
         }
+        self.taken.fetch_add(count as u64, Relaxed);
     }
 
-    /// Writes everything in `output`.
+    /// Writes everything that is to be written.
     pub async fn flush(&mut self) -> io::Result<()> {
-        while !self.output.is_empty() {
+        while self.unwritten() > 0 {
             self.flush_some().await?;
         }
         Ok(())
     }
 
-    /// Writes some of `output`, as soon as any of it can be.
+    /// Writes some of it, as soon as any of it can be.
     pub async fn flush_some(&mut self) -> io::Result<()> {
         std::future::poll_fn(|context| self.poll_output(context)).await
     }
@@ -222,5 +280,62 @@ impl Channel {
     /// One raw byte, the answer to a request for encryption.
     pub async fn answer_byte(&mut self, byte: u8) -> io::Result<()> {
         self.socket.write_all(&[byte]).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Reply;
+
+    /// Longer than what a buffer may keep.
+    const LONG: usize = 4 * BUFFER_KEEP_BYTES_MAX;
+
+    fn channels() -> (Channel, Channel) {
+        let (one, other) = tokio::net::UnixStream::pair().unwrap();
+        (Channel::new(Socket::Unix(one), 1 << 30), Channel::new(Socket::Unix(other), 1 << 30))
+    }
+
+    #[tokio::test]
+    async fn a_long_message_leaves_no_long_buffer_behind() {
+        let (mut sender, mut receiver) = channels();
+        for _ in 0..3 {
+            sender.output.message(b'd', &vec![b'x'; LONG]);
+            sender.output.message(b'c', b"");
+            let (sent, received) =
+                tokio::join!(sender.flush(), async { [receiver.frame().await, receiver.frame().await] });
+            sent.unwrap();
+            let [long, short] = received.map(Result::unwrap);
+            assert_eq!((long.bytes.len(), short.tag), (LONG + 5, b'c'));
+            // Nobody has the long message any more but the one who asked for it.
+            assert!(long.bytes.is_unique());
+            assert!(receiver.input.capacity() <= BUFFER_KEEP_BYTES_MAX);
+            assert_eq!((sender.output.capacity(), sender.unwritten()), (0, 0));
+        }
+    }
+
+    #[tokio::test]
+    async fn many_bytes_are_written_in_their_order_from_where_they_lie() {
+        let (mut sender, mut receiver) = channels();
+        let long = Bytes::from(vec![b'x'; LONG]);
+        sender.output.message(b'1', b"");
+        sender.begin(b'Q', LONG + 1);
+        sender.put(&long);
+        sender.output.put_u8(0);
+        sender.begin(b'd', 3);
+        sender.put(&Bytes::from_static(b"abc"));
+        assert_eq!(sender.shared[1].as_ptr(), long.as_ptr());
+        assert_eq!(sender.unwritten(), 5 + 5 + LONG + 1 + 8);
+        let (sent, tags) = tokio::join!(sender.flush(), async {
+            let mut tags = Vec::new();
+            for _ in 0..3 {
+                let frame = receiver.frame().await.unwrap();
+                tags.push((frame.tag, frame.body().len()));
+            }
+            tags
+        });
+        sent.unwrap();
+        assert_eq!(tags, [(b'1', 0), (b'Q', LONG + 1), (b'd', 3)]);
+        assert_eq!(sender.unwritten(), 0);
     }
 }

@@ -1,8 +1,8 @@
 //! Messages of clients, read only as far as the router must understand them.
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes};
 
-use super::{Frame, begin_message, end_message};
+use super::{Channel, Frame};
 
 /// Start-up parameters are at most this many; PostgreSQL's packet bound allows no more that mean anything.
 const STARTUP_PARAMETERS_MAX: usize = 200;
@@ -117,14 +117,13 @@ impl Parse {
     }
 
     /// Appends the message under another statement name.
-    pub fn encode_as(sql: &[u8], types: &[u8], name: &str, output: &mut BytesMut) {
-        let start = begin_message(output, b'P');
-        output.put_slice(name.as_bytes());
-        output.put_u8(0);
-        output.put_slice(sql);
-        output.put_u8(0);
-        output.put_slice(types);
-        end_message(output, start);
+    pub fn encode_as(sql: &Bytes, types: &[u8], name: &str, channel: &mut Channel) {
+        channel.begin(b'P', name.len() + sql.len() + types.len() + 2);
+        channel.output.put_slice(name.as_bytes());
+        channel.output.put_u8(0);
+        channel.put(sql);
+        channel.output.put_u8(0);
+        channel.output.put_slice(types);
     }
 }
 
@@ -153,14 +152,13 @@ impl Bind {
 }
 
 /// Appends `bind` for the statement that the server calls `statement`.
-pub fn rename_bind(bind: &Bind, statement: &str, output: &mut BytesMut) {
-    let start = begin_message(output, b'B');
-    output.put_slice(&bind.portal);
-    output.put_u8(0);
-    output.put_slice(statement.as_bytes());
-    output.put_u8(0);
-    output.put_slice(&bind.values);
-    end_message(output, start);
+pub fn rename_bind(bind: &Bind, statement: &str, channel: &mut Channel) {
+    channel.begin(b'B', bind.portal.len() + statement.len() + bind.values.len() + 2);
+    channel.output.put_slice(&bind.portal);
+    channel.output.put_u8(0);
+    channel.output.put_slice(statement.as_bytes());
+    channel.output.put_u8(0);
+    channel.put(&bind.values);
 }
 
 /// What `Describe` and `Close` name.
@@ -241,9 +239,11 @@ impl Execute {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::wire::Reply;
+    use bytes::BytesMut;
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::wire::{Reply, Socket};
 
     fn frame(tag: u8, body: &[u8]) -> Frame {
         let mut bytes = BytesMut::new();
@@ -251,12 +251,13 @@ mod tests {
         Frame { tag, bytes: bytes.freeze() }
     }
 
-    #[test]
-    fn a_bind_is_renamed_and_nothing_else_changes() {
+    #[tokio::test]
+    async fn a_bind_is_renamed_and_nothing_else_changes() {
+        let (socket, _peer) = tokio::net::UnixStream::pair().unwrap();
+        let mut channel = Channel::new(Socket::Unix(socket), 1 << 20);
         let bind = Bind::read(&frame(b'B', b"portal\0old\0\0\0\0\0\0\0")).expect("well formed");
-        let mut output = BytesMut::new();
-        rename_bind(&bind, "new", &mut output);
-        assert_eq!(&output[5..], b"portal\0new\0\0\0\0\0\0\0");
+        rename_bind(&bind, "new", &mut channel);
+        assert_eq!(&channel.output[..], b"B\0\0\0\x15portal\0new\0\0\0\0\0\0\0");
     }
 
     #[test]
