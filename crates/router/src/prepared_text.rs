@@ -1,12 +1,14 @@
 //! Texts of prepared statements, shared by all clients of a database that have prepared the same.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Weak};
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 
 use bytes::Bytes;
 
 use crate::settings::Settings;
+use crate::wire::Frame;
 
 /// Texts up to this length are copied out of the buffer in which they came: kept as part of it, a short text would keep
 /// all of it. A longer one has a buffer of its own ([`crate::wire::Channel`]).
@@ -28,6 +30,10 @@ pub struct PreparedText {
     pub settings: Arc<Settings>,
     /// It is one client's alone: what its Parse has made of it is to be had nowhere else.
     pub private: bool,
+    /// The columns of its result, as a server has described them first; a hash of them.
+    result: OnceLock<u64>,
+    /// A server has described others since: who has prepared it has to do that again.
+    outdated: AtomicBool,
 }
 
 impl PreparedText {
@@ -36,9 +42,51 @@ impl PreparedText {
         self.sql.len() + self.types.len()
     }
 
+    /// Whether some server has described its result.
+    pub fn is_described(&self) -> bool {
+        self.result.get().is_some()
+    }
+
+    /// A server describes its result to a client with this message, a `RowDescription` or `NoData`. The first such stays.
+    pub fn note_result(&self, description: &Frame) {
+        self.result.get_or_init(|| columns(description));
+    }
+
+    /// Whether a server that describes its result so has the one that clients know. If not, the statement is outdated
+    /// from now on.
+    pub fn has_result(&self, description: &Frame) -> bool {
+        let is_known = self.result.get().is_none_or(|result| *result == columns(description));
+        if !is_known {
+            self.outdated.store(true, Relaxed);
+        }
+        is_known
+    }
+
+    /// Whether its result has become another since it was described.
+    pub fn is_outdated(&self) -> bool {
+        self.outdated.load(Relaxed)
+    }
+
     fn is(&self, sql: &Bytes, types: &Bytes, settings: &Arc<Settings>) -> bool {
         self.sql == sql && self.types == types && self.settings == *settings
     }
+}
+
+/// A hash of what PostgreSQL compares of a result's columns (`equalRowTypes`): names, types and their modifiers.
+fn columns(description: &Frame) -> u64 {
+    const TABLE_AND_NUMBER: usize = 4 + 2;
+    const TYPE: usize = 4 + 2 + 4;
+    const FORMAT: usize = 2;
+    let mut hasher = DefaultHasher::new();
+    let body = description.body();
+    let mut rest: &[u8] = body.get(2..).unwrap_or_default();
+    while let Some(end) = rest.iter().position(|byte| *byte == 0) {
+        let (name, column) = rest.split_at(end + 1);
+        name.hash(&mut hasher);
+        column.get(TABLE_AND_NUMBER..TABLE_AND_NUMBER + TYPE).hash(&mut hasher);
+        rest = column.get(TABLE_AND_NUMBER + TYPE + FORMAT..).unwrap_or_default();
+    }
+    hasher.finish()
 }
 
 /// `bytes` without the buffer of which they are a part.
@@ -68,7 +116,7 @@ impl PreparedTexts {
     pub fn shared(&mut self, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
         let hash = self.hasher.hash_one((&sql, &types, &settings));
         let known = self.known.get(&hash).and_then(Weak::upgrade);
-        if let Some(text) = known.filter(|text| text.is(&sql, &types, &settings)) {
+        if let Some(text) = known.filter(|text| !text.is_outdated() && text.is(&sql, &types, &settings)) {
             return text;
         }
         if self.known.len() >= self.forget_at {
@@ -93,13 +141,15 @@ impl PreparedTexts {
     fn text(&mut self, sql: Bytes, types: Bytes, settings: Arc<Settings>, private: bool) -> Arc<PreparedText> {
         self.last += 1;
         let (sql, types) = (on_their_own(sql), on_their_own(types));
-        Arc::new(PreparedText { number: self.last, sql, types, settings, private })
+        let (result, outdated) = Default::default();
+        Arc::new(PreparedText { number: self.last, sql, types, settings, private, result, outdated })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Reply;
 
     fn shared(texts: &mut PreparedTexts, sql: &'static str) -> Arc<PreparedText> {
         texts.shared(sql.into(), Bytes::new(), Arc::default())
@@ -114,6 +164,34 @@ mod tests {
         assert_ne!(texts.private("SELECT 1".into(), Bytes::new(), Arc::default()).number, first.number);
         texts.forget();
         assert_ne!(shared(&mut texts, "SELECT 1").number, first.number);
+    }
+
+    fn described(columns: &[(&str, u32, u16)]) -> Frame {
+        let mut body = vec![0, columns.len() as u8];
+        for (name, of_type, format) in columns {
+            body.extend(
+                [name.as_bytes(), &[0], &[0; 6], &of_type.to_be_bytes(), &[0; 6], &format.to_be_bytes()].concat(),
+            );
+        }
+        let mut bytes = bytes::BytesMut::new();
+        bytes.message(b'T', &body);
+        Frame { tag: b'T', bytes: bytes.freeze() }
+    }
+
+    #[test]
+    fn a_text_whose_result_has_changed_is_outdated_and_not_shared() {
+        let mut texts = PreparedTexts::default();
+        let text = shared(&mut texts, "SELECT * FROM t");
+        assert!(!text.is_described());
+        text.note_result(&described(&[("a", 23, 0)]));
+        assert!(text.is_described());
+        // In which format values are sent is no part of it.
+        assert!(text.has_result(&described(&[("a", 23, 1)])) && !text.is_outdated());
+        assert!(Arc::ptr_eq(&text, &shared(&mut texts, "SELECT * FROM t")));
+        for columns in [&[("b", 23, 0)][..], &[("a", 25, 0)], &[("a", 23, 0), ("b", 23, 0)], &[]] {
+            assert!(!text.has_result(&described(columns)) && text.is_outdated());
+        }
+        assert_ne!(shared(&mut texts, "SELECT * FROM t").number, text.number);
     }
 
     /// The buffer of a client's socket must not live as long as a statement that came through it.

@@ -10,6 +10,7 @@ mod harness;
 mod wire;
 
 mod atomic_batches;
+mod changed_tables;
 mod commits_under_way;
 mod drivers_habits;
 mod forgotten_reads;

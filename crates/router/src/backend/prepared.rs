@@ -81,7 +81,10 @@ impl PreparedStatements {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
+    use crate::prepared_text::PreparedTexts;
 
     #[test]
     fn the_statement_unused_longest_gives_way() {
@@ -98,18 +101,16 @@ mod tests {
     #[test]
     fn a_private_statement_stays_as_long_as_its_client_has_it() {
         let mut prepared = PreparedStatements::default();
-        let text = |number| {
-            let (sql, types, settings) = Default::default();
-            Arc::new(PreparedText { number, sql, types, settings, private: true })
-        };
-        let (kept, dropped) = (text(0), text(1));
+        let mut texts = PreparedTexts::default();
+        let mut text = || texts.private(Bytes::new(), Bytes::new(), Arc::default());
+        let (kept, dropped) = (text(), text());
         assert_eq!((prepared.insert(&kept), prepared.insert(&dropped)), (None, None));
-        for number in 2..PREPARED_STATEMENTS_MAX as u64 {
+        for number in 3..=PREPARED_STATEMENTS_MAX as u64 {
             assert_eq!(prepared.insert_number(number), None);
         }
         drop(dropped);
-        assert_eq!(prepared.insert_number(10_000), Some(1));
-        assert_eq!(prepared.insert_number(10_001), Some(2));
-        assert!(prepared.touch(0));
+        assert_eq!(prepared.insert_number(10_000), Some(2));
+        assert_eq!(prepared.insert_number(10_001), Some(3));
+        assert!(prepared.touch(kept.number));
     }
 }

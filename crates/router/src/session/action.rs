@@ -261,7 +261,9 @@ impl Session {
             Some(_) => self.run_text_on_leader(text).await,
             None => {
                 self.statements.clear();
-                if let Some(backend) = &mut self.own_backend {
+                let backend = self.transaction.as_mut().and_then(Transaction::backend).or(self.own_backend.as_mut());
+                // A session that has prepared by PREPARE is pinned.
+                if let Some(backend) = backend.filter(|_| self.pinned.is_some()) {
                     backend.prepared.clear();
                     return self.run_text_on_leader(text).await;
                 }

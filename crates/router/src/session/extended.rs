@@ -288,8 +288,12 @@ impl Session {
             Ok(statement) => statement,
             Err(error) => return Next::Error(error),
         };
+        let is_older = statement.judged_at != self.domain.catalog_version();
         self.judge_again(&mut statement).await;
         if let Err(error) = self.keep_meaning(&bind.statement, &mut statement, piece).await {
+            return Next::Error(error);
+        }
+        if let Err(error) = self.keep_result(&statement, is_older).await {
             return Next::Error(error);
         }
         if self.portals.len() >= PORTALS_MAX && !self.portals.contains_key(&bind.portal) {
@@ -334,6 +338,9 @@ impl Session {
         if of_statement && let Err(error) = self.keep_meaning(&describe.name, &mut statement, piece).await {
             return Next::Error(error);
         }
+        if of_statement && statement.text.is_outdated() {
+            return Next::Error(relay::outdated());
+        }
         if statement.is_routers_own() {
             let mut answer = BytesMut::new();
             if of_statement {
@@ -346,7 +353,11 @@ impl Session {
             piece.request.items.push(Item::Answer(answer.freeze()));
         } else if of_statement {
             self.mark_place(statement.statement.as_ref(), piece);
-            piece.request.items.push(Item::DescribeStatement { text: statement.text, named: statement.named });
+            let has_fixed_result = statement.has_fixed_result();
+            let ClientStatement { text, named, .. } = statement;
+            piece.request.items.push(Item::DescribeStatement { text, named, has_fixed_result });
+        } else if statement.has_fixed_result() {
+            piece.request.items.push(Item::DescribePortal { frame, text: statement.text });
         } else {
             piece.request.items.push(Item::Portal(frame));
         }
@@ -409,6 +420,12 @@ impl Session {
 }
 
 impl ClientStatement {
+    /// Whether its result is a matter of its text and the tables, as that of FETCH is not.
+    fn has_fixed_result(&self) -> bool {
+        let action = self.statement.as_ref().map(|statement| &statement.action);
+        matches!(action, Some(Action::Read { .. } | Action::Update { .. }))
+    }
+
     pub(super) fn is_routers_own(&self) -> bool {
         self.statement.as_ref().is_none_or(|statement| is_routers_own(&statement.action))
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::extended::Piece;
-use super::relay::{Ended, Hold, RelayError};
+use super::relay::{self, Ended, Hold, RelayError};
 use super::request::{Expected, Item, put_named, put_own};
 use super::transaction::Transaction;
 use super::work::Work;
@@ -116,6 +116,24 @@ impl Session {
         *statement = ClientStatement { text, named: true, kept: Kept::Settings, ..statement.clone() };
         self.statements.insert(name.clone(), statement.clone());
         Ok(())
+    }
+
+    /// Makes sure that the client's statement has the result that the client knows, as far as that must be known before it
+    /// runs: a read, or what runs in a transaction, is refused by its answer.
+    /// `is_older`: the catalog has changed since its Parse.
+    pub(super) async fn keep_result(&mut self, statement: &ClientStatement, is_older: bool) -> Result<(), SqlError> {
+        let text = &statement.text;
+        let is_update = statement.statement.as_ref().is_some_and(|statement| !statement.action.is_read());
+        let commits_itself = is_update && self.transaction.is_none() && !statement.is_routers_own();
+        if commits_itself && is_older && text.is_described() && !text.is_outdated() {
+            let mut backend = self.take_leader().await.map_err(|error| error.to_sql())?;
+            let is_there = backend.prepared.has(text.number);
+            let result =
+                if is_there { Ok(()) } else { self.parse_between(&mut backend, text, "BEGIN", "ROLLBACK").await };
+            self.return_leader(backend);
+            result?;
+        }
+        if text.is_outdated() { Err(relay::outdated()) } else { Ok(()) }
     }
 
     /// Nothing of the settings of its Parse is left in the statement: it is shared under those of now.

@@ -7,12 +7,12 @@ use std::collections::VecDeque;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes};
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::request::Expected;
 use crate::backend::Backend;
 use crate::servers::Server;
-use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply};
+use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply, SqlError, sqlstate};
 
 /// Bytes of an answer held back before the first of them go to the client.
 pub const HELD_BYTES_MAX: usize = 32 * 1024;
@@ -97,6 +97,9 @@ pub struct Relay<'a> {
     parsed: usize,
     /// The client's output is written beside everything else: nobody waits for it.
     streams: bool,
+    /// The client has been told of an error that the server does not know of: what this one answers up to `Sync` is not
+    /// for the client.
+    refused: bool,
 }
 
 impl<'a> Relay<'a> {
@@ -120,6 +123,7 @@ impl<'a> Relay<'a> {
             went_out: false,
             parsed: 0,
             streams: false,
+            refused: false,
         }
     }
 
@@ -149,6 +153,7 @@ impl<'a> Relay<'a> {
     fn give_own_answers(&mut self) {
         while let Some(Expected::Answer(_) | Expected::ParseAnswer) = self.expected.front() {
             match self.expected.pop_front() {
+                _ if self.refused => {}
                 Some(Expected::Answer(bytes)) => self.client.output.put_slice(&bytes),
                 _ => {
                     self.parsed += 1;
@@ -200,27 +205,50 @@ impl<'a> Relay<'a> {
                 (false, false)
             }
             (Expected::Own { .. } | Expected::Simple | Expected::Sync, b'Z') => {
+                self.refused = false;
                 self.note_status(&frame);
                 (false, true)
             }
             (Expected::Own { .. }, _) => (false, false),
             (Expected::Parse { visible, .. }, b'1') => {
-                self.parsed += usize::from(*visible);
+                self.parsed += usize::from(*visible && !self.refused);
                 (*visible, true)
             }
             (Expected::Evicted { .. }, b'3') => (false, true),
             (Expected::Bind, b'2') | (Expected::Close, b'3') => (true, true),
-            (Expected::DescribeStatement | Expected::DescribePortal, b'T' | b'n') => (true, true),
+            (Expected::CompareResult { text }, b'T' | b'n') => {
+                if !text.has_result(&frame) {
+                    self.refuse();
+                }
+                (false, true)
+            }
+            (Expected::CompareResult { .. }, _) => (false, false),
+            (Expected::DescribeStatement { text } | Expected::DescribePortal { text }, b'T' | b'n') => {
+                if let Some(text) = text.as_ref().filter(|_| !self.refused) {
+                    text.note_result(&frame);
+                }
+                (true, true)
+            }
             (Expected::Execute, b'C' | b's' | b'I') => (true, true),
             _ => (true, false),
         };
-        if visible {
+        if visible && !self.refused {
             self.give(&frame).await?;
         }
         if ends {
             self.expected.pop_front();
         }
         Ok(())
+    }
+
+    /// The client gets PostgreSQL's error for a statement whose result is another now.
+    fn refuse(&mut self) {
+        let mut bytes = BytesMut::new();
+        outdated().encode(&mut bytes);
+        let frame = Frame { tag: b'E', bytes: bytes.freeze() };
+        self.client.output.put_slice(&frame.bytes);
+        self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
+        self.refused = true;
     }
 
     fn note_status(&mut self, frame: &Frame) {
@@ -255,7 +283,7 @@ impl<'a> Relay<'a> {
             self.expected.pop_front();
         }
         self.relayed.error.get_or_insert(fields);
-        self.give(&frame).await
+        if self.refused { Ok(()) } else { self.give(&frame).await }
     }
 
     async fn give(&mut self, frame: &Frame) -> Result<(), RelayError> {
@@ -403,6 +431,11 @@ enum Marker {
     NotSent,
     Sent,
     Passed,
+}
+
+/// What PostgreSQL says when a prepared statement's result is another than when it was prepared (`plancache.c`).
+pub fn outdated() -> SqlError {
+    SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, "cached plan must not change result type")
 }
 
 /// Writes the client's output; a client that takes nothing is given up.

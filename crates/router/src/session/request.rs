@@ -38,8 +38,17 @@ pub enum Item {
         text: Arc<PreparedText>,
         /// Not the unnamed statement.
         named: bool,
+        /// What is described is its result wherever it runs.
+        has_fixed_result: bool,
     },
-    /// The client's `Describe` or `Close` of a portal, or its `Execute`, as sent.
+    /// The client's `Describe` of a portal, as sent; its statement has a fixed result.
+    DescribePortal {
+        /// The message.
+        frame: Frame,
+        /// The text of its statement.
+        text: Arc<PreparedText>,
+    },
+    /// The client's `Close` of a portal, its `Execute`, or its `Describe` of a cursor, as sent.
     Portal(Frame),
     /// Whole messages that the router answers itself, at their place among the others.
     Answer(Bytes),
@@ -69,9 +78,11 @@ pub enum Expected {
     /// `BindComplete`.
     Bind,
     /// `ParameterDescription`, then as `DescribePortal`.
-    DescribeStatement,
-    /// `RowDescription` or `NoData`.
-    DescribePortal,
+    DescribeStatement { text: Option<Arc<PreparedText>> },
+    /// The same for the router, which asks whether the result is still the one that the client knows.
+    CompareResult { text: Arc<PreparedText> },
+    /// `RowDescription` or `NoData`: what the client knows of this text from then on, if its result is fixed.
+    DescribePortal { text: Option<Arc<PreparedText>> },
     /// Rows up to their end.
     Execute,
     /// `CloseComplete` for a portal.
@@ -136,15 +147,19 @@ impl Request {
                     rename_bind(bind, &name, &mut backend.channel);
                     expected.push_back(Expected::Bind);
                 }
-                Item::DescribeStatement { text, named } => {
+                Item::DescribeStatement { text, named, has_fixed_result } => {
                     let name = ensure(backend, text, *named, expected);
                     put_target(&mut backend.channel.output, b'D', &name);
-                    expected.push_back(Expected::DescribeStatement);
+                    expected.push_back(Expected::DescribeStatement { text: has_fixed_result.then(|| text.clone()) });
+                }
+                Item::DescribePortal { frame, text } => {
+                    backend.channel.output.put_slice(&frame.bytes);
+                    expected.push_back(Expected::DescribePortal { text: Some(text.clone()) });
                 }
                 Item::Portal(frame) => {
                     backend.channel.output.put_slice(&frame.bytes);
                     expected.push_back(match frame.tag {
-                        b'D' => Expected::DescribePortal,
+                        b'D' => Expected::DescribePortal { text: None },
                         b'C' => Expected::Close,
                         _ => Expected::Execute,
                     });
@@ -163,6 +178,7 @@ fn put_unnamed(backend: &mut Backend, text: &Arc<PreparedText>, visible: bool, e
     Parse::encode_as(&text.sql, &text.types, "", &mut backend.channel);
     backend.prepared.unnamed = Some(text.number);
     expected.push_back(Expected::Parse { visible, number: text.number });
+    ask_for_result(backend, text, "", visible, expected);
 }
 
 pub(super) fn put_named(
@@ -178,6 +194,22 @@ pub(super) fn put_named(
     let name = PreparedStatements::name(text.number);
     Parse::encode_as(&text.sql, &text.types, &name, &mut backend.channel);
     expected.push_back(Expected::Parse { visible, number: text.number });
+    ask_for_result(backend, text, &name, visible, expected);
+}
+
+/// What the client has prepared before is prepared once more, here: its tables may be others by now. A server that had it
+/// before compares by itself.
+fn ask_for_result(
+    backend: &mut Backend,
+    text: &Arc<PreparedText>,
+    name: &str,
+    visible: bool,
+    expected: &mut VecDeque<Expected>,
+) {
+    if !visible && text.is_described() {
+        put_target(&mut backend.channel.output, b'D', name);
+        expected.push_back(Expected::CompareResult { text: text.clone() });
+    }
 }
 
 /// Sends a simple query of the router's own.
