@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use anyhow::{Context, ensure};
-use onecopy_postgres::{Role, Server, ServerOptions, Settings, StandbyOptions, recommended_settings};
+use onecopy_postgres::{Role, Server, ServerOptions, Settings, StandbyOptions, StopMode, recommended_settings};
 use onecopy_testing::{Content, TestDirectory, create_with, server_options};
 
 use crate::clones::contents::wait_replayed;
@@ -114,6 +114,11 @@ impl Harness {
         let directory = TestDirectory::new()?;
         let mut harness = Harness { plan, servers: Vec::new(), directory };
         let leader = create_with(harness.options(LEADER, Role::Leader)?, &CONTENT).await?;
+        if harness.plan.has_standby {
+            // A standby must allow as many connections as its leader's control file tells: before the first start, the template's.
+            leader.start().await?;
+            leader.stop(StopMode::Fast).await?;
+        }
         // From a cold copy: quicker than a base backup.
         let standby = if harness.plan.has_standby { Some(harness.standby_of(&leader)?) } else { None };
         leader.start().await?;
