@@ -22,8 +22,10 @@
 void
 mapping_drop(int first, int end)
 {
-	char	   *start = (char *) TYPEALIGN_DOWN(onecopy->page_bytes, (uintptr_t) BufferBlocks + (Size) first * BLCKSZ);
-	char	   *stop = (char *) TYPEALIGN(onecopy->page_bytes, (uintptr_t) BufferBlocks + (Size) end * BLCKSZ);
+	uintptr_t	from = (uintptr_t) BufferBlocks + (Size) first * BLCKSZ;
+	uintptr_t	to = (uintptr_t) BufferBlocks + (Size) end * BLCKSZ;
+	char	   *start = (char *) TYPEALIGN_DOWN(onecopy->page_bytes, from);
+	char	   *stop = (char *) TYPEALIGN(onecopy->page_bytes, to);
 
 	/* Huge pages are counted for no process. */
 	if (onecopy->huge_page_bytes != 0 || start >= stop)
@@ -42,7 +44,9 @@ void
 mapping_touch(int buffer_id)
 {
 	FOR_EACH_PAGE(byte, buffer_id)
+	{
 		(void) *(volatile char *) byte;
+	}
 }
 
 void
@@ -50,5 +54,7 @@ mapping_touch_captured(int buffer_id)
 {
 	Assert(buffer_is_captured(buffer_id));
 	FOR_EACH_PAGE(byte, buffer_id)
+	{
 		*(volatile char *) byte = 0;
+	}
 }

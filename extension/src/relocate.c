@@ -57,7 +57,7 @@ static struct
 								 * mapped, or NO_PLACE */
 	int			spare;			/* a place captured and not used, or NO_PLACE */
 	int			refusals;		/* pages evicted because they might be removed */
-}			shrink = {.mapped = NO_PLACE, .spare = NO_PLACE};
+}			shrink = {.mapped = NO_PLACE,.spare = NO_PLACE};
 
 static Oid	locked_databases[DATABASES_LOCKED_MAX];
 static int	locked_databases_count = 0;

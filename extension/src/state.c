@@ -169,7 +169,11 @@ find_mapping(uintptr_t *start, uintptr_t *end, uint32 *huge_page_bytes)
 			{
 				*start = from;
 				*end = to;
-				/* What the worker does to its mappings would lose private pages. */
+
+				/*
+				 * What the worker does to its mappings would lose private
+				 * pages.
+				 */
 				if (rights[3] != 's')
 					ereport(FATAL, (errmsg("onecopy found the buffer pool in memory that is not shared")));
 			}

@@ -66,8 +66,8 @@ check_bounds(const char *wish, uint64 bytes)
 				 errmsg("the buffer pool cannot be smaller than its floor"),
 				 errdetail("\"%s\" is %llu bytes, the floor is %llu bytes.",
 						   wish, (unsigned long long) bytes, (unsigned long long) lowest),
-				 errhint("The floor is the larger of onecopy.memory_floor (%d MB) and what max_connections (%d) need.",
-						 onecopy_floor_mb, MaxConnections)));
+				 errhint("The floor is the larger of onecopy.memory_floor (%d MB) and what all processes may pin at once (%u buffers, by max_connections and settings of input and output).",
+						 onecopy_floor_mb, pg_atomic_read_u32(&onecopy->pinned_at_once))));
 }
 
 static void
