@@ -19,7 +19,7 @@ fn options(text: &str) -> Vec<&str> {
 }
 
 /// Every command that people use.
-const COMMANDS: [&[&str]; 30] = [
+const COMMANDS: [&[&str]; 32] = [
     &["up"],
     &["status"],
     &["scale"],
@@ -44,6 +44,8 @@ const COMMANDS: [&[&str]; 30] = [
     &["vm", "create"],
     &["vm", "list"],
     &["vm", "start"],
+    &["vm", "pause"],
+    &["vm", "resume"],
     &["vm", "stop"],
     &["vm", "console"],
     &["vm", "exec"],

@@ -96,6 +96,29 @@ pub enum MachineError {
         /// Its name.
         name: MachineName,
     },
+    /// What is asked for can only be done while its processors run.
+    #[error("the machine {name} is paused; let it go on with: onecopy vm resume {name}")]
+    Paused {
+        /// Its name.
+        name: MachineName,
+    },
+    /// What is left of a machine must never run again.
+    #[error(
+        "the machine {name} does not run here again: its disk has gone on without it, or that cannot be ruled out; end what is left of it with: \
+         onecopy vm stop {name}"
+    )]
+    Moved {
+        /// Its name.
+        name: MachineName,
+    },
+    /// Somebody else uses the machine's disk.
+    #[error("the disk of the machine {name} is in use: {lease} tells by whom; end that first")]
+    DiskInUse {
+        /// Its name.
+        name: MachineName,
+        /// The disk's lease.
+        lease: PathBuf,
+    },
     /// The disk that the machines lie on has no room.
     #[error(
         "{directory} has {free_bytes} bytes free, {wanted_bytes} are needed for {name}; free some space or give another directory with --dir"

@@ -11,6 +11,7 @@
 //!   disk.log       what the process said that served its disk
 //!   disk.pid       the number of that process, for people
 //!   end.json       how its last run ended
+//!   standing.json  what it shall do, for its next keeper
 //!   run/           sockets, QEMU's number, console; a link to a short directory where the path would be too long for the kernel
 //! ```
 //!

@@ -44,6 +44,9 @@ const LOCK_LOOK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long a keeper may take to listen, and to say how its machine is.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// How long a machine may take to stand, or to run again: QEMU has 30 s, and there are two ways to it.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(90);
+
 /// What is added to the time of a command for the way there and back.
 const WAY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -111,6 +114,13 @@ impl Machine {
         loop {
             let seen = match self.status().await {
                 Ok(KeeperStatus { state: MachineState::Running, .. }) => return Ok(()),
+                // It would be waited for in vain.
+                Ok(KeeperStatus { state: MachineState::Paused, .. }) => {
+                    return Err(MachineError::Paused { name: self.home.name().clone() }.into());
+                }
+                Ok(KeeperStatus { state: MachineState::Migrated, .. }) => {
+                    return Err(MachineError::Moved { name: self.home.name().clone() }.into());
+                }
                 Ok(status) => format!("has a guest that is {}", status.state.as_str()),
                 // It is only beginning, or it has ended.
                 Err(error) => {
@@ -144,6 +154,30 @@ impl Machine {
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
         Ok(())
+    }
+
+    /// Makes its processors stand, or run again; what it shall do is remembered, whoever looks after it next.
+    ///
+    /// # Errors
+    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with what QEMU says, or that it must not run any more.
+    pub async fn set_paused(&self, is_wanted: bool) -> Result<(), HostError> {
+        if self.process_id().is_none() {
+            return Err(MachineError::DoesNotRun { name: self.home.name().clone() }.into());
+        }
+        self.take_care().await?;
+        let begun = Instant::now();
+        while self.status().await?.process_id.is_none() {
+            if begun.elapsed() >= KEEPER_TIMEOUT {
+                return Err(self.keeper_failed("does not reach the machine".to_owned()));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        let request = if is_wanted { KeeperRequest::Pause {} } else { KeeperRequest::Resume {} };
+        match self.ask(&request, PAUSE_TIMEOUT, &|_| ()).await? {
+            KeeperReply::Done {} => Ok(()),
+            KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
+            other => Err(self.keeper_failed(format!("answered {other:?}"))),
+        }
     }
 
     /// Ends it cleanly (the guest stops its server, and switches off), or at once with `force`. One that does not run has ended already.

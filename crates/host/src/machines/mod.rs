@@ -21,6 +21,7 @@ mod observe;
 mod own;
 mod serving;
 mod shape;
+mod standing;
 #[cfg(test)]
 mod tests;
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use onecopy_guest_agent::protocol::{Answer, Command};
 
-use super::Machine;
 use super::keeper::{MachineState, unix_ms};
+use super::{Machine, standing};
 use crate::MachineStatus;
 
 /// How long a guest may take to say how it is; one that boots or hangs does not.
@@ -28,6 +28,7 @@ impl Machine {
         let state = match (&kept, process_id) {
             (Some(kept), _) => kept.state.as_str(),
             (None, Some(_)) => UNKEPT,
+            (None, None) if standing::is_migrated(self.home()) => MachineState::Migrated.as_str(),
             (None, None) => MachineState::Stopped.as_str(),
         };
         let is_up = kept.as_ref().is_some_and(|kept| kept.state == MachineState::Running);

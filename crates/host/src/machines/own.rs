@@ -191,6 +191,18 @@ impl Machines {
         machine.stop(force, END_TIMEOUT).await
     }
 
+    /// Makes a machine's processors stand, or run again. Those of a cluster's machine can only be let go.
+    ///
+    /// # Errors
+    /// [`MachineError::OfCluster`], [`MachineError::DoesNotRun`], [`MachineError::Keeper`].
+    pub async fn set_paused(&self, name: &MachineName, is_wanted: bool) -> Result<(), HostError> {
+        let machine = self.get(name)?;
+        if is_wanted {
+            self.refuse_clusters(name, "its clients would wait for it; stop the cluster with `onecopy down`")?;
+        }
+        machine.set_paused(is_wanted).await
+    }
+
     /// Removes a machine that does not run, with its disk.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ mod create;
 mod delete;
 mod exec;
 mod list;
+mod pause;
 mod start;
 mod stop;
 
@@ -27,6 +28,8 @@ enum Action {
     Create(create::Create),
     List(list::List),
     Start(start::Start),
+    Pause(pause::Pause),
+    Resume(pause::Resume),
     Stop(stop::Stop),
     Console(console::Console),
     Exec(exec::Exec),
@@ -40,6 +43,8 @@ impl Vm {
             Action::Create(create) => create.run(),
             Action::List(list) => list.run(),
             Action::Start(start) => start.run(),
+            Action::Pause(pause) => pause.run(),
+            Action::Resume(resume) => resume.run(),
             Action::Stop(stop) => stop.run(),
             Action::Console(console) => console.run(),
             Action::Exec(exec) => exec.run(),

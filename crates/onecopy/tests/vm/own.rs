@@ -53,6 +53,15 @@ fn v24_a_machine_outlives_what_looks_after_it() {
     until("it answers", || machines.machine("web")["state"] == "running");
     assert_eq!(machines.guest("web", "cat /root/kept"), "kept");
 
+    // One that is made to stand stands also when its keeper is another one, until somebody lets it go on.
+    run(&["vm", "pause", "web"]).ok();
+    machines.kill("web", "keeper.lock");
+    assert!(run(&["vm", "start", "web"]).refused(1).contains("onecopy vm resume web"));
+    assert_eq!(machines.machine("web")["state"], "paused");
+    run(&["vm", "resume", "web"]).ok();
+    assert_eq!(machines.guest("web", "cat /root/kept"), "kept");
+    assert_eq!(machines.process("web", "qemu.pid"), Some(machine), "the guest was never booted again");
+
     run(&["vm", "stop", "web"]).ok();
     let stopped = machines.machine("web");
     assert_eq!((&stopped["state"], &stopped["end"]["clean"]), (&"stopped".into(), &true.into()));

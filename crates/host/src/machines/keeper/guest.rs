@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::disk_server::DiskServer;
 use crate::HostError;
+use crate::machines::standing::{self, Care, Found, Standing};
 use crate::machines::{GuestImage, MachineConfiguration, MachineHome, hypervisor_failed};
 
 /// How soon QEMU connects again to a disk server that was started anew.
@@ -23,22 +24,67 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time between two attempts.
 const GREETING_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Starts the machine, or takes over the one that runs.
-pub(super) async fn start(home: &MachineHome, user: &ServiceUser) -> Result<Machine, HostError> {
+/// How long whoever has the disk may take to give it back: the process that served it for a QEMU that has just died.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Starts the machine, or takes over the one that runs; then it may be that a stop is to be gone on with.
+pub(super) async fn start(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Care), HostError> {
     let failed = |error| hypervisor_failed(home.name(), error);
     // Where the link leads: QEMU's paths of sockets are short there.
     let directory = MachineDirectory::new(home.run()).map_err(failed)?;
     let limits = TimeLimits::default();
     if let Some(machine) = Machine::adopt(&directory, limits).await.map_err(failed)? {
-        // Its keeper died before it let the guest begin.
-        if machine.state() == State::Paused {
-            machine.resume().await.map_err(failed)?;
-        }
-        return Ok(machine);
+        let care = take_over(home, user, &machine).await?;
+        return Ok((machine, care));
     }
-    let configuration = configuration(home, &home.configuration()?, user)?;
+    let mut configuration = configuration(home, &home.configuration()?, user)?;
+    // It is let go by us, once that is known to be right.
+    configuration.starts_paused = true;
     let qemu = Qemu::find().map_err(failed)?;
-    Machine::start(&qemu, &configuration, &directory, &[], limits).await.map_err(failed)
+    standing::begin(home, user, LEASE_TIMEOUT).await?;
+    let machine = Machine::start(&qemu, &configuration, &directory, &[], limits).await.map_err(failed)?;
+    if let Err(error) = run(home, user, &machine).await {
+        machine.kill();
+        return Err(error);
+    }
+    Ok((machine, Care::Leave))
+}
+
+/// Does with a machine that is there what was wanted of it before its keeper died.
+async fn take_over(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<Care, HostError> {
+    let (found, state) = (standing::find(home, user), machine.state());
+    let care = found.care(&state);
+    tracing::info!(?found, %state, ?care, "the machine is there already");
+    match (care, found) {
+        (Care::LetGo, _) => run(home, user, machine).await?,
+        (Care::Hold, _) => machine.pause().await.map_err(|error| hypervisor_failed(home.name(), error))?,
+        // It was let go, or not made to stand, and there was no time to write that down.
+        (Care::Leave, Found::Own(Standing::Beginning | Standing::Paused)) if state == State::Running => {
+            note_running(home);
+        }
+        (Care::Leave | Care::End, _) => {}
+    }
+    Ok(care)
+}
+
+/// Lets a machine go, where it is known that its disk is as it left it: whoever lets one go does it here.
+pub(super) async fn let_go(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<(), HostError> {
+    standing::check_may_run(home, user)?;
+    machine.resume().await.map_err(|error| hypervisor_failed(home.name(), error))
+}
+
+/// Lets a machine go that shall run from now on.
+pub(super) async fn run(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<(), HostError> {
+    let_go(home, user, machine).await?;
+    note_running(home);
+    Ok(())
+}
+
+/// It does, and whoever takes it over sees that: it is not given up because it cannot be written down.
+fn note_running(home: &MachineHome) {
+    if let Err(error) = standing::note(home, Standing::Running) {
+        tracing::error!(%error, "it is not written down that the machine runs");
+    }
 }
 
 fn configuration(
@@ -94,11 +140,100 @@ pub(super) async fn greet(machine: &Machine) -> Option<Agent> {
 
 #[cfg(test)]
 mod tests {
+    use onecopy_hypervisor::configuration::{AsynchronousIo, FileFormat};
     use onecopy_hypervisor::{CommandLine, HostTraits, QemuVersion};
+    use onecopy_testing::process;
 
     use super::super::disk_server;
     use super::*;
     use crate::machines::configuration::PROCESSORS_MAX;
+
+    /// A machine's directory, whose QEMU finds nothing to boot and ends with the test.
+    struct Machines {
+        home: MachineHome,
+        user: ServiceUser,
+        _directory: onecopy_testing::TestDirectory,
+    }
+
+    impl Machines {
+        fn new() -> Machines {
+            let directory = onecopy_testing::TestDirectory::new().unwrap();
+            let (home, user) = (MachineHome::at(&directory.join("web")).unwrap(), ServiceUser::resolve(None).unwrap());
+            std::fs::create_dir(home.root()).unwrap();
+            user.create_directory(&home.disk()).unwrap();
+            home.make_run(&user).unwrap();
+            Machines { home, user, _directory: directory }
+        }
+
+        async fn start(&self) {
+            let image = self.home.root().join("empty.raw");
+            std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+            let mut configuration = Configuration::new("nothing-to-boot", 64 << 20, Boot::FirstDisk);
+            let (format, asynchronous_io) = (FileFormat::Raw, AsynchronousIo::Threads);
+            let door = DiskDoor::File { path: image, format, read_only: false, direct: false, asynchronous_io };
+            configuration.disks.push(Disk::new("empty", door));
+            configuration.starts_paused = true;
+            let directory = MachineDirectory::new(self.home.run()).unwrap();
+            let qemu = Qemu::find().unwrap();
+            drop(Machine::start(&qemu, &configuration, &directory, &[], TimeLimits::default()).await.unwrap());
+        }
+    }
+
+    impl Drop for Machines {
+        fn drop(&mut self) {
+            if let Some(process_id) = self.home.process_id() {
+                process::kill(process_id);
+            }
+        }
+    }
+
+    /// As it is when its keeper is killed at any moment: whatever was written down, whether or not it was done.
+    #[tokio::test]
+    async fn v33_a_machine_is_taken_over_in_every_state_that_a_keeper_may_have_left() {
+        let machines = Machines::new();
+        let (home, user) = (&machines.home, &machines.user);
+        standing::begin(home, user, Duration::ZERO).await.unwrap();
+        machines.start().await;
+        let (machine, care) = start(home, user).await.unwrap();
+        assert_eq!((care, machine.state()), (Care::LetGo, State::Running), "its keeper had not let it go");
+        assert_eq!(standing::find(home, user), Found::Own(Standing::Running));
+
+        let (beginning, running, paused) = (Standing::Beginning, Standing::Running, Standing::Paused);
+        // What was written down, whether the machine runs; whether it does then, and what is written down.
+        let table = [
+            (beginning, false, true, Found::Own(running)),
+            (beginning, true, true, Found::Own(running)),
+            (running, false, false, Found::Own(running)),
+            (running, true, true, Found::Own(running)),
+            (paused, false, false, Found::Own(paused)),
+            (paused, true, true, Found::Own(running)),
+            (Standing::Stopping, false, false, Found::Own(Standing::Stopping)),
+            (Standing::Stopping, true, true, Found::Own(Standing::Stopping)),
+            // The last one: that is for good.
+            (Standing::Migrated, false, false, Found::Moved),
+            (Standing::Migrated, true, false, Found::Moved),
+        ];
+        for (standing, ran, runs, found) in table {
+            match ran {
+                true => machine.resume().await.unwrap(),
+                false => machine.pause().await.unwrap(),
+            }
+            if standing::find(home, user) != Found::Moved {
+                standing::note(home, standing).unwrap();
+            }
+            let care = take_over(home, user, &machine).await.unwrap();
+            assert_eq!(care == Care::End, standing == Standing::Stopping, "{standing:?} {ran}");
+            let expected = if runs { State::Running } else { State::Paused };
+            assert_eq!((machine.state(), standing::find(home, user)), (expected, found), "{standing:?} {ran}");
+        }
+        let error = let_go(home, user, &machine).await.unwrap_err().to_string();
+        assert!(error.contains("disk has gone on without it"), "{error}");
+        assert_eq!(machine.state(), State::Paused);
+        machine.quit().await.unwrap();
+        // Nor is it booted again.
+        let error = standing::begin(home, user, Duration::ZERO).await.unwrap_err().to_string();
+        assert!(error.contains("does not run here again"), "{error}");
+    }
 
     #[test]
     fn v32_a_disk_has_a_queue_for_each_processor_and_its_server_offers_as_many() {

@@ -3,6 +3,7 @@
 //! ```text
 //! {"status":{}}                                        -> {"status":{"state":"running","process_id":4711,..}}
 //! {"agent":{"command":{"health":{}},"timeout_ms":5000}} -> {"progress":{..}} any number of them, then {"agent":{"health":{..}}}
+//! {"pause":{}}, {"resume":{}}                           -> {"done":{}}
 //! {"stop":{"force":false,"timeout_ms":60000}}          -> {"stopped":{}}
 //! ```
 //!
@@ -26,6 +27,10 @@ pub enum KeeperRequest {
         /// How long it may take, in milliseconds.
         timeout_ms: u64,
     },
+    /// Its processors shall stand, also when another keeper comes.
+    Pause {},
+    /// They shall run again.
+    Resume {},
     /// End the machine.
     Stop {
         /// At once, as a power cut would.
@@ -45,6 +50,8 @@ pub enum KeeperReply {
     Status(KeeperStatus),
     /// To `agent`: it is done.
     Agent(Answer),
+    /// To `pause` and `resume`: it stands, or runs.
+    Done {},
     /// To `stop`: nothing of the machine runs but the keeper, which ends now.
     Stopped {},
     /// It is not done.
@@ -68,6 +75,8 @@ pub enum MachineState {
     Silent,
     /// Its processors stand, because somebody wanted that.
     Paused,
+    /// Its processors stand for good: its disk has gone on without it.
+    Migrated,
     /// Its processors stand, because a disk or QEMU's accelerator has failed.
     Failed,
     /// It is being ended.
@@ -84,6 +93,7 @@ impl MachineState {
             MachineState::Running => "running",
             MachineState::Silent => "silent",
             MachineState::Paused => "paused",
+            MachineState::Migrated => "migrated",
             MachineState::Failed => "failed",
             MachineState::Stopping => "stopping",
             MachineState::Stopped => "stopped",

@@ -23,6 +23,7 @@ use super::{MachineState, guest, silence, socket};
 use crate::HostError;
 use crate::lock::{DirectoryLock, LockState};
 use crate::machines::machine::END_TIMEOUT;
+use crate::machines::standing::{Care, Standing};
 use crate::machines::{MachineConfiguration, MachineEnd, MachineError, MachineHome};
 
 /// Requests to stop that may wait; there is only one to do.
@@ -61,7 +62,7 @@ pub async fn run(directory: &Path) -> Result<(), HostError> {
         home.forget_end().map_err(HostError::file("write into", home.root()))?;
     }
     let (stop, stops) = mpsc::channel(STOPS_MAX);
-    let kept = Arc::new(Kept::new(stop));
+    let kept = Arc::new(Kept::new(home.clone(), user.clone(), stop));
     // From now on it can be asked.
     let listener = socket::listen(&home).map_err(HostError::file("listen on", home.keeper_socket()))?;
     let service = tokio::spawn(serve(listener, Arc::clone(&kept)));
@@ -115,9 +116,9 @@ async fn keep(
         note(home, &MachineEnd { clean: true, reason, unix_ms: unix_ms() });
         return Ok(vec![done]);
     }
-    let machine = loop {
+    let (machine, care) = loop {
         match guest::start(home, user).await {
-            Ok(machine) => break machine,
+            Ok(started) => break started,
             // It runs, and needs its disk: it is not given up, however long its monitor is silent.
             Err(error) if home.process_id().is_some() => {
                 tracing::error!(%error, "the machine runs and cannot be reached");
@@ -136,6 +137,11 @@ async fn keep(
     let mut terminated =
         signal(SignalKind::terminate()).map_err(HostError::file("listen for signals of", home.root()))?;
     let (mut waiting, mut ender, mut was_forced, mut was_silent) = (Vec::new(), None, false, false);
+    if care == Care::End {
+        tracing::info!("the machine was being ended when its keeper died: that goes on");
+        kept.change(|status| status.state = MachineState::Stopping);
+        ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(kept), false, END_TIMEOUT)));
+    }
     let ending = loop {
         tokio::select! {
             ending = machine.wait_ended() => break ending,
@@ -209,12 +215,17 @@ impl Patience {
 
 /// Ends the machine; its watcher tells when it has ended.
 async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) {
+    if let Err(error) = kept.note(Standing::Stopping) {
+        // It ends all the same; only nobody goes on with that.
+        tracing::error!(%error, "it is not written down that the machine is being ended");
+    }
     let ended = async {
-        // One that stands could do nothing.
+        // One that stands could do nothing; and one that must not run is ended as it is.
         if machine.state() == State::Paused
-            && let Err(error) = machine.resume().await
+            && let Err(error) = kept.let_go(&machine).await
         {
-            tracing::warn!(%error, "the machine stands and cannot be let go");
+            tracing::warn!(%error, "the machine stands and is not let go");
+            return;
         }
         // The agent stops the server first; without an agent the button does the same.
         let asked = match kept.agent() {
@@ -228,7 +239,7 @@ async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) 
             std::future::pending::<()>().await;
         }
     };
-    if !force && tokio::time::timeout(timeout, ended).await.is_ok() {
+    if !force && tokio::time::timeout(timeout, ended).await.is_ok() && machine.state().ending().is_some() {
         return;
     }
     if let Err(error) = machine.quit().await {

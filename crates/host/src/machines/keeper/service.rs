@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use onecopy_guest_agent::protocol::{Command, LINE_BYTES_MAX};
 use onecopy_hypervisor::{Agent, HypervisorError, Machine, State};
+use onecopy_postgres::ServiceUser;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
@@ -12,7 +13,10 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::run::Stop;
 use super::socket::is_welcome;
-use super::{KeeperReply, KeeperRequest, KeeperStatus, MachineState};
+use super::{KeeperReply, KeeperRequest, KeeperStatus, MachineState, guest};
+use crate::HostError;
+use crate::machines::standing::{self, Found, Standing};
+use crate::machines::{MachineError, MachineHome, hypervisor_failed};
 
 /// Connections at the same time; one more waits.
 const CONNECTIONS_MAX: usize = 32;
@@ -31,15 +35,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a keeper knows of its machine.
 pub(super) struct Kept {
+    home: MachineHome,
+    user: ServiceUser,
     status: Mutex<KeeperStatus>,
     agent: Mutex<Option<Agent>>,
     machine: OnceLock<Machine>,
     stops: mpsc::Sender<Stop>,
+    /// Held while it is written down what the machine shall do.
+    noting: Mutex<()>,
 }
 
 impl Kept {
     /// A machine that is only beginning.
-    pub(super) fn new(stops: mpsc::Sender<Stop>) -> Kept {
+    pub(super) fn new(home: MachineHome, user: ServiceUser, stops: mpsc::Sender<Stop>) -> Kept {
         let status = KeeperStatus {
             state: MachineState::Starting,
             silent_since_unix_ms: None,
@@ -49,7 +57,8 @@ impl Kept {
             keeper_process_id: std::process::id(),
             kernel: None,
         };
-        Kept { status: Mutex::new(status), agent: Mutex::default(), machine: OnceLock::new(), stops }
+        let (agent, machine, noting) = (Mutex::default(), OnceLock::new(), Mutex::default());
+        Kept { home, user, status: Mutex::new(status), agent, machine, stops, noting }
     }
 
     /// Changes what is told.
@@ -90,6 +99,7 @@ impl Kept {
     fn told(&self) -> KeeperStatus {
         let mut status = self.status().clone();
         let standing = self.machine.get().and_then(|machine| match machine.state() {
+            State::Paused if standing::find(&self.home, &self.user) == Found::Moved => Some(MachineState::Migrated),
             State::Incoming | State::Paused => Some(MachineState::Paused),
             State::Panicked | State::Failed { .. } => Some(MachineState::Failed),
             State::Running | State::Ended(_) => None,
@@ -110,11 +120,39 @@ impl Kept {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Writes down what the machine shall do now, before it does it.
+    pub(super) fn note(&self, standing: Standing) -> Result<(), HostError> {
+        let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
+        if standing != Standing::Stopping && self.status().state == MachineState::Stopping {
+            return Err(MachineError::DoesNotRun { name: self.home.name().clone() }.into());
+        }
+        standing::note(&self.home, standing)
+    }
+
+    /// Lets the machine go, where it may run.
+    pub(super) async fn let_go(&self, machine: &Machine) -> Result<(), HostError> {
+        guest::let_go(&self.home, &self.user, machine).await
+    }
+
+    /// Makes the machine stand, or run again.
+    async fn set_paused(&self, is_wanted: bool) -> Result<(), HostError> {
+        let does_not_run = || MachineError::DoesNotRun { name: self.home.name().clone() };
+        let machine = self.machine.get().ok_or_else(does_not_run)?;
+        if is_wanted {
+            self.note(Standing::Paused)?;
+            return machine.pause().await.map_err(|error| hypervisor_failed(self.home.name(), error));
+        }
+        self.let_go(machine).await?;
+        self.note(Standing::Running)
+    }
+
     async fn answer(&self, request: KeeperRequest, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {
         let failed = |message: String| KeeperReply::Error { kind: None, message };
         match request {
             KeeperRequest::Status {} => KeeperReply::Status(self.told()),
             KeeperRequest::Agent { command, timeout_ms } => self.ask_agent(command, timeout_ms, progress).await,
+            KeeperRequest::Pause {} => done(self.set_paused(true).await),
+            KeeperRequest::Resume {} => done(self.set_paused(false).await),
             KeeperRequest::Stop { force, timeout_ms } => {
                 let (done, ended) = oneshot::channel();
                 let stop = Stop { force, timeout: Duration::from_millis(timeout_ms), done };
@@ -144,6 +182,13 @@ impl Kept {
             }
             Err(error) => KeeperReply::Error { kind: None, message: error.to_string() },
         }
+    }
+}
+
+fn done(outcome: Result<(), HostError>) -> KeeperReply {
+    match outcome {
+        Ok(()) => KeeperReply::Done {},
+        Err(error) => KeeperReply::Error { kind: None, message: error.to_string() },
     }
 }
 
@@ -227,11 +272,17 @@ mod tests {
     /// Far beyond what a busy host takes.
     const SOON: Duration = Duration::from_secs(60);
 
+    /// Of a machine that is not there.
+    fn kept(stops: mpsc::Sender<Stop>) -> Kept {
+        let home = MachineHome::at(std::path::Path::new("/nonexistent/web")).unwrap();
+        Kept::new(home, ServiceUser::resolve(None).unwrap(), stops)
+    }
+
     /// A caller that has asked for a stop, and what the keeper has heard of it.
     async fn stopping() -> (UnixStream, Stop, tokio::task::JoinHandle<std::io::Result<()>>) {
         let (mut caller, keeper) = UnixStream::pair().unwrap();
         let (stop, mut stops) = mpsc::channel(1);
-        let served = tokio::spawn(async move { converse(keeper, &Kept::new(stop)).await });
+        let served = tokio::spawn(async move { converse(keeper, &kept(stop)).await });
         caller.write_all(b"{\"stop\":{\"force\":false,\"timeout_ms\":1000}}\n").await.unwrap();
         let heard = tokio::time::timeout(SOON, stops.recv()).await.unwrap().unwrap();
         (caller, heard, served)
@@ -239,7 +290,7 @@ mod tests {
 
     #[test]
     fn silence_is_told_of_a_machine_that_shall_run_only() {
-        let kept = Kept::new(mpsc::channel(1).0);
+        let kept = kept(mpsc::channel(1).0);
         let told = |kept: &Kept| (kept.told().state, kept.told().silent_since_unix_ms);
         assert_eq!(told(&kept), (MachineState::Starting, None));
         kept.set_silent(Some(7));
