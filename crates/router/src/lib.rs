@@ -16,6 +16,7 @@ mod domain;
 pub mod epoch;
 mod error;
 mod health;
+mod heap;
 mod lineage;
 mod membership;
 mod metrics;

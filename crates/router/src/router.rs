@@ -12,6 +12,7 @@ use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::{RouterConfiguration, ServerConfiguration};
 use crate::error::RouterError;
 use crate::health;
+use crate::heap;
 use crate::membership::Servers;
 use crate::metrics;
 use crate::predecessor;
@@ -66,6 +67,7 @@ impl Router {
         if !is_looked_at {
             tasks.spawn(look_until_done(state.clone()));
         }
+        tasks.spawn(heap::give_back());
         tracing::info!(%local_address, "listening");
         let router = Router { state, local_address, tasks: tasks.into(), probes: Default::default(), stop };
         for server in router.state.servers.current().iter() {
