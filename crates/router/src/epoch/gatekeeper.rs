@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use super::member::{CatchUp, Marker, Member};
+use super::pace::Pace;
 use super::{Epoch, Epochs, Place, Room, tripwire};
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::RouterSettings;
@@ -79,6 +80,7 @@ pub struct Gatekeeper {
     marker: Option<Backend>,
     newest_marker: watch::Sender<Option<Marker>>,
     tripwires_emptied: u64,
+    pace: Pace,
     hooks: GateHooks,
 }
 
@@ -117,6 +119,7 @@ impl Gatekeeper {
             marker: None,
             newest_marker: watch::Sender::new(None),
             tripwires_emptied: 0,
+            pace: Pace::new(Instant::now()),
             hooks,
         };
         gatekeeper.take_members();
@@ -195,20 +198,26 @@ impl Gatekeeper {
             if let Err(error) = &result {
                 tracing::debug!(database = &*self.database, %error, "no epoch");
             }
+            let now = Instant::now();
+            let rest = pause.max(occupied_pause);
             self.epochs.note_attempt(occupied_pause > Duration::ZERO);
-            tokio::time::sleep(pause.max(occupied_pause)).await;
+            // Who can go elsewhere shall not hurry it.
+            self.epochs.wait_times.note_next_gate(now + rest.max(self.pace.pause(now)));
+            tokio::time::sleep(rest.max(self.pace.pause_when_asked(now))).await;
         }
     }
 
     /// Whether anything would be gained by a gate now.
     fn is_due(&mut self, asked: bool) -> bool {
-        let Some(epoch) = self.epochs.current() else {
+        let Some(epoch) = self.epochs.current().filter(|epoch| !epoch.is_doomed()) else {
             return asked;
         };
         let newer = self.room.commits_begun() > epoch.commits;
         let joined = self.members.iter().any(|member| member.is_in() && epoch.snapshot_on(&member.server).is_none());
         let old = self.is_old(&epoch);
-        (asked || self.epochs.readers.load(SeqCst) > 0) && (newer || asked || joined || old)
+        let are_read = self.epochs.readers.load(SeqCst) > 0 && self.pace.pause(Instant::now()).is_zero();
+        // An epoch that lacks nothing is as new as any that could be made.
+        (asked || are_read) && (newer || joined || old)
     }
 
     /// Whether it has held the vacuum horizon back for long enough.
@@ -236,7 +245,10 @@ impl Gatekeeper {
     async fn let_lapse(&mut self) {
         for member in &mut self.members {
             member.advance().await;
+            let closed = tokio::time::timeout(CLOSE_TIMEOUT, member.close_previous()).await;
+            leave_unless_done(member, closed);
         }
+        self.take_out_lost();
         let Some(epoch) = self.epochs.current() else { return };
         if self.members[0].server.health() != Health::Up {
             // No other epoch can come in its place.
@@ -272,6 +284,7 @@ impl Gatekeeper {
         }
         let timeout = Duration::from_millis(self.settings.gate_timeout_ms);
         let room = self.room.clone();
+        let (begun_at, held_before) = (Instant::now(), room.commits_held());
         let Some(closed) = room.close(timeout).await else {
             let occupants = self.room.occupants_now();
             (self.hooks.on_occupied)(&occupants);
@@ -281,13 +294,17 @@ impl Gatekeeper {
         let closed_at = Instant::now();
         let places = self.open_everywhere(commits).await?;
         let id = self.epochs.next_id();
+        // Whoever has asked for a gate up to now gets this one: nothing has committed since it was closed.
+        self.epochs.forget_wishes();
         self.epochs.publish(Arc::new(Epoch::new(id, commits, closed_at, places, &self.epochs)));
         drop(closed);
-        self.epochs.statistics.note_closed(closed_at.elapsed());
-        for member in &mut self.members {
-            let turned = tokio::time::timeout(CLOSE_TIMEOUT, member.turn()).await;
-            leave_unless_done(member, turned);
+        let now = Instant::now();
+        self.epochs.statistics.note_closed(now - closed_at);
+        self.epochs.wait_times.note_gate(now - begun_at);
+        if room.commits_held() > held_before {
+            self.pace.note_closed(now - begun_at, now);
         }
+        self.members.iter_mut().for_each(Member::turn);
         self.take_out_lost();
         Ok(())
     }

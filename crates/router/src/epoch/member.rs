@@ -41,11 +41,12 @@ const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(5);
 /// A pause between two looks at a standby that joins.
 const CATCH_UP_LOOK_PAUSE: Duration = Duration::from_millis(10);
 
-/// A pause between two looks at a standby that is far behind.
+/// A pause between two looks whether a joining has ended.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
-/// Looks without a pause before looks with one.
-const LOOKS_WITHOUT_PAUSE: u32 = 30;
+/// Pauses that a standby itself makes between looks at what it has replayed, before it says that it has not. The router
+/// waits no longer for it than its own time-out.
+const REPLAY_LOOKS_MAX: u32 = 10_000;
 
 const OPEN_SNAPSHOT: [&str; 2] =
     ["BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SELECT pg_catalog.pg_export_snapshot()"];
@@ -204,13 +205,22 @@ impl Member {
             });
         };
         let holder = &mut holders[*next];
+        // The snapshot of the epoch before the newest one: who was to open that has had the time since its gate.
+        let end = holder.in_transaction.then_some("ROLLBACK");
+        let then_open = |first| end.into_iter().chain([first]).chain(OPEN_SNAPSHOT).collect::<Vec<_>>();
         let mut results = match self.server.role {
-            Role::Leader => holder.pipeline(&[CANARY, OPEN_SNAPSHOT[0], OPEN_SNAPSHOT[1]]).await?,
+            Role::Leader => holder.pipeline(&then_open(CANARY)).await?,
             Role::Follower => {
-                if let Some(marker) = marker {
-                    wait_for_replay(holder, &replayed_marker(marker), LOOK_PAUSE).await?;
+                let wait = wait_until_replayed(marker.unwrap_or("0/0"));
+                let results = holder.pipeline(&then_open(&wait)).await?;
+                if results[usize::from(end.is_some())].is_empty() {
+                    // What was opened behind it may lack commits.
+                    return Err(BackendError::Login {
+                        server: self.server.name.clone(),
+                        reason: "it has not replayed the marker".to_owned(),
+                    });
                 }
-                holder.pipeline(&OPEN_SNAPSHOT).await?
+                results
             }
         };
         let name = results.pop().and_then(|rows| rows.into_iter().next()?.into_iter().next()?);
@@ -220,10 +230,16 @@ impl Member {
         })
     }
 
-    /// The new epoch is published: ends the snapshot of the one before.
-    pub(super) async fn turn(&mut self) -> Result<(), BackendError> {
-        if let State::In { holders, next, .. } = &mut self.state {
+    /// The new epoch is published. The snapshot of the one before stays until the next gate: readers may be about to open it.
+    pub(super) fn turn(&mut self) {
+        if let State::In { next, .. } = &mut self.state {
             *next = 1 - *next;
+        }
+    }
+
+    /// No gate comes so soon: ends the snapshot of the epoch before.
+    pub(super) async fn close_previous(&mut self) -> Result<(), BackendError> {
+        if let State::In { holders, next, .. } = &mut self.state {
             close_snapshot(&mut holders[*next]).await?;
         }
         Ok(())
@@ -289,15 +305,25 @@ async fn wait_until_near(standby: &mut Backend, mut catch_up: CatchUp) -> Result
     // The newest gate may be old, when nobody reads.
     let written = catch_up.leader.wal_position_bytes.load(Relaxed);
     let look = format!("SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_last_wal_replay_lsn(), '0/0') >= {written}");
-    wait_for_replay(standby, &look, CATCH_UP_LOOK_PAUSE).await?;
+    wait_for_replay(standby, &look).await?;
     loop {
         let Some(marker) = catch_up.newest.borrow_and_update().clone() else { return Ok(()) };
-        wait_for_replay(standby, &replayed_marker(&marker.position), CATCH_UP_LOOK_PAUSE).await?;
+        wait_for_replay(standby, &replayed_marker(&marker.position)).await?;
         let is_newest = !catch_up.newest.has_changed().unwrap_or(false);
         if is_newest || marker.made_at.elapsed() <= catch_up.behind_max {
             return Ok(());
         }
     }
+}
+
+/// The statement with which a standby waits itself: it looks before each pause, and gives a row once it has replayed
+/// `position`. PostgreSQL sleeps for no less than a millisecond.
+fn wait_until_replayed(position: &str) -> String {
+    format!(
+        "SELECT 1 FROM (SELECT pg_catalog.generate_series(1, {REPLAY_LOOKS_MAX})) look \
+         WHERE pg_catalog.pg_last_wal_replay_lsn() >= '{position}'::pg_catalog.pg_lsn \
+         OR pg_catalog.pg_sleep(0.001) IS NULL LIMIT 1"
+    )
 }
 
 fn replayed_marker(position: &str) -> String {
@@ -307,17 +333,13 @@ fn replayed_marker(position: &str) -> String {
 /// Asks a standby again and again until its answer to `look` is true. The commit at a position that it says it has
 /// replayed is visible to every snapshot that is taken afterwards: PostgreSQL advances the replay position after the
 /// record's effects.
-async fn wait_for_replay(standby: &mut Backend, look: &str, pause: Duration) -> Result<(), BackendError> {
-    let mut looks = 0;
+async fn wait_for_replay(standby: &mut Backend, look: &str) -> Result<(), BackendError> {
     loop {
         let rows = standby.rows(look).await?;
         if rows.first().and_then(|row| row.first()).and_then(Option::as_deref) == Some("t") {
             return Ok(());
         }
-        looks += 1;
-        if looks > LOOKS_WITHOUT_PAUSE {
-            tokio::time::sleep(pause).await;
-        }
+        tokio::time::sleep(CATCH_UP_LOOK_PAUSE).await;
     }
 }
 

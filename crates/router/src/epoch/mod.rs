@@ -14,11 +14,13 @@ mod history_tests;
 mod member;
 #[cfg(test)]
 pub(crate) mod model_server;
+mod pace;
 mod room;
 mod statistics;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tripwire;
+mod wait_times;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, RwLock};
@@ -29,6 +31,7 @@ use tokio::sync::{Notify, watch};
 pub use gatekeeper::{GateHooks, Gatekeeper};
 pub use room::{Commit, Room};
 pub use statistics::{GateStatistics, GateSummary};
+pub use wait_times::WaitTimes;
 
 use crate::config::Freshness;
 use crate::servers::Server;
@@ -156,6 +159,8 @@ pub struct Epochs {
     doomed_up_to: Arc<AtomicU64>,
     /// How gates went.
     pub statistics: GateStatistics,
+    /// What waiting for a gate takes, and reading on the leader instead.
+    pub wait_times: WaitTimes,
 }
 
 impl Default for Epochs {
@@ -174,6 +179,7 @@ impl Default for Epochs {
             occupied: AtomicBool::new(false),
             doomed_up_to: Arc::default(),
             statistics: GateStatistics::default(),
+            wait_times: WaitTimes::default(),
         }
     }
 }
@@ -283,6 +289,12 @@ impl Epochs {
     fn note_attempt(&self, occupied: bool) {
         self.occupied.store(occupied, SeqCst);
         self.attempts.send_modify(|attempts| *attempts += 1);
+    }
+
+    /// Forgets that a gate was asked for.
+    fn forget_wishes(&self) {
+        let mut wish = std::pin::pin!(self.wanted.notified());
+        wish.as_mut().enable();
     }
 
     fn next_id(&self) -> u64 {

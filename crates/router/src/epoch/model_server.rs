@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -228,6 +229,12 @@ async fn serve(socket: TcpStream, shared: Arc<Shared>) -> Result<(), ChannelErro
         shared.heard.send_modify(|heard| heard.push(format!("{}: {sql}", shared.name)));
         let is_let_go = |held: &Option<Part>| !held.is_some_and(|part| sql.contains(part));
         let _ = shared.held.subscribe().wait_for(is_let_go).await;
+        if sql.contains("generate_series") {
+            // It waits itself.
+            while shared.replayed.load(SeqCst) < position_in(&sql) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
         match shared.rows(&sql) {
             Some(rows) => {
                 for row in rows {
@@ -273,7 +280,7 @@ impl Shared {
     }
 }
 
-/// The position that a look at a standby asks after: `.. >= '0/1F'::pg_catalog.pg_lsn` or `.. >= 31`.
+/// The position that a look at a standby asks after: `.. >= '0/1F'::pg_catalog.pg_lsn ..` or `.. >= 31`.
 fn position_in(sql: &str) -> u64 {
     let position = sql.rsplit(">= ").next().unwrap_or_default();
     let parsed = match position.strip_prefix("'0/") {

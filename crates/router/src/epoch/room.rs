@@ -17,6 +17,8 @@ pub struct Room {
     door: RwLock<()>,
     begun: AtomicU64,
     done: AtomicU64,
+    /// How many found the room closed, or about to be.
+    held: AtomicU64,
     occupants: Mutex<HashMap<u64, Occupant>>,
     /// Server processes whose commit was sent and never answered: it may still happen.
     unsettled: Mutex<Vec<u32>>,
@@ -44,9 +46,22 @@ impl Room {
         self.done.load(SeqCst)
     }
 
+    /// Commits that have had to wait for a gate so far.
+    pub fn commits_held(&self) -> u64 {
+        self.held.load(SeqCst)
+    }
+
+    async fn enter_door(&self) -> RwLockReadGuard<'_, ()> {
+        if let Ok(guard) = self.door.try_read() {
+            return guard;
+        }
+        self.held.fetch_add(1, SeqCst);
+        self.door.read().await
+    }
+
     /// Enters with a commit of `session` that server process `process_id` will run.
     pub async fn enter(&self, session: u64, process_id: u32, statement: Option<u64>) -> Commit<'_> {
-        let guard = self.door.read().await;
+        let guard = self.enter_door().await;
         self.begun.fetch_add(1, SeqCst);
         self.occupants().insert(session, Occupant { session, since: Instant::now(), statement });
         Commit { room: self, _door: guard, session, process_id, settled: false }
@@ -54,7 +69,7 @@ impl Room {
 
     /// Enters with a transaction that has probably written nothing: it counts only once it is known to have.
     pub async fn visit(&self, session: u64, process_id: u32) -> Visit<'_> {
-        let guard = self.door.read().await;
+        let guard = self.enter_door().await;
         self.occupants().insert(session, Occupant { session, since: Instant::now(), statement: None });
         Visit { room: self, door: Some(guard), session, process_id }
     }

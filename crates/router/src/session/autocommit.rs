@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::epoch_read::epoch_closed;
 use super::relay::{Ended, Hold, RelayError};
@@ -70,6 +70,7 @@ impl Session {
     /// well: what writes after all must commit in the room.
     pub(super) async fn read_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
         for attempt in 1.. {
+            let asked_at = Instant::now();
             let mut backend = match self.take_leader().await {
                 Ok(backend) => backend,
                 Err(error) => {
@@ -114,6 +115,7 @@ impl Session {
                     tokio::time::sleep(DOOM_PAUSE * 2_u32.pow(attempt)).await;
                 }
                 None => {
+                    self.domain.epochs.wait_times.note_leader_read(asked_at.elapsed());
                     leader.reads.fetch_add(1, Relaxed);
                     return Ok(Outcome::Done);
                 }

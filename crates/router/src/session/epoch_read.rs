@@ -132,7 +132,8 @@ impl Session {
         least_busy(&epoch.places, avoid, turn).cloned().ok_or(NotAtEpoch::AskLeader)
     }
 
-    /// Whether the leader answers sooner than a gate could be closed for this read: it is no busier than the others.
+    /// Whether the leader shall answer a read for which there is no epoch yet: it is no busier than the others, or will have
+    /// answered before there is one.
     fn leader_is_better(&self, demand: Demand) -> bool {
         if self.server_choice.is_some()
             || self.domain.settings.unsafe_without_epochs
@@ -141,7 +142,9 @@ impl Session {
             return false;
         }
         self.domain.epochs.note_reader();
+        let leader_is_up = self.domain.servers.leader().health() == Health::Up;
         leader_is_less_busy(&self.domain.servers.current())
+            || (leader_is_up && self.domain.epochs.wait_times.leader_is_sooner(Instant::now()))
     }
 
     /// Runs reads at an epoch on some server; on the leader when that cannot be.

@@ -56,8 +56,8 @@ async fn a_reader_that_asks_while_snapshots_are_let_go_gets_its_epoch() {
     running.abort();
 }
 
-/// A gate is worth its price when a reader asks, or when readers come and something is newer than the epoch; never for
-/// commits that nobody reads, nor for readers when nothing has changed.
+/// A gate is worth its price when there are readers, or one asks, and something is newer than the epoch; never for commits
+/// that nobody reads, nor for readers when nothing has changed.
 #[tokio::test]
 async fn a_gate_is_due_when_readers_gain_by_it() {
     let Harness { models: _models, mut gatekeeper, room, epochs, servers, .. } = harness(1, |_| {}).await;
@@ -76,9 +76,11 @@ async fn a_gate_is_due_when_readers_gain_by_it() {
         }
     }
     let due = table.iter().filter(|row| row.3).map(|row| (row.0, row.1, row.2)).collect::<Vec<_>>();
-    let asked_or_newer: [(bool, usize, bool); 5] =
-        [(false, 0, true), (false, 1, true), (true, 0, true), (true, 1, false), (true, 1, true)];
-    assert_eq!(due, asked_or_newer);
+    let newer_and_read: [(bool, usize, bool); 3] = [(true, 0, true), (true, 1, false), (true, 1, true)];
+    assert_eq!(due, newer_and_read);
+    // One that DDL has doomed is none.
+    epochs.doomed_up_to.store(epochs.current().unwrap().id, SeqCst);
+    assert!(gatekeeper.is_due(true));
     // A server that has joined since is something new as well.
     gatekeeper.attempt().await.unwrap();
     assert_eq!(epochs.readers.load(SeqCst), 0, "counted anew since the gate");
@@ -97,7 +99,7 @@ async fn a_gate_is_due_when_readers_gain_by_it() {
 /// back as others do. Without the leader it is all that readers have.
 #[tokio::test]
 async fn an_old_epoch_lapses_only_when_another_can_follow() {
-    const AGE_MAX: Duration = Duration::from_secs(1);
+    const AGE_MAX: Duration = Duration::from_secs(10);
     let age_max_ms = u64::try_from(AGE_MAX.as_millis()).unwrap();
     let Harness { models, mut gatekeeper, room, epochs, .. } =
         harness(1, |settings| settings.epoch_age_max_ms = age_max_ms).await;
@@ -109,6 +111,8 @@ async fn an_old_epoch_lapses_only_when_another_can_follow() {
         for lacks_commits in [false, true] {
             for age in [Duration::ZERO, old, very_old] {
                 gatekeeper.attempt().await.unwrap();
+                // Ends the snapshots of the epoch before.
+                gatekeeper.let_lapse().await;
                 if lacks_commits {
                     commit(&room).await;
                 }
@@ -166,15 +170,49 @@ async fn a_server_that_has_lost_its_snapshot_is_taken_out_of_the_epoch() {
     assert!(epochs.current().is_none(), "nobody has it any more");
 }
 
-/// A server that does not close the snapshot of before in time leaves, and with it goes the one of the new epoch.
+/// A server that does not close the snapshot of before leaves, and with it goes the one of the newest epoch.
 #[tokio::test]
 async fn a_server_that_leaves_behind_a_gate_is_not_in_its_epoch() {
     let Harness { models, mut gatekeeper, epochs, .. } = harness(1, |_| {}).await;
     gatekeeper.attempt().await.unwrap();
-    models.refuse(FOLLOWER, Some("ROLLBACK"));
     gatekeeper.attempt().await.unwrap();
+    assert_eq!(places(&epochs), [LEADER, FOLLOWER]);
+    models.refuse(FOLLOWER, Some("ROLLBACK"));
+    gatekeeper.let_lapse().await;
     assert_eq!(places(&epochs), [LEADER]);
     assert!(!gatekeeper.members[1].is_in());
+}
+
+/// Readers who have asked for a gate while one was under way have that one: no other follows for them.
+#[expect(clippy::async_yields_async, reason = "the reader is heard after the gate has been noted")]
+#[tokio::test]
+async fn one_gate_serves_all_who_ask_until_it_is_over() {
+    let Harness { models, mut gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
+    let mut last = 0;
+    for gate in 1..=2 {
+        last = commit(&room).await;
+        models.hold(FOLLOWER, EXPORT);
+        models.forget();
+        let asking = async {
+            models.hears(FOLLOWER, EXPORT, 1).await;
+            let reader = tokio::spawn({
+                let (epochs, room) = (epochs.clone(), room.clone());
+                async move { epochs.take(Demand::Commits(last), &room, Duration::from_millis(LONG_MS)).await }
+            });
+            while epochs.readers.load(SeqCst) == 0 {
+                tokio::task::yield_now().await;
+            }
+            models.let_go(FOLLOWER);
+            reader
+        };
+        let (made, reader) = tokio::join!(gatekeeper.attempt(), asking);
+        made.unwrap();
+        epochs.note_attempt(false);
+        assert_eq!(reader.await.unwrap().map(|epoch| epoch.id), Ok(gate));
+        let wish = tokio::time::timeout(Duration::ZERO, epochs.wanted.notified()).await;
+        assert!(wish.is_err(), "nobody waits");
+    }
+    assert_eq!(current(&epochs), Some((2, last)));
 }
 
 /// A follower that comes later joins only when it has replayed what the leader had written and the newest gate; until
