@@ -92,6 +92,11 @@ impl LeaderPool {
         }
     }
 
+    /// Whether a transaction that begins now need not wait for a back end.
+    pub fn has_room(&self) -> bool {
+        self.queue.waiting() == 0 && (self.queue.has_place() || self.idle_count() > 0)
+    }
+
     fn take_own(&self, session: u64) -> Option<Backend> {
         let mut own = self.parked().remove(&session)?.backend;
         own.is_alive().then_some(own)

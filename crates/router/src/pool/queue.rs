@@ -68,6 +68,11 @@ impl Queue {
         self.places.clone().try_acquire_owned().ok()
     }
 
+    /// Whether a back end may still be made.
+    pub(super) fn has_place(&self) -> bool {
+        self.places.available_permits() > 0
+    }
+
     /// There is a back end that the first one may take.
     pub(super) fn offer(&self) {
         self.offered.notify_one();

@@ -99,11 +99,17 @@ async fn a_pool_keeps_its_bound() {
     let (one, two) = (pool.take(1, &alice, LONG).await.unwrap(), pool.take(2, &alice, LONG).await.unwrap());
     let refused = pool.take(3, &alice, Duration::ZERO).await;
     assert!(matches!(refused, Err(PoolError::Exhausted { limit: 2, .. })), "{refused:?}");
+    assert!(!pool.has_room());
     assert_eq!(server.connections.load(SeqCst), 2);
     drop(one);
+    assert!(pool.has_room());
     let three = pool.take(3, &alice, LONG).await.unwrap();
+    assert!(!pool.has_room());
     assert_ne!(three.process_id, two.process_id);
-    drop((two, three));
+    pool.park(2, "alice", two);
+    assert!(pool.has_room(), "a parked one can be passed on");
+    pool.clear();
+    drop(three);
 
     let pool = reader_pool(&server, 1);
     let one = read(&pool, &alice).await;
