@@ -15,6 +15,7 @@ mod lost_back_ends;
 mod lost_leader;
 mod malformed;
 mod pipelines;
+mod refused_settings;
 mod results;
 mod session_state;
 mod vanished_clients;

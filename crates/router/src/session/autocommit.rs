@@ -9,9 +9,10 @@ use super::epoch_read::epoch_closed;
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
-use super::unit::Outcome;
+use super::unit::{Outcome, Unfit};
 use super::work::Work;
 use super::{Session, SessionEnd};
+use crate::backend::Backend;
 use crate::domain::Domain;
 use crate::epoch::Barrier;
 use crate::sql::PinReason;
@@ -81,8 +82,10 @@ impl Session {
             let leader = backend.server.clone();
             self.served_by = Some(ServedBy::Leader(leader.clone()));
             let _transaction = self.router.serializable.begin(&leader);
+            if let Err(unfit) = self.give_settings(&mut backend).await? {
+                return Ok(self.leader_is_unfit(backend, unfit));
+            }
             let mut expected = VecDeque::new();
-            self.put_settings(&mut backend, &mut expected);
             let doom_mark = self.domain.epochs.doom_mark();
             put_own(&mut backend, "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY", false, &mut expected);
             request.encode(&mut backend, &mut expected);
@@ -202,6 +205,14 @@ impl Session {
                 return Ok(Some(Outcome::Failed));
             }
         };
+        let mut fit = self.give_settings(&mut backend).await?;
+        if fit.is_ok() && self.is_pinned() {
+            // A function may have changed these on this back end.
+            fit = self.prepare(&mut backend, KEPT_SETTINGS).await?;
+        }
+        if let Err(unfit) = fit {
+            return Ok(Some(self.leader_is_unfit(backend, unfit)));
+        }
         let leader = backend.server.clone();
         self.served_by = Some(ServedBy::Leader(leader.clone()));
         let _update = self.router.serializable.begin(&leader);
@@ -213,11 +224,6 @@ impl Session {
             None
         };
         let mut expected = VecDeque::new();
-        self.put_settings(&mut backend, &mut expected);
-        if self.is_pinned() {
-            // A function may have changed these on this back end.
-            put_own(&mut backend, KEPT_SETTINGS, false, &mut expected);
-        }
         request.encode(&mut backend, &mut expected);
         let start = self.client.output.len();
         let hold = if commit.is_some() { Hold::InRoom } else { Hold::Briefly };
@@ -244,9 +250,7 @@ impl Session {
             None => self.commits_seen.max(domain.room.commits_begun()),
         };
         self.after_leader_statement(work, relayed.error.is_none());
-        if relayed.own_error.is_none() {
-            self.return_leader(backend);
-        }
+        self.return_leader(backend);
         let code = relayed.error.as_ref().map(|error| error.code.as_str());
         match code {
             None => Ok(Some(Outcome::Done)),
@@ -259,6 +263,15 @@ impl Session {
                 Ok(Some(Outcome::Failed))
             }
         }
+    }
+
+    /// Nothing of the client's has run on the leader; its back end is kept if it is as it was.
+    fn leader_is_unfit(&mut self, backend: Backend, unfit: Unfit) -> Outcome {
+        if unfit.is_whole {
+            self.return_leader(backend);
+        }
+        self.fail(unfit.error);
+        Outcome::Failed
     }
 
     /// Notes what a statement has left behind on the session's back end.

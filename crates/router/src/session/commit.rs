@@ -239,7 +239,7 @@ impl Session {
         Ok(())
     }
 
-    fn give_back_reader(&mut self, mut backend: Backend) {
+    pub(super) fn give_back_reader(&mut self, mut backend: Backend) {
         if std::mem::take(&mut self.may_be_cancelled_late) {
             return;
         }

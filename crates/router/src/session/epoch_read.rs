@@ -10,9 +10,10 @@ use super::request::Request;
 use super::served_by::ServedBy;
 use super::server_choice::{AfterFailure, after_failure, leader_is_less_busy, least_busy, named};
 use super::simple::readable;
-use super::unit::Outcome;
+use super::unit::{Outcome, Unfit};
 use super::work::Work;
 use super::{Session, SessionEnd};
+use crate::backend::Backend;
 use crate::epoch::{Demand, Epoch, Known};
 use crate::servers::{Health, Server};
 use crate::settings::Reach;
@@ -195,12 +196,14 @@ impl Session {
             return Ok(again());
         };
         let own_transaction = work.own_transaction || request.binds_named_portal();
-        let mut expected = VecDeque::new();
         // A function that has settings of its own must not find what others have planned without them, and nobody after it
         // what it has planned under them.
         let has_own_settings = work.local_settings != Reach::Nothing;
         backend.stale_plans |= has_own_settings;
-        self.put_settings(&mut backend, &mut expected);
+        if let Err(unfit) = self.give_settings(&mut backend).await? {
+            return Ok(self.reader_is_unfit(backend, unfit));
+        }
+        let mut expected = VecDeque::new();
         self.put_epoch(&mut backend, epoch, own_transaction, &mut expected);
         request.encode(&mut backend, &mut expected);
         backend.stale_plans |= has_own_settings;
@@ -228,11 +231,7 @@ impl Session {
         if reusable && !failed_to_join {
             self.domain.readers.give_back(&self.user, backend);
         }
-        if failed_to_join && !went_out {
-            self.client.output.truncate(start);
-            return Ok(Tried::Again { avoid: None });
-        }
-        if epoch.is_doomed() {
+        if failed_to_join || epoch.is_doomed() {
             return Ok(self.read_was_doomed(start, went_out));
         }
         if let Some(error) = relayed.error {
@@ -243,7 +242,21 @@ impl Session {
         Ok(Tried::Done(Outcome::Done))
     }
 
-    /// DDL has committed while the read ran: what it saw is not believed.
+    /// A follower may lack what the leader has, so the leader's refusal is the one that counts.
+    fn reader_is_unfit(&mut self, backend: Backend, unfit: Unfit) -> Tried {
+        let server = backend.server.number;
+        if !unfit.is_whole {
+            return Tried::Again { avoid: Some(server) };
+        }
+        self.give_back_reader(backend);
+        if unfit.error.code == sqlstate::QUERY_CANCELED {
+            self.fail(unfit.error);
+            return Tried::Done(Outcome::Failed);
+        }
+        Tried::AskLeader
+    }
+
+    /// The epoch could not be opened there, or DDL has committed while the read ran: what it saw is not believed.
     fn read_was_doomed(&mut self, start: usize, went_out: bool) -> Tried {
         if !went_out {
             self.client.output.truncate(start);

@@ -199,10 +199,14 @@ impl Session {
         leave: &str,
     ) -> Result<(), SqlError> {
         let start = self.client.output.len();
-        let mut expected = VecDeque::new();
         if !backend.in_transaction {
-            self.put_settings(backend, &mut expected);
+            match self.give_settings(backend).await {
+                Ok(Ok(())) => {}
+                Ok(Err(unfit)) => return Err(unfit.error),
+                Err(end) => return Err(SqlError::error("08006", end.to_string())),
+            }
         }
+        let mut expected = VecDeque::new();
         let settings = text.settings.for_a_moment(&self.settings_of_statements());
         put_own(backend, &format!("{enter}; {settings}"), false, &mut expected);
         put_named(backend, text, false, &mut expected);

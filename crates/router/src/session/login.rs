@@ -388,7 +388,7 @@ async fn greet(
         session.is_read_only |= name == "default_transaction_read_only" && is_on(value);
         client.output.parameter_status(name, value);
     }
-    if let Some(change) = switch(&mut backend, &session.settings) {
+    if let Some(change) = switch(&backend, &session.settings) {
         let mut expected = VecDeque::new();
         let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
         put_own(&mut backend, &format!("{end}{change}"), true, &mut expected);
@@ -403,6 +403,7 @@ async fn greet(
             Err(error) => return Err(fatal(SqlError::error(sqlstate::CANNOT_CONNECT_NOW, error.to_string()))),
         }
         backend.settings = session.settings.clone();
+        backend.stale_plans = false;
         backend.epoch = None;
     }
     session.domain.readers.give_back(&session.user, backend);

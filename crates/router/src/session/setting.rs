@@ -100,8 +100,14 @@ impl Session {
                 return Ok(Outcome::Failed);
             }
         };
+        if let Err(unfit) = self.give_settings(&mut backend).await? {
+            if unfit.is_whole {
+                self.give_back_any(backend, reader);
+            }
+            self.fail(unfit.error);
+            return Ok(Outcome::Failed);
+        }
         let mut expected = VecDeque::new();
-        self.put_settings(&mut backend, &mut expected);
         if backend.in_transaction {
             put_own(&mut backend, "ROLLBACK", false, &mut expected);
             backend.epoch = None;
@@ -111,7 +117,7 @@ impl Session {
         if reader.is_some() {
             put_own(&mut backend, FORGET_PLANS, false, &mut expected);
         }
-        let Ended { result, .. } = self.relay(&mut backend, expected, Hold::InRoom).await;
+        let Ended { result, start, .. } = self.relay(&mut backend, expected, Hold::InRoom).await;
         self.statement_ended();
         let relayed = match result {
             Ok(relayed) => relayed,
@@ -124,6 +130,12 @@ impl Session {
         if relayed.error.is_some() {
             self.give_back_any(backend, reader);
             self.note_failure();
+            return Ok(Outcome::Failed);
+        }
+        if let Some(fields) = relayed.own_error {
+            // It is set there, and nobody knows to what: that back end is closed.
+            self.client.output.truncate(start);
+            self.fail(SqlError::error(&fields.code, fields.message));
             return Ok(Outcome::Failed);
         }
         let value = first_value(relayed.own_rows.last());
@@ -146,6 +158,10 @@ impl Session {
             self.pin(PinReason::HiddenSetting);
         }
         match self.ask_in_transaction(read_back).await {
+            Ok(Relayed { own_error: Some(fields), .. }) => {
+                self.fail(SqlError::error(&fields.code, fields.message));
+                Ok(Outcome::Failed)
+            }
             Ok(relayed) => {
                 let value = first_value(relayed.own_rows.last());
                 self.note_transaction_default(name, &value);
@@ -333,6 +349,10 @@ impl Session {
             // The server knows its own defaults, not those of the client's log-in.
             let change = Settings::default().change_to(&self.settings_at_login);
             match self.ask_in_transaction(change.as_deref().unwrap_or_default()).await {
+                Ok(Relayed { own_error: Some(fields), .. }) => {
+                    self.fail(SqlError::error(&fields.code, fields.message));
+                    return Ok(Outcome::Failed);
+                }
                 Ok(_) => self.note_settings_there(self.settings_at_login.clone()),
                 Err(RelayError::Client(error)) => return Err(error.into()),
                 Err(error) => {

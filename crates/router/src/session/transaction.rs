@@ -14,7 +14,7 @@ use super::epoch_read::{InFlight, NotAtEpoch, epoch_closed};
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
-use super::unit::Outcome;
+use super::unit::{Outcome, Unfit};
 use super::work::Work;
 use super::{Characteristics, Session, SessionEnd};
 use crate::backend::Backend;
@@ -249,9 +249,15 @@ impl Session {
                 avoid.push(server.number);
                 continue;
             };
+            if let Err(unfit) = self.give_settings(&mut backend).await? {
+                if unfit.error.code == sqlstate::QUERY_CANCELED {
+                    return Ok(Some(Err(Reported::Here(unfit.error))));
+                }
+                avoid.push(server.number);
+                continue;
+            }
             // The epoch is opened in a step of its own, so that the client's statement runs only if it is open.
             let mut expected = VecDeque::new();
-            self.put_settings(&mut backend, &mut expected);
             self.put_epoch(&mut backend, &epoch, true, &mut expected);
             let start = self.client.output.len();
             let Ended { result, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
@@ -360,9 +366,13 @@ impl Session {
             leader.dooms = true;
             self.release_readers().await;
         }
+        if leader.begin.is_some()
+            && let Err(unfit) = self.give_settings(&mut leader.backend).await?
+        {
+            return self.leave_unfit_leader(transaction, unfit);
+        }
         let mut expected = VecDeque::new();
         if let Some(begin) = leader.begin.take() {
-            self.put_settings(&mut leader.backend, &mut expected);
             put_own(&mut leader.backend, &begin, false, &mut expected);
         }
         request.encode(&mut leader.backend, &mut expected);
@@ -398,6 +408,26 @@ impl Session {
             Some(_) => Ok(Err(Reported::ByServer)),
             None => Ok(Ok(())),
         }
+    }
+
+    /// The transaction was not begun on the leader, and has failed.
+    fn leave_unfit_leader(
+        &mut self,
+        transaction: &mut Transaction,
+        unfit: Unfit,
+    ) -> Result<Result<(), Reported>, SessionEnd> {
+        let place = std::mem::replace(&mut transaction.place, Place::Lost);
+        match place {
+            Place::OnLeader(leader) if unfit.is_whole => {
+                self.return_leader(leader.backend);
+                transaction.place = Place::Nowhere;
+            }
+            _ if self.pinned.is_some() => {
+                return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..unfit.error }));
+            }
+            _ => {}
+        }
+        Ok(Err(Reported::Here(unfit.error)))
     }
 
     /// Idle readers hold locks in their epoch's transaction; DDL must not wait for them.

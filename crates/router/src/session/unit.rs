@@ -3,15 +3,25 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::relay::{Ended, Hold, Relay, RelayError};
+use super::relay::{Ended, Hold, Relay, RelayError, Relayed};
 use super::request::{Expected, Request, put_own};
 use super::transaction::Transaction;
 use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::Epoch;
+use crate::servers::Role;
 use crate::settings::{FORGET_PLANS, Reach, Settings};
 use crate::wire::{ErrorFields, SqlError, sqlstate};
+
+/// Why a back end has not what a statement of the client's must find there.
+#[derive(Debug)]
+pub(super) struct Unfit {
+    /// What the client is told.
+    pub error: SqlError,
+    /// The server has refused it, and the back end is as it was; else the back end is lost.
+    pub is_whole: bool,
+}
 
 /// How a unit ended, as far as the session goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,20 +91,47 @@ impl Session {
         ended
     }
 
-    /// Encodes what gives `backend` this session's settings.
-    pub(super) fn put_settings(&self, backend: &mut Backend, expected: &mut VecDeque<Expected>) {
+    /// Gives `backend` this session's settings. It is a step of its own: what the client has said is sent only to a
+    /// server that has them, since a server that refuses one would run the next message all the same.
+    pub(super) async fn give_settings(&mut self, backend: &mut Backend) -> Result<Result<(), Unfit>, SessionEnd> {
         if backend.settings == self.settings && !backend.stale_plans {
-            return;
+            return Ok(Ok(()));
         }
-        if let Some(change) = switch(backend, &self.settings) {
-            // On the leader it is a transaction of its own, SERIALIZABLE as the client's.
+        let Some(change) = switch(backend, &self.settings) else { return Ok(Ok(())) };
+        let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
+        backend.epoch = None;
+        let prepared = self.prepare(backend, &format!("{end}{change}")).await?;
+        if prepared.is_ok() {
+            backend.settings = self.settings.clone();
+            backend.stale_plans = false;
+        }
+        Ok(prepared.map_err(|unfit| Unfit {
+            error: unfit.error.hint("The session's settings cannot be given to the server; RESET ALL takes them back."),
+            ..unfit
+        }))
+    }
+
+    /// Runs `sql`, without which nothing of the client's may run on `backend`.
+    pub(super) async fn prepare(&mut self, backend: &mut Backend, sql: &str) -> Result<Result<(), Unfit>, SessionEnd> {
+        if backend.server.role == Role::Leader {
+            // PostgreSQL counts it as well.
             self.router.serializable.note_short();
-            let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
-            put_own(backend, &format!("{end}{change}"), false, expected);
-            backend.in_transaction = false;
-            backend.epoch = None;
         }
-        backend.settings = self.settings.clone();
+        let mut expected = VecDeque::new();
+        put_own(backend, sql, false, &mut expected);
+        let Ended { result, last_words, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        self.statement_ended();
+        Ok(match result {
+            Ok(Relayed { own_error: None, .. }) => Ok(()),
+            Ok(Relayed { own_error: Some(fields), .. }) => {
+                Err(Unfit { error: SqlError::error(&fields.code, fields.message), is_whole: true })
+            }
+            Err(RelayError::Client(error)) => return Err(error.into()),
+            Err(error) => {
+                let error = self.server_lost(&backend.server.name, &error, last_words);
+                Err(Unfit { error, is_whole: false })
+            }
+        })
     }
 
     /// Encodes what opens `epoch` on `backend`, unless it has it open and may share it.
@@ -145,8 +182,8 @@ impl Session {
 
 /// The statement that gives `backend` these settings, and has it forget what it has planned under others: functions keep
 /// the values of constants as well, and the next session must not get those of the last.
-pub(super) fn switch(backend: &mut Backend, settings: &Arc<Settings>) -> Option<String> {
-    let stale = std::mem::take(&mut backend.stale_plans) || backend.settings.difference(settings) != Reach::Nothing;
+pub(super) fn switch(backend: &Backend, settings: &Arc<Settings>) -> Option<String> {
+    let stale = backend.stale_plans || backend.settings.difference(settings) != Reach::Nothing;
     let change = backend.settings.change_to(settings);
     let forget = stale.then(|| FORGET_PLANS.to_owned());
     let statements: Vec<String> = change.into_iter().chain(forget).collect();
