@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::RouterSettings;
-use crate::epoch::{Epochs, GateHooks, Gatekeeper, Room, tripwire};
+use crate::epoch::{Barrier, Epochs, GateHooks, Gatekeeper, Room, tripwire};
 use crate::membership::Servers;
 use crate::pool::{LeaderPool, ReaderPools};
 use crate::prepared_text::{PreparedText, PreparedTexts};
@@ -205,6 +205,21 @@ impl Domain {
         self.leader.clear();
     }
 
+    /// Closes the router's own connections to this database for a statement of its only client that needs it without any
+    /// (CREATE DATABASE copies it); none while others are in it, whom the server refuses to overlook.
+    pub fn stand_aside(self: &Arc<Self>, serializable: &SerializableTransactions) -> Option<Aside> {
+        if self.clients.load(SeqCst) > 1 {
+            return None;
+        }
+        let barrier = self.epochs.begin_barrier();
+        for task in lock(&self.tasks).drain(..) {
+            task.abort();
+        }
+        self.readers.clear();
+        self.leader.clear_free();
+        Some(Aside { domain: self.clone(), serializable: serializable.clone(), _barrier: barrier })
+    }
+
     /// What the statements of `sql` are. A long text is judged beside the threads that serve sessions and gates, and only
     /// one of them at a time: its session waits, nobody else does.
     pub async fn classify(&self, sql: &Bytes) -> Result<Arc<[Statement]>, ParseError> {
@@ -341,6 +356,19 @@ fn judge(cache: &ClassificationCache, sql: &[u8], catalog: &Catalog) -> Result<A
         return Err(ParseError::ReadingIsFixed);
     }
     cache.classify(&text, catalog)
+}
+
+/// While it lives the router has no connections of its own to a database, and makes no epochs there.
+pub struct Aside {
+    domain: Arc<Domain>,
+    serializable: SerializableTransactions,
+    _barrier: Barrier,
+}
+
+impl Drop for Aside {
+    fn drop(&mut self) {
+        self.domain.start_tasks(self.serializable.clone());
+    }
 }
 
 fn remember(set: &Mutex<HashSet<u64>>, value: u64) {

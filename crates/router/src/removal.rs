@@ -34,7 +34,7 @@ pub async fn leave(state: &RouterState, server: &Arc<Server>) {
     }
     let deadline = Instant::now() + CONNECTIONS_END_TIMEOUT;
     while server.connections.load(SeqCst) > 0 && Instant::now() < deadline {
-        close_idle(state, server);
+        close_idle(state);
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
     match server.connections.load(SeqCst) {
@@ -44,14 +44,9 @@ pub async fn leave(state: &RouterState, server: &Arc<Server>) {
 }
 
 /// Closes connections that nobody uses.
-fn close_idle(state: &RouterState, server: &Server) {
+fn close_idle(state: &RouterState) {
     for domain in state.open_domains() {
         // Makes the pools those of the servers of now.
         drop(domain.readers.all());
-    }
-    if let Ok(mut verifiers) = state.verifiers.try_lock()
-        && verifiers.as_ref().is_some_and(|backend| backend.server.number == server.number)
-    {
-        *verifiers = None;
     }
 }

@@ -123,12 +123,15 @@ pub(crate) type CancelKeys = HashMap<(u32, u32), Weak<CancelSlot>>;
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 const LEAVE_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Databases by name; one that is being opened is empty.
+type Domains = HashMap<String, Arc<OnceCell<Arc<Domain>>>>;
+
 /// What all sessions share.
 pub struct RouterState {
     /// The servers of now.
     pub servers: Arc<Servers>,
     settings: RwLock<Arc<RouterSettings>>,
-    domains: Mutex<HashMap<String, Arc<OnceCell<Arc<Domain>>>>>,
+    domains: Mutex<Domains>,
     /// Counters.
     pub counters: Counters,
     /// Serializable transactions on the leader.
@@ -141,7 +144,7 @@ pub struct RouterState {
     sessions: Mutex<JoinSet<()>>,
     /// True once sessions shall end.
     pub(crate) stopping: watch::Sender<bool>,
-    /// Where verifiers are looked up.
+    /// To the leader, where verifiers are looked up.
     pub(crate) verifiers: tokio::sync::Mutex<Option<Backend>>,
     /// For exchanges with roles that do not exist.
     pub(crate) mock_secret: MockSecret,
@@ -251,14 +254,33 @@ impl RouterState {
         }
     }
 
+    /// The last client has left a database that others copy: closes it.
+    pub fn leave_domain(&self, left: &Arc<Domain>) {
+        let mut domains = self.domains();
+        if left.clients.load(SeqCst) == 0 && is_known(&domains, left) {
+            domains.remove(&*left.database);
+            left.close();
+        }
+    }
+
+    /// Whether clients that come to the database of `domain` come to this one.
+    pub fn is_open(&self, domain: &Arc<Domain>) -> bool {
+        is_known(&self.domains(), domain)
+    }
+
     fn has_clients(&self, database: &str) -> bool {
         let domain = self.domains().get(database).and_then(|cell| cell.get().cloned());
         domain.is_some_and(|domain| domain.clients.load(SeqCst) > 0)
     }
 
-    fn domains(&self) -> std::sync::MutexGuard<'_, HashMap<String, Arc<OnceCell<Arc<Domain>>>>> {
+    fn domains(&self) -> std::sync::MutexGuard<'_, Domains> {
         self.domains.lock().expect("no code panics while it holds this lock")
     }
+}
+
+fn is_known(domains: &Domains, domain: &Arc<Domain>) -> bool {
+    let known = domains.get(&*domain.database).and_then(|cell| cell.get());
+    known.is_some_and(|known| Arc::ptr_eq(known, domain))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 mod harness;
 mod wire;
 
+mod admission;
 mod cancels;
 mod copy;
 mod ddl;

@@ -184,6 +184,11 @@ impl LeaderPool {
         });
     }
 
+    /// Closes those that are no session's.
+    pub fn clear_free(&self) {
+        self.free().clear();
+    }
+
     /// Closes all that no session has in its hands.
     pub fn clear(&self) {
         self.parked().clear();

@@ -13,7 +13,7 @@ use super::unit::{Outcome, Unfit};
 use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
-use crate::domain::Domain;
+use crate::domain::{Aside, Domain};
 use crate::epoch::Barrier;
 use crate::sql::PinReason;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
@@ -150,7 +150,8 @@ impl Session {
     /// Runs one unit on the leader, SERIALIZABLE, in a transaction of the server's own.
     pub(super) async fn run_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
         let _releasing = self.releasing_around(work);
-        let _under_way = self.barrier_around(work).await;
+        let _aside = self.leave_database(work).await;
+        let _under_way = self.barrier_around(work);
         let mut pause = UPDATE_PAUSE;
         for attempt in 1.. {
             // What leaves state has an effect although it fails: an advisory lock would be taken twice.
@@ -176,11 +177,18 @@ impl Session {
         harmless.then(|| Releasing::start(self.domain.clone()))
     }
 
-    /// For DDL that runs alone, and for CALL and DO, which may hide it.
-    async fn barrier_around(&mut self, work: &Work) -> Option<UnderWay> {
-        if let Some(database) = work.barrier.as_ref().and_then(|barrier| barrier.database.as_deref()) {
-            self.router.close_domain(database).await;
+    /// For what needs a database that nobody is in: the router's own connections to it are closed.
+    async fn leave_database(&self, work: &Work) -> Option<Aside> {
+        let database = work.barrier.as_ref()?.database.as_deref()?;
+        if *database == *self.domain.database {
+            return self.domain.stand_aside(&self.router.serializable);
         }
+        self.router.close_domain(database).await;
+        None
+    }
+
+    /// For DDL that runs alone, and for CALL and DO, which may hide it.
+    fn barrier_around(&self, work: &Work) -> Option<UnderWay> {
         if !work.commits_itself && work.barrier.as_ref().is_none_or(|barrier| barrier.harmless) {
             return None;
         }

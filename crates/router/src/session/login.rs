@@ -14,7 +14,7 @@ use super::epoch_read::InFlight;
 use super::presence::Presence;
 use super::relay::{self, Ended, Hold, Relay};
 use super::request::put_own;
-use super::role::{look_up_verifier, may_look};
+use super::role::{Door, look_up_admission, may_look};
 use super::startup::{Wishes, negotiate};
 use super::unit::switch;
 use super::{CancelSlot, Characteristics, Session};
@@ -116,15 +116,16 @@ pub(super) struct Inside {
     domain: Arc<Domain>,
     number: u64,
     secret: u32,
+    is_template: bool,
 }
 
 impl Inside {
-    fn enter(router: &Arc<RouterState>, domain: &Arc<Domain>, cancel: &Arc<CancelSlot>) -> Inside {
+    fn enter(router: &Arc<RouterState>, domain: &Arc<Domain>, cancel: &Arc<CancelSlot>, is_template: bool) -> Inside {
         domain.clients.fetch_add(1, SeqCst);
         let number = router.last_session.fetch_add(1, Relaxed) + 1;
         let secret = rand::random();
         cancels(router).insert((number as u32, secret), Arc::downgrade(cancel));
-        Inside { router: router.clone(), domain: domain.clone(), number, secret }
+        Inside { router: router.clone(), domain: domain.clone(), number, secret, is_template }
     }
 }
 
@@ -133,6 +134,10 @@ impl Drop for Inside {
         self.domain.clients.fetch_sub(1, SeqCst);
         self.domain.leader.forget(self.number);
         cancels(&self.router).remove(&(self.number as u32, self.secret));
+        if self.is_template && self.domain.clients.load(SeqCst) == 0 {
+            // Whoever copies it, through the router or not, needs it without connections.
+            self.router.leave_domain(&self.domain);
+        }
     }
 }
 
@@ -221,7 +226,7 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
         )));
     }
     let wishes = Wishes::of(parameters).map_err(LoginError::Refused)?;
-    let keys = authenticate(router, client, &wishes.user).await?;
+    let (keys, door) = authenticate(router, client, &wishes).await?;
     if wishes.database == console::DATABASE {
         if !may_look(router, &wishes.user).await {
             let text = format!("role \"{}\" may not look at the router", wishes.user);
@@ -233,8 +238,10 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
         console::serve(router, client).await?;
         return Ok(None);
     }
+    // Before anything is made there, or learnt of it, in the router's own name.
+    let is_template = door.enter(&wishes.database).map_err(LoginError::Refused)?;
     let credentials = Arc::new(Credentials::proved(wishes.user.clone(), keys));
-    let logged_in = open_session(router, client, wishes, credentials).await?;
+    let logged_in = open_session(router, client, wishes, credentials, is_template).await?;
     router.counters.logins.fetch_add(1, Relaxed);
     Ok(Some(logged_in))
 }
@@ -248,18 +255,21 @@ async fn cancel(router: &RouterState, process_id: u32, secret: u32) {
     }
 }
 
-async fn authenticate(router: &Arc<RouterState>, client: &mut Channel, user: &str) -> Result<ScramKeys, LoginError> {
-    let verifier = match look_up_verifier(router, user).await {
-        Ok(Some(stored)) => ScramVerifier::parse(&stored).unwrap_or_else(|error| {
+async fn authenticate(
+    router: &Arc<RouterState>,
+    client: &mut Channel,
+    wishes: &Wishes,
+) -> Result<(ScramKeys, Door), LoginError> {
+    let user = &wishes.user;
+    let admission = look_up_admission(router, user, &wishes.database)
+        .await
+        .map_err(|error| LoginError::Refused(SqlError { severity: "FATAL", ..error.to_sql() }))?;
+    let verifier = match admission.verifier {
+        Some(stored) => ScramVerifier::parse(&stored).unwrap_or_else(|error| {
             tracing::info!(user, %error, "this role has no SCRAM verifier; set its password anew");
             ScramVerifier::mock(&router.mock_secret, user)
         }),
-        Ok(None) => ScramVerifier::mock(&router.mock_secret, user),
-        Err(error) => {
-            let mut error = error.to_sql();
-            error.severity = "FATAL";
-            return Err(LoginError::Refused(error));
-        }
+        None => ScramVerifier::mock(&router.mock_secret, user),
     };
     let refused = |error: AuthenticationError| LoginError::Refused(refusal(user, &error));
     let start = begin_message(&mut client.output, b'R');
@@ -276,7 +286,13 @@ async fn authenticate(router: &Arc<RouterState>, client: &mut Channel, user: &st
     let (answer, keys) = server.finish(&last).map_err(refused)?;
     put_authentication(client, 12, answer.as_bytes());
     put_authentication(client, 0, b"");
-    Ok(keys)
+    if let Some(server) = admission.asked_instead {
+        let text =
+            format!("the leader is away: role \"{user}\" was looked up on {server}, by what the leader last said");
+        tracing::warn!("{text}");
+        client.output.warning(sqlstate::WARNING, &text);
+    }
+    Ok((keys, admission.door))
 }
 
 fn refusal(user: &str, error: &AuthenticationError) -> SqlError {
@@ -310,14 +326,22 @@ async fn open_session(
     client: &mut Channel,
     wishes: Wishes,
     credentials: Arc<Credentials>,
+    is_template: bool,
 ) -> Result<LoggedIn, LoginError> {
     let fatal = |error: SqlError| LoginError::Refused(SqlError { severity: "FATAL", ..error });
-    let domain = router.domain(&wishes.database).await.map_err(|error| fatal(error.to_sql()))?;
     let cancel = Arc::default();
+    let (domain, inside) = loop {
+        let domain = router.domain(&wishes.database).await.map_err(|error| fatal(error.to_sql()))?;
+        let inside = Inside::enter(router, &domain, &cancel, is_template);
+        // It may have been closed before this one was counted.
+        if router.is_open(&domain) {
+            break (domain, inside);
+        }
+    };
     let mut logged_in = LoggedIn {
         router: router.clone(),
         freshness: domain.settings.freshness,
-        inside: Inside::enter(router, &domain, &cancel),
+        inside,
         domain,
         user: wishes.user,
         credentials,

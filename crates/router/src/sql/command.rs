@@ -172,7 +172,9 @@ fn reindexed(reindex: &ReindexStmt) -> Action {
 }
 
 fn template(create: &CreatedbStmt) -> Option<String> {
-    option(&create.options, "template").and_then(|option| option.arg.as_deref()).and_then(plain)
+    let named = option(&create.options, "template").and_then(|option| option.arg.as_deref());
+    // DEFAULT is one without a value.
+    Some(named.and_then(plain).unwrap_or_else(|| "template1".to_owned()))
 }
 
 fn explained(explain: &ExplainStmt) -> Kind {

@@ -4,6 +4,8 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 /// The SQLSTATE codes that the router itself gives; the meanings are PostgreSQL's, appendix "Error Codes".
 pub mod sqlstate {
+    /// warning
+    pub const WARNING: &str = "01000";
     /// protocol_violation
     pub const PROTOCOL_VIOLATION: &str = "08P01";
     /// connection_failure

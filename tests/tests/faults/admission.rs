@@ -1,0 +1,125 @@
+//! Who is let in is decided by what the leader has committed, and before anything is done for who is not.
+
+use onecopy_router::Health;
+use onecopy_tests::client::Session;
+use onecopy_tests::cluster::TestCluster;
+use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
+use tokio::sync::Mutex;
+
+use crate::harness::{leader, on_leader, start, start_usual, wait_for_health, wait_for_updates, wait_until};
+use crate::wire::{Wire, message};
+
+async fn code(cluster: &TestCluster, database: &str, password: &str) -> anyhow::Result<String> {
+    let answer = Wire::log_in(cluster, &[("user", "guest"), ("database", database)], password).await?;
+    Ok(answer.err().map_or_else(|| "00000".to_owned(), |error| error.code))
+}
+
+/// A follower that stands still knows an old password: it is not asked while the leader is there, whatever was before,
+/// and not believed while it lacks what the leader has written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f60_an_old_password_opens_nothing_after_the_leader_was_away() -> anyhow::Result<()> {
+    // The follower that stands still is to hold up no gate.
+    let cluster = start(1, |settings| settings.follower_timeout_ms = 100).await?;
+    leader(&cluster).await?.run("CREATE ROLE guest LOGIN PASSWORD 'old'").await?;
+    cluster.servers.wait_replayed().await?;
+    assert_eq!(code(&cluster, DATABASE, "old").await?, "00000");
+    let away = async || {
+        cluster.servers.leader().server.crash_stop().await?;
+        wait_for_health(&cluster, "leader", Health::Down).await
+    };
+    let back = async || {
+        cluster.servers.leader().server.start().await?;
+        wait_for_updates(&cluster).await
+    };
+    away().await?;
+    assert_eq!(code(&cluster, DATABASE, "old").await?, "00000", "the follower has all that there is");
+    assert_eq!(code(&cluster, DATABASE, "new").await?, "28P01");
+    back().await?;
+    let follower = cluster.servers.followers()[0].connect("observer").await?;
+    follower.run("SELECT pg_wal_replay_pause()").await?;
+    wait_until("it stands still", || async {
+        Ok(follower.run("SELECT pg_get_wal_replay_pause_state()").await?.text()? == "paused")
+    })
+    .await?;
+    leader(&cluster).await?.run("ALTER ROLE guest PASSWORD 'new'").await?;
+    assert_eq!(code(&cluster, DATABASE, "old").await?, "28P01");
+    assert_eq!(code(&cluster, DATABASE, "new").await?, "00000");
+    // It has received all of it, and the router knows that there is more than it shows.
+    let written = on_leader(&cluster, "SELECT pg_current_wal_lsn()").await?.text()?.to_owned();
+    let received =
+        format!("SELECT pg_last_wal_receive_lsn() >= '{written}' AND pg_last_wal_replay_lsn() < '{written}'");
+    wait_until("it has received what it does not show", || async {
+        let status = cluster.router().status();
+        let lags = status.servers.iter().any(|server| server.name == "follower-1" && server.replay_lag_bytes > 0);
+        Ok(lags && follower.run(&received).await?.text()? == "t")
+    })
+    .await?;
+    away().await?;
+    for password in ["old", "new"] {
+        assert_eq!(code(&cluster, DATABASE, password).await?, "57P03", "{password}: nobody knows");
+    }
+    follower.run("SELECT pg_wal_replay_resume()").await?;
+    wait_until("the follower knows", || async { Ok(code(&cluster, DATABASE, "new").await? == "00000") }).await?;
+    assert_eq!(code(&cluster, DATABASE, "old").await?, "28P01");
+    Ok(())
+}
+
+/// The router's own role makes what it needs in a database only for who may enter, and the right counts at each log-in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f61_nothing_is_made_in_a_database_for_who_may_not_enter_it() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    let setup = cluster.updater("setup").await?;
+    for sql in [
+        "CREATE ROLE guest LOGIN PASSWORD 'guest'",
+        "CREATE DATABASE closed",
+        "REVOKE CONNECT ON DATABASE closed FROM PUBLIC",
+    ] {
+        setup.run(sql).await?;
+    }
+    let made = async || {
+        let observer = Session::connect("observer", &cluster.servers.leader().config("closed")).await?;
+        let answer = observer.run("SELECT count(*) FROM pg_namespace WHERE nspname = 'onecopy_router'").await?;
+        answer.number()
+    };
+    assert_eq!(code(&cluster, "closed", "guest").await?, "42501");
+    assert_eq!(made().await?, 0);
+    assert_eq!(code(&cluster, "closed", "wrong").await?, "28P01");
+    assert_eq!(code(&cluster, "nowhere", "guest").await?, "3D000");
+    assert_eq!(code(&cluster, "template0", "guest").await?, "55000");
+    setup.run("GRANT CONNECT ON DATABASE closed TO guest").await?;
+    assert_eq!(code(&cluster, "closed", "guest").await?, "00000");
+    assert_eq!(made().await?, 1);
+    setup.run("REVOKE CONNECT ON DATABASE closed FROM guest").await?;
+    assert_eq!(code(&cluster, "closed", "guest").await?, "42501", "its back ends of before are there still");
+    Ok(())
+}
+
+/// `template1` has no connection when it is copied: by its only client, by one elsewhere, and past the router.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f62_a_template_is_copied_although_clients_of_the_router_were_there() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let template = [("user", USER), ("database", "template1")];
+    let mut inside = Wire::log_in(&cluster, &template, PASSWORD).await?.expect("may log in");
+    for name in ["one", "two"] {
+        inside.query("SELECT count(*) FROM pg_class").await?;
+        let answer = inside.query(&format!("CREATE DATABASE {name}")).await?;
+        assert_eq!(answer.code(), "00000", "{name}: {:?}", answer.errors());
+    }
+    assert_eq!(inside.query("SELECT 'on'").await?.text_rows(), ["on"]);
+    inside.send(&message(b'X', b"")).await?;
+    inside.until_closed().await?;
+    wait_until("nobody is in the template", || async {
+        let count =
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = 'template1' AND backend_type = 'client backend'";
+        Ok(on_leader(&cluster, count).await?.number()? == 0)
+    })
+    .await?;
+    leader(&cluster).await?.run("CREATE DATABASE three").await?;
+    let mut inside = Wire::log_in(&cluster, &template, PASSWORD).await?.expect("may log in");
+    inside.query("SELECT 1").await?;
+    let elsewhere = Mutex::new(Wire::connect(&cluster).await?);
+    let create = async || anyhow::Ok(elsewhere.lock().await.query("CREATE DATABASE four").await?.code());
+    assert_eq!(create().await?, "55006", "somebody is there, as on one server");
+    drop(inside);
+    wait_until("the template is free", || async { Ok(create().await? == "00000") }).await
+}
