@@ -58,6 +58,13 @@ pub struct RouterSettings {
     pub server_timeout_ms: u64,
     /// Largest message accepted from a client that is logged in, in bytes.
     pub message_bytes_max: usize,
+    /// A client whose host has said nothing for this long is asked by TCP whether it is there, and is gone when nothing
+    /// comes for as long again, in seconds (32767 at the most); 0: it is never asked.
+    pub client_keepalive_s: u32,
+    /// A client that says nothing for this long outside a transaction is ended with 57P05, in seconds; 0: never.
+    pub client_idle_s: u64,
+    /// A client that says nothing for this long inside a transaction is ended with 25P03, in seconds; 0: never.
+    pub idle_in_transaction_s: u64,
     /// Reads go to servers without an epoch: wrong results, for tests that must fail without epochs.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unsafe_without_epochs: bool,
@@ -83,6 +90,9 @@ impl Default for RouterSettings {
             epoch_age_max_ms: 1000,
             server_timeout_ms: 2000,
             message_bytes_max: 1 << 30,
+            client_keepalive_s: 60,
+            client_idle_s: 0,
+            idle_in_transaction_s: 0,
             unsafe_without_epochs: false,
             unsafe_without_tripwire: false,
         }

@@ -10,6 +10,7 @@ mod copy;
 mod ddl;
 mod frozen_followers;
 mod gone_clients;
+mod idle_clients;
 mod limits;
 mod log_in;
 mod lost_back_ends;

@@ -99,7 +99,7 @@ impl Session {
                 Some(frame) => frame,
                 None => {
                     relay::flush(&mut self.client).await?;
-                    self.client.frame().await?
+                    self.next_frame().await?
                 }
             };
         };

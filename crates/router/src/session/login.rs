@@ -17,7 +17,7 @@ use super::request::put_own;
 use super::role::{Door, look_up_admission, may_look};
 use super::startup::{Wishes, negotiate};
 use super::unit::switch;
-use super::{CancelSlot, Characteristics, Session};
+use super::{CancelSlot, Characteristics, IdleLimits, Session};
 use crate::authentication::{AuthenticationError, MECHANISM, ScramKeys, ScramServer, ScramVerifier};
 use crate::backend::{Backend, Credentials};
 use crate::config::Freshness;
@@ -57,6 +57,12 @@ impl From<std::io::Error> for LoginError {
 /// Serves one connection until it ends.
 pub async fn serve(router: Arc<RouterState>, socket: Socket) {
     let _place = Place::take(&router);
+    let silence = router.settings().client_keepalive_s;
+    if silence > 0
+        && let Err(error) = socket.keep_alive(Duration::from_secs(silence.into()))
+    {
+        tracing::warn!(%error, "a client is not asked whether it is there");
+    }
     let mut client = Channel::new(socket, LOGIN_MESSAGE_BYTES_MAX);
     let presence = Arc::new(Presence::of(&client));
     let log_in = tokio::time::timeout(LOGIN_TIMEOUT, log_in(&router, &mut client));
@@ -180,6 +186,7 @@ impl LoggedIn {
             in_extended_batch: false,
             may_be_cancelled_late: false,
             stopping: self.router.stopping.subscribe(),
+            idle: IdleLimits::of(&self.router.settings()),
             parsed: 0,
             _inside: self.inside,
             router: self.router,

@@ -43,12 +43,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub use login::serve;
 pub use presence::GONE_CLIENT_BOUND;
 
 use crate::backend::{Backend, CancelKey, Credentials};
-use crate::config::Freshness;
+use crate::config::{Freshness, RouterSettings};
 use crate::domain::Domain;
 use crate::pool::PoolError;
 use crate::prepared_text::PreparedText;
@@ -138,6 +139,23 @@ impl CancelSlot {
     }
 }
 
+/// How long a client may say nothing; none: for ever.
+#[derive(Debug, Clone, Copy)]
+struct IdleLimits {
+    outside_transaction: Option<Duration>,
+    in_transaction: Option<Duration>,
+}
+
+impl IdleLimits {
+    fn of(settings: &RouterSettings) -> IdleLimits {
+        let limit = |seconds: u64| (seconds > 0).then(|| Duration::from_secs(seconds));
+        IdleLimits {
+            outside_transaction: limit(settings.client_idle_s),
+            in_transaction: limit(settings.idle_in_transaction_s),
+        }
+    }
+}
+
 /// What transactions are unless they say otherwise.
 #[derive(Debug, Clone, Copy, Default)]
 struct Characteristics {
@@ -187,6 +205,7 @@ pub struct Session {
     presence: Arc<Presence>,
     may_be_cancelled_late: bool,
     stopping: watch::Receiver<bool>,
+    idle: IdleLimits,
     skips_until_sync: bool,
     /// How many `Parse` messages of the last unit have succeeded.
     parsed: usize,
@@ -257,10 +276,21 @@ impl Session {
         }
     }
 
-    /// The client's next message. Meanwhile notifications of its own back end are passed on, and a router that stops ends
-    /// the session.
+    /// The client's next message. Meanwhile notifications of its own back end are passed on, and a router that stops, or
+    /// the limit of its idleness, ends the session.
     async fn next_frame(&mut self) -> Result<crate::wire::Frame, SessionEnd> {
+        let (limit, idle_too_long) = match &self.transaction {
+            Some(_) => (self.idle.in_transaction, sqlstate::IDLE_IN_TRANSACTION_TIMEOUT),
+            None => (self.idle.outside_transaction, sqlstate::IDLE_SESSION_TIMEOUT),
+        };
+        let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
+            let too_long = async {
+                match deadline {
+                    Some(deadline) => tokio::time::sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
             let notified = async {
                 match (&mut self.own_backend, &self.transaction) {
                     (Some(backend), None) => backend.channel.frame().await,
@@ -281,6 +311,11 @@ impl Session {
                 _ = stopped => {
                     let text = "terminating connection: the router is shutting down";
                     return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::ADMIN_SHUTDOWN, text)));
+                }
+                () = too_long => {
+                    let which = if self.transaction.is_some() { "idle-in-transaction" } else { "idle-session" };
+                    let text = format!("terminating connection due to {which} timeout");
+                    return Err(SessionEnd::Fatal(SqlError::fatal(idle_too_long, text)));
                 }
                 () = cut_off => self.transaction.iter_mut().for_each(Transaction::leave),
                 frame = notified => {

@@ -22,6 +22,8 @@ pub mod sqlstate {
     pub const READ_ONLY_SQL_TRANSACTION: &str = "25006";
     /// no_active_sql_transaction
     pub const NO_ACTIVE_SQL_TRANSACTION: &str = "25P01";
+    /// idle_in_transaction_session_timeout
+    pub const IDLE_IN_TRANSACTION_TIMEOUT: &str = "25P03";
     /// in_failed_sql_transaction
     pub const IN_FAILED_SQL_TRANSACTION: &str = "25P02";
     /// invalid_sql_statement_name
@@ -52,6 +54,8 @@ pub mod sqlstate {
     pub const ADMIN_SHUTDOWN: &str = "57P01";
     /// cannot_connect_now
     pub const CANNOT_CONNECT_NOW: &str = "57P03";
+    /// idle_session_timeout
+    pub const IDLE_SESSION_TIMEOUT: &str = "57P05";
     /// object_not_in_prerequisite_state
     pub const OBJECT_NOT_IN_PREREQUISITE_STATE: &str = "55000";
     /// invalid_catalog_name

@@ -6,9 +6,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixStream};
+
+/// The longest and the shortest time that the kernel takes for keepalive.
+const KEEPALIVE_MAX: Duration = Duration::from_secs(32_767);
+const KEEPALIVE_MIN: Duration = Duration::from_secs(1);
+
+/// How often a silent peer is asked before it is given up: one question that is lost ends no connection.
+const KEEPALIVE_QUESTIONS: u32 = 6;
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -59,6 +68,21 @@ impl Socket {
             }
             Address::Unix(path) => Ok(Socket::Unix(UnixStream::connect(path).await?)),
         }
+    }
+
+    /// Has the kernel ask a peer that says nothing for `silence` whether it is there, and end the connection when it
+    /// acknowledges nothing for as long again, neither that question nor what was sent to it. Source: tcp(7).
+    ///
+    /// # Errors
+    /// What the kernel does not take.
+    pub fn keep_alive(&self, silence: Duration) -> io::Result<()> {
+        let Socket::Tcp(stream) = self else { return Ok(()) };
+        let silence = silence.min(KEEPALIVE_MAX);
+        sockopt::set_tcp_keepidle(stream, silence)?;
+        sockopt::set_tcp_keepintvl(stream, (silence / KEEPALIVE_QUESTIONS).max(KEEPALIVE_MIN))?;
+        sockopt::set_tcp_keepcnt(stream, KEEPALIVE_QUESTIONS)?;
+        sockopt::set_tcp_user_timeout(stream, u32::try_from((silence * 2).as_millis()).unwrap_or(u32::MAX))?;
+        Ok(sockopt::set_socket_keepalive(stream, true)?)
     }
 
     /// Reads what is there without waiting; `WouldBlock` when nothing is.
@@ -131,5 +155,28 @@ impl Listener {
         let (stream, peer) = self.0.accept().await?;
         stream.set_nodelay(true)?;
         Ok((Socket::Tcp(stream), peer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host that is gone without a word is found out within twice the time that was asked for, however long that is.
+    #[tokio::test]
+    async fn a_silent_peer_is_asked_for_as_often_and_as_long_as_said() {
+        let listener = Listener::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let address = Address::of("127.0.0.1", listener.local_address().unwrap().port());
+        let (_client, accepted) = tokio::join!(Socket::connect(&address), listener.accept());
+        let (socket, _) = accepted.unwrap();
+        let Socket::Tcp(stream) = &socket else { panic!("a TCP listener accepts TCP") };
+        assert!(!sockopt::socket_keepalive(stream).unwrap());
+        for (asked, idle, interval) in [(60, 60, 10), (1, 1, 1), (40_000, 32_767, 5462)] {
+            socket.keep_alive(Duration::from_secs(asked)).unwrap();
+            assert!(sockopt::socket_keepalive(stream).unwrap());
+            assert_eq!(sockopt::tcp_keepidle(stream).unwrap(), Duration::from_secs(idle), "{asked}");
+            assert_eq!(sockopt::tcp_keepintvl(stream).unwrap().as_secs(), interval, "{asked}");
+            assert_eq!(u64::from(sockopt::tcp_user_timeout(stream).unwrap()), idle * 2000, "{asked}");
+        }
     }
 }

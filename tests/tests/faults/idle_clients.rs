@@ -1,0 +1,71 @@
+//! Clients that say nothing: asked by TCP whether they are there, and ended where there is a limit.
+
+use anyhow::Context;
+use onecopy_tests::cluster::TestCluster;
+
+use crate::harness::{run, start, start_usual, wait_until};
+use crate::wire::{Wire, run_extended};
+
+/// The number of the kernel's timer for a connection on which nothing waits to be acknowledged: keepalive's. Source:
+/// proc_net_tcp.rst, `tr`.
+const KEEPALIVE_TIMER: &str = "02";
+
+/// Which timers run on the router's side of its clients' connections.
+fn timers(cluster: &TestCluster) -> anyhow::Result<Vec<String>> {
+    let port = format!(":{:04X}", cluster.router().local_address().port());
+    let connections = std::fs::read_to_string("/proc/net/tcp")?;
+    let timer = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let is_established = words.get(1)?.ends_with(&port) && *words.get(3)? == "01";
+        is_established.then(|| words.get(5)?.get(..2).map(str::to_owned)).flatten()
+    };
+    Ok(connections.lines().skip(1).filter_map(timer).collect())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f63_a_silent_client_is_asked_by_tcp_whether_it_is_there() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.query("BEGIN").await?;
+    wait_until("it will be asked", || async {
+        let timers = timers(&cluster)?;
+        Ok(!timers.is_empty() && timers.iter().all(|timer| timer == KEEPALIVE_TIMER))
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f64_a_client_that_is_idle_for_too_long_is_ended_and_one_that_works_is_not() -> anyhow::Result<()> {
+    let cluster = start(1, |settings| {
+        settings.client_idle_s = 2;
+        settings.idle_in_transaction_s = 1;
+    })
+    .await?;
+    let update = "UPDATE numbers SET value = value + 1 WHERE id = 1";
+    let cases: [(&[&str], &[u8], &str); 6] = [
+        (&["SELECT 1"], b"", "57P05"),
+        (&["BEGIN"], b"", "25P03"),
+        (&["BEGIN", update], b"", "25P03"),
+        (&["BEGIN", update, "SELECT 1 / 0"], b"", "25P03"),
+        (&["BEGIN READ ONLY", "SELECT count(*) FROM numbers"], b"", "25P03"),
+        // In the midst of a batch that nobody ends, behind an open transaction.
+        (&["BEGIN", update], &run_extended("SELECT 1", &[]), "25P03"),
+    ];
+    for (statements, rest, code) in cases {
+        let mut wire = Wire::connect(&cluster).await?;
+        for sql in statements {
+            wire.query(sql).await?;
+        }
+        wire.send(rest).await?;
+        let answer = wire.until_closed().await?;
+        let error = answer.errors().pop().with_context(|| format!("{statements:?} ended without a word"))?;
+        assert_eq!((error.code.as_str(), error.severity.as_str()), (code, "FATAL"), "{statements:?}");
+        // Its lock is gone with it.
+        run(&cluster.updater("next").await?, update).await??;
+    }
+    let mut busy = Wire::connect(&cluster).await?;
+    busy.query("BEGIN").await?;
+    assert_eq!(busy.query("SELECT pg_sleep(3)").await?.code(), "00000", "it waits for an answer");
+    assert_eq!(busy.query("COMMIT").await?.commands(), ["COMMIT"]);
+    Ok(())
+}
