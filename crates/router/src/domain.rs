@@ -20,7 +20,7 @@ use crate::membership::Servers;
 use crate::pool::{LeaderPool, ReaderPools};
 use crate::prepared_text::{PreparedText, PreparedTexts};
 use crate::servers::{Health, Role, Server};
-use crate::settings::{Settings, hides_change_of_reading};
+use crate::settings::Settings;
 use crate::sql::{
     Catalog, ClassificationCache, Objects, ParseError, Part, SHAPE_BYTES_MAX, Scope, Statement, fingerprint, readable,
 };
@@ -351,11 +351,7 @@ impl Domain {
 }
 
 fn judge(cache: &ClassificationCache, sql: &[u8], catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
-    let text = readable(sql);
-    if hides_change_of_reading(&text) {
-        return Err(ParseError::ReadingIsFixed);
-    }
-    cache.classify(&text, catalog)
+    cache.classify(&readable(sql), catalog)
 }
 
 /// While it lives the router has no connections of its own to a database, and makes no epochs there.

@@ -6,8 +6,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::sql::contains_ignoring_case;
-
 /// Settings a session may change before it is refused with 54000.
 pub const SETTINGS_MAX: usize = 64;
 
@@ -249,12 +247,6 @@ pub fn is_readable_with(name: &str, value: &str) -> bool {
         }
         _ => true,
     }
-}
-
-/// Whether a statement changes, hidden in a function call, by what rules SQL is read.
-pub fn hides_change_of_reading(sql: &str) -> bool {
-    let contains = |word: &str| contains_ignoring_case(sql.as_bytes(), word.as_bytes());
-    contains("set_config") && ["standard_conforming_strings", "client_encoding"].into_iter().any(contains)
 }
 
 /// Whether PostgreSQL reads `value` as true (`parse_bool`).

@@ -169,6 +169,41 @@ async fn settings_with_which_sql_would_be_misread_are_refused() -> anyhow::Resul
     Ok(())
 }
 
+/// However it is changed: the server reports it, and its back end serves nobody any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s40_no_statement_runs_where_sql_would_be_misread_however_that_was_set() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let (mut setup, mut wire) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+    setup
+        .query(
+            "CREATE FUNCTION misread(name text, value text) RETURNS void LANGUAGE plpgsql AS \
+         $$ BEGIN PERFORM set_config(name, value, false); END $$",
+        )
+        .await?;
+    let settings = "SELECT current_setting('standard_conforming_strings'), current_setting('client_encoding')";
+    for (name, value) in [("client_encoding", "SJIS"), ("standard_conforming_strings", "off")] {
+        for begin in ["SELECT", "BEGIN"] {
+            for call in
+                ["SELECT set_config($1, $2, false)", "SELECT set_config($1, $2, true)", "SELECT misread($1, $2)"]
+            {
+                wire.query(begin).await?;
+                // What stands behind it in its batch would be read by those rules.
+                let insert = crate::wire::run_extended("INSERT INTO numbers VALUES (99, 0)", &[]);
+                let batch = [crate::wire::run_extended(call, &[name, value]), insert, crate::wire::sync()].concat();
+                let code = wire.ask(&batch).await?.code();
+                assert_eq!(code, "0A000", "{begin}; {call}");
+                wire.query("ROLLBACK").await?;
+                assert_eq!(wire.query(settings).await?.text_rows(), ["on|UTF8"], "{begin}; {call}");
+                assert_eq!(on_leader(&cluster, "SELECT count(*) FROM numbers").await?.number()?, 10, "{begin}; {call}");
+            }
+        }
+    }
+    let harmless = "SELECT 'set_config', 'client_encoding'";
+    assert_eq!(wire.query(harmless).await?.text_rows(), ["set_config|client_encoding"]);
+    assert_eq!(wire.query("SELECT set_config('client_encoding', 'LATIN1', false)").await?.text_rows(), ["LATIN1"]);
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_vanish_while_they_log_in_keep_no_database_from_being_dropped() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -140,8 +140,8 @@ async fn login(
         let frame = next_frame(&mut backend).await?;
         match frame.tag {
             b'S' => {
-                if let Some(parameter) = parameter_status(&frame.body()) {
-                    backend.parameters.push(parameter);
+                if let Some((name, value)) = parameter_status(&frame) {
+                    backend.note_parameter(name, value);
                 }
             }
             b'K' if frame.bytes.len() >= 9 => {
@@ -245,8 +245,9 @@ fn authentication_code(frame: &Frame) -> Option<u32> {
     (frame.tag == b'R').then(|| u32::from_be_bytes([code[0], code[1], code[2], code[3]]))
 }
 
-/// Name and value of a `ParameterStatus` body.
-pub(crate) fn parameter_status(body: &[u8]) -> Option<(String, String)> {
+/// Name and value of a `ParameterStatus`; none of another message.
+pub(crate) fn parameter_status(frame: &Frame) -> Option<(String, String)> {
+    let body = (frame.tag == b'S').then(|| frame.body())?;
     let mut texts = body.split(|&byte| byte == 0).map(|text| String::from_utf8_lossy(text).into_owned());
     Some((texts.next()?, texts.next()?))
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
+pub(crate) use connect::parameter_status;
 pub use connect::{Credentials, NOTICE_INTERVAL};
 pub use prepared::PreparedStatements;
 pub use purpose::Purpose;
@@ -116,7 +117,7 @@ pub struct Backend {
     /// The server process, for cancelling and for making sure that it has ended.
     pub process_id: u32,
     cancel_key: Arc<CancelKey>,
-    /// What the server reported at log-in.
+    /// What the server has reported of its settings, the newest value of each.
     pub parameters: Vec<(String, String)>,
     /// The session settings in force there.
     pub settings: Arc<Settings>,
@@ -140,6 +141,14 @@ impl Backend {
     /// Whether the connection is still there and silent; reads nothing that a statement is answered with.
     pub fn is_alive(&mut self) -> bool {
         self.channel.peek().is_ok() && !self.channel.has_input()
+    }
+
+    /// The server reports the value of a setting.
+    pub fn note_parameter(&mut self, name: String, value: String) {
+        match self.parameters.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            None => self.parameters.push((name, value)),
+        }
     }
 
     fn lost(&self, source: impl Into<ChannelError>) -> BackendError {
@@ -186,6 +195,11 @@ impl Backend {
             match frame.tag {
                 b'D' => rows.push(text_row(&frame.body())),
                 b'E' => failure = Some(ErrorFields::parse(&frame.body())),
+                b'S' => {
+                    if let Some((name, value)) = parameter_status(&frame) {
+                        self.note_parameter(name, value);
+                    }
+                }
                 b'Z' => {
                     self.in_transaction = frame.bytes.get(5) != Some(&b'I');
                     return Ok(match failure {

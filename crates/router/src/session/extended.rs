@@ -16,6 +16,7 @@ use super::unit::Outcome;
 use super::work::Work;
 use super::{ClientStatement, Kept, PORTALS_MAX, Session, SessionEnd};
 use crate::prepared_text::on_their_own;
+use crate::settings::Reach;
 use crate::sql::{Action, ParseError, Statement, names_a_time};
 use crate::wire::{Bind, Close, CloseTarget, Describe, Execute, Frame, Parse, Reply, SqlError, sqlstate};
 
@@ -117,6 +118,15 @@ impl Session {
         let mut piece = Piece::new();
         for frame in frames {
             let executes = frame.tag == b'E';
+            let changes_settings = piece.work.pins.is_some() || piece.work.local_settings != Reach::Nothing;
+            if changes_settings && matches!(frame.tag, b'P' | b'B') {
+                // It may have changed by what rules the server reads SQL, which the server says behind it.
+                let before = std::mem::replace(&mut piece, Piece::new());
+                self.run_piece(before, true).await?;
+                if self.skips_until_sync {
+                    return Ok(());
+                }
+            }
             match self.take_message(frame, &mut piece).await? {
                 Next::Go => {}
                 Next::Run(statement, text) => {
@@ -212,7 +222,7 @@ impl Session {
                 ));
             }
             Ok(statements) => statements.first().cloned(),
-            Err(error @ (ParseError::ReadingIsFixed | ParseError::TooLong { .. })) => {
+            Err(error @ ParseError::TooLong { .. }) => {
                 return Next::Error(unread(&error));
             }
             Err(_) => {

@@ -10,8 +10,9 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::request::Expected;
-use crate::backend::Backend;
+use crate::backend::{Backend, parameter_status};
 use crate::servers::Server;
+use crate::settings::is_readable_with;
 use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply, SqlError, sqlstate};
 
 /// Bytes of an answer held back before the first of them go to the client.
@@ -63,6 +64,14 @@ pub enum RelayError {
     /// The router has given the server up.
     #[error("the server was removed from the router")]
     Removed,
+    /// The server reads SQL by other rules than the router from now on; what has set them there is not known.
+    #[error("{name} = {value} is not supported: the router could misread SQL")]
+    Unreadable {
+        /// The setting that it reports.
+        name: String,
+        /// Its value.
+        value: String,
+    },
     /// The client is lost.
     #[error("lost the client: {0}")]
     Client(ChannelError),
@@ -184,6 +193,7 @@ impl<'a> Relay<'a> {
     async fn take(&mut self, frame: Frame) -> Result<(), RelayError> {
         match frame.tag {
             b'N' | b'S' | b'A' => {
+                self.note_parameter(&frame)?;
                 let own = matches!(self.expected.front(), Some(Expected::Own { heard: false }));
                 if frame.tag == b'A' || !own {
                     self.give(&frame).await?;
@@ -249,6 +259,18 @@ impl<'a> Relay<'a> {
         self.client.output.put_slice(&frame.bytes);
         self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
         self.refused = true;
+    }
+
+    /// The server reports a setting, behind whatever has changed it and before it takes another message.
+    fn note_parameter(&mut self, frame: &Frame) -> Result<(), RelayError> {
+        match parameter_status(frame) {
+            Some((name, value)) if !is_readable_with(&name, &value) => Err(RelayError::Unreadable { name, value }),
+            Some((name, value)) => {
+                self.backend.note_parameter(name, value);
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     fn note_status(&mut self, frame: &Frame) {
@@ -408,7 +430,10 @@ impl<'a> Relay<'a> {
                         self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
                         self.give(&frame).await?;
                     }
-                    _ => self.give(&frame).await?,
+                    _ => {
+                        self.note_parameter(&frame)?;
+                        self.give(&frame).await?;
+                    }
                 }
             }
             while marker == Marker::NotSent {

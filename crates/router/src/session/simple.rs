@@ -136,12 +136,7 @@ impl Session {
     }
 }
 
-/// What a client is told whose message the router does not read, though a server might.
+/// What a client is told whose message is more than the router reads.
 pub(super) fn unread(error: &ParseError) -> SqlError {
-    match error {
-        ParseError::ReadingIsFixed => {
-            SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, error.to_string()).hint("Use SET client_encoding.")
-        }
-        _ => SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, error.to_string()),
-    }
+    SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, error.to_string())
 }

@@ -158,6 +158,10 @@ impl Session {
 
     /// What a client is told when the server was lost under its statement; the server's own last words if it had any.
     pub(super) fn server_lost(&self, server: &str, error: &RelayError, last_words: Option<ErrorFields>) -> SqlError {
+        if let RelayError::Unreadable { .. } = error {
+            let refused = SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, error.to_string());
+            return refused.hint("The server process on which it was set is closed, and its transaction rolled back.");
+        }
         match last_words {
             Some(fields) if fields.severity != "ERROR" => {
                 SqlError::error(&fields.code, format!("{server} ended the connection: {}", fields.message))

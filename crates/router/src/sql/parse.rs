@@ -44,9 +44,6 @@ pub enum ParseError {
         /// Of how many tokens, about.
         tokens: usize,
     },
-    /// set_config() cannot change standard_conforming_strings or client_encoding: the router could misread SQL
-    #[error("set_config() cannot change standard_conforming_strings or client_encoding: the router could misread SQL")]
-    ReadingIsFixed,
     /// the parser put a statement outside its message at byte {location}; this is a defect, please report the message
     #[error(
         "the parser put a statement outside its message at byte {location}; this is a defect, please report the message"
