@@ -255,7 +255,7 @@ impl Session {
     }
 
     /// Judges a statement again if the catalog has changed since: a view may write now that did not.
-    async fn judge_again(&self, statement: &mut ClientStatement) {
+    async fn judge_again(&mut self, name: &Bytes, statement: &mut ClientStatement) {
         let version = self.domain.catalog_version();
         if statement.judged_at == version || statement.statement.is_none() {
             return;
@@ -265,6 +265,8 @@ impl Session {
             Err(_) => Some(Statement::unknown(statement.text.sql.len())),
         };
         statement.judged_at = version;
+        // What is kept as well, or each Bind from now on would judge it anew.
+        self.statements.insert(name.clone(), statement.clone());
     }
 
     /// Preparing and describing a statement must happen where it can run, though it writes nothing.
@@ -299,7 +301,7 @@ impl Session {
             Err(error) => return Next::Error(error),
         };
         let is_older = statement.judged_at != self.domain.catalog_version();
-        self.judge_again(&mut statement).await;
+        self.judge_again(&bind.statement, &mut statement).await;
         if let Err(error) = self.keep_meaning(&bind.statement, &mut statement, piece).await {
             return Next::Error(error);
         }
