@@ -1,8 +1,9 @@
 //! The servers behind the router, and what it knows of their health.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -42,6 +43,9 @@ pub enum Health {
     Unresponsive,
 }
 
+/// Server processes whose sessions are known; all are forgotten beyond this, until their next transaction.
+const SESSIONS_KNOWN_MAX: usize = 10_000;
+
 /// One server.
 pub struct Server {
     /// Its own among all servers that this router ever had; the leader's is 0.
@@ -72,6 +76,8 @@ pub struct Server {
     pub read_share: ReadShare,
     /// Connections of the router's to it.
     pub connections: AtomicUsize,
+    /// The sessions whose transactions its processes run, by the processes' numbers: who has sent a notification.
+    sessions: Mutex<HashMap<u32, u32>>,
     /// It has been in an epoch, or was there when the router started: what it knows of roles and tables is not ages old.
     pub has_caught_up: AtomicBool,
     /// Of which history it was when an epoch's connections to it were last made; kept of the leader only.
@@ -112,6 +118,7 @@ impl Server {
             wal_position_bytes: AtomicU64::new(0),
             read_share: ReadShare::default(),
             connections: AtomicUsize::new(0),
+            sessions: Mutex::default(),
             has_caught_up: AtomicBool::new(role == Role::Leader),
             lineage: watch::Sender::new(None),
             is_held_back: AtomicBool::new(false),
@@ -130,6 +137,20 @@ impl Server {
             && self.user == configuration.user
             && self.probe_database == configuration.database
             && self.password == password_in(configuration)?)
+    }
+
+    /// Server process `process_id` works for the client that is known by the number `session` from now on.
+    pub fn note_session(&self, process_id: u32, session: u32) {
+        let mut sessions = self.sessions.lock().expect("no code panics while it holds this lock");
+        if sessions.len() >= SESSIONS_KNOWN_MAX && !sessions.contains_key(&process_id) {
+            sessions.clear();
+        }
+        sessions.insert(process_id, session);
+    }
+
+    /// By which number clients know whom server process `process_id` works for; none when it is not the router's.
+    pub fn session_of(&self, process_id: u32) -> Option<u32> {
+        self.sessions.lock().expect("no code panics while it holds this lock").get(&process_id).copied()
     }
 
     /// Whether it answers.
@@ -249,6 +270,19 @@ mod tests {
         assert_eq!(server.connections.load(SeqCst), 1, "who was refused is not counted");
         drop(two);
         assert_eq!(server.connections.load(SeqCst), 0);
+    }
+
+    /// A notification is its session's for whoever hears it, and the memory of that is bounded.
+    #[test]
+    fn processes_are_known_by_the_session_that_they_work_for() {
+        let server = server();
+        server.note_session(7, 1);
+        server.note_session(7, 2);
+        assert_eq!((server.session_of(7), server.session_of(8)), (Some(2), None));
+        for process_id in 100..100 + SESSIONS_KNOWN_MAX as u32 {
+            server.note_session(process_id, 3);
+        }
+        assert_eq!((server.session_of(7), server.session_of(100 + SESSIONS_KNOWN_MAX as u32 - 1)), (None, Some(3)));
     }
 
     /// Reads begin where a server answers, or was not asked yet; what waits for one that has fallen silent is given up.

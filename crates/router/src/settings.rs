@@ -237,14 +237,21 @@ const UNSAFE_ENCODINGS: [&str; 19] = [
     "MULEINTERNAL",
 ];
 
+/// A client encoding's name as PostgreSQL compares it (`clean_encoding_name`): `'utf-8'` is UTF8.
+fn encoding(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_uppercase()
+}
+
+/// Whether a client encoding is the one that every back end begins with.
+pub fn is_utf8(name: &str) -> bool {
+    matches!(encoding(name).as_str(), "UTF8" | "UNICODE")
+}
+
 /// Whether the router reads SQL as the server does when `name` is set to `value`.
 pub fn is_readable_with(name: &str, value: &str) -> bool {
     match name {
         "standard_conforming_strings" => is_on(value),
-        "client_encoding" => {
-            let name: String = value.chars().filter(char::is_ascii_alphanumeric).collect();
-            !UNSAFE_ENCODINGS.contains(&name.to_ascii_uppercase().as_str())
-        }
+        "client_encoding" => !UNSAFE_ENCODINGS.contains(&encoding(value).as_str()),
         _ => true,
     }
 }
@@ -288,6 +295,7 @@ mod tests {
             assert!(!is_readable_with("client_encoding", value), "{value}");
         }
         assert!(is_readable_with("client_encoding", "LATIN1"));
+        assert!(["utf8", "UTF-8", "'utf-8'", "Unicode"].iter().all(|name| is_utf8(name)) && !is_utf8("LATIN1"));
         assert!(!is_readable_with("standard_conforming_strings", "off"));
         assert!(is_on("TRUE") && is_on("t") && is_on("yes") && !is_on("off") && !is_on(""));
     }

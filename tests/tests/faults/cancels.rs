@@ -1,5 +1,9 @@
 //! Cancel requests hit the statement that they mean and no other.
 
+use std::time::Duration;
+
+use anyhow::Context;
+use onecopy_testing::Frozen;
 use tokio::io::AsyncReadExt;
 
 use crate::harness::{busy_back_ends, on_leader, start_usual, wait_until};
@@ -7,6 +11,9 @@ use crate::wire::{ANSWER_TIMEOUT, Wire, query, with_length};
 use onecopy_tests::cluster::TestCluster;
 
 const CANCEL: u32 = 80_877_102;
+
+/// By then a request is on its way, or an answer has come that waits for nothing.
+const UNDER_WAY: Duration = Duration::from_millis(300);
 
 async fn cancel(cluster: &TestCluster, key: &[u8]) -> anyhow::Result<()> {
     let mut wire = tokio::net::TcpStream::connect(cluster.router().local_address()).await?;
@@ -112,5 +119,46 @@ async fn cancel_requests_with_wrong_keys_or_for_idle_clients_do_nothing() -> any
     }
     let values = bystander.query("SELECT value FROM numbers WHERE id IN (1, 2) ORDER BY id").await?.text_rows();
     assert_eq!(values, [done.to_string(), "40".to_owned()]);
+    Ok(())
+}
+
+/// A cancel request is under way to the server while its statement ends: the client hears of both only when it can hit
+/// nothing any more, and its next statement on the same back end runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f65_a_cancel_request_never_hits_the_next_statement() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    let holder = cluster.servers.leader().connect("holder").await?;
+    let leader = cluster.servers.leader().server.process_id().context("the leader runs")?;
+    for round in 0..3 {
+        let mut wire = Wire::connect(&cluster).await?;
+        wire.query("BEGIN").await?;
+        wire.query("UPDATE numbers SET value = 1 WHERE id = 1").await?;
+        holder.run("SELECT pg_advisory_lock(65)").await?;
+        wire.send(&query("SELECT pg_advisory_xact_lock(65)")).await?;
+        wait_until("the statement waits", || async {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'";
+            Ok(holder.run(sql).await?.number()? == 1)
+        })
+        .await?;
+        // Whoever passes the request on on the server stands still; the statement's process does not.
+        let frozen = Frozen::of([leader]);
+        let (key, next) = (wire.cancel_key.clone(), query("SELECT 'next', pg_sleep(0.5)"));
+        let mut cancelling = std::pin::pin!(cancel(&cluster, &key));
+        let early = tokio::time::timeout(UNDER_WAY, &mut cancelling).await;
+        holder.run("SELECT pg_advisory_unlock(65)").await?;
+        wire.send(&next).await?;
+        let statement = tokio::time::timeout(UNDER_WAY, wire.answer()).await;
+        drop(frozen);
+        if early.is_err() {
+            cancelling.await?;
+        }
+        let statement = match statement {
+            Ok(statement) => statement?,
+            Err(_) => wire.answer().await?,
+        };
+        assert_eq!(statement.code(), "00000", "round {round}: it had its lock before the request came");
+        assert_eq!(wire.answer().await?.text_rows(), ["next|"], "round {round}");
+        wire.query("ROLLBACK").await?;
+    }
     Ok(())
 }

@@ -168,6 +168,66 @@ async fn notifications_reach_an_idle_listener() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Drivers tell their own notifications from others' by the number that they got at log-in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f66_a_notification_comes_from_the_session_that_its_client_knows() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    let (mut listener, mut sender) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+    listener.query("LISTEN news").await?;
+    let heard = |answer: &crate::wire::Answer| {
+        answer.frames.iter().find(|frame| frame.tag == b'A').map(|frame| frame.body().slice(..4))
+    };
+    for _ in 0..2 {
+        let own = listener.query("NOTIFY news, 'own'").await?;
+        assert_eq!(heard(&own), Some(listener.cancel_key.slice(..4)), "{own:?}");
+        sender.query("BEGIN; NOTIFY news, 'other'; COMMIT").await?;
+        assert_eq!(listener.next().await?.body().slice(..4), sender.cancel_key.slice(..4), "while it is idle");
+    }
+    assert_ne!(sender.cancel_key.slice(..4), listener.cancel_key.slice(..4));
+    // No server process has the number of a session, so nobody else is ended by it.
+    let number = u32::from_be_bytes(sender.cancel_key[..4].try_into()?);
+    expect(&mut listener, &format!("SELECT pg_terminate_backend({number})"), &["f"]).await
+}
+
+/// What a client is told at log-in is in force, also where another session has had the same settings before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f67_what_is_reported_at_log_in_is_in_force() -> anyhow::Result<()> {
+    use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
+    let cluster = start_usual(0).await?;
+    let base = [("user", USER), ("database", DATABASE)];
+    let cases: [(&[(&str, &str)], &str); 6] = [
+        (&[("options", "-c client_encoding=LATIN1 -c TimeZone=Asia/Tokyo")], "LATIN1|Asia/Tokyo"),
+        (&[("client_encoding", "latin-1"), ("TimeZone", "Asia/Tokyo")], "LATIN1|Asia/Tokyo"),
+        (&[("client_encoding", "'utf-8'"), ("timezone", "UTC")], "UTF8|UTC"),
+        (&[("client_encoding", "UTF8"), ("options", "-c client_encoding=LATIN1 -c timezone=UTC")], "UTF8|UTC"),
+        (&[("options", "--client-encoding=unicode --timezone=UTC")], "UTF8|UTC"),
+        (&[("options", "-c client_encoding=LATIN1"), ("timezone", "UTC")], "LATIN1|UTC"),
+    ];
+    for (parameters, expected) in cases {
+        for round in 0..2 {
+            let mut wire =
+                Wire::log_in(&cluster, &[&base[..], parameters].concat(), PASSWORD).await?.expect("may log in");
+            let told = |name: &str| {
+                wire.reported.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone())
+            };
+            let told =
+                format!("{}|{}", told("client_encoding").unwrap_or_default(), told("TimeZone").unwrap_or_default());
+            assert_eq!(told, expected, "{parameters:?}, round {round}");
+            for begin in ["SELECT", "BEGIN"] {
+                wire.query(begin).await?;
+                expect(
+                    &mut wire,
+                    "SELECT current_setting('client_encoding'), current_setting('TimeZone')",
+                    &[expected],
+                )
+                .await?;
+                wire.query("ROLLBACK").await?;
+            }
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_objects_are_written_and_read_in_transactions() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -17,6 +17,8 @@ pub struct Wire {
     pub channel: Channel,
     /// Process id and secret, as cancel requests name them.
     pub cancel_key: Bytes,
+    /// Settings that were reported at log-in, in order.
+    pub reported: Vec<(String, String)>,
 }
 
 /// A start-up packet with its length.
@@ -112,7 +114,7 @@ impl Wire {
     pub async fn silent(cluster: &TestCluster) -> anyhow::Result<Wire> {
         let address = cluster.router().local_address();
         let socket = Socket::connect(&Address::of(&address.ip().to_string(), address.port())).await?;
-        Ok(Wire { channel: Channel::new(socket, 1 << 30), cancel_key: Bytes::new() })
+        Ok(Wire { channel: Channel::new(socket, 1 << 30), cancel_key: Bytes::new(), reported: Vec::new() })
     }
 
     /// Logs in as the tests' role.
@@ -123,7 +125,7 @@ impl Wire {
     /// The same on this port: on a server's own, past the router, what one server does is what all are measured by.
     pub async fn connect_to(port: u16) -> anyhow::Result<Wire> {
         let socket = Socket::connect(&Address::of("127.0.0.1", port)).await?;
-        let wire = Wire { channel: Channel::new(socket, 1 << 30), cancel_key: Bytes::new() };
+        let wire = Wire { channel: Channel::new(socket, 1 << 30), cancel_key: Bytes::new(), reported: Vec::new() };
         wire.log_in_here(&[("user", USER), ("database", DATABASE)], PASSWORD)
             .await?
             .map_err(|error| anyhow::anyhow!("the log-in failed with {}: {}", error.code, error.message))
@@ -171,6 +173,11 @@ impl Wire {
             match frame.tag {
                 b'E' => return Ok(Err(ErrorFields::parse(&frame.body()))),
                 b'K' => wire.cancel_key = frame.body(),
+                b'S' => {
+                    let text = String::from_utf8_lossy(&frame.body()).into_owned();
+                    let mut texts = text.split('\0').map(str::to_owned);
+                    wire.reported.extend(texts.next().zip(texts.next()));
+                }
                 b'Z' => return Ok(Ok(self)),
                 _ => {}
             }

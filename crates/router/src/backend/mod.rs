@@ -7,7 +7,7 @@ mod purpose;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::sync::OwnedSemaphorePermit;
 
 pub(crate) use connect::parameter_status;
@@ -18,7 +18,7 @@ pub use purpose::Purpose;
 use crate::lineage::Unfit;
 use crate::servers::{Connection, Server};
 use crate::settings::Settings;
-use crate::wire::{Address, Channel, ChannelError, ErrorFields, Reply, Socket, SqlError, sqlstate};
+use crate::wire::{Address, Channel, ChannelError, ErrorFields, Frame, Reply, Socket, SqlError, sqlstate};
 
 /// Why a server did not do what the router asked.
 #[derive(Debug, thiserror::Error)]
@@ -131,6 +131,8 @@ pub struct Backend {
     pub in_transaction: bool,
     /// When it was last given back.
     pub idle_since: Instant,
+    /// For whose session it was noted last.
+    pub session: u32,
     /// Counts it against its pool's bound until it is dropped.
     pub permit: Option<OwnedSemaphorePermit>,
     /// Counts it as one of the server's until it is dropped.
@@ -212,6 +214,17 @@ impl Backend {
         }
     }
 
+    /// A `NotificationResponse` as a client is told it: from the session that it knows, not from that one's server
+    /// process. Other messages stay as they are.
+    pub fn told(&self, frame: Frame) -> Frame {
+        let process_id = frame.bytes.get(5..9).filter(|_| frame.tag == b'A');
+        let process_id = process_id.and_then(|bytes| bytes.try_into().ok()).map(u32::from_be_bytes);
+        let Some(session) = process_id.and_then(|process_id| self.server.session_of(process_id)) else { return frame };
+        let mut bytes = BytesMut::from(&*frame.bytes);
+        bytes[5..9].copy_from_slice(&session.to_be_bytes());
+        Frame { bytes: bytes.freeze(), ..frame }
+    }
+
     /// What is needed to cancel its running statement from elsewhere.
     pub fn cancel_key(&self) -> Arc<CancelKey> {
         self.cancel_key.clone()
@@ -247,9 +260,10 @@ pub struct CancelKey {
 }
 
 impl CancelKey {
-    /// Sends the request; whether it hits is never said (PostgreSQL's protocol).
+    /// Sends the request, and waits until the server closes the connection: then it has passed the request on, and what
+    /// the back end begins later is not hit. Whether it hits is never said (PostgreSQL's protocol).
     pub async fn send(&self) -> std::io::Result<()> {
-        use tokio::io::AsyncWriteExt;
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
         const CANCEL_REQUEST: u32 = 80_877_102;
         let mut socket = Socket::connect(&self.address).await?;
         let mut packet = Vec::with_capacity(12 + self.secret.len());
@@ -258,7 +272,10 @@ impl CancelKey {
         packet.extend_from_slice(&self.process_id.to_be_bytes());
         packet.extend_from_slice(&self.secret);
         socket.write_all(&packet).await?;
-        socket.shutdown().await
+        socket.shutdown().await?;
+        // Nothing but the end comes.
+        while socket.read(&mut [0; 64]).await? > 0 {}
+        Ok(())
     }
 }
 

@@ -17,14 +17,14 @@ use super::request::put_own;
 use super::role::{Door, look_up_admission, may_look};
 use super::startup::{Wishes, negotiate};
 use super::unit::switch;
-use super::{CancelSlot, Characteristics, IdleLimits, Session};
+use super::{CancelSlot, Characteristics, IdleLimits, Session, process_id};
 use crate::authentication::{AuthenticationError, MECHANISM, ScramKeys, ScramServer, ScramVerifier};
 use crate::backend::{Backend, Credentials};
 use crate::config::Freshness;
 use crate::console;
 use crate::domain::Domain;
 use crate::servers::Health;
-use crate::settings::{Settings, is_on, is_readable_with};
+use crate::settings::{Settings, is_on, is_readable_with, is_utf8};
 use crate::state::RouterState;
 use crate::wire::{
     Channel, ChannelError, Reply, Socket, SqlError, StartupPacket, begin_message, end_message, sqlstate,
@@ -130,7 +130,7 @@ impl Inside {
         domain.clients.fetch_add(1, SeqCst);
         let number = router.last_session.fetch_add(1, Relaxed) + 1;
         let secret = rand::random();
-        cancels(router).insert((number as u32, secret), Arc::downgrade(cancel));
+        cancels(router).insert((process_id(number), secret), Arc::downgrade(cancel));
         Inside { router: router.clone(), domain: domain.clone(), number, secret, is_template }
     }
 }
@@ -139,7 +139,7 @@ impl Drop for Inside {
     fn drop(&mut self) {
         self.domain.clients.fetch_sub(1, SeqCst);
         self.domain.leader.forget(self.number);
-        cancels(&self.router).remove(&(self.number as u32, self.secret));
+        cancels(&self.router).remove(&(process_id(self.number), self.secret));
         if self.is_template && self.domain.clients.load(SeqCst) == 0 {
             // Whoever copies it, through the router or not, needs it without connections.
             self.router.leave_domain(&self.domain);
@@ -255,10 +255,8 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
 
 async fn cancel(router: &RouterState, process_id: u32, secret: u32) {
     let slot = cancels(router).get(&(process_id, secret)).and_then(std::sync::Weak::upgrade);
-    if let Some(key) = slot.and_then(|slot| slot.cancel())
-        && let Err(error) = key.send().await
-    {
-        tracing::debug!(%error, "a cancel request did not reach its server");
+    if let Some(cancelling) = slot.as_deref().and_then(CancelSlot::cancel) {
+        cancelling.send().await;
     }
 }
 
@@ -359,7 +357,7 @@ async fn open_session(
     };
     greet(&mut logged_in, client, wishes.settings).await?;
     let Inside { number, secret, .. } = &logged_in.inside;
-    client.output.message(b'K', &[(*number as u32).to_be_bytes(), secret.to_be_bytes()].concat());
+    client.output.message(b'K', &[process_id(*number).to_be_bytes(), secret.to_be_bytes()].concat());
     client.output.ready_for_query(b'I');
     relay::flush(client).await?;
     Ok(logged_in)
@@ -387,7 +385,7 @@ async fn greet(
             }
             // The client gets SERIALIZABLE whatever it asks for.
             "default_transaction_isolation" => {}
-            "client_encoding" if value.eq_ignore_ascii_case("utf8") || value.eq_ignore_ascii_case("unicode") => {}
+            "client_encoding" if is_utf8(&value) => session.settings.reset(&name),
             _ if !is_readable_with(&name, &value) => {
                 return Err(fatal(SqlError::error(
                     sqlstate::FEATURE_NOT_SUPPORTED,
@@ -402,27 +400,10 @@ async fn greet(
         }
     }
     let (mut backend, _in_flight) = first_backend(session).await.map_err(fatal)?;
-    for (name, value) in &backend.parameters {
-        if name == "standard_conforming_strings"
-            && session.settings.get(name).is_none()
-            && !is_readable_with(name, value)
-        {
-            return Err(fatal(
-                SqlError::error(
-                    sqlstate::FEATURE_NOT_SUPPORTED,
-                    format!("{name} = {value} is not supported: the router could misread SQL"),
-                )
-                .hint("It is the default of the server, the database or the role."),
-            ));
-        }
-        let value = if name == "in_hot_standby" { "off" } else { value };
-        session.is_read_only |= name == "default_transaction_read_only" && is_on(value);
-        client.output.parameter_status(name, value);
-    }
     if let Some(change) = switch(&backend, &session.settings) {
         let mut expected = VecDeque::new();
         let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
-        put_own(&mut backend, &format!("{end}{change}"), true, &mut expected);
+        put_own(&mut backend, &format!("{end}{change}"), false, &mut expected);
         let Ended { result, .. } = Relay::new(client, &mut backend, expected, Hold::InRoom).run().await;
         match result {
             Ok(relayed) => {
@@ -436,6 +417,21 @@ async fn greet(
         backend.settings = session.settings.clone();
         backend.stale_plans = false;
         backend.epoch = None;
+    }
+    // Those of now: another session may have had these settings there before.
+    for (name, value) in &backend.parameters {
+        if !is_readable_with(name, value) {
+            return Err(fatal(
+                SqlError::error(
+                    sqlstate::FEATURE_NOT_SUPPORTED,
+                    format!("{name} = {value} is not supported: the router could misread SQL"),
+                )
+                .hint("It is the default of the server, the database or the role."),
+            ));
+        }
+        let value = if name == "in_hot_standby" { "off" } else { value };
+        session.is_read_only |= name == "default_transaction_read_only" && is_on(value);
+        client.output.parameter_status(name, value);
     }
     session.domain.readers.give_back(&session.user, backend);
     Ok(())

@@ -42,7 +42,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 pub use login::serve;
@@ -64,6 +64,9 @@ use transaction::Transaction;
 
 /// Portals a client may have at once before it is refused with 54000.
 const PORTALS_MAX: usize = 10_000;
+
+/// A cancel request that has not reached its server within this is not waited for; the back end then serves nobody else.
+const CANCEL_LANDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -109,12 +112,48 @@ struct ClientStatement {
 #[derive(Debug, Default)]
 pub struct CancelSlot {
     running: Mutex<Running>,
+    /// A request has reached its server, or was given up.
+    landed: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Running {
     key: Option<Arc<CancelKey>>,
-    cancelled: bool,
+    /// Requests on their way to the server.
+    under_way: usize,
+    /// One was given up on its way, so nobody knows when it comes.
+    may_come_late: bool,
+}
+
+/// A cancel request on its way.
+#[derive(Debug)]
+pub struct Cancelling<'a> {
+    slot: &'a CancelSlot,
+    key: Arc<CancelKey>,
+    has_landed: bool,
+}
+
+impl Cancelling<'_> {
+    /// Sends it, and waits until it can hit nothing that begins later; longer than [`CANCEL_LANDS_WITHIN`] it is not
+    /// waited for.
+    pub async fn send(mut self) {
+        match tokio::time::timeout(CANCEL_LANDS_WITHIN, self.key.send()).await {
+            Ok(Ok(())) => self.has_landed = true,
+            Ok(Err(error)) => tracing::debug!(%error, "a cancel request did not reach its server"),
+            Err(_) => tracing::debug!("a server does not take a cancel request"),
+        }
+    }
+}
+
+impl Drop for Cancelling<'_> {
+    fn drop(&mut self) {
+        {
+            let mut running = self.slot.running();
+            running.under_way -= 1;
+            running.may_come_late |= !self.has_landed;
+        }
+        self.slot.landed.notify_one();
+    }
 }
 
 impl CancelSlot {
@@ -123,19 +162,32 @@ impl CancelSlot {
     }
 
     fn begin(&self, key: Arc<CancelKey>) {
-        *self.running() = Running { key: Some(key), cancelled: false };
+        self.running().key = Some(key);
     }
 
-    /// The statement has ended; whether a cancel request was on its way to its back end.
-    fn end(&self) -> bool {
-        std::mem::take(&mut *self.running()).cancelled
+    /// The statement has ended. Waits for cancel requests that are on their way to its back end, so that they hit nothing
+    /// that is begun there afterwards; false when one may still come.
+    async fn end(&self) -> bool {
+        let has_landed = || {
+            let mut running = self.running();
+            running.key = None;
+            (running.under_way == 0).then(|| !std::mem::take(&mut running.may_come_late))
+        };
+        loop {
+            if let Some(has_landed) = has_landed() {
+                return has_landed;
+            }
+            // It is sent, or given up, within its bound.
+            self.landed.notified().await;
+        }
     }
 
-    /// What to cancel now, if a statement is running.
-    pub fn cancel(&self) -> Option<Arc<CancelKey>> {
+    /// Cancels what is running now, if anything is.
+    pub fn cancel(&self) -> Option<Cancelling<'_>> {
         let mut running = self.running();
-        running.cancelled |= running.key.is_some();
-        running.key.clone()
+        let key = running.key.clone()?;
+        running.under_way += 1;
+        Some(Cancelling { slot: self, key, has_landed: false })
     }
 }
 
@@ -163,6 +215,13 @@ struct Characteristics {
     isolation: Option<Isolation>,
     read_only: bool,
     deferrable: bool,
+}
+
+/// By which number a client knows its session, in `BackendKeyData` and in notifications: beyond those of all server
+/// processes (Linux has at most 2^22), so that nobody who ends or cancels a process by it means another one.
+fn process_id(session: u64) -> u32 {
+    const FIRST: u64 = 1 << 30;
+    u32::try_from(FIRST | (session % FIRST)).expect("it has 31 bits")
 }
 
 /// One client that is logged in.
@@ -322,7 +381,9 @@ impl Session {
                     let Ok(frame) = frame else {
                         return Err(self.lost_own_backend());
                     };
-                    self.client.output.extend_from_slice(&frame.bytes);
+                    if let Some(backend) = &self.own_backend {
+                        self.client.output.extend_from_slice(&backend.told(frame).bytes);
+                    }
                     relay::flush(&mut self.client).await?;
                 }
             }
@@ -368,7 +429,12 @@ impl Session {
             return Ok(backend);
         }
         let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
-        self.domain.leader.take(self.number, &self.credentials, wait).await
+        let mut backend = self.domain.leader.take(self.number, &self.credentials, wait).await?;
+        let session = process_id(self.number);
+        if std::mem::replace(&mut backend.session, session) != session {
+            backend.server.note_session(backend.process_id, session);
+        }
+        Ok(backend)
     }
 
     /// Keeps a back end on the leader for this session's next transaction.
@@ -416,10 +482,9 @@ impl Session {
         cached.clone()
     }
 
-    /// Notes that a statement ended, and whether a cancel request may still be on its way to its back end.
+    /// Notes that a statement ended.
     fn statement_ended(&mut self) {
         self.presence.note_end();
-        self.may_be_cancelled_late |= self.cancel.end();
     }
 
     fn count(&self, reads: bool) {

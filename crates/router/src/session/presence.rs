@@ -127,9 +127,9 @@ impl Presence {
         }
         self.gone.store(true, SeqCst);
         let deadline = Instant::now() + CANCEL_TIMEOUT;
-        if let Some(key) = running.cancel() {
+        if let Some(cancelling) = running.cancel() {
             // Whether or not it was sent: what does not end is cut off.
-            let _ = tokio::time::timeout_at(deadline, key.send()).await;
+            let _ = tokio::time::timeout_at(deadline, cancelling.send()).await;
         }
         tokio::time::sleep_until(deadline).await;
     }

@@ -196,6 +196,7 @@ impl<'a> Relay<'a> {
                 self.note_parameter(&frame)?;
                 let own = matches!(self.expected.front(), Some(Expected::Own { heard: false }));
                 if frame.tag == b'A' || !own {
+                    let frame = self.backend.told(frame);
                     self.give(&frame).await?;
                 }
                 return Ok(());

@@ -14,6 +14,7 @@ pub(super) struct Wishes {
 impl Wishes {
     pub fn of(parameters: Vec<(String, String)>) -> Result<Wishes, SqlError> {
         let mut wishes = Wishes { user: String::new(), database: String::new(), settings: Vec::new() };
+        let mut from_options = Vec::new();
         for (name, value) in parameters {
             match name.as_str() {
                 "user" => wishes.user = value,
@@ -26,11 +27,13 @@ impl Wishes {
                     .hint("Connect to the leader itself."));
                 }
                 "replication" => {}
-                "options" => wishes.settings.extend(options(&value)?),
+                "options" => from_options = options(&value)?,
                 name if name.starts_with("_pq_.") => {}
                 name => wishes.settings.push((name.to_ascii_lowercase(), value)),
             }
         }
+        // As with PostgreSQL: those of the options are set first, wherever they stand, so the others count.
+        wishes.settings.splice(..0, from_options);
         if wishes.user.is_empty() {
             return Err(SqlError::fatal(
                 sqlstate::INVALID_AUTHORIZATION,
@@ -103,6 +106,14 @@ mod tests {
         let expected = [("geqo", "off"), ("work_mem", "4MB"), ("search_path", "a b")];
         assert_eq!(settings, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
         assert!(options("-x").is_err());
+    }
+
+    #[test]
+    fn a_parameter_counts_more_than_the_same_among_the_options() {
+        let packet = [("client_encoding", "UTF8"), ("options", "-c client_encoding=LATIN1"), ("user", "u")];
+        let wishes = Wishes::of(packet.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()).unwrap();
+        let values: Vec<&str> = wishes.settings.iter().map(|(_, value)| value.as_str()).collect();
+        assert_eq!(values, ["LATIN1", "UTF8"]);
     }
 
     #[test]

@@ -85,6 +85,7 @@ impl Session {
             .iter()
             .any(|expected| matches!(expected, Expected::Parse { visible: true, .. } | Expected::ParseAnswer));
         let ended = Relay::new(&mut self.client, backend, expected, hold).run().await;
+        self.may_be_cancelled_late |= !self.cancel.end().await;
         if prepares {
             self.parsed = ended.parsed;
         }
