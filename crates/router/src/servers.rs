@@ -78,6 +78,8 @@ pub struct Server {
     pub connections: AtomicUsize,
     /// The sessions whose transactions its processes run, by the processes' numbers: who has sent a notification.
     sessions: Mutex<HashMap<u32, u32>>,
+    /// Grows when a statement begins that may end server processes here, and again when it has ended.
+    endings: AtomicU64,
     /// It has been in an epoch, or was there when the router started: what it knows of roles and tables is not ages old.
     pub has_caught_up: AtomicBool,
     /// Of which history it was when an epoch's connections to it were last made; kept of the leader only.
@@ -119,6 +121,7 @@ impl Server {
             read_share: ReadShare::default(),
             connections: AtomicUsize::new(0),
             sessions: Mutex::default(),
+            endings: AtomicU64::new(0),
             has_caught_up: AtomicBool::new(role == Role::Leader),
             lineage: watch::Sender::new(None),
             is_held_back: AtomicBool::new(false),
@@ -137,6 +140,16 @@ impl Server {
             && self.user == configuration.user
             && self.probe_database == configuration.database
             && self.password == password_in(configuration)?)
+    }
+
+    /// A statement that may end server processes here begins, or has ended.
+    pub fn note_ending(&self) {
+        self.endings.fetch_add(1, SeqCst);
+    }
+
+    /// Another number than before when somebody may have ended server processes here on purpose since.
+    pub fn endings(&self) -> u64 {
+        self.endings.load(SeqCst)
     }
 
     /// Server process `process_id` works for the client that is known by the number `session` from now on.

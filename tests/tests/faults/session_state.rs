@@ -228,6 +228,61 @@ async fn f67_what_is_reported_at_log_in_is_in_force() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whoever is ended by `pg_terminate_backend` through the router is told so and ends, in whatever state, and nobody else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f68_a_session_that_is_ended_on_purpose_ends_as_on_one_server() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let (mut killer, mut bystander) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+    let update = "UPDATE numbers SET value = value + 1 WHERE id = 2";
+    bystander.query(update).await?;
+    let is_told = |answer: &crate::wire::Answer, what: &str| {
+        let last = answer.errors().pop().unwrap_or_else(|| panic!("{what}: it ended without a word"));
+        assert_eq!((last.code.as_str(), last.severity.as_str()), ("57P01", "FATAL"), "{what}: {answer:?}");
+    };
+    let before: [&[&str]; 5] = [
+        &[],
+        &["LISTEN news"],
+        &["BEGIN"],
+        &["BEGIN", "UPDATE numbers SET value = 1 WHERE id = 1"],
+        &["BEGIN", "SELECT 1 / 0"],
+    ];
+    for statements in before {
+        for (own, running) in [(true, false), (false, false), (false, true)] {
+            let what = format!("{statements:?}, by itself {own}, running {running}");
+            let mut victim = Wire::connect(&cluster).await?;
+            for sql in statements {
+                victim.query(sql).await?;
+            }
+            if statements.last().is_some_and(|sql| sql.contains('/')) {
+                victim.query("ROLLBACK").await?;
+            }
+            let process = victim.query("SELECT pg_backend_pid()").await?.text_rows()[0].clone();
+            let end = format!("SELECT pg_terminate_backend({process})");
+            if own {
+                victim.send(&crate::wire::query(&end)).await?;
+            } else {
+                if running {
+                    victim.send(&crate::wire::query("SELECT pg_sleep(600)")).await?;
+                    wait_until("it sleeps", || async {
+                        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+                        Ok(crate::harness::on_leader(&cluster, sql).await?.number()? == 1)
+                    })
+                    .await?;
+                }
+                expect(&mut killer, &end, &["t"]).await?;
+                if !running && !statements.contains(&"LISTEN news") {
+                    victim.send(&crate::wire::query("SELECT 'too late'")).await?;
+                }
+            }
+            let answer = victim.until_closed().await?;
+            is_told(&answer, &what);
+            assert_eq!(answer.text_rows(), [""; 0], "{what}");
+        }
+    }
+    assert_eq!(bystander.query(update).await?.commands(), ["UPDATE 1"]);
+    expect(&mut killer, "SELECT count(*) FROM numbers WHERE value > 1", &["1"]).await
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_objects_are_written_and_read_in_transactions() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -117,6 +117,7 @@ async fn login(
         epoch: None,
         in_transaction: false,
         idle_since: Instant::now(),
+        endings: server.endings(),
         session: 0,
         permit: None,
         _connection: connection,

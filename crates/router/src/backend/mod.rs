@@ -131,6 +131,8 @@ pub struct Backend {
     pub in_transaction: bool,
     /// When it was last given back.
     pub idle_since: Instant,
+    /// [`Server::endings`] when it was last known to be there.
+    pub endings: u64,
     /// For whose session it was noted last.
     pub session: u32,
     /// Counts it against its pool's bound until it is dropped.

@@ -98,7 +98,7 @@ impl LeaderPool {
     }
 
     fn take_own(&self, session: u64) -> Option<Backend> {
-        let mut own = self.parked().remove(&session)?.backend;
+        let mut own = self.take_parked(session)?;
         own.is_alive().then_some(own)
     }
 
@@ -139,6 +139,11 @@ impl LeaderPool {
         };
         let session = oldest(true).or_else(|| oldest(false))?;
         parked.remove(&session)
+    }
+
+    /// The back end that `session` has parked, if nobody took it.
+    pub fn take_parked(&self, session: u64) -> Option<Backend> {
+        self.parked().remove(&session).map(|parked| parked.backend)
     }
 
     fn free(&self) -> std::sync::MutexGuard<'_, HashMap<String, Vec<Backend>>> {

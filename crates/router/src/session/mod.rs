@@ -18,6 +18,7 @@ mod action;
 mod autocommit;
 mod client_statements;
 mod commit;
+mod ending;
 mod epoch_read;
 mod extended;
 mod kept_statement;
@@ -56,7 +57,7 @@ use crate::prepared_text::PreparedText;
 use crate::settings::Settings;
 use crate::sql::{Isolation, PinReason, Statement};
 use crate::state::RouterState;
-use crate::wire::{Channel, ChannelError, FrontendError, Reply, SqlError, sqlstate};
+use crate::wire::{Channel, ChannelError, ErrorFields, FrontendError, Reply, SqlError, sqlstate};
 use client_statements::ClientStatements;
 use presence::Presence;
 use served_by::ServedBy;
@@ -263,6 +264,12 @@ pub struct Session {
     cancel: Arc<CancelSlot>,
     presence: Arc<Presence>,
     may_be_cancelled_late: bool,
+    /// How often server processes were ended on purpose when its newest message came.
+    endings_seen: u64,
+    /// Its own newest statement may end server processes.
+    ends_processes: bool,
+    /// Its server process was ended on purpose; the client is told so.
+    ended_by: Option<SqlError>,
     stopping: watch::Receiver<bool>,
     idle: IdleLimits,
     skips_until_sync: bool,
@@ -274,7 +281,8 @@ pub struct Session {
 impl Session {
     /// Serves messages until the client goes.
     async fn run(mut self) -> SessionEnd {
-        match self.messages().await {
+        let ended = self.messages().await;
+        match self.ended_by.take().map_or(ended, |error| Err(SessionEnd::Fatal(error))) {
             Ok(end) => end,
             Err(SessionEnd::Fatal(error)) => {
                 error.encode(&mut self.client.output);
@@ -309,6 +317,7 @@ impl Session {
             if self.has_state_there && self.own_backend.is_none() && self.transaction.is_none() {
                 return Err(self.lost_own_backend());
             }
+            self.look_for_ending().await?;
             match frame.tag {
                 b'X' => return Ok(SessionEnd::Terminated),
                 b'Q' => {
@@ -381,6 +390,11 @@ impl Session {
                     let Ok(frame) = frame else {
                         return Err(self.lost_own_backend());
                     };
+                    if frame.tag == b'E' {
+                        let words = ErrorFields::parse(&frame.body());
+                        self.own_backend = None;
+                        return Err(SessionEnd::Fatal(SqlError::fatal(&words.code, words.message)));
+                    }
                     if let Some(backend) = &self.own_backend {
                         self.client.output.extend_from_slice(&backend.told(frame).bytes);
                     }

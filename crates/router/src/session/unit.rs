@@ -44,6 +44,7 @@ impl Session {
             return Ok(Outcome::Done);
         }
         self.count(work.reads_only);
+        let _ending = self.ending_around(&work);
         if self.transaction.is_some() {
             return self.run_in_transaction(&request, &work).await;
         }
@@ -84,8 +85,19 @@ impl Session {
         let prepares = expected
             .iter()
             .any(|expected| matches!(expected, Expected::Parse { visible: true, .. } | Expected::ParseAnswer));
-        let ended = Relay::new(&mut self.client, backend, expected, hold).run().await;
+        let endings = backend.server.endings();
+        let mut ended = Relay::new(&mut self.client, backend, expected, hold).run().await;
         self.may_be_cancelled_late |= !self.cancel.end().await;
+        if ended.result.is_ok() {
+            backend.endings = endings;
+        }
+        if let Some(error) = self.ended_on_purpose(backend, &ended) {
+            self.client.output.truncate(if ended.went_out { 0 } else { ended.start });
+            self.ended_by = Some(error);
+            // As when the client is lost: nothing is tried again, and nothing else is told.
+            let is_over = std::io::Error::from(std::io::ErrorKind::ConnectionAborted);
+            ended.result = Err(RelayError::Client(is_over.into()));
+        }
         if prepares {
             self.parsed = ended.parsed;
         }
