@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes};
 
+use super::cancel::{CancelSlot, cancel, cancels, process_id};
 use super::epoch_read::InFlight;
 use super::presence::Presence;
 use super::relay::{self, Ended, Hold, Relay};
@@ -17,7 +18,7 @@ use super::request::put_own;
 use super::role::{Door, look_up_admission, may_look};
 use super::startup::{Wishes, negotiate};
 use super::unit::switch;
-use super::{CancelSlot, Characteristics, IdleLimits, Session, process_id};
+use super::{Characteristics, IdleLimits, Session};
 use crate::authentication::{AuthenticationError, MECHANISM, ScramKeys, ScramServer, ScramVerifier};
 use crate::backend::{Backend, Credentials};
 use crate::config::Freshness;
@@ -110,10 +111,6 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.0.clients.fetch_sub(1, SeqCst);
     }
-}
-
-fn cancels(router: &RouterState) -> std::sync::MutexGuard<'_, crate::state::CancelKeys> {
-    router.cancels.lock().expect("no code panics while it holds this lock")
 }
 
 /// A client inside a database; leaves it, its back end and its cancel key when dropped.
@@ -254,13 +251,6 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
     let logged_in = open_session(router, client, wishes, credentials, is_template).await?;
     router.counters.logins.fetch_add(1, Relaxed);
     Ok(Some(logged_in))
-}
-
-async fn cancel(router: &RouterState, process_id: u32, secret: u32) {
-    let slot = cancels(router).get(&(process_id, secret)).and_then(std::sync::Weak::upgrade);
-    if let Some(cancelling) = slot.as_deref().and_then(CancelSlot::cancel) {
-        cancelling.send().await;
-    }
 }
 
 async fn authenticate(

@@ -16,6 +16,7 @@
 
 mod action;
 mod autocommit;
+mod cancel;
 mod client_statements;
 mod commit;
 mod ending;
@@ -39,17 +40,18 @@ mod work;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use cancel::CancelSlot;
 pub use login::serve;
 pub use presence::GONE_CLIENT_BOUND;
 
-use crate::backend::{Backend, CancelKey, Credentials};
+use crate::backend::{Backend, Credentials};
 use crate::config::{Freshness, RouterSettings};
 use crate::domain::Domain;
 use crate::pool::PoolError;
@@ -58,6 +60,7 @@ use crate::settings::Settings;
 use crate::sql::{Isolation, PinReason, Statement};
 use crate::state::RouterState;
 use crate::wire::{Channel, ChannelError, ErrorFields, FrontendError, Reply, SqlError, sqlstate};
+use cancel::process_id;
 use client_statements::ClientStatements;
 use presence::Presence;
 use served_by::ServedBy;
@@ -65,9 +68,6 @@ use transaction::Transaction;
 
 /// Portals a client may have at once before it is refused with 54000.
 const PORTALS_MAX: usize = 10_000;
-
-/// A cancel request that has not reached its server within this is not waited for; the back end then serves nobody else.
-const CANCEL_LANDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -109,89 +109,6 @@ struct ClientStatement {
     judged_at: u64,
 }
 
-/// What a cancel request of this client hits.
-#[derive(Debug, Default)]
-pub struct CancelSlot {
-    running: Mutex<Running>,
-    /// A request has reached its server, or was given up.
-    landed: Notify,
-}
-
-#[derive(Debug, Default)]
-struct Running {
-    key: Option<Arc<CancelKey>>,
-    /// Requests on their way to the server.
-    under_way: usize,
-    /// One was given up on its way, so nobody knows when it comes.
-    may_come_late: bool,
-}
-
-/// A cancel request on its way.
-#[derive(Debug)]
-pub struct Cancelling<'a> {
-    slot: &'a CancelSlot,
-    key: Arc<CancelKey>,
-    has_landed: bool,
-}
-
-impl Cancelling<'_> {
-    /// Sends it, and waits until it can hit nothing that begins later; longer than [`CANCEL_LANDS_WITHIN`] it is not
-    /// waited for.
-    pub async fn send(mut self) {
-        match tokio::time::timeout(CANCEL_LANDS_WITHIN, self.key.send()).await {
-            Ok(Ok(())) => self.has_landed = true,
-            Ok(Err(error)) => tracing::debug!(%error, "a cancel request did not reach its server"),
-            Err(_) => tracing::debug!("a server does not take a cancel request"),
-        }
-    }
-}
-
-impl Drop for Cancelling<'_> {
-    fn drop(&mut self) {
-        {
-            let mut running = self.slot.running();
-            running.under_way -= 1;
-            running.may_come_late |= !self.has_landed;
-        }
-        self.slot.landed.notify_one();
-    }
-}
-
-impl CancelSlot {
-    fn running(&self) -> std::sync::MutexGuard<'_, Running> {
-        self.running.lock().expect("no code panics while it holds this lock")
-    }
-
-    fn begin(&self, key: Arc<CancelKey>) {
-        self.running().key = Some(key);
-    }
-
-    /// The statement has ended. Waits for cancel requests that are on their way to its back end, so that they hit nothing
-    /// that is begun there afterwards; false when one may still come.
-    async fn end(&self) -> bool {
-        let has_landed = || {
-            let mut running = self.running();
-            running.key = None;
-            (running.under_way == 0).then(|| !std::mem::take(&mut running.may_come_late))
-        };
-        loop {
-            if let Some(has_landed) = has_landed() {
-                return has_landed;
-            }
-            // It is sent, or given up, within its bound.
-            self.landed.notified().await;
-        }
-    }
-
-    /// Cancels what is running now, if anything is.
-    pub fn cancel(&self) -> Option<Cancelling<'_>> {
-        let mut running = self.running();
-        let key = running.key.clone()?;
-        running.under_way += 1;
-        Some(Cancelling { slot: self, key, has_landed: false })
-    }
-}
-
 /// How long a client may say nothing; none: for ever.
 #[derive(Debug, Clone, Copy)]
 struct IdleLimits {
@@ -216,13 +133,6 @@ struct Characteristics {
     isolation: Option<Isolation>,
     read_only: bool,
     deferrable: bool,
-}
-
-/// By which number a client knows its session, in `BackendKeyData` and in notifications: beyond those of all server
-/// processes (Linux has at most 2^22), so that nobody who ends or cancels a process by it means another one.
-fn process_id(session: u64) -> u32 {
-    const FIRST: u64 = 1 << 30;
-    u32::try_from(FIRST | (session % FIRST)).expect("it has 31 bits")
 }
 
 /// One client that is logged in.
