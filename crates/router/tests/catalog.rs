@@ -67,7 +67,7 @@ const LEADER: Action = Action::Update { opaque: false, writes: false, commits_it
 const WRITE: Action = Action::Update { opaque: false, writes: true, commits_itself: false };
 const OPAQUE: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
 
-const BARRIER: Action = Action::Barrier { harmless: false, alone: false, database: None };
+const BARRIER: Action = Action::Barrier { harmless: false, alone: false, told_by_locks: false, database: None };
 
 const JUDGED: &[(&str, Action)] = &[
     ("SELECT * FROM plain WHERE a = 1 AND b LIKE 'x%' ORDER BY lower(b) LIMIT 3", READ),
@@ -287,8 +287,8 @@ const RUN: &[(&str, Action, bool)] = &[
     ("SELECT * FROM secured_oddly", OPAQUE, true),
     ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION note()", BARRIER, false),
     ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION remember()", BARRIER, true),
-    ("CREATE TABLE more (a text DEFAULT tenant('a'))", BARRIER, true),
-    ("CREATE TABLE more (LIKE remembered INCLUDING ALL)", BARRIER, true),
+    ("CREATE TABLE more (a text DEFAULT tenant('a'))", OPAQUE, true),
+    ("CREATE TABLE more (LIKE remembered INCLUDING ALL)", OPAQUE, true),
     ("CREATE FUNCTION more() RETURNS text LANGUAGE sql AS 'SELECT sneaky_tenant(''a'')'", BARRIER, true),
 ];
 

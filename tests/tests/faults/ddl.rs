@@ -32,7 +32,8 @@ async fn an_open_reader_never_sees_a_truncated_table_empty() -> anyhow::Result<(
     Ok(())
 }
 
-/// On the leader a statement has its snapshot before it waits for TRUNCATE's lock: what it then sees is no serial order.
+/// On the leader a statement has its snapshot before it waits for TRUNCATE's lock: what it then sees is no serial
+/// order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_statement_that_waited_for_truncate_never_sees_the_table_empty() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -98,7 +99,8 @@ async fn refill(writer: &Session) -> anyhow::Result<()> {
     .await
 }
 
-/// Readers at all servers, in autocommit and in transactions, while the table is truncated and filled in one transaction.
+/// Readers at all servers, in autocommit and in transactions, while the table is truncated and filled in one
+/// transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_under_truncate_and_refill_see_all_rows_or_an_error() -> anyhow::Result<()> {
     let cluster = Arc::new(start_usual(2).await?);
@@ -212,5 +214,253 @@ async fn a_database_is_dropped_and_made_again_through_the_router() -> anyhow::Re
         let refused = Wire::log_in(&cluster, &parameters, PASSWORD).await?.err().expect("it is gone");
         assert_eq!(refused.code, "3D000", "{round}");
     }
+    Ok(())
+}
+
+/// What an application does all day: its own temporary tables, and relations that nobody knows yet.
+const EVERYDAY: &[&str] = &[
+    "CREATE TEMP TABLE own (a int)",
+    "TRUNCATE own",
+    "ALTER TABLE own ADD b int",
+    "CREATE INDEX ON pg_temp.own (a)",
+    "BEGIN; DROP TABLE own; CREATE TEMP TABLE own ON COMMIT DROP AS SELECT 1 AS a; INSERT INTO own VALUES (2); COMMIT",
+    "CREATE TEMP TABLE own AS SELECT id FROM numbers",
+    "DROP TABLE pg_temp.own",
+    "SELECT makes_and_drops()",
+    "CREATE TABLE fresh AS SELECT 1 AS a FROM generate_series(1, 10)",
+    "CREATE TABLE keyed (id int PRIMARY KEY)",
+    "CREATE TABLE of_keyed (id int REFERENCES keyed)",
+    "BEGIN; CREATE TABLE more (a int); CREATE INDEX ON more (a); ALTER TABLE more ADD b int; INSERT INTO more VALUES (1); \
+     COMMIT",
+    "CREATE VIEW fresh_view AS SELECT * FROM fresh",
+    "CREATE SEQUENCE fresh_sequence",
+];
+
+/// Transactions that were open before go on, at epochs on every server and on the leader, whatever others do with
+/// temporary tables and new relations. Only who names a relation that is newer than what he reads is refused: he would
+/// find it empty.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f80_temporary_tables_and_new_relations_end_nobodys_transaction() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let maker = cluster.updater("maker").await?;
+    maker
+        .run(
+            "CREATE FUNCTION makes_and_drops() RETURNS void LANGUAGE plpgsql AS $$BEGIN
+             CREATE TEMP TABLE scratch AS SELECT 1 AS a; DROP TABLE scratch; END$$",
+        )
+        .await?;
+    let mut readers = Vec::new();
+    for server in ["leader", "follower-1"] {
+        let reader = cluster.reader("reader", server).await?;
+        cluster.read_until_at_epoch(&reader, "SELECT count(*) FROM numbers").await?;
+        reader.run("BEGIN READ ONLY").await?;
+        assert_eq!(run(&reader, "SELECT count(*) FROM numbers").await??.number()?, 10, "{server}");
+        readers.push(reader);
+    }
+    let updater = cluster.updater("updater").await?;
+    updater.run("BEGIN").await?;
+    run(&updater, "UPDATE numbers SET value = value + 1 WHERE id = 1").await??;
+    for sql in EVERYDAY {
+        run(&maker, sql).await??;
+        for reader in &readers {
+            let answer = run(reader, "SELECT count(*) FROM numbers").await?;
+            assert_eq!(answer.map_err(|error| anyhow::anyhow!("after {sql}: {error}"))?.number()?, 10);
+        }
+        run(&updater, "UPDATE numbers SET value = value + 1 WHERE id = 1").await??;
+    }
+    run(&updater, "COMMIT").await??;
+    // Each of those would find the new table empty.
+    let late = cluster.updater("late").await?;
+    late.run("BEGIN").await?;
+    run(&late, "UPDATE numbers SET value = value + 1 WHERE id = 2").await??;
+    run(&maker, "CREATE TABLE latest AS SELECT 1 AS a FROM generate_series(1, 10)").await??;
+    readers.push(late);
+    // It has reached the follower.
+    let follower = cluster.reader("follower", "follower-1").await?;
+    cluster.read_until_at_epoch(&follower, "SELECT count(*) FROM latest").await?;
+    for reader in &readers {
+        let seen = run(reader, "SELECT count(*) FROM latest").await?;
+        assert_eq!(code(&seen), "40001", "{seen:?}");
+        run(reader, "ROLLBACK").await??;
+        assert_eq!(run(reader, "SELECT count(*) FROM latest").await??.number()?, 10);
+    }
+    let value = "SELECT value FROM numbers WHERE id = 1";
+    assert_eq!(run(&maker, value).await??.number()?, i64::try_from(EVERYDAY.len())? + 1);
+    Ok(())
+}
+
+/// Relations that only look new: what hides another one of its name dooms epochs as before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f80_a_new_relation_that_hides_an_older_one_ends_older_epochs() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let writer = cluster.updater("writer").await?;
+    writer.run("CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)").await?;
+    writer.run("CREATE SCHEMA nearer").await?;
+    for server in ["leader", "follower-1"] {
+        writer.run("DROP TABLE IF EXISTS nearer.filled").await?;
+        let reader = cluster.reader("reader", server).await?;
+        reader.run("SET search_path = nearer, public").await?;
+        cluster.read_until_at_epoch(&reader, "SELECT count(*) FROM filled").await?;
+        reader.run("BEGIN READ ONLY").await?;
+        run(&reader, "SELECT count(*) FROM numbers").await??;
+        run(&writer, "CREATE TABLE nearer.filled AS SELECT 1 AS a FROM generate_series(1, 20)").await??;
+        let seen = run(&reader, "SELECT count(*) FROM filled").await?;
+        assert_eq!(code(&seen), "40001", "{server}: {seen:?}");
+        run(&reader, "ROLLBACK").await??;
+        assert_eq!(run(&reader, "SELECT count(*) FROM filled").await??.number()?, 20, "{server}");
+    }
+    Ok(())
+}
+
+/// Beside TRUNCATE, open and committed, only those are refused who have to do with that table; single statements are
+/// not refused at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f81_beside_truncate_only_those_are_refused_whom_it_concerns() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let writer = cluster.updater("writer").await?;
+    writer.run("CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)").await?;
+    writer.run("CREATE TABLE elsewhere AS SELECT id, 0 AS value FROM generate_series(1, 10) id").await?;
+    let bystander = cluster.updater("bystander").await?;
+    let update = "UPDATE numbers SET value = value + 1 WHERE id = 1";
+    let single = ["NOTIFY here", "SELECT count(*) FROM numbers", "CREATE TEMP TABLE IF NOT EXISTS own (a int)", update];
+    for _ in 0..3 {
+        let open = cluster.updater("open").await?;
+        open.run("BEGIN").await?;
+        run(&open, "UPDATE elsewhere SET value = value + 1 WHERE id = 2").await??;
+        run(&writer, "BEGIN").await??;
+        run(&writer, "TRUNCATE filled").await??;
+        run(&writer, "INSERT INTO filled SELECT 1 FROM generate_series(1, 10)").await??;
+        for sql in single {
+            run(&bystander, sql).await??;
+        }
+        run(&open, "UPDATE elsewhere SET value = value + 1 WHERE id = 3").await??;
+        run(&writer, "COMMIT").await??;
+        for sql in single {
+            run(&bystander, sql).await??;
+        }
+        run(&open, "SELECT count(*) FROM elsewhere").await??;
+        let concerned = run(&open, "SELECT count(*) FROM filled").await?;
+        assert_eq!(code(&concerned), "40001", "{concerned:?}");
+        run(&open, "ROLLBACK").await??;
+    }
+    let values = "SELECT sum(value) FROM numbers";
+    assert_eq!(run(&bystander, values).await??.number()?, 6, "no statement has run twice");
+    Ok(())
+}
+
+/// A single statement that waits for TRUNCATE is run again by the router: its client gets all rows, never an error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f81_a_single_statement_that_truncate_has_overtaken_is_run_again() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let writer = cluster.updater("writer").await?;
+    writer.run("CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)").await?;
+    writer.run("CREATE TABLE copied (a int)").await?;
+    let session = cluster.updater("session").await?;
+    for sql in ["SELECT count(*) FROM filled", "INSERT INTO copied SELECT a FROM filled"] {
+        run(&writer, "BEGIN").await??;
+        run(&writer, "TRUNCATE filled").await??;
+        run(&writer, "INSERT INTO filled SELECT 1 FROM generate_series(1, 10)").await??;
+        let waiting = session.start(sql);
+        wait_until("it waits for the lock", || async {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+            Ok(on_leader(&cluster, sql).await?.number()? == 1)
+        })
+        .await?;
+        run(&writer, "COMMIT").await??;
+        bounded(sql, waiting).await???;
+    }
+    assert_eq!(run(&session, "SELECT count(*) FROM copied").await??.number()?, 10);
+    Ok(())
+}
+
+/// DO that truncates and commits in its middle: whoever has read before and goes on after is refused while the block
+/// runs on, and never sees the table empty.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f82_a_block_that_truncates_and_commits_is_never_seen_half_way() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let writer = cluster.updater("writer").await?;
+    writer.run("CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)").await?;
+    let holder = crate::harness::leader(&cluster).await?;
+    holder.run("SELECT pg_advisory_lock(1), pg_advisory_lock(2)").await?;
+    let waiters = |event: &'static str, count: i64| {
+        let cluster = &cluster;
+        let sql =
+            format!("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND wait_event = '{event}'");
+        wait_until(event, move || {
+            let sql = sql.clone();
+            async move { Ok(on_leader(cluster, &sql).await?.number()? == count) }
+        })
+    };
+    let block = writer.start(
+        "DO $$BEGIN TRUNCATE filled; INSERT INTO filled SELECT 1 FROM generate_series(1, 10);
+         PERFORM pg_advisory_xact_lock(1); COMMIT; PERFORM pg_advisory_xact_lock(2); END$$",
+    );
+    waiters("advisory", 1).await?;
+    let session = cluster.updater("session").await?;
+    session.run("BEGIN").await?;
+    run(&session, "UPDATE numbers SET value = value + 1 WHERE id = 1").await??;
+    let overtaken = session.start("SELECT count(*) FROM filled");
+    waiters("relation", 1).await?;
+    holder.run("SELECT pg_advisory_unlock(1)").await?;
+    let overtaken = bounded("the read behind the block", overtaken).await??;
+    assert_eq!(code(&overtaken), "40001", "{overtaken:?}");
+    run(&session, "ROLLBACK").await??;
+    assert_eq!(run(&session, "SELECT count(*) FROM filled").await??.number()?, 10, "beside the block");
+    holder.run("SELECT pg_advisory_unlock(2)").await?;
+    bounded("the block", block).await???;
+    assert_eq!(run(&session, "SELECT count(*) FROM filled").await??.number()?, 10);
+    Ok(())
+}
+
+/// Deferred triggers read when their transaction commits: TRUNCATE that came before is not missed there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f83_a_deferred_trigger_never_sees_a_truncated_table_empty() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let writer = cluster.updater("writer").await?;
+    for sql in [
+        "CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)",
+        "CREATE TABLE counted (found bigint)",
+        "CREATE TABLE checked (a int)",
+        "CREATE FUNCTION count_filled() RETURNS trigger LANGUAGE plpgsql AS
+         'BEGIN INSERT INTO counted SELECT count(*) FROM filled; RETURN NULL; END'",
+        "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON checked DEFERRABLE INITIALLY DEFERRED FOR EACH ROW
+         EXECUTE FUNCTION count_filled()",
+    ] {
+        run(&writer, sql).await??;
+    }
+    let session = cluster.updater("session").await?;
+    session.run("BEGIN").await?;
+    run(&session, "INSERT INTO checked VALUES (1)").await??;
+    refill(&writer).await?;
+    let committed = run(&session, "COMMIT").await?;
+    assert_eq!(code(&committed), "40001", "{committed:?}");
+    assert_eq!(run(&session, "SELECT count(*) FROM counted").await??.number()?, 0);
+    run(&session, "INSERT INTO checked VALUES (2)").await??;
+    assert_eq!(run(&session, "SELECT found FROM counted").await??.number()?, 10);
+    Ok(())
+}
+
+/// A COPY whose trigger truncates another table is DDL as much as any other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f84_a_copy_whose_trigger_truncates_ends_older_epochs() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    for sql in [
+        "CREATE TABLE filled AS SELECT 1 AS a FROM generate_series(1, 10)",
+        "CREATE TABLE loaded (a int)",
+        "CREATE FUNCTION empties() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN TRUNCATE filled; RETURN NULL; END'",
+        "CREATE TRIGGER after_load AFTER INSERT ON loaded EXECUTE FUNCTION empties()",
+    ] {
+        assert_eq!(wire.query(sql).await?.code(), "00000", "{sql}");
+    }
+    let reader = cluster.reader("reader", "follower-1").await?;
+    cluster.read_until_at_epoch(&reader, "SELECT count(*) FROM filled").await?;
+    reader.run("BEGIN READ ONLY").await?;
+    run(&reader, "SELECT count(*) FROM numbers").await??;
+    wire.send(&crate::wire::query("COPY loaded FROM STDIN")).await?;
+    wire.send(&[crate::wire::message(b'd', b"1\n"), crate::wire::message(b'c', b"")].concat()).await?;
+    assert_eq!(bounded("COPY", wire.answer()).await??.code(), "00000");
+    let seen = run(&reader, "SELECT count(*) FROM filled").await?;
+    assert_eq!(code(&seen), "40001", "{seen:?}");
     Ok(())
 }

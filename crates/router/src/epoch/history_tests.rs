@@ -154,7 +154,7 @@ impl<'a> World<'a> {
         match event {
             Event::Begin(transaction) => {
                 self.transactions[transaction] = Transaction {
-                    commits_at_snapshot: self.room.commits_done(),
+                    commits_at_snapshot: self.epochs.before_snapshot(self.room).commits,
                     snapshot: self.happened.clone(),
                     gates_at_snapshot: self.made.len(),
                     ..Transaction::default()
@@ -174,7 +174,7 @@ impl<'a> World<'a> {
             }
             Event::Lose(transaction) => {
                 let commit = self.commits[transaction].take().expect("it was sent");
-                self.transactions[transaction].seen = Some(commit.abandon());
+                self.transactions[transaction].seen = Some(commit.begun());
             }
             Event::Resolve => self.room.settle(&self.room.unsettled()),
             Event::Gate => self.close_gate(),

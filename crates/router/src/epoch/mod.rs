@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 pub use gatekeeper::{GateHooks, Gatekeeper};
-pub use room::{Commit, Room};
+pub use room::{Commit, Kept, Room, Watch};
 pub use statistics::{GateStatistics, GateSummary};
 pub use wait_times::WaitTimes;
 
@@ -127,6 +127,45 @@ impl Demand {
     }
 }
 
+/// What is known of a snapshot on the leader that is taken after this was made.
+#[derive(Debug, Clone, Copy)]
+pub struct LaterSnapshot {
+    /// Commits that it holds at least.
+    pub commits: u64,
+    /// What had been changed that is not MVCC, for [`Epochs::snapshot_stands`].
+    pub mark: u64,
+    /// The same of what dooms epochs, for [`Epochs::is_older_than_a_doom`].
+    pub dooms: u64,
+}
+
+/// How many of something are under way, and a number that is another one when any was in between.
+#[derive(Debug, Default)]
+struct InFlight {
+    now: AtomicUsize,
+    mark: AtomicU64,
+}
+
+impl InFlight {
+    fn begin(&self) {
+        self.now.fetch_add(1, SeqCst);
+        self.mark.fetch_add(1, SeqCst);
+    }
+
+    fn end(&self) {
+        self.mark.fetch_add(1, SeqCst);
+        self.now.fetch_sub(1, SeqCst);
+    }
+
+    fn mark(&self) -> u64 {
+        self.mark.load(SeqCst)
+    }
+
+    /// Whether none is under way, nor was since `mark`.
+    fn none_since(&self, mark: u64) -> bool {
+        self.now.load(SeqCst) == 0 && self.mark() == mark
+    }
+}
+
 /// Why a reader gets no epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoEpoch {
@@ -149,10 +188,10 @@ pub struct Epochs {
     /// Commits at the newest gate whose canary ran.
     canary_commits: AtomicU64,
     last_id: AtomicU64,
-    /// Calls of [`Epochs::doom`].
-    dooms: AtomicU64,
-    /// Commits in flight that doom epochs.
-    dooming: AtomicUsize,
+    /// Commits that are not MVCC.
+    changes: InFlight,
+    /// Those of them that doom epochs.
+    dooms: InFlight,
     release: AtomicBool,
     /// The last gate found the room occupied too long.
     occupied: AtomicBool,
@@ -173,8 +212,8 @@ impl Default for Epochs {
             barriers: AtomicUsize::new(0),
             canary_commits: AtomicU64::new(0),
             last_id: AtomicU64::new(0),
-            dooms: AtomicU64::new(0),
-            dooming: AtomicUsize::new(0),
+            changes: InFlight::default(),
+            dooms: InFlight::default(),
             release: AtomicBool::new(false),
             occupied: AtomicBool::new(false),
             doomed_up_to: Arc::default(),
@@ -250,7 +289,8 @@ impl Epochs {
         self.barriers.load(SeqCst) > 0
     }
 
-    /// Has all snapshots of the current epoch closed soon: something waits for them (CREATE INDEX CONCURRENTLY, REINDEX).
+    /// Has all snapshots of the current epoch closed soon: something waits for them (CREATE INDEX CONCURRENTLY,
+    /// REINDEX).
     pub fn ask_for_release(&self) {
         self.release.store(true, SeqCst);
         self.wanted.notify_one();
@@ -260,30 +300,50 @@ impl Epochs {
         self.release.swap(false, SeqCst)
     }
 
-    /// Dooms every epoch up to now. Call it under a [`Barrier`], before and after whatever dooms them: a gate that was
-    /// under way at the first call has published at the second, and nobody took its epoch in between.
-    pub fn doom(&self) {
-        self.dooms.fetch_add(1, SeqCst);
-        self.doomed_up_to.fetch_max(self.last_id.load(SeqCst), SeqCst);
-        self.retire();
-    }
-
-    /// Dooms all epochs now and once more when the commit that dooms them has ended, with the guard.
+    /// Dooms all epochs now and once more when the commit that dooms them has ended, with the guard. Call it under a
+    /// [`Barrier`]: a gate that was under way at the first time has published at the second, and nobody took its epoch
+    /// in between.
     pub fn begin_dooming(self: &Arc<Self>) -> Dooming {
-        self.dooming.fetch_add(1, SeqCst);
+        self.changes.begin();
+        self.dooms.begin();
         self.doom();
         Dooming(self.clone())
     }
 
-    /// To be taken before a snapshot on the leader, for [`Epochs::leader_snapshot_stands`].
-    pub fn doom_mark(&self) -> u64 {
-        self.dooms.load(SeqCst)
+    fn doom(&self) {
+        self.doomed_up_to.fetch_max(self.last_id.load(SeqCst), SeqCst);
+        self.retire();
     }
 
-    /// Whether nothing that is not MVCC has committed since `mark`: otherwise a statement on the leader may have opened
-    /// a table after a TRUNCATE with a snapshot of before it, and found it empty.
-    pub fn leader_snapshot_stands(&self, mark: u64) -> bool {
-        self.dooming.load(SeqCst) == 0 && self.dooms.load(SeqCst) == mark
+    /// A commit of new relations is about to be sent. Call it inside the room: as no gate closes there, whoever takes
+    /// an epoch from now on gets one with these relations in it. Epochs of before stay right for who does not look at
+    /// them.
+    pub fn begin_creating(self: &Arc<Self>) -> Creating {
+        self.changes.begin();
+        self.retire();
+        Creating(self.clone())
+    }
+
+    /// To be called before a transaction on the leader is begun.
+    pub fn before_snapshot(&self, room: &Room) -> LaterSnapshot {
+        // Not what has begun only: it may be visible after the snapshot.
+        LaterSnapshot { commits: room.commits_done(), mark: self.mark(), dooms: self.dooms.mark() }
+    }
+
+    /// To be taken before a snapshot, for [`Epochs::snapshot_stands`].
+    pub fn mark(&self) -> u64 {
+        self.changes.mark()
+    }
+
+    /// Whether nothing that is not MVCC has committed since `mark`: otherwise a statement may have opened a table after
+    /// a TRUNCATE, or its making, with a snapshot of before it, and found it empty.
+    pub fn snapshot_stands(&self, mark: u64) -> bool {
+        self.changes.none_since(mark)
+    }
+
+    /// Whether what dooms epochs has committed, or may have, since a snapshot on the leader.
+    pub fn is_older_than_a_doom(&self, snapshot: &LaterSnapshot) -> bool {
+        !self.dooms.none_since(snapshot.dooms)
     }
 
     fn note_attempt(&self, occupied: bool) {
@@ -330,7 +390,18 @@ pub struct Dooming(Arc<Epochs>);
 impl Drop for Dooming {
     fn drop(&mut self) {
         self.0.doom();
-        self.0.dooming.fetch_sub(1, SeqCst);
+        self.0.dooms.end();
+        self.0.changes.end();
+    }
+}
+
+/// A commit of new relations is in flight while this lives.
+#[derive(Debug)]
+pub struct Creating(Arc<Epochs>);
+
+impl Drop for Creating {
+    fn drop(&mut self) {
+        self.0.changes.end();
     }
 }
 
@@ -340,7 +411,7 @@ pub struct Barrier(Arc<Epochs>);
 
 impl Drop for Barrier {
     fn drop(&mut self) {
+        // Nobody waits for this: whoever comes to a barrier is sent away.
         self.0.barriers.fetch_sub(1, SeqCst);
-        self.0.attempts.send_modify(|attempts| *attempts += 1);
     }
 }

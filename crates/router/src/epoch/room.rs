@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+/// How often it is looked whether somebody has left.
+const PASS_LOOK: Duration = Duration::from_millis(1);
+
 /// Commits of one database.
 #[derive(Debug, Default)]
 pub struct Room {
@@ -20,8 +23,18 @@ pub struct Room {
     /// How many found the room closed, or about to be.
     held: AtomicU64,
     occupants: Mutex<HashMap<u64, Occupant>>,
-    /// Server processes whose commit was sent and never answered: it may still happen.
-    unsettled: Mutex<Vec<u32>>,
+    unsettled: Mutex<Vec<Unsettled>>,
+}
+
+/// What must stand until it is known what has become of a commit: the barrier of DDL, say. It ends when it is dropped.
+pub type Kept = Box<dyn std::fmt::Debug + Send + Sync>;
+
+/// A server process whose commit was sent and never answered: it may still happen.
+#[derive(Debug)]
+struct Unsettled {
+    process_id: u32,
+    /// Held, never looked at.
+    _kept: Option<Kept>,
 }
 
 /// Who is in the room.
@@ -64,7 +77,7 @@ impl Room {
         let guard = self.enter_door().await;
         self.begun.fetch_add(1, SeqCst);
         self.occupants().insert(session, Occupant { session, since: Instant::now(), statement });
-        Commit { room: self, _door: guard, session, process_id, settled: false }
+        Commit { room: self, kept: None, _door: guard, session, process_id, settled: false }
     }
 
     /// Enters with a transaction that has probably written nothing: it counts only once it is known to have.
@@ -72,6 +85,21 @@ impl Room {
         let guard = self.enter_door().await;
         self.occupants().insert(session, Occupant { session, since: Instant::now(), statement: None });
         Visit { room: self, door: Some(guard), session, process_id }
+    }
+
+    /// Waits until all who are inside now have left, whoever comes meanwhile; at most for `timeout`.
+    pub async fn let_pass(&self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        let inside: Vec<Occupant> = self.occupants_now();
+        let is_inside = |one: &Occupant| self.occupants().get(&one.session).is_some_and(|now| now.since == one.since);
+        while inside.iter().any(is_inside) && Instant::now() < deadline {
+            tokio::time::sleep(PASS_LOOK).await;
+        }
+    }
+
+    /// Watches over server process `process_id` while it does outside the room what may commit at any time.
+    pub fn watch(&self, process_id: u32, kept: Kept) -> Watch<'_> {
+        Watch { room: self, process_id, kept: Some(kept) }
     }
 
     /// Closes the room once it is empty; none when that takes longer than `timeout`.
@@ -87,20 +115,28 @@ impl Room {
 
     /// Notes a server process that nobody here waits for and that may still commit.
     pub fn note_unsettled(&self, process_id: u32) {
-        self.unsettled.lock().expect("no code panics while it holds this lock").push(process_id);
+        self.note(process_id, None);
+    }
+
+    fn note(&self, process_id: u32, kept: Option<Kept>) {
+        self.in_doubt().push(Unsettled { process_id, _kept: kept });
     }
 
     /// Server processes whose commits may still happen.
     pub fn unsettled(&self) -> Vec<u32> {
-        self.unsettled.lock().expect("no code panics while it holds this lock").clone()
+        self.in_doubt().iter().map(|unsettled| unsettled.process_id).collect()
     }
 
     /// Notes that `process_ids` have ended.
     pub fn settle(&self, process_ids: &[u32]) {
-        self.unsettled
-            .lock()
-            .expect("no code panics while it holds this lock")
-            .retain(|process_id| !process_ids.contains(process_id));
+        let settled: Vec<Unsettled> =
+            self.in_doubt().extract_if(.., |unsettled| process_ids.contains(&unsettled.process_id)).collect();
+        // What they have kept ends here, where no lock is held.
+        drop(settled);
+    }
+
+    fn in_doubt(&self) -> std::sync::MutexGuard<'_, Vec<Unsettled>> {
+        self.unsettled.lock().expect("no code panics while it holds this lock")
     }
 
     fn occupants(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Occupant>> {
@@ -112,6 +148,8 @@ impl Room {
 #[derive(Debug)]
 pub struct Commit<'a> {
     room: &'a Room,
+    /// Ends before the door opens: no gate counts in between.
+    kept: Option<Kept>,
     _door: RwLockReadGuard<'a, ()>,
     session: u64,
     process_id: u32,
@@ -119,6 +157,11 @@ pub struct Commit<'a> {
 }
 
 impl Commit<'_> {
+    /// Keeps `kept` until the server has answered, or until it is known what has become of a commit without an answer.
+    pub fn keep(&mut self, kept: Kept) {
+        self.kept = Some(kept);
+    }
+
     /// The server has answered, with success or an error; gives the number of commits begun so far.
     pub fn settle(mut self) -> u64 {
         self.settled = true;
@@ -126,9 +169,8 @@ impl Commit<'_> {
         self.room.commits_begun()
     }
 
-    /// No answer came: it may still happen, and the room takes note of that. Gives the number of commits begun so far:
-    /// an epoch with so many shows what became of it.
-    pub fn abandon(self) -> u64 {
+    /// The number of commits begun so far, this one among them: an epoch with so many shows what became of it.
+    pub fn begun(&self) -> u64 {
         self.room.commits_begun()
     }
 }
@@ -138,7 +180,30 @@ impl Drop for Commit<'_> {
         self.room.occupants().remove(&self.session);
         if !self.settled {
             // The next gate must not close before this server process is known to have ended.
-            self.room.note_unsettled(self.process_id);
+            self.room.note(self.process_id, self.kept.take());
+        }
+    }
+}
+
+/// A statement outside the room that commits by itself.
+#[derive(Debug)]
+pub struct Watch<'a> {
+    room: &'a Room,
+    process_id: u32,
+    kept: Option<Kept>,
+}
+
+impl Watch<'_> {
+    /// The server has answered.
+    pub fn end(mut self) {
+        self.kept = None;
+    }
+}
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        if let Some(kept) = self.kept.take() {
+            self.room.note(self.process_id, Some(kept));
         }
     }
 }
@@ -159,6 +224,7 @@ impl<'a> Visit<'a> {
         self.room.begun.fetch_add(1, SeqCst);
         Some(Commit {
             room: self.room,
+            kept: None,
             _door: door,
             session: self.session,
             process_id: self.process_id,
@@ -252,12 +318,58 @@ mod tests {
     #[tokio::test]
     async fn an_abandoned_commit_is_in_doubt_and_counts() {
         let room = Room::default();
-        assert_eq!(room.enter(1, 10, None).await.abandon(), 1);
+        let commit = room.enter(1, 10, None).await;
+        assert_eq!(commit.begun(), 1);
+        drop(commit);
         assert_eq!((room.commits_begun(), room.commits_done(), room.unsettled()), (1, 0, vec![10]));
         let closed = room.close(Duration::from_millis(5)).await.expect("its place is free");
         assert_eq!(closed.commits(), None, "its fate is open");
         room.settle(&[10]);
         assert_eq!(closed.commits(), Some(1));
+    }
+
+    /// What a commit keeps (a barrier, say) stands until it is answered; without an answer, until its process has
+    /// ended.
+    #[tokio::test]
+    async fn what_a_commit_keeps_stands_until_its_fate_is_known() {
+        let room = Room::default();
+        let kept = std::sync::Arc::new(());
+        let keep = || -> Kept { Box::new(kept.clone()) };
+        let stands = || std::sync::Arc::strong_count(&kept) > 1;
+        let mut commit = room.enter(1, 10, None).await;
+        commit.keep(keep());
+        assert!(stands());
+        commit.settle();
+        assert!(!stands());
+        let mut lost = room.visit(1, 11).await.into_commit().expect("inside");
+        lost.keep(keep());
+        drop(lost);
+        room.settle(&[10]);
+        assert!(stands() && room.unsettled() == [11]);
+        room.settle(&[11]);
+        assert!(!stands() && room.unsettled().is_empty());
+        room.watch(12, keep()).end();
+        assert!(!stands() && room.unsettled().is_empty());
+        drop(room.watch(13, keep()));
+        assert!(stands() && room.unsettled() == [13]);
+        room.settle(&[13]);
+        assert!(!stands());
+    }
+
+    /// DDL waits for those who came before it and not for those who come after, and for nobody for ever.
+    #[tokio::test]
+    async fn those_who_are_inside_are_let_pass() {
+        let room = Room::default();
+        let never = Duration::from_secs(3600);
+        room.let_pass(never).await;
+        let before = room.enter(1, 10, None).await;
+        room.let_pass(Duration::from_millis(5)).await;
+        let mut passing = std::pin::pin!(room.let_pass(never));
+        assert!(tokio::time::timeout(Duration::from_millis(5), &mut passing).await.is_err(), "one is inside");
+        before.settle();
+        let again = room.enter(1, 10, None).await;
+        passing.await;
+        again.settle();
     }
 
     /// A gate that gives up can name who is inside, and of a statement of its own its kind.

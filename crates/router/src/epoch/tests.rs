@@ -28,6 +28,9 @@ enum Event {
     DoomBegins,
     /// It has ended.
     DoomEnds,
+    /// A commit of new relations is sent.
+    CreateBegins,
+    CreateEnds,
 }
 
 /// Number and commits of an epoch.
@@ -44,7 +47,9 @@ struct Model {
     begun: u64,
     barriers: usize,
     dooming: bool,
+    creating: bool,
     dooms: u64,
+    changes: u64,
     occupied: bool,
 }
 
@@ -64,7 +69,9 @@ impl Model {
             begun: 0,
             barriers: 0,
             dooming: false,
+            creating: false,
             dooms: 0,
+            changes: 0,
             occupied: false,
         }
     }
@@ -85,6 +92,7 @@ impl Model {
         } else if self.barriers > 0 {
             events.extend([Event::DoomBegins, Event::BarrierEnds]);
         }
+        events.push(if self.creating { Event::CreateEnds } else { Event::CreateBegins });
         events
     }
 
@@ -117,9 +125,19 @@ impl Model {
             }
             Event::DoomBegins | Event::DoomEnds => {
                 self.dooms += 1;
+                self.changes += 1;
                 self.doomed_up_to = self.last_id;
                 self.current = None;
                 self.dooming = event == Event::DoomBegins;
+            }
+            Event::CreateBegins => {
+                self.changes += 1;
+                self.current = None;
+                self.creating = true;
+            }
+            Event::CreateEnds => {
+                self.changes += 1;
+                self.creating = false;
             }
         }
         Vec::new()
@@ -158,9 +176,10 @@ struct World<'a> {
     readers: Vec<Option<Waiting<'a, Taken>>>,
     barriers: Vec<Barrier>,
     dooming: Option<Dooming>,
+    creating: Option<Creating>,
     published: Vec<Arc<Epoch>>,
-    /// Marks for snapshots on the leader, one an event, each with the model's count of dooms.
-    marks: Vec<(u64, u64)>,
+    /// Snapshots on the leader, one an event, each with the model's counts of changes and dooms.
+    snapshots: Vec<(LaterSnapshot, u64, u64)>,
     model: Model,
     events: Vec<Event>,
 }
@@ -173,8 +192,9 @@ impl<'a> World<'a> {
             readers: (0..readers).map(|_| None).collect(),
             barriers: Vec::new(),
             dooming: None,
+            creating: None,
             published: Vec::new(),
-            marks: vec![(epochs.doom_mark(), 0)],
+            snapshots: vec![(epochs.before_snapshot(room), 0, 0)],
             model: Model::new(readers),
             events: Vec::new(),
         }
@@ -202,8 +222,10 @@ impl<'a> World<'a> {
             Event::BarrierEnds => drop(self.barriers.pop()),
             Event::DoomBegins => self.dooming = Some(epochs.begin_dooming()),
             Event::DoomEnds => self.dooming = None,
+            Event::CreateBegins => self.creating = Some(epochs.begin_creating()),
+            Event::CreateEnds => self.creating = None,
         }
-        self.marks.push((epochs.doom_mark(), self.model.dooms));
+        self.snapshots.push((epochs.before_snapshot(room), self.model.changes, self.model.dooms));
         let served = self.advance();
         assert_eq!(served, expected, "{:?}", self.events);
         self.check();
@@ -232,9 +254,11 @@ impl<'a> World<'a> {
         for epoch in &self.published {
             assert_eq!(epoch.is_doomed(), epoch.id <= model.doomed_up_to, "epoch {}: {events:?}", epoch.id);
         }
-        for (mark, dooms) in &self.marks {
-            let stands = !model.dooming && *dooms == model.dooms;
-            assert_eq!(epochs.leader_snapshot_stands(*mark), stands, "{events:?}");
+        for (snapshot, changes, dooms) in &self.snapshots {
+            let stands = !model.dooming && !model.creating && *changes == model.changes;
+            assert_eq!(epochs.snapshot_stands(snapshot.mark), stands, "{events:?}");
+            let is_older = model.dooming || *dooms != model.dooms;
+            assert_eq!(epochs.is_older_than_a_doom(snapshot), is_older, "{events:?}");
         }
         for (reader, waiting) in model.waiting.iter().enumerate() {
             assert_eq!(self.readers[reader].is_some(), waiting.is_some(), "{events:?}");
@@ -249,6 +273,9 @@ impl<'a> World<'a> {
     fn finish(mut self) {
         if self.model.dooming {
             self.apply(Event::DoomEnds);
+        }
+        if self.model.creating {
+            self.apply(Event::CreateEnds);
         }
         while self.model.barriers > 0 {
             self.apply(Event::BarrierEnds);
@@ -306,6 +333,54 @@ fn an_epoch_published_while_ddl_commits_is_taken_by_nobody() {
     }
     assert!(world.readers[1].is_some(), "it waits for an epoch of after");
     world.finish();
+}
+
+/// A gate may have numbered its epoch before DDL dooms all numbers so far, and publish it behind that.
+#[test]
+fn an_epoch_that_was_doomed_before_it_was_published_is_taken_by_nobody() {
+    let clock = clock();
+    let _inside = clock.enter();
+    let (room, epochs) = (Room::default(), Arc::new(Epochs::default()));
+    let numbered = Arc::new(epoch_of(&epochs, 0, Instant::now()));
+    drop((epochs.begin_dooming(), epochs.begin_barrier()));
+    epochs.publish(numbered);
+    assert!(!epochs.is_ready(Demand::Commits(0), &room));
+    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER));
+    assert!(reader.advance().is_none());
+    epochs.publish(Arc::new(epoch_of(&epochs, 0, Instant::now())));
+    epochs.note_attempt(false);
+    assert_eq!(reader.advance().map(|taken| taken.map(|epoch| epoch.id)), Some(Ok(2)));
+}
+
+/// A commit that is under way when a transaction begins is perhaps not in its snapshot: the epoch that shows it has
+/// overtaken the transaction.
+#[test]
+fn a_snapshot_holds_what_is_done_and_not_what_has_begun() {
+    let (room, epochs) = (Room::default(), Epochs::default());
+    let under_way = Waiting::new(room.enter(1, 1, None)).advance().expect("no gate waits");
+    let snapshot = epochs.before_snapshot(&room);
+    let commits = under_way.settle();
+    epochs.canary_commits.store(commits, SeqCst);
+    assert!(epochs.needs_tripwire(snapshot.commits));
+    assert!(!epochs.needs_tripwire(epochs.before_snapshot(&room).commits));
+}
+
+/// Whoever takes an epoch once a commit of new relations is sent gets one of after it; those who have one keep it.
+#[test]
+fn new_relations_doom_no_epoch_and_nobody_takes_an_older_one() {
+    let clock = clock();
+    let _inside = clock.enter();
+    let (room, epochs) = (Room::default(), Arc::new(Epochs::default()));
+    let before = Arc::new(epoch_of(&epochs, 0, Instant::now()));
+    epochs.publish(before.clone());
+    let creating = epochs.begin_creating();
+    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER));
+    assert!(reader.advance().is_none() && !before.is_doomed() && !epochs.has_barrier());
+    drop(creating);
+    assert!(reader.advance().is_none() && !before.is_doomed());
+    epochs.publish(Arc::new(epoch_of(&epochs, 1, Instant::now())));
+    epochs.note_attempt(false);
+    assert!(reader.advance().is_some_and(|taken| taken.is_ok()));
 }
 
 proptest! {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::epoch_read::epoch_closed;
+use super::ddl::{OVERTAKEN, UnderWay, closed_by_ddl};
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
@@ -14,18 +14,18 @@ use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::domain::{Aside, Domain};
-use crate::epoch::Barrier;
+use crate::epoch::{Commit, Watch};
 use crate::sql::PinReason;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
 /// Tries of an autocommit update that PostgreSQL refuses with 40001.
-const UPDATE_TRIES_MAX: u32 = 5;
+pub(super) const UPDATE_TRIES_MAX: u32 = 5;
 
 /// What must hold on the leader whatever code of users has set.
 const KEPT_SETTINGS: &str = "SET default_transaction_isolation = serializable; SET standard_conforming_strings = on";
 
 /// First pause before such a try; doubled each time.
-const UPDATE_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const UPDATE_PAUSE: Duration = Duration::from_millis(1);
 
 /// How often snapshots are released for a command that waits for them.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
@@ -53,17 +53,14 @@ impl Drop for Releasing {
     }
 }
 
-/// While it lives DDL, or what may hide it, is under way; however that ends, every epoch up to then is doomed by it.
-struct UnderWay {
-    domain: Arc<Domain>,
-    _barrier: Barrier,
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.domain.epochs.doom();
-        self.domain.catalog_changed();
-    }
+/// Where a statement that commits by itself stands while it runs.
+enum Place<'a> {
+    /// In the commit room.
+    Inside(Commit<'a>),
+    /// It would hold the room for long: what it does is in force until it has ended.
+    Watched(Watch<'a>),
+    /// Others need not know of it.
+    Outside,
 }
 
 impl Session {
@@ -86,9 +83,13 @@ impl Session {
                 return Ok(self.leader_is_unfit(backend, unfit));
             }
             let mut expected = VecDeque::new();
-            let doom_mark = self.domain.epochs.doom_mark();
+            let mark = self.domain.epochs.mark();
+            let looks = attempt > 1 || !self.domain.epochs.snapshot_stands(mark);
             put_own(&mut backend, "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY", false, &mut expected);
             request.encode(&mut backend, &mut expected);
+            if looks {
+                put_own(&mut backend, OVERTAKEN, false, &mut expected);
+            }
             put_own(&mut backend, "COMMIT", false, &mut expected);
             let Ended { result, went_out, start, last_words, .. } =
                 self.relay(&mut backend, expected, Hold::Briefly).await;
@@ -103,16 +104,20 @@ impl Session {
                 }
             };
             self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
-            if relayed.own_error.is_none() || self.is_pinned() {
+            // Where the client's statement has failed, the look behind it has as well.
+            let is_clean = |error: &ErrorFields| error.code == sqlstate::IN_FAILED_SQL_TRANSACTION;
+            if relayed.own_error.as_ref().is_none_or(is_clean) || self.is_pinned() {
                 self.return_leader(backend);
             }
+            let is_overtaken =
+                if looks { !relayed.own_rows.is_empty() } else { !self.domain.epochs.snapshot_stands(mark) };
             let reported = relayed.error.is_some();
             let failed = relayed.error.or(relayed.own_error);
             match failed.as_ref().map(|fields| fields.code.as_str()) {
-                None if !self.domain.epochs.leader_snapshot_stands(doom_mark) => {
+                None if is_overtaken => {
                     self.client.output.truncate(taken_back);
-                    if went_out || !work.reads_only || attempt == UPDATE_TRIES_MAX {
-                        self.fail(epoch_closed());
+                    if went_out || attempt == UPDATE_TRIES_MAX {
+                        self.fail(closed_by_ddl());
                         return Ok(Outcome::Failed);
                     }
                     tokio::time::sleep(DOOM_PAUSE * 2_u32.pow(attempt)).await;
@@ -151,7 +156,6 @@ impl Session {
     pub(super) async fn run_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
         let _releasing = self.releasing_around(work);
         let _aside = self.leave_database(work).await;
-        let _under_way = self.barrier_around(work);
         let mut pause = UPDATE_PAUSE;
         for attempt in 1.. {
             // What leaves state has an effect although it fails: an advisory lock would be taken twice.
@@ -187,16 +191,12 @@ impl Session {
         None
     }
 
-    /// For DDL that runs alone, and for CALL and DO, which may hide it.
-    fn barrier_around(&self, work: &Work) -> Option<UnderWay> {
+    /// For DDL that runs alone, and for CALL and DO, which may hide it and commit it at any time.
+    async fn barrier_around(&self, work: &Work) -> Option<UnderWay> {
         if !work.commits_itself && work.barrier.as_ref().is_none_or(|barrier| barrier.harmless) {
             return None;
         }
-        let barrier = self.domain.epochs.begin_barrier();
-        if work.barrier.as_ref().is_none_or(|barrier| !barrier.harmless && !barrier.alone) {
-            self.domain.epochs.doom();
-        }
-        Some(UnderWay { domain: self.domain.clone(), _barrier: barrier })
+        Some(UnderWay::dooming(&self.domain).await)
     }
 
     /// One try; none when it failed so that it may be tried again.
@@ -225,26 +225,39 @@ impl Session {
         self.served_by = Some(ServedBy::Leader(leader.clone()));
         let _update = self.router.serializable.begin(&leader);
         let domain = self.domain.clone();
+        let under_way = self.barrier_around(work).await;
         let alone = work.barrier.as_ref().is_some_and(|barrier| barrier.alone);
-        let commit = if work.writes && !alone {
-            Some(domain.room.enter(self.number, backend.process_id, work.fingerprint).await)
+        // It stays under way until it is known to have ended, whoever is lost meanwhile.
+        let place = if work.writes && !alone {
+            let mut commit = domain.room.enter(self.number, backend.process_id, work.fingerprint).await;
+            // Whatever becomes of it, the session's next read shows it.
+            self.commits_seen = commit.begun();
+            if work.must_be_wrapped(false, domain.epochs.has_barrier()) {
+                // DDL has begun while a gate was waited for.
+                commit.settle();
+                self.return_leader(backend);
+                return self.run_wrapped(request, work).await.map(Some);
+            }
+            if let Some(under_way) = under_way {
+                commit.keep(Box::new(under_way));
+            }
+            Place::Inside(commit)
+        } else if let Some(under_way) = under_way {
+            Place::Watched(domain.room.watch(backend.process_id, Box::new(under_way)))
         } else {
-            None
+            Place::Outside
         };
         let mut expected = VecDeque::new();
         request.encode(&mut backend, &mut expected);
         let start = self.client.output.len();
-        let hold = if commit.is_some() { Hold::InRoom } else { Hold::Briefly };
+        let hold = if matches!(place, Place::Inside(_)) { Hold::InRoom } else { Hold::Briefly };
         let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, hold).await;
         self.statement_ended();
         let relayed = match result {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
-                // The room takes note that the commit may still happen; the session's next read shows whether it has.
-                if let Some(commit) = commit {
-                    self.commits_seen = commit.abandon();
-                }
+                drop(place);
                 if went_out {
                     self.client.output.clear();
                 } else {
@@ -253,10 +266,12 @@ impl Session {
                 return self.leader_lost(work, &error, last_words).map(Some);
             }
         };
-        self.commits_seen = match commit {
-            Some(commit) => commit.settle(),
-            None => self.commits_seen.max(domain.room.commits_begun()),
-        };
+        self.commits_seen = self.commits_seen.max(domain.room.commits_begun());
+        match place {
+            Place::Inside(commit) => self.commits_seen = commit.settle(),
+            Place::Watched(watch) => watch.end(),
+            Place::Outside => {}
+        }
         self.after_leader_statement(work, relayed.error.is_none());
         self.return_leader(backend);
         let code = relayed.error.as_ref().map(|error| error.code.as_str());

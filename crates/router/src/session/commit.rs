@@ -1,11 +1,9 @@
 //! COMMIT and ROLLBACK: inside the commit room, through the tripwire when an epoch has overtaken the transaction.
 
-use std::collections::VecDeque;
-
 use bytes::Bytes;
 
-use super::relay::{Ended, Hold, RelayError, Relayed};
-use super::request::put_own;
+use super::ddl::{Change, NotSent, UnderWay};
+use super::relay::{RelayError, Relayed};
 use super::transaction::{LeaderTransaction, Place, aborted, cut_off, too_many_transactions};
 use super::unit::Outcome;
 use super::{Session, SessionEnd};
@@ -14,11 +12,6 @@ use crate::wire::{ErrorFields, Reply, SqlError, sqlstate};
 
 /// Whether the transaction has a number, as everything that writes has.
 const HAS_WRITTEN: &str = "SELECT pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL";
-
-/// A relation that is locked like this by a transaction was changed by DDL or TRUNCATE hidden in a function.
-/// Deferred triggers run before the look.
-const HIDDEN_DDL: &str = "SET CONSTRAINTS ALL IMMEDIATE; SELECT 1 FROM pg_catalog.pg_locks WHERE pid = pg_catalog.pg_backend_pid() \
-     AND locktype = 'relation' AND mode = 'AccessExclusiveLock' LIMIT 1";
 
 const OVERTAKEN: &str =
     "could not serialize access: an epoch has overtaken this transaction, and it is READ ONLY by now";
@@ -93,25 +86,20 @@ impl Session {
             drop(leader);
             return Ok(Committed::Error(too_many_transactions()));
         }
-        if leader.opaque && !leader.dooms {
-            match self.own_statement(&mut leader.backend, HIDDEN_DDL, false).await? {
-                Ok(Relayed { own_error: Some(fields), .. }) => {
-                    let outcome = self.own_statement(&mut leader.backend, "ROLLBACK", false).await?;
-                    if outcome.is_ok() {
-                        self.return_leader(leader.backend);
-                    }
-                    return Ok(Committed::Error(SqlError::error(&fields.code, fields.message)));
+        let change = match self.change_of(&mut leader).await? {
+            Ok(change) => change,
+            Err(NotSent::Refused(refusal)) => {
+                if self.own_statement(&mut leader.backend, "ROLLBACK", false).await?.is_ok() {
+                    self.return_leader(leader.backend);
                 }
-                Ok(relayed) => leader.dooms = !relayed.own_rows.is_empty(),
-                Err(error) => return Ok(Committed::Error(self.server_lost("the leader", &error, None))),
+                return Ok(Committed::Error(refusal));
             }
-        }
-        if leader.dooms {
-            leader.barrier.get_or_insert_with(|| self.domain.epochs.begin_barrier());
-            leader.dooming = Some(self.domain.epochs.begin_dooming());
-        }
+            Err(NotSent::Lost(error)) => {
+                return Ok(Committed::Error(self.server_lost(&leader.backend.server.name, &error, None)));
+            }
+        };
         let domain = self.domain.clone();
-        let commit = if leader.wrote {
+        let mut commit = if leader.wrote || change != Change::Nothing {
             domain.room.enter(self.number, leader.backend.process_id, None).await
         } else {
             // What looks like reads may hide writes (functions, operators, casts of users), and what was begun READ ONLY
@@ -134,13 +122,18 @@ impl Session {
             };
             commit.expect("a visit is inside until it leaves")
         };
+        // Whatever becomes of it, the session's next read shows it.
+        self.commits_seen = commit.begun();
+        if let Some(under_way) = UnderWay::of_commit(leader.under_way.take(), change, &domain) {
+            commit.keep(Box::new(under_way));
+        }
         if leader.begun_read_only && leader.serializable.may_be_forgotten() {
             commit.settle();
             drop(leader);
             return Ok(Committed::Error(too_many_transactions()));
         }
         let tripwire =
-            domain.epochs.needs_tripwire(leader.commits_at_snapshot) && !domain.settings.unsafe_without_tripwire;
+            domain.epochs.needs_tripwire(leader.snapshot.commits) && !domain.settings.unsafe_without_tripwire;
         let sql = if tripwire { "INSERT INTO onecopy_router.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
         let mut relayed = self.own_statement(&mut leader.backend, sql, true).await?;
         if let Ok(relayed) = &mut relayed {
@@ -149,9 +142,6 @@ impl Session {
                 let is_overtaken = relayed.own_error.as_mut().is_some_and(is_overtaken);
                 domain.epochs.statistics.note_tripwire(is_overtaken);
             }
-        } else {
-            // The session's next read is to show what became of it.
-            self.commits_seen = commit.abandon();
         }
         self.committed(leader, relayed, true).await
     }
@@ -163,10 +153,6 @@ impl Session {
         relayed: Result<Relayed, RelayError>,
         wrote: bool,
     ) -> Result<Committed, SessionEnd> {
-        drop(leader.dooming.take());
-        if leader.barrier.take().is_some() {
-            self.domain.catalog_changed();
-        }
         let relayed = match relayed {
             Ok(relayed) => relayed,
             Err(error) if wrote => return Ok(Committed::Error(self.commit_unknown(&leader.backend, &error))),
@@ -190,23 +176,6 @@ impl Session {
             format!("lost {} while it committed: {error}; whether it did is unknown", backend.server.name),
         )
         .hint("Look whether the transaction's effect is there before you run it again.")
-    }
-
-    /// Runs a statement of the router's own on `backend`.
-    async fn own_statement(
-        &mut self,
-        backend: &mut Backend,
-        sql: &str,
-        heard: bool,
-    ) -> Result<Result<Relayed, RelayError>, SessionEnd> {
-        let mut expected = VecDeque::new();
-        put_own(backend, sql, heard, &mut expected);
-        let Ended { result, .. } = self.relay(backend, expected, Hold::InRoom).await;
-        self.statement_ended();
-        match result {
-            Err(RelayError::Client(error)) => Err(error.into()),
-            result => Ok(result),
-        }
     }
 
     /// ROLLBACK. `answers`: the client gets a `CommandComplete`.

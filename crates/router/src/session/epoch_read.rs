@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use super::ddl::closed_by_ddl;
 use super::relay::{Ended, Hold, RelayError};
 use super::request::Request;
 use super::served_by::ServedBy;
@@ -51,7 +52,8 @@ impl InFlight {
     pub(super) fn on(server: &Arc<Server>) -> Option<InFlight> {
         server.reads_in_flight.fetch_add(1, SeqCst);
         let in_flight = InFlight(server.clone());
-        // In this order: whoever removes the server sets the flag first and counts then, so one of the two sees the other.
+        // In this order: whoever removes the server sets the flag first and counts then, so one of the two sees the
+        // other.
         (!server.is_removed()).then_some(in_flight)
     }
 }
@@ -162,6 +164,7 @@ impl Session {
         }
         let mut avoid = Vec::new();
         for _ in 0..EPOCH_TRIES_MAX {
+            let mark = self.domain.epochs.mark();
             let (epoch, server) = match self.choose(demand, &avoid).await {
                 Ok(chosen) => chosen,
                 Err(NotAtEpoch::AskLeader | NotAtEpoch::ChosenServerIsOut) => break,
@@ -170,7 +173,7 @@ impl Session {
                     return Ok(Outcome::Failed);
                 }
             };
-            match self.try_at_epoch(request, work, &epoch, &server).await? {
+            match self.try_at_epoch(request, work, &epoch, &server, mark).await? {
                 Tried::Done(outcome) => return Ok(outcome),
                 Tried::Again { avoid: index } => avoid.extend(index),
                 Tried::AskLeader => break,
@@ -186,6 +189,7 @@ impl Session {
         work: &Work,
         epoch: &Arc<Epoch>,
         server: &Arc<Server>,
+        mark: u64,
     ) -> Result<Tried, SessionEnd> {
         let again = || Tried::Again { avoid: Some(server.number) };
         let (Some(_in_flight), Some(pool)) = (InFlight::on(server), self.domain.readers.of(server)) else {
@@ -231,7 +235,10 @@ impl Session {
         if reusable && !failed_to_join {
             self.domain.readers.give_back(&self.user, backend);
         }
-        if failed_to_join || epoch.is_doomed() {
+        // What a read names itself was in the catalog before its epoch was taken; what code of users looks for was
+        // perhaps not.
+        let may_be_newer = work.own_transaction && !went_out && !self.domain.epochs.snapshot_stands(mark);
+        if failed_to_join || epoch.is_doomed() || may_be_newer {
             return Ok(self.read_was_doomed(start, went_out));
         }
         if let Some(error) = relayed.error {
@@ -263,7 +270,7 @@ impl Session {
             return Tried::Again { avoid: None };
         }
         self.client.output.clear();
-        self.fail(epoch_closed());
+        self.fail(closed_by_ddl());
         Tried::Done(Outcome::Failed)
     }
 
@@ -290,12 +297,6 @@ impl Session {
             }
         }
     }
-}
-
-/// What a reader is told whose epoch DDL has ended.
-pub(super) fn epoch_closed() -> SqlError {
-    SqlError::error(sqlstate::SERIALIZATION_FAILURE, "the epoch of this read was closed by concurrent DDL")
-        .hint("The transaction might succeed if retried.")
 }
 
 #[cfg(test)]

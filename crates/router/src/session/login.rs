@@ -180,6 +180,7 @@ impl LoggedIn {
             commits_before: self.domain.room.commits_begun(),
             commits_seen: 0,
             skips_until_sync: false,
+            failed_with: String::new(),
             in_extended_batch: false,
             may_be_cancelled_late: false,
             endings_seen: self.domain.servers.leader().endings(),

@@ -19,8 +19,10 @@ mod autocommit;
 mod cancel;
 mod client_statements;
 mod commit;
+mod ddl;
 mod ending;
 mod epoch_read;
+mod epoch_transaction;
 mod extended;
 mod kept_statement;
 mod login;
@@ -83,7 +85,8 @@ pub enum SessionEnd {
     Fatal(SqlError),
 }
 
-/// Why a prepared statement must run on the session's own back end: what its Parse has made of it is to be had nowhere else.
+/// Why a prepared statement must run on the session's own back end: what its Parse has made of it is to be had nowhere
+/// else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kept {
     /// It can be parsed anywhere.
@@ -183,6 +186,8 @@ pub struct Session {
     stopping: watch::Receiver<bool>,
     idle: IdleLimits,
     skips_until_sync: bool,
+    /// SQLSTATE of the newest error that the client was told.
+    failed_with: String,
     /// How many `Parse` messages of the last unit have succeeded.
     parsed: usize,
     in_extended_batch: bool,
@@ -325,6 +330,7 @@ impl Session {
     /// Reports an error; an open transaction has failed with it.
     fn fail(&mut self, error: SqlError) {
         error.encode(&mut self.client.output);
+        self.failed_with = error.code;
         if let Some(transaction) = &mut self.transaction {
             transaction.failed = true;
         }

@@ -10,21 +10,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::epoch_read::{InFlight, NotAtEpoch, epoch_closed};
-use super::relay::{Ended, Hold, RelayError, Relayed};
+use super::ddl::{UnderWay, closed_by_ddl};
+use super::epoch_read::InFlight;
+use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
 use super::unit::{Outcome, Unfit};
 use super::work::Work;
 use super::{Characteristics, Session, SessionEnd};
 use crate::backend::Backend;
-use crate::epoch::{Barrier, Dooming, Epoch};
-use crate::settings::{FORGET_PLANS, Reach, Settings};
+use crate::epoch::{Epoch, LaterSnapshot};
+use crate::settings::{Reach, Settings};
 use crate::state::SerializableTransaction;
-use crate::wire::{SqlError, sqlstate};
-
-/// Tries to open a read-only transaction's epoch before the leader takes it.
-const OPEN_TRIES_MAX: usize = 6;
+use crate::wire::{ErrorFields, SqlError, sqlstate};
 
 /// A transaction that the client, or the router for it, has begun.
 pub(super) struct Transaction {
@@ -34,6 +32,8 @@ pub(super) struct Transaction {
     pub implicit: bool,
     /// Only ROLLBACK can follow.
     pub failed: bool,
+    /// Some of its answers have reached the client before their statement had ended.
+    pub went_out: bool,
     /// Savepoints that are open.
     pub savepoints: usize,
     /// How far settings reach that hold inside it only, as far as the router does not know them.
@@ -52,8 +52,8 @@ pub(super) struct Transaction {
 pub(super) enum Place {
     /// Nothing was sent yet.
     Nowhere,
-    /// Reads one epoch.
-    AtEpoch { backend: Box<Backend>, epoch: Arc<Epoch>, _in_flight: InFlight },
+    /// Reads one epoch. `mark`: what had been changed that is not MVCC before it was taken.
+    AtEpoch { backend: Box<Backend>, epoch: Arc<Epoch>, mark: u64, _in_flight: InFlight },
     /// Runs on the leader.
     OnLeader(Box<LeaderTransaction>),
     /// It read an epoch on a server that was removed from the router, and did not end in time.
@@ -66,8 +66,8 @@ pub(super) struct LeaderTransaction {
     pub backend: Backend,
     /// Not sent yet.
     pub begin: Option<String>,
-    /// Commits that its snapshot holds at least.
-    pub commits_at_snapshot: u64,
+    /// What is known of its snapshot.
+    pub snapshot: LaterSnapshot,
     pub serializable: SerializableTransaction,
     /// The settings of the back end if it commits.
     pub settings_there: Arc<Settings>,
@@ -75,15 +75,13 @@ pub(super) struct LeaderTransaction {
     pub begun_read_only: bool,
     /// It has run what may write. When it has not, the server is asked before its COMMIT.
     pub wrote: bool,
+    /// It has run what may hide DDL, or DDL whose locks tell what it has changed.
     pub opaque: bool,
+    /// It has run DDL that is no secret.
+    pub has_ddl: bool,
     /// Epochs up to its commit are wrong afterwards.
     pub dooms: bool,
-    /// Lives while a commit that dooms epochs is in flight. It stands before the barrier, and so is dropped before it:
-    /// an epoch that was published behind the barrier is doomed before anybody can take it.
-    pub dooming: Option<Dooming>,
-    pub barrier: Option<Barrier>,
-    /// What TRUNCATE and the like had committed when its snapshot was not yet taken.
-    pub doom_mark: u64,
+    pub under_way: Option<UnderWay>,
 }
 
 impl Transaction {
@@ -92,6 +90,7 @@ impl Transaction {
             characteristics,
             implicit,
             failed: false,
+            went_out: false,
             savepoints: 0,
             local_settings: Reach::Nothing,
             stale_plans: false,
@@ -179,8 +178,9 @@ impl Session {
         self.transaction = Some(transaction);
         match result? {
             Ok(()) => Ok(Outcome::Done),
-            Err(Reported::ByServer) => {
+            Err(Reported::ByServer(code)) => {
                 self.note_failure();
+                self.failed_with = code;
                 Ok(Outcome::Failed)
             }
             Err(Reported::Here(error)) => {
@@ -225,103 +225,6 @@ impl Session {
         }
     }
 
-    /// Opens a read-only transaction at an epoch with its first unit; none when the leader must take it.
-    async fn open_epoch_transaction(
-        &mut self,
-        transaction: &mut Transaction,
-        request: &Request,
-        work: &Work,
-    ) -> Result<Option<Result<(), Reported>>, SessionEnd> {
-        let demand = self.demand();
-        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
-        let mut avoid = Vec::new();
-        for _ in 0..OPEN_TRIES_MAX {
-            let (epoch, server) = match self.choose(demand, &avoid).await {
-                Ok(chosen) => chosen,
-                Err(NotAtEpoch::AskLeader | NotAtEpoch::ChosenServerIsOut) => return Ok(None),
-                Err(NotAtEpoch::Error(error)) => return Ok(Some(Err(Reported::Here(error)))),
-            };
-            let (Some(in_flight), Some(pool)) = (InFlight::on(&server), self.domain.readers.of(&server)) else {
-                avoid.push(server.number);
-                continue;
-            };
-            let Ok(mut backend) = pool.take(&self.credentials, &self.settings, wait).await else {
-                avoid.push(server.number);
-                continue;
-            };
-            if let Err(unfit) = self.give_settings(&mut backend).await? {
-                if unfit.error.code == sqlstate::QUERY_CANCELED {
-                    return Ok(Some(Err(Reported::Here(unfit.error))));
-                }
-                avoid.push(server.number);
-                continue;
-            }
-            // The epoch is opened in a step of its own, so that the client's statement runs only if it is open.
-            let mut expected = VecDeque::new();
-            self.put_epoch(&mut backend, &epoch, true, &mut expected);
-            let start = self.client.output.len();
-            let Ended { result, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
-            self.statement_ended();
-            self.client.output.truncate(start);
-            match result {
-                Ok(relayed) if relayed.own_error.is_none() => {
-                    self.served_by = Some(ServedBy::epoch(&epoch, &server));
-                    transaction.place = Place::AtEpoch { backend: Box::new(backend), epoch, _in_flight: in_flight };
-                    return self.run_at_transaction_epoch(transaction, request, work).await.map(Some);
-                }
-                Ok(_) => {}
-                Err(RelayError::Client(error)) => return Err(error.into()),
-                Err(_) => avoid.push(server.number),
-            }
-        }
-        Ok(None)
-    }
-
-    async fn run_at_transaction_epoch(
-        &mut self,
-        transaction: &mut Transaction,
-        request: &Request,
-        work: &Work,
-    ) -> Result<Result<(), Reported>, SessionEnd> {
-        if work.pins.is_some() || work.opaque || work.barrier.is_some() || work.waits_for_client {
-            return Ok(Err(Reported::Here(
-                SqlError::error(
-                    sqlstate::READ_ONLY_SQL_TRANSACTION,
-                    "this statement cannot run in a read-only transaction that reads an epoch",
-                )
-                .hint("Run it first in its transaction, or begin the transaction without READ ONLY."),
-            )));
-        }
-        let Place::AtEpoch { backend, epoch, .. } = &mut transaction.place else { return Ok(Ok(())) };
-        let mut expected = VecDeque::new();
-        if work.local_settings != Reach::Nothing {
-            // A function that has settings of its own must not find what others have planned without them.
-            put_own(backend, FORGET_PLANS, false, &mut expected);
-        }
-        request.encode(backend, &mut expected);
-        let Ended { result, went_out, start, last_words, .. } = self.relay(backend, expected, Hold::Briefly).await;
-        self.statement_ended();
-        let server = backend.server.clone();
-        let taken_back = if went_out { 0 } else { start };
-        match result {
-            Err(RelayError::Client(error)) => Err(error.into()),
-            Err(error) => {
-                transaction.place = Place::Lost;
-                self.client.output.truncate(taken_back);
-                Ok(Err(Reported::Here(self.server_lost(&server.name, &error, last_words))))
-            }
-            Ok(_) if epoch.is_doomed() => {
-                self.client.output.truncate(taken_back);
-                Ok(Err(Reported::Here(epoch_closed())))
-            }
-            Ok(Relayed { error: Some(_), .. }) => Ok(Err(Reported::ByServer)),
-            Ok(_) => {
-                server.reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                Ok(Ok(()))
-            }
-        }
-    }
-
     /// Places the transaction on the leader; BEGIN goes with its first statement.
     async fn place_on_leader(&mut self, transaction: &mut Transaction) -> Result<(), SqlError> {
         let backend = self.take_leader().await.map_err(|error| error.to_sql())?;
@@ -333,15 +236,14 @@ impl Session {
             serializable: self.router.serializable.begin(&backend.server),
             backend,
             begin: Some(format!("BEGIN ISOLATION LEVEL SERIALIZABLE{mode}{wait}")),
-            commits_at_snapshot: self.domain.room.commits_done(),
+            snapshot: self.domain.epochs.before_snapshot(&self.domain.room),
             settings_there: self.settings.clone(),
             begun_read_only: characteristics.read_only,
             wrote: false,
             opaque: false,
+            has_ddl: false,
             dooms: false,
-            dooming: None,
-            barrier: None,
-            doom_mark: self.domain.epochs.doom_mark(),
+            under_way: None,
         }));
         Ok(())
     }
@@ -361,10 +263,14 @@ impl Session {
         leader.wrote |= may_write && !transaction.characteristics.read_only;
         leader.opaque |= work.opaque || work.own_transaction;
         let _releasing = self.releasing_around(work);
-        if work.barrier.as_ref().is_some_and(|barrier| !barrier.harmless) && leader.barrier.is_none() {
-            leader.barrier = Some(self.domain.epochs.begin_barrier());
-            leader.dooms = true;
-            self.release_readers().await;
+        if let Some(barrier) = work.barrier.as_ref().filter(|barrier| !barrier.harmless) {
+            leader.has_ddl = true;
+            leader.opaque |= barrier.told_by_locks;
+            leader.dooms |= !barrier.told_by_locks;
+            if leader.under_way.is_none() {
+                leader.under_way = Some(UnderWay::begin(&self.domain).await);
+                self.release_readers().await;
+            }
         }
         if leader.begin.is_some()
             && let Err(unfit) = self.give_settings(&mut leader.backend).await?
@@ -383,15 +289,7 @@ impl Session {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
-                let name = leader.backend.server.name.clone();
-                transaction.place = Place::Lost;
-                self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
-                self.client.output.truncate(if went_out { 0 } else { start });
-                let lost = self.server_lost(&name, &error, last_words);
-                if self.pinned.is_some() {
-                    return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..lost }));
-                }
-                return Ok(Err(Reported::Here(lost)));
+                return self.lost_in_transaction(transaction, &error, last_words, if went_out { 0 } else { start });
             }
         };
         self.after_leader_statement(work, relayed.error.is_none());
@@ -399,14 +297,17 @@ impl Session {
             self.client.output.truncate(if went_out { 0 } else { start });
             return Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))));
         }
-        let stands = work.barrier.is_some() || self.domain.epochs.leader_snapshot_stands(leader.doom_mark);
-        if relayed.error.is_none() && !stands {
-            self.client.output.truncate(if went_out { 0 } else { start });
-            return Ok(Err(Reported::Here(epoch_closed())));
+        transaction.went_out |= went_out;
+        if let Some(fields) = relayed.error {
+            return Ok(Err(Reported::ByServer(fields.code)));
         }
-        match relayed.error {
-            Some(_) => Ok(Err(Reported::ByServer)),
-            None => Ok(Ok(())),
+        match self.is_overtaken(leader, work).await? {
+            Ok(false) => Ok(Ok(())),
+            Ok(true) => {
+                self.client.output.truncate(if went_out { 0 } else { start });
+                Ok(Err(Reported::Here(closed_by_ddl())))
+            }
+            Err(error) => self.lost_in_transaction(transaction, &error, None, if went_out { 0 } else { start }),
         }
     }
 
@@ -428,6 +329,25 @@ impl Session {
             _ => {}
         }
         Ok(Err(Reported::Here(unfit.error)))
+    }
+
+    /// The leader was lost under a transaction that has not committed; `start`: what stands behind in the client's
+    /// output is taken back.
+    fn lost_in_transaction(
+        &mut self,
+        transaction: &mut Transaction,
+        error: &RelayError,
+        last_words: Option<ErrorFields>,
+        start: usize,
+    ) -> Result<Result<(), Reported>, SessionEnd> {
+        transaction.place = Place::Lost;
+        self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
+        self.client.output.truncate(start);
+        let lost = self.server_lost(&self.domain.servers.leader().name, error, last_words);
+        if self.pinned.is_some() {
+            return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..lost }));
+        }
+        Ok(Err(Reported::Here(lost)))
     }
 
     /// Idle readers hold locks in their epoch's transaction; DDL must not wait for them.
@@ -457,7 +377,8 @@ pub(super) fn too_many_transactions() -> SqlError {
 }
 
 /// Who has told the client of an error.
-enum Reported {
-    ByServer,
+pub(super) enum Reported {
+    /// With this SQLSTATE.
+    ByServer(String),
     Here(SqlError),
 }

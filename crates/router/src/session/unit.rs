@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
+use super::autocommit::{UPDATE_PAUSE, UPDATE_TRIES_MAX};
 use super::relay::{Ended, Hold, Relay, RelayError, Relayed};
 use super::request::{Expected, Request, put_own};
 use super::transaction::Transaction;
@@ -61,11 +63,28 @@ impl Session {
         self.run_on_leader(&request, &work).await
     }
 
-    /// Runs a lone statement inside a transaction of the router's own.
+    /// Runs a lone statement inside a transaction of the router's own, and again when it was refused with 40001 and
+    /// cannot have had an effect.
     pub(super) async fn run_wrapped(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
-        self.transaction = Some(Transaction::implicit(self));
-        let outcome = self.run_in_transaction(request, work).await?;
-        self.end_implicit(outcome).await
+        let start = self.client.output.len();
+        let mut pause = UPDATE_PAUSE;
+        for attempt in 1.. {
+            self.failed_with.clear();
+            self.transaction = Some(Transaction::implicit(self));
+            let outcome = self.run_in_transaction(request, work).await?;
+            let went_out = self.transaction.as_ref().is_some_and(|transaction| transaction.went_out);
+            let outcome = self.end_implicit(outcome).await?;
+            let refused = outcome == Outcome::Failed && self.failed_with == sqlstate::SERIALIZATION_FAILURE;
+            if !refused || went_out || !work.leaves_nothing_behind() || attempt == UPDATE_TRIES_MAX {
+                return Ok(outcome);
+            }
+            self.client.output.truncate(start);
+            self.skips_until_sync = false;
+            self.router.counters.update_retries.fetch_add(1, Relaxed);
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        unreachable!("the last try gives an outcome")
     }
 
     /// Commits or rolls back a transaction of the router's own.

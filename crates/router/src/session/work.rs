@@ -45,6 +45,8 @@ pub struct BarrierWork {
     pub harmless: bool,
     /// Cannot run in a transaction block.
     pub alone: bool,
+    /// What it has changed for others is told by its ACCESS EXCLUSIVE locks.
+    pub told_by_locks: bool,
     /// A database that must have no other connection.
     pub database: Option<String>,
 }
@@ -71,12 +73,19 @@ impl Work {
                 work.only_looks = !*writes && !*opaque && statement.pins.is_none();
                 work.commits_itself = *commits_itself;
             }
-            Action::Barrier { harmless, alone, database } => {
+            Action::Barrier { harmless, alone, told_by_locks, database } => {
                 work.writes = true;
-                work.barrier = Some(BarrierWork { harmless: *harmless, alone: *alone, database: database.clone() });
+                work.barrier = Some(BarrierWork {
+                    harmless: *harmless,
+                    alone: *alone,
+                    told_by_locks: *told_by_locks,
+                    database: database.clone(),
+                });
             }
             Action::CopyIn => {
                 work.writes = true;
+                // The table's triggers.
+                work.opaque = true;
                 work.waits_for_client = true;
             }
             Action::Declare { read, hold } => {
@@ -119,6 +128,7 @@ impl Work {
             (Some(one), Some(two)) => Some(BarrierWork {
                 harmless: one.harmless && two.harmless,
                 alone: one.alone || two.alone,
+                told_by_locks: one.told_by_locks && two.told_by_locks,
                 database: one.database.or(two.database),
             }),
             (one, two) => one.or(two),
@@ -128,6 +138,17 @@ impl Work {
         self.statements += other.statements;
         self.fingerprint = if first { other.fingerprint } else { None };
         self.text = if first { other.text } else { None };
+    }
+
+    /// Whether it may run in a transaction that reads an epoch.
+    pub fn fits_an_epoch(&self) -> bool {
+        self.pins.is_none() && !self.opaque && self.barrier.is_none() && !self.waits_for_client
+    }
+
+    /// Whether nothing of it is left once its transaction is rolled back, so that it can be run again. Code of users
+    /// may reach out of the database; what leaves session state has an effect although it fails.
+    pub fn leaves_nothing_behind(&self) -> bool {
+        !self.opaque && !self.commits_itself && !self.waits_for_client && self.pins.is_none()
     }
 
     /// Whether it must be wrapped in a transaction of the router's own rather than run whole in the commit room.
@@ -147,7 +168,8 @@ mod tests {
     use super::*;
 
     fn barrier(harmless: bool, alone: bool, database: Option<&str>) -> Work {
-        let barrier = Some(BarrierWork { harmless, alone, database: database.map(str::to_owned) });
+        let database = database.map(str::to_owned);
+        let barrier = Some(BarrierWork { harmless, alone, told_by_locks: false, database });
         Work { writes: true, barrier, statements: 1, ..Work::default() }
     }
 
@@ -174,6 +196,21 @@ mod tests {
             for (is_long, beside_ddl) in [(false, false), (true, false), (false, true), (true, true)] {
                 assert!(!work.must_be_wrapped(is_long, beside_ddl), "{work:?} {is_long} {beside_ddl}");
             }
+        }
+    }
+
+    /// Only what a rollback takes back altogether is run again.
+    #[test]
+    fn what_a_rollback_does_not_take_back_is_not_run_again() {
+        let update = || Work { writes: true, statements: 1, ..Work::default() };
+        assert!(update().leaves_nothing_behind() && barrier(false, false, None).leaves_nothing_behind());
+        for work in [
+            Work { opaque: true, ..update() },
+            Work { commits_itself: true, ..update() },
+            Work { waits_for_client: true, ..update() },
+            Work { pins: Some(PinReason::AdvisoryLock), ..update() },
+        ] {
+            assert!(!work.leaves_nothing_behind(), "{work:?}");
         }
     }
 

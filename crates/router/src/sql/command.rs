@@ -2,8 +2,9 @@
 
 use pg_query::NodeEnum;
 use pg_query::protobuf::{
-    CreatedbStmt, DeclareCursorStmt, DefElem, DiscardMode, DoStmt, DropStmt, ExplainStmt, Node, ObjectType, RangeVar,
-    ReindexObjectType, ReindexStmt, TransactionStmt, TransactionStmtKind, VariableSetKind, VariableSetStmt, a_const,
+    CreatedbStmt, DeclareCursorStmt, DefElem, DiscardMode, DoStmt, DropBehavior, DropStmt, ExplainStmt, Node,
+    ObjectType, RangeVar, ReindexObjectType, ReindexStmt, TransactionStmt, TransactionStmtKind, VariableSetKind,
+    VariableSetStmt, a_const,
 };
 
 use super::body::Body;
@@ -14,10 +15,14 @@ use super::statement::{Action, DiscardTarget, Isolation, PinReason, TransactionM
 const CURSOR_OPTION_HOLD: i32 = 0x20;
 
 /// DDL that is not on a list below: every epoch must end before it and begin after it.
-const BARRIER: Action = Action::Barrier { harmless: false, alone: false, database: None };
-const BARRIER_ALONE: Action = Action::Barrier { harmless: false, alone: true, database: None };
-const HARMLESS: Action = Action::Barrier { harmless: true, alone: false, database: None };
-const HARMLESS_ALONE: Action = Action::Barrier { harmless: true, alone: true, database: None };
+const BARRIER: Action = Action::Barrier { harmless: false, alone: false, told_by_locks: false, database: None };
+const BARRIER_BY_LOCKS: Action = Action::Barrier { harmless: false, alone: false, told_by_locks: true, database: None };
+const BARRIER_ALONE: Action = Action::Barrier { harmless: false, alone: true, told_by_locks: false, database: None };
+const HARMLESS: Action = Action::Barrier { harmless: true, alone: false, told_by_locks: false, database: None };
+const HARMLESS_ALONE: Action = Action::Barrier { harmless: true, alone: true, told_by_locks: false, database: None };
+/// Makes relations, for all or for the session alone, or changes temporary ones: nobody else's business before its
+/// COMMIT.
+const MAKES: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
 /// Runs on the leader and changes neither data nor the meaning of a snapshot.
 const LEADER: Action = Action::Update { opaque: false, writes: false, commits_itself: false };
 
@@ -33,7 +38,14 @@ pub(super) fn kind(node: &NodeEnum) -> Kind {
             let (action, pins) = made_by_query(create.into.as_ref().and_then(|into| into.rel.as_ref()));
             return Kind::Runs(action, pins);
         }
-        NodeEnum::TruncateStmt(_) => return Kind::Runs(BARRIER, None),
+        NodeEnum::TruncateStmt(truncate) => {
+            let names = truncate.relations.iter().map(|name| match &name.node {
+                Some(NodeEnum::RangeVar(name)) => is_temporary(name),
+                _ => false,
+            });
+            let is_own = truncate.behavior != DropBehavior::DropCascade as i32 && names.into_iter().all(|own| own);
+            return Kind::Runs(if is_own { MAKES } else { BARRIER_BY_LOCKS }, None);
+        }
         NodeEnum::InsertStmt(_) | NodeEnum::UpdateStmt(_) | NodeEnum::DeleteStmt(_) | NodeEnum::MergeStmt(_) => {
             return Kind::Write;
         }
@@ -76,17 +88,27 @@ pub(super) fn kind(node: &NodeEnum) -> Kind {
 /// Whatever defines, changes or maintains objects; what is unknown is a full barrier.
 fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
     let action = match node {
+        // A child of another table is found by whoever reads that.
+        NodeEnum::CreateStmt(create) if !create.inh_relations.is_empty() && !names_own(create.relation.as_ref()) => {
+            BARRIER
+        }
         NodeEnum::CreateStmt(create) => return made(create.relation.as_ref()),
         NodeEnum::CreateSeqStmt(create) => return made(create.sequence.as_ref()),
+        NodeEnum::ViewStmt(view) if view.replace && !names_own(view.view.as_ref()) => BARRIER_BY_LOCKS,
         NodeEnum::ViewStmt(view) => return made(view.view.as_ref()),
+        NodeEnum::IndexStmt(index) if names_own(index.relation.as_ref()) && !index.concurrent => MAKES,
         NodeEnum::CommentStmt(_) | NodeEnum::CreateStatsStmt(_) => HARMLESS,
         NodeEnum::VacuumStmt(vacuum) if !vacuum.is_vacuumcmd => HARMLESS,
         NodeEnum::VacuumStmt(_) | NodeEnum::AlterSystemStmt(_) => HARMLESS_ALONE,
         NodeEnum::ClusterStmt(cluster) if cluster.relation.is_some() => HARMLESS,
         NodeEnum::ClusterStmt(_) => HARMLESS_ALONE,
-        NodeEnum::IndexStmt(index) => Action::Barrier { harmless: true, alone: index.concurrent, database: None },
+        NodeEnum::IndexStmt(index) => {
+            Action::Barrier { harmless: true, alone: index.concurrent, told_by_locks: false, database: None }
+        }
         NodeEnum::ReindexStmt(reindex) => reindexed(reindex),
         NodeEnum::DropStmt(DropStmt { concurrent: true, .. }) => BARRIER_ALONE,
+        NodeEnum::DropStmt(drop) => dropped(drop),
+        NodeEnum::AlterTableStmt(alter) if names_own(alter.relation.as_ref()) => MAKES,
         NodeEnum::AlterTableStmt(alter) => {
             // DETACH PARTITION .. CONCURRENTLY is the only form with the flag.
             let concurrent = |node: &Node| match &node.node {
@@ -98,47 +120,80 @@ fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
                 }
                 _ => false,
             };
-            Action::Barrier { harmless: false, alone: alter.cmds.iter().any(concurrent), database: None }
+            let alone = alter.cmds.iter().any(concurrent);
+            Action::Barrier { harmless: false, alone, told_by_locks: !alone, database: None }
         }
         NodeEnum::CreateTableSpaceStmt(_)
         | NodeEnum::DropTableSpaceStmt(_)
         | NodeEnum::CreateSubscriptionStmt(_)
         | NodeEnum::AlterSubscriptionStmt(_)
         | NodeEnum::DropSubscriptionStmt(_) => BARRIER_ALONE,
-        NodeEnum::CreatedbStmt(create) => Action::Barrier { harmless: true, alone: true, database: template(create) },
+        NodeEnum::CreatedbStmt(create) => {
+            Action::Barrier { harmless: true, alone: true, told_by_locks: false, database: template(create) }
+        }
         // Other databases than the one it is said in: nothing that is read here is touched.
         NodeEnum::DropdbStmt(drop) => {
-            Action::Barrier { harmless: true, alone: true, database: Some(drop.dbname.clone()) }
+            Action::Barrier { harmless: true, alone: true, told_by_locks: false, database: Some(drop.dbname.clone()) }
         }
         NodeEnum::AlterDatabaseStmt(alter) => {
             let moves = option(&alter.options, "tablespace").is_some();
-            Action::Barrier { harmless: moves, alone: moves, database: moves.then(|| alter.dbname.clone()) }
+            let database = moves.then(|| alter.dbname.clone());
+            Action::Barrier { harmless: moves, alone: moves, told_by_locks: false, database }
         }
         NodeEnum::RenameStmt(rename) if rename.rename_type == ObjectType::ObjectDatabase as i32 => {
-            Action::Barrier { harmless: false, alone: false, database: Some(rename.subname.clone()) }
+            let database = Some(rename.subname.clone());
+            Action::Barrier { harmless: false, alone: false, told_by_locks: false, database }
         }
         _ => BARRIER,
     };
     (action, None)
 }
 
-/// A new relation: a temporary one concerns nobody else, so it is no barrier, but it ties the session to its back end.
+/// A new relation. Nobody reads one that the catalog does not know, so it is no barrier: what its name hides is found
+/// before its COMMIT. A temporary one concerns nobody else at all, but it ties the session to its back end.
 fn made(relation: Option<&RangeVar>) -> (Action, Option<PinReason>) {
-    let temporary = relation.is_some_and(|name| name.relpersistence == "t" || name.schemaname.starts_with("pg_temp"));
-    if temporary {
+    if names_own(relation) {
         let action = Action::Update { opaque: false, writes: true, commits_itself: false };
         (action, Some(PinReason::TemporaryObject))
     } else {
-        (BARRIER, None)
+        (MAKES, None)
     }
 }
 
 /// As [`made`], with a query of which nothing is known.
 fn made_by_query(relation: Option<&RangeVar>) -> (Action, Option<PinReason>) {
-    match made(relation) {
-        (Action::Update { .. }, pins) => (Action::Update { opaque: true, writes: true, commits_itself: false }, pins),
-        barrier => barrier,
+    (MAKES, made(relation).1)
+}
+
+/// DROP. What else depends on a temporary relation may go with it by CASCADE.
+fn dropped(drop: &DropStmt) -> Action {
+    use ObjectType as O;
+    let kinds = [O::ObjectTable, O::ObjectView, O::ObjectSequence, O::ObjectIndex, O::ObjectMatview];
+    if !kinds.iter().any(|kind| drop.remove_type == *kind as i32) {
+        return BARRIER;
     }
+    let is_own = |object: &Node| match &object.node {
+        Some(NodeEnum::List(names)) if names.items.len() > 1 => {
+            plain(&names.items[names.items.len() - 2]).is_some_and(|schema| is_temporary_schema(&schema))
+        }
+        _ => false,
+    };
+    let all_own = drop.behavior != DropBehavior::DropCascade as i32 && drop.objects.iter().all(is_own);
+    if all_own { MAKES } else { BARRIER_BY_LOCKS }
+}
+
+fn names_own(relation: Option<&RangeVar>) -> bool {
+    relation.is_some_and(is_temporary)
+}
+
+/// Whether the name says that the relation is temporary.
+fn is_temporary(name: &RangeVar) -> bool {
+    name.relpersistence == "t" || is_temporary_schema(&name.schemaname)
+}
+
+/// `pg_temp`, or what stands for it: schemas of other names cannot begin with `pg_`.
+fn is_temporary_schema(name: &str) -> bool {
+    name.starts_with("pg_temp")
 }
 
 /// The code of a DO block.
@@ -168,7 +223,8 @@ fn defined_code(node: &NodeEnum) -> Body {
 fn reindexed(reindex: &ReindexStmt) -> Action {
     let one = [ReindexObjectType::ReindexObjectIndex as i32, ReindexObjectType::ReindexObjectTable as i32];
     let concurrent = option(&reindex.params, "concurrently").is_some();
-    Action::Barrier { harmless: true, alone: concurrent || !one.contains(&reindex.kind), database: None }
+    let alone = concurrent || !one.contains(&reindex.kind);
+    Action::Barrier { harmless: true, alone, told_by_locks: false, database: None }
 }
 
 fn template(create: &CreatedbStmt) -> Option<String> {

@@ -38,11 +38,14 @@ fn check(table: &[(&str, Action)]) {
 }
 
 const fn barrier(harmless: bool, alone: bool) -> Action {
-    Action::Barrier { harmless, alone, database: None }
+    Action::Barrier { harmless, alone, told_by_locks: false, database: None }
 }
 
+/// DDL whose locks tell what it has changed.
+const BY_LOCKS: Action = Action::Barrier { harmless: false, alone: false, told_by_locks: true, database: None };
+
 fn for_database(harmless: bool, alone: bool, name: &str) -> Action {
-    Action::Barrier { harmless, alone, database: Some(name.to_owned()) }
+    Action::Barrier { harmless, alone, told_by_locks: false, database: Some(name.to_owned()) }
 }
 
 const fn update(opaque: bool, writes: bool, commits_itself: bool) -> Action {
@@ -161,9 +164,9 @@ fn queries_without_names() {
         ("EXPLAIN UPDATE t SET a = 1", update(false, false, false)),
         ("EXPLAIN (ANALYZE off) DELETE FROM t", update(false, false, false)),
         ("EXPLAIN ANALYZE UPDATE t SET a = 1", update(true, true, false)),
-        ("EXPLAIN ANALYZE CREATE TABLE a AS SELECT 1", barrier(false, false)),
+        ("EXPLAIN ANALYZE CREATE TABLE a AS SELECT 1", update(true, true, false)),
         ("SELECT current_date", Action::Read { own_transaction: true }),
-        ("SELECT 1 INTO t", barrier(false, false)),
+        ("SELECT 1 INTO t", update(true, true, false)),
         ("SELECT 1 INTO TEMP t", update(true, true, false)),
         // Nothing is known of these names.
         ("SELECT f()", update(true, true, false)),
@@ -176,21 +179,29 @@ fn queries_without_names() {
 #[test]
 fn barriers() {
     check(&[
-        ("CREATE TABLE t ()", barrier(false, false)),
+        ("CREATE TABLE t ()", update(true, true, false)),
+        ("CREATE TABLE t () INHERITS (u)", barrier(false, false)),
+        ("CREATE TABLE t PARTITION OF u DEFAULT", barrier(false, false)),
+        ("CREATE SEQUENCE s", update(true, true, false)),
+        ("CREATE VIEW v AS SELECT 1", update(true, true, false)),
+        ("CREATE OR REPLACE VIEW v AS SELECT 1", BY_LOCKS),
+        ("CREATE OR REPLACE TEMP VIEW v AS SELECT 1", update(false, true, false)),
         ("CREATE TEMP TABLE t ()", update(false, true, false)),
         ("CREATE TABLE pg_temp.t ()", update(false, true, false)),
         ("CREATE TEMP SEQUENCE s", update(false, true, false)),
         ("CREATE TEMP VIEW v AS SELECT 1", update(false, true, false)),
-        ("CREATE TABLE t AS SELECT 1", barrier(false, false)),
+        ("CREATE TABLE t AS SELECT 1", update(true, true, false)),
         ("CREATE TEMP TABLE t AS SELECT 1", update(true, true, false)),
-        ("CREATE MATERIALIZED VIEW m AS SELECT 1", barrier(false, false)),
+        ("CREATE MATERIALIZED VIEW m AS SELECT 1", update(true, true, false)),
         ("REFRESH MATERIALIZED VIEW m", barrier(false, false)),
-        ("TRUNCATE t", barrier(false, false)),
-        ("ALTER TABLE t ADD a int", barrier(false, false)),
+        ("TRUNCATE t", BY_LOCKS),
+        ("ALTER TABLE t ADD a int", BY_LOCKS),
         ("ALTER TABLE t DETACH PARTITION p CONCURRENTLY", barrier(false, true)),
-        ("ALTER TABLE t DETACH PARTITION p", barrier(false, false)),
-        ("DROP TABLE t", barrier(false, false)),
+        ("ALTER TABLE t DETACH PARTITION p", BY_LOCKS),
+        ("DROP TABLE t", BY_LOCKS),
         ("DROP INDEX CONCURRENTLY i", barrier(false, true)),
+        ("DROP FUNCTION f", barrier(false, false)),
+        ("DROP SCHEMA s CASCADE", barrier(false, false)),
         ("CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'", barrier(false, false)),
         ("CREATE TRIGGER a AFTER INSERT ON t EXECUTE FUNCTION f()", barrier(false, false)),
         ("CREATE RULE r AS ON INSERT TO t DO NOTHING", barrier(false, false)),
@@ -221,6 +232,32 @@ fn barriers() {
         ("ALTER DATABASE d RENAME TO e", for_database(false, false, "d")),
         ("ALTER DATABASE d SET TABLESPACE s", for_database(true, true, "d")),
         ("ALTER DATABASE d SET work_mem = 1", barrier(false, false)),
+    ]);
+}
+
+/// Temporary relations are nobody else's business, if their names say for sure that they are temporary and nothing else
+/// can go with them.
+#[test]
+fn temporary_relations_are_no_barrier_when_their_names_tell() {
+    let own = update(true, true, false);
+    check(&[
+        ("TRUNCATE pg_temp.t", own.clone()),
+        ("TRUNCATE pg_temp.t, pg_temp.u", own.clone()),
+        ("TRUNCATE pg_temp.t, u", BY_LOCKS),
+        ("TRUNCATE pg_temp.t CASCADE", BY_LOCKS),
+        ("DROP TABLE pg_temp.t", own.clone()),
+        ("DROP TABLE IF EXISTS pg_temp.t, pg_temp.u", own.clone()),
+        ("DROP TABLE pg_temp.t, u", BY_LOCKS),
+        ("DROP TABLE pg_temp.t CASCADE", BY_LOCKS),
+        ("DROP TABLE d.pg_temp.t", own.clone()),
+        ("DROP TABLE pg_temp", BY_LOCKS),
+        ("DROP SEQUENCE pg_temp.s", own.clone()),
+        ("DROP FUNCTION pg_temp.f()", barrier(false, false)),
+        ("ALTER TABLE pg_temp.t ADD a int", own.clone()),
+        ("ALTER TABLE t ADD a int", BY_LOCKS),
+        ("CREATE INDEX ON pg_temp.t (a)", own),
+        ("CREATE INDEX ON t (a)", barrier(true, false)),
+        ("CREATE TABLE pg_temp.t () INHERITS (u)", update(false, true, false)),
     ]);
 }
 

@@ -40,8 +40,9 @@ pub enum Action {
     },
     /// Must run on the leader.
     Update {
-        /// Calls code that may hide DDL (user-defined volatile functions, DO, CALL, user triggers or rules, files and
-        /// programs). Code that may leave session state is told by [`Statement::pins`].
+        /// Makes relations, or calls code that may hide DDL (user-defined volatile functions, DO, CALL, user triggers
+        /// or rules, files and programs): what it has changed is asked before its COMMIT. Code that may leave session
+        /// state is told by [`Statement::pins`].
         opaque: bool,
         /// May write data. False only when that is proven.
         writes: bool,
@@ -54,6 +55,8 @@ pub enum Action {
         harmless: bool,
         /// Cannot run inside a transaction block.
         alone: bool,
+        /// Whatever it changes for others it locks ACCESS EXCLUSIVE (TRUNCATE, ALTER TABLE, DROP of relations).
+        told_by_locks: bool,
         /// The database that must have no other connection.
         database: Option<String>,
     },

@@ -1,0 +1,247 @@
+//! DDL, in the open or hidden in code of users, and what becomes of others beside it.
+//!
+//! What is not MVCC is found in PostgreSQL's own books. A transaction that has changed a relation holds its ACCESS
+//! EXCLUSIVE lock until it ends. A transaction that such a change has overtaken holds a lock of the relation as well,
+//! and reads one file of it in the catalog of its snapshot and another one in the catalog of now.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::relay::{Ended, Hold, RelayError, Relayed};
+use super::request::put_own;
+use super::setting::first_value;
+use super::transaction::LeaderTransaction;
+use super::work::Work;
+use super::{Session, SessionEnd};
+use crate::backend::{Backend, Credentials, Purpose};
+use crate::domain::Domain;
+use crate::epoch::{Barrier, Creating, Dooming};
+use crate::wire::{SqlError, sqlstate};
+
+/// A row, if this transaction has opened a relation that got another file, or was made, after its snapshot: TRUNCATE, a
+/// rewriting ALTER TABLE, CREATE TABLE. What it has changed itself its snapshot sees as it is. Relations without a file
+/// of their own, as views, have none in either catalog; those whose file is not in `pg_class` are never rewritten by
+/// users. *Not seen*: what only a block of a function has opened whose exception was caught, as the lock has gone with
+/// the block.
+pub(super) const OVERTAKEN: &str = "SELECT 1 \
+     FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation \
+     WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation' \
+     AND pg_catalog.pg_relation_filenode(l.relation) IS NOT NULL \
+     AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(l.relation) \
+     AND c.relfilenode IS DISTINCT FROM 0 LIMIT 1";
+
+/// Deferred triggers run before the look. Then, of all relations that this transaction has locked as DDL and TRUNCATE
+/// do, temporary ones aside: the condition that finds them, or others of their names, in the catalog that others see.
+/// One that is dropped has no name any more, and whether it was temporary only others know.
+const CHANGED: &str = "SET CONSTRAINTS ALL IMMEDIATE; \
+     SELECT pg_catalog.string_agg(pg_catalog.format( \
+         CASE WHEN c.oid IS NULL THEN 'oid = %s' ELSE 'oid = %s OR relname = %L' END, l.relation, c.relname), ' OR ') \
+     FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation \
+     WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' \
+     AND c.relpersistence IS DISTINCT FROM 't'";
+
+/// Bytes of such a condition. One that is longer is not asked for: others shall have been concerned.
+const CONDITION_BYTES_MAX: usize = 64 * 1024;
+
+/// How long DDL waits for commits and single updates that are under way before it. Those that do not end by then have
+/// opened their tables already, or wait for others.
+const PASS_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The leader must tell what others see within this.
+const OUTSIDE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What a transaction's commit changes that no snapshot protects from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Nothing.
+    Nothing,
+    /// It makes relations of new names. Older epochs stay right for who does not look at them.
+    Creates,
+    /// It changes what others may read: older epochs are wrong afterwards.
+    Dooms,
+}
+
+/// DDL, or what may hide it, is under way while this lives. The parts end in their order: an epoch that was published
+/// behind the barrier is doomed, and statements are judged anew, before anybody can take it.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    dooming: Option<Dooming>,
+    creating: Option<Creating>,
+    catalog: Option<CatalogChange>,
+    _barrier: Option<Barrier>,
+}
+
+/// Statements are judged anew when this ends.
+#[derive(Debug)]
+struct CatalogChange(Weak<Domain>);
+
+impl Drop for CatalogChange {
+    fn drop(&mut self) {
+        if let Some(domain) = self.0.upgrade() {
+            domain.catalog_changed();
+        }
+    }
+}
+
+impl UnderWay {
+    /// DDL in a transaction: it is nobody's business yet, but readers keep off epochs. Single updates that have not
+    /// seen the barrier may get their snapshots now and their locks after the DDL, and nobody would ask them: they are
+    /// let pass.
+    pub(super) async fn begin(domain: &Domain) -> UnderWay {
+        let under_way = UnderWay::barrier(domain);
+        domain.room.let_pass(PASS_TIMEOUT).await;
+        under_way
+    }
+
+    fn barrier(domain: &Domain) -> UnderWay {
+        UnderWay { dooming: None, creating: None, catalog: None, _barrier: Some(domain.epochs.begin_barrier()) }
+    }
+
+    /// What dooms epochs at any time from now on, until this ends.
+    pub(super) async fn dooming(domain: &Arc<Domain>) -> UnderWay {
+        UnderWay::begin(domain).await.committing(Change::Dooms, domain)
+    }
+
+    /// A transaction that has done so far what `before` says is about to commit `change`. Called inside the room.
+    pub(super) fn of_commit(before: Option<UnderWay>, change: Change, domain: &Arc<Domain>) -> Option<UnderWay> {
+        let nothing = UnderWay { dooming: None, creating: None, catalog: None, _barrier: None };
+        match (before, change) {
+            (None, Change::Nothing) => None,
+            (None, Change::Creates) => Some(nothing.committing(change, domain)),
+            (None, Change::Dooms) => Some(UnderWay::barrier(domain).committing(change, domain)),
+            (Some(before), _) => Some(before.committing(change, domain)),
+        }
+    }
+
+    fn committing(mut self, change: Change, domain: &Arc<Domain>) -> UnderWay {
+        self.dooming = (change == Change::Dooms).then(|| domain.epochs.begin_dooming());
+        self.creating = (change == Change::Creates).then(|| domain.epochs.begin_creating());
+        self.catalog = Some(CatalogChange(Arc::downgrade(domain)));
+        self
+    }
+}
+
+/// Why a COMMIT was not sent.
+#[derive(Debug)]
+pub(super) enum NotSent {
+    /// The transaction must be rolled back, and the client told why.
+    Refused(SqlError),
+    /// The leader was lost.
+    Lost(RelayError),
+}
+
+impl Session {
+    /// Whether a change of relations has overtaken the transaction: what `work` has read, or what triggers have at its
+    /// end, may be wrong. Asks the server only when something was changed since its snapshot, but then each time: it
+    /// may open what was changed at any time.
+    pub(super) async fn is_overtaken(
+        &mut self,
+        leader: &mut LeaderTransaction,
+        work: &Work,
+    ) -> Result<Result<bool, RelayError>, SessionEnd> {
+        let epochs = &self.domain.epochs;
+        if work.barrier.as_ref().is_some_and(|barrier| barrier.harmless) || epochs.snapshot_stands(leader.snapshot.mark)
+        {
+            return Ok(Ok(false));
+        }
+        // What it has changed itself has the file of now in its own catalog; a savepoint that was taken back has let
+        // its locks go.
+        let has_changed = leader.has_ddl && work.barrier.is_none() && work.statements > 0;
+        let may_have_let_go = work.within_transaction && work.statements > 1;
+        if (has_changed || may_have_let_go) && epochs.is_older_than_a_doom(&leader.snapshot) {
+            return Ok(Ok(true));
+        }
+        let relayed = match self.own_statement(&mut leader.backend, OVERTAKEN, false).await? {
+            Ok(relayed) => relayed,
+            Err(error) => return Ok(Err(error)),
+        };
+        Ok(Ok(relayed.own_error.is_some() || !relayed.own_rows.is_empty()))
+    }
+
+    /// Whether a transaction at an epoch has opened a relation that is newer than that. Asks the server only when there
+    /// may be such a one.
+    pub(super) async fn looks_at_what_is_newer(
+        &mut self,
+        backend: &mut Backend,
+        mark: u64,
+    ) -> Result<bool, SessionEnd> {
+        if self.domain.epochs.snapshot_stands(mark) {
+            return Ok(false);
+        }
+        let looked = self.own_statement(backend, OVERTAKEN, false).await?;
+        Ok(!looked.is_ok_and(|relayed| relayed.own_error.is_none() && relayed.own_rows.is_empty()))
+    }
+
+    /// What the COMMIT of a transaction will change, after deferred triggers have run.
+    pub(super) async fn change_of(
+        &mut self,
+        leader: &mut LeaderTransaction,
+    ) -> Result<Result<Change, NotSent>, SessionEnd> {
+        if leader.dooms {
+            return Ok(Ok(Change::Dooms));
+        }
+        if !leader.opaque {
+            return Ok(Ok(Change::Nothing));
+        }
+        let relayed = match self.own_statement(&mut leader.backend, CHANGED, false).await? {
+            Ok(Relayed { own_error: Some(fields), .. }) => {
+                return Ok(Err(NotSent::Refused(SqlError::error(&fields.code, fields.message))));
+            }
+            Ok(relayed) => relayed,
+            Err(error) => return Ok(Err(NotSent::Lost(error))),
+        };
+        // Its triggers have read as well.
+        match self.is_overtaken(leader, &Work::nothing()).await? {
+            Ok(false) => {}
+            Ok(true) => return Ok(Err(NotSent::Refused(closed_by_ddl()))),
+            Err(error) => return Ok(Err(NotSent::Lost(error))),
+        }
+        let condition = first_value(relayed.own_rows.last());
+        let is_dooming = !condition.is_empty() && !self.others_see_none(&condition).await;
+        Ok(Ok(match (is_dooming, condition.contains("relname")) {
+            (true, _) => Change::Dooms,
+            (false, true) => Change::Creates,
+            (false, false) => Change::Nothing,
+        }))
+    }
+
+    /// Whether others see no relation of this condition. What nobody can tell is none that they do not see.
+    async fn others_see_none(&self, condition: &str) -> bool {
+        // A name that the client's encoding has hidden from us.
+        if condition.len() > CONDITION_BYTES_MAX || condition.contains(char::REPLACEMENT_CHARACTER) {
+            return false;
+        }
+        let leader = self.domain.servers.leader();
+        let sql = format!("SELECT 1 FROM pg_catalog.pg_class WHERE relpersistence <> 't' AND ({condition}) LIMIT 1");
+        let asked = async {
+            let credentials = Credentials::of_router(leader);
+            let mut backend = Backend::connect(leader, &self.domain.database, &credentials, Purpose::Catalog).await?;
+            backend.rows(&sql).await
+        };
+        matches!(tokio::time::timeout(OUTSIDE_TIMEOUT, asked).await, Ok(Ok(rows)) if rows.is_empty())
+    }
+
+    /// Runs a statement of the router's own on `backend`.
+    pub(super) async fn own_statement(
+        &mut self,
+        backend: &mut Backend,
+        sql: &str,
+        heard: bool,
+    ) -> Result<Result<Relayed, RelayError>, SessionEnd> {
+        let mut expected = VecDeque::new();
+        put_own(backend, sql, heard, &mut expected);
+        let Ended { result, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        self.statement_ended();
+        match result {
+            Err(RelayError::Client(error)) => Err(error.into()),
+            result => Ok(result),
+        }
+    }
+}
+
+/// What a reader is told whose snapshot DDL has made wrong.
+pub(super) fn closed_by_ddl() -> SqlError {
+    SqlError::error(sqlstate::SERIALIZATION_FAILURE, "the epoch of this read was closed by concurrent DDL")
+        .hint("The transaction might succeed if retried.")
+}

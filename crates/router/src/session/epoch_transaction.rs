@@ -1,0 +1,124 @@
+//! Transactions that read one epoch.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use super::ddl::closed_by_ddl;
+use super::epoch_read::{InFlight, NotAtEpoch};
+use super::relay::{Ended, Hold, RelayError, Relayed};
+use super::request::{Request, put_own};
+use super::served_by::ServedBy;
+use super::transaction::{Place, Reported, Transaction};
+use super::work::Work;
+use super::{Session, SessionEnd};
+use crate::settings::{FORGET_PLANS, Reach};
+use crate::wire::{SqlError, sqlstate};
+
+/// Tries to open a read-only transaction's epoch before the leader takes it.
+const OPEN_TRIES_MAX: usize = 6;
+
+impl Session {
+    /// Opens a read-only transaction at an epoch with its first unit; none when the leader must take it.
+    pub(super) async fn open_epoch_transaction(
+        &mut self,
+        transaction: &mut Transaction,
+        request: &Request,
+        work: &Work,
+    ) -> Result<Option<Result<(), Reported>>, SessionEnd> {
+        let demand = self.demand();
+        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
+        let mut avoid = Vec::new();
+        for _ in 0..OPEN_TRIES_MAX {
+            let mark = self.domain.epochs.mark();
+            let (epoch, server) = match self.choose(demand, &avoid).await {
+                Ok(chosen) => chosen,
+                Err(NotAtEpoch::AskLeader | NotAtEpoch::ChosenServerIsOut) => return Ok(None),
+                Err(NotAtEpoch::Error(error)) => return Ok(Some(Err(Reported::Here(error)))),
+            };
+            let (Some(in_flight), Some(pool)) = (InFlight::on(&server), self.domain.readers.of(&server)) else {
+                avoid.push(server.number);
+                continue;
+            };
+            let Ok(mut backend) = pool.take(&self.credentials, &self.settings, wait).await else {
+                avoid.push(server.number);
+                continue;
+            };
+            if let Err(unfit) = self.give_settings(&mut backend).await? {
+                if unfit.error.code == sqlstate::QUERY_CANCELED {
+                    return Ok(Some(Err(Reported::Here(unfit.error))));
+                }
+                avoid.push(server.number);
+                continue;
+            }
+            // The epoch is opened in a step of its own, so that the client's statement runs only if it is open.
+            let mut expected = VecDeque::new();
+            self.put_epoch(&mut backend, &epoch, true, &mut expected);
+            let start = self.client.output.len();
+            let Ended { result, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
+            self.statement_ended();
+            self.client.output.truncate(start);
+            match result {
+                Ok(relayed) if relayed.own_error.is_none() => {
+                    self.served_by = Some(ServedBy::epoch(&epoch, &server));
+                    transaction.place =
+                        Place::AtEpoch { backend: Box::new(backend), epoch, mark, _in_flight: in_flight };
+                    return self.run_at_transaction_epoch(transaction, request, work).await.map(Some);
+                }
+                Ok(_) => {}
+                Err(RelayError::Client(error)) => return Err(error.into()),
+                Err(_) => avoid.push(server.number),
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) async fn run_at_transaction_epoch(
+        &mut self,
+        transaction: &mut Transaction,
+        request: &Request,
+        work: &Work,
+    ) -> Result<Result<(), Reported>, SessionEnd> {
+        if !work.fits_an_epoch() {
+            return Ok(Err(Reported::Here(
+                SqlError::error(
+                    sqlstate::READ_ONLY_SQL_TRANSACTION,
+                    "this statement cannot run in a read-only transaction that reads an epoch",
+                )
+                .hint("Run it first in its transaction, or begin the transaction without READ ONLY."),
+            )));
+        }
+        let Place::AtEpoch { backend, epoch, mark, .. } = &mut transaction.place else { return Ok(Ok(())) };
+        let mut expected = VecDeque::new();
+        if work.local_settings != Reach::Nothing {
+            // A function that has settings of its own must not find what others have planned without them.
+            put_own(backend, FORGET_PLANS, false, &mut expected);
+        }
+        request.encode(backend, &mut expected);
+        let Ended { result, went_out, start, last_words, .. } = self.relay(backend, expected, Hold::Briefly).await;
+        self.statement_ended();
+        let server = backend.server.clone();
+        let taken_back = if went_out { 0 } else { start };
+        match result {
+            Err(RelayError::Client(error)) => Err(error.into()),
+            Err(error) => {
+                transaction.place = Place::Lost;
+                self.client.output.truncate(taken_back);
+                Ok(Err(Reported::Here(self.server_lost(&server.name, &error, last_words))))
+            }
+            Ok(_) if epoch.is_doomed() => {
+                self.client.output.truncate(taken_back);
+                Ok(Err(Reported::Here(closed_by_ddl())))
+            }
+            Ok(Relayed { error: Some(fields), .. }) => Ok(Err(Reported::ByServer(fields.code))),
+            Ok(_) if self.looks_at_what_is_newer(backend, *mark).await? => {
+                self.client.output.truncate(taken_back);
+                Ok(Err(Reported::Here(closed_by_ddl())))
+            }
+            Ok(_) => {
+                server.reads.fetch_add(1, Relaxed);
+                Ok(Ok(()))
+            }
+        }
+    }
+}
