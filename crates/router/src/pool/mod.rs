@@ -26,6 +26,9 @@ pub enum PoolError {
     /// The server does not let us in.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The session's last commit may still happen.
+    #[error("it is not known yet what has become of this session's last commit")]
+    InDoubt,
     /// All are in use.
     #[error("all {limit} back ends of {server} are in use")]
     Exhausted {
@@ -41,6 +44,8 @@ impl PoolError {
     pub fn to_sql(&self) -> SqlError {
         match self {
             PoolError::Backend(error) => error.to_sql(),
+            PoolError::InDoubt => SqlError::error(sqlstate::CANNOT_CONNECT_NOW, self.to_string())
+                .hint("Try again when the leader is back."),
             PoolError::Exhausted { .. } => SqlError::error(sqlstate::TOO_MANY_CONNECTIONS, self.to_string())
                 .hint("Try again, or raise leader_backends_max or reader_backends_max."),
         }

@@ -257,6 +257,9 @@ impl Session {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
+                if work.writes {
+                    self.in_doubt = Some(backend.process_id);
+                }
                 drop(place);
                 if went_out {
                     self.client.output.clear();

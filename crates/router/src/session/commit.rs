@@ -142,6 +142,8 @@ impl Session {
                 let is_overtaken = relayed.own_error.as_mut().is_some_and(is_overtaken);
                 domain.epochs.statistics.note_tripwire(is_overtaken);
             }
+        } else {
+            self.in_doubt = Some(leader.backend.process_id);
         }
         self.committed(leader, relayed, true).await
     }

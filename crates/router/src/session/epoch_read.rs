@@ -139,6 +139,7 @@ impl Session {
     /// answered before there is one.
     fn leader_is_better(&self, demand: Demand) -> bool {
         if self.server_choice.is_some()
+            || self.is_in_doubt()
             || self.domain.settings.unsafe_without_epochs
             || self.domain.epochs.is_ready(demand, &self.domain.room)
         {

@@ -181,6 +181,7 @@ impl LoggedIn {
             commits_seen: 0,
             skips_until_sync: false,
             failed_with: String::new(),
+            in_doubt: None,
             in_extended_batch: false,
             may_be_cancelled_late: false,
             endings_seen: self.domain.servers.leader().endings(),

@@ -71,6 +71,10 @@ use transaction::Transaction;
 /// Portals a client may have at once before it is refused with 54000.
 const PORTALS_MAX: usize = 10_000;
 
+/// How long a session waits until it is known what has become of its last commit, and how often it looks.
+const DOUBT_WAIT: Duration = Duration::from_secs(2);
+const DOUBT_LOOK: Duration = Duration::from_millis(5);
+
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionEnd {
@@ -170,6 +174,8 @@ pub struct Session {
     settings_of_statements: (Arc<Settings>, Arc<Settings>),
     /// The session's own back end has held its state: without that back end the session cannot go on.
     has_state_there: bool,
+    /// The server process of a commit of which the client was told that its fate is unknown.
+    in_doubt: Option<u32>,
     /// Commits that this session may have seen since it began; an epoch for it holds at least these.
     commits_seen: u64,
     /// Commits that its client may have been told of before.
@@ -353,8 +359,22 @@ impl Session {
         SessionEnd::Fatal(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, error.to_string()))
     }
 
-    /// A back end on the leader for this session.
+    /// Whether the session's last commit may still happen.
+    fn is_in_doubt(&self) -> bool {
+        self.in_doubt.is_some_and(|process_id| self.domain.room.unsettled().contains(&process_id))
+    }
+
+    /// A back end on the leader for this session. Nothing runs there before it is known what has become of the
+    /// session's last commit: a client that looks whether it is there must find what will be.
     async fn take_leader(&mut self) -> Result<Backend, PoolError> {
+        let deadline = tokio::time::Instant::now() + DOUBT_WAIT;
+        while self.is_in_doubt() {
+            if tokio::time::Instant::now() > deadline {
+                return Err(PoolError::InDoubt);
+            }
+            tokio::time::sleep(DOUBT_LOOK).await;
+        }
+        self.in_doubt = None;
         if let Some(backend) = self.own_backend.take() {
             return Ok(backend);
         }
