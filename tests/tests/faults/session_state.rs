@@ -404,3 +404,46 @@ async fn back_ends_passed_between_idle_sessions_keep_their_states_apart() -> any
     expect(&mut second, "SELECT nextval('counter')", &["2"]).await?;
     expect(&mut second, "SELECT currval('counter')", &["2"]).await
 }
+
+/// Row security by a setting of the application's: a READ ONLY transaction that begins with SET LOCAL reads what the
+/// same on one server reads, wherever its setting ran first, and leaves nothing of it behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f85_settings_before_a_read_never_decide_what_a_read_only_transaction_may_read() -> anyhow::Result<()> {
+    use onecopy_tests::servers::{DATABASE, PASSWORD};
+    let cluster = start_usual(1).await?;
+    let mut owner = Wire::connect(&cluster).await?;
+    for sql in [
+        "CREATE TABLE letters (tenant text, letter text)",
+        "INSERT INTO letters VALUES ('a', 'x'), ('a', 'y'), ('b', 'z')",
+        "ALTER TABLE letters ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY by_tenant ON letters USING (tenant = current_setting('app.tenant', true))",
+        &format!("CREATE ROLE application LOGIN PASSWORD '{PASSWORD}'"),
+        "GRANT SELECT ON letters, numbers TO application",
+    ] {
+        assert_eq!(owner.query(sql).await?.code(), "00000", "{sql}");
+    }
+    let parameters = [("user", "application"), ("database", DATABASE)];
+    let mut wire = Wire::log_in(&cluster, &parameters, PASSWORD).await?.expect("may log in");
+    let mut moved = 0;
+    for round in 0..20 {
+        let (tenant, count) = if round % 2 == 0 { ("a", "2") } else { ("b", "1") };
+        expect(&mut wire, "SELECT count(*) FROM numbers", &["10"]).await?;
+        for sql in ["BEGIN READ ONLY", &format!("SET LOCAL app.tenant = '{tenant}'")] {
+            assert_eq!(wire.query(sql).await?.code(), "00000", "{round}: {sql}");
+        }
+        moved += usize::from(wire.query("SHOW onecopy.served_by").await?.text_rows()[0].contains("at epoch"));
+        expect(&mut wire, "SET search_path = public", &[]).await?;
+        expect(&mut wire, "SELECT count(*) FROM letters", &[count]).await?;
+        expect(&mut wire, "SELECT current_setting('search_path')", &["public"]).await?;
+        assert_eq!(wire.query("UPDATE numbers SET value = 1").await?.code(), "25006", "{round}: it is READ ONLY");
+        wire.query("ROLLBACK").await?;
+        // Neither here nor on the back end that the leader has lent.
+        expect(&mut wire, "SELECT count(*) FROM letters", &["0"]).await?;
+        expect(&mut wire, "SELECT current_setting('search_path')", &["\"$user\", public"]).await?;
+        wire.query("BEGIN").await?;
+        expect(&mut wire, "SELECT current_setting('search_path')", &["\"$user\", public"]).await?;
+        wire.query("COMMIT").await?;
+    }
+    assert!(moved > 0, "no setting was placed at an epoch");
+    Ok(())
+}

@@ -9,7 +9,7 @@ use super::epoch_read::{InFlight, NotAtEpoch};
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
-use super::transaction::{Place, Reported, Transaction};
+use super::transaction::{Place, Reported, Transaction, aborted};
 use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::settings::{FORGET_PLANS, Reach};
@@ -17,6 +17,9 @@ use crate::wire::{SqlError, sqlstate};
 
 /// Tries to open a read-only transaction's epoch before the leader takes it.
 const OPEN_TRIES_MAX: usize = 6;
+
+/// Settings that a transaction may bring along from an epoch to the leader. With more it stays where it is.
+const SETTINGS_MAX: usize = 64;
 
 impl Session {
     /// Opens a read-only transaction at an epoch with its first unit; none when the leader must take it.
@@ -88,6 +91,10 @@ impl Session {
                 .hint("Run it first in its transaction, or begin the transaction without READ ONLY."),
             )));
         }
+        match (&work.setting, &mut transaction.settings_so_far) {
+            (Some(text), Some(so_far)) if so_far.len() < SETTINGS_MAX => so_far.push(text.clone()),
+            _ => transaction.settings_so_far = None,
+        }
         let Place::AtEpoch { backend, epoch, mark, .. } = &mut transaction.place else { return Ok(Ok(())) };
         let mut expected = VecDeque::new();
         if work.local_settings != Reach::Nothing {
@@ -118,6 +125,62 @@ impl Session {
             Ok(_) => {
                 server.reads.fetch_add(1, Relaxed);
                 Ok(Ok(()))
+            }
+        }
+    }
+
+    /// A transaction at an epoch goes to the leader when `work` cannot run at the epoch and nothing but SET and the
+    /// like has run there: that it was placed by a setting shall not decide what it may read.
+    pub(super) async fn leave_epoch_for(
+        &mut self,
+        transaction: &mut Transaction,
+        work: &Work,
+    ) -> Result<Result<(), Reported>, SessionEnd> {
+        match &mut transaction.settings_so_far {
+            Some(so_far) if !work.fits_an_epoch() => {
+                let settings = std::mem::take(so_far);
+                self.move_to_leader(transaction, &settings).await
+            }
+            _ => Ok(Ok(())),
+        }
+    }
+
+    /// Begins a transaction anew on the leader that has only run `settings` at its epoch.
+    async fn move_to_leader(
+        &mut self,
+        transaction: &mut Transaction,
+        settings: &[String],
+    ) -> Result<Result<(), Reported>, SessionEnd> {
+        if let Place::AtEpoch { mut backend, .. } = std::mem::replace(&mut transaction.place, Place::Nowhere) {
+            backend.stale_plans |= transaction.stale_plans;
+            self.give_back_reader(*backend);
+        }
+        if let Err(error) = self.place_on_leader(transaction).await {
+            return Ok(Err(Reported::Here(error)));
+        }
+        let Place::OnLeader(leader) = &mut transaction.place else { return Ok(Err(Reported::Here(aborted()))) };
+        // What it has set already must end with it.
+        let of_now = std::mem::replace(&mut self.settings, transaction.settings_before.clone());
+        let given = self.give_settings(&mut leader.backend).await;
+        self.settings = of_now;
+        if let Err(unfit) = given? {
+            return self.leave_unfit_leader(transaction, unfit);
+        }
+        let mut expected = VecDeque::new();
+        for text in leader.begin.take().iter().chain(settings) {
+            put_own(&mut leader.backend, text, false, &mut expected);
+        }
+        let Ended { result, .. } = self.relay(&mut leader.backend, expected, Hold::Briefly).await;
+        self.statement_ended();
+        match result {
+            Ok(Relayed { own_error: None, .. }) => Ok(Ok(())),
+            Ok(Relayed { own_error: Some(fields), .. }) => {
+                Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))))
+            }
+            Err(RelayError::Client(error)) => Err(error.into()),
+            Err(error) => {
+                let start = self.client.output.len();
+                self.lost_in_transaction(transaction, &error, None, start)
             }
         }
     }

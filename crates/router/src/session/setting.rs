@@ -387,7 +387,7 @@ impl Session {
         if let Some(transaction) = &mut self.transaction {
             transaction.stale_plans = true;
         }
-        let work = Work { reads_only: true, statements: 1, ..Work::default() };
+        let work = Work { reads_only: true, statements: 1, setting: Some(text.to_owned()), ..Work::default() };
         self.run_in_transaction(&Request::simple(text.to_owned().into()), &work).await
     }
 

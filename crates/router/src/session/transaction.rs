@@ -40,6 +40,8 @@ pub(super) struct Transaction {
     pub local_settings: Reach,
     /// Its back end may have planned something under settings that end with it.
     pub stale_plans: bool,
+    /// What it has run at its epoch, as long as that is SET and the like only.
+    pub settings_so_far: Option<Vec<String>>,
     /// The session's settings before it.
     pub settings_before: Arc<Settings>,
     /// The session's characteristics before it.
@@ -94,6 +96,7 @@ impl Transaction {
             savepoints: 0,
             local_settings: Reach::Nothing,
             stale_plans: false,
+            settings_so_far: Some(Vec::new()),
             settings_before: session.settings.clone(),
             characteristics_before: session.characteristics,
             place: Place::Nowhere,
@@ -219,6 +222,11 @@ impl Session {
         {
             return Ok(Err(Reported::Here(error)));
         }
+        if transaction.reads_an_epoch()
+            && let Err(reported) = self.leave_epoch_for(transaction, work).await?
+        {
+            return Ok(Err(reported));
+        }
         match &mut transaction.place {
             Place::AtEpoch { .. } => self.run_at_transaction_epoch(transaction, request, work).await,
             _ => self.run_in_leader_transaction(transaction, request, work).await,
@@ -226,7 +234,7 @@ impl Session {
     }
 
     /// Places the transaction on the leader; BEGIN goes with its first statement.
-    async fn place_on_leader(&mut self, transaction: &mut Transaction) -> Result<(), SqlError> {
+    pub(super) async fn place_on_leader(&mut self, transaction: &mut Transaction) -> Result<(), SqlError> {
         let backend = self.take_leader().await.map_err(|error| error.to_sql())?;
         self.served_by = Some(ServedBy::Leader(backend.server.clone()));
         let characteristics = transaction.characteristics;
@@ -312,7 +320,7 @@ impl Session {
     }
 
     /// The transaction was not begun on the leader, and has failed.
-    fn leave_unfit_leader(
+    pub(super) fn leave_unfit_leader(
         &mut self,
         transaction: &mut Transaction,
         unfit: Unfit,
@@ -333,7 +341,7 @@ impl Session {
 
     /// The leader was lost under a transaction that has not committed; `start`: what stands behind in the client's
     /// output is taken back.
-    fn lost_in_transaction(
+    pub(super) fn lost_in_transaction(
         &mut self,
         transaction: &mut Transaction,
         error: &RelayError,

@@ -22,6 +22,8 @@ pub struct Work {
     pub commits_itself: bool,
     /// DDL or TRUNCATE.
     pub barrier: Option<BarrierWork>,
+    /// The text of a SET or the like.
+    pub setting: Option<String>,
     /// Waits for the client while it runs.
     pub waits_for_client: bool,
     /// Has a meaning only inside the session's transaction.
