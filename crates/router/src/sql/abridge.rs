@@ -60,7 +60,7 @@ impl<'a> Abridger<'a> {
     fn new(text: &'a str) -> Abridger<'a> {
         Abridger {
             text,
-            scanner: Scanner::new(text),
+            scanner: Scanner::conforming(text),
             output: String::new(),
             lists: vec![List::default()],
             after_blank: false,
@@ -102,7 +102,11 @@ impl<'a> Abridger<'a> {
                     (list.item, list.group_end) = (item, 0);
                 }
                 Token::Symbol(b';') => return self.end(),
+                // u&'..' would be one constant, where `&` was an operator.
+                Token::Constant { .. } if !self.after_blank && self.output.ends_with('&') => return None,
                 Token::Constant { instant } => self.put_constant(source, instant),
+                // Which parameter it is says nothing.
+                Token::Number if source[1..].bytes().all(|byte| byte.is_ascii_digit()) => self.put("$1"),
                 token if token.name().is_some_and(|name| name == "set_config") => return None,
                 _ => self.put(source),
             }
@@ -216,7 +220,8 @@ impl<'a> Abridger<'a> {
 
 /// Whether the item is one constant and nothing else.
 fn is_constant(item: &str) -> bool {
-    matches!(item, "1" | "-1" | "''") || ["null", "true", "false"].iter().any(|word| item.eq_ignore_ascii_case(word))
+    matches!(item, "1" | "-1" | "$1" | "''")
+        || ["null", "true", "false"].iter().any(|word| item.eq_ignore_ascii_case(word))
 }
 
 #[cfg(test)]
@@ -242,7 +247,8 @@ mod tests {
             ),
             ("SELECT 1 -- , f()\n + 2 /* /* */ */ + 3", "SELECT 1 + 1 + 1"),
             ("SELECT 'now', 'know', 'x', 'Now', E'n\\157w'", "SELECT 'now','nowhere','','now'"),
-            ("SELECT 12345678901, 1e5, B'01', x'1F', a[1], $2", "SELECT 1,1,B'',x'',a[1],$2"),
+            ("SELECT 12345678901, 1e5, B'01', x'1F', a[1], $2", "SELECT 1,1,B'',x'',a[1]"),
+            ("INSERT INTO t VALUES ($1, $2), ($3, $4)", "INSERT INTO t VALUES ($1),($1)"),
             ("SELECT 1 WHERE (a, b) IN ((1, 2), (3, 4)) ; ; ", "SELECT 1 WHERE (a,b) IN ((1))"),
             ("/* by a pool */ DELETE FROM t WHERE a IN (1, 2, 3)", "DELETE FROM t WHERE a IN (1)"),
             ("VALUES (1, NULL), (NULL, now()), (2, NULL), (NULL, now()), (3, 4)", "VALUES (1),(NULL,now()),(1)"),
@@ -269,7 +275,7 @@ mod tests {
             "SELECT 'to'\n'day'",
             "SELECT 0x10",
             "SELECT 1_000",
-            "SELECT 'a\\'",
+            "SELECT E'b'\n'a\\' || ''",
             "SELECT 'a",
             "SELECT (1]",
             "SELECT (1",

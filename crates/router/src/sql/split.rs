@@ -8,7 +8,7 @@ use super::token::{Scanner, Token};
 /// The statements of `text` by their bytes, if semicolons outside of parentheses are all that is between them.
 /// Of more than [`STATEMENTS_MAX`] the first of those that are too many is the last.
 pub(super) fn split(text: &str) -> Option<Vec<Range<usize>>> {
-    let mut scanner = Scanner::new(text);
+    let mut scanner = Scanner::conforming(text);
     let (mut ranges, mut start, mut depth, mut is_empty) = (Vec::new(), 0, 0_usize, true);
     while let Some(byte) = scanner.peek(0) {
         let at = scanner.at;
@@ -40,7 +40,7 @@ pub(super) fn split(text: &str) -> Option<Vec<Range<usize>>> {
 
 /// About how many tokens `text` has; of one that cannot be taken apart they are at most so many.
 pub(super) fn count_tokens(text: &str) -> usize {
-    let mut scanner = Scanner::new(text);
+    let mut scanner = Scanner::conforming(text);
     let mut count = 0;
     while let Some(byte) = scanner.peek(0) {
         let at = scanner.at;
@@ -90,7 +90,9 @@ mod tests {
 
     #[test]
     fn no_fewer_tokens_are_counted_than_there_are() {
-        for (text, count) in [("SELECT a, 'b c d' FROM t", 6), ("SELECT 'a\\' , 1", 9), ("", 0)] {
+        for (text, count) in
+            [("SELECT a, 'b c d' FROM t", 6), ("SELECT 'a\\' , 1", 4), ("SELECT E'' 'a\\' , 1", 10), ("", 0)]
+        {
             assert_eq!(count_tokens(text), count, "{text}");
         }
     }

@@ -70,11 +70,20 @@ pub(super) struct Scanner<'a> {
     bytes: &'a [u8],
     /// How far it has come.
     pub at: usize,
+    /// `standard_conforming_strings` is on for it.
+    is_conforming: bool,
+    /// The token before is a constant of the form E'..', or one of the lines that continue it.
+    is_escaped: bool,
 }
 
 impl<'a> Scanner<'a> {
     pub fn new(text: &'a str) -> Scanner<'a> {
-        Scanner { text, bytes: text.as_bytes(), at: 0 }
+        Scanner { text, bytes: text.as_bytes(), at: 0, is_conforming: false, is_escaped: false }
+    }
+
+    /// For what a client has sent: the router sees to it that `standard_conforming_strings` is on then.
+    pub fn conforming(text: &'a str) -> Scanner<'a> {
+        Scanner { is_conforming: true, ..Scanner::new(text) }
     }
 
     pub fn peek(&self, ahead: usize) -> Option<u8> {
@@ -113,6 +122,8 @@ impl<'a> Scanner<'a> {
                 Token::Symbol(byte)
             }
         };
+        let has_escapes = self.is_escaped || matches!(byte, b'e' | b'E');
+        self.is_escaped = has_escapes && matches!(token, Token::Constant { .. });
         Ok(Some(token))
     }
 
@@ -153,7 +164,7 @@ impl<'a> Scanner<'a> {
             match (self.peek(0).ok_or(Unreadable)?, self.peek(1)) {
                 (b'\\', Some(_)) if escapes => self.at += 2,
                 // Where such a constant ends depends on standard_conforming_strings, or on the E of a line before.
-                (b'\\', Some(b'\'')) => return Err(Unreadable),
+                (b'\\', Some(b'\'')) if !self.is_conforming || self.is_escaped => return Err(Unreadable),
                 (b'\'', Some(b'\'')) => self.at += 2,
                 (b'\'', _) => {
                     let content = &self.text[start..self.at];
