@@ -53,15 +53,15 @@ const LEFT_RUNNING: &str = "SELECT pid FROM pg_catalog.pg_stat_activity WHERE da
 struct Known {
     catalog: Arc<Catalog>,
     version: u64,
-    /// Of the users' objects in it.
-    fingerprint: u64,
+    /// Of the users' objects in it; none when the next catalog that is read shall take its place whatever is in it.
+    fingerprint: Option<u64>,
 }
 
 impl Known {
     /// What is the same as before stays the same object: nothing need be judged anew.
     fn take(&mut self, loaded: Loaded) {
-        if self.fingerprint != loaded.fingerprint {
-            (self.catalog, self.fingerprint) = (Arc::new(loaded.catalog), loaded.fingerprint);
+        if self.fingerprint != Some(loaded.fingerprint) {
+            (self.catalog, self.fingerprint) = (Arc::new(loaded.catalog), Some(loaded.fingerprint));
         }
     }
 }
@@ -143,7 +143,7 @@ impl Domain {
         let known = Known {
             catalog: Arc::new(loaded.catalog),
             version: u64::from(leader_is_there),
-            fingerprint: loaded.fingerprint,
+            fingerprint: Some(loaded.fingerprint),
         };
         let readers = ReaderPools::new(servers.clone(), database.clone(), settings.reader_backends_max);
         let leader = LeaderPool::new(servers.leader().clone(), database.clone(), settings.leader_backends_max);
@@ -265,7 +265,9 @@ impl Domain {
             }
             Err(error) => {
                 tracing::warn!(database = &*self.database, %error, "cannot read the catalog");
-                // Nothing is known any more, so nothing counts as a read until the leader can be asked again.
+                // Nothing is known any more, so nothing counts as a read until the leader can be asked again. What was
+                // judged by that is newer than what was known before, so that cannot come back as it was.
+                lock(&self.catalog).fingerprint = None;
                 Arc::new(Catalog::empty())
             }
         }
@@ -293,7 +295,7 @@ impl Domain {
             Ok(loaded) => {
                 let mut known = lock(&self.catalog);
                 // DDL may have come through this router meanwhile: then whoever asks next reads it anew.
-                if known.version == version && known.fingerprint != loaded.fingerprint {
+                if known.version == version && known.fingerprint != Some(loaded.fingerprint) {
                     let next = version + 1;
                     if self.catalog_version.compare_exchange(version, next, SeqCst, SeqCst).is_ok() {
                         known.version = next;
@@ -339,14 +341,26 @@ impl Domain {
         lock(&self.remembered_long).contains(&statement)
     }
 
-    /// The text of a prepared statement, shared by all who parse it under the same settings.
-    pub fn prepared_text(&self, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
-        lock(&self.prepared_texts).shared(sql, types, settings)
+    /// The text of a prepared statement, shared by all who parse it as the same role under the same settings.
+    pub fn prepared_text(
+        &self,
+        user: &Arc<str>,
+        sql: Bytes,
+        types: Bytes,
+        settings: Arc<Settings>,
+    ) -> Arc<PreparedText> {
+        lock(&self.prepared_texts).shared(user.clone(), sql, types, settings)
     }
 
     /// The text of a prepared statement that is shared with nobody.
-    pub fn private_text(&self, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
-        lock(&self.prepared_texts).private(sql, types, settings)
+    pub fn private_text(
+        &self,
+        user: &Arc<str>,
+        sql: Bytes,
+        types: Bytes,
+        settings: Arc<Settings>,
+    ) -> Arc<PreparedText> {
+        lock(&self.prepared_texts).private(user.clone(), sql, types, settings)
     }
 }
 

@@ -26,6 +26,8 @@ pub struct PreparedText {
     pub sql: Bytes,
     /// Number and OIDs of parameter types, as the client sent them.
     pub types: Bytes,
+    /// The role it is parsed for: `search_path` may name it, and it may have settings of its own.
+    pub user: Arc<str>,
     /// The settings under which it is parsed, as far as they reach into statements.
     pub settings: Arc<Settings>,
     /// It is one client's alone: what its Parse has made of it is to be had nowhere else.
@@ -67,16 +69,17 @@ impl PreparedText {
         self.outdated.load(Relaxed)
     }
 
-    fn is(&self, sql: &Bytes, types: &Bytes, settings: &Arc<Settings>) -> bool {
-        self.sql == sql && self.types == types && self.settings == *settings
+    fn is(&self, user: &Arc<str>, sql: &Bytes, types: &Bytes, settings: &Arc<Settings>) -> bool {
+        self.user == *user && self.sql == sql && self.types == types && self.settings == *settings
     }
 }
 
-/// A hash of what PostgreSQL compares of a result's columns (`equalRowTypes`): names, types and their modifiers.
+/// A hash of what clients decode a result's columns by: names and types. Not their modifiers: those of a portal come from
+/// its plan, which knows its parameters, and are other ones than those of its statement.
 fn columns(description: &Frame) -> u64 {
     const TABLE_AND_NUMBER: usize = 4 + 2;
-    const TYPE: usize = 4 + 2 + 4;
-    const FORMAT: usize = 2;
+    const TYPE: usize = 4 + 2;
+    const MODIFIER_AND_FORMAT: usize = 4 + 2;
     let mut hasher = DefaultHasher::new();
     let body = description.body();
     let mut rest: &[u8] = body.get(2..).unwrap_or_default();
@@ -84,7 +87,7 @@ fn columns(description: &Frame) -> u64 {
         let (name, column) = rest.split_at(end + 1);
         name.hash(&mut hasher);
         column.get(TABLE_AND_NUMBER..TABLE_AND_NUMBER + TYPE).hash(&mut hasher);
-        rest = column.get(TABLE_AND_NUMBER + TYPE + FORMAT..).unwrap_or_default();
+        rest = column.get(TABLE_AND_NUMBER + TYPE + MODIFIER_AND_FORMAT..).unwrap_or_default();
     }
     hasher.finish()
 }
@@ -112,25 +115,25 @@ impl Default for PreparedTexts {
 }
 
 impl PreparedTexts {
-    /// The text that all share who parse it under the same settings.
-    pub fn shared(&mut self, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
-        let hash = self.hasher.hash_one((&sql, &types, &settings));
+    /// The text that all share who parse it as the same role under the same settings.
+    pub fn shared(&mut self, user: Arc<str>, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
+        let hash = self.hasher.hash_one((&user, &sql, &types, &settings));
         let known = self.known.get(&hash).and_then(Weak::upgrade);
-        if let Some(text) = known.filter(|text| !text.is_outdated() && text.is(&sql, &types, &settings)) {
+        if let Some(text) = known.filter(|text| !text.is_outdated() && text.is(&user, &sql, &types, &settings)) {
             return text;
         }
         if self.known.len() >= self.forget_at {
             self.known.retain(|_, text| text.strong_count() > 0);
             self.forget_at = FORGET_AT_MIN.max(2 * self.known.len());
         }
-        let text = self.text(sql, types, settings, false);
+        let text = self.text(user, sql, types, settings, false);
         self.known.insert(hash, Arc::downgrade(&text));
         text
     }
 
     /// A text that is shared with nobody.
-    pub fn private(&mut self, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
-        self.text(sql, types, settings, true)
+    pub fn private(&mut self, user: Arc<str>, sql: Bytes, types: Bytes, settings: Arc<Settings>) -> Arc<PreparedText> {
+        self.text(user, sql, types, settings, true)
     }
 
     /// From now on every text is a new one.
@@ -138,11 +141,18 @@ impl PreparedTexts {
         self.known.clear();
     }
 
-    fn text(&mut self, sql: Bytes, types: Bytes, settings: Arc<Settings>, private: bool) -> Arc<PreparedText> {
+    fn text(
+        &mut self,
+        user: Arc<str>,
+        sql: Bytes,
+        types: Bytes,
+        settings: Arc<Settings>,
+        private: bool,
+    ) -> Arc<PreparedText> {
         self.last += 1;
         let (sql, types) = (on_their_own(sql), on_their_own(types));
         let (result, outdated) = Default::default();
-        Arc::new(PreparedText { number: self.last, sql, types, settings, private, result, outdated })
+        Arc::new(PreparedText { number: self.last, sql, types, user, settings, private, result, outdated })
     }
 }
 
@@ -152,7 +162,7 @@ mod tests {
     use crate::wire::Reply;
 
     fn shared(texts: &mut PreparedTexts, sql: &'static str) -> Arc<PreparedText> {
-        texts.shared(sql.into(), Bytes::new(), Arc::default())
+        texts.shared("shop".into(), sql.into(), Bytes::new(), Arc::default())
     }
 
     #[test]
@@ -161,7 +171,7 @@ mod tests {
         let first = shared(&mut texts, "SELECT 1");
         assert!(Arc::ptr_eq(&first, &shared(&mut texts, "SELECT 1")));
         assert_ne!(shared(&mut texts, "SELECT 2").number, first.number);
-        assert_ne!(texts.private("SELECT 1".into(), Bytes::new(), Arc::default()).number, first.number);
+        assert_ne!(texts.private("shop".into(), "SELECT 1".into(), Bytes::new(), Arc::default()).number, first.number);
         texts.forget();
         assert_ne!(shared(&mut texts, "SELECT 1").number, first.number);
     }
@@ -199,13 +209,13 @@ mod tests {
     fn a_text_keeps_neither_its_buffer_nor_is_it_kept() {
         let mut texts = PreparedTexts::default();
         let buffer = Bytes::from(b"SELECT 1".repeat(1000));
-        let text = texts.shared(buffer.slice(..8), buffer.slice(8..16), Arc::default());
+        let text = texts.shared("shop".into(), buffer.slice(..8), buffer.slice(8..16), Arc::default());
         assert!(buffer.is_unique());
         let weak = Arc::downgrade(&text);
         drop(text);
         assert!(weak.upgrade().is_none());
         for number in 0..FORGET_AT_MIN {
-            texts.shared(number.to_string().into(), Bytes::new(), Arc::default());
+            texts.shared("shop".into(), number.to_string().into(), Bytes::new(), Arc::default());
         }
         assert!(texts.known.len() < FORGET_AT_MIN);
     }

@@ -102,7 +102,7 @@ mod tests {
     fn a_private_statement_stays_as_long_as_its_client_has_it() {
         let mut prepared = PreparedStatements::default();
         let mut texts = PreparedTexts::default();
-        let mut text = || texts.private(Bytes::new(), Bytes::new(), Arc::default());
+        let mut text = || texts.private("shop".into(), Bytes::new(), Bytes::new(), Arc::default());
         let (kept, dropped) = (text(), text());
         assert_eq!((prepared.insert(&kept), prepared.insert(&dropped)), (None, None));
         for number in 3..=PREPARED_STATEMENTS_MAX as u64 {

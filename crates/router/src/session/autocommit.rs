@@ -218,6 +218,9 @@ impl Session {
             // A function may have changed these on this back end.
             fit = self.prepare(&mut backend, KEPT_SETTINGS).await?;
         }
+        if fit.is_ok() {
+            fit = self.compare_results(&mut backend, request).await;
+        }
         if let Err(unfit) = fit {
             return Ok(Some(self.leader_is_unfit(backend, unfit)));
         }

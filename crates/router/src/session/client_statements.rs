@@ -65,7 +65,8 @@ mod tests {
     use crate::session::Kept;
 
     fn statement(bytes: usize) -> ClientStatement {
-        let text = PreparedTexts::default().private(vec![b'x'; bytes].into(), Bytes::new(), Arc::default());
+        let text =
+            PreparedTexts::default().private("shop".into(), vec![b'x'; bytes].into(), Bytes::new(), Arc::default());
         ClientStatement { text, statement: None, named: true, kept: Kept::Not, judged_at: 0 }
     }
 

@@ -147,10 +147,9 @@ impl Session {
         }
         self.domain.epochs.note_reader();
         let leader_is_up = self.domain.servers.leader().health() == Health::Up;
-        leader_is_less_busy(&self.domain.servers.current())
-            || (leader_is_up
-                && self.domain.leader.has_room()
-                && self.domain.epochs.wait_times.leader_is_sooner(Instant::now()))
+        self.domain.leader.has_room()
+            && (leader_is_less_busy(&self.domain.servers.current())
+                || (leader_is_up && self.domain.epochs.wait_times.leader_is_sooner(Instant::now())))
     }
 
     /// Runs reads at an epoch on some server; on the leader when that cannot be.

@@ -14,7 +14,7 @@ use super::simple::{readable, unread};
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::work::Work;
-use super::{ClientStatement, Kept, PORTALS_MAX, Session, SessionEnd};
+use super::{ClientStatement, Kept, PORTAL_NAME_BYTES_MAX, PORTALS_MAX, Session, SessionEnd};
 use crate::prepared_text::on_their_own;
 use crate::settings::Reach;
 use crate::sql::{Action, ParseError, Statement, names_a_time};
@@ -228,7 +228,7 @@ impl Session {
             Err(_) => {
                 // The leader's parser says in its words what is wrong; the statement exists for nobody.
                 let settings = self.settings_of_statements();
-                let text = self.domain.prepared_text(parse.sql, parse.types, settings);
+                let text = self.domain.prepared_text(&self.user, parse.sql, parse.types, settings);
                 piece.request.items.push(Item::Parse { text, named: false });
                 piece.work.reads_only = false;
                 self.statements.remove(&parse.name);
@@ -239,7 +239,7 @@ impl Session {
         let name = parse.name.clone();
         let (prepared, kept) = match statement.as_ref().filter(|_| !own) {
             Some(statement) => self.text_of(parse, statement, &piece.work),
-            None => (self.domain.prepared_text(parse.sql, parse.types, Arc::default()), Kept::Not),
+            None => (self.domain.prepared_text(&self.user, parse.sql, parse.types, Arc::default()), Kept::Not),
         };
         // What is the client's alone has a name of its own on the server, whatever the client calls it.
         let named = named || prepared.private;
@@ -300,13 +300,16 @@ impl Session {
             Ok(statement) => statement,
             Err(error) => return Next::Error(error),
         };
-        let is_older = statement.judged_at != self.domain.catalog_version();
         self.judge_again(&bind.statement, &mut statement).await;
         if let Err(error) = self.keep_meaning(&bind.statement, &mut statement, piece).await {
             return Next::Error(error);
         }
-        if let Err(error) = self.keep_result(&statement, is_older).await {
-            return Next::Error(error);
+        if statement.text.is_outdated() {
+            return Next::Error(relay::outdated());
+        }
+        if bind.portal.len() > PORTAL_NAME_BYTES_MAX {
+            let text = format!("the name of a portal is longer than {PORTAL_NAME_BYTES_MAX} bytes");
+            return Next::Error(SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, text));
         }
         if self.portals.len() >= PORTALS_MAX && !self.portals.contains_key(&bind.portal) {
             return Next::Error(

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::extended::Piece;
-use super::relay::{self, Ended, Hold, RelayError};
-use super::request::{Expected, Item, put_named, put_own};
+use super::relay::{Ended, Hold, RelayError};
+use super::request::{Expected, Item, Request, put_named, put_own};
 use super::transaction::Transaction;
+use super::unit::Unfit;
 use super::work::Work;
 use super::{ClientStatement, Kept, Session};
 use crate::backend::Backend;
@@ -35,9 +36,9 @@ impl Session {
                 Reach::Names => true,
             };
         if !keeps && !self.has_own_settings(before) && local == Reach::Nothing {
-            return (self.domain.prepared_text(parse.sql, parse.types, settings), Kept::Not);
+            return (self.domain.prepared_text(&self.user, parse.sql, parse.types, settings), Kept::Not);
         }
-        let text = self.domain.private_text(parse.sql, parse.types, settings);
+        let text = self.domain.private_text(&self.user, parse.sql, parse.types, settings);
         if !keeps {
             return (text, Kept::Not);
         }
@@ -110,7 +111,7 @@ impl Session {
         if !is_known && difference == Reach::Nothing && self.has_prepared(text.number) {
             return Ok(());
         }
-        let text = self.domain.private_text(text.sql.clone(), text.types.clone(), text.settings.clone());
+        let text = self.domain.private_text(&self.user, text.sql.clone(), text.types.clone(), text.settings.clone());
         self.keep(&text);
         self.parse_as_then(&text).await?;
         *statement = ClientStatement { text, named: true, kept: Kept::Settings, ..statement.clone() };
@@ -118,28 +119,24 @@ impl Session {
         Ok(())
     }
 
-    /// Makes sure that the client's statement has the result that the client knows, as far as that must be known before it
-    /// runs: a read, or what runs in a transaction, is refused by its answer.
-    /// `is_older`: the catalog has changed since its Parse.
-    pub(super) async fn keep_result(&mut self, statement: &ClientStatement, is_older: bool) -> Result<(), SqlError> {
-        let text = &statement.text;
-        let is_update = statement.statement.as_ref().is_some_and(|statement| !statement.action.is_read());
-        let commits_itself = is_update && self.transaction.is_none() && !statement.is_routers_own();
-        if commits_itself && is_older && text.is_described() && !text.is_outdated() {
-            let mut backend = self.take_leader().await.map_err(|error| error.to_sql())?;
-            let is_there = backend.prepared.has(text.number);
-            let result =
-                if is_there { Ok(()) } else { self.parse_between(&mut backend, text, "BEGIN", "ROLLBACK").await };
-            self.return_leader(backend);
-            result?;
+    /// Makes sure, before anything of `request` runs on `backend` and commits by itself, that its statements have the
+    /// results there that the client knows. What runs otherwise is refused by its answer.
+    pub(super) async fn compare_results(&mut self, backend: &mut Backend, request: &Request) -> Result<(), Unfit> {
+        for item in &request.items {
+            if let Item::Bind { text, .. } = item
+                && text.is_described()
+                && !backend.prepared.has(text.number)
+            {
+                self.parse_between(backend, text, "BEGIN", "ROLLBACK").await?;
+            }
         }
-        if text.is_outdated() { Err(relay::outdated()) } else { Ok(()) }
+        Ok(())
     }
 
     /// Nothing of the settings of its Parse is left in the statement: it is shared under those of now.
     fn share_anew(&mut self, name: &Bytes, statement: &mut ClientStatement, settings: Arc<Settings>) {
         let text = &statement.text;
-        statement.text = self.domain.prepared_text(text.sql.clone(), text.types.clone(), settings);
+        statement.text = self.domain.prepared_text(&self.user, text.sql.clone(), text.types.clone(), settings);
         self.statements.insert(name.clone(), statement.clone());
     }
 
@@ -177,7 +174,7 @@ impl Session {
                 Some(backend) => {
                     let enter = "SAVEPOINT onecopy_parse";
                     let leave = "ROLLBACK TO SAVEPOINT onecopy_parse; RELEASE SAVEPOINT onecopy_parse";
-                    self.parse_between(backend, text, enter, leave).await
+                    self.parse_between(backend, text, enter, leave).await.map_err(|unfit| unfit.error)
                 }
                 // It is lost; what is to run in it says so.
                 None => Ok(()),
@@ -187,8 +184,10 @@ impl Session {
         }
         let mut backend = self.take_leader().await.map_err(|error| error.to_sql())?;
         let result = self.parse_between(&mut backend, text, "BEGIN", "ROLLBACK").await;
-        self.return_leader(backend);
-        result
+        if !result.as_ref().is_err_and(|unfit| !unfit.is_whole) {
+            self.return_leader(backend);
+        }
+        result.map_err(|unfit| unfit.error)
     }
 
     async fn parse_between(
@@ -197,13 +196,14 @@ impl Session {
         text: &Arc<PreparedText>,
         enter: &str,
         leave: &str,
-    ) -> Result<(), SqlError> {
+    ) -> Result<(), Unfit> {
+        let lost = |error| Unfit { error, is_whole: false };
         let start = self.client.output.len();
         if !backend.in_transaction {
             match self.give_settings(backend).await {
                 Ok(Ok(())) => {}
-                Ok(Err(unfit)) => return Err(unfit.error),
-                Err(end) => return Err(SqlError::error("08006", end.to_string())),
+                Ok(Err(unfit)) => return Err(unfit),
+                Err(end) => return Err(lost(SqlError::error("08006", end.to_string()))),
             }
         }
         let mut expected = VecDeque::new();
@@ -218,13 +218,13 @@ impl Session {
         self.client.output.truncate(start);
         match result {
             Ok(relayed) => match relayed.error.or(relayed.own_error) {
-                Some(fields) => Err(SqlError::error(&fields.code, fields.message)),
+                Some(fields) => Err(Unfit { error: SqlError::error(&fields.code, fields.message), is_whole: true }),
                 None => Ok(()),
             },
-            Err(RelayError::Client(error)) => Err(SqlError::error("08006", error.to_string())),
+            Err(RelayError::Client(error)) => Err(lost(SqlError::error("08006", error.to_string()))),
             Err(error) => {
                 let name = backend.server.name.clone();
-                Err(self.server_lost(&name, &error, None))
+                Err(lost(self.server_lost(&name, &error, None)))
             }
         }
     }

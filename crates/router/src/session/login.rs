@@ -194,7 +194,7 @@ impl LoggedIn {
             router: self.router,
             domain: self.domain,
             client,
-            user: self.user,
+            user: self.user.into(),
             credentials: self.credentials,
             settings: self.settings,
             freshness: self.freshness,

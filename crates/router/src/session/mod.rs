@@ -70,6 +70,8 @@ use transaction::Transaction;
 
 /// Portals a client may have at once before it is refused with 54000.
 const PORTALS_MAX: usize = 10_000;
+/// Bytes of a portal's name above which it is refused with 54000: the names of all are kept.
+const PORTAL_NAME_BYTES_MAX: usize = 4096;
 
 /// How long a session waits until it is known what has become of its last commit, and how often it looks.
 const DOUBT_WAIT: Duration = Duration::from_secs(2);
@@ -149,7 +151,7 @@ pub struct Session {
     client: Channel,
     number: u64,
     _inside: login::Inside,
-    user: String,
+    user: Arc<str>,
     credentials: Arc<Credentials>,
     settings: Arc<Settings>,
     settings_at_login: Arc<Settings>,

@@ -222,7 +222,8 @@ pub fn put_own(backend: &mut Backend, sql: &str, heard: bool, expected: &mut Vec
 
 /// Makes sure that the statement is prepared there; gives the server's name for it.
 fn ensure(backend: &mut Backend, text: &Arc<PreparedText>, named: bool, expected: &mut VecDeque<Expected>) -> String {
-    if named {
+    // One that is there by its name is compared by the server itself.
+    if named || backend.prepared.has(text.number) {
         if !backend.prepared.touch(text.number) {
             put_named(backend, text, false, expected);
         }
