@@ -43,7 +43,9 @@ impl Lease {
                 Err(TryLockError::Error(error)) => return Err(DiskError::io("lock", &path, error)),
             }
         }
-        let generation = generation(&read(&mut file, &path)?, &path)? + 1;
+        let last = generation(&read(&mut file, &path)?, &path)?;
+        let no_next = || DiskError::format(&path, format!("there is no generation behind {last}"));
+        let generation = last.checked_add(1).ok_or_else(no_next)?;
         write(&mut file, generation).map_err(|error| DiskError::io("write", &path, error))?;
         Ok(Lease { _file: file, generation })
     }
@@ -134,5 +136,19 @@ fn locked(file: File, path: PathBuf, name: &str, outcome: Result<(), TryLockErro
         Ok(()) => Ok(SnapshotLock { _file: file, path }),
         Err(TryLockError::WouldBlock) => Err(DiskError::SnapshotInUse { name: name.to_owned() }),
         Err(TryLockError::Error(error)) => Err(DiskError::io("lock", &path, error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_behind_the_last_generation_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(NAME), u64::MAX.to_string()).unwrap();
+        let error = Lease::take(directory.path(), Duration::ZERO).unwrap_err();
+        assert!(matches!(error, DiskError::Format { .. }), "{error}");
+        assert_eq!(std::fs::read_to_string(directory.path().join(NAME)).unwrap(), u64::MAX.to_string());
     }
 }

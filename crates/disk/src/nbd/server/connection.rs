@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::replies::Replies;
 use super::transmission::Transmission;
-use super::{Shared, negotiation};
+use super::{Place, negotiation};
 use crate::nbd::socket::Socket;
 use crate::nbd::stream::Stream;
 
@@ -15,8 +15,9 @@ use crate::nbd::stream::Stream;
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Serves a client until it leaves, is lost, or the door closes. What it has begun is finished then, unless it is lost or the
-/// door cuts it off, and its export given back.
-pub(super) fn serve(shared: &Arc<Shared>, socket: Arc<Socket>) -> io::Result<()> {
+/// door cuts it off, and its export given back. Reads that a lost client leaves behind keep its place until they return.
+pub(super) fn serve(place: &Arc<Place>, socket: Arc<Socket>) -> io::Result<()> {
+    let shared = &place.shared;
     socket.set_deadline(Some(Instant::now() + NEGOTIATION_TIMEOUT))?;
     let Some((stream, agreement)) = negotiation::negotiate(shared, Stream::plain(socket))? else { return Ok(()) };
     let Stream { mut incoming, outgoing, socket, .. } = stream;
@@ -24,7 +25,7 @@ pub(super) fn serve(shared: &Arc<Shared>, socket: Arc<Socket>) -> io::Result<()>
     let replies = Arc::new(Replies::new(outgoing, socket, agreement.is_structured, &shared.budget));
     let sender = Arc::clone(&replies);
     let sender = thread::Builder::new().name("nbd-send".into()).spawn(move || sender.send_until_over())?;
-    let mut transmission = Transmission::new(Arc::clone(shared), agreement, Arc::clone(&replies));
+    let mut transmission = Transmission::new(Arc::clone(place), agreement, Arc::clone(&replies));
     let outcome = transmission.run(&mut incoming);
     if outcome.is_err() && !shared.is_stopping() {
         replies.lose();

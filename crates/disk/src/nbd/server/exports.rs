@@ -33,7 +33,8 @@ pub enum Content {
 pub struct Export {
     /// What is behind it.
     pub content: Content,
-    /// Dropped when the connection has ended and nothing of it is in flight.
+    /// Dropped when the connection has ended. Of one that was lost or cut off, reads and states that were begun may be in flight still:
+    /// they have the content itself.
     pub hold: Option<Box<dyn Any + Send + Sync>>,
 }
 

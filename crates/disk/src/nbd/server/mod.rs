@@ -42,7 +42,7 @@ pub struct ServerOptions {
     pub addresses: Vec<Address>,
     /// With certificates, every client must encrypt and show a certificate of the same authority.
     pub tls: Option<TlsFiles>,
-    /// Connections at one time; one more is closed at once.
+    /// Connections at one time, with those of lost clients whose reads have not returned; one more is closed at once.
     pub connections_max: usize,
 }
 
@@ -56,7 +56,7 @@ impl ServerOptions {
 /// What a door did since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ServerStatistics {
-    /// Connections now.
+    /// Connections now, with those of lost clients whose reads have not returned.
     pub connections: u64,
     /// Connections ever.
     pub connections_total: u64,
@@ -90,6 +90,8 @@ struct Shared {
     stopping: AtomicBool,
     /// Nobody's answers are waited for any more.
     cut: AtomicBool,
+    /// Places that are taken; one more only under the lock of `sockets`.
+    places: AtomicU64,
     /// Sockets of living connections, to end them. Each connection removes its own.
     sockets: Mutex<Vec<Weak<Socket>>>,
     /// Told when a connection has ended.
@@ -148,6 +150,7 @@ impl Server {
             budget: Arc::default(),
             stopping: AtomicBool::new(false),
             cut: AtomicBool::new(false),
+            places: AtomicU64::new(0),
             sockets: Mutex::new(Vec::new()),
             ended: Condvar::new(),
         });
@@ -175,7 +178,7 @@ impl Server {
     pub fn statistics(&self) -> ServerStatistics {
         let counters = &self.shared.counters;
         ServerStatistics {
-            connections: self.shared.sockets().len() as u64,
+            connections: self.shared.places.load(Ordering::Acquire),
             connections_total: counters.connections.load(Ordering::Relaxed),
             requests: counters.requests.load(Ordering::Relaxed),
             errors: counters.errors.load(Ordering::Relaxed),
@@ -251,18 +254,20 @@ fn begin(shared: &Arc<Shared>, socket: Socket) {
     let socket = Arc::new(socket);
     {
         let mut sockets = shared.sockets();
-        if sockets.len() >= shared.connections_max {
+        if shared.places.load(Ordering::Acquire) >= shared.connections_max as u64 {
             debug!(connections_max = shared.connections_max, "one NBD client too many");
             return;
         }
+        shared.places.fetch_add(1, Ordering::AcqRel);
         sockets.push(Arc::downgrade(&socket));
     }
     shared.counters.connections.fetch_add(1, Ordering::Relaxed);
-    let place = Place { shared: Arc::clone(shared), socket: Arc::downgrade(&socket) };
+    let place = Arc::new(Place { shared: Arc::clone(shared) });
+    let living = Living { place, socket: Arc::downgrade(&socket) };
     // When there is no thread to be had the place is given back as the closure is dropped.
     let spawned = thread::Builder::new().name("nbd".into()).spawn(move || {
-        let place = place;
-        match connection::serve(&place.shared, socket) {
+        let living = living;
+        match connection::serve(&living.place, socket) {
             Ok(()) => debug!("an NBD client left"),
             Err(error) => debug!(%error, "an NBD client was lost"),
         }
@@ -272,15 +277,27 @@ fn begin(shared: &Arc<Shared>, socket: Socket) {
     }
 }
 
-/// A connection's place among those that are allowed.
+/// A connection's place among those that are allowed: its own as long as it lives, then that of its threads.
 struct Place {
     shared: Arc<Shared>,
-    socket: Weak<Socket>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.shared.sockets().retain(|other| !Weak::ptr_eq(other, &self.socket));
-        self.shared.ended.notify_all();
+        self.shared.places.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A connection that lives: its end is waited for when the door closes.
+struct Living {
+    place: Arc<Place>,
+    socket: Weak<Socket>,
+}
+
+impl Drop for Living {
+    fn drop(&mut self) {
+        let shared = &self.place.shared;
+        shared.sockets().retain(|other| !Weak::ptr_eq(other, &self.socket));
+        shared.ended.notify_all();
     }
 }

@@ -326,11 +326,13 @@ fn b22_no_bytes_bring_the_door_down() {
 struct Gated {
     open: Mutex<bool>,
     changed: Condvar,
+    /// Reads ever.
+    reads: AtomicU64,
 }
 
 impl Gated {
     fn closed() -> Arc<Gated> {
-        Arc::new(Gated { open: Mutex::new(false), changed: Condvar::new() })
+        Arc::new(Gated { open: Mutex::new(false), changed: Condvar::new(), reads: AtomicU64::new(0) })
     }
 
     fn let_through(&self) {
@@ -345,6 +347,7 @@ impl Source for Gated {
     }
 
     fn read(&self, _offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         drop(self.changed.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap());
         into.fill(5);
         Ok(())

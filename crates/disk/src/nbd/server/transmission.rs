@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::Shared;
 use super::budget::STEP_BYTES;
 use super::exports::Content;
 use super::negotiation::{ALLOCATION_CONTEXT, Agreement};
 use super::replies::{Replies, Ticket};
 use super::workers::Workers;
+use super::{Place, Shared};
 use crate::nbd::protocol::reply::EXTENTS_MAX;
 use crate::nbd::protocol::request::{RequestHeader, command, command_flag};
 use crate::nbd::protocol::{PAYLOAD_BYTES_MAX, Violation, allocation};
@@ -30,12 +30,14 @@ pub(super) struct Transmission {
 }
 
 impl Transmission {
-    pub(super) fn new(shared: Arc<Shared>, agreement: Agreement, replies: Arc<Replies>) -> Transmission {
-        Transmission { shared, agreement, replies, workers: Arc::default(), requester: Requester::default() }
+    pub(super) fn new(place: Arc<Place>, agreement: Agreement, replies: Arc<Replies>) -> Transmission {
+        let (shared, workers) = (Arc::clone(&place.shared), Arc::new(Workers::new(place)));
+        Transmission { shared, agreement, replies, workers, requester: Requester::default() }
     }
 
-    /// What has no answer yet changes nothing any more.
+    /// What has no answer yet changes nothing any more, and what was not begun is not done.
     pub(super) fn withdraw(&self) {
+        self.workers.end();
         if let Content::Disk(disk) = &self.agreement.export.content {
             disk.withdraw(&self.requester);
         }

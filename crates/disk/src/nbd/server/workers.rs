@@ -6,6 +6,8 @@ use std::thread;
 
 use tracing::warn;
 
+use super::Place;
+
 /// Threads of one connection; they come as they are needed and stay until it ends. More wait in the queue, which is bounded by what a
 /// connection may have in flight.
 const THREADS_MAX: usize = 8;
@@ -17,10 +19,10 @@ struct State {
     jobs: VecDeque<Job>,
     threads: usize,
     idle: usize,
-    is_over: bool,
+    /// The connection's; each thread has it, too. None once the connection is over.
+    place: Option<Arc<Place>>,
 }
 
-#[derive(Default)]
 struct Pool {
     state: Mutex<State>,
     changed: Condvar,
@@ -40,7 +42,7 @@ impl Pool {
                 state = self.state();
                 continue;
             }
-            if state.is_over {
+            if state.place.is_none() {
                 state.threads -= 1;
                 return;
             }
@@ -51,23 +53,32 @@ impl Pool {
     }
 }
 
-/// The threads. What was begun or waits when this is dropped is still done.
-#[derive(Default)]
+/// The threads. Each keeps the connection's place until it has ended, however long what it does takes.
 pub(super) struct Workers {
     pool: Arc<Pool>,
 }
 
 impl Workers {
-    /// Does it soon. Never waits itself.
+    pub(super) fn new(place: Arc<Place>) -> Workers {
+        let state = State { place: Some(place), ..State::default() };
+        Workers { pool: Arc::new(Pool { state: Mutex::new(state), changed: Condvar::new() }) }
+    }
+
+    /// Does it soon, or never once the connection is over. Never waits itself.
     pub(super) fn run(&self, job: impl FnOnce() + Send + 'static) {
         let mut state = self.pool.state();
+        let Some(place) = state.place.clone() else { return };
         state.jobs.push_back(Box::new(job));
         if state.idle >= state.jobs.len() || state.threads == THREADS_MAX {
             self.pool.changed.notify_one();
             return;
         }
         let pool = Arc::clone(&self.pool);
-        match thread::Builder::new().name("nbd-work".into()).spawn(move || pool.work()) {
+        let spawned = thread::Builder::new().name("nbd-work".into()).spawn(move || {
+            pool.work();
+            drop(place);
+        });
+        match spawned {
             Ok(_) => state.threads += 1,
             Err(error) if state.threads > 0 => warn!(%error, "no further thread for requests"),
             Err(error) => {
@@ -79,11 +90,19 @@ impl Workers {
             }
         }
     }
+
+    /// The connection is over: what was begun is still done, what waits is dropped.
+    pub(super) fn end(&self) {
+        let mut state = self.pool.state();
+        let (jobs, place) = (std::mem::take(&mut state.jobs), state.place.take());
+        drop(state);
+        self.pool.changed.notify_all();
+        drop((jobs, place));
+    }
 }
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.pool.state().is_over = true;
-        self.pool.changed.notify_all();
+        self.end();
     }
 }

@@ -41,15 +41,23 @@ impl Shared {
             let asked = Instant::now();
             let bytes = match claim.fetch() {
                 Ok(bytes) => bytes,
-                Err(_) if self.may_come_yet(asked, begun) => {
+                Err(error) if self.is_writer() => return Err(error),
+                Err(error) => {
+                    // The writer may have got it, and may have finished, while the source was waited for.
+                    let is_whole = self.map.look_again(first).map_err(|error| self.error(error))?;
+                    if self.map.get(first).is_here() {
+                        continue;
+                    }
+                    if is_whole {
+                        return Err(self.error(format!("{}; {error}", left_out(&claim.range()))));
+                    }
+                    if !self.may_come_yet(asked, begun) {
+                        return Err(error);
+                    }
                     // Over a slow link less may come in time.
                     run_clusters = 1;
                     continue;
                 }
-                Err(error) if !self.is_writer() && self.map.is_whole() => {
-                    return Err(self.error(format!("{}; {error}", left_out(&claim.range()))));
-                }
-                Err(error) => return Err(error),
             };
             let (part, behind) = rest.split_at_mut((until - at) as usize);
             let from = (at - first * CLUSTER_BYTES) as usize;
@@ -64,7 +72,7 @@ impl Shared {
     fn may_come_yet(&self, asked: Instant, begun: Instant) -> bool {
         let Role::Beside { patience } = self.role else { return false };
         let has_patience = patience.is_none_or(|patience| begun.elapsed() < patience);
-        asked.elapsed() >= LOOK_AGAIN_INTERVAL && has_patience && !self.map.is_whole() && !self.pace.is_closed()
+        asked.elapsed() >= LOOK_AGAIN_INTERVAL && has_patience && !self.pace.is_closed()
     }
 
     /// Claims clusters from the first on, as far as they are neither here nor claimed; waits while the first is claimed. None when the

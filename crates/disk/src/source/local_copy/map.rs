@@ -169,20 +169,24 @@ impl Map {
         self.changed[page].store(false, Ordering::Release);
     }
 
-    /// Takes what the copy's writer has made durable since this was opened, as far as it is told beside a cluster.
-    pub(super) fn look_again(&self, cluster: u64) -> io::Result<()> {
+    /// Takes what the copy's writer has made durable since this was opened, as far as it is told beside a cluster. Whether the copy was
+    /// finished before: then what is not here now never comes.
+    pub(super) fn look_again(&self, cluster: u64) -> io::Result<bool> {
+        // The writer's order is the other one: behind a header that says whole, pages are the last ones.
+        let mut header = [0; PAGE_BYTES];
+        self.file.read_exact_at(&mut header, 0)?;
         let page = cluster as usize / ENTRIES_PER_PAGE;
         if let Some(bytes) = self.read_page(page)? {
             self.take(page, &bytes);
         }
-        let mut header = [0; PAGE_BYTES];
-        self.file.read_exact_at(&mut header, 0)?;
-        if let Ok((remembered, is_whole)) = header::parse(&header)
-            && remembered == self.remembered()
-        {
-            self.is_whole.store(is_whole, Ordering::Release);
+        // A header that is being written says nothing.
+        match header::parse(&header) {
+            Ok((remembered, is_whole)) if remembered == self.remembered() => {
+                self.is_whole.store(is_whole, Ordering::Release);
+                Ok(is_whole)
+            }
+            _ => Ok(false),
         }
-        Ok(())
     }
 
     pub(super) fn size_bytes(&self) -> u64 {

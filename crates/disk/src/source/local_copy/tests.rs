@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::atomic::AtomicU32;
+use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::*;
@@ -381,6 +382,42 @@ fn b62_a_reader_beside_the_writer_sees_what_came_since_and_does_not_wait_for_wha
     assert_eq!(read(&beside, 0..4 << 20), expected(0..4 << 20));
     let error = beside.read(6 << 20, &mut [0; 512]).map(|()| "read").unwrap_err().to_string();
     assert!(error.contains("not copied") && error.contains("it is away"), "{error}");
+}
+
+/// A source that leaves once the copy's writer has finished and another reader has seen that.
+struct Leaving {
+    writer: LocalCopy,
+    reader: OnceLock<Weak<Shared>>,
+}
+
+impl Source for Leaving {
+    fn size_bytes(&self) -> u64 {
+        SIZE_BYTES
+    }
+
+    fn read(&self, _offset: u64, _into: &mut [u8]) -> Result<(), SourceError> {
+        self.writer.set_hydration_limit(None);
+        wait_until_whole(&self.writer);
+        let reader = self.reader.get().unwrap().upgrade().unwrap();
+        assert!(reader.map.look_again(0).unwrap());
+        Err(SourceError::new("leaving", "it is away"))
+    }
+
+    fn describe(&self) -> String {
+        "leaving".into()
+    }
+}
+
+#[test]
+fn b62_a_reader_beside_the_writer_gets_what_was_finished_while_the_source_was_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let paused = LocalCopyOptions { background: true, limit_bytes_per_second: Some(0) };
+    let writer = copy(directory.path(), &Arc::new(Far::default()), paused);
+    let leaving = Arc::new(Leaving { writer, reader: OnceLock::new() });
+    let remote: Arc<dyn Source> = Arc::clone(&leaving) as _;
+    let beside = LocalCopy::open_beside(directory.path(), |_| Ok(remote), None).unwrap().unwrap();
+    leaving.reader.set(Arc::downgrade(&beside.shared)).unwrap();
+    assert_eq!(read(&beside, 0..CLUSTER_BYTES), expected(0..CLUSTER_BYTES));
 }
 
 #[test]

@@ -51,6 +51,37 @@ fn b60_a_door_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_ba
 }
 
 #[test]
+fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_and_no_memory() {
+    let source = Gated::closed();
+    let door = door_to(&source, 1);
+    let budget = Arc::clone(&door.server().shared.budget);
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let (length, reads) = (128_u64 << 10, || source.reads.load(Ordering::SeqCst));
+    let mut client = door.client_of("gated", true);
+    for _ in 0..32 {
+        client.send(command::READ, 0, 0..length, &[]);
+    }
+    // As many as there are threads wait for the source, and what they hold is the connection's own.
+    while reads() < 8 || budget.taken_bytes() < 24 * length {
+        assert!(Instant::now() < deadline, "{} reads, {} bytes", reads(), budget.taken_bytes());
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(client);
+    while !door.server().shared.sockets().is_empty() {
+        assert!(Instant::now() < deadline, "its connection has not ended");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!((budget.taken_bytes(), door.server().statistics().connections), (0, 1));
+    let mut next = UnixStream::connect(&door.socket).unwrap();
+    assert_eq!(next.read(&mut [0; 18]).unwrap(), 0, "there is no place");
+    source.let_through();
+    door.wait_for_connections(0);
+    assert_eq!(door.client_of("gated", true).ask(command::READ, 0, 0..512, &[]).unwrap(), [5; 512]);
+    // What waited in the queue was never read.
+    assert_eq!(reads(), 9);
+}
+
+#[test]
 fn b64_clients_that_stall_give_way_to_those_that_wait() {
     let source = Gated::closed();
     source.let_through();
