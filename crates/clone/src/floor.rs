@@ -10,7 +10,7 @@ use onecopy_postgres::Directory;
 use rustix::fs::{StatVfs, fstat, fstatvfs, statvfs};
 
 use crate::CloneError;
-use crate::image::Image;
+use crate::image::{FileNumber, Image, ImageFile};
 use crate::plan::Plan;
 use crate::target::TABLESPACES_DIRECTORY;
 
@@ -23,6 +23,31 @@ const LOG_DIRECTORY: &str = "pg_wal";
 #[derive(Debug, Clone, Default)]
 pub struct SourceDisks {
     devices: HashSet<u64>,
+}
+
+/// What a clone has yet to write, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unwritten {
+    /// Its directory and the one above its tablespaces, with the bytes that are still to come there.
+    places: [(PathBuf, u64); 2],
+}
+
+impl Unwritten {
+    /// Of a clone with this image, whose files lack so many bytes.
+    pub fn of(plan: &Plan, image: &Image, missing_bytes: impl Fn(FileNumber, &ImageFile) -> u64) -> Unwritten {
+        let (mut inside_bytes, mut outside_bytes) = (0, 0);
+        for (number, file) in (0..).zip(&image.files) {
+            let is_outside = file.path.starts_with(TABLESPACES_DIRECTORY);
+            let bytes = if is_outside { &mut outside_bytes } else { &mut inside_bytes };
+            *bytes += missing_bytes(FileNumber(number), file);
+        }
+        Unwritten { places: [(plan.target.clone(), inside_bytes), (plan.tablespaces.clone(), outside_bytes)] }
+    }
+
+    /// Of a clone of which nothing is there.
+    pub fn all(plan: &Plan, image: &Image) -> Unwritten {
+        Unwritten::of(plan, image, |_, file| file.size_bytes)
+    }
 }
 
 impl SourceDisks {
@@ -55,27 +80,22 @@ impl SourceDisks {
         self.devices.contains(&device)
     }
 
-    /// Whether clones of these plans, whose sources have this image, find room beside the source when they are whole; `promised_bytes` is
-    /// what others take that are being filled.
+    /// Whether clones that are wanted find room beside the source when they are whole, and so are the others that were `promised` room: on
+    /// each of these file systems what is to come there counts, and nothing else.
     ///
     /// # Errors
     /// [`CloneError::CannotClone`] with what is needed and what there is; [`CloneError::File`].
-    pub fn check<'a>(
-        &self,
-        plans: impl Iterator<Item = &'a Plan>,
-        image: &Image,
-        promised_bytes: u64,
-    ) -> Result<(), CloneError> {
-        let (outside, inside): (Vec<_>, Vec<_>) =
-            image.files.iter().partition(|file| file.path.starts_with(TABLESPACES_DIRECTORY));
-        let [outside, inside] = [outside, inside].map(|files| files.iter().map(|file| file.size_bytes).sum::<u64>());
+    pub fn check(&self, wanted: &[Unwritten], promised: &[Unwritten]) -> Result<(), CloneError> {
         let mut needed: HashMap<u64, (PathBuf, u64)> = HashMap::new();
-        for plan in plans {
-            for (place, bytes) in [(&plan.target, inside), (&plan.tablespaces, outside)] {
-                let (above, device) = existing(place)?;
-                if self.have(device) {
-                    needed.entry(device).or_insert((above, promised_bytes)).1 += bytes;
-                }
+        for (place, bytes) in wanted.iter().flat_map(|clone| &clone.places) {
+            let (above, device) = existing(place)?;
+            if self.have(device) {
+                needed.entry(device).or_insert((above, 0)).1 += bytes;
+            }
+        }
+        for (place, bytes) in promised.iter().flat_map(|clone| &clone.places) {
+            if let Some((_, needed_bytes)) = needed.get_mut(&existing(place)?.1) {
+                *needed_bytes += bytes;
             }
         }
         for (place, needed_bytes) in needed.into_values() {
@@ -83,8 +103,9 @@ impl SourceDisks {
             let free_bytes = free_bytes(&space.map_err(CloneError::file("ask for the free space of", &place))?);
             if needed_bytes > free_bytes {
                 let reason = format!(
-                    "it would have {needed_bytes} bytes when it is whole, and {free_bytes} are free on a file system on which its \
-                     source works, beside the 50th that is left to that; make room, or give it another file system"
+                    "with those that are being filled it takes {needed_bytes} more bytes when it is whole, and {free_bytes} \
+                     are free on a file system on which its source works, beside the 50th that is left to that; make \
+                     room, or give it another file system"
                 );
                 return Err(CloneError::CannotClone { path: place, reason });
             }
@@ -143,21 +164,28 @@ mod tests {
         let (beside, outside) = (at(here.path(), elsewhere.path()), at(elsewhere.path(), here.path()));
         let (inside_file, outside_file) = ("base/5/1", "pg_tblspc/16400/PG_15/5/1");
         for (plan, path) in [(&beside, inside_file), (&outside, outside_file)] {
-            let check =
-                |plans: &[&Plan], bytes, promised| disks.check(plans.iter().copied(), &image(path, bytes), promised);
+            let unwritten = |bytes| Unwritten::all(plan, &image(path, bytes));
             // Others write there meanwhile.
-            check(&[plan], free_bytes / 2, 0).expect("there is room for one");
-            for (plans, bytes, promised) in [
-                (&[plan, plan][..], free_bytes * 3 / 4, 0),
-                (&[plan][..], free_bytes * 2, 0),
-                (&[plan][..], free_bytes, free_bytes),
+            let half = unwritten(free_bytes / 2);
+            disks.check(std::slice::from_ref(&half), &[]).expect("there is room for one");
+            let most = unwritten(free_bytes * 3 / 4);
+            for (wanted, promised) in [
+                (vec![most.clone(), most.clone()], vec![]),
+                (vec![unwritten(free_bytes * 2)], vec![]),
+                (vec![half.clone()], vec![most]),
             ] {
-                let refused = check(plans, bytes, promised).expect_err("there is no room").to_string();
+                let refused = disks.check(&wanted, &promised).expect_err("there is no room").to_string();
                 assert!(refused.contains("make room"), "{refused}");
             }
+            // The same clones where the source does not work, or all but whole where it does.
+            let image = image(path, free_bytes * 2);
+            let away = Unwritten::all(&at(elsewhere.path(), elsewhere.path()), &image);
+            let all_but_whole = Unwritten::of(plan, &image, |_, _| 1);
+            disks.check(&[half], &[away, all_but_whole]).expect("nobody else takes room there");
         }
         for (plan, path) in [(&beside, outside_file), (&outside, inside_file)] {
-            disks.check([plan].into_iter(), &image(path, free_bytes * 2), 0).expect("its source does not work there");
+            let away = Unwritten::all(plan, &image(path, free_bytes * 2));
+            disks.check(&[away], &[]).expect("its source does not work there");
         }
     }
 }

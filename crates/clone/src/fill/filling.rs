@@ -162,6 +162,12 @@ impl Filling {
         self.missing[file.0 as usize].load(Acquire) == 0
     }
 
+    /// What of a file is missing, no less than that and less than a chunk more.
+    pub fn missing_bytes(&self, file: FileNumber) -> u64 {
+        let chunks = self.missing[file.0 as usize].load(Acquire);
+        self.image.files[file.0 as usize].size_bytes.min(chunks * CHUNK_BYTES)
+    }
+
     /// The bytes of the next missing chunks at or after `start`, at most a run's.
     pub(super) fn next_missing_run(&self, file: FileNumber, range: ByteRange) -> Option<Range<u64>> {
         let chunks = self.layout.chunks(file, range);

@@ -18,7 +18,8 @@ use super::rate::{Rate, seconds_left};
 use crate::Origin;
 use crate::fanotify::Group;
 use crate::fill::{Background, DemandListener, FillProgress, Filling, Limiter};
-use crate::image::FileNumber;
+use crate::floor::Unwritten;
+use crate::image::{FileNumber, Image};
 use crate::network::RemoteHost;
 use crate::network::client::RemoteOrigin;
 use crate::network::protocol::SessionId;
@@ -238,6 +239,18 @@ impl CloneInWork {
         *self.lock() = Stage::Over(state, last);
     }
 
+    /// What it has yet to write; all of `image`, its source's, while it is being made. None when it is over, or being removed.
+    pub fn unwritten(&self, image: &Image) -> Option<Unwritten> {
+        match self.stage() {
+            Stage::Preparing => Some(Unwritten::all(&self.plan, image)),
+            Stage::Running(running) | Stage::Finishing(running) => {
+                let filling = &running.filling;
+                Some(Unwritten::of(&self.plan, filling.image(), |file, _| filling.missing_bytes(file)))
+            }
+            Stage::Ending | Stage::Over(..) => None,
+        }
+    }
+
     /// Whether it is this directory.
     pub fn is_at(&self, target: &Path) -> bool {
         self.plan.target == target
@@ -275,5 +288,27 @@ impl CloneInWork {
 
     fn lock(&self) -> MutexGuard<'_, Stage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::image::{FileIdentity, ImageFile};
+    use crate::network::server::tests::SourceHost;
+
+    #[test]
+    fn all_of_a_clone_that_is_being_made_is_unwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let plan = SourceHost::new(&[1], 1, directory.path(), Duration::from_secs(1)).plan();
+        let identity = FileIdentity { device: 1, inode: 1, born_nanoseconds: 0 };
+        let file = ImageFile { path: "base/5/1".into(), size_bytes: 1 << 40, mode: 0o600, identity };
+        let image = Image { files: vec![file], ..Image::default() };
+        let clone = CloneInWork::new(1, plan.clone(), None);
+        assert_eq!(clone.unwritten(&image), Some(Unwritten::all(&plan, &image)));
+        clone.set_over(CloneState::Whole, FillProgress::default());
+        assert_eq!(clone.unwritten(&image), None);
     }
 }

@@ -243,12 +243,6 @@ impl Hydrator {
         self.clones().iter().map(|clone| clone.progress()).collect()
     }
 
-    /// What all clones lack together.
-    fn missing_bytes(&self) -> u64 {
-        let missing = |progress: Progress| progress.total_bytes.saturating_sub(progress.filled_bytes);
-        self.progress_of_all().into_iter().filter(|progress| !progress.state.is_final()).map(missing).sum()
-    }
-
     fn known(&self, target: &Path) -> Result<Arc<CloneInWork>, CloneError> {
         self.find(target).ok_or_else(|| self.refuse(format!("{} is no clone of this service", target.display())))
     }

@@ -30,7 +30,6 @@ pub use passing::{DESCRIPTORS_MAX, receive, send};
 use crate::CloneError;
 use crate::fanotify::{Group, Journal, raise_descriptors_max};
 use crate::fill::SharedBitmap;
-use crate::network::preserve::give_up_store;
 
 /// The name under which the journal is kept; its hearts and its progress are what is watched.
 pub const JOURNAL: &str = "journal";
@@ -40,8 +39,8 @@ pub const STATE_SUFFIX: &str = "state";
 pub const CLONE_PREFIX: &str = "clone-";
 /// The same of an image that another host reads.
 pub const IMAGE_PREFIX: &str = "image-";
-/// What the name of such an image's store ends with.
-pub const STORE_SUFFIX: &str = "store";
+/// What the name of the bitmap of what such an image has saved ends with.
+pub const SAVED_SUFFIX: &str = "saved";
 /// What the name of a clone's bitmap ends with.
 pub const BITMAP_SUFFIX: &str = "bitmap";
 /// The name under which the source's group is kept.
@@ -220,12 +219,10 @@ impl Keeper {
         let copy = |file: &OwnedFd| file.try_clone().map_err(CloneError::kernel("copy a descriptor"));
         let group = Group::from_descriptor(copy(group)?);
         tracing::error!("the killed process does not end: the source goes on without its clones");
-        // First: whoever goes on with them must know what the source changes from here on.
+        // First: whoever goes on with them must know what the source changes from here on. Of their files nothing is asked, not even to be
+        // marked: their disk is what may hang.
         for (_, bitmap) in self.kept.iter().filter(|(name, _)| is_bitmap(name)) {
             SharedBitmap::open(copy(bitmap)?)?.give_up();
-        }
-        for (_, store) in self.kept.iter().filter(|(name, _)| is_store(name)) {
-            give_up_store(store).map_err(CloneError::kernel("give an image up"))?;
         }
         raise_descriptors_max()?;
         group.let_go(LET_GO_LINGER)?;
@@ -267,12 +264,10 @@ impl Keeper {
     }
 }
 
+/// Whether it says of a clone, or of an image for one elsewhere, that it is given up.
 fn is_bitmap(name: &str) -> bool {
-    name.starts_with(CLONE_PREFIX) && name.ends_with(BITMAP_SUFFIX)
-}
-
-fn is_store(name: &str) -> bool {
-    name.starts_with(IMAGE_PREFIX) && name.ends_with(STORE_SUFFIX)
+    (name.starts_with(CLONE_PREFIX) && name.ends_with(BITMAP_SUFFIX))
+        || (name.starts_with(IMAGE_PREFIX) && name.ends_with(SAVED_SUFFIX))
 }
 
 /// The heart of one life that has been still for longest.

@@ -12,6 +12,8 @@ use onecopy_testing::{FileSystem, MountedDisk};
 
 use super::*;
 use crate::image::Image;
+use crate::network::preserve::{Preserve, PreserveDescriptors};
+use crate::network::server::tests::LiveFiles;
 
 /// The number of the life is counted in this file.
 const LIVES_VARIABLE: &str = "ONECOPY_TEST_LIVES";
@@ -222,9 +224,15 @@ fn k31_the_source_goes_on_when_a_killed_hydrator_waits_for_a_disk() {
     let group = Group::new().unwrap();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     let bitmap = SharedBitmap::create(&Image::default()).unwrap();
+    // What is kept aside for a clone elsewhere lies on the disk that will stand still, too.
+    let (image, origin) = (Arc::new(Image::default()), Arc::new(LiveFiles::new(Vec::new())));
+    let preserve = Preserve::create(Arc::clone(&image), Arc::<LiveFiles>::clone(&origin), disk.path()).unwrap();
+    let PreserveDescriptors { store, saved, .. } = preserve.descriptors().unwrap();
     let kept = Kept::from([
         (SOURCE_GROUP.to_owned(), OwnedFd::from(group)),
         ("clone-1-bitmap".to_owned(), bitmap.as_fd().try_clone_to_owned().unwrap()),
+        ("image-2-store".to_owned(), store),
+        ("image-2-saved".to_owned(), saved),
     ]);
     let mut hydrator = hydrator("waits_in_the_kernel_once", &lives);
     hydrator.arguments.insert(0, format!("{STUCK_VARIABLE}={}", disk.path().join("file").display()).into());
@@ -234,6 +242,10 @@ fn k31_the_source_goes_on_when_a_killed_hydrator_waits_for_a_disk() {
     let read = Command::new("cat").arg(&path).output().unwrap();
     assert_eq!(String::from_utf8(read.stdout).unwrap(), "what the source reads");
     assert!(bitmap.is_given_up());
+    let reopened = Preserve::reopen(image, origin, preserve.descriptors().unwrap());
+    assert!(reopened.unwrap_err().to_string().contains("given up"));
+    preserve.fail("its disk hangs");
+    assert!(preserve.failure().is_some(), "nothing that the disk holds up");
     assert!(!keeping.is_finished() && count(&lives) == 1, "the hydrator waits still");
     drop(frozen);
     assert_eq!(keeping.join().unwrap().unwrap(), Ending::Done);

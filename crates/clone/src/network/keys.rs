@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn k26_keys_whose_making_is_killed_at_any_step_are_whole_or_made_again() {
+    async fn k33_keys_whose_making_is_killed_at_any_step_are_whole_or_made_again() {
         for is_first in [true, false] {
             let directory = tempfile::tempdir().unwrap();
             if !is_first {

@@ -16,9 +16,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use rustix::fs::{FallocateFlags, Mode, fallocate, fchmod, fstat};
+use rustix::fs::{FallocateFlags, Mode, fallocate, fstat};
 
 use super::protocol::{DeliveredRange, READ_BYTES_MAX};
 use crate::fill::{Claim, InFlight, Layout, SharedBitmap};
@@ -31,7 +31,7 @@ use crate::{ByteRange, CHUNK_BYTES, CloneError, Origin, OriginError};
 const RUN_CHUNKS_MAX: u64 = 32;
 /// A range of more missing chunks is not saved by who must not be held up: 512 KiB.
 const NOW_CHUNKS_MAX: u64 = 64;
-/// The mode of the store of an image that is given up: it lies where all processes see it that have the store.
+/// The mode of the store of an image that an older version has given up.
 const MODE_GIVEN_UP: Mode = Mode::RUSR;
 
 /// What a restarted process needs to go on.
@@ -39,7 +39,7 @@ const MODE_GIVEN_UP: Mode = Mode::RUSR;
 pub struct PreserveDescriptors {
     /// The saved content.
     pub store: OwnedFd,
-    /// Which chunks are saved.
+    /// Which chunks are saved, and whether the image is given up.
     pub saved: OwnedFd,
     /// Which chunks the clone has.
     pub delivered: OwnedFd,
@@ -62,6 +62,8 @@ pub struct Preserve {
     layout: Layout,
     origin: Arc<dyn Origin>,
     store: File,
+    /// Held by whoever changes the store: while its file system hangs nobody else gets at its inode.
+    changing: Mutex<()>,
     saved: SharedBitmap,
     delivered: SharedBitmap,
     in_flight: InFlight,
@@ -114,9 +116,8 @@ impl Preserve {
             let error = std::io::Error::from(std::io::ErrorKind::InvalidInput);
             return Err(CloneError::kernel("share memory")(error));
         }
-        let mode =
-            fstat(&descriptors.store).map_err(|error| CloneError::kernel("look at a store")(error.into()))?.st_mode;
-        if Mode::from_raw_mode(mode) == MODE_GIVEN_UP {
+        let mode = || fstat(&descriptors.store).map_err(|error| CloneError::kernel("look at a store")(error.into()));
+        if saved.is_given_up() || Mode::from_raw_mode(mode()?.st_mode) == MODE_GIVEN_UP {
             let error = std::io::Error::other("the image was given up");
             return Err(CloneError::kernel("go on with what was saved")(error));
         }
@@ -136,6 +137,7 @@ impl Preserve {
             layout,
             origin,
             store,
+            changing: Mutex::default(),
             saved,
             delivered,
             in_flight: InFlight::new(),
@@ -221,10 +223,8 @@ impl Preserve {
         self.failure.get_or_init(|| {
             #[cfg(test)]
             self.recorder.note(|| crate::recorder::Event::GiveUp);
-            // Before the source may change what was not saved.
-            if let Err(error) = give_up_store(&self.store) {
-                tracing::error!(%error, "a later process would not know that an image is given up");
-            }
+            // Before the source may change what was not saved; in memory, since the store's file system may be what hangs.
+            self.saved.give_up();
             tracing::error!(reason, "the image for a clone elsewhere is given up");
             reason.to_owned()
         });
@@ -322,10 +322,15 @@ impl Preserve {
         let (start, length) = (run.start * CHUNK_BYTES, (run.end - run.start) * CHUNK_BYTES);
         #[cfg(test)]
         self.recorder.note(|| crate::recorder::Event::GiveBack { start, length });
+        let _changing = self.change_store();
         if let Err(error) = fallocate(&self.store, flags, start, length) {
             // It goes with the file in the end.
             tracing::debug!(%error, "the space of delivered content is not given back yet");
         }
+    }
+
+    fn change_store(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn whereabouts(&self, chunk: u64) -> Whereabouts {
@@ -387,6 +392,12 @@ impl Preserve {
             } else if !self.origin.read_now(file, bytes.start, &mut content)? {
                 return Ok(false);
             }
+            let _changing = if may_wait {
+                self.change_store()
+            } else {
+                let Ok(changing) = self.changing.try_lock() else { return Ok(false) };
+                changing
+            };
             check_free(&self.store)?;
             let offset_bytes = run.start * CHUNK_BYTES;
             #[cfg(test)]
@@ -412,11 +423,6 @@ impl Preserve {
     fn failed(&self) -> FollowerFailed {
         FollowerFailed(self.failure().unwrap_or_default().to_owned())
     }
-}
-
-/// For whoever opens the image of this store later: it is given up.
-pub(crate) fn give_up_store(store: impl AsFd) -> std::io::Result<()> {
-    Ok(fchmod(store, MODE_GIVEN_UP)?)
 }
 
 impl Follower for Preserve {

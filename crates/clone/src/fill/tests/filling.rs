@@ -20,12 +20,15 @@ fn what_is_asked_for_is_there_and_nothing_else() {
     let progress = filling.progress();
     assert_eq!((progress.total_bytes, progress.filled_bytes), ((13 * CHUNK + 100) as u64, 2 * CHUNK_BYTES));
     assert_eq!((progress.demand_faults, progress.demand_bytes, progress.files_left), (1, 2 * CHUNK_BYTES, 2));
+    // As if the last chunk, which is short, were a whole one.
+    assert_eq!([FIRST, FileNumber(1)].map(|file| filling.missing_bytes(file)), [9 * CHUNK_BYTES, 3 * CHUNK_BYTES]);
 
     // The last chunk is short; beyond the end there is nothing to do.
     filling.ensure(FIRST, ByteRange::WHOLE).unwrap();
     filling.ensure(FIRST, ByteRange::new(1 << 40, 1)).unwrap();
     assert_eq!(harness.cloned(FIRST), harness.frozen[0]);
     assert!(filling.is_file_filled(FIRST) && !filling.is_file_filled(FileNumber(1)));
+    assert_eq!(filling.missing_bytes(FIRST), 0);
     assert_eq!(harness.origin.read_bytes.load(Ordering::SeqCst), (10 * CHUNK + 100) as u64, "no chunk was read twice");
     assert_eq!(filling.progress().demand_faults, 2);
 }

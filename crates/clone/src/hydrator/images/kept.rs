@@ -11,14 +11,14 @@ use super::super::record::{from_memory, to_memory};
 use super::super::safekeeping::copy_of;
 use crate::CloneError;
 use crate::image::Image;
-use crate::keeper::{IMAGE_PREFIX, Kept, STATE_SUFFIX, STORE_SUFFIX};
+use crate::keeper::{IMAGE_PREFIX, Kept, SAVED_SUFFIX, STATE_SUFFIX};
 use crate::network::preserve::{Preserve, PreserveDescriptors};
 use crate::network::protocol::SessionId;
 use crate::plan::Plan;
 use crate::source::SourceFiles;
 
 /// Parts of an image that the keeper holds.
-const KEPT_PARTS: [&str; 4] = [STATE_SUFFIX, STORE_SUFFIX, "saved", "delivered"];
+const KEPT_PARTS: [&str; 4] = [STATE_SUFFIX, "store", SAVED_SUFFIX, "delivered"];
 
 /// An image that another host reads.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ impl ImageRecord {
         if let Some(preserve) = preserve {
             let PreserveDescriptors { store, saved, delivered } = preserve.descriptors()?;
             keep("store", store);
-            keep("saved", saved);
+            keep(SAVED_SUFFIX, saved);
             keep("delivered", delivered);
         }
         // Last: with it, all is there.
@@ -81,7 +81,7 @@ impl ImageRecord {
         let image = Arc::new(self.image.take().ok_or_else(unfrozen)?);
         let part = |part: &str| copy_of(kept, &name(self.number, part));
         let descriptors =
-            PreserveDescriptors { store: part(STORE_SUFFIX)?, saved: part("saved")?, delivered: part("delivered")? };
+            PreserveDescriptors { store: part("store")?, saved: part(SAVED_SUFFIX)?, delivered: part("delivered")? };
         let directory = self.plan.source.data_directory.clone();
         let preserve = blocking(move || {
             let origin = Arc::new(SourceFiles::reopen(&directory, &image, |_| true)?);

@@ -102,11 +102,13 @@ async fn prepare_alike(
 ) -> Option<Alike<Candidate>> {
     let Plan { source, recovery, .. } = &members[0].plan;
     let directory = source.data_directory.clone();
-    let plans: Vec<Plan> = members.iter().map(|clone| clone.plan.clone()).collect();
-    let promised_bytes = hydrator.missing_bytes();
+    let (wanted, promised): (Vec<_>, Vec<_>) =
+        hydrator.clones().into_iter().partition(|clone| members.iter().any(|member| Arc::ptr_eq(member, clone)));
     let listed = blocking(move || {
         let image = Image::scan(&directory)?.image;
-        SourceDisks::of(&directory)?.check(plans.iter(), &image, promised_bytes)?;
+        let [wanted, promised] = [wanted, promised]
+            .map(|clones| clones.iter().filter_map(|clone| clone.unwritten(&image)).collect::<Vec<_>>());
+        SourceDisks::of(&directory)?.check(&wanted, &promised)?;
         Ok(Arc::new(image))
     });
     let listed = listed.await;

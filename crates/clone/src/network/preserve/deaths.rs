@@ -67,10 +67,10 @@ impl State {
         };
         let mut store = tempfile::tempfile().unwrap();
         store.write_all(&self.store).unwrap();
-        if self.is_given_up {
-            fchmod(&store, MODE_GIVEN_UP).unwrap();
-        }
         let (saved, delivered) = (bitmap(&self.saved), bitmap(&self.delivered));
+        if self.is_given_up {
+            SharedBitmap::open(saved.try_clone().unwrap()).unwrap().give_up();
+        }
         let descriptors = PreserveDescriptors { store: store.into(), saved, delivered };
         let origin: Arc<dyn Origin> = Arc::new(LiveFiles::new(self.source.clone()));
         let preserve = match Preserve::reopen(Arc::clone(&image), origin, descriptors) {

@@ -83,10 +83,27 @@ fn another_process_finds_it_as_it_was() {
 fn another_process_learns_that_it_was_given_up() {
     let directory = tempfile::tempdir().unwrap();
     let (first, live) = preserve(directory.path());
+    let reopen = |preserve: &Preserve| {
+        let origin: Arc<dyn Origin> = Arc::<LiveFiles>::clone(&live);
+        Preserve::reopen(Arc::clone(preserve.image()), origin, preserve.descriptors().unwrap())
+    };
+    reopen(&first).expect("nobody has given it up");
     first.fail("the disk is full");
-    let origin: Arc<dyn Origin> = Arc::<LiveFiles>::clone(&live);
-    let second = Preserve::reopen(Arc::clone(first.image()), origin, first.descriptors().unwrap());
-    assert!(second.unwrap_err().to_string().contains("given up"));
+    assert!(reopen(&first).unwrap_err().to_string().contains("given up"));
+    let (older, _live) = preserve(directory.path());
+    rustix::fs::fchmod(&older.store, MODE_GIVEN_UP).unwrap();
+    assert!(reopen(&older).unwrap_err().to_string().contains("given up"), "as an older version did it");
+}
+
+#[test]
+fn who_must_not_wait_does_not_change_the_store_beside_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let (preserve, _live) = preserve(directory.path());
+    let range = ByteRange::new(0, 1);
+    let changing = preserve.change_store();
+    assert!(!preserve.take_now(FILE, range).unwrap() && !preserve.has(FILE, range));
+    drop(changing);
+    assert!(preserve.take_now(FILE, range).unwrap() && preserve.has(FILE, range));
 }
 
 #[test]
