@@ -315,6 +315,7 @@ async fn start_leader(
     let server =
         steps::bring_leader(&TellingMaker { workshop, progress }, state, &workshop.directory.state_file()).await?;
     progress.step("starting the leader".to_owned());
+    let takes_over = workshop.is_any_running(&state.servers).await;
     let process = Arc::clone(&server).into_process();
     if let Some(process) = &process {
         workshop.memory.tell_hindrance(&leader.name, process.data_directory(), progress);
@@ -324,7 +325,7 @@ async fn start_leader(
     roles::make_missing(&leader.name, &*server, &workshop.secrets).await?;
     if let Some(process) = process {
         workshop.memory.group(&leader.name, &process, progress).await?;
-        workshop.memory.make_functions(&leader.name, &process, progress).await?;
+        workshop.memory.make_functions(&leader.name, &process, takes_over, progress).await?;
     }
     Ok(supervisor)
 }

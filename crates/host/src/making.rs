@@ -109,6 +109,17 @@ impl Workshop {
         Server::open(self.options(state, role)).await.map(Arc::new).map_err(HostError::server(&state.name))
     }
 
+    /// Whether one of `servers` runs already: it has loaded the libraries that were installed when it was started.
+    pub async fn is_any_running(&self, servers: &[ServerState]) -> bool {
+        for server in servers.iter().filter(|server| self.is_there(server)) {
+            // The role decides on settings only. What cannot be opened is not taken over either.
+            if self.open(server, Role::Follower).await.is_ok_and(|server| server.process_id().is_some()) {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Whether the data that `state` speaks of is there.
     pub fn is_there(&self, state: &ServerState) -> bool {
         if let Some(home) = self.machine_home(state) {

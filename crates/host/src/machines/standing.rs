@@ -132,14 +132,20 @@ pub(super) fn check_may_run(home: &MachineHome, user: &ServiceUser) -> Result<()
 /// Before a machine is started: gives the next generation to it and to its disk, which nobody has any more within `patience`.
 ///
 /// # Errors
-/// [`MachineError::Moved`] when it has migrated, [`MachineError::DiskInUse`], [`HostError::File`], [`HostError::Postgres`].
+/// [`MachineError::Moved`] when it has migrated, [`MachineError::DiskInUse`], [`HostError::File`], also when there is no number
+/// behind the disk's, [`HostError::Postgres`].
 pub(super) async fn begin(home: &MachineHome, user: &ServiceUser, patience: Duration) -> Result<(), HostError> {
     if is_migrated(home) {
         return Err(MachineError::Moved { name: home.name().clone() }.into());
     }
     // Who has it may be the machine itself, elsewhere: then its generation is the one that counts.
     wait_disk_free(home, user, patience).await?;
-    let generation = generation(home, user)? + 1;
+    let last = generation(home, user)?;
+    // The account that runs QEMU may have written anything there.
+    let generation = last.checked_add(1).ok_or_else(|| {
+        let path = home.disk().join(GENERATION);
+        HostError::file("read", path)(no_generation(&last.to_string()))
+    })?;
     // Its own first: broken off between the two, it is one that has moved, and does not run.
     write(home, Record { standing: Standing::Beginning, generation })?;
     Ok(user.write_file(&home.disk().join(GENERATION), format!("{generation}\n").as_bytes(), 0o600)?)
@@ -189,9 +195,13 @@ fn generation(home: &MachineHome, user: &ServiceUser) -> Result<u64, HostError> 
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
             file => file?.take(BYTES_MAX).read_to_string(&mut text)?,
         };
-        text.trim().parse().map_err(|_| Error::other(format!("{text:?} is no generation")))
+        text.trim().parse().map_err(|_| no_generation(&text))
     };
     read().map_err(HostError::file("read", path))
+}
+
+fn no_generation(text: &str) -> Error {
+    Error::other(format!("{text:?} is no generation"))
 }
 
 async fn wait_disk_free(home: &MachineHome, user: &ServiceUser, patience: Duration) -> Result<(), HostError> {
@@ -319,6 +329,18 @@ mod tests {
         fs::remove_file(home.disk().join(GENERATION)).unwrap();
         std::os::unix::fs::symlink(record_file(&home), home.disk().join(GENERATION)).unwrap();
         assert_eq!(find(&home, &user), Found::Unknown);
+    }
+
+    #[tokio::test]
+    async fn v33_no_run_begins_behind_the_last_number() {
+        let (_directory, home, user) = machine();
+        let last = u64::MAX.to_string();
+        user.write_file(&home.disk().join(GENERATION), last.as_bytes(), 0o600).unwrap();
+        let error = begin(&home, &user, Duration::ZERO).await.unwrap_err();
+        let HostError::File { source, .. } = &error else { panic!("{error}") };
+        assert_eq!(source.to_string(), format!("{last:?} is no generation"));
+        assert_eq!(find(&home, &user), Found::Unknown, "nothing was written down");
+        assert_eq!(generation(&home, &user).unwrap(), u64::MAX);
     }
 
     #[tokio::test]

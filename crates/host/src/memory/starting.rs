@@ -146,13 +146,20 @@ impl ServersMemory {
         }
     }
 
-    /// Makes the extension's functions on the leader. Without them clients are served all the same, unless it was wanted by name.
+    /// Makes the extension's functions on the leader. Without them clients are served all the same, unless it was wanted by name. Those of
+    /// an earlier version serve, too, and stay where this start `takes_over` a server that runs.
     ///
     /// # Errors
     /// What the leader says, where the configuration has `extension = "on"`.
-    pub async fn make_functions(&self, name: &str, leader: &Server, progress: &dyn Progress) -> Result<(), HostError> {
+    pub async fn make_functions(
+        &self,
+        name: &str,
+        leader: &Server,
+        takes_over: bool,
+        progress: &dyn Progress,
+    ) -> Result<(), HostError> {
         let Some(extension) = &self.extension else { return Ok(()) };
-        match schema::make_missing(name, leader, extension).await {
+        match schema::make_missing(name, leader, extension, takes_over, progress).await {
             Err(error) if self.configuration.extension == ExtensionUse::Auto => {
                 progress.notice(format!("the servers' memory stays as it is: {error}"));
                 Ok(())

@@ -1,5 +1,6 @@
 //! What `onecopy up` makes of the servers' memory.
 
+use onecopy_testing::process::kill;
 use onecopy_testing::{TestDirectory, until};
 use serde_json::Value;
 
@@ -100,6 +101,43 @@ fn another_configuration_is_remembered() {
     std::fs::remove_file(&file).expect("remove it");
     let complaint = directory.run(&["up", "--detach"]).refused(4);
     assert!(complaint.contains("mine.toml"), "{complaint}");
+}
+
+#[test]
+fn functions_of_before_stay_until_every_server_is_started_again() {
+    let directory = up(CONFIGURATION, 1);
+    let version = || directory.superuser_sql("leader", "SELECT extversion FROM pg_extension WHERE extname = 'onecopy'");
+    let installed = version();
+    let before = "DROP EXTENSION onecopy; CREATE EXTENSION onecopy SCHEMA onecopy_memory VERSION '1.0'";
+    directory.superuser_sql("leader", before);
+    let up_again = || {
+        let told = directory.run(&["up", "--detach"]);
+        assert_eq!(told.code, Some(0), "{told:?}");
+        told.stderr.matches("stay at version 1.0 while servers run").count()
+    };
+
+    let postmasters = directory.postmasters();
+    directory.kill_daemon();
+    assert_eq!(up_again(), 1);
+    assert_eq!(directory.postmasters(), postmasters, "both are taken over");
+    assert_eq!(version(), "1.0");
+
+    // The follower alone would get what its module does not know.
+    directory.kill_daemon();
+    kill(directory.postmaster("leader"));
+    assert_eq!(up_again(), 1);
+    assert_eq!(directory.postmaster("follower-1"), postmasters[0].1, "it is taken over");
+    assert_eq!(version(), "1.0");
+    until("both tell their pools", || {
+        ["leader", "follower-1"].iter().all(|name| pool_bytes(&directory, name) == Some(START_BYTES))
+    });
+
+    directory.run(&["down"]).ok();
+    assert_eq!(up_again(), 0);
+    assert_eq!(version(), installed);
+    until("both tell their pools again", || {
+        ["leader", "follower-1"].iter().all(|name| pool_bytes(&directory, name) == Some(START_BYTES))
+    });
 }
 
 #[test]
