@@ -26,10 +26,12 @@ TEST_SECONDS ?= 9000
 SOAK_SECONDS ?= 600
 # How long `make fuzz` looks.
 FUZZ_SECONDS ?= 600
+# `make compat COMPAT='--short pgx'` runs a part of it.
+COMPAT ?=
 # `make bench BENCH='router --seconds 2'` runs one experiment with options.
 BENCH ?=
 
-.PHONY: help setup build guest demo test nightly soak fuzz bench lint format
+.PHONY: help setup build guest demo test nightly soak compat fuzz bench lint format
 
 help: ## this list
 	@echo "Onecopy: a group of ordinary PostgreSQL servers behaves as one serializable database."
@@ -75,6 +77,9 @@ soak: setup build ## random resizes under load and with kills, ten minutes each,
 	ONECOPY_SOAK_SECONDS=$(SOAK_SECONDS) scripts/on-test-disk.sh cargo nextest run --locked \
 		--cargo-profile $(PROFILE) --profile soak --workspace \
 		-E 'package(onecopy-tests) & (test(m3_random) + test(m4_deaths))'
+
+compat: setup build ## other projects' test suites, directly and through the router; fails when the difference is not a known one
+	@scripts/compat.py $(COMPAT)
 
 fuzz: setup ## ten minutes of search for what a guest could put on its disk's ring to break a rule
 	@scripts/fuzz.sh ring $(FUZZ_SECONDS)
