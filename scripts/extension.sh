@@ -1,9 +1,8 @@
 #!/bin/bash
-# Builds the extension for every PostgreSQL that is found and installs it there. Quick when nothing has changed. A server
-# that runs meanwhile keeps the module that it has: files are replaced by renaming.
-#   scripts/extension.sh           build and install
-#   scripts/extension.sh --check   compile with more warnings, each an error, and install nothing
-#   scripts/extension.sh --list    name the pg_config of each PostgreSQL that is found
+# Builds the extension for every PostgreSQL that is found and installs it there. Quick when nothing has changed. A
+# server that runs meanwhile keeps the module that it has: files are replaced by renaming. scripts/extension.sh
+# build and install scripts/extension.sh --check   compile with more warnings, each an error, and install nothing
+# scripts/extension.sh --list    name the pg_config of each PostgreSQL that is found
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,8 +38,8 @@ find_all() {
     done
 }
 
-# What the module depends on besides what is in the sources: another compiler, another PostgreSQL, and a source that has come
-# or gone begin anew.
+# What the module depends on besides what is in the sources: another compiler, another PostgreSQL, and a source that has
+# come or gone begin anew.
 fingerprint() {
     "$1" | sort
     cksum <"$("$1" --includedir-server)/pg_config.h"
@@ -57,7 +56,8 @@ build() {
         mkdir -p "$directory"
         fingerprint "$config" >"$directory/fingerprint"
     fi
-    # Links, not make's search path: that would also find what somebody has built in the source directory for another version.
+    # Links, not make's search path: that would also find what somebody has built in the source directory for another
+    # version.
     mkdir -p "$directory/src"
     ln -sf "$source"/Makefile "$source"/onecopy*.control "$source"/onecopy*.sql "$directory/"
     find "$directory/src" -type l -delete

@@ -2,8 +2,8 @@
 # Runs a command whose temporary files lie on a file system of its own, made for it and gone afterwards.
 #   scripts/on-test-disk.sh COMMAND [ARGUMENT]...
 #
-# Tests make and remove some hundred thousand small files. On a machine's own file system that may cost more than all the
-# rest: ext4 without a journal searches for an inode that was not freed in the last minutes (recently_deleted in
+# Tests make and remove some hundred thousand small files. On a machine's own file system that may cost more than all
+# the rest: ext4 without a journal searches for an inode that was not freed in the last minutes (recently_deleted in
 # fs/ext4/ialloc.c), which took a quarter of the processor time of a whole run. ONECOPY_TEST_DISK=off leaves them there,
 # as does an account that may not mount.
 set -euo pipefail

@@ -2,8 +2,8 @@
 # An apt of its own, for packages of another release than the system's: the system's sources, lists and package database
 # stay as they are. The mirror is the one that the system's apt uses; apt verifies what it loads. To be sourced.
 
-# debian_mirror: the address of the system's mirror of Debian; fails when its apt has none. From what apt has loaded, else,
-# where it has loaded nothing yet, from its sources.
+# debian_mirror: the address of the system's mirror of Debian; fails when its apt has none. From what apt has loaded,
+# else, where it has loaded nothing yet, from its sources.
 debian_mirror() {
     local targets mirror
     # shellcheck disable=SC2016 # apt itself fills in what is in $().
@@ -30,8 +30,8 @@ own_apt() {
         -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false)
 }
 
-# own_apt_for_empty_system DIRECTORY MIRROR SUITE...: the same for a system in which nothing is installed: what it loads is
-# complete in itself.
+# own_apt_for_empty_system DIRECTORY MIRROR SUITE...: the same for a system in which nothing is installed: what it loads
+# is complete in itself.
 own_apt_for_empty_system() {
     own_apt "$@"
     : >"$1/status"

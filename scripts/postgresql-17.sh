@@ -1,7 +1,7 @@
 #!/bin/bash
-# Unpacks PostgreSQL 17 of Debian 13 beside the system, on a machine whose own release has another version: the tests run
-# clones on two major versions, and the extension is built for both. The package database stays as it is; all lies under
-# one directory, which can be removed.
+# Unpacks PostgreSQL 17 of Debian 13 beside the system, on a machine whose own release has another version: the tests
+# run clones on two major versions, and the extension is built for both. The package database stays as it is; all lies
+# under one directory, which can be removed.
 #
 # The packages come from the mirror that apt uses already and are verified by apt. They bring the C library that they
 # were made for: every program gets that library's loader and its directory, so nothing of the system is replaced.

@@ -1,7 +1,7 @@
 #!/bin/bash
-# Sees to QEMU 10 or newer, which live migration of guests without hardware help needs. Where the release has an older one
-# (Debian 12), its backports have it: they are asked by an apt of their own, so that nothing else of them comes to be
-# installed, now or later.
+# Sees to QEMU 10 or newer, which live migration of guests without hardware help needs. Where the release has an older
+# one (Debian 12), its backports have it: they are asked by an apt of their own, so that nothing else of them comes to
+# be installed, now or later.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/own-apt.sh

@@ -105,8 +105,8 @@ impl Session {
         Ok(self.run_script(sql).await?.pop().unwrap_or_default())
     }
 
-    /// The same for a statement that needs a database in which nobody is. PostgreSQL itself waits five seconds for those that are about
-    /// to leave it: clients of a moment ago, autovacuum.
+    /// The same for a statement that needs a database in which nobody is. PostgreSQL itself waits five seconds for
+    /// those that are about to leave it: clients of a moment ago, autovacuum.
     ///
     /// # Errors
     ///

@@ -1,7 +1,7 @@
 //! The closed-batch invariant: once a batch is closed its sum never changes, whoever reports it, on whatever server.
 //!
-//! Receipts go to the batch that is open, a batch is closed by opening the next one, and reports add up the batches that
-//! are closed. Under snapshot isolation on replicas a report can miss a receipt of a closed batch.
+//! Receipts go to the batch that is open, a batch is closed by opening the next one, and reports add up the batches
+//! that are closed. Under snapshot isolation on replicas a report can miss a receipt of a closed batch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

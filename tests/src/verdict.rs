@@ -124,8 +124,8 @@ mod tests {
     const EARLIER: i64 = 7;
     const LATER: i64 = 11;
 
-    /// What was seen once of PostgreSQL's window: the reader does not see the pivot's append to `keys.0`, and the pivot not that
-    /// of a third transaction to `keys.1`, which the reader sees. A last read tells the order.
+    /// What was seen once of PostgreSQL's window: the reader does not see the pivot's append to `keys.0`, and the pivot
+    /// not that of a third transaction to `keys.1`, which the reader sees. A last read tells the order.
     fn window(certified: bool, keys: (i64, i64), begun: u64) -> Vec<Transaction> {
         let append = |key, value| Operation::Append { key, value };
         let read = |key, values: &[i64]| Operation::Read { key, values: values.to_vec() };

@@ -15,7 +15,8 @@ const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 pub struct Mount(PathBuf);
 
 impl Mount {
-    /// Makes an XFS of this size in a file of `directory` (sparse: only what is written takes room) and mounts it there.
+    /// Makes an XFS of this size in a file of `directory` (sparse: only what is written takes room) and mounts it
+    /// there.
     ///
     /// # Errors
     /// Not root, no room, or no program for it.

@@ -1,6 +1,6 @@
-//! How long a source's accesses would wait at a freeze: `freeze [FILES]...`, by default 1000 and 20000 files in 20 databases. Needs root.
-//! Nothing is started; the directory is made for it and removed. What a caller does while the gate is closed, such as telling the clones'
-//! files the final sizes, comes on top.
+//! How long a source's accesses would wait at a freeze: `freeze [FILES]...`, by default 1000 and 20000 files in 20
+//! databases. Needs root. Nothing is started; the directory is made for it and removed. What a caller does while the
+//! gate is closed, such as telling the clones' files the final sizes, comes on top.
 
 use std::error::Error;
 use std::fs::{self, File};

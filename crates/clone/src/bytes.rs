@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The unit in which files are filled: PostgreSQL's page. What is smaller could be torn by a writer, what is larger would be saved for
-/// nothing.
+/// The unit in which files are filled: PostgreSQL's page. What is smaller could be torn by a writer, what is larger
+/// would be saved for nothing.
 pub const CHUNK_BYTES: u64 = 8192;
 
 /// A range of a file: `start` included, `end` not.

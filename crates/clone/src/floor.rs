@@ -80,8 +80,8 @@ impl SourceDisks {
         self.devices.contains(&device)
     }
 
-    /// Whether clones that are wanted find room beside the source when they are whole, and so are the others that were `promised` room: on
-    /// each of these file systems what is to come there counts, and nothing else.
+    /// Whether clones that are wanted find room beside the source when they are whole, and so are the others that were
+    /// `promised` room: on each of these file systems what is to come there counts, and nothing else.
     ///
     /// # Errors
     /// [`CloneError::CannotClone`] with what is needed and what there is; [`CloneError::File`].

@@ -7,12 +7,12 @@
 //!                        freeze: image, position ─── [recovery] ──────┘  └── background, hot pages first [warm]
 //! ```
 //!
-//! [`fanotify`] is the kernel's part: it asks before a marked file's range is read or written. [`image`] is what a data directory holds
-//! at the freeze, [`source`] saves what the running server is about to change, [`fill`] brings a clone's files to the image's content,
-//! [`target`] is the clone's directory, which nobody but us can start until it is whole. [`recovery`] makes PostgreSQL take the image for
-//! a standby's directory. [`hydrator`] is the process in which this happens, [`keeper`] the small one that holds its descriptors,
-//! [`service`] how others talk to it. [`ways`] chooses between this and two ways that need less of the kernel. [`network`] is the same
-//! between two hosts.
+//! [`fanotify`] is the kernel's part: it asks before a marked file's range is read or written. [`image`] is what a data
+//! directory holds at the freeze, [`source`] saves what the running server is about to change, [`fill`] brings a
+//! clone's files to the image's content, [`target`] is the clone's directory, which nobody but us can start until it is
+//! whole. [`recovery`] makes PostgreSQL take the image for a standby's directory. [`hydrator`] is the process in which
+//! this happens, [`keeper`] the small one that holds its descriptors, [`service`] how others talk to it. [`ways`]
+//! chooses between this and two ways that need less of the kernel. [`network`] is the same between two hosts.
 
 mod bytes;
 mod error;

@@ -77,7 +77,8 @@ pub struct Plan {
     pub source: SourceServer,
     /// The clone's data directory; does not exist yet.
     pub target: PathBuf,
-    /// Where its tablespaces go: one directory for each, named by its OID. Default: beside `target`, with `.tablespaces` added.
+    /// Where its tablespaces go: one directory for each, named by its OID. Default: beside `target`, with
+    /// `.tablespaces` added.
     pub tablespaces: PathBuf,
     /// The account that it runs as.
     pub user_name: String,

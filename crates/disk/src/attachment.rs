@@ -55,8 +55,8 @@ impl Attachment {
         Ok(disk)
     }
 
-    /// The last one that detaches drains, flushes and closes the disk and gives the lease back. Nothing to do when it is
-    /// not attached.
+    /// The last one that detaches drains, flushes and closes the disk and gives the lease back. Nothing to do when it
+    /// is not attached.
     ///
     /// # Errors
     /// What closing met; the disk is detached nevertheless.

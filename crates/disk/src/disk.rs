@@ -80,12 +80,12 @@ impl Disk {
         Ok(Disk(Arc::new(Handle { core, workers, background: Mutex::new(Some(background)) })))
     }
 
-    /// Lets submitted requests end, makes all durable and gives the lease back, in bounded time also when a source cannot
-    /// be reached: what waits for it longer than 2 s fails with [`DiskError::Closed`]. Epochs end with it.
+    /// Lets submitted requests end, makes all durable and gives the lease back, in bounded time also when a source
+    /// cannot be reached: what waits for it longer than 2 s fails with [`DiskError::Closed`]. Epochs end with it.
     ///
     /// # Errors
-    /// [`DiskError::Closed`] when it was closed before. Any other: the last writes may not be durable; the lease is given
-    /// back nevertheless.
+    /// [`DiskError::Closed`] when it was closed before. Any other: the last writes may not be durable; the lease is
+    /// given back nevertheless.
     pub fn close(&self) -> Result<(), DiskError> {
         self.0.workers.close(CLOSE_PATIENCE);
         if !self.0.core.shut() {
@@ -104,8 +104,8 @@ impl Disk {
         Header::read(directory).map(|header| header.geometry())
     }
 
-    /// Checks a disk's files without changing them. Best done while nobody has it open: what an owner does meanwhile may
-    /// look like damage.
+    /// Checks a disk's files without changing them. Best done while nobody has it open: what an owner does meanwhile
+    /// may look like damage.
     ///
     /// # Errors
     /// There is no disk. Damage is told in the report.
@@ -159,8 +159,8 @@ impl Disk {
         self.0.core.read(offset, into, pieces, Patience::Waits(None)).map(|_| ())
     }
 
-    /// Writes. Whole sectors. The pieces tell where the data lies in guest memory: none, or as much as data. Durable after
-    /// the next [`flush`](Disk::flush).
+    /// Writes. Whole sectors. The pieces tell where the data lies in guest memory: none, or as much as data. Durable
+    /// after the next [`flush`](Disk::flush).
     ///
     /// # Errors
     /// [`DiskError::OutOfRange`]; [`DiskError::Full`], then each block has its old or its new content;
@@ -203,8 +203,8 @@ impl Disk {
         self.0.core.read(offset, into, pieces, Patience::Tries)
     }
 
-    /// Writes, unless a partly written block must first be read from elsewhere. When it would wait, some of the blocks may
-    /// have their new content already: hand the same request on.
+    /// Writes, unless a partly written block must first be read from elsewhere. When it would wait, some of the blocks
+    /// may have their new content already: hand the same request on.
     ///
     /// # Errors
     /// As [`write`](Disk::write).
@@ -217,7 +217,8 @@ impl Disk {
         self.0.workers.submit(request, None, completion);
     }
 
-    /// The same for a requester that may withdraw it: then its completion is never called, also when it had withdrawn before.
+    /// The same for a requester that may withdraw it: then its completion is never called, also when it had withdrawn
+    /// before.
     pub fn submit_for(&self, requester: &Requester, request: Request, completion: Completion) {
         self.0.workers.submit(request, Some(requester.clone()), completion);
     }
@@ -271,8 +272,8 @@ impl Disk {
         })
     }
 
-    /// Blocks that were written, zeroed or discarded after the end of `from` and up to the end of `to`, as rising ranges.
-    /// Both are epochs that are kept, or snapshots' epochs.
+    /// Blocks that were written, zeroed or discarded after the end of `from` and up to the end of `to`, as rising
+    /// ranges. Both are epochs that are kept, or snapshots' epochs.
     ///
     /// # Errors
     /// [`DiskError::UnknownEpoch`].
@@ -281,8 +282,8 @@ impl Disk {
         self.0.core.changed(from, to)
     }
 
-    /// The writes of an ended epoch, once; none when they were not recorded, or were taken. What was discarded or zeroed
-    /// without data is not among them: [`changed`](Disk::changed) has it.
+    /// The writes of an ended epoch, once; none when they were not recorded, or were taken. What was discarded or
+    /// zeroed without data is not among them: [`changed`](Disk::changed) has it.
     pub fn take_write_log(&self, epoch: Epoch) -> Option<WriteLog> {
         self.0.core.take_write_log(epoch)
     }

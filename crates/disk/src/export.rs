@@ -26,7 +26,8 @@ fn write_sparsely(file: &File, offset: u64, bytes: &[u8]) -> std::io::Result<()>
     Ok(())
 }
 
-/// Writes a view as a raw sparse image to a new file, durable with its name when this returns. `progress` is called with bytes done.
+/// Writes a view as a raw sparse image to a new file, durable with its name when this returns. `progress` is called
+/// with bytes done.
 ///
 /// # Errors
 /// The view cannot be read, or the file not written.

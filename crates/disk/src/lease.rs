@@ -1,8 +1,8 @@
 //! Who has a disk: one holder at a time, on one host or on several that share the directory.
 //!
-//! The lock is on the open file `lease`, so it ends with its holder however that ends. The file's text tells the lease's
-//! generation, which grows with every taking, and who took it: a newcomer names the one it waits for, and one that
-//! takes the lease again sees whether somebody else had it in between.
+//! The lock is on the open file `lease`, so it ends with its holder however that ends. The file's text tells the
+//! lease's generation, which grows with every taking, and who took it: a newcomer names the one it waits for, and one
+//! that takes the lease again sees whether somebody else had it in between.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};

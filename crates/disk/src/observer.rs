@@ -46,7 +46,7 @@ pub trait Observer: Send + Sync {
     /// A read of a block that [`knows`](Observer::knows) put it at this guest address.
     fn seen(&self, block: u64, guest_address: u64);
 
-    /// The disk is drained and flushed, and is about to be given back in order: nothing passes any more in this generation
-    /// of it. Not called when the disk's process dies.
+    /// The disk is drained and flushed, and is about to be given back in order: nothing passes any more in this
+    /// generation of it. Not called when the disk's process dies.
     fn closing(&self) {}
 }

@@ -57,9 +57,9 @@ pub enum Request {
 /// Called once with a request's outcome: a read's bytes, nothing for others. From any thread; it must not block.
 pub type Completion = Box<dyn FnOnce(Result<Vec<u8>, DiskError>) + Send>;
 
-/// Who hands requests to a disk: a ring between its start and its stop, or a connection. When it goes, what it asked for
-/// and has no answer is withdrawn ([`Disk::withdraw`](crate::Disk::withdraw)): it may be asked for again, and the first
-/// asking must not reach the disk behind that and what followed. Clones are the same requester.
+/// Who hands requests to a disk: a ring between its start and its stop, or a connection. When it goes, what it asked
+/// for and has no answer is withdrawn ([`Disk::withdraw`](crate::Disk::withdraw)): it may be asked for again, and the
+/// first asking must not reach the disk behind that and what followed. Clones are the same requester.
 #[derive(Clone, Debug, Default)]
 pub struct Requester(Arc<RwLock<bool>>);
 

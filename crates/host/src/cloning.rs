@@ -13,7 +13,8 @@ use crate::change::CloneOptions;
 use crate::making::{Workshop, slot_name};
 use crate::state::ServerState;
 
-/// A clone for which the leader would have to keep more of its log than this cannot catch up; as `max_slot_wal_keep_size`.
+/// A clone for which the leader would have to keep more of its log than this cannot catch up; as
+/// `max_slot_wal_keep_size`.
 const WAL_KEEP_BYTES_MAX: u64 = 4 << 30;
 
 /// How long the process that fills clones may take to let go of one, and to end when it has nothing left to do.
@@ -25,8 +26,8 @@ const SERVICE_LOOK_INTERVAL: Duration = Duration::from_millis(50);
 /// The kernel's way to the file that a process runs, also when that has no name any more; see proc_pid_exe(5).
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// This program, which is also the one that fills clones. Where its file was replaced while the daemon runs, as an upgrade does, it is the
-/// file that the daemon was started from: it still speaks the same way.
+/// This program, which is also the one that fills clones. Where its file was replaced while the daemon runs, as an
+/// upgrade does, it is the file that the daemon was started from: it still speaks the same way.
 fn program() -> Result<PathBuf, CloneError> {
     let own = Path::new(OWN_PROGRAM);
     let file = std::env::current_exe().map_err(CloneError::file("find this program's own file behind", own))?;

@@ -170,11 +170,12 @@ impl Cluster {
         self.observation.status().await
     }
 
-    /// Makes or removes followers until there are `replicas`; returns their names when the new ones answer through the router. The change
-    /// goes on when this is dropped.
+    /// Makes or removes followers until there are `replicas`; returns their names when the new ones answer through the
+    /// router. The change goes on when this is dropped.
     ///
     /// # Errors
-    /// [`HostError::TooManyReplicas`], [`HostError::ChangeRunning`]; what stopped it, then new ones that were not made are gone again.
+    /// [`HostError::TooManyReplicas`], [`HostError::ChangeRunning`]; what stopped it, then new ones that were not made
+    /// are gone again.
     pub async fn scale(
         &self,
         replicas: usize,
@@ -184,8 +185,8 @@ impl Cluster {
         self.change(Change::Scale { replicas }, options, progress).await
     }
 
-    /// Throws a follower away and makes it anew under its name; returns when it answers through the router. The change goes on when this is
-    /// dropped.
+    /// Throws a follower away and makes it anew under its name; returns when it answers through the router. The change
+    /// goes on when this is dropped.
     ///
     /// # Errors
     /// [`HostError::NoSuchFollower`], [`HostError::ChangeRunning`]; what stopped it, then the next `up` tries again.
@@ -208,7 +209,8 @@ impl Cluster {
         outcome.await.unwrap_or_else(|_| Err(HostError::Daemon("the cluster is being stopped".to_owned())))
     }
 
-    /// Stops the router, the followers and the leader, in this order, each cleanly. Clones that are not whole are given up.
+    /// Stops the router, the followers and the leader, in this order, each cleanly. Clones that are not whole are given
+    /// up.
     ///
     /// # Errors
     /// [`HostError::Server`] of the first server that does not stop; the others are stopped all the same.
@@ -359,8 +361,8 @@ async fn start_followers(
     Ok(followers)
 }
 
-/// Chooses the ports that may be any free ones, takes that of the page of metrics and looks whether that of the router is free, before
-/// anything is made.
+/// Chooses the ports that may be any free ones, takes that of the page of metrics and looks whether that of the router
+/// is free, before anything is made.
 async fn take_ports(state: &mut ClusterState) -> Result<TcpListener, HostError> {
     let mut taken = BTreeSet::from([state.port, state.metrics_port]);
     for port in [&mut state.port, &mut state.metrics_port].into_iter().filter(|port| **port == 0) {
@@ -374,8 +376,8 @@ async fn take_ports(state: &mut ClusterState) -> Result<TcpListener, HostError> 
     TcpListener::bind(listen).await.map_err(|source| HostError::MetricsListen { listen, source })
 }
 
-/// Waits until the supervisors that a failed start has dropped let go, which they do within moments: each of them holds the lock while it
-/// may still start its server.
+/// Waits until the supervisors that a failed start has dropped let go, which they do within moments: each of them holds
+/// the lock while it may still start its server.
 async fn wait_until_nothing_is_started(lock: &Arc<DirectoryLock>) {
     let begun = Instant::now();
     while Arc::strong_count(lock) > 1 && begun.elapsed() < LET_GO_TIMEOUT {

@@ -1,7 +1,7 @@
 //! Changing a running cluster: `POST /scale` and `POST /reinit`, on the Unix socket only.
 //!
-//! The answer is one JSON object a line, an [`Event`] each; the last one is `done` or `failed`. The change goes on when whoever asked for
-//! it goes away.
+//! The answer is one JSON object a line, an [`Event`] each; the last one is `done` or `failed`. The change goes on when
+//! whoever asked for it goes away.
 
 use std::convert::Infallible;
 use std::pin::Pin;

@@ -157,10 +157,12 @@ impl Directory {
         Ok(())
     }
 
-    /// Makes what lies inside, before the first server. Returns the directory of the sockets when it must lie elsewhere.
+    /// Makes what lies inside, before the first server. Returns the directory of the sockets when it must lie
+    /// elsewhere.
     ///
     /// # Errors
-    /// [`HostError::File`], [`HostError::Postgres`], [`HostError::OtherAccount`], [`HostError::SocketDirectoryForeign`].
+    /// [`HostError::File`], [`HostError::Postgres`], [`HostError::OtherAccount`],
+    /// [`HostError::SocketDirectoryForeign`].
     pub fn make_inside(&self, user: &ServiceUser) -> Result<Option<PathBuf>, HostError> {
         remove_unowned(&self.root.join("run"), user)?;
         self.check_owner(user)?;
@@ -214,7 +216,8 @@ pub(crate) fn make_run(root: &Path, user: &ServiceUser) -> Result<Option<PathBuf
     Ok(Some(short))
 }
 
-/// A directory for sockets that is short wherever the cluster lies; gone after a restart of the machine, and made again.
+/// A directory for sockets that is short wherever the cluster lies; gone after a restart of the machine, and made
+/// again.
 pub(crate) fn short_directory(root: &Path) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     root.hash(&mut hasher);

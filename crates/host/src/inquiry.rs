@@ -39,11 +39,12 @@ pub async fn metrics(directory: &Directory) -> Result<String, HostError> {
     String::from_utf8(daemon.get("/metrics").await?).map_err(|error| daemon.strange(error.to_string()))
 }
 
-/// Lets the daemon of `directory` have so many followers; returns their names when the new ones answer (or, so asked for, are whole).
-/// The change goes on when this is dropped.
+/// Lets the daemon of `directory` have so many followers; returns their names when the new ones answer (or, so asked
+/// for, are whole). The change goes on when this is dropped.
 ///
 /// # Errors
-/// [`HostError::NotACluster`], [`HostError::NotRunning`]; [`HostError::Daemon`] with the daemon's words; [`HostError::StrangeAnswer`].
+/// [`HostError::NotACluster`], [`HostError::NotRunning`]; [`HostError::Daemon`] with the daemon's words;
+/// [`HostError::StrangeAnswer`].
 pub async fn scale(
     directory: &Directory,
     request: &ScaleRequest,

@@ -6,7 +6,8 @@
 //!       └──────────────── a directory that is a cluster already ──┘
 //! ```
 //!
-//! While it serves, followers come and go: `POST /scale` and `POST /reinit` on the daemon's socket. Servers outlive a killed daemon: the next [`Cluster::up`] takes them over, [`down`] stops them.
+//! While it serves, followers come and go: `POST /scale` and `POST /reinit` on the daemon's socket. Servers outlive a
+//! killed daemon: the next [`Cluster::up`] takes them over, [`down`] stops them.
 
 mod access;
 mod change;

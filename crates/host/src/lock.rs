@@ -34,8 +34,8 @@ pub enum LockState {
 }
 
 impl DirectoryLock {
-    /// As [`DirectoryLock::take`], but from a dead holder it gets the lock as soon as that one's last thread has ended: one that is in the
-    /// middle of a system call ends later than the process seems to.
+    /// As [`DirectoryLock::take`], but from a dead holder it gets the lock as soon as that one's last thread has ended:
+    /// one that is in the middle of a system call ends later than the process seems to.
     ///
     /// # Errors
     /// As [`DirectoryLock::take`].
@@ -78,8 +78,8 @@ impl DirectoryLock {
         }
     }
 
-    /// What a process that is started gets as its standard input so that it holds the lock, too, from its first moment on: the lock is
-    /// free when the last of both has let go.
+    /// What a process that is started gets as its standard input so that it holds the lock, too, from its first moment
+    /// on: the lock is free when the last of both has let go.
     ///
     /// # Errors
     /// The kernel's, when there is no descriptor left.
@@ -87,8 +87,8 @@ impl DirectoryLock {
         self.file.try_clone()
     }
 
-    /// The lock that whoever started this process has given it as its standard input; none where that is another file. From now on it is
-    /// this process's number that the file has.
+    /// The lock that whoever started this process has given it as its standard input; none where that is another file.
+    /// From now on it is this process's number that the file has.
     ///
     /// # Errors
     /// [`HostError::File`] when the file cannot be written.

@@ -216,7 +216,8 @@ impl Workshop {
         self.open_new_follower(leader, follower, None).await
     }
 
-    /// The same of a follower that starts for the first time; it reads the pages that `prewarming` names into its shared buffers.
+    /// The same of a follower that starts for the first time; it reads the pages that `prewarming` names into its
+    /// shared buffers.
     ///
     /// # Errors
     /// [`HostError::Server`].

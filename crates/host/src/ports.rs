@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use rand::RngExt;
 
-/// Below those that Linux gives to connections that go out and to who asks for any (32768 and up; ip(7)), so that none of them takes one
-/// while who it was chosen for is at rest.
+/// Below those that Linux gives to connections that go out and to who asks for any (32768 and up; ip(7)), so that none
+/// of them takes one while who it was chosen for is at rest.
 pub(crate) const PORTS: Range<u16> = 20_000..32_000;
 
 /// How many of them are tried.

@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// One thing that happened during [`crate::Cluster::up`], a change of its followers or [`crate::down`]; with `--json` each is one line.
+/// One thing that happened during [`crate::Cluster::up`], a change of its followers or [`crate::down`]; with `--json`
+/// each is one line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {

@@ -36,9 +36,9 @@ pub struct ServerStatus {
     pub name: String,
     /// `leader` or `follower`.
     pub role: String,
-    /// `running`, `starting`, `backing off`, `stopping` or `stopped`; `silent` when it runs and does not answer; `missing` while it
-    /// is not made yet, `leaving` while it is removed. A follower that runs is `starting` until the router knows it, and `stopping` as soon
-    /// as the router has let it go.
+    /// `running`, `starting`, `backing off`, `stopping` or `stopped`; `silent` when it runs and does not answer;
+    /// `missing` while it is not made yet, `leaving` while it is removed. A follower that runs is `starting` until the
+    /// router knows it, and `stopping` as soon as the router has let it go.
     pub state: String,
     /// Its postmaster, while it runs.
     pub process_id: Option<u32>,
@@ -63,7 +63,8 @@ pub struct ServerStatus {
 /// A server's machine, now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineStatus {
-    /// `starting`, `running`, `silent`, `paused`, `failed`, `stopping`, `stopped`; `unkept` when it runs and nobody looks after it.
+    /// `starting`, `running`, `silent`, `paused`, `failed`, `stopping`, `stopped`; `unkept` when it runs and nobody
+    /// looks after it.
     pub state: String,
     /// For how many seconds its guest has not answered, while it is silent.
     pub silent_s: Option<u64>,

@@ -1,8 +1,8 @@
 //! The order in which servers and what is remembered of them change.
 //!
-//! A server is made, then `cluster.toml` says so, then it is started; a follower is unwanted, then it is removed, then it is forgotten. So
-//! what a kill leaves says of itself what it is: data that `cluster.toml` does not call made is a half server, which was never started, and
-//! a follower that it names is wanted or has something left.
+//! A server is made, then `cluster.toml` says so, then it is started; a follower is unwanted, then it is removed, then
+//! it is forgotten. So what a kill leaves says of itself what it is: data that `cluster.toml` does not call made is a
+//! half server, which was never started, and a follower that it names is wanted or has something left.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -37,7 +37,8 @@ pub(crate) trait ServerMaker: Sync {
     fn tell_gone(&self, follower: &ServerState);
 }
 
-/// Opens the leader, or makes that of a new cluster; `file` is `cluster.toml`. A leader that is lost is never replaced by an empty one.
+/// Opens the leader, or makes that of a new cluster; `file` is `cluster.toml`. A leader that is lost is never replaced
+/// by an empty one.
 ///
 /// # Errors
 /// [`HostError::LeaderMissing`], those of the maker, [`HostError::File`].
@@ -59,8 +60,8 @@ pub(crate) async fn bring_leader<M: ServerMaker>(
     Ok(server)
 }
 
-/// Looks whether a follower can be started; that of a new cluster is copied first: its leader is still empty. One that can not, and stays,
-/// is made while the cluster serves.
+/// Looks whether a follower can be started; that of a new cluster is copied first: its leader is still empty. One that
+/// can not, and stays, is made while the cluster serves.
 ///
 /// # Errors
 /// Those of the maker, [`HostError::File`].
@@ -91,7 +92,8 @@ pub(crate) trait FollowerRemover: Sync {
     /// What `cluster.toml` holds.
     fn remembered(&self) -> ClusterState;
 
-    /// Takes a follower away from clients, stops it and removes everything of it; one that is not there is removed already.
+    /// Takes a follower away from clients, stops it and removes everything of it; one that is not there is removed
+    /// already.
     fn remove<'a>(&'a self, follower: &'a ServerState) -> StepFuture<'a, ()>;
 
     /// Forgets a follower, in the file first.
@@ -101,7 +103,8 @@ pub(crate) trait FollowerRemover: Sync {
     fn forget(&self, follower: &ServerState) -> Result<(), HostError>;
 }
 
-/// Removes and forgets followers that are leaving, the highest number first: names are numbered without a gap at any moment.
+/// Removes and forgets followers that are leaving, the highest number first: names are numbered without a gap at any
+/// moment.
 ///
 /// # Errors
 /// Those of the remover.

@@ -114,8 +114,8 @@ async fn stop_server(workshop: &Workshop, state: &ServerState, progress: &dyn Pr
     server.stop(StopMode::Fast).await.map_err(HostError::server(&state.name))
 }
 
-/// Gives up clones that are not whole, and the process that fills them: they run only as long as it does, and nothing is left running. One that
-/// has become whole since it was last written down is a follower like any other, and stays.
+/// Gives up clones that are not whole, and the process that fills them: they run only as long as it does, and nothing
+/// is left running. One that has become whole since it was last written down is a follower like any other, and stays.
 ///
 /// # Errors
 /// [`HostError`] of the first one that does not go; the next `up` makes all of them again in any case.

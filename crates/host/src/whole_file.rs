@@ -7,7 +7,8 @@ use std::path::Path;
 
 use crate::HostError;
 
-/// Replaces the file as a whole: a reader, and whoever comes after a kill, sees the old or the new one. One that is new has this mode.
+/// Replaces the file as a whole: a reader, and whoever comes after a kill, sees the old or the new one. One that is new
+/// has this mode.
 ///
 /// # Errors
 /// [`HostError::File`] when it cannot be written.
@@ -25,7 +26,8 @@ pub(crate) fn write(path: &Path, mode: u32, content: &[u8]) -> Result<(), HostEr
     file.write_all(content).map_err(HostError::file("write", &unfinished))?;
     #[cfg(test)]
     crate::kills::note(&unfinished);
-    // Before it gets its name: a role with a password that nobody knows any more would be worse than a slow first start.
+    // Before it gets its name: a role with a password that nobody knows any more would be worse than a slow first
+    // start.
     file.sync_all().map_err(HostError::file("sync", &unfinished))?;
     fs::rename(&unfinished, path).map_err(HostError::file("rename to", path))?;
     #[cfg(test)]

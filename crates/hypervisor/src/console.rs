@@ -34,7 +34,8 @@ impl Console {
         &self.path
     }
 
-    /// Its last lines, at most `lines`, without the control characters that a boot loader sends to a terminal; empty when there is no log.
+    /// Its last lines, at most `lines`, without the control characters that a boot loader sends to a terminal; empty
+    /// when there is no log.
     pub fn tail(&self, lines: usize) -> String {
         let text = end_of(&self.path, TAIL_BYTES).unwrap_or_default();
         let text = printable(&String::from_utf8_lossy(&text));

@@ -17,8 +17,8 @@ impl MachineDirectory {
     /// The files in `path`, made absolute.
     ///
     /// # Errors
-    /// [`HypervisorError::Configuration`] when sockets in it would have too long names; [`HypervisorError::File`] when there is no
-    /// current directory.
+    /// [`HypervisorError::Configuration`] when sockets in it would have too long names; [`HypervisorError::File`] when
+    /// there is no current directory.
     pub fn new(path: impl AsRef<Path>) -> Result<MachineDirectory, HypervisorError> {
         let path = std::path::absolute(&path).map_err(HypervisorError::file("resolve", &path))?;
         let directory = MachineDirectory { path };

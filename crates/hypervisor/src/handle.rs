@@ -12,7 +12,8 @@ use tokio::io::unix::AsyncFd;
 /// The runtime cannot watch it.
 pub(crate) fn watched(handle: &OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     let own = handle.try_clone()?;
-    // SAFETY: the descriptor is owned by the value that is registered: it stays open, and the same, until that is dropped.
+    // SAFETY: the descriptor is owned by the value that is registered: it stays open, and the same, until that is
+    // dropped.
     let registered = unsafe { AsyncFd::register_with_interest(own, Interest::READABLE) };
     registered.map_err(io::Error::from)
 }

@@ -101,8 +101,8 @@ impl Prepared {
     /// In the new process. The account comes last: it takes the rights to do the rest.
     fn apply(&self) -> io::Result<()> {
         for (copy, number) in &self.descriptors {
-            // SAFETY: the process is about to become another program: nothing in it uses what lies under this number, nor closes it,
-            // since it is not dropped.
+            // SAFETY: the process is about to become another program: nothing in it uses what lies under this number,
+            // nor closes it, since it is not dropped.
             let mut target = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(*number) });
             // The copy that dup2 makes is not closed at exec.
             rustix::io::dup2(copy, &mut target)?;
@@ -119,8 +119,8 @@ impl Prepared {
     }
 }
 
-/// Takes the account's rights for good. The C library's wrappers would signal threads that this process does not have: the system calls
-/// themselves are made.
+/// Takes the account's rights for good. The C library's wrappers would signal threads that this process does not have:
+/// the system calls themselves are made.
 fn become_account(account: Account) -> io::Result<()> {
     let done = |result: libc::c_long| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
     let (user, group) = (libc::c_long::from(account.user_id), libc::c_long::from(account.group_id));

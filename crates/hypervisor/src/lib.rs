@@ -7,8 +7,8 @@
 //!                                              | console.log <────────── Console   what the guest's kernel says
 //! ```
 //!
-//! QEMU's process outlives the one that has started it: [`Machine::adopt`] takes it over by its directory. Nothing here knows of
-//! disks' formats, of databases or of clusters.
+//! QEMU's process outlives the one that has started it: [`Machine::adopt`] takes it over by its directory. Nothing here
+//! knows of disks' formats, of databases or of clusters.
 
 mod accelerator;
 pub mod agent;

@@ -23,8 +23,8 @@ impl<R: AsyncRead + Unpin> LineReader<R> {
         LineReader { from, bytes_max, buffer: Vec::new(), searched: 0 }
     }
 
-    /// The next line without its end (a carriage return belongs to that); none at the end of the stream, where a line without a newline
-    /// is none. May be given up at any await: nothing is lost.
+    /// The next line without its end (a carriage return belongs to that); none at the end of the stream, where a line
+    /// without a newline is none. May be given up at any await: nothing is lost.
     ///
     /// # Errors
     /// What reading says; `InvalidData` for a line that is too long.

@@ -1,7 +1,7 @@
 //! How fast the host's time stamp counter runs.
 //!
-//! A microvm under TCG shows its guest the host's counter and no other clock to measure it by: a kernel that is not told its speed
-//! waits for ever at boot.
+//! A microvm under TCG shows its guest the host's counter and no other clock to measure it by: a kernel that is not
+//! told its speed waits for ever at boot.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! Small files in a directory that belongs to a server's account. It may put anything in their place: they are read without following a
-//! link, without waiting for a writer, and not without end.
+//! Small files in a directory that belongs to a server's account. It may put anything in their place: they are read
+//! without following a link, without waiting for a writer, and not without end.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};

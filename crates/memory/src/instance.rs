@@ -10,7 +10,8 @@ use crate::MemoryError;
 /// The longest name: it becomes a directory's name and a label of metrics.
 const NAME_LENGTH_MAX: usize = 63;
 
-/// The name of one server on this host: letters, digits and `.`, `_`, `-` of ASCII, a letter or digit first, at most 63 bytes.
+/// The name of one server on this host: letters, digits and `.`, `_`, `-` of ASCII, a letter or digit first, at most 63
+/// bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct InstanceName(String);

@@ -6,9 +6,10 @@
 //!  [engine] ── what each pool needs ─┘     (pure)       (acts, keeps a log)   └──> [engine] MariaDB, MySQL
 //! ```
 //!
-//! Three levels of working together, [`Level`]: a server shrinks its pool on *request*, it *publishes* memory that may be taken without
-//! asking, or its memory is *owned* by the host, which reads the server's own buffer table. [`cgroup`] gives an instance its own limits.
-//! The sum of all targets never exceeds the budget, and nothing is grown before the memory for it has come back.
+//! Three levels of working together, [`Level`]: a server shrinks its pool on *request*, it *publishes* memory that may
+//! be taken without asking, or its memory is *owned* by the host, which reads the server's own buffer table. [`cgroup`]
+//! gives an instance its own limits. The sum of all targets never exceeds the budget, and nothing is grown before the
+//! memory for it has come back.
 
 pub mod agent;
 pub mod arbiter;

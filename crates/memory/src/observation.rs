@@ -9,7 +9,8 @@ use crate::{Bytes, InstanceName};
 pub struct Observation {
     /// Of which server.
     pub instance: InstanceName,
-    /// False when it did not answer this time: the figures are those of its last answer. It is counted at them and never grown.
+    /// False when it did not answer this time: the figures are those of its last answer. It is counted at them and
+    /// never grown.
     pub answered: bool,
     /// What the pool uses now. More than the target while it shrinks.
     pub pool_bytes: Bytes,
@@ -24,8 +25,8 @@ pub struct Observation {
     pub granule_bytes: Bytes,
     /// Memory of the pool that was given up by the server and may be taken without asking (level `publish`).
     pub published_bytes: Bytes,
-    /// Whether the pool lies in huge pages that the host has set aside: what it gives back is for other users of such pages, and neither
-    /// the host's available memory nor a cgroup's usage changes by it.
+    /// Whether the pool lies in huge pages that the host has set aside: what it gives back is for other users of such
+    /// pages, and neither the host's available memory nor a cgroup's usage changes by it.
     #[serde(default)]
     pub huge_pages: bool,
     /// What of the memory given back lies in the host's pool of huge pages, free.
@@ -33,7 +34,8 @@ pub struct Observation {
     pub returned_huge_bytes: Bytes,
     /// What of the pool is used again and again; none where the server cannot tell.
     pub working_set_bytes: Option<Bytes>,
-    /// Pages found in the pool, of all that were wanted since the last observation or over the server's own window; none when none were.
+    /// Pages found in the pool, of all that were wanted since the last observation or over the server's own window;
+    /// none when none were.
     pub hit_ratio: Option<f64>,
     /// Pages a second that were found in the pool.
     #[serde(default)]
@@ -48,7 +50,8 @@ pub struct Observation {
     pub swap_bytes: Option<Bytes>,
     /// Why the pool does not get to its target, in the server's words; none when nothing hinders it.
     pub blocked_by: Option<String>,
-    /// Every cgroup above the server that has a limit, from its own upwards (`pressure::limits_of`); empty where none has.
+    /// Every cgroup above the server that has a limit, from its own upwards (`pressure::limits_of`); empty where none
+    /// has.
     #[serde(default)]
     pub limits: Vec<BindingLimit>,
 }
@@ -111,7 +114,8 @@ pub struct BindingLimit {
     /// Processes that the kernel has killed here for lack of memory, since the group was made.
     #[serde(default)]
     pub oom_kills: u64,
-    /// Share of the last 10 s in which some task of the group waited for memory, 0 to 100; none without PSI (cgroup v1).
+    /// Share of the last 10 s in which some task of the group waited for memory, 0 to 100; none without PSI (cgroup
+    /// v1).
     #[serde(default)]
     pub psi_some_avg10: Option<f64>,
 }

@@ -1,7 +1,8 @@
 //! Sizes of memory as people write them.
 //!
-//! PostgreSQL's units: `B`, `kB`, `MB`, `GB`, `TB`, `PB`, each 1024 of the one before (documentation, "Parameter Names and Values"), here in
-//! any case. A number without a unit is refused: PostgreSQL would take it for blocks, a person for bytes or megabytes.
+//! PostgreSQL's units: `B`, `kB`, `MB`, `GB`, `TB`, `PB`, each 1024 of the one before (documentation, "Parameter Names
+//! and Values"), here in any case. A number without a unit is refused: PostgreSQL would take it for blocks, a person
+//! for bytes or megabytes.
 
 use std::fmt;
 use std::str::FromStr;

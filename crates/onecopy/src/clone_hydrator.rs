@@ -1,5 +1,5 @@
-//! `onecopy clone-hydrator`: the process in which clones are made and filled. Started by `onecopy clone-keeper` only, with the channel to it
-//! as its standard input.
+//! `onecopy clone-hydrator`: the process in which clones are made and filled. Started by `onecopy clone-keeper` only,
+//! with the channel to it as its standard input.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;

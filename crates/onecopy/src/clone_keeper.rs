@@ -1,5 +1,5 @@
-//! `onecopy clone-keeper`: the process above a hydrator. Started by whoever wants a clone, with the listening socket as its standard input,
-//! the lock as its standard output, the service's log as its standard error.
+//! `onecopy clone-keeper`: the process above a hydrator. Started by whoever wants a clone, with the listening socket as
+//! its standard input, the lock as its standard output, the service's log as its standard error.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;

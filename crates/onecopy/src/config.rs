@@ -1,4 +1,5 @@
-//! `onecopy config`: checks and shows `onecopy.toml`: the router's part, and what `onecopy up` and `onecopy memory` read of it.
+//! `onecopy config`: checks and shows `onecopy.toml`: the router's part, and what `onecopy up` and `onecopy memory`
+//! read of it.
 
 use std::collections::BTreeSet;
 use std::io::Write;

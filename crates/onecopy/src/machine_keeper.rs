@@ -1,5 +1,5 @@
-//! `onecopy machine-keeper`: the process that looks after one machine. Started by whoever wants the machine to run, with the machine's
-//! `keeper.log` as its standard error.
+//! `onecopy machine-keeper`: the process that looks after one machine. Started by whoever wants the machine to run,
+//! with the machine's `keeper.log` as its standard error.
 
 use std::path::PathBuf;
 

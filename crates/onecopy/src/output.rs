@@ -1,6 +1,8 @@
-//! What the program says to people, to readers that may be gone: as the reader of `onecopy up | head -1`, or a terminal that was closed.
+//! What the program says to people, to readers that may be gone: as the reader of `onecopy up | head -1`, or a terminal
+//! that was closed.
 //!
-//! `println!` ends the program there, and with it a cluster or a change that goes on. Nothing of that is the reader's to end.
+//! `println!` ends the program there, and with it a cluster or a change that goes on. Nothing of that is the reader's
+//! to end.
 
 use std::fmt::Display;
 use std::io::Write;

@@ -41,10 +41,12 @@ pub struct Up {
     /// File with the table [memory] [default: as before, else onecopy.toml in the cluster's directory, if there is one]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Keep the files of one more follower ready, where clones are filled on demand [default: as before, on in a new cluster]
+    /// Keep the files of one more follower ready, where clones are filled on demand [default: as before, on in a new
+    /// cluster]
     #[arg(long, value_enum, value_name = "on|off")]
     spare: Option<Switch>,
-    /// What servers run in: processes of this host, or a virtual machine each [default: as before, process in a new cluster]
+    /// What servers run in: processes of this host, or a virtual machine each [default: as before, process in a new
+    /// cluster]
     #[arg(long, value_enum, value_name = "process|vm")]
     runtime: Option<RuntimeName>,
     /// Memory of each server's machine, from its next start on [default: as before, 1GB in a new cluster]

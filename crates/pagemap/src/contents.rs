@@ -1,7 +1,7 @@
 //! What each block holds, as 64 bits of its hash.
 //!
-//! Blocks lie together in stretches of 4 MiB of disk, which are made when the first of their blocks passes. So many threads record at once:
-//! a stretch's numbers are atomic, and only making or dropping one locks its shard for writing.
+//! Blocks lie together in stretches of 4 MiB of disk, which are made when the first of their blocks passes. So many
+//! threads record at once: a stretch's numbers are atomic, and only making or dropping one locks its shard for writing.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -110,7 +110,8 @@ impl Contents {
         }
     }
 
-    /// Calls `each` with every stretch's number and prints, one shard after the other; numbers ascend within a shard only.
+    /// Calls `each` with every stretch's number and prints, one shard after the other; numbers ascend within a shard
+    /// only.
     pub(crate) fn each_stretch<E>(&self, mut each: impl FnMut(u32, &[AtomicU64]) -> Result<(), E>) -> Result<(), E> {
         for shard in &self.shards {
             let shard = shard.read().expect("nothing panics while it holds a shard");
@@ -172,7 +173,8 @@ impl Contents {
 }
 
 impl Shard {
-    /// Drops the first stretch of the clock that was not recorded since its last turn. Two turns find one: the first makes all stale.
+    /// Drops the first stretch of the clock that was not recorded since its last turn. Two turns find one: the first
+    /// makes all stale.
     fn drop_oldest(&mut self) {
         for _ in 0..=self.clock.len() {
             let Some(number) = self.clock.pop_front() else { return };

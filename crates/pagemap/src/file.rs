@@ -5,8 +5,9 @@
 //! then for each stretch: number u32 | prints 1024 x u64
 //! then XXH3-64 of all before
 //! ```
-//! All numbers are little-endian. The index is not written: it follows from the prints. The file is believed only for the disk, the seed
-//! and the generation that the caller names, and only whole: it is removed as soon as it has been read, so a process that dies leaves none.
+//! All numbers are little-endian. The index is not written: it follows from the prints. The file is believed only for
+//! the disk, the seed and the generation that the caller names, and only whole: it is removed as soon as it has been
+//! read, so a process that dies leaves none.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -48,7 +49,8 @@ impl PageMap {
     /// Reads one from a file and removes the file. `None`: there is none.
     ///
     /// # Errors
-    /// The file cannot be read, is damaged, or is of another disk, generation, seed or version. It is removed in these cases, too.
+    /// The file cannot be read, is damaged, or is of another disk, generation, seed or version. It is removed in these
+    /// cases, too.
     pub fn take(
         path: &Path,
         size_bytes: u64,

@@ -1,7 +1,7 @@
 //! The block that was last moved to or from a page of guest memory.
 //!
-//! A hint is believed only when the page's content is that block's, so pages may share a place: with more guest memory than places the
-//! older hint is lost, and the index answers instead.
+//! A hint is believed only when the page's content is that block's, so pages may share a place: with more guest memory
+//! than places the older hint is lost, and the index answers instead.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

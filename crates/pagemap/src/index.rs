@@ -1,9 +1,9 @@
 //! From a content's hash to blocks that may hold it.
 //!
-//! A table of fixed size without locks: a hash has two buckets of eight places, one cache line each, and an entry goes into the emptier
-//! one. An entry is a block's number and half of its hash; whether the block still holds that content is asked of
-//! [`Contents`](crate::contents::Contents) each time. So nothing need be taken out when a block changes: the entry is stale, and its place
-//! is used again by the next one that finds both buckets full.
+//! A table of fixed size without locks: a hash has two buckets of eight places, one cache line each, and an entry goes
+//! into the emptier one. An entry is a block's number and half of its hash; whether the block still holds that content
+//! is asked of [`Contents`](crate::contents::Contents) each time. So nothing need be taken out when a block changes:
+//! the entry is stale, and its place is used again by the next one that finds both buckets full.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,8 +16,8 @@ const PLACES: usize = 8;
 /// Places for each two blocks that shall be indexed: at two thirds of the places used, hardly a bucket pair overflows.
 const PLACES_PER_TWO_BLOCKS: u64 = 3;
 
-/// Entries that one content has at most: a second one stays when the first block is overwritten, and a content that thousands of blocks
-/// share must not push out others.
+/// Entries that one content has at most: a second one stays when the first block is overwritten, and a content that
+/// thousands of blocks share must not push out others.
 const SAME_CONTENT_MAX: usize = 2;
 
 /// Entry 0 is none; an entry's upper half is the print's lower half made odd, so none is 0.

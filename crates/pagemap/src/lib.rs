@@ -1,11 +1,13 @@
 //! Which page of a virtual machine's memory equals which block of its disk.
 //!
-//! Content decides. What passes through the disk is recorded, block by block ([`PageMap::record`]); whoever holds a page of the guest's
-//! memory asks which block holds the same bytes ([`PageMap::find`]). No part of the guest helps, so the page cache and every buffer pool
-//! are found alike. The guest's address that was seen at the time of the I/O is a hint that makes the question cheaper.
+//! Content decides. What passes through the disk is recorded, block by block ([`PageMap::record`]); whoever holds a
+//! page of the guest's memory asks which block holds the same bytes ([`PageMap::find`]). No part of the guest helps, so
+//! the page cache and every buffer pool are found alike. The guest's address that was seen at the time of the I/O is a
+//! hint that makes the question cheaper.
 //!
-//! The answer is an index's answer: 64 bits of a fast hash agree, and the block may be overwritten in the next moment. Whoever relies on it
-//! compares the bytes, or a cryptographic hash of them, with what a version of the disk that does not change holds.
+//! The answer is an index's answer: 64 bits of a fast hash agree, and the block may be overwritten in the next moment.
+//! Whoever relies on it compares the bytes, or a cryptographic hash of them, with what a version of the disk that does
+//! not change holds.
 //!
 //! ```text
 //!   block ──> contents: hash of what it holds          8 bytes a block, in stretches of 4 MiB of disk
@@ -13,8 +15,9 @@
 //!   page  ──> hints: block last moved to or from it    4 bytes a page of guest memory
 //! ```
 //!
-//! Together that is 5 MiB for each GiB of the disk that has passed, and 1 MiB for each GiB of guest memory. Pages of memory that hold
-//! nothing yet are not touched. [`Bounds`] says how much of a disk is remembered at most, and what happens then.
+//! Together that is 5 MiB for each GiB of the disk that has passed, and 1 MiB for each GiB of guest memory. Pages of
+//! memory that hold nothing yet are not touched. [`Bounds`] says how much of a disk is remembered at most, and what
+//! happens then.
 
 mod contents;
 mod error;

@@ -11,7 +11,8 @@ use crate::{PAGE_BYTES, PageMapError, content_hash};
 /// Blocks that a number of 32 bits can name.
 const DISK_BLOCKS_MAX: u64 = 1 << 32;
 
-/// Blocks of which a page map remembers the content unless it is told otherwise: 256 GiB of disk, 1.25 GiB of memory once all have passed.
+/// Blocks of which a page map remembers the content unless it is told otherwise: 256 GiB of disk, 1.25 GiB of memory
+/// once all have passed.
 const REMEMBERED_BLOCKS_DEFAULT: u64 = 1 << 26;
 
 /// Guest memory for which there are hints unless it is told otherwise: 16 MiB of hints once all have been used.
@@ -20,9 +21,11 @@ const HINTED_BYTES_DEFAULT: u64 = 16 << 30;
 /// How much a page map remembers at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Blocks whose content is remembered. Beyond it the stretch of 4 MiB of disk is forgotten of which nothing has passed for longest.
+    /// Blocks whose content is remembered. Beyond it the stretch of 4 MiB of disk is forgotten of which nothing has
+    /// passed for longest.
     pub blocks_max: u64,
-    /// Guest memory for which there are hints, in bytes. Beyond it pages share hints: the newer one stays, the index finds the other.
+    /// Guest memory for which there are hints, in bytes. Beyond it pages share hints: the newer one stays, the index
+    /// finds the other.
     pub guest_memory_bytes: u64,
 }
 
@@ -92,7 +95,8 @@ impl PageMap {
         self.seed
     }
 
-    /// A block holds a content of this hash now; it was moved to or from the guest's page at this address, if it was one page.
+    /// A block holds a content of this hash now; it was moved to or from the guest's page at this address, if it was
+    /// one page.
     pub fn record(&self, block: u64, hash: u128, guest_address: Option<u64>) {
         let Some(block) = self.number(block) else { return };
         Counters::count(&self.counters.recorded);
@@ -124,7 +128,8 @@ impl PageMap {
         self.number(block).is_some_and(|block| self.contents.get(block) == Some(Print::of(hash)))
     }
 
-    /// The block that holds what this page of memory holds. The address of the page in the guest, if it is told, is tried first.
+    /// The block that holds what this page of memory holds. The address of the page in the guest, if it is told, is
+    /// tried first.
     pub fn find(&self, page: &[u8; PAGE_BYTES], guest_address: Option<u64>) -> Found {
         if is_zero(page) {
             Counters::count(&self.counters.lookups);

@@ -53,7 +53,8 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     contents: HashMap<u64, u8>,
     hints: HashMap<u64, u64>,
-    /// Contents that more than two blocks have held at once: only two of them have entries, and those may be the ones that change.
+    /// Contents that more than two blocks have held at once: only two of them have entries, and those may be the ones
+    /// that change.
     crowded: HashSet<u8>,
 }
 

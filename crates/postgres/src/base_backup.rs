@@ -19,8 +19,8 @@ const OUTPUT_BYTES_MAX: usize = 16 << 10;
 const SLOT_DROP_ATTEMPTS_MAX: u32 = 50;
 const SLOT_DROP_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Copies a server by `pg_basebackup`, with the log that is written meanwhile and a replication slot on the source that stays for the
-/// follower.
+/// Copies a server by `pg_basebackup`, with the log that is written meanwhile and a replication slot on the source that
+/// stays for the follower.
 #[derive(Debug, Clone)]
 pub struct BaseBackup {
     /// The programs.
@@ -52,7 +52,8 @@ impl FollowerMaker for BaseBackup {
 }
 
 impl BaseBackup {
-    /// What [`FollowerMaker::make`] does, of a source with tablespaces beside it on the same host: they cannot lie in the same places.
+    /// What [`FollowerMaker::make`] does, of a source with tablespaces beside it on the same host: they cannot lie in
+    /// the same places.
     ///
     /// # Errors
     /// As [`FollowerMaker::make`]; what was copied into the tablespaces' places is removed too.
@@ -196,7 +197,8 @@ fn keep_line(complaints: &mut Vec<u8>, line: &[u8]) {
 
 /// Understands `  1234/22952 kB (5%), 0/1 tablespace (...)`.
 ///
-/// Source: PostgreSQL, `src/bin/pg_basebackup/pg_basebackup.c`, `progress_report`; the messages are English since the locale is C.
+/// Source: PostgreSQL, `src/bin/pg_basebackup/pg_basebackup.c`, `progress_report`; the messages are English since the
+/// locale is C.
 fn parse_progress(line: &[u8]) -> Option<Progress> {
     let line = std::str::from_utf8(line).ok()?;
     let (numbers, _) = line.split_once(" kB (")?;

@@ -1,9 +1,10 @@
 //! The only way for root into a directory that a server's account may write.
 //!
-//! That account can put a symbolic link, a hard link, a fifo or another directory in the place of any name there, at any instant: so can
-//! every superuser of SQL. So nothing there is reached by a path from `/`: the directory is opened once, the kernel resolves names below it
-//! without a link and without a step out of it (openat2(2), Linux 5.6), and what was opened is looked at before it is used. Owner and mode
-//! are set on what is open. `docs/decisions/0021` tells what is trusted.
+//! That account can put a symbolic link, a hard link, a fifo or another directory in the place of any name there, at
+//! any instant: so can every superuser of SQL. So nothing there is reached by a path from `/`: the directory is opened
+//! once, the kernel resolves names below it without a link and without a step out of it (openat2(2), Linux 5.6), and
+//! what was opened is looked at before it is used. Owner and mode are set on what is open. `docs/decisions/0021` tells
+//! what is trusted.
 //!
 //! A process that is not root has no more rights than the account: nothing is looked at then, the kernel judges.
 
@@ -73,7 +74,8 @@ impl Directory {
     /// Opens a directory of this account, or one that this account could not have put there.
     ///
     /// # Errors
-    /// Those of open(2); a symbolic link that this account may have laid, a directory that it may have put there and that is not its own.
+    /// Those of open(2); a symbolic link that this account may have laid, a directory that it may have put there and
+    /// that is not its own.
     pub fn open_for(path: &Path, user: &ServiceUser) -> io::Result<Directory> {
         let account = (user.user_id(), user.group_id());
         if !is_root() {
@@ -105,8 +107,8 @@ impl Directory {
         PathBuf::from(format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()))
     }
 
-    /// Opens a directory below; through PostgreSQL's own links, those of tablespaces and of `pg_wal`, where they lead to a directory of
-    /// the same account.
+    /// Opens a directory below; through PostgreSQL's own links, those of tablespaces and of `pg_wal`, where they lead
+    /// to a directory of the same account.
     ///
     /// # Errors
     /// Those of openat2(2); a link, a directory that the account could not list.
@@ -120,7 +122,8 @@ impl Directory {
         }
     }
 
-    /// Opens a directory right in it, as one of the account that it belongs to: what root has made and not given away yet is root's.
+    /// Opens a directory right in it, as one of the account that it belongs to: what root has made and not given away
+    /// yet is root's.
     ///
     /// # Errors
     /// Those of openat2(2); a link.
@@ -152,7 +155,8 @@ impl Directory {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// Those of openat2(2); a link, what is no regular file, a file of somebody else that the account could not read itself.
+    /// Those of openat2(2); a link, what is no regular file, a file of somebody else that the account could not read
+    /// itself.
     pub fn open_read(&self, relative: &Path) -> io::Result<File> {
         let file = File::from(self.open_file(relative, OFlags::RDONLY)?);
         self.check_readable(&regular(&file)?)?;
@@ -323,8 +327,8 @@ impl Directory {
         Ok(fstat(&self.descriptor)?.st_uid == user.user_id())
     }
 
-    /// Removes what is in it, of which `goes` says that it shall go: no more than its account could. What is in a directory of somebody
-    /// else stays, and what is mounted there.
+    /// Removes what is in it, of which `goes` says that it shall go: no more than its account could. What is in a
+    /// directory of somebody else stays, and what is mounted there.
     ///
     /// # Errors
     /// Those of openat2(2) and unlinkat(2); directories nested deeper than [`DEPTH_MAX`].
@@ -402,7 +406,8 @@ impl Directory {
         Err(Errno::AGAIN.into())
     }
 
-    /// Root reads nothing for the account that it could not read itself: another name of a foreign file (hard link), a mount of root's.
+    /// Root reads nothing for the account that it could not read itself: another name of a foreign file (hard link), a
+    /// mount of root's.
     fn check_readable(&self, found: &Stat) -> io::Result<()> {
         if !is_root() || self.is_trusted || found.st_uid == self.user_id {
             return Ok(());
@@ -434,8 +439,8 @@ impl AsFd for Directory {
     }
 }
 
-/// Makes a directory of this account at a path whose parent is there: one that is there stays as it is, but for an empty one that root has
-/// made just so, and was killed before it gave it away.
+/// Makes a directory of this account at a path whose parent is there: one that is there stays as it is, but for an
+/// empty one that root has made just so, and was killed before it gave it away.
 pub(crate) fn make_directory(path: &Path, user: &ServiceUser) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
     let parent = Directory::open_for(parent, user)?;
@@ -450,7 +455,8 @@ pub(crate) fn make_directory(path: &Path, user: &ServiceUser) -> io::Result<()> 
     }
 }
 
-/// Removes a directory of this account with all that is in it, or an empty one that root has made for it; one that is gone is removed.
+/// Removes a directory of this account with all that is in it, or an empty one that root has made for it; one that is
+/// gone is removed.
 pub(crate) fn remove_tree(path: &Path, user: &ServiceUser) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(refused("the path has no name at its end"));
@@ -492,21 +498,22 @@ fn empty(directory: BorrowedFd<'_>, user_id: u32, depth: usize, goes: &dyn Fn(&O
     Ok(())
 }
 
-/// Opens a directory by a path that may have links, but none of `/proc` that lead out of all paths: by one of a process that the account
-/// has put into a mount namespace of its own, root would come to what is mounted there.
+/// Opens a directory by a path that may have links, but none of `/proc` that lead out of all paths: by one of a process
+/// that the account has put into a mount namespace of its own, root would come to what is mounted there.
 fn open_by_names(from: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(from, path, DIRECTORY, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?)
 }
 
-/// Opens a regular file for reading by its path, which is no link; who could not read it otherwise learns nothing by it.
+/// Opens a regular file for reading by its path, which is no link; who could not read it otherwise learns nothing by
+/// it.
 pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
     let file = File::from(openat(CWD, path, OFlags::RDONLY | FILE, Mode::empty()).map_err(explained)?);
     regular(&file)?;
     Ok(file)
 }
 
-/// Opens the directory at an absolute path, and tells whether the account (none: anybody but root) could have put there what lies there. A
-/// symbolic link is followed only where the account could not have laid it.
+/// Opens the directory at an absolute path, and tells whether the account (none: anybody but root) could have put there
+/// what lies there. A symbolic link is followed only where the account could not have laid it.
 fn walk(path: &Path, account: Option<(u32, u32)>) -> io::Result<(OwnedFd, bool)> {
     let root = || openat(CWD, "/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
     let names = |path: &Path| {

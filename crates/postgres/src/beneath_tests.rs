@@ -160,8 +160,8 @@ fn k25_the_way_to_a_directory_is_the_operators() {
     assert!(!at("own").exists());
 }
 
-/// `/proc/<process>/root` and `cwd` lead to where no name does: into a mount namespace that the account has made, for one, in which a
-/// directory of root's lies below its own.
+/// `/proc/<process>/root` and `cwd` lead to where no name does: into a mount namespace that the account has made, for
+/// one, in which a directory of root's lies below its own.
 #[test]
 fn k25_no_way_leads_through_a_process() {
     let harness = harness();

@@ -26,12 +26,12 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Finds the programs: in `explicit` and nowhere else when it is given; else what `pg_config` on the PATH names, else the newest
-    /// supported version among Debian's directories.
+    /// Finds the programs: in `explicit` and nowhere else when it is given; else what `pg_config` on the PATH names,
+    /// else the newest supported version among Debian's directories.
     ///
     /// # Errors
-    /// [`PostgresError::BinariesNotFound`] names every place that was looked at; [`PostgresError::UnsupportedVersion`] when `explicit`
-    /// holds another version.
+    /// [`PostgresError::BinariesNotFound`] names every place that was looked at; [`PostgresError::UnsupportedVersion`]
+    /// when `explicit` holds another version.
     pub fn find(explicit: Option<&Path>) -> Result<Binaries, PostgresError> {
         if let Some(directory) = explicit {
             return Binaries::in_directory(directory);
@@ -66,7 +66,8 @@ impl Binaries {
         })
     }
 
-    /// The same of a directory that a server's account may have chosen: none of its programs is run with more than that account's rights.
+    /// The same of a directory that a server's account may have chosen: none of its programs is run with more than that
+    /// account's rights.
     ///
     /// # Errors
     /// As [`Binaries::in_directory`].
@@ -142,7 +143,8 @@ fn pg_config_bindir() -> Result<PathBuf, String> {
     }
 }
 
-/// Takes `15.20` and 15 from `postgres (PostgreSQL) 15.20 (Debian 15.20-1)`; also `18beta1` and `19devel` have a number.
+/// Takes `15.20` and 15 from `postgres (PostgreSQL) 15.20 (Debian 15.20-1)`; also `18beta1` and `19devel` have a
+/// number.
 fn parse_version(answer: &str) -> Option<(String, u32)> {
     let version = answer.strip_prefix("postgres (PostgreSQL) ")?.split_whitespace().next()?;
     let digits: String = version.chars().take_while(char::is_ascii_digit).collect();

@@ -10,7 +10,8 @@ const SETTINGS_FILE: &str = "onecopy.conf";
 /// Apart from the settings: whom a standby follows lasts when the server is opened again with other settings.
 const STANDBY_FILE: &str = "onecopy.standby.conf";
 
-/// Writes all of them. What a person wrote into `postgresql.conf` stays and is overridden; `ALTER SYSTEM` overrides all.
+/// Writes all of them. What a person wrote into `postgresql.conf` stays and is overridden; `ALTER SYSTEM` overrides
+/// all.
 pub(crate) fn write(options: &ServerOptions, data_directory: &Path, settings: &Settings) -> Result<(), PostgresError> {
     let settings = options.complete(settings).to_configuration_file()?;
     let rules = AccessRule::to_file(&options.access_rules)?;

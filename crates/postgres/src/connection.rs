@@ -58,7 +58,8 @@ impl ConnectionParameters {
         pairs.join(" ")
     }
 
-    /// What [`ConnectionParameters::to_dsn`] gives, without the password; for files and command lines that others can read.
+    /// What [`ConnectionParameters::to_dsn`] gives, without the password; for files and command lines that others can
+    /// read.
     pub fn to_dsn_without_password(&self) -> String {
         ConnectionParameters { password: None, ..self.clone() }.to_dsn()
     }
@@ -122,8 +123,8 @@ impl fmt::Debug for ConnectionParameters {
 impl FromStr for ConnectionParameters {
     type Err = PostgresError;
 
-    /// Understands `host=.. port=..` and `postgresql://..`; only the first host counts. Absent: host `127.0.0.1`, port 5432, user
-    /// `postgres`, database as the user.
+    /// Understands `host=.. port=..` and `postgresql://..`; only the first host counts. Absent: host `127.0.0.1`, port
+    /// 5432, user `postgres`, database as the user.
     fn from_str(text: &str) -> Result<Self, PostgresError> {
         let config: Config = text.parse().map_err(|error: tokio_postgres::Error| {
             let cause = std::error::Error::source(&error).map(ToString::to_string);

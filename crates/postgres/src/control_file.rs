@@ -1,8 +1,9 @@
 //! The control file, `global/pg_control`: who a data directory is and where its recovery starts.
 //!
 //! Source of the layout: PostgreSQL, `src/include/catalog/pg_control.h` of versions 15 to 18. Up to the field
-//! `data_checksum_version` it is the same in all of them; 18 has one more byte, which moves the checksum by four. Numbers are of the
-//! machine's own byte order; PostgreSQL itself tells a foreign order by an absurd format version, and so do we.
+//! `data_checksum_version` it is the same in all of them; 18 has one more byte, which moves the checksum by four.
+//! Numbers are of the machine's own byte order; PostgreSQL itself tells a foreign order by an absurd format version,
+//! and so do we.
 
 use std::path::Path;
 
@@ -143,8 +144,8 @@ pub enum ControlFileError {
 }
 
 impl ControlFile {
-    /// Reads the control file of a data directory. The file is read again, a few times, when its checksum is wrong: a running server may
-    /// be writing it.
+    /// Reads the control file of a data directory. The file is read again, a few times, when its checksum is wrong: a
+    /// running server may be writing it.
     ///
     /// # Errors
     /// [`PostgresError::File`], [`PostgresError::ControlFile`].
@@ -225,12 +226,13 @@ impl ControlFile {
         settings
     }
 
-    /// The control file of a standby that was shut down, made from one of a server whose files were taken as a crash would leave them:
-    /// with a `standby.signal` PostgreSQL recovers from the checkpoint that the file names and lets nobody in before
-    /// `min_recovery_point` on `timeline`.
+    /// The control file of a standby that was shut down, made from one of a server whose files were taken as a crash
+    /// would leave them: with a `standby.signal` PostgreSQL recovers from the checkpoint that the file names and lets
+    /// nobody in before `min_recovery_point` on `timeline`.
     ///
-    /// Source: PostgreSQL, `src/backend/access/transam/xlogrecovery.c`, `InitWalRecovery`: a file that says where consistency is
-    /// enters archive recovery directly, without a crash recovery from the log that is there (there is none).
+    /// Source: PostgreSQL, `src/backend/access/transam/xlogrecovery.c`, `InitWalRecovery`: a file that says where
+    /// consistency is enters archive recovery directly, without a crash recovery from the log that is there (there is
+    /// none).
     ///
     /// # Errors
     /// Those of [`ControlFile::parse`]; never panics, whatever the bytes are.

@@ -1,6 +1,7 @@
 //! CRC-32C (Castagnoli), the checksum of PostgreSQL's control file and log records.
 //!
-//! Source of the parameters: RFC 3720, appendix B.4 (reflected polynomial 0x82F63B78, initial and final value all ones).
+//! Source of the parameters: RFC 3720, appendix B.4 (reflected polynomial 0x82F63B78, initial and final value all
+//! ones).
 
 const TABLE: [u32; 256] = table();
 

@@ -49,8 +49,8 @@ pub enum ExtensionMissing {
 }
 
 impl InstalledExtension {
-    /// Looks for an extension beside `binaries`: where the `pg_config` of the same directory says, if there is one, else where Debian's
-    /// packages and PostgreSQL's own build put it.
+    /// Looks for an extension beside `binaries`: where the `pg_config` of the same directory says, if there is one,
+    /// else where Debian's packages and PostgreSQL's own build put it.
     ///
     /// # Errors
     /// [`ExtensionMissing`].
@@ -77,7 +77,8 @@ impl InstalledExtension {
 
 /// The directories of libraries and of shared files, as the `pg_config` in the directory of the programs tells them.
 ///
-/// Source: PostgreSQL documentation, pg_config; it finds them from its own place, as the server does (`src/common/config_info.c`).
+/// Source: PostgreSQL documentation, pg_config; it finds them from its own place, as the server does
+/// (`src/common/config_info.c`).
 fn pg_config(directory: &Path) -> Option<(PathBuf, PathBuf)> {
     let program = directory.join("pg_config");
     // `--pkglibdir` and `--sharedir` at once: one answer a line, in the order of the options.

@@ -19,7 +19,8 @@ pub struct InheritedDescriptor {
 /// Makes the program that `command` starts inherit these. The numbers mean nothing in this process.
 pub(crate) fn hand_down(command: &mut Command, descriptors: &[InheritedDescriptor]) -> io::Result<()> {
     let Some(number_max) = descriptors.iter().map(|inherited| inherited.number).max() else { return Ok(()) };
-    // One may lie under a number where another one shall go: from above all numbers nothing is overwritten before it is placed.
+    // One may lie under a number where another one shall go: from above all numbers nothing is overwritten before it is
+    // placed.
     let raised = descriptors.iter().map(|inherited| {
         let copy = rustix::io::fcntl_dupfd_cloexec(&inherited.descriptor, number_max + 1)?;
         Ok((copy, inherited.number))
@@ -27,8 +28,8 @@ pub(crate) fn hand_down(command: &mut Command, descriptors: &[InheritedDescripto
     let raised = raised.collect::<io::Result<Vec<(OwnedFd, i32)>>>()?;
     let place = move || {
         for (copy, number) in &raised {
-            // SAFETY: the new process is about to become another program: nothing in it uses what lies under this number, nor closes it,
-            // since it is not dropped.
+            // SAFETY: the new process is about to become another program: nothing in it uses what lies under this
+            // number, nor closes it, since it is not dropped.
             let mut target = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(*number) });
             // The copy that dup2 makes is not closed at exec.
             rustix::io::dup2(copy, &mut target)?;

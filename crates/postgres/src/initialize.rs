@@ -12,7 +12,8 @@ const OUTPUT_CHARACTERS_MAX: usize = 2000;
 /// Holds the superuser's password while initdb runs.
 const PASSWORD_FILE: &str = "initdb.password";
 
-/// Runs initdb beside the final place and moves the result there: an interrupted run leaves nothing that could be taken for a server.
+/// Runs initdb beside the final place and moves the result there: an interrupted run leaves nothing that could be taken
+/// for a server.
 pub(crate) async fn initialize(options: &ServerOptions) -> Result<(), PostgresError> {
     let data_directory = options.data_directory();
     if is_occupied(&data_directory) {

@@ -14,8 +14,8 @@ pub trait Instance: fmt::Debug + Send + Sync {
     /// Where it is, for messages.
     fn place(&self) -> String;
 
-    /// Starts it and waits until it accepts connections; or takes over one that runs. A server that is not ready in time goes on
-    /// starting: call it again to wait on.
+    /// Starts it and waits until it accepts connections; or takes over one that runs. A server that is not ready in
+    /// time goes on starting: call it again to wait on.
     fn start(&self) -> InstanceFuture<'_, Result<StartOutcome, PostgresError>>;
 
     /// Stops it and waits until nothing of it runs; one that does not run is stopped already.

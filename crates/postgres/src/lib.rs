@@ -6,7 +6,8 @@
 //!                              FollowerMaker (BaseBackup) fills a data directory  └─> ConnectionParameters ──> SQL
 //! ```
 //!
-//! Nothing here knows of a router or a cluster; what is promised holds for one server and for the pair of a primary and a standby.
+//! Nothing here knows of a router or a cluster; what is promised holds for one server and for the pair of a primary and
+//! a standby.
 
 mod base_backup;
 mod beneath;

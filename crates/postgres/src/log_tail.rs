@@ -56,8 +56,8 @@ impl LogFile {
         }
     }
 
-    /// Cuts the log when it has become too long. The server goes on writing to the same file: it appends, so it continues at the new
-    /// end; lines that it writes during the cut are lost.
+    /// Cuts the log when it has become too long. The server goes on writing to the same file: it appends, so it
+    /// continues at the new end; lines that it writes during the cut are lost.
     pub(crate) fn bound(&self, user: &ServiceUser) -> Result<(), PostgresError> {
         if self.end() <= LOG_BYTES_MAX {
             return Ok(());
@@ -83,7 +83,8 @@ impl LogFile {
     }
 }
 
-/// The lines in which a server says what went wrong. What goes wrong before there is a session is often said at level LOG.
+/// The lines in which a server says what went wrong. What goes wrong before there is a session is often said at level
+/// LOG.
 fn complaints_in(log: &str) -> String {
     const SIGNS: [&str; 12] = [
         "PANIC:  ",

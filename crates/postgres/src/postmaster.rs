@@ -65,7 +65,8 @@ pub(crate) enum Status {
 }
 
 impl PidFile {
-    /// Understands the file; none when its first line is no process id. A file that is half written is one of a server that starts.
+    /// Understands the file; none when its first line is no process id. A file that is half written is one of a server
+    /// that starts.
     fn parse(text: &str) -> Option<PidFile> {
         let mut lines = text.lines();
         let process_id = lines.next()?.trim().parse().ok().filter(|id| (1..=i32::MAX.unsigned_abs()).contains(id))?;
@@ -79,7 +80,8 @@ impl PidFile {
         Some(PidFile { process_id, port, status })
     }
 
-    /// Reads the file of a postmaster that lives in this data directory; none when it is gone, also when its file is left.
+    /// Reads the file of a postmaster that lives in this data directory; none when it is gone, also when its file is
+    /// left.
     pub(crate) fn of_live_server(data_directory: &Path) -> Option<PidFile> {
         let server = ServerProcesses::of(data_directory).ok()?;
         let file = PidFile::parse(&server.directory().read_to_string(Path::new("postmaster.pid")).ok()?)?;
@@ -94,8 +96,8 @@ pub fn port_of(data_directory: &Path) -> Option<u16> {
     PidFile::of_live_server(data_directory)?.port
 }
 
-/// The postmaster of this data directory that has been begun a moment ago: it has not come to write its lock file, from which the others
-/// are known. One that ends, and has removed the file already, looks alike.
+/// The postmaster of this data directory that has been begun a moment ago: it has not come to write its lock file, from
+/// which the others are known. One that ends, and has removed the file already, looks alike.
 pub(crate) fn begun_in(data_directory: &Path, user: &ServiceUser) -> Option<u32> {
     // Its children's command lines say what they do.
     let is_postmaster = |process_id: &u32| {
@@ -106,7 +108,8 @@ pub(crate) fn begun_in(data_directory: &Path, user: &ServiceUser) -> Option<u32>
     ServerProcesses::of_user(data_directory, user).ok()?.all().into_iter().find(is_postmaster)
 }
 
-/// Whether this process still executes; a zombie does not. A dying process has left its directory a moment before it has ended.
+/// Whether this process still executes; a zombie does not. A dying process has left its directory a moment before it
+/// has ended.
 pub(crate) fn lives(process_id: u32) -> bool {
     let state = stat_of(process_id).and_then(|fields| fields.chars().next());
     !matches!(state, None | Some('Z' | 'X' | 'x'))
@@ -126,8 +129,9 @@ fn stat_of(process_id: u32) -> Option<String> {
     text.rsplit_once(')').map(|(_, rest)| rest.trim_start().to_owned())
 }
 
-/// Removes a lock file whose process is a zombie, or about to be one: PostgreSQL takes it for alive and does not start. That of a process
-/// which is quite gone it removes itself. Who must reap an orphan may do so late, or never: the first process of a container often does not.
+/// Removes a lock file whose process is a zombie, or about to be one: PostgreSQL takes it for alive and does not start.
+/// That of a process which is quite gone it removes itself. Who must reap an orphan may do so late, or never: the first
+/// process of a container often does not.
 ///
 /// Source: PostgreSQL, `CreateLockFile`, which asks kill(2) whether the process is there.
 pub(crate) fn remove_dead_lock(path: &Path) -> io::Result<()> {

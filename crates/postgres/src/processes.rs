@@ -1,9 +1,9 @@
 //! The processes of a server: those of its account that work in its data directory.
 //!
 //! Where a process works and what its program is called, any account chooses for its own processes; and what lies at a
-//! path, whoever may write the directory above it. So root takes for a server's only what belongs to the same account as
-//! the directory, which is opened once, and a signal goes to the very process that was looked at (pidfd_open(2), Linux
-//! 5.3): its number may be another's the next moment.
+//! path, whoever may write the directory above it. So root takes for a server's only what belongs to the same account
+//! as the directory, which is opened once, and a signal goes to the very process that was looked at (pidfd_open(2),
+//! Linux 5.3): its number may be another's the next moment.
 
 use std::fs;
 use std::io::{self, ErrorKind};

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::Settings;
 
 /// Connections that a server takes; the router's own bounds stay far below it. PostgreSQL's pool of serializable
-/// transactions has ten places for each, and the router ends an update transaction (40001) that could outlive the pool: with
-/// this many, after about 8000 others.
+/// transactions has ten places for each, and the router ends an update transaction (40001) that could outlive the pool:
+/// with this many, after about 8000 others.
 const CONNECTIONS_MAX: u32 = 1000;
 /// Standbys, base backups and slots that a leader serves at once.
 const REPLICATION_MAX: u32 = 16;
@@ -28,7 +28,8 @@ pub enum Role {
 /// The settings of a server with this role, under this name (`cluster_name`, in its log and process title).
 ///
 /// Both roles differ only where they must: a follower may become the leader at any time. Commits stay durable: `fsync`,
-/// `full_page_writes` and `synchronous_commit` are not touched. Addresses, port and sockets come from [`crate::ServerOptions`].
+/// `full_page_writes` and `synchronous_commit` are not touched. Addresses, port and sockets come from
+/// [`crate::ServerOptions`].
 pub fn recommended_settings(role: Role, name: &str) -> Settings {
     let mut settings = Settings::new();
     settings

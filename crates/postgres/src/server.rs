@@ -61,8 +61,8 @@ struct Changing {
     inherited: Vec<InheritedDescriptor>,
 }
 
-/// What the data directory was made by. Where the top `PG_VERSION` is a link, only who inherits what it points to may read it; and whoever
-/// else has a descriptor of that number would read something foreign: the control file tells then.
+/// What the data directory was made by. Where the top `PG_VERSION` is a link, only who inherits what it points to may
+/// read it; and whoever else has a descriptor of that number would read something foreign: the control file tells then.
 fn major_version(data_directory: &Path) -> Option<u32> {
     let path = data_directory.join("PG_VERSION");
     if std::fs::symlink_metadata(&path).ok()?.is_symlink() {
@@ -77,7 +77,8 @@ impl Server {
     ///
     /// # Errors
     /// [`PostgresError::DataDirectoryNotEmpty`], [`PostgresError::NotReachable`], [`PostgresError::SocketPathTooLong`],
-    /// [`PostgresError::InvalidSetting`] for a password that cannot be set, [`PostgresError::Program`] with what initdb said.
+    /// [`PostgresError::InvalidSetting`] for a password that cannot be set, [`PostgresError::Program`] with what initdb
+    /// said.
     pub async fn create(options: ServerOptions) -> Result<Server, PostgresError> {
         let options = options.checked()?;
         initialize::initialize(&options).await?;
@@ -156,13 +157,14 @@ impl Server {
         self.changing().settings = settings;
     }
 
-    /// Gives these descriptors to every postmaster that is started from now on, also to those that a supervisor starts. They are held open
-    /// until others are set.
+    /// Gives these descriptors to every postmaster that is started from now on, also to those that a supervisor starts.
+    /// They are held open until others are set.
     pub fn set_inherited(&self, descriptors: Vec<InheritedDescriptor>) {
         self.changing().inherited = descriptors;
     }
 
-    /// Writes the configuration, starts the postmaster and waits until it accepts connections; or takes over one that runs.
+    /// Writes the configuration, starts the postmaster and waits until it accepts connections; or takes over one that
+    /// runs.
     ///
     /// A server that is not ready in time goes on starting (it may be recovering): call it again to wait on.
     ///
@@ -216,8 +218,8 @@ impl Server {
     /// Waits until it accepts connections.
     ///
     /// # Errors
-    /// [`PostgresError::NotReady`], [`PostgresError::StartFailed`] when it ends instead, [`PostgresError::Connect`] when the
-    /// superuser cannot log in.
+    /// [`PostgresError::NotReady`], [`PostgresError::StartFailed`] when it ends instead, [`PostgresError::Connect`]
+    /// when the superuser cannot log in.
     pub async fn wait_ready(&self, timeout: Duration) -> Result<(), PostgresError> {
         self.wait_accepting(timeout, self.log.end()).await
     }
@@ -284,8 +286,8 @@ impl Server {
         }
     }
 
-    /// Stops it and waits until all its processes are gone, also when somebody else has begun it a moment ago; a server that does not run
-    /// is stopped already.
+    /// Stops it and waits until all its processes are gone, also when somebody else has begun it a moment ago; a server
+    /// that does not run is stopped already.
     ///
     /// # Errors
     /// [`PostgresError::NotStopped`] after the stop timeout.
@@ -437,8 +439,8 @@ impl Server {
         ControlFile::read(&self.data_directory)
     }
 
-    /// Makes it a standby from its next start on (`standby.signal`, `primary_conninfo`, slot). A running standby follows another primary
-    /// after this and [`Server::reload`].
+    /// Makes it a standby from its next start on (`standby.signal`, `primary_conninfo`, slot). A running standby
+    /// follows another primary after this and [`Server::reload`].
     ///
     /// # Errors
     /// [`PostgresError::File`], [`PostgresError::InvalidSetting`].

@@ -40,7 +40,8 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// A server of this machine alone: listens on 127.0.0.1, superuser `postgres`, access by password, 5 min to start, 1 min to stop.
+    /// A server of this machine alone: listens on 127.0.0.1, superuser `postgres`, access by password, 5 min to start,
+    /// 1 min to stop.
     pub fn new(binaries: Binaries, user: ServiceUser, home: PathBuf, port: u16, password: String) -> ServerOptions {
         ServerOptions {
             binaries,

@@ -1,6 +1,7 @@
 //! The account that a server and its tools run as: PostgreSQL refuses to run as root.
 //!
-//! This is the only place that knows of it: commands are made here, and files and directories of a server are made here.
+//! This is the only place that knows of it: commands are made here, and files and directories of a server are made
+//! here.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,7 +15,8 @@ use crate::beneath::{self, Directory};
 /// The account that Debian's and Red Hat's packages make.
 const DEFAULT_ACCOUNT: &str = "postgres";
 
-/// Environment of this process that programs of a server get to see; all else, above all `PG*`, would change what they do.
+/// Environment of this process that programs of a server get to see; all else, above all `PG*`, would change what they
+/// do.
 const KEPT_VARIABLES: [&str; 4] = ["PATH", "LD_LIBRARY_PATH", "TZ", "HOME"];
 
 /// An account, and whether this process must change to it.
@@ -92,8 +94,8 @@ impl ServiceUser {
         command
     }
 
-    /// Makes `path` and what is missing above it, mode 0700, owned by this account; what exists stays as it is, but for an empty `path` that root
-    /// has made so and not given away yet.
+    /// Makes `path` and what is missing above it, mode 0700, owned by this account; what exists stays as it is, but for
+    /// an empty `path` that root has made so and not given away yet.
     ///
     /// # Errors
     /// [`PostgresError::File`]; [`PostgresError::NotReachable`] when the account cannot get there.
@@ -129,8 +131,8 @@ impl ServiceUser {
         Ok(())
     }
 
-    /// Writes a file of this account with the given mode, whole or not at all, durable when it returns. Its directory is one of this
-    /// account's or one that this account could not have put there ([`Directory::open_for`]).
+    /// Writes a file of this account with the given mode, whole or not at all, durable when it returns. Its directory
+    /// is one of this account's or one that this account could not have put there ([`Directory::open_for`]).
     ///
     /// # Errors
     /// [`PostgresError::File`].
@@ -157,7 +159,8 @@ impl ServiceUser {
         Ok(())
     }
 
-    /// Gives a file or directory to this account; a symbolic link is not followed. For paths that this account cannot change.
+    /// Gives a file or directory to this account; a symbolic link is not followed. For paths that this account cannot
+    /// change.
     ///
     /// # Errors
     /// [`PostgresError::File`].

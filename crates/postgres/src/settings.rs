@@ -71,7 +71,8 @@ impl Settings {
 
     /// The text of a configuration file.
     ///
-    /// Source of the quoting: PostgreSQL, `src/backend/utils/misc/guc-file.l` (a string cannot hold a line end, so it is escaped).
+    /// Source of the quoting: PostgreSQL, `src/backend/utils/misc/guc-file.l` (a string cannot hold a line end, so it
+    /// is escaped).
     ///
     /// # Errors
     /// [`PostgresError::InvalidSetting`] for a name that is none or a value with a zero byte.
@@ -143,7 +144,8 @@ impl AccessRule {
     /// The text of a `pg_hba.conf`.
     ///
     /// # Errors
-    /// [`PostgresError::InvalidSetting`] for a field with a quote, a line end or a zero byte: the file has no way to write them.
+    /// [`PostgresError::InvalidSetting`] for a field with a quote, a line end or a zero byte: the file has no way to
+    /// write them.
     pub fn to_file(rules: &[AccessRule]) -> Result<String, PostgresError> {
         let mut text = String::from("# Written before each start of the server; changes here do not last.\n");
         for rule in rules {

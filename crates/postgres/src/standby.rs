@@ -21,7 +21,8 @@ impl Server {
     /// Makes a running standby a primary and waits until it takes updates; returns where its new timeline begins.
     ///
     /// # Errors
-    /// [`PostgresError::Sql`], also when it is no standby; [`PostgresError::UnexpectedAnswer`] when recovery does not end in time.
+    /// [`PostgresError::Sql`], also when it is no standby; [`PostgresError::UnexpectedAnswer`] when recovery does not
+    /// end in time.
     pub async fn promote(&self, timeout: Duration) -> Result<Lsn, PostgresError> {
         const ACTION: &str = "promote the standby";
         let client = self.socket_connection().connect().await?;

@@ -60,7 +60,8 @@ pub enum SupervisorState {
     },
 }
 
-/// Keeps a server running until it is told to stop. Dropped without [`Supervisor::stop`], it lets go of the server, which runs on.
+/// Keeps a server running until it is told to stop. Dropped without [`Supervisor::stop`], it lets go of the server,
+/// which runs on.
 ///
 /// While it is supervised, stop and restart the server through the supervisor: what dies otherwise is started again.
 #[derive(Debug)]
@@ -87,13 +88,15 @@ enum Then {
 type Outcome = oneshot::Sender<Result<(), PostgresError>>;
 
 impl Supervisor {
-    /// Starts the server, or takes over one that runs, and keeps it running. Returns at once: watch the state. Needs a tokio runtime.
+    /// Starts the server, or takes over one that runs, and keeps it running. Returns at once: watch the state. Needs a
+    /// tokio runtime.
     pub fn spawn(instance: Arc<dyn Instance>) -> Supervisor {
         Supervisor::spawn_task(instance, None)
     }
 
-    /// As [`Supervisor::spawn`]; `held` is dropped when the server runs for the first time, or when nothing starts it any more because the
-    /// supervisor was dropped or has stopped it. Who stops servers that nobody looks after waits for that: one may be started until then.
+    /// As [`Supervisor::spawn`]; `held` is dropped when the server runs for the first time, or when nothing starts it
+    /// any more because the supervisor was dropped or has stopped it. Who stops servers that nobody looks after waits
+    /// for that: one may be started until then.
     pub fn spawn_holding(instance: Arc<dyn Instance>, held: Arc<dyn Send + Sync>) -> Supervisor {
         Supervisor::spawn_task(instance, Some(held))
     }
@@ -141,8 +144,8 @@ impl Supervisor {
     /// Stops and starts the server, as a change of its settings may need.
     ///
     /// # Errors
-    /// Those of [`Instance::start`] (it is then tried again); those of [`Instance::stop`] (it is then watched as it is);
-    /// [`PostgresError::SupervisorGone`].
+    /// Those of [`Instance::start`] (it is then tried again); those of [`Instance::stop`] (it is then watched as it
+    /// is); [`PostgresError::SupervisorGone`].
     pub async fn restart(&self, mode: StopMode) -> Result<(), PostgresError> {
         self.command(mode, Then::Start).await
     }
@@ -202,7 +205,8 @@ impl Task {
         self.state.send_replace(SupervisorState::Starting);
         let result = tokio::select! {
             biased;
-            // The waiting ends here; the postmaster, if there is one already, is known to the server. Who has let go starts none.
+            // The waiting ends here; the postmaster, if there is one already, is known to the server. Who has let go
+            // starts none.
             command = self.commands.recv() => return command.map_or(Step::End, Step::Obey),
             result = self.instance.start() => result,
         };

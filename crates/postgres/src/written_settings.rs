@@ -38,8 +38,8 @@ impl WrittenSettings {
 
 /// The last value of a setting in the text of a configuration file.
 ///
-/// Source: PostgreSQL, `src/backend/utils/misc/guc-file.l`: name, an optional `=`, a value that is a bare word or quoted, a comment; names
-/// do not differ by case.
+/// Source: PostgreSQL, `src/backend/utils/misc/guc-file.l`: name, an optional `=`, a value that is a bare word or
+/// quoted, a comment; names do not differ by case.
 pub(crate) fn value_in(text: &str, name: &str) -> Option<String> {
     text.lines().rev().find_map(|line| {
         let line = line.trim_start();

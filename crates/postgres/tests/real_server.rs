@@ -255,7 +255,8 @@ async fn a_postmaster_that_has_no_lock_file_yet_is_stopped() {
     // As of somebody who has not begun it.
     let other = Server::open(server.options().clone()).await.expect("a server");
     let [postmaster] = processes_of(data_directory)[..] else { panic!("it has begun nobody yet") };
-    // One that has come as far as its settings has signals blocked, and takes them when it has read this file to its end.
+    // One that has come as far as its settings has signals blocked, and takes them when it has read this file to its
+    // end.
     let end_of_settings = async {
         until_async("it is signalled", async || is_interrupted_or_gone(postmaster)).await;
         // An error says that nobody reads it.

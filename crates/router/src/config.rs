@@ -36,7 +36,8 @@ pub struct RouterSettings {
     pub freshness: Freshness,
     /// Most clients at once; one more is refused with 53300.
     pub clients_max: usize,
-    /// Most back ends on the leader for the transactions of one database's sessions; a transaction waits for a free one.
+    /// Most back ends on the leader for the transactions of one database's sessions; a transaction waits for a free
+    /// one.
     pub leader_backends_max: usize,
     /// Most back ends on one server for reads of one database at epochs.
     pub reader_backends_max: usize,
@@ -51,8 +52,8 @@ pub struct RouterSettings {
     pub gate_timeout_ms: u64,
     /// A follower that has not replayed up to the gate's marker within this leaves the epoch, in milliseconds.
     pub follower_timeout_ms: u64,
-    /// An epoch is replaced after this when something committed since, after ten times this in any case, in milliseconds
-    /// (vacuum horizon); where nobody reads it is let go.
+    /// An epoch is replaced after this when something committed since, after ten times this in any case, in
+    /// milliseconds (vacuum horizon); where nobody reads it is let go.
     pub epoch_age_max_ms: u64,
     /// How long a server may leave a probe unanswered before its sessions are given up, in milliseconds.
     pub server_timeout_ms: u64,

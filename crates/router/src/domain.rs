@@ -205,8 +205,8 @@ impl Domain {
         self.leader.clear();
     }
 
-    /// Closes the router's own connections to this database for a statement of its only client that needs it without any
-    /// (CREATE DATABASE copies it); none while others are in it, whom the server refuses to overlook.
+    /// Closes the router's own connections to this database for a statement of its only client that needs it without
+    /// any (CREATE DATABASE copies it); none while others are in it, whom the server refuses to overlook.
     pub fn stand_aside(self: &Arc<Self>, serializable: &SerializableTransactions) -> Option<Aside> {
         if self.clients.load(SeqCst) > 1 {
             return None;
@@ -220,8 +220,8 @@ impl Domain {
         Some(Aside { domain: self.clone(), serializable: serializable.clone(), _barrier: barrier })
     }
 
-    /// What the statements of `sql` are. A long text is judged beside the threads that serve sessions and gates, and only
-    /// one of them at a time: its session waits, nobody else does.
+    /// What the statements of `sql` are. A long text is judged beside the threads that serve sessions and gates, and
+    /// only one of them at a time: its session waits, nobody else does.
     pub async fn classify(&self, sql: &Bytes) -> Result<Arc<[Statement]>, ParseError> {
         let catalog = self.catalog().await;
         if sql.len() <= SHAPE_BYTES_MAX {
@@ -456,7 +456,8 @@ async fn load(backend: &mut Backend, scope: Scope) -> Result<(Objects, u64), Bac
     Ok((objects, fingerprint))
 }
 
-/// Rows come in any order, so theirs are added up. Nobody outside can find two that are alike: the keys are this process'.
+/// Rows come in any order, so theirs are added up. Nobody outside can find two that are alike: the keys are this
+/// process'.
 fn fingerprint_of(part: Part, row: &[Option<String>]) -> u64 {
     static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     KEYS.hash_one((part as u8, row))

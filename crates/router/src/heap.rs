@@ -1,8 +1,8 @@
 //! Freed memory goes back to the kernel.
 //!
-//! glibc gives back what is free at a heap's end, and keeps what is free between pieces in use. Its settings do not help:
-//! after a burst of long statements 28 MB stayed by default, 28 MB with the lowest thresholds, 95 MB with two arenas, and
-//! 12 MB after `malloc_trim`, of 127 MB at the peak.
+//! glibc gives back what is free at a heap's end, and keeps what is free between pieces in use. Its settings do not
+//! help: after a burst of long statements 28 MB stayed by default, 28 MB with the lowest thresholds, 95 MB with two
+//! arenas, and 12 MB after `malloc_trim`, of 127 MB at the peak.
 
 use std::time::Duration;
 

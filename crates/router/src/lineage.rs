@@ -6,8 +6,8 @@
 use crate::backend::{Backend, BackendError};
 use crate::servers::Role;
 
-/// Whether it is a standby, its system identifier, and the timeline that it writes or replays, as in names of WAL files.
-/// What a standby receives is newer than what its last restart point says.
+/// Whether it is a standby, its system identifier, and the timeline that it writes or replays, as in names of WAL
+/// files. What a standby receives is newer than what its last restart point says.
 const LINEAGE: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_is_in_recovery(), \
      (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
      CASE WHEN NOT pg_catalog.pg_is_in_recovery() \

@@ -1,7 +1,7 @@
 //! What an earlier router left running on the leader.
 //!
-//! A router may be gone while a server process still executes a COMMIT that it sent. Such a transaction knows nothing of
-//! the next router's tripwire: committed after that one's first gate, it could undo what an epoch has shown. So its
+//! A router may be gone while a server process still executes a COMMIT that it sent. Such a transaction knows nothing
+//! of the next router's tripwire: committed after that one's first gate, it could undo what an epoch has shown. So its
 //! process is ended, and has ended, before anybody is served. Only serializable transactions matter; they are found by
 //! the SIREAD locks of what they have read, whatever name their client gave itself.
 

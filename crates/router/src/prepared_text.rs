@@ -49,7 +49,8 @@ impl PreparedText {
         self.result.get().is_some()
     }
 
-    /// A server describes its result to a client with this message, a `RowDescription` or `NoData`. The first such stays.
+    /// A server describes its result to a client with this message, a `RowDescription` or `NoData`. The first such
+    /// stays.
     pub fn note_result(&self, description: &Frame) {
         self.result.get_or_init(|| columns(description));
     }
@@ -74,8 +75,8 @@ impl PreparedText {
     }
 }
 
-/// A hash of what clients decode a result's columns by: names and types. Not their modifiers: those of a portal come from
-/// its plan, which knows its parameters, and are other ones than those of its statement.
+/// A hash of what clients decode a result's columns by: names and types. Not their modifiers: those of a portal come
+/// from its plan, which knows its parameters, and are other ones than those of its statement.
 fn columns(description: &Frame) -> u64 {
     const TABLE_AND_NUMBER: usize = 4 + 2;
     const TYPE: usize = 4 + 2;

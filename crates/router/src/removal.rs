@@ -18,8 +18,8 @@ const CONNECTIONS_END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Waits until nothing of the router's is left on `server`, which was taken from the list; reads that do not end in time
-/// are cut off.
+/// Waits until nothing of the router's is left on `server`, which was taken from the list; reads that do not end in
+/// time are cut off.
 pub async fn leave(state: &RouterState, server: &Arc<Server>) {
     let deadline = Instant::now() + READS_END_TIMEOUT;
     while server.reads_in_flight.load(SeqCst) > 0 && Instant::now() < deadline {

@@ -31,8 +31,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long sessions may go on after a stop was asked for.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the router must know of the leader before it serves: standby or not, the role's power, and the settings from which
-/// PostgreSQL computes the size of its pool of serializable transactions (`InitPredicateLocks`).
+/// What the router must know of the leader before it serves: standby or not, the role's power, and the settings from
+/// which PostgreSQL computes the size of its pool of serializable transactions (`InitPredicateLocks`).
 const LOOK_AT_LEADER: &str = "SELECT pg_catalog.pg_is_in_recovery(), \
      (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = CURRENT_USER), \
      10 * (SELECT sum(setting::bigint) + 1 FROM pg_catalog.pg_settings WHERE name IN \

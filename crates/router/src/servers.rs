@@ -80,7 +80,8 @@ pub struct Server {
     sessions: Mutex<HashMap<u32, u32>>,
     /// Grows when a statement begins that may end server processes here, and again when it has ended.
     endings: AtomicU64,
-    /// It has been in an epoch, or was there when the router started: what it knows of roles and tables is not ages old.
+    /// It has been in an epoch, or was there when the router started: what it knows of roles and tables is not ages
+    /// old.
     pub has_caught_up: AtomicBool,
     /// Of which history it was when an epoch's connections to it were last made; kept of the leader only.
     pub lineage: watch::Sender<Option<Lineage>>,
@@ -241,7 +242,8 @@ impl Connection {
     pub fn to(server: &Arc<Server>) -> Option<Connection> {
         server.connections.fetch_add(1, SeqCst);
         let connection = Connection(server.clone());
-        // In this order: whoever removes the server sets the flag first and counts then, so one of the two sees the other.
+        // In this order: whoever removes the server sets the flag first and counts then, so one of the two sees the
+        // other.
         (!server.is_removed()).then_some(connection)
     }
 }

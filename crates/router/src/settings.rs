@@ -15,8 +15,8 @@ pub enum Reach {
     /// Not at all: it is about time limits, costs, logs, names.
     #[default]
     Nothing,
-    /// A plan may keep a value that was worked out under it: PostgreSQL takes what writes `float8`, `bytea` and `interval`
-    /// for immutable, and a user may say so of any function.
+    /// A plan may keep a value that was worked out under it: PostgreSQL takes what writes `float8`, `bytea` and
+    /// `interval` for immutable, and a user may say so of any function.
     Plans,
     /// Parse makes a value of a constant under it.
     Constants,
@@ -160,8 +160,8 @@ impl Settings {
         different.map(|name| Reach::of(name)).max().unwrap_or_default()
     }
 
-    /// The statement that gives these settings to a back end until its transaction or savepoint ends, whatever it has of
-    /// `others` and of those that are known to reach into statements.
+    /// The statement that gives these settings to a back end until its transaction or savepoint ends, whatever it has
+    /// of `others` and of those that are known to reach into statements.
     pub fn for_a_moment(&self, others: &Settings) -> String {
         const KNOWN: [&str; 8] = [
             "search_path",

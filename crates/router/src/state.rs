@@ -19,8 +19,8 @@ use crate::servers::Server;
 use crate::session::CancelSlot;
 use crate::wire::Socket;
 
-/// PostgreSQL's pool of serializable transactions holds ten for each back end (`predicate.c`); the router stops trusting
-/// it at this share.
+/// PostgreSQL's pool of serializable transactions holds ten for each back end (`predicate.c`); the router stops
+/// trusting it at this share.
 const SERIALIZABLE_POOL_SHARE_PERCENT: u64 = 80;
 
 /// The pool's size while the leader has not been asked: that of PostgreSQL's default settings.
@@ -118,8 +118,8 @@ impl Drop for SerializableTransaction {
 /// A client's entry for cancel requests.
 pub(crate) type CancelKeys = HashMap<(u32, u32), Weak<CancelSlot>>;
 
-/// How long a database that is to be dropped is waited for to have no clients; PostgreSQL itself waits five seconds for those
-/// that it has still (`CountOtherDBBackends`).
+/// How long a database that is to be dropped is waited for to have no clients; PostgreSQL itself waits five seconds for
+/// those that it has still (`CountOtherDBBackends`).
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 const LEAVE_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -232,8 +232,8 @@ impl RouterState {
         self.sessions.lock().expect("no code panics while it holds this lock")
     }
 
-    /// Gives a database up that is to be dropped or copied, if no client is in it. Clients that are about to leave are waited
-    /// for: they may have been told that they have left.
+    /// Gives a database up that is to be dropped or copied, if no client is in it. Clients that are about to leave are
+    /// waited for: they may have been told that they have left.
     pub async fn close_domain(&self, database: &str) {
         let deadline = Instant::now() + LEAVE_TIMEOUT;
         while self.has_clients(database) && Instant::now() < deadline {

@@ -13,8 +13,8 @@ pub const USER: &str = "postgres";
 /// Its password.
 pub const PASSWORD: &str = "a secret of the tests";
 
-/// What a server in `home` is made of: of these programs, on a port of its own. What a crash of the machine would lose is
-/// not the subject of most tests, so nothing is written durably (`fsync`, `full_page_writes`).
+/// What a server in `home` is made of: of these programs, on a port of its own. What a crash of the machine would lose
+/// is not the subject of most tests, so nothing is written durably (`fsync`, `full_page_writes`).
 ///
 /// # Errors
 ///
@@ -27,8 +27,8 @@ pub fn server_options(binaries: Binaries, home: PathBuf) -> anyhow::Result<Serve
     Ok(options)
 }
 
-/// A new server that is not started, as [`Server::create`] makes it, but from a template: initdb ran once for all tests.
-/// So the servers of one version have one system identifier.
+/// A new server that is not started, as [`Server::create`] makes it, but from a template: initdb ran once for all
+/// tests. So the servers of one version have one system identifier.
 ///
 /// # Errors
 ///

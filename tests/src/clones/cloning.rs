@@ -43,7 +43,8 @@ pub fn program() -> anyhow::Result<PathBuf> {
 }
 
 impl Harness {
-    /// The plan of a clone of `source`, as fast as it goes; `leader` is the primary of a source that is a standby itself.
+    /// The plan of a clone of `source`, as fast as it goes; `leader` is the primary of a source that is a standby
+    /// itself.
     pub fn plan(&self, source: &TestServer, leader: Option<&TestServer>, name: &str) -> Plan {
         Plan {
             source: SourceServer {

@@ -1,5 +1,5 @@
-//! What a server holds in all databases: every row of every table, of the catalogs and of what is stored out of line, with
-//! its place in the file. A physical standby holds the same as its primary, bit for bit as far as SQL can see.
+//! What a server holds in all databases: every row of every table, of the catalogs and of what is stored out of line,
+//! with its place in the file. A physical standby holds the same as its primary, bit for bit as far as SQL can see.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -15,15 +15,16 @@ pub type Contents = BTreeMap<String, String>;
 /// How often two servers are compared again because autovacuum has changed the source between two looks.
 const LOOKS_MAX: usize = 20;
 
-/// What VACUUM notes in the catalogs is seen at once and goes into the log some seconds later, when nobody commits: so many looks at a
-/// source that stays the same, with this pause between two, last longer.
+/// What VACUUM notes in the catalogs is seen at once and goes into the log some seconds later, when nobody commits: so
+/// many looks at a source that stays the same, with this pause between two, last longer.
 const LOOKS_ALIKE: usize = 3;
 const LOOK_PAUSE: Duration = Duration::from_secs(2);
 
 /// A harness has four databases with a good hundred tables each, catalogs included; fewer would prove little.
 const TABLES_MIN: usize = 200;
 
-/// Without those that nobody can connect to any more, because their server died while it dropped them (datconnlimit -2).
+/// Without those that nobody can connect to any more, because their server died while it dropped them (datconnlimit
+/// -2).
 const DATABASES: &str = "SELECT datname FROM pg_database WHERE datallowconn AND datconnlimit <> -2 ORDER BY 1";
 
 /// What lives in the log: ordinary tables, materialized views, out-of-line storage, sequences.
@@ -91,7 +92,8 @@ pub async fn ensure_same(source: &TestServer, clone: &TestServer) -> anyhow::Res
     ensure_same_as(source, contents(source).await?, clone).await
 }
 
-/// As [`ensure_same`], of a source that held `expected` before: as long as the clone holds that, too, it is not looked at.
+/// As [`ensure_same`], of a source that held `expected` before: as long as the clone holds that, too, it is not looked
+/// at.
 ///
 /// # Errors
 ///

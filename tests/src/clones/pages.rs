@@ -1,7 +1,7 @@
 //! The pages of a server that does not run, looked at without PostgreSQL.
 //!
-//! Source of the layout: PostgreSQL, `src/include/storage/bufpage.h`: a page begins with the position of the last record of
-//! the log that changed it, high half first, each half in the machine's byte order.
+//! Source of the layout: PostgreSQL, `src/include/storage/bufpage.h`: a page begins with the position of the last
+//! record of the log that changed it, high half first, each half in the machine's byte order.
 
 use std::fmt;
 use std::fs::File;
@@ -40,8 +40,8 @@ impl fmt::Display for LaterPage {
     }
 }
 
-/// How many pages with content there are, and those that were changed after `position`: in a copy as of `position` they come
-/// from its future.
+/// How many pages with content there are, and those that were changed after `position`: in a copy as of `position` they
+/// come from its future.
 ///
 /// # Errors
 ///

@@ -19,8 +19,8 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const AUTOVACUUMS: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE backend_type IN ('autovacuum launcher', 'autovacuum worker')";
 
-/// Rows that the visibility map promises to everybody and that are not visible to everybody, or not frozen: a map that is
-/// newer or older than its table.
+/// Rows that the visibility map promises to everybody and that are not visible to everybody, or not frozen: a map that
+/// is newer or older than its table.
 const WRONG_VISIBILITY: &str = "SELECT coalesce(sum((SELECT count(*) FROM pg_check_visible(c.oid))
     + (SELECT count(*) FROM pg_check_frozen(c.oid))), 0)::bigint
     FROM pg_class c WHERE c.relkind IN ('r', 'm', 't') AND c.relpersistence = 'p'";

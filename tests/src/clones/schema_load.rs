@@ -84,8 +84,8 @@ async fn databases(maintenance: &Config, round: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What nobody else may be in a database for. PostgreSQL itself waits five seconds for those that it has told to leave, autovacuum's workers
-/// and sessions that are ending (object_in_use); on a busy machine they take longer.
+/// What nobody else may be in a database for. PostgreSQL itself waits five seconds for those that it has told to leave,
+/// autovacuum's workers and sessions that are ending (object_in_use); on a busy machine they take longer.
 async fn run_alone(session: &Session, sql: &str) -> anyhow::Result<()> {
     let deadline = tokio::time::Instant::now() + LEAVE_TIMEOUT;
     loop {

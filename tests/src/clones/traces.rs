@@ -70,8 +70,9 @@ pub fn processes(word: &Path) -> anyhow::Result<Vec<(Pid, String)>> {
     Ok(found)
 }
 
-/// Sends a signal to the process of a service whose command line has `command`, as soon as there is exactly one: on a busy machine a hydrator
-/// is taken for dead now and then, and what a keeper starts has the keeper's words for a moment.
+/// Sends a signal to the process of a service whose command line has `command`, as soon as there is exactly one: on a
+/// busy machine a hydrator is taken for dead now and then, and what a keeper starts has the keeper's words for a
+/// moment.
 ///
 /// # Errors
 ///
@@ -91,7 +92,8 @@ pub async fn signal(rendezvous: &Rendezvous, command: &str, signal: Signal) -> a
     }
 }
 
-/// Marks on files and directories below this one, in any process, as `/proc/<pid>/fdinfo` tells them (proc_pid_fdinfo(5)).
+/// Marks on files and directories below this one, in any process, as `/proc/<pid>/fdinfo` tells them
+/// (proc_pid_fdinfo(5)).
 fn marks_in(directory: &Path) -> anyhow::Result<Vec<String>> {
     let mut inodes = std::collections::HashSet::new();
     collect_inodes(directory, &mut inodes)?;

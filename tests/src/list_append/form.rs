@@ -163,7 +163,8 @@ fn one_statement(operations: &[Operation], nap: &str) -> String {
     format!("{with}SELECT k, v FROM lists WHERE k IN ({})", reads.join(", "))
 }
 
-/// Puts the lists of an answer with columns `k, v` into the reads of `operations`; a key without a row is an empty list.
+/// Puts the lists of an answer with columns `k, v` into the reads of `operations`; a key without a row is an empty
+/// list.
 fn take_rows(answer: &Answer, operations: &mut [Operation]) {
     for operation in operations {
         if let Operation::Read { key, values } = operation {

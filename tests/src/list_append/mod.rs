@@ -1,7 +1,7 @@
 //! Random list-append transactions from many sessions: updates on the leader, READ ONLY ones on any server.
 //!
-//! Shapes and pauses are chosen so that the anomalies of replicated snapshot isolation are likely: updates that read some
-//! keys, wait, and append to others, while quick ones append to what was read and readers look at both.
+//! Shapes and pauses are chosen so that the anomalies of replicated snapshot isolation are likely: updates that read
+//! some keys, wait, and append to others, while quick ones append to what was read and readers look at both.
 
 mod form;
 
@@ -123,8 +123,8 @@ struct Place {
     begin: &'static str,
 }
 
-/// One session. Behind a router it has one connection, so that the session's own order is the router's too; without one,
-/// a connection to each server, as programs have that balance reads themselves.
+/// One session. Behind a router it has one connection, so that the session's own order is the router's too; without
+/// one, a connection to each server, as programs have that balance reads themselves.
 struct Client {
     number: usize,
     workload: Workload,

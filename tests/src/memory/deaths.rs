@@ -44,8 +44,8 @@ pub fn kill_one(server: &TestServer, kind: Kind, choice: usize) -> Option<Pid> {
     rustix::process::kill_process(process, Signal::KILL).is_ok().then_some(process)
 }
 
-/// Waits until the postmaster has noticed that a process of its server is dead. Whoever connects from then on is let in by the server as
-/// it is after that.
+/// Waits until the postmaster has noticed that a process of its server is dead. Whoever connects from then on is let in
+/// by the server as it is after that.
 ///
 /// # Errors
 ///

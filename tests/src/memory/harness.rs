@@ -115,7 +115,8 @@ impl Harness {
         let mut harness = Harness { plan, servers: Vec::new(), directory };
         let leader = create_with(harness.options(LEADER, Role::Leader)?, &CONTENT).await?;
         if harness.plan.has_standby {
-            // A standby must allow as many connections as its leader's control file tells: before the first start, the template's.
+            // A standby must allow as many connections as its leader's control file tells: before the first start, the
+            // template's.
             leader.start().await?;
             leader.stop(StopMode::Fast).await?;
         }

@@ -43,7 +43,8 @@ impl HugePages {
             if there == before + pages && reserved.available()? >= pages {
                 return Ok(reserved);
             }
-            // Others have left memory scattered; a kernel that cannot move it together says so, and the next round may do.
+            // Others have left memory scattered; a kernel that cannot move it together says so, and the next round may
+            // do.
             let _ = std::fs::write(COMPACT, "1");
             std::thread::sleep(RESERVE_PAUSE);
         }

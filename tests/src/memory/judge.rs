@@ -1,4 +1,5 @@
-//! That nothing was lost: the sums that transactions keep, the same rows on leader, standby and disk, indexes, checksums.
+//! That nothing was lost: the sums that transactions keep, the same rows on leader, standby and disk, indexes,
+//! checksums.
 
 use anyhow::{Context, ensure};
 use onecopy_postgres::StopMode;

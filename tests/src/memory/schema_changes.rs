@@ -1,5 +1,5 @@
-//! What makes pages vanish while a pool is resized: DROP, TRUNCATE, VACUUM, databases that come and go, checkpoints; and
-//! what touches every buffer: prewarm and the list of all buffers.
+//! What makes pages vanish while a pool is resized: DROP, TRUNCATE, VACUUM, databases that come and go, checkpoints;
+//! and what touches every buffer: prewarm and the list of all buffers.
 
 use crate::client::Session;
 use crate::servers::{DATABASE, TestServer};

@@ -1,7 +1,8 @@
 //! The shared memory of a server as the kernel sees it: which parts of it are there.
 //!
-//! PostgreSQL's main segment is an anonymous shared mapping, which is a file of tmpfs without a name (or of hugetlbfs). Its
-//! descriptor, opened through `/proc/PID/map_files`, tells its blocks, and by `SEEK_DATA` and `SEEK_HOLE` where they lie.
+//! PostgreSQL's main segment is an anonymous shared mapping, which is a file of tmpfs without a name (or of hugetlbfs).
+//! Its descriptor, opened through `/proc/PID/map_files`, tells its blocks, and by `SEEK_DATA` and `SEEK_HOLE` where
+//! they lie.
 
 use std::fs::File;
 use std::ops::Range;

@@ -26,7 +26,8 @@ const SWAP_BYTES: u64 = 2048 * MIB;
 const CLIENTS: u32 = 2;
 const LOAD: Until = Until::Seconds(4);
 
-/// A server with a full pool, in a group without a limit as yet. Fields go in their order: what is swapped out goes with the server.
+/// A server with a full pool, in a group without a limit as yet. Fields go in their order: what is swapped out goes
+/// with the server.
 #[derive(Debug)]
 pub struct Squeezed {
     /// The server.
@@ -58,7 +59,8 @@ impl Squeezed {
     ///
     /// A client met an error, or the group is over its limit.
     pub async fn squeeze(&self) -> anyhow::Result<Usage> {
-        // Copies of files that are not on disk yet cannot go: on a slow disk memory of sleeping processes would go in their place.
+        // Copies of files that are not on disk yet cannot go: on a slow disk memory of sleeping processes would go in
+        // their place.
         let status = tokio::process::Command::new("sync").status().await?;
         ensure!(status.success(), "sync: {status}");
         self.group.limit(LIMIT_BYTES).await?;

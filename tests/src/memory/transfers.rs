@@ -1,5 +1,5 @@
-//! Clients that do pgbench's transactions through every crash of their server: they connect again and go on. What a crash
-//! may answer is known; anything else, wrong data above all, is an error of the run.
+//! Clients that do pgbench's transactions through every crash of their server: they connect again and go on. What a
+//! crash may answer is known; anything else, wrong data above all, is an error of the run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! Small transactions interleaved step by step, and the judge of what comes out: some serial order must explain it.
 //!
-//! The judge knows nothing of isolation levels. It runs the committed transactions one after the other, in every order, in
-//! a database of its own, and compares every answer and the final state with what the interleaved run gave.
+//! The judge knows nothing of isolation levels. It runs the committed transactions one after the other, in every order,
+//! in a database of its own, and compares every answer and the final state with what the interleaved run gave.
 
 mod judge;
 mod stage;

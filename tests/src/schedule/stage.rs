@@ -1,4 +1,5 @@
-//! Schedules played on a cluster: each program has a session and a task of its own, so that one which blocks holds up no other.
+//! Schedules played on a cluster: each program has a session and a task of its own, so that one which blocks holds up
+//! no other.
 
 use anyhow::{Context, bail, ensure};
 use tokio::sync::mpsc;
@@ -24,7 +25,8 @@ pub struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// Opens the sessions; `servers` says where the READ ONLY programs run, in their order, the last one for all that are left.
+    /// Opens the sessions; `servers` says where the READ ONLY programs run, in their order, the last one for all that
+    /// are left.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Whoever dies while a clone is filled: the source goes on unharmed, and the clone is the same, or gone; it never shows
-//! what it does not have.
+//! Whoever dies while a clone is filled: the source goes on unharmed, and the clone is the same, or gone; it never
+//! shows what it does not have.
 
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ const NO_ANSWER_WITHIN: Duration = Duration::from_secs(3);
 /// How long it may take to remove what a dead service left.
 const CLEARED_WITHIN: Duration = Duration::from_secs(120);
 const SOME: LoadReport = LoadReport { updates: 20, schema_rounds: 1 };
-/// Without DROP DATABASE, which removes files that a hydrator alone has open: one that dies just then may cost the clone.
+/// Without DROP DATABASE, which removes files that a hydrator alone has open: one that dies just then may cost the
+/// clone.
 const UPDATES: LoadReport = LoadReport { updates: 100, schema_rounds: 0 };
 
 async fn begin() -> anyhow::Result<(Harness, Load, Cloned)> {
@@ -164,7 +165,8 @@ async fn without_a_service_the_source_goes_on_and_the_clone_shows_nothing_false(
     ensure_becomes_whole(&harness, load, &again).await
 }
 
-/// All processes die at once, and what lies in `/run` is gone, as after a loss of power; what was written to files stays.
+/// All processes die at once, and what lies in `/run` is gone, as after a loss of power; what was written to files
+/// stays.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_crash_of_the_host_a_clone_that_is_not_whole_does_not_start() -> anyhow::Result<()> {
     let (harness, load, cloned) = begin().await?;

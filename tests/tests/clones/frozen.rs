@@ -1,6 +1,6 @@
-//! The image is as of one moment: whatever the source does while a clone is filled, nothing of it comes into the clone's
-//! files. The clone's own server never runs here, so that no replay covers it up. What PostgreSQL had written before the
-//! freeze although its log was flushed later is no such thing ([`onecopy_tests::clones::unflushed`]).
+//! The image is as of one moment: whatever the source does while a clone is filled, nothing of it comes into the
+//! clone's files. The clone's own server never runs here, so that no replay covers it up. What PostgreSQL had written
+//! before the freeze although its log was flushed later is no such thing ([`onecopy_tests::clones::unflushed`]).
 
 use onecopy_clone::plan::Recovery;
 use onecopy_clone::service::CloneState;

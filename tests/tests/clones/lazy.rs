@@ -1,5 +1,5 @@
-//! Clones that are filled while they run: under updates and schema changes of every kind, in both ways of recovery, on both
-//! versions, several at once, and from each other.
+//! Clones that are filled while they run: under updates and schema changes of every kind, in both ways of recovery, on
+//! both versions, several at once, and from each other.
 
 use onecopy_clone::plan::Recovery;
 use onecopy_tests::clones::cloning::Cloned;

@@ -13,8 +13,8 @@ const ROUNDS_MAX: u32 = 10;
 /// How long the disk has no server.
 const GAPS_MS: Range<u64> = 0..300;
 
-/// Runs the work, and again until the server was killed that often; nothing that it finds may be wrong. `restart` kills the server, and
-/// starts it again after the time that it gets.
+/// Runs the work, and again until the server was killed that often; nothing that it finds may be wrong. `restart` kills
+/// the server, and starts it again after the time that it gets.
 pub fn work_under_kills(
     guest: &TestGuest,
     work: &str,

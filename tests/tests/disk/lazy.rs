@@ -1,5 +1,5 @@
-//! A disk whose content is on another host: a database in a guest answers from it at once, stands the link's absence, and in the end
-//! everything is here.
+//! A disk whose content is on another host: a database in a guest answers from it at once, stands the link's absence,
+//! and in the end everything is here.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -20,7 +20,8 @@ const FILES: usize = 96;
 const PREPARE: &str = "set -e; mkfs.ext4 -q /dev/vdb; mount /dev/vdb /mnt; cd /mnt; \
      for file in $(seq 96); do head -c 1048576 /dev/urandom > $file; done; md5sum [0-9]* > /run/sums; \
      head -c 67108864 /dev/zero > work; cd /; umount /mnt; mount /dev/vdb /mnt";
-/// Memory hardly goes until the guest has begun to fill its page cache, however late that is: a guest that has moved cannot be asked.
+/// Memory hardly goes until the guest has begun to fill its page cache, however late that is: a guest that has moved
+/// cannot be asked.
 const CREEPING_BYTES_PER_SECOND: u64 = 1 << 20;
 /// Then it goes so slowly that the page cache is filled behind its back ..
 const SLOW_BYTES_PER_SECOND: u64 = 12 << 20;

@@ -93,7 +93,8 @@ impl Share {
     }
 }
 
-/// Calls `each` with every page of the guest's memory that is not zeros, and its address: with so little memory there is no hole.
+/// Calls `each` with every page of the guest's memory that is not zeros, and its address: with so little memory there
+/// is no hole.
 fn non_zero_pages(memory: &Path, mut each: impl FnMut(u64, &[u8; PAGE_BYTES])) -> anyhow::Result<()> {
     let file = File::open(memory)?;
     let mut page = [0; PAGE_BYTES];
@@ -174,7 +175,8 @@ async fn n6_what_a_guest_has_read_is_found_in_its_memory() {
         "CREATE TABLE marked AS SELECT number, '{MARK}'::text AS mark FROM generate_series(1, 200000) AS number"
     );
     guest.sql(&create).await.unwrap();
-    // The first reader of a new row notes in it that it is committed, which would make the buffer another content than the block.
+    // The first reader of a new row notes in it that it is committed, which would make the buffer another content than
+    // the block.
     guest.sql("VACUUM (FREEZE) marked").await.unwrap();
     // A buffer that was written is not its block's equal: the checksum is put into a copy. One that was read is.
     agent.stop_postgres(StopMode::Fast, TIMEOUT).await.unwrap();

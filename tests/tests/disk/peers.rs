@@ -95,7 +95,8 @@ fn b24_an_export_of_qemu_that_can_be_written_to_is_refused_as_a_base() {
     let _server = QemuNbd::start(&socket, &[], &image);
     let url = format!("nbd+unix:///image?socket={}", socket.display());
     let deadline = Instant::now() + PATIENCE;
-    // It goes on trying, since the export may be another one later; the time may be over before the server has answered.
+    // It goes on trying, since the export may be another one later; the time may be over before the server has
+    // answered.
     let error = loop {
         let options = NbdClientOptions { connect_timeout: IN_VAIN, ..NbdClientOptions::default() };
         let error = NbdClient::connect(&url, options).map(|_| "connected").unwrap_err().to_string();

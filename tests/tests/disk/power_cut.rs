@@ -74,7 +74,8 @@ impl Host {
             ensure!(Instant::now() < deadline, error);
             std::thread::sleep(Duration::from_millis(100));
         }
-        // Another process may have a mount namespace with a copy of the mount: the same file would be the dead file system again.
+        // Another process may have a mount namespace with a copy of the mount: the same file would be the dead file
+        // system again.
         let image = self.image.with_extension("after");
         run("cp", &["--sparse=always", &self.image.to_string_lossy(), &image.to_string_lossy()])?;
         self.image = image;

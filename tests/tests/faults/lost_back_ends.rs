@@ -46,8 +46,8 @@ const ENDLESS_COMMITS: [&str; 3] = [
 ];
 const ENDLESSLY: &str = "SET LOCAL synchronous_commit = on";
 
-/// Runs a transaction up to `state`, calls `harm`, and goes on to the end. Gives the result of what was under way, or of
-/// what came next.
+/// Runs a transaction up to `state`, calls `harm`, and goes on to the end. Gives the result of what was under way, or
+/// of what came next.
 async fn drive(
     cluster: &TestCluster,
     session: &Session,
@@ -256,8 +256,8 @@ async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Re
     Ok(())
 }
 
-/// A commit without an answer still waits on the leader, with its locks: it is ended there although nobody reads, which would ask for a
-/// gate. Else every update that is in conflict with it would be refused, or wait, for as long.
+/// A commit without an answer still waits on the leader, with its locks: it is ended there although nobody reads, which
+/// would ask for a gate. Else every update that is in conflict with it would be refused, or wait, for as long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_without_an_answer_keeps_nobody_from_updating() -> anyhow::Result<()> {
     let cluster = crate::harness::start(1, |settings| settings.server_timeout_ms = 4000).await?;

@@ -228,7 +228,8 @@ async fn f67_what_is_reported_at_log_in_is_in_force() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whoever is ended by `pg_terminate_backend` through the router is told so and ends, in whatever state, and nobody else.
+/// Whoever is ended by `pg_terminate_backend` through the router is told so and ends, in whatever state, and nobody
+/// else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f68_a_session_that_is_ended_on_purpose_ends_as_on_one_server() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -136,7 +136,8 @@ async fn clients_that_stop_reading_hold_up_nobody() -> anyhow::Result<()> {
             assert_eq!(answer.text_rows(), ["10"], "{} silent clients", silent.len());
         }
     }
-    // One that reads on after all gets everything. Not the first: on a busy machine it may have been silent for longer than is borne.
+    // One that reads on after all gets everything. Not the first: on a busy machine it may have been silent for longer
+    // than is borne.
     let mut last = Wire::connect(&cluster).await?;
     last.send(&query(huge)).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;

@@ -82,7 +82,8 @@ async fn v8_every_network_carries_frames_both_ways() {
     }
     if tap.is_some() {
         let device = configured(agent, "52:54:00:00:00:03", 3).await;
-        // Again where the first one was lost on the way: a busy host may not answer while the guest still asks for its address.
+        // Again where the first one was lost on the way: a busy host may not answer while the guest still asks for its
+        // address.
         let ping = "for i in $(seq 5); do busybox ping -c 1 -W 20 10.77.3.1 && exit 0; done; exit 1";
         let reached = output(agent, &["sh", "-c", ping]).await;
         assert!(reached.contains("1 packets received"), "{device}: {reached}");

@@ -101,7 +101,8 @@ async fn pause(milliseconds: std::ops::Range<u64>) {
     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
 }
 
-/// Kills processes of a server by turns. It comes back between two deaths: a machine may be so busy that it never would otherwise.
+/// Kills processes of a server by turns. It comes back between two deaths: a machine may be so busy that it never would
+/// otherwise.
 async fn kill_at_random(
     server: &TestServer,
     stopping: &AtomicBool,

@@ -19,7 +19,8 @@ use tokio::time::Instant;
 
 const CEILING_BYTES: u64 = 256 * MIB;
 const ROWS: u64 = 240 * MIB / PAGE_BYTES;
-/// Descriptors, hash tables and the like at this ceiling; at the level own a buffer shares its pages with its neighbours.
+/// Descriptors, hash tables and the like at this ceiling; at the level own a buffer shares its pages with its
+/// neighbours.
 const BESIDE_BYTES_MAX: u64 = 24 * MIB;
 const PGBENCH_SCALE: u32 = 10;
 const SECONDS: u64 = 10;

@@ -42,7 +42,8 @@ async fn ensure_at_setting(server: &TestServer) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until there is another worker than this one: the server as it was may still let somebody in just after a death.
+/// Waits until there is another worker than this one: the server as it was may still let somebody in just after a
+/// death.
 async fn wait_restarted(server: &TestServer, worker: u32) -> anyhow::Result<()> {
     let deadline = Instant::now() + RESTART_DEADLINE;
     loop {

@@ -1,4 +1,5 @@
-//! A server gives memory of its buffer pool back and takes it again, and nobody who works with it is wrong about anything.
+//! A server gives memory of its buffer pool back and takes it again, and nobody who works with it is wrong about
+//! anything.
 
 mod controls;
 mod deaths;

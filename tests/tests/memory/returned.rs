@@ -21,8 +21,9 @@ const EDGES_BYTES: u64 = 2 * 4096;
 const BESIDE_BYTES_MAX: u64 = 4 * MIB;
 const SUMMED_DEADLINE: Duration = Duration::from_secs(120);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// The machine's shared memory is used by other programs, too, which come and go: the middle of so many rounds is looked at,
-/// and may be off by what such a program takes. What the server itself gives back is known to the byte, and tested above.
+/// The machine's shared memory is used by other programs, too, which come and go: the middle of so many rounds is
+/// looked at, and may be off by what such a program takes. What the server itself gives back is known to the byte, and
+/// tested above.
 const ROUNDS: usize = 9;
 const OTHERS_BYTES_MAX: u64 = 32 * MIB;
 /// Memory comes and goes in these units.

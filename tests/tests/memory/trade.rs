@@ -51,7 +51,8 @@ impl Pair {
         loop {
             let statuses = (self.pools[busy].status().await?, self.pools[idle].status().await?);
             let used = |status: &onecopy_tests::memory::pool::Status| status.pool_bytes.max(status.target_bytes);
-            // Memory that went from one to the other between the two looks is seen twice; a second look at the first one tells.
+            // Memory that went from one to the other between the two looks is seen twice; a second look at the first
+            // one tells.
             let busy_again = self.pools[busy].status().await?;
             let sum = used(&statuses.0).min(used(&busy_again)) + used(&statuses.1);
             ensure!(sum <= BUDGET_BYTES, "{sum} bytes in use: {statuses:?}");

@@ -25,7 +25,8 @@ fn figure(process: u32, name: &str) -> anyhow::Result<u64> {
     Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
 }
 
-/// The kernel kills the largest process first: the worker must never be the one, however much of the pool goes through its hands.
+/// The kernel kills the largest process first: the worker must never be the one, however much of the pool goes through
+/// its hands.
 async fn the_worker_stays_small(version: Version) -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(version, CEILING_BYTES)).await?;
     let (leader, pool) = (harness.leader(), harness.pool().await?);

@@ -147,7 +147,8 @@ async fn control_v0_one_server_refuses_the_same_schedules() -> anyhow::Result<()
     Ok(())
 }
 
-/// V5 needs commits that end in another order on the leader than in the log: one that waits for a standby, and one that does not.
+/// V5 needs commits that end in another order on the leader than in the log: one that waits for a standby, and one that
+/// does not.
 #[tokio::test]
 async fn control_v5_readers_of_leader_and_standby_see_a_long_fork() -> anyhow::Result<()> {
     let servers = Servers::start(2).await?;
@@ -254,7 +255,8 @@ async fn r6_v1_to_v6_are_serializable_on_every_server() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A read that must be fresh sees the closed batch, so the receipt on its way into it must be refused, and nothing else.
+/// A read that must be fresh sees the closed batch, so the receipt on its way into it must be refused, and nothing
+/// else.
 #[tokio::test]
 async fn r7_the_tripwire_hits_what_an_epoch_has_overtaken() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, quiet).await?;

@@ -7,8 +7,8 @@ use onecopy_tests::servers::Servers;
 
 const PAIR: &str = "CREATE TABLE pair (id int PRIMARY KEY, v int NOT NULL); INSERT INTO pair VALUES (1, 0), (2, 0)";
 const READ_BOTH: &str = "SELECT sum(v) FROM pair";
-/// Commits beside one open transaction that make a server with [`few_connections`] forget what others have read during its
-/// life (`predicate.c`, `SummarizeOldestCommittedSxact`).
+/// Commits beside one open transaction that make a server with [`few_connections`] forget what others have read during
+/// its life (`predicate.c`, `SummarizeOldestCommittedSxact`).
 const FILLERS: usize = 900;
 
 /// Write skew: both read the sum, each adds to another row, both commit. The SQLSTATE of the one that was refused.

@@ -1,7 +1,7 @@
 //! Hermitage's scenarios for PostgreSQL (source: github.com/ept/hermitage, `postgres.md`), all at SERIALIZABLE.
 //!
-//! One server alone is the control: the same transactions must commit through the router, whether those that only read are
-//! declared READ ONLY, and so read on a follower, or not.
+//! One server alone is the control: the same transactions must commit through the router, whether those that only read
+//! are declared READ ONLY, and so read on a follower, or not.
 
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::schedule::{Judge, Program, Scenario, Stage};

@@ -13,8 +13,8 @@ const CONTROL_RUNS_MAX: u64 = 10;
 /// A proof runs until all that it is about took part. Every run must hold.
 const RUNS_MAX: u64 = 5;
 
-/// Runs through a router that is held to `level`, until all took part: the epochs, the tripwire, every server. Gives back the last
-/// history.
+/// Runs through a router that is held to `level`, until all took part: the epochs, the tripwire, every server. Gives
+/// back the last history.
 async fn holds(freshness: &str, level: Level, routed: &mut RoutedJudge, seed: u64) -> anyhow::Result<History> {
     let freshness: Freshness = freshness.parse()?;
     let cluster = TestCluster::with_router(2, |settings| settings.freshness = freshness).await?;

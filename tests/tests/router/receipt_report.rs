@@ -1,5 +1,5 @@
-//! All interleavings of PostgreSQL's isolation test `receipt-report`
-//! (source: PostgreSQL, `src/test/isolation/specs/receipt-report.spec`): the daily report of a closed day must not miss a receipt.
+//! All interleavings of PostgreSQL's isolation test `receipt-report` (source: PostgreSQL,
+//! `src/test/isolation/specs/receipt-report.spec`): the daily report of a closed day must not miss a receipt.
 
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::schedule::{Judge, Program, Scenario, Stage, all_schedules};

@@ -1,4 +1,5 @@
-//! A router that takes over from another: what the first left running on the leader must not slip past the second's epochs.
+//! A router that takes over from another: what the first left running on the leader must not slip past the second's
+//! epochs.
 
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::ensure_servers_equal;

@@ -1,5 +1,5 @@
-//! What sessions may do to each other and to the router's promises, held case by case: each test stands for a way in which
-//! a client, a function, a driver or a lost server once could have made an answer wrong, late or somebody else's.
+//! What sessions may do to each other and to the router's promises, held case by case: each test stands for a way in
+//! which a client, a function, a driver or a lost server once could have made an answer wrong, late or somebody else's.
 
 // The other binary of fault tests uses all of both.
 #[allow(dead_code)]

@@ -1,5 +1,5 @@
-//! What a statement means depends on the settings under which it was parsed, and on the instant. Sessions that share back
-//! ends and prepare the same text get what one server would have told each of them.
+//! What a statement means depends on the settings under which it was parsed, and on the instant. Sessions that share
+//! back ends and prepare the same text get what one server would have told each of them.
 
 use onecopy_tests::cluster::TestCluster;
 use tokio::task::JoinSet;

@@ -1,4 +1,5 @@
-//! One who waits does not make others wait: long statements in the commit room, DDL under way, a frozen follower, typos.
+//! One who waits does not make others wait: long statements in the commit room, DDL under way, a frozen follower,
+//! typos.
 
 use onecopy_tests::cluster::TestCluster;
 use tokio::task::JoinSet;

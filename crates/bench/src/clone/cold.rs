@@ -1,8 +1,9 @@
 //! Clients that move from a source with warm memory to a clone on a slow disk.
 //!
-//! The disk does few reads a second, as a volume in a cloud does (control groups, version 1, `blkio.throttle.read_iops_device`). The data is
-//! taken for larger than the memory: of the source only what its clients read is in memory (it is started anew, the page cache is dropped,
-//! its clients read), and of a copy that was just written nothing is.
+//! The disk does few reads a second, as a volume in a cloud does (control groups, version 1,
+//! `blkio.throttle.read_iops_device`). The data is taken for larger than the memory: of the source only what its
+//! clients read is in memory (it is started anew, the page cache is dropped, its clients read), and of a copy that was
+//! just written nothing is.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,8 +1,10 @@
-//! How soon a clone answers, is up to date, is whole and is as fast as its source, by each way; and what that costs the source.
+//! How soon a clone answers, is up to date, is whole and is as fast as its source, by each way; and what that costs the
+//! source.
 //!
-//! Two experiments, both on one XFS in a file, so that every way has the same disk. Under load: a primary at a fixed rate of updates
-//! is cloned. Cold: the page cache is empty and the disk is slow, and clients read from the clone what they read from the source.
-//! One round makes a clone by every way, neighbours in time next to each other; a ratio is always formed within one round.
+//! Two experiments, both on one XFS in a file, so that every way has the same disk. Under load: a primary at a fixed
+//! rate of updates is cloned. Cold: the page cache is empty and the disk is slow, and clients read from the clone what
+//! they read from the source. One round makes a clone by every way, neighbours in time next to each other; a ratio is
+//! always formed within one round.
 
 mod cold;
 mod report;

@@ -13,8 +13,8 @@ use crate::machine::Machine;
 use crate::plot::{Panel, draw};
 use crate::statistics::Spread;
 
-/// What the paper on virtual machines that share their memory's and disk's origin reports, and what is measured like it here. Its data:
-/// 17 GB of MySQL in virtual machines; a replica is made by a complete copy, or cloned.
+/// What the paper on virtual machines that share their memory's and disk's origin reports, and what is measured like it
+/// here. Its data: 17 GB of MySQL in virtual machines; a replica is made by a complete copy, or cloned.
 const PAPER: [(&str, &str); 3] = [
     ("creation", "18x: 18 min to 60 s"),
     ("until it is as fast as its source", "7.5x: 30 min to 4 min"),

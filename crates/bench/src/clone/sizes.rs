@@ -1,6 +1,7 @@
 //! Whether the time to a clone's first answer depends on how much its source holds.
 //!
-//! The large source has a table of empty pages that take no room on the disk: to a clone they are bytes like all others.
+//! The large source has a table of empty pages that take no room on the disk: to a clone they are bytes like all
+//! others.
 
 use super::site::Site;
 use super::way::{BenchWay, Clone};

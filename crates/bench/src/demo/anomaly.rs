@@ -4,8 +4,8 @@
 //! closed one is reported (REPORT), and its sum must never change again. The schedule: NEW reads the batch's number,
 //! CLOSE commits, REPORT reads on a follower, and only then NEW books.
 //!
-//! Source: Fekete, O'Neil, O'Neil, "A read-only transaction anomaly under snapshot isolation", SIGMOD Record 33(3), 2004,
-//! in the form of the PostgreSQL wiki's page on serializable snapshot isolation ("deposit report").
+//! Source: Fekete, O'Neil, O'Neil, "A read-only transaction anomaly under snapshot isolation", SIGMOD Record 33(3),
+//! 2004, in the form of the PostgreSQL wiki's page on serializable snapshot isolation ("deposit report").
 
 use anyhow::{Context, ensure};
 use tokio_postgres::Client;
@@ -153,8 +153,8 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL SERIALIZABLE";
 const READ_BATCH: &str = "SELECT batch FROM control WHERE k = 'receipt'";
 const SUM_OF_BATCH: &str = "SELECT coalesce(sum(amount), 0)::bigint FROM receipts WHERE batch = $1";
 
-/// The schedule. Both ways run these statements in this order. Each run goes on with the batch that the last one opened,
-/// so that a report which may be old cannot take the last run's batch for this one's.
+/// The schedule. Both ways run these statements in this order. Each run goes on with the batch that the last one
+/// opened, so that a report which may be old cannot take the last run's batch for this one's.
 async fn play(stage: &Stage) -> anyhow::Result<Outcome> {
     let Stage { new, close, report, .. } = stage;
     new.batch_execute(BEGIN).await?;

@@ -1,7 +1,7 @@
 //! One customer of the shop: a connection through the router, and what a person does in a shop, over and over.
 //!
-//! Written as any careful program for a serializable database is: prepared statements, `READ ONLY` where it is true, and
-//! a transaction that ends with 40001 is run again.
+//! Written as any careful program for a serializable database is: prepared statements, `READ ONLY` where it is true,
+//! and a transaction that ends with 40001 is run again.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -106,7 +106,8 @@ pub async fn run(load: Load, cluster: &Cluster, claims: &mut Claims) -> anyhow::
     Ok(tally.orders.load(Relaxed))
 }
 
-/// Audits over and over. Stock and books must agree: no piece is lost or appears, no cent is spent that was not charged.
+/// Audits over and over. Stock and books must agree: no piece is lost or appears, no cent is spent that was not
+/// charged.
 async fn audit(mut client: Client, tally: Arc<Tally>) -> anyhow::Result<()> {
     while !tally.closing.load(Relaxed) {
         let patience = Patience::new();

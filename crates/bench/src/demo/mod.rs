@@ -1,8 +1,8 @@
 //! `onecopy-bench demo`: the main job on real input, for whoever sees Onecopy for the first time.
 //!
-//! It makes a cluster as a user does, opens a web shop on it, lets customers in, plays an anomaly without the router and
-//! through it, and checks the shop's books. Every line that claims something is the result of a check, and the exit code
-//! tells whether all of them held.
+//! It makes a cluster as a user does, opens a web shop on it, lets customers in, plays an anomaly without the router
+//! and through it, and checks the shop's books. Every line that claims something is the result of a check, and the exit
+//! code tells whether all of them held.
 
 /// Prints a line. Who no longer reads does not stop the demonstration: its exit code still counts.
 macro_rules! say {

@@ -1,8 +1,8 @@
 //! A session that asked for one server waits while that server is out of the epochs.
 //!
-//! A follower that misses a gate's deadline, on a busy machine or while it replays a new database, serves no reads until
-//! it has caught up. Sessions that leave the choice to the router do not notice; one with `onecopy.server` gets 57P03
-//! and shall try again.
+//! A follower that misses a gate's deadline, on a busy machine or while it replays a new database, serves no reads
+//! until it has caught up. Sessions that leave the choice to the router do not notice; one with `onecopy.server` gets
+//! 57P03 and shall try again.
 
 use std::time::{Duration, Instant};
 

@@ -103,8 +103,8 @@ impl Load {
     }
 }
 
-/// A line of pgbench's log: client, number, microseconds, script, and when it ended in seconds and microseconds. The last line may be cut
-/// short.
+/// A line of pgbench's log: client, number, microseconds, script, and when it ended in seconds and microseconds. The
+/// last line may be cut short.
 fn transaction(line: &str) -> Option<Transaction> {
     let mut words = line.split(' ').skip(2);
     let microseconds: f64 = words.next()?.parse().ok()?;

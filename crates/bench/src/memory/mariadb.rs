@@ -49,7 +49,8 @@ pub async fn measure(round: u32) -> anyhow::Result<Shrink> {
         let dirty_pages = server.status("Innodb_buffer_pool_pages_dirty")?.parse()?;
         let began = Instant::now();
         server.sql(&format!("SET GLOBAL innodb_buffer_pool_size = {HALF_BYTES}"))?;
-        // Newer ones have answered when it is done, and have no such status. Others say so in words: "Completed resizing buffer pool".
+        // Newer ones have answered when it is done, and have no such status. Others say so in words: "Completed
+        // resizing buffer pool".
         while !server.resize_status()?.is_none_or(|status| status.to_lowercase().contains("completed")) {
             if began.elapsed() > SHRINK_TIMEOUT {
                 bail!("MariaDB has not shrunk its pool");

@@ -1,5 +1,5 @@
-//! How a server's memory is given back, and what is left of its speed: the experiments of the paper on the memory of database servers in
-//! virtual machines, scaled to this machine.
+//! How a server's memory is given back, and what is left of its speed: the experiments of the paper on the memory of
+//! database servers in virtual machines, scaled to this machine.
 //!
 //! 1. A host takes half of the memory away while clients need half as much, and gives it back.
 //! 2. Analytical queries after the pool has shrunk, against servers that were started with so much.
@@ -86,7 +86,8 @@ impl MemoryOptions {
 /// Runs the experiments.
 ///
 /// # Errors
-/// What cannot be set up: root, XFS, control groups of version 1 and the extension are needed. A run that fails is part of the report.
+/// What cannot be set up: root, XFS, control groups of version 1 and the extension are needed. A run that fails is part
+/// of the report.
 pub async fn run(options: MemoryOptions) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("this experiment mounts a disk, limits memory and swaps: run it as root");

@@ -1,4 +1,5 @@
-//! A host that takes half of a server's memory away while its clients need half as much, and gives it back: throughput over time.
+//! A host that takes half of a server's memory away while its clients need half as much, and gives it back: throughput
+//! over time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,5 @@
-//! Tables like those of TPC-H, and queries like its: a small model of its schema with the same kinds of joins, not the benchmark itself.
+//! Tables like those of TPC-H, and queries like its: a small model of its schema with the same kinds of joins, not the
+//! benchmark itself.
 
 use super::MIB;
 use super::site::{Site, Start};

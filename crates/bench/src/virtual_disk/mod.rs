@@ -1,9 +1,9 @@
 //! What a machine's disk costs: our doors against QEMU's own, without a guest and in one.
 //!
-//! A driver in this process speaks to each back end as a guest's driver would: requests at a fixed depth on a file of content that the host
-//! has in its cache, so that what is measured is the way to it and not a device. The ways of one round follow each other; ratios are formed
-//! within one round, and what counts most is the processor time of the back end's own process for a request.
-//! Then one guest uses a disk behind each door, one after the other.
+//! A driver in this process speaks to each back end as a guest's driver would: requests at a fixed depth on a file of
+//! content that the host has in its cache, so that what is measured is the way to it and not a device. The ways of one
+//! round follow each other; ratios are formed within one round, and what counts most is the processor time of the back
+//! end's own process for a request. Then one guest uses a disk behind each door, one after the other.
 
 mod back_end;
 mod guest;

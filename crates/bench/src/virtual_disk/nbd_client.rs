@@ -1,7 +1,7 @@
 //! A client of an NBD server, as small as the protocol allows.
 //!
-//! Source: the NBD protocol's description (NetworkBlockDevice/nbd, doc/proto.md): fixed newstyle negotiation with `NBD_OPT_EXPORT_NAME`,
-//! requests and simple replies.
+//! Source: the NBD protocol's description (NetworkBlockDevice/nbd, doc/proto.md): fixed newstyle negotiation with
+//! `NBD_OPT_EXPORT_NAME`, requests and simple replies.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};

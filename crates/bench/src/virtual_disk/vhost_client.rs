@@ -21,7 +21,8 @@ pub struct VhostClient {
 }
 
 impl VhostClient {
-    /// Connects to a door and starts its first ring. QEMU's door does not track what is in flight, ours does: a machine uses what there is.
+    /// Connects to a door and starts its first ring. QEMU's door does not track what is in flight, ours does: a machine
+    /// uses what there is.
     pub fn connect(socket: &Path, track_in_flight: bool) -> anyhow::Result<VhostClient> {
         let options = DriverOptions { slot_bytes: SLOT_BYTES, track_in_flight, ..DriverOptions::default() };
         let mut driver = Driver::connect(socket, options)?;

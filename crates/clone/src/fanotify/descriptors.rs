@@ -1,5 +1,5 @@
-//! How many descriptors this process may have. Each event that waits costs one, and an event for which none is left is denied by the
-//! kernel: the database would see EPERM.
+//! How many descriptors this process may have. Each event that waits costs one, and an event for which none is left is
+//! denied by the kernel: the database would see EPERM.
 
 use std::path::Path;
 
@@ -13,7 +13,8 @@ const DESCRIPTORS_WANTED: u64 = 1 << 20;
 /// Descriptors that the files of sources and clones leave to all else: events, sockets, memory.
 pub const DESCRIPTORS_RESERVED: u64 = 4096;
 
-/// Refuses `further` descriptors of whoever clones `data_directory` when they would not leave [`DESCRIPTORS_RESERVED`] free.
+/// Refuses `further` descriptors of whoever clones `data_directory` when they would not leave [`DESCRIPTORS_RESERVED`]
+/// free.
 ///
 /// # Errors
 /// [`CloneError::TooManyFiles`]; [`CloneError::File`] when this process's own descriptors cannot be counted.

@@ -19,11 +19,12 @@ const DENY_IO: u32 = libc::FAN_DENY | ((libc::EIO as u32) << 24);
 /// What a process wants to do. Reads and writes look alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Read or write this range, in whole 4 KiB pages; may lie beyond the file's end. `ByteRange::WHOLE` where the kernel does not say.
-    /// A truncation to a size that is no multiple of 4 KiB looks like an access of the page in which the new end lies; PostgreSQL does
-    /// none.
+    /// Read or write this range, in whole 4 KiB pages; may lie beyond the file's end. `ByteRange::WHOLE` where the
+    /// kernel does not say. A truncation to a size that is no multiple of 4 KiB looks like an access of the page in
+    /// which the new end lies; PostgreSQL does none.
     Range(ByteRange),
-    /// Truncate or extend to this size, a multiple of 4 KiB. A read or write of no bytes looks the same: [`Event::truncates`] tells.
+    /// Truncate or extend to this size, a multiple of 4 KiB. A read or write of no bytes looks the same:
+    /// [`Event::truncates`] tells.
     Truncation {
         /// The new size.
         size_bytes: u64,
@@ -48,7 +49,8 @@ impl Verdict {
     }
 }
 
-/// An access that waits for its answer. Answer before the descriptor is closed: the number may be another event's afterwards.
+/// An access that waits for its answer. Answer before the descriptor is closed: the number may be another event's
+/// afterwards.
 #[derive(Debug)]
 pub struct Event {
     /// The file, opened for reading; reads through it raise nothing in any group.
@@ -62,9 +64,9 @@ pub struct Event {
 }
 
 impl Event {
-    /// Whether the access of no bytes by `process_id`, which must still wait, is a truncation: asked of its present system call
-    /// (`/proc/<process>/syscall`, proc_pid_syscall(5)). None: the system call is neither a truncation nor a plain read or write, or the
-    /// process is gone; then whoever decides must be right both ways.
+    /// Whether the access of no bytes by `process_id`, which must still wait, is a truncation: asked of its present
+    /// system call (`/proc/<process>/syscall`, proc_pid_syscall(5)). None: the system call is neither a truncation nor
+    /// a plain read or write, or the process is gone; then whoever decides must be right both ways.
     pub fn truncates(process_id: u32) -> Option<bool> {
         let line = fs::read_to_string(format!("/proc/{process_id}/syscall")).ok()?;
         let call: i64 = line.split(' ').next()?.parse().ok()?;

@@ -65,7 +65,8 @@ impl Group {
             .map_err(CloneError::kernel("unmark a file"))
     }
 
-    /// No events of `file` any more, though its directory or itself is marked. Descriptors opened meanwhile are armed all the same.
+    /// No events of `file` any more, though its directory or itself is marked. Descriptors opened meanwhile are armed
+    /// all the same.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
@@ -100,7 +101,8 @@ impl Group {
         absent_is_fine(self.directory(REMOVE, directory)).map_err(CloneError::kernel("unmark a directory"))
     }
 
-    /// No events of the files in `directory`, but descriptors that are opened stay armed: [`Group::wake_directory`] makes them live.
+    /// No events of the files in `directory`, but descriptors that are opened stay armed: [`Group::wake_directory`]
+    /// makes them live.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
@@ -129,7 +131,8 @@ impl Group {
     /// The next accesses that wait, none after `timeout`.
     ///
     /// # Errors
-    /// [`CloneError::Kernel`]; EMFILE means that the kernel has just denied an access, see [`super::raise_descriptors_max`].
+    /// [`CloneError::Kernel`]; EMFILE means that the kernel has just denied an access, see
+    /// [`super::raise_descriptors_max`].
     pub fn read(&self, buffer: &mut EventBuffer, timeout: Duration) -> Result<Vec<Event>, CloneError> {
         if !wait_readable(&self.descriptor, timeout).map_err(CloneError::kernel("wait for accesses"))? {
             return Ok(Vec::new());
@@ -151,7 +154,8 @@ impl Group {
         Ok(events)
     }
 
-    /// Answers the access whose event had the descriptor `number` in the process that read it. False: nothing waits under this number.
+    /// Answers the access whose event had the descriptor `number` in the process that read it. False: nothing waits
+    /// under this number.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
@@ -166,8 +170,8 @@ impl Group {
         }
     }
 
-    /// Answers every access that was read and not answered, by trying all numbers below `numbers_end`; gives those found. For a process
-    /// that takes over from a dead one and has read nothing itself.
+    /// Answers every access that was read and not answered, by trying all numbers below `numbers_end`; gives those
+    /// found. For a process that takes over from a dead one and has read nothing itself.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
@@ -190,8 +194,9 @@ impl Group {
         Ok(found)
     }
 
-    /// Removes all marks and lets through whatever waits, read by a dead process or not read yet. Accesses that the kernel was about to ask
-    /// for are answered until none came for `linger`. For a group whose files need nothing more and which others may keep open.
+    /// Removes all marks and lets through whatever waits, read by a dead process or not read yet. Accesses that the
+    /// kernel was about to ask for are answered until none came for `linger`. For a group whose files need nothing more
+    /// and which others may keep open.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].

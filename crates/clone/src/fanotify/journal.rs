@@ -1,5 +1,5 @@
-//! What a process that took accesses over would have to know: which it read and did not answer, and whether it lives. In memory that
-//! outlives it.
+//! What a process that took accesses over would have to know: which it read and did not answer, and whether it lives.
+//! In memory that outlives it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -82,7 +82,8 @@ impl Journal {
         Ok(Journal { shared, next: AtomicUsize::new(0) })
     }
 
-    /// Writes down that `entry` was read. None when all slots are taken: then a successor finds the access only by [`super::Group::sweep`].
+    /// Writes down that `entry` was read. None when all slots are taken: then a successor finds the access only by
+    /// [`super::Group::sweep`].
     pub fn begin(self: &Arc<Self>, entry: JournalEntry) -> Option<JournalSlot> {
         let first = self.next.fetch_add(1, Relaxed);
         let index = (0..JOURNAL_SLOTS)
@@ -123,8 +124,8 @@ impl Journal {
             .collect()
     }
 
-    /// For a process that takes over, before any of its threads runs: forgets the hearts of the dead one and slots that it was just
-    /// writing.
+    /// For a process that takes over, before any of its threads runs: forgets the hearts of the dead one and slots that
+    /// it was just writing.
     pub fn clean(&self) {
         for heart in self.hearts() {
             heart.store(0, Release);
@@ -142,8 +143,8 @@ impl Journal {
         Some(Heart { journal: Arc::clone(self), index })
     }
 
-    /// When the heart that has been still for longest beat last, in milliseconds of the host's clock, 0 without hearts: a number that stays
-    /// the same while any thread stands still.
+    /// When the heart that has been still for longest beat last, in milliseconds of the host's clock, 0 without hearts:
+    /// a number that stays the same while any thread stands still.
     pub fn heartbeats(&self) -> u64 {
         let beats = self.hearts().iter().map(|heart| heart.load(Acquire)).filter(|&beat_ms| beat_ms != 0);
         beats.min().unwrap_or(0)

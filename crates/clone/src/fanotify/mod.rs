@@ -1,14 +1,15 @@
-//! The kernel's part: fanotify's pre-content events (fanotify(7), Linux 6.14 and later). A process that reads, writes or truncates a marked
-//! file waits until whoever holds the [`Group`] answers; until then the file's content may be brought in.
+//! The kernel's part: fanotify's pre-content events (fanotify(7), Linux 6.14 and later). A process that reads, writes
+//! or truncates a marked file waits until whoever holds the [`Group`] answers; until then the file's content may be
+//! brought in.
 //!
 //! What this relies on, each held by a test here:
-//! - A descriptor is *armed* when a mark covered its file as it was opened, even a silenced one; it stays so for ever. One opened before
-//!   raises nothing, whatever is marked later ([`Probe`] tells which is which).
+//! - A descriptor is *armed* when a mark covered its file as it was opened, even a silenced one; it stays so for ever.
+//!   One opened before raises nothing, whatever is marked later ([`Probe`] tells which is which).
 //! - The descriptor of an event raises nothing in any group ([`QuietOpener`] makes such ones of any file).
-//! - An event is answered by the *number* that its descriptor had in the process that read it, by any process that has the group, also
-//!   after the reader is dead ([`Journal`] remembers the numbers).
-//! - When the last holder of a group is gone, the kernel allows all that waits. A [`PinnedGroup`] holds one, and nothing
-//!   can be done by it.
+//! - An event is answered by the *number* that its descriptor had in the process that read it, by any process that has
+//!   the group, also after the reader is dead ([`Journal`] remembers the numbers).
+//! - When the last holder of a group is gone, the kernel allows all that waits. A [`PinnedGroup`] holds one, and
+//!   nothing can be done by it.
 
 mod descriptors;
 mod event;

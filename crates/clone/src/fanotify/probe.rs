@@ -17,8 +17,8 @@ const STOP_CHECK_MS: u64 = 20;
 
 /// Tells armed descriptors from unarmed ones, by a group and a thread of its own and a read that gives nothing.
 ///
-/// The read of an armed descriptor raises an event in *every* group with a live mark on its file, with this process's number and a range
-/// beyond the file's end: other groups' listeners must allow it.
+/// The read of an armed descriptor raises an event in *every* group with a live mark on its file, with this process's
+/// number and a range beyond the file's end: other groups' listeners must allow it.
 #[derive(Debug)]
 pub struct Probe {
     group: Arc<Group>,

@@ -12,9 +12,9 @@ use super::event::{EventBuffer, take_event};
 use super::group::{Place, mark, new_group};
 use crate::CloneError;
 
-/// Opens files whose accesses raise no event in any group, even if their file is marked. The kernel gives such descriptors only with an
-/// event; so this one makes an event (FAN_OPEN, in a group of its own) and keeps the descriptor. Only a truncation is told of through any
-/// descriptor: do none.
+/// Opens files whose accesses raise no event in any group, even if their file is marked. The kernel gives such
+/// descriptors only with an event; so this one makes an event (FAN_OPEN, in a group of its own) and keeps the
+/// descriptor. Only a truncation is told of through any descriptor: do none.
 #[derive(Debug)]
 pub struct QuietOpener {
     read: Mutex<OwnedFd>,

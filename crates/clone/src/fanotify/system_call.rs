@@ -1,5 +1,6 @@
-//! What processes are about to do to files, asked of the kernel: for accesses that a dead process had read and not yet written down. Whoever
-//! waits for an answer stands in its system call until the answer comes, and the call's arguments can be seen.
+//! What processes are about to do to files, asked of the kernel: for accesses that a dead process had read and not yet
+//! written down. Whoever waits for an answer stands in its system call until the answer comes, and the call's arguments
+//! can be seen.
 //!
 //! Source: proc_pid_syscall(5), and each call's own page in section 2.
 
@@ -32,8 +33,8 @@ pub struct AccessUnderWay {
     pub access: Access,
 }
 
-/// What all processes that can be seen are doing to files at this moment, whether they wait or not. None when that cannot be told of a
-/// process of the server in `data_directory`, or no process of it can be seen.
+/// What all processes that can be seen are doing to files at this moment, whether they wait or not. None when that
+/// cannot be told of a process of the server in `data_directory`, or no process of it can be seen.
 pub fn accesses_under_way(data_directory: &Path) -> Option<Vec<AccessUnderWay>> {
     let of_server = processes_of(data_directory);
     if of_server.is_empty() {

@@ -13,7 +13,8 @@ use crate::{ByteRange, CloneError};
 
 /// Whole files are brought to disk together, at most this many: the first fsync carries most of the work of the others.
 const SYNC_FILES_MAX: usize = 32;
-/// And no more than about this many bytes, so that the kernel does not slow writers down for what has not been written back.
+/// And no more than about this many bytes, so that the kernel does not slow writers down for what has not been written
+/// back.
 const SYNC_BYTES_MAX: u64 = 32 << 20;
 
 /// A clone that follows its source has replayed a removal by then.
@@ -32,8 +33,9 @@ pub struct Background {
 }
 
 impl Background {
-    /// Fills `hot` first, in this order, then all files, the smallest first, those that the origin has lost last. Calls `on_file_whole` once for each file when it is whole and
-    /// on disk, or when its last name is gone. Bytes pass through `limiter`. Errors become the filling's failure.
+    /// Fills `hot` first, in this order, then all files, the smallest first, those that the origin has lost last. Calls
+    /// `on_file_whole` once for each file when it is whole and on disk, or when its last name is gone. Bytes pass
+    /// through `limiter`. Errors become the filling's failure.
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: no thread can be started.
@@ -121,7 +123,8 @@ impl Work {
         self.sync()
     }
 
-    /// The source has removed the file, and the process that had it open is dead: the clone removes its own when it has replayed that.
+    /// The source has removed the file, and the process that had it open is dead: the clone removes its own when it has
+    /// replayed that.
     fn wait_removed(&self, file: FileNumber) -> Result<(), FillError> {
         let begin = Instant::now();
         while self.filling.is_file_lost(file) && begin.elapsed() < REMOVAL_WAIT_MAX && !self.stopped() {

@@ -12,8 +12,8 @@ use crate::image::Image;
 
 const WORD_BITS: u64 = u64::BITS as u64;
 
-/// One bit a chunk; bits are only ever set. A word behind them says whether the clone, or the image for one elsewhere, was given up: from
-/// then on the source overwrites what it lacks, and whoever comes later must not go on.
+/// One bit a chunk; bits are only ever set. A word behind them says whether the clone, or the image for one elsewhere,
+/// was given up: from then on the source overwrites what it lacks, and whoever comes later must not go on.
 #[derive(Debug)]
 pub struct SharedBitmap {
     shared: SharedWords,

@@ -42,8 +42,9 @@ pub struct DemandGroup {
     pub data_directory: PathBuf,
 }
 
-/// Threads that answer a clone's accesses. Accesses by this process itself are allowed at once. When the filling fails nothing is answered
-/// any more: the clone's processes wait until they are killed, and must be before the group's last holder is gone.
+/// Threads that answer a clone's accesses. Accesses by this process itself are allowed at once. When the filling fails
+/// nothing is answered any more: the clone's processes wait until they are killed, and must be before the group's last
+/// holder is gone.
 #[derive(Debug)]
 pub struct DemandListener {
     stop: Arc<AtomicBool>,
@@ -53,8 +54,9 @@ pub struct DemandListener {
 impl DemandListener {
     /// Starts to answer.
     ///
-    /// With `take_over`, for a group whose listener died with its process: first what the journal says was read and not answered, then
-    /// whatever else was. That is among what its processes are doing: all of it is brought. Where it cannot be told it is denied.
+    /// With `take_over`, for a group whose listener died with its process: first what the journal says was read and not
+    /// answered, then whatever else was. That is among what its processes are doing: all of it is brought. Where it
+    /// cannot be told it is denied.
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: no thread can be started.

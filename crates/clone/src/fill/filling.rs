@@ -64,8 +64,9 @@ pub struct Filling {
 }
 
 impl Filling {
-    /// `files` are the clone's, in the image's order, opened for reading and writing so that accesses through them raise nothing; sparse
-    /// and of their frozen sizes when `bitmap` is new. With the bitmap of an earlier filling it goes on where that one ended, which may be its failure.
+    /// `files` are the clone's, in the image's order, opened for reading and writing so that accesses through them
+    /// raise nothing; sparse and of their frozen sizes when `bitmap` is new. With the bitmap of an earlier filling it
+    /// goes on where that one ended, which may be its failure.
     ///
     /// # Errors
     /// [`CloneError::Filling`] when files or bitmap are not those of `image`; [`CloneError::File`].
@@ -187,8 +188,8 @@ impl Filling {
         self.origin.prefetch(file, bytes.start, bytes.end - bytes.start);
     }
 
-    /// The clone's file is about to be cut to `size_bytes`: fills the chunk in which the new end lies, and gives up what is beyond, so that
-    /// nobody fills it any more.
+    /// The clone's file is about to be cut to `size_bytes`: fills the chunk in which the new end lies, and gives up
+    /// what is beyond, so that nobody fills it any more.
     ///
     /// # Errors
     /// [`FillError::Discarded`].
@@ -239,7 +240,8 @@ impl Filling {
         self.counters.note_file_whole();
     }
 
-    /// Gives the clone up: whoever waits for content, now or later, gets `reason`. The first reason stays; it is what is returned.
+    /// Gives the clone up: whoever waits for content, now or later, gets `reason`. The first reason stays; it is what
+    /// is returned.
     pub fn fail(&self, reason: &str) -> FillError {
         #[cfg(test)]
         self.recorder.note(|| crate::recorder::Event::GiveUp);
@@ -310,7 +312,8 @@ impl Filling {
         let mut claimed = shard.lock();
         loop {
             self.check()?;
-            // Bits are set while their chunks are claimed or the lock is held: what is missing and unclaimed here is nobody's.
+            // Bits are set while their chunks are claimed or the lock is held: what is missing and unclaimed here is
+            // nobody's.
             let Some(first) = self.bitmap.next_missing(chunks.clone()) else { return Ok(Claiming::Nothing) };
             if claimed.iter().any(|claim| claim.contains(&first)) {
                 if patience == Patience::Now {
@@ -349,7 +352,8 @@ impl Filling {
             }
             self.write(file, bytes.start, content).map(|()| true)
         })?;
-        // Nobody is waited for any more by whoever changes the origin once this is given up: what was read may be torn or too new.
+        // Nobody is waited for any more by whoever changes the origin once this is given up: what was read may be torn
+        // or too new.
         self.check()?;
         if written {
             self.set_filled(file, &claim.chunks);

@@ -6,9 +6,9 @@
 //!   [Background], through a [Limiter]   ──┘                            └ claimed by another: wait for it
 //! ```
 //!
-//! A chunk is *missing*, then *in flight* (claimed by one thread), then *filled*; or it goes from missing to filled at once because nobody
-//! needs its content any more (*waived*). Its bit says filled, and never goes back. No access of a missing chunk is allowed on either
-//! side, so what is in flight cannot change under the reader.
+//! A chunk is *missing*, then *in flight* (claimed by one thread), then *filled*; or it goes from missing to filled at
+//! once because nobody needs its content any more (*waived*). Its bit says filled, and never goes back. No access of a
+//! missing chunk is allowed on either side, so what is in flight cannot change under the reader.
 
 mod background;
 mod bitmap;

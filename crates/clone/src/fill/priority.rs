@@ -34,7 +34,8 @@ pub(super) fn ordinary<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Has the kernel begin to write `file` to disk, all at once and without waiting; the fsync that follows reports what went wrong.
+/// Has the kernel begin to write `file` to disk, all at once and without waiting; the fsync that follows reports what
+/// went wrong.
 pub(super) fn start_writing_back(file: &File) {
     // SAFETY: takes a descriptor that `file` keeps open, and three numbers.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };

@@ -1,4 +1,5 @@
-//! Removing what cannot become whole: after a hydrator that could not go on, or one that was killed together with its keeper.
+//! Removing what cannot become whole: after a hydrator that could not go on, or one that was killed together with its
+//! keeper.
 
 use std::fs;
 use std::io::Write;
@@ -26,15 +27,16 @@ pub struct Unfinished {
     /// Where its tablespaces are or will be; none in a list of an older program: then its marker tells.
     #[serde(default)]
     pub tablespaces: Option<PathBuf>,
-    /// How its source is reached, with the password that its marker lacks; none for a prepared directory, which has no slot.
+    /// How its source is reached, with the password that its marker lacks; none for a prepared directory, which has no
+    /// slot.
     pub source: Option<ConnectionParameters>,
     /// The slot that is kept for it; none if there is none, or if it is on another host.
     #[serde(default)]
     pub slot: Option<String>,
 }
 
-/// Removes clones whose plans were kept, with servers and slots; one that was made whole by then is let go. The slot of a
-/// clone whose source is on another host is that host's to drop: root must not connect where an order said.
+/// Removes clones whose plans were kept, with servers and slots; one that was made whole by then is let go. The slot of
+/// a clone whose source is on another host is that host's to drop: root must not connect where an order said.
 ///
 /// # Errors
 /// The first that could not be removed or let go; the others are.
@@ -55,9 +57,9 @@ pub async fn bury_records(rendezvous: &Rendezvous, kept: &Kept) -> Result<(), Cl
     outcome
 }
 
-/// Removes what the list in the service's directory names, but these: only directories with a marker of this very service, and those that
-/// its end left without anything in them. Only the list says which slot is dropped, and where: the markers are in
-/// directories of PostgreSQL's account.
+/// Removes what the list in the service's directory names, but these: only directories with a marker of this very
+/// service, and those that its end left without anything in them. Only the list says which slot is dropped, and where:
+/// the markers are in directories of PostgreSQL's account.
 ///
 /// # Errors
 /// The first that could not be removed; the others are.

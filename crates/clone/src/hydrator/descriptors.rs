@@ -1,4 +1,5 @@
-//! Open files for what is about to be made: refused by name before anything is made, not by the kernel in the midst of it.
+//! Open files for what is about to be made: refused by name before anything is made, not by the kernel in the midst of
+//! it.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -101,8 +101,8 @@ pub async fn discard(hydrator: Arc<Hydrator>, clone: Arc<CloneInWork>, reason: S
     hydrator.write_targets();
 }
 
-/// Lets go of a clone that was made whole by a service which died before it had forgotten it: marks and accesses that wait for an answer.
-/// Its directory and its slot are its server's.
+/// Lets go of a clone that was made whole by a service which died before it had forgotten it: marks and accesses that
+/// wait for an answer. Its directory and its slot are its server's.
 pub async fn let_go_of_whole(kept: &Kept, number: u64) -> Result<(), CloneError> {
     let group = Group::from_descriptor(copy_of(kept, &kept_name(number, "group"))?);
     blocking(move || group.let_go(LINGER)).await
@@ -150,8 +150,8 @@ impl Remains {
     }
 }
 
-/// Kills the server of a clone and removes its directories, if they have the marker of this service, or nothing yet: what is there and
-/// not marked is not ours. The listener ends only when nobody waits for it any more.
+/// Kills the server of a clone and removes its directories, if they have the marker of this service, or nothing yet:
+/// what is there and not marked is not ours. The listener ends only when nobody waits for it any more.
 pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<Removal, CloneError> {
     blocking(move || {
         let owner = Marker::owner(&remains.directory, &remains.service_directory)?;
@@ -206,7 +206,8 @@ fn kill_server(data_directory: &Path, user: &ServiceUser) -> Result<(), CloneErr
     }
 }
 
-/// Drops a slot; the source may need a moment to notice that its standby is gone. A slot that stays is named in the log.
+/// Drops a slot; the source may need a moment to notice that its standby is gone. A slot that stays is named in the
+/// log.
 pub async fn drop_slot(source: &ConnectionParameters, name: &str) {
     let begin = Instant::now();
     let client = match source.connect().await {
@@ -269,8 +270,8 @@ mod tests {
         directory
     }
 
-    /// A service that is killed between the two renames leaves what a second rename leaves that fails: here it would have to go to another
-    /// file system.
+    /// A service that is killed between the two renames leaves what a second rename leaves that fails: here it would
+    /// have to go to another file system.
     #[tokio::test]
     async fn a_prepared_directory_that_was_moved_half_way_is_removed_as_a_whole() {
         let (here, elsewhere) = (home(&std::env::temp_dir()), home(Path::new("/dev/shm")));

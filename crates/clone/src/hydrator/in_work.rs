@@ -221,7 +221,8 @@ impl CloneInWork {
         may
     }
 
-    /// To Ending, by whoever then removes it; none when it is over, or somebody else removes it. Also tells what it had.
+    /// To Ending, by whoever then removes it; none when it is over, or somebody else removes it. Also tells what it
+    /// had.
     pub fn begin_end(&self) -> Option<Option<Arc<Running>>> {
         let mut stage = self.lock();
         match std::mem::replace(&mut *stage, Stage::Ending) {
@@ -239,7 +240,8 @@ impl CloneInWork {
         *self.lock() = Stage::Over(state, last);
     }
 
-    /// What it has yet to write; all of `image`, its source's, while it is being made. None when it is over, or being removed.
+    /// What it has yet to write; all of `image`, its source's, while it is being made. None when it is over, or being
+    /// removed.
     pub fn unwritten(&self, image: &Image) -> Option<Unwritten> {
         match self.stage() {
             Stage::Preparing => Some(Unwritten::all(&self.plan, image)),

@@ -6,7 +6,8 @@
 //!     └── watch, discard, limit, spare        [takeover], after a death: from what the keeper held
 //! ```
 //!
-//! One thread serves the socket and speaks SQL; what may take long runs on threads of its own; each clone and the source have a listener.
+//! One thread serves the socket and speaks SQL; what may take long runs on threads of its own; each clone and the
+//! source have a listener.
 
 mod attending;
 mod burial;
@@ -53,9 +54,8 @@ use spare::{SPARE_KEPT, Spare};
 
 /// Clones that are over and can still be asked about, at most.
 const OVER_MAX: usize = 64;
-/// Parts of a clone that the keeper holds.
-/// In the order in which they are forgotten: without its state a clone is unknown, and a limit that stayed would be that of the
-/// next one with its number.
+/// Parts of a clone that the keeper holds. In the order in which they are forgotten: without its state a clone is
+/// unknown, and a limit that stayed would be that of the next one with its number.
 const KEPT_PARTS: [&str; 5] = ["limit", STATE_SUFFIX, "group", BITMAP_SUFFIX, "version"];
 
 /// All that this process has.
@@ -69,7 +69,8 @@ pub struct Hydrator {
     ordered: Notify,
     /// Watched from the first clone on.
     source: Mutex<Option<Arc<Source>>>,
-    /// Held while it is being armed: a clone, a prepared directory and an image may want it at the same time, and the keeper holds one group.
+    /// Held while it is being armed: a clone, a prepared directory and an image may want it at the same time, and the
+    /// keeper holds one group.
     arming: tokio::sync::Mutex<()>,
     spare: Mutex<Spare>,
     descriptors: Descriptors,
@@ -82,7 +83,8 @@ pub struct Hydrator {
     lingering: Arc<AtomicUsize>,
 }
 
-/// Serves until nothing is left to do: makes clones, fills them; with what an earlier hydrator's keeper holds it goes on.
+/// Serves until nothing is left to do: makes clones, fills them; with what an earlier hydrator's keeper holds it goes
+/// on.
 ///
 /// # Errors
 /// [`CloneError`]: it cannot begin, or not go on where the one before died; what was begun is then to be buried.

@@ -145,8 +145,8 @@ async fn reopen(
     Ok(Resumable { limit_bytes_per_second, clone, made, filling, origin, group, version })
 }
 
-/// The clone's files, so that our accesses raise nothing. In the place of one that its server has removed stands an empty one without a
-/// name, which needs no content.
+/// The clone's files, so that our accesses raise nothing. In the place of one that its server has removed stands an
+/// empty one without a name, which needs no content.
 fn open_targets(plan: &Plan, made: &Made) -> Result<Vec<File>, CloneError> {
     let quiet = QuietOpener::new()?;
     let directory = Place::of(plan)?.open()?;

@@ -1,7 +1,7 @@
 //! What an entry of a data directory is to a clone, told by its place and its name alone.
 //!
-//! Source of the names: PostgreSQL, `src/backend/backup/basebackup.c` (`excludeFiles`, `excludeDirContents`), `src/common/relpath.c`,
-//! `src/backend/storage/file/reinit.c`.
+//! Source of the names: PostgreSQL, `src/backend/backup/basebackup.c` (`excludeFiles`, `excludeDirContents`),
+//! `src/common/relpath.c`, `src/backend/storage/file/reinit.c`.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -188,7 +188,8 @@ fn relation_of(name: &str) -> Option<(&str, &str)> {
     (is_number(number) && is_number(segment) && matches!(fork, "" | "fsm" | "vm" | "init")).then_some((number, fork))
 }
 
-/// The unlogged relations of one database: those that have an `init` fork. After a crash, and on a standby, they are empty.
+/// The unlogged relations of one database: those that have an `init` fork. After a crash, and on a standby, they are
+/// empty.
 #[derive(Debug, Default)]
 pub(super) struct Unlogged {
     numbers: HashSet<String>,

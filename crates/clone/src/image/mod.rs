@@ -1,4 +1,5 @@
-//! What a data directory holds at the freeze: directories, files with their sizes, the content of small files, tablespaces.
+//! What a data directory holds at the freeze: directories, files with their sizes, the content of small files,
+//! tablespaces.
 
 mod entry;
 mod identity;
@@ -83,7 +84,8 @@ pub struct Tablespace {
 /// What a data directory holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Image {
-    /// Directories that a clone must have, parents first; `pg_tblspc/<oid>` of a tablespace elsewhere is not among them, those inside it are.
+    /// Directories that a clone must have, parents first; `pg_tblspc/<oid>` of a tablespace elsewhere is not among
+    /// them, those inside it are.
     pub directories: Vec<ImageDirectory>,
     /// Files that are filled on demand.
     pub files: Vec<ImageFile>,

@@ -29,12 +29,13 @@ pub struct Scan {
 }
 
 impl Image {
-    /// Lists what a clone of this data directory needs. Entries that vanish meanwhile are left out, and so are, as PostgreSQL's own base
-    /// backup has it, symbolic links that are not PostgreSQL's: what they lead to is not read.
+    /// Lists what a clone of this data directory needs. Entries that vanish meanwhile are left out, and so are, as
+    /// PostgreSQL's own base backup has it, symbolic links that are not PostgreSQL's: what they lead to is not read.
     ///
     /// # Errors
-    /// [`CloneError::File`], also where this is no data directory; [`CloneError::CannotClone`] names an entry that is not handled: a
-    /// link where PostgreSQL has a directory or a file, a tablespace inside the data directory, small files that are not small.
+    /// [`CloneError::File`], also where this is no data directory; [`CloneError::CannotClone`] names an entry that is
+    /// not handled: a link where PostgreSQL has a directory or a file, a tablespace inside the data directory, small
+    /// files that are not small.
     pub fn scan(data_directory: &Path) -> Result<Scan, CloneError> {
         let opened = Directory::open(data_directory).map_err(CloneError::file("read", data_directory))?;
         Image::scan_open(&opened)
@@ -52,7 +53,8 @@ impl Image {
     }
 }
 
-/// Refuses a clone that is being filled: what it lacks would be read as zeros, or would have to be brought for another one.
+/// Refuses a clone that is being filled: what it lacks would be read as zeros, or would have to be brought for another
+/// one.
 pub(crate) fn check_whole(data_directory: &Directory) -> Result<(), CloneError> {
     let is_link = |found: Statx| FileType::from_raw_mode(found.stx_mode.into()) == FileType::Symlink;
     let is_guarded = data_directory.look_at(VERSION_FILE.as_ref()).is_ok_and(is_link);
@@ -190,7 +192,8 @@ impl Walk<'_> {
     }
 }
 
-/// Whether a name is one of PostgreSQL's directories or of the files in them, and not of a file that somebody keeps beside.
+/// Whether a name is one of PostgreSQL's directories or of the files in them, and not of a file that somebody keeps
+/// beside.
 fn is_postgresqls(place: Place, name: &str) -> bool {
     match place {
         Place::Top => name.starts_with("pg_") && !name.contains('.'),

@@ -9,8 +9,8 @@
 //!            └── too many deaths without progress ───────────┴─> all files closed (the source runs on) ─> burial ─> end
 //! ```
 //!
-//! While the hydrator is away nobody answers the kernel's questions, but nobody closes the groups either: accesses wait. This process
-//! does so little that it has no reason to die.
+//! While the hydrator is away nobody answers the kernel's questions, but nobody closes the groups either: accesses
+//! wait. This process does so little that it has no reason to die.
 
 mod channel;
 mod passing;
@@ -47,18 +47,22 @@ pub const BITMAP_SUFFIX: &str = "bitmap";
 pub const SOURCE_GROUP: &str = "source-group";
 /// Files that are kept, at most: some for each clone. A hydrator that gives more fails.
 pub const KEPT_MAX: usize = 4096;
-/// Hydrators that die one after another before they have taken over what there is: then it is given up, since the next one would, too.
+/// Hydrators that die one after another before they have taken over what there is: then it is given up, since the next
+/// one would, too.
 pub const EARLY_DEATHS_MAX: u32 = 3;
-/// Hydrators that have taken over and die one after another without having brought anything. They may be killed from outside, and one that
-/// has just taken over has had no time; so these are more. While one hangs, the source waits: so they are few.
+/// Hydrators that have taken over and die one after another without having brought anything. They may be killed from
+/// outside, and one that has just taken over has had no time; so these are more. While one hangs, the source waits: so
+/// they are few.
 pub const DEATHS_MAX: u32 = 6;
 /// One that lived this long was well, also if there was nothing to bring. None that hangs lives so long.
 const HEALTHY_PERIOD: Duration = Duration::from_secs(30);
 /// A thread of the hydrator may show no sign of life for this long.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
-/// And it must have been looked at so often meanwhile: when the whole machine stood still, the hydrator had no chance to beat either.
+/// And it must have been looked at so often meanwhile: when the whole machine stood still, the hydrator had no chance
+/// to beat either.
 const STILL_LOOKS_MIN: u32 = 10;
-/// So long may none of its threads have a heart: at the beginning, and at the end. Those of the tests never have one, and are counted.
+/// So long may none of its threads have a heart: at the beginning, and at the end. Those of the tests never have one,
+/// and are counted.
 const START_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 10 });
 /// So long may a burial take: processes are killed and directories removed.
 const BURIAL_TIMEOUT: Duration = Duration::from_secs(120);
@@ -107,8 +111,8 @@ pub fn run(hydrator: &Hydrator, kept: Kept) -> io::Result<Ending> {
         deaths.count(begin.elapsed(), keeper.journal().as_ref());
         tracing::error!(%status, ?deaths, "the hydrator died");
     }
-    // The source's group is closed, which lets its accesses through. Those of the clones are held by their postmasters still: these wait to
-    // be killed, or to be let go if they are whole.
+    // The source's group is closed, which lets its accesses through. Those of the clones are held by their postmasters
+    // still: these wait to be killed, or to be let go if they are whole.
     keeper.kept.retain(|name, _| name.ends_with(STATE_SUFFIX) || name.starts_with(CLONE_PREFIX));
     let status = keeper.one_life(hydrator, &hydrator.burial_arguments, Watch::Clock(BURIAL_TIMEOUT))?;
     tracing::error!(%status, "gave up; the clones that were not whole are buried");
@@ -212,15 +216,15 @@ impl Keeper {
         }
     }
 
-    /// A process that was killed and does not end has the source's group open, and nobody answers: the source would wait for the same disk. So
-    /// the clones are given up, and it goes on.
+    /// A process that was killed and does not end has the source's group open, and nobody answers: the source would
+    /// wait for the same disk. So the clones are given up, and it goes on.
     fn let_source_go(&mut self) -> Result<(), CloneError> {
         let Some(group) = self.kept.get(SOURCE_GROUP) else { return Ok(()) };
         let copy = |file: &OwnedFd| file.try_clone().map_err(CloneError::kernel("copy a descriptor"));
         let group = Group::from_descriptor(copy(group)?);
         tracing::error!("the killed process does not end: the source goes on without its clones");
-        // First: whoever goes on with them must know what the source changes from here on. Of their files nothing is asked, not even to be
-        // marked: their disk is what may hang.
+        // First: whoever goes on with them must know what the source changes from here on. Of their files nothing is
+        // asked, not even to be marked: their disk is what may hang.
         for (_, bitmap) in self.kept.iter().filter(|(name, _)| is_bitmap(name)) {
             SharedBitmap::open(copy(bitmap)?)?.give_up();
         }

@@ -12,7 +12,8 @@ use rustix::net::{
 /// Open files in one message, at most.
 pub const DESCRIPTORS_MAX: usize = 8;
 
-/// Sends `bytes` with `descriptors`; on a stream socket perhaps only the first of the bytes, whose number is returned, but all descriptors.
+/// Sends `bytes` with `descriptors`; on a stream socket perhaps only the first of the bytes, whose number is returned,
+/// but all descriptors.
 ///
 /// # Errors
 /// Those of sendmsg(2); more than [`DESCRIPTORS_MAX`] descriptors are refused.
@@ -31,11 +32,12 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     Ok(sent)
 }
 
-/// Receives bytes into `buffer`, and what came with them behind `descriptors` (not inherited by programs that this one starts).
-/// 0 bytes: the other side has closed.
+/// Receives bytes into `buffer`, and what came with them behind `descriptors` (not inherited by programs that this one
+/// starts). 0 bytes: the other side has closed.
 ///
 /// # Errors
-/// Those of recvmsg(2); a message that is cut off because it holds more than `buffer` or [`DESCRIPTORS_MAX`] is refused.
+/// Those of recvmsg(2); a message that is cut off because it holds more than `buffer` or [`DESCRIPTORS_MAX`] is
+/// refused.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8], descriptors: &mut Vec<OwnedFd>, wait: bool) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

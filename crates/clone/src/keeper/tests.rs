@@ -18,7 +18,8 @@ use crate::network::server::tests::LiveFiles;
 /// The number of the life is counted in this file.
 const LIVES_VARIABLE: &str = "ONECOPY_TEST_LIVES";
 
-/// This test binary as a hydrator that runs `lives_as`, a function of this file that does nothing unless it is told its file.
+/// This test binary as a hydrator that runs `lives_as`, a function of this file that does nothing unless it is told its
+/// file.
 fn hydrator(lives_as: &str, lives: &Path) -> Hydrator {
     let test = format!("{}::{lives_as}", module_path!().split_once("::").unwrap().1);
     let arguments = |mode: &str| {
@@ -31,7 +32,8 @@ fn hydrator(lives_as: &str, lives: &Path) -> Hydrator {
     Hydrator { program: "/usr/bin/env".into(), arguments: arguments("live"), burial_arguments: arguments("bury") }
 }
 
-/// In a hydrator: the number of this life, from 1 on, what was kept, the channel, and whether it shall bury. None in the test itself.
+/// In a hydrator: the number of this life, from 1 on, what was kept, the channel, and whether it shall bury. None in
+/// the test itself.
 fn life() -> Option<(u32, Kept, Channel, bool)> {
     let path = std::env::var(LIVES_VARIABLE).ok()?;
     let mut lives = File::options().append(true).read(true).create(true).open(path).unwrap();

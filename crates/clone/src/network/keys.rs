@@ -5,8 +5,9 @@
 //!    ca.key  ca.pem   ── signs ──>   NAME/ca.pem  NAME/host.pem  NAME/host.key
 //! ```
 //!
-//! Both sides of every connection show their certificate. The authority is known by its key, not by its name, which is always the same:
-//! so its own certificate need not be parsed to sign with it. Certificates do not expire; to take one back, make a new authority.
+//! Both sides of every connection show their certificate. The authority is known by its key, not by its name, which is
+//! always the same: so its own certificate need not be parsed to sign with it. Certificates do not expire; to take one
+//! back, make a new authority.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::Write;
@@ -37,9 +38,9 @@ pub const HOST_KEY_FILE: &str = "host.key";
 /// The authority's name in certificates.
 const AUTHORITY_NAME: &str = "Onecopy hosts";
 
-/// Makes the keys of the host `name` in `directory`/`name`, and the authority in `directory` when it has none yet. `addresses` are the
-/// names and addresses by which others reach the host, beside `name` itself. Returns the host's directory, which is there whole or not at all:
-/// what a killed attempt has left is made anew.
+/// Makes the keys of the host `name` in `directory`/`name`, and the authority in `directory` when it has none yet.
+/// `addresses` are the names and addresses by which others reach the host, beside `name` itself. Returns the host's
+/// directory, which is there whole or not at all: what a killed attempt has left is made anew.
 ///
 /// # Errors
 /// [`CloneError::Keys`] when the host has keys already or a name cannot be in a certificate; [`CloneError::File`].
@@ -114,7 +115,8 @@ impl HostKeys {
         Ok(HostKeys { client: Arc::new(client), server: Arc::new(server) })
     }
 
-    /// How this host asks others: it shows its certificate and checks theirs, with the name or address that it asked for.
+    /// How this host asks others: it shows its certificate and checks theirs, with the name or address that it asked
+    /// for.
     pub fn client(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.client)
     }

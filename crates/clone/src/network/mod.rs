@@ -8,9 +8,9 @@
 //!
 //! Neither host believes the other more than it must: what a manifest says is taken by [`checks`], or not at all.
 //!
-//! [`keys`] says who may talk to whom. [`request`] is the first line of each connection; then [`protocol`] carries the [`manifest`] of the
-//! image and its content. [`server`] keeps an image for a lease after its last reader has gone, so that a connection that breaks costs
-//! nothing but time.
+//! [`keys`] says who may talk to whom. [`request`] is the first line of each connection; then [`protocol`] carries the
+//! [`manifest`] of the image and its content. [`server`] keeps an image for a lease after its last reader has gone, so
+//! that a connection that breaks costs nothing but time.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! The frozen content on its own host, for a clone elsewhere: in the source's files while nothing has changed it, else saved aside.
+//! The frozen content on its own host, for a clone elsewhere: in the source's files while nothing has changed it, else
+//! saved aside.
 //!
 //! ```text
 //!                     the source is about to change it              the clone has it
@@ -6,8 +7,9 @@
 //!         └─────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The source never waits for the network: what it changes is copied into a sparse file beside its data, which has no name and goes with
-//! its last descriptor. A chunk that is being read is claimed, and so is one that is being saved: neither can change meanwhile.
+//! The source never waits for the network: what it changes is copied into a sparse file beside its data, which has no
+//! name and goes with its last descriptor. A chunk that is being read is claimed, and so is one that is being saved:
+//! neither can change meanwhile.
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
@@ -223,7 +225,8 @@ impl Preserve {
         self.failure.get_or_init(|| {
             #[cfg(test)]
             self.recorder.note(|| crate::recorder::Event::GiveUp);
-            // Before the source may change what was not saved; in memory, since the store's file system may be what hangs.
+            // Before the source may change what was not saved; in memory, since the store's file system may be what
+            // hangs.
             self.saved.give_up();
             tracing::error!(reason, "the image for a clone elsewhere is given up");
             reason.to_owned()

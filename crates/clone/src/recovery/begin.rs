@@ -10,7 +10,8 @@ use crate::plan::{Recovery, SourceServer};
 
 /// A clone replays from the last checkpoint's redo point: one that is further back than this is worth a checkpoint.
 const REDO_DISTANCE_BYTES_MAX: u64 = 64 << 20;
-/// Checkpoints that are tried for a redo point behind which the slots keep all of the log. One is enough unless others are under way.
+/// Checkpoints that are tried for a redo point behind which the slots keep all of the log. One is enough unless others
+/// are under way.
 const CHECKPOINTS_MAX: u32 = 3;
 /// The name in the source's log and in the label.
 const BACKUP_LABEL: &str = "onecopy clone";

@@ -85,8 +85,8 @@ impl Facts {
         (self.slots_max < clones).then(|| slots_exhausted(self.slots_max))
     }
 
-    /// Crash or backup. Without `fsync` crash mode is as good as with it: the order in which the kernel is given log and pages is the
-    /// same.
+    /// Crash or backup. Without `fsync` crash mode is as good as with it: the order in which the kernel is given log
+    /// and pages is the same.
     pub fn mode(&self, wanted: Recovery) -> Result<Mode, CloneError> {
         match wanted {
             Recovery::Auto if self.full_page_writes => Ok(Mode::Crash),
@@ -150,7 +150,8 @@ async fn is_data_directory(client: &Client, source: &SourceServer) -> Result<boo
     let row_directory = client.query_one("SELECT current_setting('data_directory')", &[]).await;
     let directory: String = row_directory.map_err(PostgresError::sql(ACTION))?.get(0);
     let same_identifier = row.get::<_, i64>(0).cast_unsigned() == control.system_identifier;
-    // A standby and its primary have the same identifier. A server in another mount namespace has another name for its directory.
+    // A standby and its primary have the same identifier. A server in another mount namespace has another name for its
+    // directory.
     let same_place = match (directory.as_ref() as &std::path::Path).canonicalize() {
         Ok(found) => source.data_directory.canonicalize().is_ok_and(|given| given == found),
         Err(_) => true,

@@ -9,7 +9,8 @@ use super::{Begun, Mode, RecoveryPoint, slot};
 use crate::CloneError;
 
 impl Begun {
-    /// Tells where the image is consistent that was frozen since [`super::begin`]. Every page must have been frozen before this.
+    /// Tells where the image is consistent that was frozen since [`super::begin`]. Every page must have been frozen
+    /// before this.
     ///
     /// # Errors
     /// [`CloneError::Unsuitable`], [`CloneError::Postgres`]; the slots are then dropped.
@@ -48,7 +49,8 @@ impl Begun {
     }
 
     async fn end_backup(&self) -> Result<RecoveryPoint, CloneError> {
-        // A backup of a standby is consistent at the `minRecoveryPoint` of its control file, which must be younger than all pages.
+        // A backup of a standby is consistent at the `minRecoveryPoint` of its control file, which must be younger than
+        // all pages.
         let (control, bytes) = ControlFile::read_with_bytes(&self.source.data_directory)?;
         let stop = "SELECT lsn::text, labelfile FROM pg_backup_stop(false)";
         let row = self.client.query_one(stop, &[]).await.map_err(PostgresError::sql("end the backup"))?;
@@ -91,8 +93,8 @@ impl Begun {
     }
 }
 
-/// How far a primary's log is on disk. A commit behind it sees to it that no record is left that lies across: the clone waits for the
-/// whole record.
+/// How far a primary's log is on disk. A commit behind it sees to it that no record is left that lies across: the clone
+/// waits for the whole record.
 async fn flushed(client: &Client) -> Result<Lsn, CloneError> {
     let position = lsn(client, "SELECT pg_current_wal_flush_lsn()::text").await?;
     let commit = "BEGIN; SET LOCAL synchronous_commit = local; SELECT pg_current_xact_id(); COMMIT";

@@ -32,8 +32,8 @@ pub enum SlotState {
     },
 }
 
-/// Whether a clone can have a slot of this name: none is there. Asked before anything is written down about the clone, because the slot of
-/// one that is given up later is dropped.
+/// Whether a clone can have a slot of this name: none is there. Asked before anything is written down about the clone,
+/// because the slot of one that is given up later is dropped.
 ///
 /// # Errors
 /// [`CloneError::Unsuitable`] when one is there; [`PostgresError::Connect`], [`PostgresError::Sql`].
@@ -44,7 +44,8 @@ pub async fn check_free(source: &SourceServer, name: &str) -> Result<(), CloneEr
     found.map_or(Ok(()), |_| Err(taken(name)))
 }
 
-/// Whose it is cannot be known here, whatever its name: one whose standby is away for a minute looks like one that was left.
+/// Whose it is cannot be known here, whatever its name: one whose standby is away for a minute looks like one that was
+/// left.
 fn taken(name: &str) -> CloneError {
     let reason = format!(
         "it has a replication slot {name:?}: give the clone another one (--slot), or drop that one if nobody needs it \
@@ -68,8 +69,8 @@ pub(super) async fn create(client: &Client, name: &str) -> Result<(), CloneError
     )
 }
 
-/// Waits until no session is making or dropping the slot of this name, also none whose client was killed in the middle of it: the server
-/// goes on with a statement of the dead. Others wait until this session ends.
+/// Waits until no session is making or dropping the slot of this name, also none whose client was killed in the middle
+/// of it: the server goes on with a statement of the dead. Others wait until this session ends.
 ///
 /// # Errors
 /// [`PostgresError::Sql`]; [`CloneError::Unsuitable`] when another session keeps the name.
@@ -90,7 +91,8 @@ pub async fn claim(client: &Client, name: &str) -> Result<(), CloneError> {
     }
 }
 
-/// Drops a clone's slot; one that does not exist is dropped already. A clone's is physical: one for logical replication is somebody else's.
+/// Drops a clone's slot; one that does not exist is dropped already. A clone's is physical: one for logical replication
+/// is somebody else's.
 ///
 /// # Errors
 /// [`PostgresError::Sql`], also while a standby uses it.

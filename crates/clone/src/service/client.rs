@@ -25,10 +25,11 @@ use crate::target::{PIN_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER};
 pub const KEEPER_COMMAND: &str = "clone-keeper";
 /// The subcommand that is the hydrator; its argument is the rendezvous directory.
 pub const HYDRATOR_COMMAND: &str = "clone-hydrator";
-/// A service that begins, ends, or has been started again answers within this. The starts of a test are counted: none may come too late.
+/// A service that begins, ends, or has been started again answers within this. The starts of a test are counted: none
+/// may come too late.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 20 });
-/// A program that ends so often before it answers is no service, or cannot be one here. A single end may be that of a service that
-/// nobody came to in time.
+/// A program that ends so often before it answers is no service, or cannot be one here. A single end may be that of a
+/// service that nobody came to in time.
 const STARTS_MAX: u32 = 3;
 /// How often it is tried meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -93,7 +94,8 @@ pub struct ReadyClone {
 }
 
 impl Service {
-    /// The service of the source with this data directory; `program` is run when it is not there (`onecopy`, see [`KEEPER_COMMAND`]).
+    /// The service of the source with this data directory; `program` is run when it is not there (`onecopy`, see
+    /// [`KEEPER_COMMAND`]).
     ///
     /// # Errors
     /// [`CloneError::File`], [`CloneError::Service`] when it does not begin.
@@ -186,7 +188,8 @@ impl Service {
         }
     }
 
-    /// Wants a prepared directory for the next clone, or no more. A service with one goes on when all its clones are whole.
+    /// Wants a prepared directory for the next clone, or no more. A service with one goes on when all its clones are
+    /// whole.
     ///
     /// # Errors
     /// [`CloneError::Service`].

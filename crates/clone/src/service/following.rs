@@ -23,7 +23,8 @@ impl Making {
     /// The next event; none when each clone is ready or has failed.
     ///
     /// # Errors
-    /// [`CloneError::Service`]; the hydrator has died, then the clones that were not ready are removed by its successor.
+    /// [`CloneError::Service`]; the hydrator has died, then the clones that were not ready are removed by its
+    /// successor.
     pub async fn next(&mut self) -> Result<Option<MakingEvent>, CloneError> {
         let event = match self.service.hear(&mut self.connection).await? {
             Event::Preparing => MakingEvent::Preparing,

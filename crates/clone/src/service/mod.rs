@@ -8,8 +8,8 @@
 //!     targets   clones that are not whole, for whoever comes after both were killed
 //! ```
 //!
-//! Nobody starts a service by hand: whoever wants a clone and finds none takes the lock, binds the socket and hands both to a new
-//! keeper. The service goes when it has nothing left to do, and the directory with it.
+//! Nobody starts a service by hand: whoever wants a clone and finds none takes the lock, binds the socket and hands
+//! both to a new keeper. The service goes when it has nothing left to do, and the directory with it.
 
 mod client;
 mod connection;

@@ -1,4 +1,5 @@
-//! Where a service and those who want something of it meet: a directory below `/run`, which a new start of the machine empties.
+//! Where a service and those who want something of it meet: a directory below `/run`, which a new start of the machine
+//! empties.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -161,7 +162,8 @@ impl Rendezvous {
         }
     }
 
-    /// Removes the directory if nobody serves there, nobody begins, and no clone is left to be buried by the next service.
+    /// Removes the directory if nobody serves there, nobody begins, and no clone is left to be buried by the next
+    /// service.
     pub fn clear_away(&self) {
         // Without anything in it: made by one that was killed before it had the lock.
         if fs::remove_dir(&self.directory).is_ok() {

@@ -32,14 +32,15 @@ pub struct Adoption {
 }
 
 impl Source {
-    /// Proves that every file that the server has open would raise events, and where it is not so makes all its processes close their
-    /// files: `DROP DATABASE` of an empty database contains the barrier that does (PostgreSQL, `PROCSIGNAL_BARRIER_SMGRRELEASE`), and a
-    /// checkpoint. On a standby it is replayed from the server that it follows. Quick when nothing has changed since the last time.
+    /// Proves that every file that the server has open would raise events, and where it is not so makes all its
+    /// processes close their files: `DROP DATABASE` of an empty database contains the barrier that does (PostgreSQL,
+    /// `PROCSIGNAL_BARRIER_SMGRRELEASE`), and a checkpoint. On a standby it is replayed from the server that it
+    /// follows. Quick when nothing has changed since the last time.
     ///
     /// # Errors
     /// [`CloneError::Unarmed`] when a process keeps a file open; [`CloneError::Sql`], [`CloneError::Postgres`];
-    /// [`CloneError::CannotClone`] for a standby whose leader is not known, and for a server whose processes cannot be seen from here; those
-    /// of [`Source::probe`].
+    /// [`CloneError::CannotClone`] for a standby whose leader is not known, and for a server whose processes cannot be
+    /// seen from here; those of [`Source::probe`].
     pub async fn adopt(self: &Arc<Source>, server: &SourceServer) -> Result<Adoption, CloneError> {
         let mut adoption = Adoption::default();
         loop {
@@ -56,8 +57,8 @@ impl Source {
         }
     }
 
-    /// Marks what is new and gives what is unarmed; when that is nothing, all that is marked is proven. What is not seen proves nothing: a
-    /// session of our own shows that the server's processes are.
+    /// Marks what is new and gives what is unarmed; when that is nothing, all that is marked is proven. What is not
+    /// seen proves nothing: a session of our own shows that the server's processes are.
     async fn prove(self: &Arc<Source>, server: &SourceServer) -> Result<Vec<UnarmedDescriptor>, CloneError> {
         let source = Arc::clone(self);
         let Some(image) = blocking(move || source.mark_unproven()).await? else { return Ok(Vec::new()) };
@@ -135,7 +136,8 @@ async fn barrier_on(leader: &ConnectionParameters) -> Result<String, CloneError>
 
 /// Gives the position of the write-ahead log after it.
 async fn make_and_drop_database(client: &Client) -> Result<String, CloneError> {
-    // A prepared directory and a clone may be wanted at the same time: each would take the other's database for one that was left.
+    // A prepared directory and a clone may be wanted at the same time: each would take the other's database for one
+    // that was left.
     static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let _alone = ONE_AT_A_TIME.lock().await;
     const ACTION: &str = "make and drop an empty database, for its barrier,";

@@ -21,7 +21,8 @@ struct Marked {
     proven: bool,
 }
 
-/// Marked directories by their paths. A mark stays from when it is made until the group is gone: whatever is opened is armed.
+/// Marked directories by their paths. A mark stays from when it is made until the group is gone: whatever is opened is
+/// armed.
 #[derive(Debug, Default)]
 pub(super) struct Directories {
     marked: Mutex<Marks>,
@@ -35,7 +36,8 @@ struct Marks {
 }
 
 impl Directories {
-    /// Marks those directories of an image's files that are new, and forgets those that are gone. True: there were new ones.
+    /// Marks those directories of an image's files that are new, and forgets those that are gone. True: there were new
+    /// ones.
     ///
     /// # Errors
     /// [`CloneError::Kernel`] when a file system takes no marks, [`CloneError::File`].

@@ -24,8 +24,9 @@ pub struct Freezing {
 }
 
 impl Source {
-    /// Freezes the source: lets its accesses wait, lists what is there, and opens it. Blocks for as long as files must be opened ahead
-    /// (see [`Source::prepare`]); the source waits only for the second half, which lists the directory once.
+    /// Freezes the source: lets its accesses wait, lists what is there, and opens it. Blocks for as long as files must
+    /// be opened ahead (see [`Source::prepare`]); the source waits only for the second half, which lists the directory
+    /// once.
     ///
     /// # Errors
     /// [`CloneError::NewDirectory`]: a database was made since [`Source::adopt`], call that again; [`CloneError::FreezeUnderWay`]; those

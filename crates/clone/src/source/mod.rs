@@ -8,13 +8,13 @@
 //!          is armed                                             what they touch
 //! ```
 //!
-//! An access of a watched file is, in this order: *allowed* when it is this process's own; *held* while the gate is closed; *settled*
-//! otherwise: every follower that has not got the range takes it, at once when its content is in memory, else in a worker; then it is
-//! allowed. Answers are given while the gate cannot be closed, so that nothing that was asked before a freeze is answered after it
-//! unseen by the new followers.
+//! An access of a watched file is, in this order: *allowed* when it is this process's own; *held* while the gate is
+//! closed; *settled* otherwise: every follower that has not got the range takes it, at once when its content is in
+//! memory, else in a worker; then it is allowed. Answers are given while the gate cannot be closed, so that nothing
+//! that was asked before a freeze is answered after it unseen by the new followers.
 //!
-//! The source fails open: a follower that fails is left out, a gate that stays closed for too long opens by itself, and when the last
-//! process that holds the group is gone the kernel allows all that waits.
+//! The source fails open: a follower that fails is left out, a gate that stays closed for too long opens by itself, and
+//! when the last process that holds the group is gone the kernel allows all that waits.
 
 mod adopt;
 mod directories;

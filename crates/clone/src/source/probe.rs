@@ -26,7 +26,8 @@ pub struct UnarmedDescriptor {
 }
 
 impl Source {
-    /// Descriptors of the image's files that processes of the server have and that would raise no events, some dozens at most.
+    /// Descriptors of the image's files that processes of the server have and that would raise no events, some dozens
+    /// at most.
     ///
     /// # Errors
     /// [`CloneError::Kernel`], [`CloneError::File`], those of [`Image::scan`].
@@ -36,8 +37,9 @@ impl Source {
     }
 }
 
-/// Refuses a server of which these would be all processes, but not that of a session of ours: then its others are not seen either. So it is
-/// with one of another PID namespace that is none below ours, or whose program has another name than PostgreSQL gives it.
+/// Refuses a server of which these would be all processes, but not that of a session of ours: then its others are not
+/// seen either. So it is with one of another PID namespace that is none below ours, or whose program has another name
+/// than PostgreSQL gives it.
 pub(super) fn check_seen(data_directory: &Path, processes: &[u32], session_process: i32) -> Result<(), CloneError> {
     if processes.iter().any(|process_id| own_number(*process_id) == Some(session_process)) {
         return Ok(());
@@ -51,7 +53,8 @@ pub(super) fn check_seen(data_directory: &Path, processes: &[u32], session_proce
     Err(CloneError::CannotClone { path: data_directory.to_owned(), reason })
 }
 
-/// The number of a process in its own PID namespace, which is the innermost one; none when it has ended. Source: proc_pid_status(5).
+/// The number of a process in its own PID namespace, which is the innermost one; none when it has ended. Source:
+/// proc_pid_status(5).
 fn own_number(process_id: u32) -> Option<i32> {
     let status = fs::read(format!("/proc/{process_id}/status")).ok()?;
     let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;

@@ -1,4 +1,5 @@
-//! Where an access lies while somebody waits for a follower's disk: whoever sees that it takes too long takes it from there.
+//! Where an access lies while somebody waits for a follower's disk: whoever sees that it takes too long takes it from
+//! there.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

@@ -15,7 +15,8 @@ use crate::{ByteRange, CloneError};
 /// How often followers are asked again whether they have a range that they said they took.
 const ROUNDS_MAX: u32 = 8;
 
-/// More than this is never taken by the listener itself, which others wait for, and never at once. A truncation may be of any length.
+/// More than this is never taken by the listener itself, which others wait for, and never at once. A truncation may be
+/// of any length.
 const PIECE_BYTES_MAX: u64 = 1 << 20;
 
 /// An access that waits for its answer.
@@ -125,8 +126,8 @@ impl Traffic {
         self.counters.accesses.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Brings an access as far as it goes now: gives it back when it needs more patience, none when it is answered or held, or somebody
-    /// else goes on with it.
+    /// Brings an access as far as it goes now: gives it back when it needs more patience, none when it is answered or
+    /// held, or somebody else goes on with it.
     pub(super) fn settle(&self, mut waiting: Waiting, patience: Patience<'_>) -> Option<Waiting> {
         let range = wanted(&waiting.event);
         for round in 0.. {
@@ -177,8 +178,8 @@ impl Traffic {
         })
     }
 
-    /// Waits for the follower, piece by piece, so that whoever looks sees that it goes on; gives the access back, or none when that took too
-    /// long and somebody else has it.
+    /// Waits for the follower, piece by piece, so that whoever looks sees that it goes on; gives the access back, or
+    /// none when that took too long and somebody else has it.
     fn take_seated(
         &self,
         mut waiting: Waiting,

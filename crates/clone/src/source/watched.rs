@@ -45,17 +45,18 @@ pub struct Source {
 pub struct Resumed {
     /// Accesses that stood in the journal: settled and allowed.
     pub journaled: usize,
-    /// Accesses that stood nowhere: allowed. What they may change was taken before, or where that could not be told all followers were made
-    /// to give up.
+    /// Accesses that stood nowhere: allowed. What they may change was taken before, or where that could not be told all
+    /// followers were made to give up.
     pub unknown: usize,
 }
 
 impl Source {
-    /// Marks the data directory of a running server so that every file that is opened from now on is armed, in silence: the server pays
-    /// hardly anything for an access. `group` must be new, with no other user than this.
+    /// Marks the data directory of a running server so that every file that is opened from now on is armed, in silence:
+    /// the server pays hardly anything for an access. `group` must be new, with no other user than this.
     ///
     /// # Errors
-    /// [`CloneError::Kernel`] when a file system takes no marks, or threads or descriptors cannot be had; those of [`Image::scan`].
+    /// [`CloneError::Kernel`] when a file system takes no marks, or threads or descriptors cannot be had; those of
+    /// [`Image::scan`].
     pub fn arm(data_directory: &Path, group: Arc<Group>, journal: Arc<Journal>) -> Result<Arc<Source>, CloneError> {
         let mut source = Source::new(data_directory, group)?;
         source.mark_new_directories()?;
@@ -64,8 +65,8 @@ impl Source {
         Ok(Arc::new(source))
     }
 
-    /// Goes on where a process that is dead has left: settles what it had read and not answered, then listens. `followings` are those of
-    /// its freezes that are not whole, each with the image that it follows.
+    /// Goes on where a process that is dead has left: settles what it had read and not answered, then listens.
+    /// `followings` are those of its freezes that are not whole, each with the image that it follows.
     ///
     /// Descriptors count as unproven: the next freeze needs [`Source::adopt`] first.
     ///
@@ -179,10 +180,12 @@ impl Source {
         Ok(image)
     }
 
-    /// Opens the files for a freeze ahead of it, so that it is short. A freeze does it anyhow; earlier it may be done beside other work.
+    /// Opens the files for a freeze ahead of it, so that it is short. A freeze does it anyhow; earlier it may be done
+    /// beside other work.
     ///
     /// # Errors
-    /// Those of [`Image::scan`] and [`Source::arm`]; [`CloneError::TooManyFiles`] when the process may not have that many descriptors.
+    /// Those of [`Image::scan`] and [`Source::arm`]; [`CloneError::TooManyFiles`] when the process may not have that
+    /// many descriptors.
     pub fn prepare(&self) -> Result<(), CloneError> {
         self.prepare_image().map(drop)
     }
@@ -222,7 +225,8 @@ impl Source {
         lock(&self.opened).retain(|_, file| file.strong_count() > 0);
     }
 
-    /// The file that was listed, from what is open or opened now; none when it is gone. It may be another one than was listed.
+    /// The file that was listed, from what is open or opened now; none when it is gone. It may be another one than was
+    /// listed.
     pub(super) fn open(&self, listed: &ImageFile) -> Result<Option<(Arc<File>, FileIdentity)>, CloneError> {
         if let Some(file) = lock(&self.opened).get(&listed.identity).and_then(Weak::upgrade) {
             return Ok(Some((file, listed.identity)));
@@ -253,8 +257,8 @@ impl Drop for Source {
 }
 
 impl SourceFiles {
-    /// The files of an image again, after the process that had them open died: those that are `needed`, are still there and are still the
-    /// same. The others read as lost.
+    /// The files of an image again, after the process that had them open died: those that are `needed`, are still there
+    /// and are still the same. The others read as lost.
     ///
     /// # Errors
     /// [`CloneError::File`], [`CloneError::Kernel`].

@@ -18,8 +18,8 @@ const ROOM_INTERVAL: Duration = Duration::from_millis(1);
 /// A follower that has not taken a megabyte within this is left out: its disk hangs, and the source must not.
 const SAVE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The threads; they end when this is dropped and all that was handed over is answered. One that hangs is left to itself: as many as there
-/// are for each follower, which is left out with the first.
+/// The threads; they end when this is dropped and all that was handed over is answered. One that hangs is left to
+/// itself: as many as there are for each follower, which is left out with the first.
 pub(super) struct Workers {
     traffic: Arc<Traffic>,
     queue: Option<SyncSender<Waiting>>,
@@ -123,7 +123,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A thread of this room that ends without having answered would leave back ends waiting for ever; without the process they go on.
+/// A thread of this room that ends without having answered would leave back ends waiting for ever; without the process
+/// they go on.
 pub(super) struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {

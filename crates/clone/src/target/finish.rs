@@ -11,8 +11,8 @@ use rustix::fs::{fstat, syncfs};
 use super::{Marker, Place, TABLESPACES_DIRECTORY, VersionGuard};
 use crate::CloneError;
 
-/// Makes a filled clone an ordinary data directory; its server may run meanwhile. Interrupted, it can be called again. May take as long
-/// as the disk needs for all that is not written yet on the clone's file systems.
+/// Makes a filled clone an ordinary data directory; its server may run meanwhile. Interrupted, it can be called again.
+/// May take as long as the disk needs for all that is not written yet on the clone's file systems.
 ///
 /// # Errors
 /// [`CloneError::File`] when something cannot be made durable: the clone is not whole then.
@@ -70,8 +70,9 @@ fn directories(place: &Place) -> Result<Vec<OwnedFd>, CloneError> {
     Ok(found)
 }
 
-/// All of a file system at once, names too: a call for each file would flush the disk's cache as often, while the source waits for the
-/// same disk. It tells of any write that failed since it was last asked, as fsync(2) does of a file's (Linux 5.8, syncfs(2)).
+/// All of a file system at once, names too: a call for each file would flush the disk's cache as often, while the
+/// source waits for the same disk. It tells of any write that failed since it was last asked, as fsync(2) does of a
+/// file's (Linux 5.8, syncfs(2)).
 fn sync_file_system(directory: &OwnedFd, synced: &mut HashSet<u64>) -> std::io::Result<()> {
     if synced.insert(fstat(directory)?.st_dev) {
         syncfs(directory)?;

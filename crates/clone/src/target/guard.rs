@@ -1,7 +1,8 @@
-//! The version guard: `PG_VERSION` of a clone that is not whole points to a descriptor that only its own postmaster has.
+//! The version guard: `PG_VERSION` of a clone that is not whole points to a descriptor that only its own postmaster
+//! has.
 //!
-//! Whoever else starts a server there, also after the host has crashed, is told that `PG_VERSION` is missing. Only the start of a
-//! postmaster reads it.
+//! Whoever else starts a server there, also after the host has crashed, is told that `PG_VERSION` is missing. Only the
+//! start of a postmaster reads it.
 
 use std::fs::{self, File};
 use std::io::Write;

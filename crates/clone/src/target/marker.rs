@@ -27,8 +27,8 @@ const MARKER_BYTES_MAX: u64 = 64 << 10;
 pub enum Owner {
     /// The service's: its marker is there.
     Service,
-    /// Nobody's yet: not there, or with nothing in it but perhaps a marker that was never finished. So much is left of a clone whose
-    /// service is killed before it has written the marker.
+    /// Nobody's yet: not there, or with nothing in it but perhaps a marker that was never finished. So much is left of
+    /// a clone whose service is killed before it has written the marker.
     Nobody,
     /// Somebody else's, or that of a clone that is whole.
     Other,
@@ -97,11 +97,12 @@ impl Marker {
         Ok(if is_ours { Owner::Service } else { Owner::Other })
     }
 
-    /// That of a data directory; none when it has none: it is whole, or not ours. One that names an account other than that which has
-    /// written it is not believed: what it says decides what root removes.
+    /// That of a data directory; none when it has none: it is whole, or not ours. One that names an account other than
+    /// that which has written it is not believed: what it says decides what root removes.
     ///
     /// # Errors
-    /// [`CloneError::File`], also for a file that is no marker; [`onecopy_postgres::PostgresError::UnknownServiceUser`].
+    /// [`CloneError::File`], also for a file that is no marker;
+    /// [`onecopy_postgres::PostgresError::UnknownServiceUser`].
     pub fn read(data_directory: &Path) -> Result<Option<Marker>, CloneError> {
         let path = data_directory.join(MARKER_FILE);
         let opened = Directory::open(data_directory).and_then(|directory| directory.open_read(Path::new(MARKER_FILE)));
@@ -136,8 +137,8 @@ impl Marker {
     }
 }
 
-/// Whether a directory is not there, or has nothing in it but perhaps a marker that was never finished. One behind a link
-/// holds something: the link.
+/// Whether a directory is not there, or has nothing in it but perhaps a marker that was never finished. One behind a
+/// link holds something: the link.
 fn holds_nothing(data_directory: &Path) -> Result<bool, CloneError> {
     let failed = || CloneError::file("read", data_directory);
     let Some((above, name)) = above(data_directory).map_err(failed())? else { return Ok(true) };
@@ -149,8 +150,8 @@ fn holds_nothing(data_directory: &Path) -> Result<bool, CloneError> {
     Ok(entries.iter().all(|entry| entry == UNFINISHED_MARKER_FILE))
 }
 
-/// The directory in which a clone's one is, and its name there; none when it is not there. Root looks for names and removes
-/// them in this one alone, which is root's own or one of the account, who could have done the same.
+/// The directory in which a clone's one is, and its name there; none when it is not there. Root looks for names and
+/// removes them in this one alone, which is root's own or one of the account, who could have done the same.
 pub(super) fn above(directory: &Path) -> std::io::Result<Option<(Directory, &OsStr)>> {
     let (Some(above), Some(name)) = (directory.parent(), directory.file_name()) else {
         return Err(std::io::Error::other("it has no name"));

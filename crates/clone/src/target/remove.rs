@@ -1,7 +1,9 @@
-//! Discarding a clone's directories: only those that belong to the account of its server, which could remove them itself.
+//! Discarding a clone's directories: only those that belong to the account of its server, which could remove them
+//! itself.
 //!
-//! Where tablespaces are is told by a marker that this account may write, and it may replace directories above them by links, while root
-//! removes. So whose a directory is is asked of the open directory, and what is in it is reached through that alone.
+//! Where tablespaces are is told by a marker that this account may write, and it may replace directories above them by
+//! links, while root removes. So whose a directory is is asked of the open directory, and what is in it is reached
+//! through that alone.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -15,11 +17,12 @@ use super::tablespaces::remove_if_there;
 use super::{MARKER_FILE, Place};
 use crate::CloneError;
 
-/// Removes a clone's directory and its tablespaces; what is gone already is removed. The marker goes last: an interrupted removal can
-/// still be told from a directory of somebody else.
+/// Removes a clone's directory and its tablespaces; what is gone already is removed. The marker goes last: an
+/// interrupted removal can still be told from a directory of somebody else.
 ///
 /// # Errors
-/// [`CloneError::File`], also for a directory that does not belong to the account of the clone's server; nothing of it is removed then.
+/// [`CloneError::File`], also for a directory that does not belong to the account of the clone's server; nothing of it
+/// is removed then.
 pub fn remove(place: &Place) -> Result<(), CloneError> {
     let directory = Doomed::open(&place.directory, &place.user, true)?;
     remove_tablespaces(&place.tablespaces, &place.user)?;

@@ -16,8 +16,8 @@ use crate::image::{Image, ImageDirectory, ImageFile, SmallFile};
 const DIRECTORY_MODE: u32 = 0o700;
 /// What a file may have of a mode.
 const PERMISSIONS: u32 = 0o777;
-/// What a server needs although its source's content is not cloned. Those of any version: PostgreSQL does not mind one that it does not
-/// know.
+/// What a server needs although its source's content is not cloned. Those of any version: PostgreSQL does not mind one
+/// that it does not know.
 pub(crate) const DIRECTORIES_NEEDED: [&str; 18] = [
     "base",
     "global",
@@ -44,7 +44,8 @@ pub(crate) const DIRECTORIES_NEEDED: [&str; 18] = [
 pub struct Skeleton {
     place: Place,
     image: Arc<Image>,
-    /// In the image's order; open for reading and writing since before any mark, so that our own accesses raise nothing.
+    /// In the image's order; open for reading and writing since before any mark, so that our own accesses raise
+    /// nothing.
     files: Vec<File>,
 }
 
@@ -164,9 +165,11 @@ impl Skeleton {
         files.iter().try_for_each(|file| self.place.write(&file.path, &file.content, file.mode))
     }
 
-    /// Gives a prepared skeleton its final place, on the same file system; the marker there is the old one until it is written again.
+    /// Gives a prepared skeleton its final place, on the same file system; the marker there is the old one until it is
+    /// written again.
     ///
-    /// The directory with the marker goes first: who is killed before the tablespaces follow leaves a marker that tells where they are.
+    /// The directory with the marker goes first: who is killed before the tablespaces follow leaves a marker that tells
+    /// where they are.
     ///
     /// # Errors
     /// [`onecopy_postgres::PostgresError::DataDirectoryNotEmpty`], [`onecopy_postgres::PostgresError::NotReachable`],
@@ -245,7 +248,8 @@ impl Parent {
     }
 }
 
-/// Files of the shape before. Mostly both images list the same files in the same order: only from where they part names are looked up.
+/// Files of the shape before. Mostly both images list the same files in the same order: only from where they part names
+/// are looked up.
 struct OldFiles<'a> {
     image: &'a Image,
     /// Those that were not taken yet.

@@ -61,7 +61,8 @@ fn marker() -> Marker {
     }
 }
 
-/// An image with the databases `databases`, of which each has the files of `files`: number, size, whether others may read it.
+/// An image with the databases `databases`, of which each has the files of `files`: number, size, whether others may
+/// read it.
 fn image(databases: &[u32], files: &[(u8, u16, bool)], tablespace: Option<u32>) -> Image {
     let mut image = Image::default();
     let mut directory = |path: PathBuf| image.directories.push(ImageDirectory { path, mode: 0o700 });
@@ -335,7 +336,8 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// In the place of a name in the clone's directory stands a link, a second name of a foreign file, a fifo, or a directory of root's.
+/// In the place of a name in the clone's directory stands a link, a second name of a foreign file, a fifo, or a
+/// directory of root's.
 #[test]
 fn k25_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
     let room = Room::new();

@@ -1,7 +1,8 @@
 //! Making a clone's server read the source's hot pages into its shared buffers when it starts.
 //!
-//! PostgreSQL's module `pg_prewarm` does that after a restart: a worker reads the file `autoprewarm.blocks` in the data directory once the
-//! server is consistent, also on a standby, and stops when no buffer is free. It needs no extension in the catalogs, only its library.
+//! PostgreSQL's module `pg_prewarm` does that after a restart: a worker reads the file `autoprewarm.blocks` in the data
+//! directory once the server is consistent, also on a standby, and stops when no buffer is free. It needs no extension
+//! in the catalogs, only its library.
 //!
 //! Source of the format: PostgreSQL 15 to 18, `contrib/pg_prewarm/autoprewarm.c`, `apw_dump_now`.
 
@@ -36,8 +37,8 @@ pub enum CannotPrewarm {
     },
 }
 
-/// Writes [`BLOCKS_FILE`] into a clone's data directory, whose server does not run yet: as many of the source's pages as it has in its
-/// shared buffers, and at most `buffers_max`. Gives back how many.
+/// Writes [`BLOCKS_FILE`] into a clone's data directory, whose server does not run yet: as many of the source's pages
+/// as it has in its shared buffers, and at most `buffers_max`. Gives back how many.
 ///
 /// # Errors
 /// [`CloneError::Postgres`] when the file cannot be written. The clone is whole without it.
@@ -68,7 +69,8 @@ pub fn blocks(pages: &HotPages, buffers_max: usize) -> String {
     text
 }
 
-/// `settings` with what makes a server read [`BLOCKS_FILE`] at its start. The module writes the file again only when the server stops.
+/// `settings` with what makes a server read [`BLOCKS_FILE`] at its start. The module writes the file again only when
+/// the server stops.
 ///
 /// # Errors
 /// [`CannotPrewarm::NoLibrary`]: a server that is told to load what is not there does not start.

@@ -43,10 +43,12 @@ pub struct HotPages {
 }
 
 impl HotPages {
-    /// Asks a running server. On a primary without the module it is made and rolled back: no trace is left; a standby must have it.
+    /// Asks a running server. On a primary without the module it is made and rolled back: no trace is left; a standby
+    /// must have it.
     ///
     /// # Errors
-    /// [`CloneError::Postgres`], [`CloneError::Sql`]: the module's files are missing, the server is busy, or it is a standby without.
+    /// [`CloneError::Postgres`], [`CloneError::Sql`]: the module's files are missing, the server is busy, or it is a
+    /// standby without.
     pub async fn of_source(connection: &ConnectionParameters) -> Result<HotPages, CloneError> {
         let client = connection.connect().await?;
         client.batch_execute("BEGIN").await.map_err(CloneError::sql("look at the shared buffers"))?;
@@ -57,7 +59,8 @@ impl HotPages {
         Ok(HotPages { pages: rows.iter().filter_map(page).collect() })
     }
 
-    /// Where these pages and what else is in the page cache lie in an image, hottest first; `data_directory` is the source's.
+    /// Where these pages and what else is in the page cache lie in an image, hottest first; `data_directory` is the
+    /// source's.
     pub async fn ranges_with_page_cache(&self, image: &Image, data_directory: &Path) -> Vec<(FileNumber, ByteRange)> {
         let files = relation_file::by_relation(image);
         let mut runs = Vec::with_capacity(self.pages.len());

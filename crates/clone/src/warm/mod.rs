@@ -1,10 +1,12 @@
 //! Which pages of a source are hot, so that a clone has them first.
 //!
-//! The source knows them: its shared buffers with how often each was used ([`HotPages`]), and below them the kernel's page cache
-//! ([`residency`]). [`hot_ranges`] puts both into one order for the background of a filling. [`autoprewarm`] makes the clone's own server
-//! read the same pages into its shared buffers when it starts, by PostgreSQL's own module and without a word in its catalogs.
+//! The source knows them: its shared buffers with how often each was used ([`HotPages`]), and below them the kernel's
+//! page cache ([`residency`]). [`hot_ranges`] puts both into one order for the background of a filling. [`autoprewarm`]
+//! makes the clone's own server read the same pages into its shared buffers when it starts, by PostgreSQL's own module
+//! and without a word in its catalogs.
 //!
-//! All of this is a guess about the future: what fails here makes a clone slower for a while, never wrong. It is logged, not returned.
+//! All of this is a guess about the future: what fails here makes a clone slower for a while, never wrong. It is
+//! logged, not returned.
 
 pub mod autoprewarm;
 mod buffers;
@@ -23,11 +25,12 @@ pub use prewarming::Prewarming;
 use crate::ByteRange;
 use crate::image::{FileNumber, Image};
 
-/// How many ranges a list has at most; the hottest stay. One range is a run of pages near each other, in a page cache 256 KiB and more.
+/// How many ranges a list has at most; the hottest stay. One range is a run of pages near each other, in a page cache
+/// 256 KiB and more.
 pub const RANGES_MAX: usize = 1 << 16;
 
-/// The ranges of an image that its source uses most, hottest first: by the shared buffers' usage counts, then what is in the page cache.
-/// Ranges do not overlap. `data_directory` is the source's.
+/// The ranges of an image that its source uses most, hottest first: by the shared buffers' usage counts, then what is
+/// in the page cache. Ranges do not overlap. `data_directory` is the source's.
 pub async fn hot_ranges(
     connection: &ConnectionParameters,
     image: &Image,

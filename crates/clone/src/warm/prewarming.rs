@@ -10,8 +10,8 @@ use tokio::sync::watch;
 use super::{HotPages, autoprewarm};
 use crate::CloneError;
 
-/// How long a clone that could be started waits for the answer: a source with very large shared buffers takes longer, and a clone that
-/// answers is worth more than a warm one.
+/// How long a clone that could be started waits for the answer: a source with very large shared buffers takes longer,
+/// and a clone that answers is worth more than a warm one.
 const WAIT_MAX: Duration = Duration::from_millis(150);
 
 /// A clone has the source's settings, so also as many buffers; the module stops when they are full.

@@ -22,8 +22,8 @@ pub(super) struct Run {
     pub heat: u8,
 }
 
-/// Puts runs that are near each other together, hottest first; among equals in the order of the file. A page that lies between two hotter
-/// ones comes with them, once.
+/// Puts runs that are near each other together, hottest first; among equals in the order of the file. A page that lies
+/// between two hotter ones comes with them, once.
 pub(super) fn in_order(mut runs: Vec<Run>) -> Vec<(FileNumber, ByteRange)> {
     runs.sort_unstable_by_key(|run| (Reverse(run.heat), run.file, run.start));
     let mut merged: Vec<(u8, FileNumber, ByteRange)> = Vec::new();

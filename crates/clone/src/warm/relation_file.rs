@@ -1,6 +1,7 @@
 //! Which file of an image holds which page of which relation.
 //!
-//! Source of the names: PostgreSQL, `src/common/relpath.c`, `GetRelationPath`, and `src/backend/storage/smgr/md.c`, `_mdfd_segpath`.
+//! Source of the names: PostgreSQL, `src/common/relpath.c`, `GetRelationPath`, and `src/backend/storage/smgr/md.c`,
+//! `_mdfd_segpath`.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! What of a source's files is in the kernel's page cache, by cachestat(2) of Linux 6.5: it counts pages without touching one, so that no
-//! access is seen by anybody. A kernel that can fill files on demand has it.
+//! What of a source's files is in the kernel's page cache, by cachestat(2) of Linux 6.5: it counts pages without
+//! touching one, so that no access is seen by anybody. A kernel that can fill files on demand has it.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,8 @@ use super::ranges::{self, Run};
 use crate::ByteRange;
 use crate::image::{FileNumber, Image};
 
-/// Number of the system call on every architecture (`include/uapi/asm-generic/unistd.h`); the C library does not know it yet.
+/// Number of the system call on every architecture (`include/uapi/asm-generic/unistd.h`); the C library does not know
+/// it yet.
 const CACHESTAT: libc::c_long = 451;
 
 /// The grain in which a file is looked at: what the background reads at once.
@@ -81,8 +82,8 @@ pub(super) fn cached_ranges(
 /// How many bytes of a range are in the page cache.
 fn cached_bytes(file: &File, offset: u64, length: u64) -> io::Result<u64> {
     let (asked, mut counted) = (Asked { offset, length }, Counted::default());
-    // SAFETY: the kernel reads `asked` and writes `counted`, which have the layouts that it expects and live until it returns; the
-    // descriptor belongs to `file`, which is borrowed.
+    // SAFETY: the kernel reads `asked` and writes `counted`, which have the layouts that it expects and live until it
+    // returns; the descriptor belongs to `file`, which is borrowed.
     let result = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const asked, &raw mut counted, 0_u32) };
     if result != 0 {
         return Err(io::Error::last_os_error());

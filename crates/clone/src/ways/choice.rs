@@ -13,8 +13,8 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// The way that was asked for, or the best that is possible here. It tries: small nameless files are made and vanish again. Blocks for
-/// moments.
+/// The way that was asked for, or the best that is possible here. It tries: small nameless files are made and vanish
+/// again. Blocks for moments.
 ///
 /// # Errors
 /// [`CloneError::Impossible`] when what was asked for is not possible.

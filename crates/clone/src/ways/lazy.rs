@@ -1,4 +1,5 @@
-//! Files that are filled while the clone's server runs already. Made by the service of the source; this is the door to it.
+//! Files that are filled while the clone's server runs already. Made by the service of the source; this is the door to
+//! it.
 
 use std::sync::Arc;
 

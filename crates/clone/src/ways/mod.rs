@@ -28,7 +28,8 @@ pub use lazy::{Lazy, LazyMaker};
 pub use name::{UnknownWay, WayName};
 pub use reflink::Reflink;
 
-/// A clone that can be started: by [`onecopy_postgres::Server::open`], `make_standby` with the plan's slot, `set_inherited`, `start`.
+/// A clone that can be started: by [`onecopy_postgres::Server::open`], `make_standby` with the plan's slot,
+/// `set_inherited`, `start`.
 #[derive(Debug)]
 pub struct Made {
     /// What it was made from.
@@ -37,7 +38,8 @@ pub struct Made {
     pub consistent_at: Option<Lsn>,
     /// How long the source's accesses to its files had to wait.
     pub pause: Duration,
-    /// What its postmaster must inherit, whenever it is started until the clone is whole; nothing when it is whole already.
+    /// What its postmaster must inherit, whenever it is started until the clone is whole; nothing when it is whole
+    /// already.
     pub inherited: Vec<InheritedDescriptor>,
 }
 
@@ -55,6 +57,7 @@ pub trait Way: Send + Sync {
     /// Why this clone cannot be made so, in words that follow a colon; none when it can.
     fn obstacle(&self, plan: &Plan) -> Option<String>;
 
-    /// Makes clones of one source, at once where the way allows it. A clone that fails leaves neither a directory nor a slot.
+    /// Makes clones of one source, at once where the way allows it. A clone that fails leaves neither a directory nor a
+    /// slot.
     fn make<'a>(&'a self, plans: &'a [Plan], report: Report<'a>) -> MakeFuture<'a>;
 }

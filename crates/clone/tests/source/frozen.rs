@@ -28,8 +28,8 @@ pub async fn freeze(source: &Arc<Source>) -> Result<Freezing, CloneError> {
     tokio::task::spawn_blocking(move || source.close_gate()).await.expect("not ended")
 }
 
-/// Freezes, and follows from then on; again when this machine was slower than the gate, which opens by itself. Who followed in time is none
-/// the worse if it has opened since.
+/// Freezes, and follows from then on; again when this machine was slower than the gate, which opens by itself. Who
+/// followed in time is none the worse if it has opened since.
 async fn freeze_in_time<T>(source: &Arc<Source>, follow: impl Fn(&mut Freezing) -> Option<T>) -> (Freezing, T) {
     for _ in 0..FREEZES_MAX {
         let mut freezing = freeze(source).await.expect("frozen");
@@ -78,7 +78,8 @@ impl Kept {
             content
         });
         let expected = expected.collect();
-        // In memory: the gate opens by itself after a while, and a disk that the source keeps busy makes a new file wait for long.
+        // In memory: the gate opens by itself after a while, and a disk that the source keeps busy makes a new file
+        // wait for long.
         let targets = image.files.iter().map(|file| {
             let target = File::from(memfd_create("kept", MemfdFlags::CLOEXEC).expect("memory"));
             target.set_len(file.size_bytes).expect("sparse");

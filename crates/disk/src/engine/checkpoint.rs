@@ -1,8 +1,8 @@
 //! Checkpoints: the whole map in a new file, so that the journal can begin anew.
 //!
-//! Under the committer's lock the roots are kept and journal `N + 1` is begun: a moment. Then `map.N+1` is written while
-//! requests and flushes go on, and at last `map.N` and `journal.N` are removed. A crash in between leaves `map.N` and
-//! both journals, which say the same.
+//! Under the committer's lock the roots are kept and journal `N + 1` is begun: a moment. Then `map.N+1` is written
+//! while requests and flushes go on, and at last `map.N` and `journal.N` are removed. A crash in between leaves `map.N`
+//! and both journals, which say the same.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,8 +58,8 @@ impl Core {
         self.remove_older(checkpoint.number)
     }
 
-    /// Writes the map's file, durable under its name when this returns; gives its length. What it wrote before it failed
-    /// is removed: it may have filled the file system.
+    /// Writes the map's file, durable under its name when this returns; gives its length. What it wrote before it
+    /// failed is removed: it may have filled the file system.
     fn write_map(&self, checkpoint: &Checkpoint) -> Result<u64, DiskError> {
         self.check_writable()?;
         let (name, new) = (map_name(checkpoint.number), format!("{}.new", map_name(checkpoint.number)));

@@ -270,8 +270,8 @@ impl Core {
         recent.file.set_len(recent::HEAD_BYTES as u64)
     }
 
-    /// Gives the lease back, whatever state the files are in. A commit that is at work ends first, and none begins: what
-    /// it wrote into the journal would be in the midst of the next holder's.
+    /// Gives the lease back, whatever state the files are in. A commit that is at work ends first, and none begins:
+    /// what it wrote into the journal would be in the midst of the next holder's.
     pub(crate) fn abandon(&self) {
         self.committer().is_over = true;
         self.lease.lock().unwrap_or_else(PoisonError::into_inner).take();

@@ -68,8 +68,8 @@ impl View {
         View::open_known(directory, snapshot, None).map(|(view, _, _)| view)
     }
 
-    /// The same, with the disk's uuid and what is known of the snapshot. A read waits so long for a base that is away; none is
-    /// for ever.
+    /// The same, with the disk's uuid and what is known of the snapshot. A read waits so long for a base that is away;
+    /// none is for ever.
     pub(crate) fn open_known(
         directory: &Path,
         snapshot: &str,

@@ -30,8 +30,8 @@ struct Job {
     asker: Arc<Asker>,
 }
 
-/// Who waits for a request. Whoever takes the completion out calls it: its worker, or the close that waits no longer. Of
-/// one that was withdrawn nobody calls it.
+/// Who waits for a request. Whoever takes the completion out calls it: its worker, or the close that waits no longer.
+/// Of one that was withdrawn nobody calls it.
 struct Asker {
     requester: Option<Requester>,
     completion: Mutex<Option<Completion>>,

@@ -18,8 +18,8 @@ impl Core {
         self.zero_step(offset, length, frees_space, 0..u64::MAX, None).map(|_| ())
     }
 
-    /// The same for a part of the range: from its byte `step.start` on, at least up to `step.end`, and to where a leaf or a block ends.
-    /// Gives the byte to go on with, the length in the end.
+    /// The same for a part of the range: from its byte `step.start` on, at least up to `step.end`, and to where a leaf
+    /// or a block ends. Gives the byte to go on with, the length in the end.
     pub(crate) fn zero_step(
         &self,
         offset: u64,

@@ -2,16 +2,16 @@
 //!
 //! A guest outlives the process that serves its disk. What that process acknowledged, flushed or not, must be there for
 //! the next one, as it would be in a plain file's page cache. So each change is written here, and not synchronized,
-//! before its write is acknowledged. After a power cut the file says nothing: it is believed only in the boot that wrote
-//! it, as then the data that it names is in the page cache, too.
+//! before its write is acknowledged. After a power cut the file says nothing: it is believed only in the boot that
+//! wrote it, as then the data that it names is in the page cache, too.
 //!
 //! ```text
 //! head (64 bytes): "ONECOPYR" version u32, 0 u32, number u64, boot 16 bytes, checksum u64, zeros
 //! slot (32 bytes): block u32, count u32, state u32, birth u32, index u32, slots u32, checksum u64 of all before
 //! ```
-//! Slots of one block are in their order. A change has as many `slots`, one behind the other from index 0 on, and all of
-//! them are believed or none: one that was not finished is skipped, because its write was not acknowledged and its places
-//! may have been given to others since.
+//! Slots of one block are in their order. A change has as many `slots`, one behind the other from index 0 on, and all
+//! of them are believed or none: one that was not finished is skipped, because its write was not acknowledged and its
+//! places may have been given to others since.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 

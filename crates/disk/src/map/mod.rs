@@ -100,7 +100,8 @@ impl Leaf {
     }
 }
 
-/// Leaves whose blocks are all alike are kept once, as long as they come one after the other: to discard a disk over a base takes one.
+/// Leaves whose blocks are all alike are kept once, as long as they come one after the other: to discard a disk over a
+/// base takes one.
 #[derive(Default)]
 pub(crate) struct Alike(Option<Arc<Leaf>>);
 

@@ -45,8 +45,8 @@ impl fmt::Display for Address {
 }
 
 impl Address {
-    /// Whether only this host can connect: a socket in the file system, or a name all of whose addresses are loopback ones. A name that
-    /// cannot be looked up is not known to be.
+    /// Whether only this host can connect: a socket in the file system, or a name all of whose addresses are loopback
+    /// ones. A name that cannot be looked up is not known to be.
     pub fn is_of_this_host(&self) -> bool {
         match self {
             Address::Unix(_) => true,
@@ -73,7 +73,8 @@ impl Address {
         }
     }
 
-    /// Listens; at a socket of the file system for this account only. A socket file that a dead server left behind is replaced.
+    /// Listens; at a socket of the file system for this account only. A socket file that a dead server left behind is
+    /// replaced.
     pub(super) fn listen(&self) -> io::Result<(Listener, Address)> {
         match self {
             Address::Tcp(address) => {

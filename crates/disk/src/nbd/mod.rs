@@ -7,9 +7,9 @@
 //! ```
 //!
 //! [`protocol`] is the bytes, [`stream`] a connection plain or encrypted; both serve the client side, too
-//! ([`source::NbdClient`](crate::source::NbdClient)). [`server`] is the door. Each connection has two threads, one that reads requests
-//! and does what needs no waiting, one that sends what others have finished; a bound on what is in flight makes a client wait that asks
-//! for more.
+//! ([`source::NbdClient`](crate::source::NbdClient)). [`server`] is the door. Each connection has two threads, one that
+//! reads requests and does what needs no waiting, one that sends what others have finished; a bound on what is in
+//! flight makes a client wait that asks for more.
 
 mod address;
 pub(crate) mod protocol;

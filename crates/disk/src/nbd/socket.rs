@@ -32,7 +32,8 @@ impl Socket {
         rustix::net::sockopt::set_socket_keepalive(&stream, true)?;
         rustix::net::sockopt::set_tcp_keepidle(&stream, KEEP_ALIVE_INTERVAL)?;
         rustix::net::sockopt::set_tcp_keepintvl(&stream, KEEP_ALIVE_INTERVAL)?;
-        // For what was sent and never acknowledged; Linux lets it rule keep-alive probes, too (tcp(7), TCP_USER_TIMEOUT).
+        // For what was sent and never acknowledged; Linux lets it rule keep-alive probes, too (tcp(7),
+        // TCP_USER_TIMEOUT).
         let silence_ms = u32::try_from(SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
         rustix::net::sockopt::set_tcp_user_timeout(&stream, silence_ms)?;
         Ok(Socket { kind: Kind::Tcp(stream), deadline: Mutex::new(None) })

@@ -74,8 +74,8 @@ impl Stream {
         }
     }
 
-    /// Encrypts all that follows. What the other side sent before must have been read: else somebody in between could slip in
-    /// what seems to come from the encrypted side.
+    /// Encrypts all that follows. What the other side sent before must have been read: else somebody in between could
+    /// slip in what seems to come from the encrypted side.
     pub(crate) fn encrypt(self, shake: impl FnOnce(Arc<Socket>) -> io::Result<Arc<Session>>) -> io::Result<Stream> {
         if !self.incoming.buffer().is_empty() {
             return Err(Violation::new("plain bytes where encryption begins").into());

@@ -1,4 +1,5 @@
-//! What a base was when a disk was made over it. Another one in its place would show through in some places and not in others.
+//! What a base was when a disk was made over it. Another one in its place would show through in some places and not in
+//! others.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -31,7 +32,8 @@ pub(super) enum Identity {
         disk_uuid: String,
         /// The epoch that it ended: no two openings of a disk have one in common.
         epoch: u64,
-        /// Tells apart what became of two copies of one directory, which have their uuid in common, and may have their epochs.
+        /// Tells apart what became of two copies of one directory, which have their uuid in common, and may have their
+        /// epochs.
         created_unix_ms: u64,
     },
 }
@@ -87,7 +89,8 @@ impl Identity {
         write().map_err(|error| failed(error.to_string()))
     }
 
-    /// Checks that this, which the base at `place` is now, is what was recorded. A disk without a record has no opinion.
+    /// Checks that this, which the base at `place` is now, is what was recorded. A disk without a record has no
+    /// opinion.
     pub(super) fn check(&self, place: &str, directory: &Path) -> Result<(), SourceError> {
         let path = directory.join(FILE);
         let text = match fs::read_to_string(&path) {

@@ -77,8 +77,8 @@ pub struct Hydration {
     pub trouble: Option<String>,
 }
 
-/// Whether a disk still shows any of these bytes of its base, in its current content, a snapshot or a retained epoch. Asked by the
-/// background copy; what is not needed is not copied. Once false for a range it must stay false.
+/// Whether a disk still shows any of these bytes of its base, in its current content, a snapshot or a retained epoch.
+/// Asked by the background copy; what is not needed is not copied. Once false for a range it must stay false.
 pub type Needed = Arc<dyn Fn(Range<u64>) -> bool + Send + Sync>;
 
 /// What a copy remembers of its source while that is away.
@@ -143,8 +143,8 @@ pub trait Source: Send + Sync {
         None
     }
 
-    /// Ends background work and reads that wait for another host, with an error. What is here stays durable. Later reads of what is not
-    /// here fail.
+    /// Ends background work and reads that wait for another host, with an error. What is here stays durable. Later
+    /// reads of what is not here fail.
     fn close(&self) {}
 
     /// What it is, for messages.
@@ -198,8 +198,8 @@ impl TlsFiles {
     }
 }
 
-/// Records in the disk's directory which raw image or snapshot becomes its base, so that another one in its place is noticed. For an
-/// export there is nothing to record: its server says what it is. Called when a disk is made.
+/// Records in the disk's directory which raw image or snapshot becomes its base, so that another one in its place is
+/// noticed. For an export there is nothing to record: its server says what it is. Called when a disk is made.
 ///
 /// # Errors
 /// The base is not there, or the record cannot be written.
@@ -223,9 +223,9 @@ fn check_size(size_bytes: u64) -> Result<(), String> {
     Err(format!("it has {size_bytes} bytes, and a disk has 8 TiB at most"))
 }
 
-/// Opens what a disk's header names as its base, for the holder of the disk. `directory` is the disk's; with `copy` the source is copied
-/// there, on demand and, once its limit was set ([`Source::set_hydration_limit`]), in the background; a copy that is whole already needs
-/// the source no more.
+/// Opens what a disk's header names as its base, for the holder of the disk. `directory` is the disk's; with `copy` the
+/// source is copied there, on demand and, once its limit was set ([`Source::set_hydration_limit`]), in the background;
+/// a copy that is whole already needs the source no more.
 ///
 /// # Errors
 /// The base is not there, is none, or is not the one that it was.
@@ -239,8 +239,8 @@ pub fn open(specification: &BaseSpecification, directory: &Path, copy: bool) -> 
     original(specification, directory, None, None)
 }
 
-/// Opens the base of a disk that somebody else may hold: nothing is written, and what is not in the holder's copy, now or later, comes
-/// from the source. A read waits so long for a source that is away; none is for ever.
+/// Opens the base of a disk that somebody else may hold: nothing is written, and what is not in the holder's copy, now
+/// or later, comes from the source. A read waits so long for a source that is away; none is for ever.
 ///
 /// # Errors
 /// As [`open`].
@@ -260,8 +260,8 @@ pub fn open_beside(
     original(specification, directory, None, patience)
 }
 
-/// The base itself. When a copy remembers it, a server that cannot be reached now is waited for later. A read of one that is away waits
-/// as long as `patience`, or for ever.
+/// The base itself. When a copy remembers it, a server that cannot be reached now is waited for later. A read of one
+/// that is away waits as long as `patience`, or for ever.
 fn original(
     specification: &BaseSpecification,
     directory: &Path,

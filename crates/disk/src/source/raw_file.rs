@@ -57,8 +57,8 @@ impl Source for RawFile {
     }
 }
 
-/// The data and the holes of a sparse file within a range; what is past the end is a hole. A file system that knows no holes calls all
-/// of it data (lseek(2), SEEK_HOLE).
+/// The data and the holes of a sparse file within a range; what is past the end is a hole. A file system that knows no
+/// holes calls all of it data (lseek(2), SEEK_HOLE).
 pub(super) fn extents(file: &File, size_bytes: u64, range: Range<u64>) -> io::Result<Vec<Extent>> {
     let mut extents: Vec<Extent> = Vec::new();
     let mut at = range.start;

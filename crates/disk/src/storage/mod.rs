@@ -19,8 +19,9 @@ use crate::DiskError;
 /// What the kernel takes in one vectored read (`IOV_MAX`).
 const SLICES_MAX: usize = 1024;
 
-/// What one system call writes, aligned. The page cache keeps the bytes of one call together (large folios), and ext4 goes through all
-/// blocks of such a piece at each later write into it: 4 KiB into pieces of 1 MiB cost four times what they cost here (0011).
+/// What one system call writes, aligned. The page cache keeps the bytes of one call together (large folios), and ext4
+/// goes through all blocks of such a piece at each later write into it: 4 KiB into pieces of 1 MiB cost four times what
+/// they cost here (0011).
 const WRITE_BYTES_MAX: u64 = 16 << 10;
 
 /// A disk's directory.
@@ -262,8 +263,8 @@ impl StoredFile {
         Ok(())
     }
 
-    /// Lets the kernel forget what it has of the file in memory and takes for written: after a failed synchronization that
-    /// is not what is stored. A hint: file systems in memory have nothing to forget.
+    /// Lets the kernel forget what it has of the file in memory and takes for written: after a failed synchronization
+    /// that is not what is stored. A hint: file systems in memory have nothing to forget.
     pub(crate) fn forget_cached(&self) {
         if let Err(error) = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed) {
             tracing::warn!(error = %io::Error::from(error), path = %self.path.display(), "a file's cached pages stay");

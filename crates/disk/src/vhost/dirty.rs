@@ -1,8 +1,9 @@
 //! Which pages of guest memory this door wrote while a machine migrates.
 //!
 //! QEMU sees what its guest writes, not what another process does. So it hands over a bitmap (one bit a page of 4096
-//! bytes, by guest physical address) and asks for every write to be marked (`VHOST_F_LOG_ALL`; docs/interop/vhost-user.rst,
-//! "Migration"). A write is marked after it was made: QEMU clears a bit before it sends the page.
+//! bytes, by guest physical address) and asks for every write to be marked (`VHOST_F_LOG_ALL`;
+//! docs/interop/vhost-user.rst, "Migration"). A write is marked after it was made: QEMU clears a bit before it sends
+//! the page.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

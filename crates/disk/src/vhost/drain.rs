@@ -5,23 +5,25 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long all rings of a device wait together when the front end stops them. What is not done then stays marked in flight, or ends with
-/// an error where nobody would find it there.
+/// How long all rings of a device wait together when the front end stops them. What is not done then stays marked in
+/// flight, or ends with an error where nobody would find it there.
 const ASKED_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 20 });
 /// How long they wait when the front end has gone: what is not done then stays marked in flight and is done again.
 const LOST_TIMEOUT: Duration = Duration::from_secs(2);
-/// A stop that begins later than this after the one before it has a time of its own. A test that is held up makes no pause.
+/// A stop that begins later than this after the one before it has a time of its own. A test that is held up makes no
+/// pause.
 const PAUSE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 5 });
 
 /// Why a ring stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The front end asks for the index at which the ring goes on, and its record of what is in flight stays here: what waits
-    /// too long for another host is done by the ring's next life.
+    /// The front end asks for the index at which the ring goes on, and its record of what is in flight stays here: what
+    /// waits too long for another host is done by the ring's next life.
     Asked,
     /// The same, and no record comes along, as when the machine moves: every request must have its answer then.
     Moved,
-    /// The front end has gone. Answers that are kept back, and requests that wait, stay in flight for whoever comes next.
+    /// The front end has gone. Answers that are kept back, and requests that wait, stay in flight for whoever comes
+    /// next.
     Lost,
 }
 

@@ -1,8 +1,8 @@
 //! A ring as a hostile guest may leave it, played from bytes that a fuzzer chooses.
 //!
-//! The bytes are the beginning of guest memory, with the ring in it; all else is zeros. The ring is served as its thread
-//! serves it, but for the disk: what the guest wants to read is a pattern, what it writes is read and dropped. So nothing
-//! that the guest controls is left out, and an input takes microseconds.
+//! The bytes are the beginning of guest memory, with the ring in it; all else is zeros. The ring is served as its
+//! thread serves it, but for the disk: what the guest wants to read is a pattern, what it writes is read and dropped.
+//! So nothing that the guest controls is left out, and an input takes microseconds.
 //!
 //! ```text
 //!  guest memory, 64 KiB:  descriptors, 16 | available ring at 256 | used ring at 512 | whatever descriptors name

@@ -7,8 +7,8 @@
 //! a queue:  u64 features, u16 version, u16 descriptors, u16 last_batch_head, u16 used_index, then a state a descriptor
 //! a state:  u8 in_flight, 5 bytes, u16 next, u64 counter
 //! ```
-//! A request is marked before it is done and cleared after the used ring tells the guest. Between telling and clearing a
-//! kill leaves marks too many: the chain of the last batch, and the used index, tell which.
+//! A request is marked before it is done and cleared after the used ring tells the guest. Between telling and clearing
+//! a kill leaves marks too many: the chain of the last batch, and the used index, tell which.
 
 use std::fs::File;
 use std::sync::Arc;

@@ -18,8 +18,8 @@ use crate::engine::workers::QUEUE_MAX;
 /// Bytes of data that a ring's waiting requests may hold: more is not taken from the driver until some are done.
 pub(super) const WAITING_BYTES_MAX: u64 = 64 << 20;
 
-/// Requests of a ring that may wait: those of all rings together find room in the disk's queues, so that no ring's thread
-/// ever waits for that.
+/// Requests of a ring that may wait: those of all rings together find room in the disk's queues, so that no ring's
+/// thread ever waits for that.
 pub(super) const WAITING_MAX: usize = QUEUE_MAX / QUEUES_MAX as usize;
 
 /// Why a ring cannot go on: the driver broke it, and only its reset helps.

@@ -26,8 +26,8 @@ pub fn served(directory: &Path) -> Result<Option<DiskClient>, DiskServerError> {
     }
 }
 
-/// Opens a disk with its page map, so that opening it does not make the next server build that again. A base is copied only as far as it
-/// is read, until [`Disk::set_hydration_limit`] says otherwise. Close it when done.
+/// Opens a disk with its page map, so that opening it does not make the next server build that again. A base is copied
+/// only as far as it is read, until [`Disk::set_hydration_limit`] says otherwise. Close it when done.
 ///
 /// # Errors
 /// There is no disk, or another process has it.

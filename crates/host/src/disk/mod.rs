@@ -6,9 +6,10 @@
 //!                                             scan ────────────┘  what has not passed yet
 //! ```
 //!
-//! It may be killed at any moment: what it had acknowledged is in the disk's files, what a guest waits for is asked for again by its
-//! driver's in-flight area or its NBD client, and the page map is built again. One server listens on a control socket; who has the disk is
-//! told by the disk's own lease, which a door takes when its machine runs and gives back when it stops.
+//! It may be killed at any moment: what it had acknowledged is in the disk's files, what a guest waits for is asked for
+//! again by its driver's in-flight area or its NBD client, and the page map is built again. One server listens on a
+//! control socket; who has the disk is told by the disk's own lease, which a door takes when its machine runs and gives
+//! back when it stops.
 
 mod at_rest;
 mod client;
@@ -57,11 +58,13 @@ pub struct ServeOptions {
     pub nbd: Vec<nbd::Address>,
     /// With certificates, NBD clients must encrypt and show one of the same authority.
     pub tls: Option<TlsFiles>,
-    /// Whether NBD clients may come without certificates also from other hosts: whoever reaches the address has the disk then.
+    /// Whether NBD clients may come without certificates also from other hosts: whoever reaches the address has the
+    /// disk then.
     pub nbd_unencrypted: bool,
     /// Whether NBD clients may only read.
     pub read_only: bool,
-    /// Which answers are kept from the guest from the first one on: what protects a machine says it again when it starts a server anew.
+    /// Which answers are kept from the guest from the first one on: what protects a machine says it again when it
+    /// starts a server anew.
     pub hold: HoldPolicy,
     /// The control socket, if it is not the usual one: two servers of one disk, as in a migration, need two.
     pub control: Option<PathBuf>,

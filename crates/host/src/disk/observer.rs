@@ -1,7 +1,7 @@
 //! A disk's page map: taken from its file at the opening, filled by what passes, saved at the close.
 //!
-//! A server's disk is closed and opened again whenever its machine is paused and goes on. The map stays in memory then, and goes on if
-//! nobody else opened the disk in between; it is written to its file only when the server ends.
+//! A server's disk is closed and opened again whenever its machine is paused and goes on. The map stays in memory then,
+//! and goes on if nobody else opened the disk in between; it is written to its file only when the server ends.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -42,7 +42,8 @@ impl ObservedPages {
         ObservedPages { before: Mutex::new(before), is_kept: true, ..ObservedPages::default() }
     }
 
-    /// Writes a kept map to its file after the close; nothing when the disk was not closed in order, or others have written theirs since.
+    /// Writes a kept map to its file after the close; nothing when the disk was not closed in order, or others have
+    /// written theirs since.
     pub(super) fn save(&self) {
         if let Some(opened) = self.opened.get()
             && self.is_closed.load(Ordering::Acquire)
@@ -167,7 +168,8 @@ fn open(disk: &Opened<'_>) -> Result<OpenedPages, onecopy_pagemap::PageMapError>
     Ok(OpenedPages { map: Arc::new(map), origin, path, identity })
 }
 
-/// The bytes of a disk's number. One that is none gives zeros: then only the seed, which is as random, tells disks apart.
+/// The bytes of a disk's number. One that is none gives zeros: then only the seed, which is as random, tells disks
+/// apart.
 fn uuid(text: &str) -> [u8; 16] {
     u128::from_str_radix(text, 16).unwrap_or(0).to_be_bytes()
 }

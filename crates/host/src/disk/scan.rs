@@ -1,7 +1,7 @@
 //! The background scan: reads what has not passed through the disk yet, so that the page map knows it, too.
 //!
-//! It reads through the disk itself, as a guest does: only the disk can tell a content apart from the one that is being written in its
-//! place. What would have to come from another host is left out until it is here.
+//! It reads through the disk itself, as a guest does: only the disk can tell a content apart from the one that is being
+//! written in its place. What would have to come from another host is left out until it is here.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -21,7 +21,8 @@ const STEP_BYTES: u64 = 1 << 20;
 /// How long a pause is at most, so that an end is noticed.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// Goes over the disk once, from where the opening before left off. Ends early when it is told to, and when the disk is closed.
+/// Goes over the disk once, from where the opening before left off. Ends early when it is told to, and when the disk is
+/// closed.
 ///
 /// # Errors
 /// The disk cannot be read.

@@ -53,8 +53,9 @@ impl DiskServer {
     /// Serves the disk in this directory.
     ///
     /// # Errors
-    /// NBD clients would come in the clear from elsewhere, there is no disk, another server listens on the control socket, another process has the disk (only asked where a door needs the
-    /// disk from the start), or a door cannot be opened.
+    /// NBD clients would come in the clear from elsewhere, there is no disk, another server listens on the control
+    /// socket, another process has the disk (only asked where a door needs the disk from the start), or a door cannot
+    /// be opened.
     pub fn start(directory: &Path, options: &ServeOptions) -> Result<DiskServer, DiskServerError> {
         options.check()?;
         let control = options.control.clone().unwrap_or_else(|| directory.join(CONTROL_SOCKET));

@@ -1,6 +1,7 @@
 //! The control socket, also where its path is too long for the kernel.
 //!
-//! `sockaddr_un` holds 107 bytes (unix(7)). A directory may be deeper, so it is opened, and the socket is named through `/proc/self/fd`.
+//! `sockaddr_un` holds 107 bytes (unix(7)). A directory may be deeper, so it is opened, and the socket is named through
+//! `/proc/self/fd`.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -11,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Listens at `path`, for this account only, in the place of a socket whose process is gone. Whatever else lies there stays, and is an
-/// error: the path is a person's word. The caller holds the lock that keeps others away.
+/// Listens at `path`, for this account only, in the place of a socket whose process is gone. Whatever else lies there
+/// stays, and is an error: the path is a person's word. The caller holds the lock that keeps others away.
 pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     let (directory, short) = shorten(path)?;
     let is_socket = std::fs::symlink_metadata(&short).is_ok_and(|there| there.file_type().is_socket());

@@ -1,8 +1,8 @@
 //! Notes every state of a directory that a kill of whoever changes it can leave.
 //!
-//! A state is noted after each thing that is done. What is done in more than one step inside a system's or another crate's function, the
-//! states between are worked out: a tree that is removed is there in part, a directory is root's before it is its account's, a file is
-//! half written.
+//! A state is noted after each thing that is done. What is done in more than one step inside a system's or another
+//! crate's function, the states between are worked out: a tree that is removed is there in part, a directory is root's
+//! before it is its account's, a file is half written.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -76,7 +76,8 @@ fn between(before: &Tree, after: &Tree) -> Vec<Tree> {
     }
 }
 
-/// In what order a directory's names are removed is up to the file system: two orders, and what is in a directory before itself.
+/// In what order a directory's names are removed is up to the file system: two orders, and what is in a directory
+/// before itself.
 fn removing(before: &Tree, gone: Vec<PathBuf>) -> Vec<Tree> {
     let downwards: Vec<PathBuf> = gone.iter().rev().cloned().collect();
     let mut upwards = gone;

@@ -46,8 +46,8 @@ impl Harness {
         Ok(states)
     }
 
-    /// Goes on from each of these states, and from each state in which that may be killed in turn, until there are no new ones. What comes
-    /// of those given, in their order, each as `of` sees it, and once where it is the same again.
+    /// Goes on from each of these states, and from each state in which that may be killed in turn, until there are no
+    /// new ones. What comes of those given, in their order, each as `of` sees it, and once where it is the same again.
     async fn outcomes<T: PartialEq>(&self, states: &[Tree], of: impl Fn(&Tree) -> T) -> Result<Vec<T>, String> {
         let mut outcomes: Vec<T> = Vec::new();
         let mut seen: BTreeSet<Tree> = BTreeSet::new();

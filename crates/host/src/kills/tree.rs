@@ -98,8 +98,8 @@ impl Tree {
         Tree(inside.map(|(name, node)| (name.clone(), node.clone())).collect())
     }
 
-    /// The same whatever passwords and other random words were chosen, whatever a file holds that has not got its name yet, and whatever
-    /// the directories `unread` hold but for what makes them look like servers.
+    /// The same whatever passwords and other random words were chosen, whatever a file holds that has not got its name
+    /// yet, and whatever the directories `unread` hold but for what makes them look like servers.
     pub(super) fn alike(&self, unread: &[&str]) -> Tree {
         let mut words: Vec<Vec<u8>> = Vec::new();
         let mut alike = self.clone();

@@ -31,14 +31,15 @@ pub const DISK_BYTES_DEFAULT: u64 = 16 << 30;
 /// Disks have whole megabytes: every file system and partition can have that.
 const DISK_UNIT_BYTES: u64 = 1 << 20;
 
-/// As many processors as the disk's door has queues, so that each has one of its own; more than any host of ours gives to one machine.
+/// As many processors as the disk's door has queues, so that each has one of its own; more than any host of ours gives
+/// to one machine.
 pub const PROCESSORS_MAX: u32 = QUEUES_MAX as u32;
 
 /// More ports than anybody forwards by hand.
 const FORWARDS_MAX: usize = 32;
 
-/// A guest whose agent has not answered for so long is silent, where nobody has said otherwise, in seconds: without hardware help and on a
-/// busy host an answer may take a minute.
+/// A guest whose agent has not answered for so long is silent, where nobody has said otherwise, in seconds: without
+/// hardware help and on a busy host an answer may take a minute.
 const SILENT_AFTER_S_DEFAULT: u64 = 180;
 
 /// Whoever waits longer for a silent guest waits for ever.

@@ -15,7 +15,8 @@ const ADDRESSES: [&str; 2] = ["10.0.2.0/24", "127.0.0.1/32"];
 /// The end of `postgresql.conf`: of several values the last one counts.
 pub(super) const INCLUDES: &str = "include 'onecopy.conf'\ninclude_if_exists 'onecopy.standby.conf'\n";
 
-/// How this host is called in a guest; its port of the same number on 127.0.0.1 is meant. Source: QEMU documentation, "User mode network".
+/// How this host is called in a guest; its port of the same number on 127.0.0.1 is meant. Source: QEMU documentation,
+/// "User mode network".
 pub(crate) const HOST_IN_GUEST: &str = "10.0.2.2";
 
 /// What a server in a machine is made of.
@@ -61,8 +62,8 @@ impl GuestServerOptions {
         Ok(files)
     }
 
-    /// The file, by its name, that tells a standby whom it follows; none for a leader. A server that runs takes it over when it reads
-    /// its configuration again.
+    /// The file, by its name, that tells a standby whom it follows; none for a leader. A server that runs takes it over
+    /// when it reads its configuration again.
     ///
     /// # Errors
     /// [`PostgresError::InvalidSetting`].

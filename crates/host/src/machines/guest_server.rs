@@ -1,7 +1,7 @@
 //! A PostgreSQL server in a machine of its own, as its supervisor needs it.
 //!
-//! Its data is in the guest, in `/var/lib/onecopy/data`. Its configuration here is the truth, as with servers that are processes: it is
-//! written into the guest before each start.
+//! Its data is in the guest, in `/var/lib/onecopy/data`. Its configuration here is the truth, as with servers that are
+//! processes: it is written into the guest before each start.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -177,8 +177,8 @@ impl GuestServer {
         self.execute_as_server(&argv).await.map(|_| ())
     }
 
-    /// Lets a standby that runs follow whom it shall follow now: the leader's address or password may be another one than when it
-    /// was started.
+    /// Lets a standby that runs follow whom it shall follow now: the leader's address or password may be another one
+    /// than when it was started.
     async fn follow(&self) -> Result<(), HostError> {
         let Some((name, wanted)) = self.options.standby_file()? else { return Ok(()) };
         let path = format!("{DATA_DIRECTORY}/{name}");

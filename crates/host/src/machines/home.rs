@@ -15,8 +15,8 @@
 //!   run/           sockets, QEMU's number, console; a link to a short directory where the path would be too long for the kernel
 //! ```
 //!
-//! What a keeper or a command reads, writes or removes by its path, with the rights of whoever has started it, lies where the other account
-//! can lay no links.
+//! What a keeper or a command reads, writes or removes by its path, with the rights of whoever has started it, lies
+//! where the other account can lay no links.
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -195,12 +195,12 @@ impl MachineHome {
         MachineConfiguration::read(&self.configuration_file())
     }
 
-    /// Makes the machine, at rest, with the password of its server's superuser, if it has a server of its own; what an interrupted attempt
-    /// left is replaced.
+    /// Makes the machine, at rest, with the password of its server's superuser, if it has a server of its own; what an
+    /// interrupted attempt left is replaced.
     ///
     /// # Errors
-    /// [`MachineError::Exists`], [`MachineError::NoSpace`], [`MachineError::InvalidConfiguration`], [`MachineError::NoImage`],
-    /// [`MachineError::Disk`], [`HostError::File`].
+    /// [`MachineError::Exists`], [`MachineError::NoSpace`], [`MachineError::InvalidConfiguration`],
+    /// [`MachineError::NoImage`], [`MachineError::Disk`], [`HostError::File`].
     pub fn make(
         &self,
         configuration: &MachineConfiguration,
@@ -258,7 +258,8 @@ impl MachineHome {
         Ok(())
     }
 
-    /// Removes all of a machine that does not run, and ends what served its disk; one that is not there is removed already.
+    /// Removes all of a machine that does not run, and ends what served its disk; one that is not there is removed
+    /// already.
     ///
     /// # Errors
     /// [`MachineError::Runs`] when a keeper is there or comes meanwhile, [`HostError::File`].
@@ -336,7 +337,8 @@ fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()> {
     }
 }
 
-/// Gives a directory and all in it to the account that machines run as; the directory last, so that nobody changes what is in it meanwhile.
+/// Gives a directory and all in it to the account that machines run as; the directory last, so that nobody changes what
+/// is in it meanwhile.
 fn give_all(path: &Path, user: &ServiceUser) -> Result<(), HostError> {
     let metadata = fs::symlink_metadata(path).map_err(HostError::file("look at", path))?;
     if metadata.is_dir() {

@@ -75,8 +75,8 @@ impl GuestImage {
         Ok(GuestImage { directory, postgresql_major, root_bytes })
     }
 
-    /// Links the image's files into `directory`, or copies them where that lies on another file system: images are replaced when they are
-    /// built anew, and what a machine was made from must stay.
+    /// Links the image's files into `directory`, or copies them where that lies on another file system: images are
+    /// replaced when they are built anew, and what a machine was made from must stay.
     ///
     /// # Errors
     /// [`HostError::File`].

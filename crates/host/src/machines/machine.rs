@@ -28,8 +28,8 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// How long a guest may take until its agent answers: without hardware help, on a busy host, ten times the usual.
 pub const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// How long a guest may take to end by itself. Its agent gives the server 60 s to stop, and then 60 s more to stop at once; the rest is for
-/// the guest.
+/// How long a guest may take to end by itself. Its agent gives the server 60 s to stop, and then 60 s more to stop at
+/// once; the rest is for the guest.
 pub const END_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// How long one may take that looks whether a lock is held.
@@ -94,7 +94,8 @@ impl Machine {
         configuration.write(&self.home.configuration_file())
     }
 
-    /// Starts it, or takes over what runs of it, and waits until the guest's agent answers. Whether it had to be started.
+    /// Starts it, or takes over what runs of it, and waits until the guest's agent answers. Whether it had to be
+    /// started.
     ///
     /// # Errors
     /// [`MachineError::Ended`] with its last words, [`MachineError::Keeper`], [`HostError::File`].
@@ -180,7 +181,8 @@ impl Machine {
         }
     }
 
-    /// Ends it cleanly (the guest stops its server, and switches off), or at once with `force`. One that does not run has ended already.
+    /// Ends it cleanly (the guest stops its server, and switches off), or at once with `force`. One that does not run
+    /// has ended already.
     ///
     /// # Errors
     /// [`MachineError::Keeper`], [`HostError::File`].
@@ -308,7 +310,8 @@ impl Machine {
         self.home.process_id()
     }
 
-    /// Holds the keeper's lock from before there is one, and hands it down: whoever looks sees that somebody is about to look after it.
+    /// Holds the keeper's lock from before there is one, and hands it down: whoever looks sees that somebody is about
+    /// to look after it.
     async fn spawn_missing_keeper(&self) -> Result<(), HostError> {
         let Some(lock) = self.take_keeper_lock().await? else { return Ok(()) };
         self.home.make_run(&self.user)?;

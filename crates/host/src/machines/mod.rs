@@ -1,12 +1,13 @@
-//! Virtual machines of a directory: made, started, looked after and removed; with a PostgreSQL server in them where that is wanted.
+//! Virtual machines of a directory: made, started, looked after and removed; with a PostgreSQL server in them where
+//! that is wanted.
 //!
 //! ```text
 //!   onecopy up, onecopy vm ..  ──(keeper.sock)──>  keeper ──┬── disk-server      serves machines/<name>/disk
 //!                                                           └── QEMU             the guest, with its agent
 //! ```
 //!
-//! A machine's keeper, its disk server and QEMU outlive the daemon, and each other: who dies alone is started again, or taken over by the
-//! next one. A machine has ended when its QEMU has.
+//! A machine's keeper, its disk server and QEMU outlive the daemon, and each other: who dies alone is started again, or
+//! taken over by the next one. A machine has ended when its QEMU has.
 
 mod configuration;
 mod error;

@@ -10,7 +10,8 @@ use super::MachineError;
 /// The longest name: a host name's part has 63 letters, and a process list shall stay readable.
 const CHARACTERS_MAX: usize = 32;
 
-/// The name of a machine: lower case letters, digits and hyphens, with a letter first. It is a directory's and the guest's own name, too.
+/// The name of a machine: lower case letters, digits and hyphens, with a letter first. It is a directory's and the
+/// guest's own name, too.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MachineName(String);

@@ -178,7 +178,8 @@ impl Machines {
         server.start().await.map(|_| ()).map_err(HostError::server(name.as_str()))
     }
 
-    /// Stops a machine: its server, then the guest by itself; or at once with `force`. One that does not run is stopped already.
+    /// Stops a machine: its server, then the guest by itself; or at once with `force`. One that does not run is stopped
+    /// already.
     ///
     /// # Errors
     /// [`MachineError::OfCluster`], [`MachineError::Keeper`].

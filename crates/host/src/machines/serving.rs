@@ -13,7 +13,8 @@ use crate::making::{Workshop, slot_name};
 use crate::state::ServerState;
 use crate::{Event, HostError, Progress};
 
-/// The part of a machine's memory that its server has as a pool, as PostgreSQL's documentation advises ("Resource Consumption").
+/// The part of a machine's memory that its server has as a pool, as PostgreSQL's documentation advises ("Resource
+/// Consumption").
 const POOL_SHARE: u64 = 4;
 
 /// `shared_buffers` of a server in such a machine.

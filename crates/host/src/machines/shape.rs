@@ -90,7 +90,8 @@ pub(crate) fn free_port(taken: &BTreeSet<u16>) -> Result<u16, MachineError> {
     })
 }
 
-/// Gives a port to each server in a machine that has none, or whose port somebody else has taken while its machine was at rest.
+/// Gives a port to each server in a machine that has none, or whose port somebody else has taken while its machine was
+/// at rest.
 ///
 /// # Errors
 /// [`MachineError::InvalidConfiguration`] when none is free, or for a name that no machine can have.
@@ -111,7 +112,8 @@ pub(crate) fn assign_ports(directory: &Directory, state: &mut ClusterState) -> R
 /// What servers run in: chosen when the cluster is made, and what their machines are made of.
 ///
 /// # Errors
-/// [`MachineError::RuntimeFixed`], [`MachineError::NoMachines`], and those of [`MachineWishes::applied_to`] and [`assign_ports`].
+/// [`MachineError::RuntimeFixed`], [`MachineError::NoMachines`], and those of [`MachineWishes::applied_to`] and
+/// [`assign_ports`].
 pub(crate) fn choose_runtime(options: &UpOptions, state: &mut ClusterState) -> Result<(), MachineError> {
     let wanted = options.runtime.unwrap_or(state.runtime);
     let is_begun = !state.founding || state.servers.iter().any(|server| server.made);

@@ -8,10 +8,10 @@
 //!                                                     └────> Migrated    for good: nobody lets it go or starts it
 //! ```
 //!
-//! What a machine has in memory is only good with the disk as it left it. So each run has a number, its generation: it lies in the disk's
-//! directory and in the machine's own. Whoever goes on with the disk without that memory, by booting from it or elsewhere, first gives the
-//! disk the next number. A machine whose number is not the disk's any more has *moved*, and is never let go: the disk's lease keeps out two
-//! at once, and not one after the other.
+//! What a machine has in memory is only good with the disk as it left it. So each run has a number, its generation: it
+//! lies in the disk's directory and in the machine's own. Whoever goes on with the disk without that memory, by booting
+//! from it or elsewhere, first gives the disk the next number. A machine whose number is not the disk's any more has
+//! *moved*, and is never let go: the disk's lease keeps out two at once, and not one after the other.
 
 use std::fs::TryLockError;
 use std::io::{Error, ErrorKind, Read};
@@ -129,11 +129,12 @@ pub(super) fn check_may_run(home: &MachineHome, user: &ServiceUser) -> Result<()
     }
 }
 
-/// Before a machine is started: gives the next generation to it and to its disk, which nobody has any more within `patience`.
+/// Before a machine is started: gives the next generation to it and to its disk, which nobody has any more within
+/// `patience`.
 ///
 /// # Errors
-/// [`MachineError::Moved`] when it has migrated, [`MachineError::DiskInUse`], [`HostError::File`], also when there is no number
-/// behind the disk's, [`HostError::Postgres`].
+/// [`MachineError::Moved`] when it has migrated, [`MachineError::DiskInUse`], [`HostError::File`], also when there is
+/// no number behind the disk's, [`HostError::Postgres`].
 pub(super) async fn begin(home: &MachineHome, user: &ServiceUser, patience: Duration) -> Result<(), HostError> {
     if is_migrated(home) {
         return Err(MachineError::Moved { name: home.name().clone() }.into());
@@ -154,7 +155,8 @@ pub(super) async fn begin(home: &MachineHome, user: &ServiceUser, patience: Dura
 /// Before the machine does something else: what.
 ///
 /// # Errors
-/// [`HostError::File`], also when its run has never begun; [`MachineError::Moved`] when it has migrated, which stays so.
+/// [`HostError::File`], also when its run has never begun; [`MachineError::Moved`] when it has migrated, which stays
+/// so.
 pub(super) fn note(home: &MachineHome, standing: Standing) -> Result<(), HostError> {
     match record(home)? {
         Some(Record { standing: Standing::Migrated, .. }) => {

@@ -43,7 +43,8 @@ impl DiskServer {
         self.0.try_wait().unwrap().is_some()
     }
 
-    /// Waits for its end: one that the kernel is ending has no command line any more a moment before it has ended for its parent.
+    /// Waits for its end: one that the kernel is ending has no command line any more a moment before it has ended for
+    /// its parent.
     fn ends(&mut self) {
         until("it has ended", || self.has_ended());
     }

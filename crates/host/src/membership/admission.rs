@@ -42,8 +42,8 @@ pub(super) struct Startable {
 }
 
 impl Membership {
-    /// Starts a follower, lets its supervisor watch it and the router read from it; returns when it answers a client. From the start on it
-    /// is a follower like any other: also one for which this fails comes when it can.
+    /// Starts a follower, lets its supervisor watch it and the router read from it; returns when it answers a client.
+    /// From the start on it is a follower like any other: also one for which this fails comes when it can.
     pub(super) async fn admit(
         self: &Arc<Self>,
         startable: Startable,
@@ -140,7 +140,8 @@ impl Membership {
             match progress.state {
                 CloneState::Whole => return self.become_whole(&follower.name, &sender),
                 CloneState::Discarded { reason } => {
-                    // What the service itself gives up has a reason that stays; when it is gone, another one may do better.
+                    // What the service itself gives up has a reason that stays; when it is gone, another one may do
+                    // better.
                     let told_by_service = !progress.slot.is_empty();
                     return self.give_up(&follower, &reason, told_by_service).await;
                 }

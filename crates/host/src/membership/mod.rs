@@ -9,8 +9,8 @@
 //!                                            └──> leaving ──> forgotten
 //! ```
 //!
-//! `cluster.toml` says what is wanted before anything is done, and what is there after it was done. So a change that is broken off at any
-//! moment is one that [`Membership::settle`] has not finished: the next `up` calls it again.
+//! `cluster.toml` says what is wanted before anything is done, and what is there after it was done. So a change that is
+//! broken off at any moment is one that [`Membership::settle`] has not finished: the next `up` calls it again.
 
 mod admission;
 mod dismissal;
@@ -123,11 +123,12 @@ impl Membership {
         state.followers().iter().map(seen).collect()
     }
 
-    /// Begins a change, which goes on whoever stops looking at it. With `wait` it ends when the new followers are whole, else when
-    /// they answer.
+    /// Begins a change, which goes on whoever stops looking at it. With `wait` it ends when the new followers are
+    /// whole, else when they answer.
     ///
     /// # Errors
-    /// At once: [`HostError::ChangeRunning`], [`HostError::TooManyReplicas`], [`HostError::NoSuchFollower`]. Later, to `outcome`.
+    /// At once: [`HostError::ChangeRunning`], [`HostError::TooManyReplicas`], [`HostError::NoSuchFollower`]. Later, to
+    /// `outcome`.
     pub(crate) fn begin(
         self: &Arc<Self>,
         change: Change,

@@ -34,7 +34,8 @@ enum Found {
 }
 
 impl Returned {
-    /// Starts a follower that is made, or takes over its server; none when it must be made again, which is written down.
+    /// Starts a follower that is made, or takes over its server; none when it must be made again, which is written
+    /// down.
     ///
     /// # Errors
     /// [`HostError::Server`], [`HostError::File`].
@@ -63,7 +64,8 @@ impl Returned {
         matches!(look_at_clone(workshop, leader, follower).await, Found::Whole)
     }
 
-    /// Who still fills a follower that was not whole, and what its server inherits from there; what has become of it is written down.
+    /// Who still fills a follower that was not whole, and what its server inherits from there; what has become of it is
+    /// written down.
     ///
     /// # Errors
     /// [`HostError::File`].
@@ -140,7 +142,8 @@ impl Membership {
         }
     }
 
-    /// Keeps the files of one more follower ready, where clones are filled on demand: the next one is then there sooner.
+    /// Keeps the files of one more follower ready, where clones are filled on demand: the next one is then there
+    /// sooner.
     async fn keep_spare(self: Arc<Self>) {
         match self.workshop.keep_spare(self.remembered().leader()).await {
             Ok(true) => tracing::info!("the files of one more follower are kept ready"),

@@ -21,7 +21,8 @@ use crate::{Event, HostError, Progress, machines};
 type Admissions = JoinSet<Result<(), HostError>>;
 
 impl Membership {
-    /// Removes followers that are leaving and makes those that are missing; returns when the new ones answer through the router.
+    /// Removes followers that are leaving and makes those that are missing; returns when the new ones answer through
+    /// the router.
     pub(super) async fn settle(
         self: &Arc<Self>,
         options: &CloneOptions,

@@ -1,14 +1,15 @@
 //! How many reads a new follower gets: as many as its cache is good for.
 //!
-//! A follower that has just come finds nothing in its memory. Reads that go there by halves would make half of all reads slow, so its
-//! share grows with its own hit ratio, measured against the leader's.
+//! A follower that has just come finds nothing in its memory. Reads that go there by halves would make half of all
+//! reads slow, so its share grows with its own hit ratio, measured against the leader's.
 
 use std::collections::VecDeque;
 
 /// The smallest share: without any reads a cache never becomes warm.
 const SHARE_MIN: f64 = 0.05;
 
-/// Samples that a ratio is taken over. PostgreSQL publishes its counters once a second, a sample is taken four times as often.
+/// Samples that a ratio is taken over. PostgreSQL publishes its counters once a second, a sample is taken four times as
+/// often.
 const SAMPLES_MAX: usize = 9;
 
 /// Fewer blocks than this between the first and the last sample say nothing.

@@ -22,8 +22,8 @@ impl MemoryAgent {
     /// Begins, and listens on `socket` for whoever may write there: the account that runs this and root.
     ///
     /// # Errors
-    /// [`HostError::MemoryAgentRuns`], [`HostError::File`] for the socket, [`HostError::Memory`] and [`HostError::InstanceUnreachable`] for
-    /// the servers.
+    /// [`HostError::MemoryAgentRuns`], [`HostError::File`] for the socket, [`HostError::Memory`] and
+    /// [`HostError::InstanceUnreachable`] for the servers.
     pub async fn start(configuration: MemoryConfiguration, socket: &Path) -> Result<MemoryAgent, HostError> {
         let listener = listen(socket).await?;
         let service = MemoryService::start(Arc::new(ServersMemory::of_others(configuration)?))?;

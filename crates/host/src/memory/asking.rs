@@ -6,14 +6,15 @@ use crate::{Daemon, Event, HostError, Progress};
 /// What `daemon` knows of the memory of its servers.
 ///
 /// # Errors
-/// [`HostError::NotACluster`], [`HostError::NotRunning`], [`HostError::NoMemoryAgent`] when nobody listens; [`HostError::StrangeAnswer`]
-/// or [`HostError::StrangeAgent`] else.
+/// [`HostError::NotACluster`], [`HostError::NotRunning`], [`HostError::NoMemoryAgent`] when nobody listens;
+/// [`HostError::StrangeAnswer`] or [`HostError::StrangeAgent`] else.
 pub async fn status(daemon: &Daemon) -> Result<MemoryStatus, HostError> {
     let body = daemon.get("/memory").await?;
     serde_json::from_slice(&body).map_err(|error| daemon.strange(error.to_string()))
 }
 
-/// Gives a server a size by hand. The last event is [`Event::Resized`]. What the server was told holds when this is dropped.
+/// Gives a server a size by hand. The last event is [`Event::Resized`]. What the server was told holds when this is
+/// dropped.
 ///
 /// # Errors
 /// As [`status`]; [`HostError::Daemon`] with the daemon's words.

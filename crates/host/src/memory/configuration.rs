@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use onecopy_memory::{InstanceName, Kind, Level, Size};
 use serde::{Deserialize, Serialize};
 
-/// How the memory of a cluster's servers, and of other servers of the host, is shared out. What is left out has a default.
+/// How the memory of a cluster's servers, and of other servers of the host, is shared out. What is left out has a
+/// default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryConfiguration {
@@ -34,7 +35,8 @@ pub struct MemoryConfiguration {
     pub reserve: Size,
     /// Whether each of the cluster's servers has a control group of its own.
     pub cgroup: CgroupUse,
-    /// What may be used in it, page cache and all, before the kernel takes pages away, swaps, or kills; a share is one of the host's memory.
+    /// What may be used in it, page cache and all, before the kernel takes pages away, swaps, or kills; a share is one
+    /// of the host's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Size>,
     /// What differs for one server of the cluster, by its name.
@@ -129,7 +131,8 @@ pub struct InstanceMemory {
     /// PostgreSQL: a connection string of a superuser, or of a role that may call the extension's functions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dsn: Option<String>,
-    /// PostgreSQL: its data directory, where `postmaster.pid` tells its socket if there is no `dsn`; needed for the level `publish`.
+    /// PostgreSQL: its data directory, where `postmaster.pid` tells its socket if there is no `dsn`; needed for the
+    /// level `publish`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_directory: Option<PathBuf>,
     /// MariaDB, MySQL: its Unix socket.

@@ -41,7 +41,8 @@ pub(super) fn of_server(
 /// A server that somebody else has started; `host_bytes` is the memory of the host.
 ///
 /// # Errors
-/// [`HostError::Memory`] when its level is not possible; [`HostError::InstanceUnreachable`] when nothing tells how it is reached.
+/// [`HostError::Memory`] when its level is not possible; [`HostError::InstanceUnreachable`] when nothing tells how it
+/// is reached.
 pub(super) fn of_instance(
     instance: &InstanceMemory,
     configuration: &MemoryConfiguration,

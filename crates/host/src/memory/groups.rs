@@ -1,6 +1,8 @@
-//! The control groups of a cluster's servers: made when a server runs, followed over its restarts, removed when it has stopped.
+//! The control groups of a cluster's servers: made when a server runs, followed over its restarts, removed when it has
+//! stopped.
 //!
-//! A server outlives a daemon that is killed, and so does its group: the next daemon finds the server in it and takes it over.
+//! A server outlives a daemon that is killed, and so does its group: the next daemon finds the server in it and takes
+//! it over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -45,11 +47,12 @@ impl ServerGroups {
 }
 
 impl ServersMemory {
-    /// Moves a server that has just started, or was taken over, into its group, and sets the limit. Where no groups are wanted, one that
-    /// is left from before is given up.
+    /// Moves a server that has just started, or was taken over, into its group, and sets the limit. Where no groups are
+    /// wanted, one that is left from before is given up.
     ///
     /// # Errors
-    /// [`HostError::Memory`] where the configuration has `cgroup = "on"`; else it is said once, and the server runs on without.
+    /// [`HostError::Memory`] where the configuration has `cgroup = "on"`; else it is said once, and the server runs on
+    /// without.
     pub async fn group(&self, name: &str, server: &Server, progress: &dyn Progress) -> Result<(), HostError> {
         let Some(process_id) = server.process_id() else { return Ok(()) };
         if self.configuration().cgroup == CgroupUse::Off {
@@ -69,7 +72,8 @@ impl ServersMemory {
         }
     }
 
-    /// Moves servers that have come or were restarted, and removes the groups of those that have gone. What fails is logged once a start.
+    /// Moves servers that have come or were restarted, and removes the groups of those that have gone. What fails is
+    /// logged once a start.
     pub async fn follow_groups(&self, servers: &BTreeMap<InstanceName, Arc<Server>>) {
         if self.configuration().cgroup == CgroupUse::Off {
             return;
@@ -181,8 +185,8 @@ async fn blocking(work: impl FnOnce() -> Result<(), MemoryError> + Send + 'stati
     Ok(done.expect("it does not panic, and nobody cancels it")?)
 }
 
-/// Servers of several clusters of a host have the same names: a number made of the data directory's path tells them apart, the same
-/// one each time.
+/// Servers of several clusters of a host have the same names: a number made of the data directory's path tells them
+/// apart, the same one each time.
 fn group_name(name: &str, data_directory: &Path) -> Result<InstanceName, MemoryError> {
     let path = fs::canonicalize(data_directory).unwrap_or_else(|_| data_directory.to_owned());
     // FNV-1a; the standard library's hash may be another one in its next version. Source: Fowler, Noll, Vo.

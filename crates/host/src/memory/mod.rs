@@ -1,4 +1,5 @@
-//! The memory of a host's servers: how a cluster's servers are started, and the agent that shares memory out among them.
+//! The memory of a host's servers: how a cluster's servers are started, and the agent that shares memory out among
+//! them.
 
 mod alone;
 mod asking;

@@ -6,17 +6,19 @@ use tokio_postgres::Client;
 use super::starting::EXTENSION;
 use crate::{HostError, Progress};
 
-/// The schema of the extension's functions. Clients own the database, so they may make objects in `public`: what a superuser calls must not
-/// lie beside theirs.
+/// The schema of the extension's functions. Clients own the database, so they may make objects in `public`: what a
+/// superuser calls must not lie beside theirs.
 const SCHEMA: &str = "onecopy_memory";
 
 /// Makes the extension on the leader, or brings it to the installed version.
 ///
-/// The new functions are of no use to a server that has loaded the module of before, and reach all servers by replication: where this `up`
-/// `takes_over` any, those of before stay. The new module serves them, and the agent understands them.
+/// The new functions are of no use to a server that has loaded the module of before, and reach all servers by
+/// replication: where this `up` `takes_over` any, those of before stay. The new module serves them, and the agent
+/// understands them.
 ///
 /// # Errors
-/// [`HostError::Server`] when the leader is not reachable, [`HostError::Sql`] when it refuses to make it, [`HostError::ForeignSchema`].
+/// [`HostError::Server`] when the leader is not reachable, [`HostError::Sql`] when it refuses to make it,
+/// [`HostError::ForeignSchema`].
 pub(super) async fn make_missing(
     name: &str,
     leader: &Server,

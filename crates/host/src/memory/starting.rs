@@ -1,6 +1,7 @@
 //! What a cluster's servers are started with, so that their pools can be resized while they run.
 //!
-//! `shared_buffers` is a ceiling: memory that nobody has touched costs nothing, and the extension keeps the pool at its target.
+//! `shared_buffers` is a ceiling: memory that nobody has touched costs nothing, and the extension keeps the pool at its
+//! target.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -146,8 +147,9 @@ impl ServersMemory {
         }
     }
 
-    /// Makes the extension's functions on the leader. Without them clients are served all the same, unless it was wanted by name. Those of
-    /// an earlier version serve, too, and stay where this start `takes_over` a server that runs.
+    /// Makes the extension's functions on the leader. Without them clients are served all the same, unless it was
+    /// wanted by name. Those of an earlier version serve, too, and stay where this start `takes_over` a server that
+    /// runs.
     ///
     /// # Errors
     /// What the leader says, where the configuration has `extension = "on"`.
@@ -168,8 +170,8 @@ impl ServersMemory {
         }
     }
 
-    /// Adds to the settings of a server what its memory needs. What a person has written into its `postgresql.conf` is kept: the list of
-    /// libraries is added to, and a size of `shared_buffers` is ceiling and start.
+    /// Adds to the settings of a server what its memory needs. What a person has written into its `postgresql.conf` is
+    /// kept: the list of libraries is added to, and a size of `shared_buffers` is ceiling and start.
     pub fn add_to(&self, settings: &mut Settings, server: &str, data_directory: &Path) {
         let memory = self.configuration.of_server(server);
         let written = WrittenSettings::read(data_directory);

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Strangers at once; for a further one the oldest of the network that has most of them is sent away. An honest one is through in moments.
+/// Strangers at once; for a further one the oldest of the network that has most of them is sent away. An honest one is
+/// through in moments.
 const STRANGERS_MAX: usize = 128;
 /// Whoever has one IPv6 address has all of its network of 64 bits.
 const NETWORK_MASK: u128 = u128::MAX << 64;

@@ -8,9 +8,9 @@
 //!                         └──────────────────────────────────┘ what was under way is lost
 //! ```
 //!
-//! The channel has no beginning: what an earlier host or an earlier life of the guest has left in it may come first, in the midst of a
-//! line. So an empty line goes first, and everything is thrown away until a `hello` of this connection is answered. Ids are random,
-//! so an answer to an earlier host's request is never taken for one of ours.
+//! The channel has no beginning: what an earlier host or an earlier life of the guest has left in it may come first, in
+//! the midst of a line. So an empty line goes first, and everything is thrown away until a `hello` of this connection
+//! is answered. Ids are random, so an answer to an earlier host's request is never taken for one of ours.
 
 mod channel;
 mod requests;
@@ -36,8 +36,8 @@ use channel::Shared;
 
 /// A request that only looks, or changes something small, is given up after this.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// The first `hello` is repeated after this, as one may have been lost with a guest that was starting anew; then after twice as long
-/// each time.
+/// The first `hello` is repeated after this, as one may have been lost with a guest that was starting anew; then after
+/// twice as long each time.
 const HELLO_INTERVAL_MIN: Duration = Duration::from_secs(1);
 /// At most this.
 const HELLO_INTERVAL_MAX: Duration = Duration::from_secs(8);
@@ -139,11 +139,13 @@ impl Agent {
         }
     }
 
-    /// Asks, and waits up to `timeout` for the answer. At most as many requests are under way as the agent takes; others wait.
-    /// When nobody waits any more, because of `timeout` or because what is returned is dropped, the guest is told to end a program.
+    /// Asks, and waits up to `timeout` for the answer. At most as many requests are under way as the agent takes;
+    /// others wait. When nobody waits any more, because of `timeout` or because what is returned is dropped, the guest
+    /// is told to end a program.
     ///
     /// # Errors
-    /// [`HypervisorError::Agent`] with the agent's words, [`HypervisorError::AgentSilent`], [`HypervisorError::AgentLost`].
+    /// [`HypervisorError::Agent`] with the agent's words, [`HypervisorError::AgentSilent`],
+    /// [`HypervisorError::AgentLost`].
     pub async fn request(&self, command: Command, timeout: Duration) -> Result<Answer, HypervisorError> {
         self.request_with_progress(command, timeout, |_| {}).await
     }

@@ -121,8 +121,8 @@ impl Agent {
         self.done(Command::WriteFile(file), REQUEST_TIMEOUT).await
     }
 
-    /// Something that is done to the guest's PostgreSQL, with its progress. `timeout` bounds the host's waiting; commands with a
-    /// time-out of their own should have a shorter one.
+    /// Something that is done to the guest's PostgreSQL, with its progress. `timeout` bounds the host's waiting;
+    /// commands with a time-out of their own should have a shorter one.
     ///
     /// # Errors
     /// Those of [`Agent::request`].

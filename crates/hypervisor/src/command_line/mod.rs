@@ -1,7 +1,7 @@
 //! QEMU's arguments, made of a machine's configuration by a pure function.
 //!
-//! Devices come in a fixed order and have fixed names: both ends of a migration, and a copy of a machine, get the same ones from
-//! the same configuration.
+//! Devices come in a fixed order and have fixed names: both ends of a migration, and a copy of a machine, get the same
+//! ones from the same configuration.
 
 mod check;
 mod devices;
@@ -20,7 +20,8 @@ use option::OptionText;
 /// The number under which QEMU finds KVM's device, where its account may not open it.
 pub(crate) const KVM_DESCRIPTOR: i32 = 900;
 
-/// TCG keeps this much translated code. QEMU's own choice goes up to 1 GiB, which the host would have to have beside the guest's memory.
+/// TCG keeps this much translated code. QEMU's own choice goes up to 1 GiB, which the host would have to have beside
+/// the guest's memory.
 const TRANSLATED_CODE_MIB: u32 = 256;
 
 /// What of the host a command line depends on.

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// Memory of a guest and what is behind it on the host.
 ///
-/// Its name inside QEMU is `pc.ram` whatever is behind it, so that a machine with memory of one kind migrates to one of another.
+/// Its name inside QEMU is `pc.ram` whatever is behind it, so that a machine with memory of one kind migrates to one of
+/// another.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
     /// Size in bytes, a multiple of 1 MiB.

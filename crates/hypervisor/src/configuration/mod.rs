@@ -16,8 +16,8 @@ pub use memory::{Memory, MemoryBackEnd};
 pub use network::{Forward, Network, NetworkEnd, Protocol, SocketRole};
 pub use security::{Account, Security};
 
-/// What a guest's kernel needs to be told on every board: where the console is, and not to distrust the timer, which ticks
-/// unevenly while the host is busy (the kernel would panic at boot: "IO-APIC + timer doesn't work").
+/// What a guest's kernel needs to be told on every board: where the console is, and not to distrust the timer, which
+/// ticks unevenly while the host is busy (the kernel would panic at boot: "IO-APIC + timer doesn't work").
 pub const KERNEL_ARGUMENTS: &str = "console=ttyS0 no_timer_check";
 
 /// A whole machine.
@@ -108,7 +108,8 @@ pub enum Board {
         /// The version that both ends of a migration between different QEMUs agree on, such as `7.2`; none: the newest.
         version: Option<String>,
     },
-    /// The smallest board: a kernel is booted directly. We give it PCI Express and ACPI, so that a guest needs no other drivers.
+    /// The smallest board: a kernel is booted directly. We give it PCI Express and ACPI, so that a guest needs no other
+    /// drivers.
     Microvm,
 }
 
@@ -158,7 +159,8 @@ pub struct Balloon {
     pub free_page_reporting: bool,
 }
 
-/// The generation id of a machine: <https://learn.microsoft.com/en-us/windows/win32/hyperv_v2/virtual-machine-generation-identifier>.
+/// The generation id of a machine:
+/// <https://learn.microsoft.com/en-us/windows/win32/hyperv_v2/virtual-machine-generation-identifier>.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Generation {

@@ -12,8 +12,9 @@
 //!              Ended  <─────────────────┴─────────────┘      QEMU's process has ended, whoever wanted it
 //! ```
 //!
-//! QEMU tells by events; its process is watched by a handle of the kernel. A lost connection to the monitor is made anew while the
-//! process lives. When the last [`Machine`] is dropped the machine runs on, and [`Machine::adopt`] takes it over.
+//! QEMU tells by events; its process is watched by a handle of the kernel. A lost connection to the monitor is made
+//! anew while the process lives. When the last [`Machine`] is dropped the machine runs on, and [`Machine::adopt`] takes
+//! it over.
 
 mod start;
 mod state;

@@ -33,13 +33,14 @@ impl Drop for KilledUnlessKept<'_> {
 }
 
 impl Machine {
-    /// Starts QEMU and, unless it starts paused or waits for a state, lets the guest boot. QEMU's account gets the directory.
+    /// Starts QEMU and, unless it starts paused or waits for a state, lets the guest boot. QEMU's account gets the
+    /// directory.
     ///
     /// A start that is given up (its future dropped) leaves no process.
     ///
     /// # Errors
-    /// [`HypervisorError::Configuration`], [`HypervisorError::Running`], [`HypervisorError::File`], [`HypervisorError::Spawn`],
-    /// [`HypervisorError::Ended`] with QEMU's own words, [`HypervisorError::NoMonitor`].
+    /// [`HypervisorError::Configuration`], [`HypervisorError::Running`], [`HypervisorError::File`],
+    /// [`HypervisorError::Spawn`], [`HypervisorError::Ended`] with QEMU's own words, [`HypervisorError::NoMonitor`].
     pub async fn start(
         qemu: &Qemu,
         configuration: &MachineConfiguration,
@@ -70,7 +71,8 @@ impl Machine {
     /// Takes over the machine that runs in `directory`; none when none runs.
     ///
     /// # Errors
-    /// [`HypervisorError::File`], [`HypervisorError::NoMonitor`] when it does not answer: it hangs, or another process has its monitor.
+    /// [`HypervisorError::File`], [`HypervisorError::NoMonitor`] when it does not answer: it hangs, or another process
+    /// has its monitor.
     pub async fn adopt(directory: &MachineDirectory, limits: TimeLimits) -> Result<Option<Machine>, HypervisorError> {
         let Some(process) = Process::of_directory(directory)? else { return Ok(None) };
         let monitor = match Monitor::connect(directory.monitor(), limits.start).await {

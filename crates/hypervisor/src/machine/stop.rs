@@ -13,8 +13,9 @@ use crate::HypervisorError;
 const BUTTON_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Machine {
-    /// Ends it as gently as it lets itself be ended: the button, and if the guest does not switch itself off in time, `quit`; if
-    /// that does not help either, a kill. A machine that stands is let go first: without that its guest could do nothing.
+    /// Ends it as gently as it lets itself be ended: the button, and if the guest does not switch itself off in time,
+    /// `quit`; if that does not help either, a kill. A machine that stands is let go first: without that its guest
+    /// could do nothing.
     ///
     /// # Errors
     /// [`HypervisorError::NotReached`] when the kernel does not even end a killed process.

@@ -144,7 +144,8 @@ fn set(seen: &Seen, new: State) {
     });
 }
 
-/// Makes the connection anew, however long it takes: the process's end ends this, too. Gives its events, and whether the state is unknown.
+/// Makes the connection anew, however long it takes: the process's end ends this, too. Gives its events, and whether
+/// the state is unknown.
 async fn reconnect(seen: &Seen, lost: &Monitor) -> (broadcast::Receiver<Event>, bool) {
     loop {
         tracing::debug!(machine = seen.name, reason = lost.lost(), "the monitor is connected anew");

@@ -75,7 +75,8 @@ impl Shared {
         self.waiting().take();
     }
 
-    /// Hands one message to who waits for it. What is neither an event nor an answer that somebody waits for is thrown away.
+    /// Hands one message to who waits for it. What is neither an event nor an answer that somebody waits for is thrown
+    /// away.
     fn receive(&self, mut message: Value) {
         if let Some(event) = Event::of_message(&message) {
             // Nobody may be listening.

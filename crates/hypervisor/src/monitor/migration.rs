@@ -138,7 +138,8 @@ impl Monitor {
         self.tell("migrate", json!({ "uri": target.address()? })).await
     }
 
-    /// `migrate-incoming`: takes another machine's state; for one that was started with [`crate::configuration::Incoming::Deferred`].
+    /// `migrate-incoming`: takes another machine's state; for one that was started with
+    /// [`crate::configuration::Incoming::Deferred`].
     ///
     /// # Errors
     /// Those of [`Monitor::execute`].
@@ -187,8 +188,8 @@ impl Monitor {
         self.tell("migrate-set-parameters", Value::Object(parameters)).await
     }
 
-    /// `xen-save-devices-state`: the state of all devices, without memory and disks, to a new file. The machine must stand; with
-    /// `live: false` it stays usable for more than being sent away. Works in builds without Xen.
+    /// `xen-save-devices-state`: the state of all devices, without memory and disks, to a new file. The machine must
+    /// stand; with `live: false` it stays usable for more than being sent away. Works in builds without Xen.
     ///
     /// # Errors
     /// Those of [`Monitor::execute`].

@@ -5,8 +5,8 @@
 //!                                                                   └─> events, to all who listen
 //! ```
 //!
-//! Answers are told by their ids, so a command that was given up does not confuse those after it. The connection may be lost while
-//! the machine runs on: all that wait are told so, and [`Monitor::connect`] makes a new one.
+//! Answers are told by their ids, so a command that was given up does not confuse those after it. The connection may be
+//! lost while the machine runs on: all that wait are told so, and [`Monitor::connect`] makes a new one.
 
 mod commands;
 mod connection;
@@ -37,13 +37,15 @@ pub use devices::{BlockDevice, CharacterDevice};
 pub use event::{Event, EventKind};
 pub use migration::{Migration, MigrationMemory, MigrationStatus, MigrationTarget};
 
-/// A command that is not answered within this is given up. QEMU answers in microseconds; a host that swaps or translates needs longer.
+/// A command that is not answered within this is given up. QEMU answers in microseconds; a host that swaps or
+/// translates needs longer.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 /// So many commands are under way at once; more wait for their turn.
 const COMMANDS_MAX: usize = 32;
 /// A listener that is more events behind than this loses the oldest, and is told how many.
 const EVENTS_MAX: usize = 256;
-/// QEMU's longest answers are lists of devices and the state of migrations: kilobytes. A longer line ends the connection.
+/// QEMU's longest answers are lists of devices and the state of migrations: kilobytes. A longer line ends the
+/// connection.
 const LINE_BYTES_MAX: usize = 8 * 1024 * 1024;
 /// How often a socket is tried that is not there yet.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
@@ -71,7 +73,8 @@ impl Drop for Inner {
 }
 
 impl Monitor {
-    /// Connects, and waits up to `timeout` for a socket that is not there yet, or for somebody else to leave the monitor.
+    /// Connects, and waits up to `timeout` for a socket that is not there yet, or for somebody else to leave the
+    /// monitor.
     ///
     /// # Errors
     /// [`HypervisorError::NoMonitor`] with what happened last.
@@ -131,7 +134,8 @@ impl Monitor {
         let _closed = lost.wait_for(Option::is_some).await;
     }
 
-    /// Executes any command, with arguments as QEMU's reference names them, and waits [`COMMAND_TIMEOUT`] for its answer.
+    /// Executes any command, with arguments as QEMU's reference names them, and waits [`COMMAND_TIMEOUT`] for its
+    /// answer.
     ///
     /// # Errors
     /// [`HypervisorError::Refused`], [`HypervisorError::NoAnswer`], [`HypervisorError::MonitorLost`].

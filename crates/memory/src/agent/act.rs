@@ -83,7 +83,8 @@ impl Agent {
         }
     }
 
-    /// Notes what came of a decision, and counts the new target at once: the server is asked again only in the next round.
+    /// Notes what came of a decision, and counts the new target at once: the server is asked again only in the next
+    /// round.
     fn note(&self, decision: Decision, told: Result<Change, MemoryError>) {
         let mut state = self.lock();
         let outcome = match told {
@@ -111,8 +112,8 @@ impl Agent {
 }
 
 impl super::members::Member {
-    /// What the server answered to a new target. A server that rounds gets what it made of it as what was set by hand, lest it be told the
-    /// same again for ever.
+    /// What the server answered to a new target. A server that rounds gets what it made of it as what was set by hand,
+    /// lest it be told the same again for ever.
     fn told(&mut self, change: &Change, wanted_bytes: Bytes) {
         if let Some(observation) = &mut self.observation {
             observation.target_bytes = change.target_bytes;

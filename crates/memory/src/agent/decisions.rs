@@ -53,7 +53,8 @@ pub(super) struct Decisions {
 }
 
 impl Decisions {
-    /// Notes a decision. One that repeats the last of its server is counted there: a server that hangs must not push out all others.
+    /// Notes a decision. One that repeats the last of its server is counted there: a server that hangs must not push
+    /// out all others.
     pub(super) fn note(&mut self, decision: Decision, outcome: Outcome) {
         let why = decision.reason.to_string();
         self.noted += 1;

@@ -12,13 +12,14 @@ use crate::{BindingLimit, Bytes, InstanceName, MemoryError, Observation};
 const WATCH_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Agent {
-    /// Gives a server a size by hand. It keeps it until [`Agent::set_auto`] gives it back, also over a restart of the server. Does not wait
-    /// until the size is reached, see [`Agent::reach`]; where others must shrink first, it may take some rounds. The size is rounded up to
-    /// one that the server can have: the answer tells it.
+    /// Gives a server a size by hand. It keeps it until [`Agent::set_auto`] gives it back, also over a restart of the
+    /// server. Does not wait until the size is reached, see [`Agent::reach`]; where others must shrink first, it may
+    /// take some rounds. The size is rounded up to one that the server can have: the answer tells it.
     ///
     /// # Errors
-    /// [`MemoryError::UnknownInstance`]; [`MemoryError::BelowFloor`], [`MemoryError::AboveCeiling`]; [`MemoryError::AboveLimit`] for a
-    /// cgroup's limit; [`MemoryError::OverBudget`] when the others cannot make room; what the server said when it refuses. Nothing has changed then.
+    /// [`MemoryError::UnknownInstance`]; [`MemoryError::BelowFloor`], [`MemoryError::AboveCeiling`];
+    /// [`MemoryError::AboveLimit`] for a cgroup's limit; [`MemoryError::OverBudget`] when the others cannot make room;
+    /// what the server said when it refuses. Nothing has changed then.
     pub async fn set(&self, instance: &InstanceName, target_bytes: Bytes) -> Result<Change, MemoryError> {
         self.lock().members.get(instance)?;
         self.observe().await;
@@ -49,11 +50,12 @@ impl Agent {
         Ok(Change { from_bytes: before.pool_bytes, target_bytes, pool_bytes })
     }
 
-    /// Waits until a server that was set by hand has its size, and reports on the way. It asks the agent, not the server.
+    /// Waits until a server that was set by hand has its size, and reports on the way. It asks the agent, not the
+    /// server.
     ///
     /// # Errors
-    /// [`MemoryError::UnknownInstance`], also when the server leaves meanwhile; [`MemoryError::Unable`] when it is no longer set by hand, or
-    /// to another size.
+    /// [`MemoryError::UnknownInstance`], also when the server leaves meanwhile; [`MemoryError::Unable`] when it is no
+    /// longer set by hand, or to another size.
     pub async fn reach(
         &self,
         instance: &InstanceName,

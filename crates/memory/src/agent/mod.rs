@@ -8,11 +8,13 @@
 //!                                                                                  └──> log of decisions, figures
 //! ```
 //!
-//! A server of level `publish` that does not answer while the host is short of memory is not asked: what it has published is taken.
+//! A server of level `publish` that does not answer while the host is short of memory is not asked: what it has
+//! published is taken.
 //!
-//! It keeps nothing that must outlive it: a new agent begins with what the servers say. A server that does not answer is counted at its last
-//! known size and not grown. A server whose automatic is off is only watched; one that was set by hand keeps that size, also when it comes
-//! back from a restart with another, until it is given back to the automatic.
+//! It keeps nothing that must outlive it: a new agent begins with what the servers say. A server that does not answer
+//! is counted at its last known size and not grown. A server whose automatic is off is only watched; one that was set
+//! by hand keeps that size, also when it comes back from a restart with another, until it is given back to the
+//! automatic.
 
 mod act;
 mod decisions;
@@ -156,7 +158,8 @@ impl Agent {
         self.shared.stopping.send_replace(true);
     }
 
-    /// Takes one more server into care, automatic or not as [`Agent::set_auto`] said last for all. One of the same name is replaced.
+    /// Takes one more server into care, automatic or not as [`Agent::set_auto`] said last for all. One of the same name
+    /// is replaced.
     pub fn add(&self, engine: Arc<dyn Engine>, policy: InstancePolicy) {
         let mut state = self.lock();
         state.policy.instances.insert(engine.instance().clone(), policy);
@@ -178,8 +181,8 @@ impl Agent {
         self.shared.wake.notify_one();
     }
 
-    /// Switches the automatic on or off, for one server or for all and those to come. On: also what was set by hand is given back to it.
-    /// Off: the server is watched and keeps what it has; what was set by hand stays so.
+    /// Switches the automatic on or off, for one server or for all and those to come. On: also what was set by hand is
+    /// given back to it. Off: the server is watched and keeps what it has; what was set by hand stays so.
     ///
     /// # Errors
     /// [`MemoryError::UnknownInstance`].

@@ -53,7 +53,8 @@ impl Agent {
         state.figures.last_round_us = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
     }
 
-    /// Decisions that may be carried out: a server that is only watched is left alone, whatever the arbiter thinks of it.
+    /// Decisions that may be carried out: a server that is only watched is left alone, whatever the arbiter thinks of
+    /// it.
     fn allowed(&self, mut decisions: Vec<Decision>) -> Vec<Decision> {
         let state = self.lock();
         decisions
@@ -61,8 +62,8 @@ impl Agent {
         decisions
     }
 
-    /// Asks all servers at once and keeps their answers. For one that did not answer the last time nobody waits: its answer is there for
-    /// a later round.
+    /// Asks all servers at once and keeps their answers. For one that did not answer the last time nobody waits: its
+    /// answer is there for a later round.
     pub(super) async fn observe(&self) {
         let mut asking = JoinSet::new();
         let timeout = self.shared.rhythm.answer_timeout;

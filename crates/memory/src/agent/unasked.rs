@@ -1,5 +1,5 @@
-//! Servers that do not answer while memory is short, perhaps because it is short: what they have published is taken all the same; that is
-//! what the level `publish` is for.
+//! Servers that do not answer while memory is short, perhaps because it is short: what they have published is taken all
+//! the same; that is what the level `publish` is for.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use crate::arbiter::Policy;
 use crate::engine::Engine;
 use crate::{Bytes, HostPressure, Level};
 
-/// Of the last 10 s all tasks have waited for memory for more than this share, 0 to 100: then everything published is wanted.
+/// Of the last 10 s all tasks have waited for memory for more than this share, 0 to 100: then everything published is
+/// wanted.
 const FULL_STALL_MAX: f64 = 10.0;
 
 impl Agent {

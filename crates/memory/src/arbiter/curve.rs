@@ -1,17 +1,18 @@
 //! What a pool gains by being larger and loses by being smaller, in reads a second for each MiB.
 //!
-//! The gain is measured: ghost hits, or without them the reads there are, spread over what the pool could still become. The loss is
-//! estimated from two sides, of which the higher counts. A gain that was measured, now or when the pool was smaller, is the least that
-//! is lost below the size it was measured for, since pages are worth less the more of them there are: each gain is a *lesson*. Below
-//! the working set it is the hits on it, spread over it. A pool whose clients have gone has no hits and loses nothing, however full it
-//! is.
+//! The gain is measured: ghost hits, or without them the reads there are, spread over what the pool could still become.
+//! The loss is estimated from two sides, of which the higher counts. A gain that was measured, now or when the pool was
+//! smaller, is the least that is lost below the size it was measured for, since pages are worth less the more of them
+//! there are: each gain is a *lesson*. Below the working set it is the hits on it, spread over it. A pool whose clients
+//! have gone has no hits and loses nothing, however full it is.
 
 use crate::{Bytes, Observation};
 
 use super::{MIB, Pace};
 
-/// A server's counts of use age after ten seconds at the latest (`ROUNDS_TO_AGE` of the extension). With so many accesses a
-/// second to each MiB of a pool, two to a page in that time, what is not in the working set is not come back to.
+/// A server's counts of use age after ten seconds at the latest (`ROUNDS_TO_AGE` of the extension). With so many
+/// accesses a second to each MiB of a pool, two to a page in that time, what is not in the working set is not come back
+/// to.
 const TELLING_ACCESSES_PER_MIB: f64 = 25.6;
 /// A pool with fewer misses than this part of all accesses holds all that its load comes back to.
 const MISSES_MAX: f64 = 0.01;
@@ -72,8 +73,8 @@ impl Load {
         let (Some(now_bytes), Some(then_bytes)) = (self.working_set_bytes, then.working_set_bytes) else {
             return accesses;
         };
-        // A smaller pool has a smaller working set of the same load, and one of which pages were evicted before they were
-        // used again, or that had just begun, told a smaller one; only much less is another load.
+        // A smaller pool has a smaller working set of the same load, and one of which pages were evicted before they
+        // were used again, or that had just begun, told a smaller one; only much less is another load.
         let comparable_bytes = if self.is_known { needed_bytes } else { then_bytes }.min(self.pool_bytes);
         if now_bytes >= comparable_bytes / 2 {
             return accesses;

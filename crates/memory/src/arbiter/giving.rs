@@ -1,4 +1,5 @@
-//! What must be given back, and who gives it: the coldest memory first, of equally cold memory the more the less an instance counts.
+//! What must be given back, and who gives it: the coldest memory first, of equally cold memory the more the less an
+//! instance counts.
 
 use crate::Bytes;
 
@@ -6,8 +7,8 @@ use super::memory::Memory;
 use super::reason::{Cause, Reason};
 use super::seat::Seat;
 
-/// Takes `want_bytes` from the targets of `members`. Tells how much was taken; it is less only when the floors do not allow more, and
-/// the reasons say so then.
+/// Takes `want_bytes` from the targets of `members`. Tells how much was taken; it is less only when the floors do not
+/// allow more, and the reasons say so then.
 pub(super) fn take(
     seats: &mut [Seat<'_>],
     members: &[usize],

@@ -151,8 +151,8 @@ impl Rooms<'_> {
         self.places.iter().all(|place| place.is_calm || !place.members.contains(&at))
     }
 
-    /// How much higher the target of an instance may be: by the budget, and by every place that it is in. Memory that has not come back
-    /// is still used, also where it comes from the same instance.
+    /// How much higher the target of an instance may be: by the budget, and by every place that it is in. Memory that
+    /// has not come back is still used, also where it comes from the same instance.
     fn room_bytes(&self, seats: &[Seat<'_>], at: usize) -> Bytes {
         let committed = seats.iter().fold(0, |sum: Bytes, seat| sum.saturating_add(seat.committed_bytes()));
         let of_places = self.places.iter().filter(|place| place.members.contains(&at)).map(|place| place.room_bytes);

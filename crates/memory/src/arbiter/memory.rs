@@ -17,7 +17,8 @@ const SAID_FORGOTTEN: Duration = Duration::from_secs(60);
 /// Stalls last in their averages: a step that they ask for is followed by the next one after this time only.
 const STALL_STEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What the arbiter keeps from one call to the next. A new one knows nothing and is as good; it only tries some things again.
+/// What the arbiter keeps from one call to the next. A new one knows nothing and is as good; it only tries some things
+/// again.
 #[derive(Debug, Clone, Default)]
 pub struct Memory {
     /// Time since the first call.
@@ -36,7 +37,8 @@ struct Past {
     shrunk: Option<Duration>,
     grown: Option<Duration>,
     lessons: Vec<Lesson>,
-    /// What was said that cannot be done, and when it last could not. One entry for each kind of reason and cause at most.
+    /// What was said that cannot be done, and when it last could not. One entry for each kind of reason and cause at
+    /// most.
     said: Vec<(Kind, Duration)>,
 }
 

@@ -8,8 +8,9 @@
 //!  5 need      growths by measured gain; else a trade with who loses less     } never where memory is short
 //! ```
 //!
-//! Memory that a pool has not given back yet is counted as its own, so that what one gives another gets in a later round only. A pool
-//! that nobody needs anything from keeps what it has. Why it is so: docs/decisions/0009-memory-arbiter.md.
+//! Memory that a pool has not given back yet is counted as its own, so that what one gives another gets in a later
+//! round only. A pool that nobody needs anything from keeps what it has. Why it is so:
+//! docs/decisions/0009-memory-arbiter.md.
 
 mod curve;
 mod giving;
@@ -40,8 +41,8 @@ const MIB: Bytes = 1 << 20;
 
 /// Decides once. `elapsed` is the time since the call before; of each instance there is one observation at most.
 ///
-/// Shrinks come before growths, then what cannot be done, each in the order of names. Where nothing is to be done nothing is returned.
-/// What cannot be done is said once as long as it lasts.
+/// Shrinks come before growths, then what cannot be done, each in the order of names. Where nothing is to be done
+/// nothing is returned. What cannot be done is said once as long as it lasts.
 pub fn decide(
     policy: &Policy,
     pressure: &HostPressure,

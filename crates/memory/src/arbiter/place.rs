@@ -9,15 +9,17 @@ use super::{Pace, Policy};
 
 /// Of a cgroup's limit this part is kept free, since the kernel kills or swaps at the limit itself.
 const GROUP_RESERVE_PART: Bytes = 20;
-/// A little more than the reserve is restored, and growth leaves a little more than that: else both would meet at the border.
+/// A little more than the reserve is restored, and growth leaves a little more than that: else both would meet at the
+/// border.
 const RESERVE_RESTORED: f64 = 1.125;
 const RESERVE_FOR_GROWTH: f64 = 1.25;
-/// With more than this part of the host's memory available, stalls and swapping on the host come from a cgroup that is short of memory,
-/// which a smaller pool elsewhere does not help.
+/// With more than this part of the host's memory available, stalls and swapping on the host come from a cgroup that is
+/// short of memory, which a smaller pool elsewhere does not help.
 const SHORT_PART: Bytes = 4;
 /// Less new swap than this between two rounds is no sign of anything.
 const SWAP_NOISE_BYTES: Bytes = 4 << 20;
-/// Stalls from which on memory is given back (some tasks, all tasks; shares of time, 0 to 100), and the part of all pools that is given.
+/// Stalls from which on memory is given back (some tasks, all tasks; shares of time, 0 to 100), and the part of all
+/// pools that is given.
 const STALL_STEPS: [(f64, f64, Bytes); 3] = [(50.0, 20.0, 4), (25.0, 5.0, 8), (10.0, 2.0, 16)];
 
 /// The host or a cgroup with a limit.
@@ -52,7 +54,8 @@ pub(crate) fn group_reserve_bytes(limit_bytes: Bytes) -> Bytes {
     limit_bytes / GROUP_RESERVE_PART
 }
 
-/// Those whose pools count on the host and in cgroups. Huge pages are set aside: they are no available memory, used or not, and no cgroup's.
+/// Those whose pools count on the host and in cgroups. Huge pages are set aside: they are no available memory, used or
+/// not, and no cgroup's.
 fn in_ordinary_memory(seats: &[Seat<'_>]) -> Vec<usize> {
     (0..seats.len()).filter(|at| !seats[*at].seen.huge_pages).collect()
 }

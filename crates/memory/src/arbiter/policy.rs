@@ -25,8 +25,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// The policy for a host with `total_bytes` of RAM whose owner has said nothing: a quarter of it for the pools, a twentieth kept
-    /// available.
+    /// The policy for a host with `total_bytes` of RAM whose owner has said nothing: a quarter of it for the pools, a
+    /// twentieth kept available.
     pub fn for_host(total_bytes: Bytes) -> Policy {
         Policy {
             budget_bytes: total_bytes / BUDGET_PART,

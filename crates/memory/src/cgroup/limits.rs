@@ -16,10 +16,11 @@ const FREE_BYTES_MIN: Bytes = 16 << 20;
 pub struct Limits {
     /// Where the kernel begins to kill: `memory.max`, `memory.limit_in_bytes`.
     pub max_bytes: Option<Bytes>,
-    /// Version 2: where the kernel slows processes down and takes pages away, `memory.high`. Version 1: from where on it takes pages
-    /// away first when the host is short, `memory.soft_limit_in_bytes`.
+    /// Version 2: where the kernel slows processes down and takes pages away, `memory.high`. Version 1: from where on
+    /// it takes pages away first when the host is short, `memory.soft_limit_in_bytes`.
     pub high_bytes: Option<Bytes>,
-    /// What may be in swap. Version 1 counts memory and swap together and so limits swap only together with `max_bytes`.
+    /// What may be in swap. Version 1 counts memory and swap together and so limits swap only together with
+    /// `max_bytes`.
     pub swap_max_bytes: Option<Bytes>,
     /// Version 1 only: how readily the kernel swaps here rather than drops page cache, 0 to 200; none: as it is.
     pub swappiness: Option<u32>,
@@ -62,7 +63,8 @@ impl Limits {
         Ok(())
     }
 
-    /// The kernel refuses a limit of memory above that of memory and swap, and reclaims before a lower limit holds, or refuses it.
+    /// The kernel refuses a limit of memory above that of memory and swap, and reclaims before a lower limit holds, or
+    /// refuses it.
     fn set_v1(&self, group: &Path, name: &str) -> Result<(), MemoryError> {
         let limit_bytes = GroupMemory::read(Version::V1, group)?.and_then(|memory| memory.limit_bytes);
         let is_raised = self.max_bytes.unwrap_or(Bytes::MAX) > limit_bytes.unwrap_or(Bytes::MAX);
@@ -85,8 +87,8 @@ impl Limits {
         Ok(())
     }
 
-    /// At `memory.max` the kernel kills what it cannot reclaim. So `memory.high`, where it reclaims only, goes down first, and what it
-    /// could not bring down is told instead.
+    /// At `memory.max` the kernel kills what it cannot reclaim. So `memory.high`, where it reclaims only, goes down
+    /// first, and what it could not bring down is told instead.
     fn set_v2(&self, group: &Path, name: &str) -> Result<(), MemoryError> {
         let before = GroupMemory::read(Version::V2, group)?.unwrap_or_default();
         if let Some(max_bytes) = self.max_bytes.filter(|max| before.usage_bytes > *max) {

@@ -5,10 +5,12 @@
 //!                                  else the root of the file system of cgroups
 //! ```
 //!
-//! Memory that a process has touched before it was moved stays with the cgroup that it was in then: the whole pool is counted here
-//! only when the server is moved before it has used it. A cgroup outlives the agent that made it; the next one takes it over.
+//! Memory that a process has touched before it was moved stays with the cgroup that it was in then: the whole pool is
+//! counted here only when the server is moved before it has used it. A cgroup outlives the agent that made it; the next
+//! one takes it over.
 //!
-//! A limit is never set below what cannot be had back, since the kernel would swap or kill then: pools are shrunk first.
+//! A limit is never set below what cannot be had back, since the kernel would swap or kill then: pools are shrunk
+//! first.
 //!
 //! Version 1 is tried on real hosts by the tests, version 2 on recorded files: see [`crate::pressure::Host`].
 
@@ -51,8 +53,8 @@ impl InstanceGroup {
     /// Makes the cgroup of an instance below `parent` ([`parent_of`]), or takes over the one that is there.
     ///
     /// # Errors
-    /// [`MemoryError::NotAllowed`] when this host has no controller for memory, or does not let this process use it: the reason says
-    /// which and what would help.
+    /// [`MemoryError::NotAllowed`] when this host has no controller for memory, or does not let this process use it:
+    /// the reason says which and what would help.
     pub fn create(host: &Arc<Host>, parent: &Path, instance: &InstanceName) -> Result<InstanceGroup, MemoryError> {
         let hierarchy = host.hierarchy().ok_or_else(|| refused("no controller for memory is mounted"))?;
         let ours = parent.join(OURS);
@@ -81,7 +83,8 @@ impl InstanceGroup {
         self.hierarchy.name(&self.directory)
     }
 
-    /// Moves a server's first process and all below it. Those that it starts later are born here. Tells how many were moved.
+    /// Moves a server's first process and all below it. Those that it starts later are born here. Tells how many were
+    /// moved.
     ///
     /// # Errors
     /// [`MemoryError::Malformed`] when there is no such process, [`MemoryError::File`] when it may not be moved.
@@ -103,13 +106,14 @@ impl InstanceGroup {
     /// Sets all limits at once.
     ///
     /// # Errors
-    /// [`MemoryError::LimitBelowUsage`] with the figures, [`MemoryError::NotAllowed`] for what this version cannot do; nothing has
-    /// changed then. [`MemoryError::File`].
+    /// [`MemoryError::LimitBelowUsage`] with the figures, [`MemoryError::NotAllowed`] for what this version cannot do;
+    /// nothing has changed then. [`MemoryError::File`].
     pub fn limit(&self, limits: &Limits) -> Result<(), MemoryError> {
         limits.set(self.hierarchy.version, &self.directory, &self.name())
     }
 
-    /// Moves what is left in it to where its processes came from, and removes it. Waits up to two seconds for processes that end.
+    /// Moves what is left in it to where its processes came from, and removes it. Waits up to two seconds for processes
+    /// that end.
     ///
     /// # Errors
     /// [`MemoryError::File`] when it cannot be emptied.
@@ -135,8 +139,8 @@ impl InstanceGroup {
     }
 }
 
-/// Makes the cgroup of all of ours and in it that of an instance, as far as they are not there. False when another instance has gone
-/// just then and taken the first with it.
+/// Makes the cgroup of all of ours and in it that of an instance, as far as they are not there. False when another
+/// instance has gone just then and taken the first with it.
 fn make_both(version: Version, parent: &Path, ours: &Path, directory: &Path) -> Result<bool, MemoryError> {
     for (above, group) in [(parent, ours), (ours, directory)] {
         if version == Version::V2 {

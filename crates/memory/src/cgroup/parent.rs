@@ -10,8 +10,8 @@ use super::{OURS, refused};
 /// The cgroup below which the one of an instance is made, whose first process is `pid`.
 ///
 /// # Errors
-/// [`MemoryError::NotAllowed`] when its own one would take it from systemd, which then could not stop it any more; or there is no
-/// controller for memory. [`MemoryError::Malformed`] when there is no such process.
+/// [`MemoryError::NotAllowed`] when its own one would take it from systemd, which then could not stop it any more; or
+/// there is no controller for memory. [`MemoryError::Malformed`] when there is no such process.
 pub fn parent_of(host: &Host, pid: u32, instance: &InstanceName) -> Result<PathBuf, MemoryError> {
     let hierarchy = host.hierarchy().ok_or_else(|| refused("no controller for memory is mounted"))?;
     let group = host.group_of(pid)?.ok_or_else(|| refused("no controller for memory is mounted"))?;

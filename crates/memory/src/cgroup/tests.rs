@@ -55,7 +55,8 @@ fn a_limit_keeps_away_from_what_is_used_and_all_files_are_written() {
         "+memory"
     );
 
-    // 200 MiB are used, 50 MiB of them clean page cache: 166 MiB is the least, and with these files nothing is ever reclaimed.
+    // 200 MiB are used, 50 MiB of them clean page cache: 166 MiB is the least, and with these files nothing is ever
+    // reclaimed.
     let limits = |mib: u64| Limits { max_bytes: Some(mib * MIB), ..Limits::default() };
     for mib in [100, 165, 166, 199] {
         let error = group.limit(&limits(mib)).expect_err("less than is used").to_string();

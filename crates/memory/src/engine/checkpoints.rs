@@ -11,7 +11,8 @@ use crate::InstanceName;
 /// Between two of them: each writes all that is dirty, which the server would rather spread.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// Asks for checkpoints, on a connection of its own: the server answers when it is done, and the figures must not wait for that.
+/// Asks for checkpoints, on a connection of its own: the server answers when it is done, and the figures must not wait
+/// for that.
 pub(super) struct Checkpoints {
     instance: InstanceName,
     session: Arc<Session>,

@@ -37,9 +37,9 @@ pub struct ExtensionEngine {
 }
 
 impl ExtensionEngine {
-    /// The server that `connection` reaches; it need not run yet. The extension must be made in the database that is logged in to, and the
-    /// role be allowed to call it. `data_directory` tells where it is on this host; none when it is elsewhere: then what its processes have
-    /// in RAM is not known, and level `publish` is not possible.
+    /// The server that `connection` reaches; it need not run yet. The extension must be made in the database that is
+    /// logged in to, and the role be allowed to call it. `data_directory` tells where it is on this host; none when it
+    /// is elsewhere: then what its processes have in RAM is not known, and level `publish` is not possible.
     ///
     /// # Errors
     /// [`MemoryError::WrongLevel`] at level `own`, and at `publish` without a data directory.

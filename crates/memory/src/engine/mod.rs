@@ -82,7 +82,8 @@ pub trait Engine: Send + Sync {
     /// Tells it a new target and does not wait until it is reached.
     ///
     /// # Errors
-    /// [`MemoryError::BelowFloor`], [`MemoryError::AboveCeiling`], [`MemoryError::Unable`] with the remedy; nothing has changed then.
+    /// [`MemoryError::BelowFloor`], [`MemoryError::AboveCeiling`], [`MemoryError::Unable`] with the remedy; nothing has
+    /// changed then.
     fn set_target(&self, target_bytes: Bytes) -> EngineFuture<'_, Change>;
 
     /// Waits until the pool has the size `target_bytes` (as [`Change::target_bytes`] gave it), and reports on the way.

@@ -1,5 +1,5 @@
-//! PostgreSQL without the extension: it is watched, and its pool has the size that it was started with; with the owner's consent the host
-//! drops pages of it by the level `own`.
+//! PostgreSQL without the extension: it is watched, and its pool has the size that it was started with; with the
+//! owner's consent the host drops pages of it by the level `own`.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,8 @@ use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
 use crate::own::{Consent, Figures, Own};
 use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
 
-/// The figures of a server without our extension. A connection counts 16 buffers in the floor: more than a query needs that pins none ahead.
+/// The figures of a server without our extension. A connection counts 16 buffers in the floor: more than a query needs
+/// that pins none ahead.
 const QUESTION: &str = "\
 SELECT (SELECT setting::bigint * current_setting('block_size')::bigint FROM pg_settings WHERE name = 'shared_buffers'), \
 (SELECT coalesce(sum(blks_hit), 0)::bigint FROM pg_stat_database), (SELECT coalesce(sum(blks_read), 0)::bigint FROM pg_stat_database), \
@@ -41,7 +42,8 @@ pub struct PlainEngine {
     session: Session,
     counters: Counters,
     outside: Outside,
-    /// What of the pool shall be in RAM at most, kept here because the server knows nothing of it; [`Bytes::MAX`] for all.
+    /// What of the pool shall be in RAM at most, kept here because the server knows nothing of it; [`Bytes::MAX`] for
+    /// all.
     target_bytes: AtomicU64,
     /// Held by who drops pages.
     dropping: Arc<Mutex<()>>,
@@ -97,7 +99,8 @@ impl PlainEngine {
         Ok(Told { shared_buffers_bytes, hits: number(1), reads: number(2), block_bytes: number(3), floor_bytes })
     }
 
-    /// The server's figures; at level `own` its pages are dropped on the way: a target holds only while they are, again and again.
+    /// The server's figures; at level `own` its pages are dropped on the way: a target holds only while they are, again
+    /// and again.
     async fn look(&self) -> Result<Observation, MemoryError> {
         let told = self.ask().await?;
         let figures = if self.owned() { Some(self.hold().await?) } else { None };
@@ -136,7 +139,8 @@ impl PlainEngine {
         self.consent == Consent::Given
     }
 
-    /// Drops some of what is above the target, and says what is left. What is dirty is written by a checkpoint, for the next time.
+    /// Drops some of what is above the target, and says what is left. What is dirty is written by a checkpoint, for the
+    /// next time.
     async fn hold(&self) -> Result<Figures, MemoryError> {
         let target_bytes = self.target_bytes.load(Ordering::Relaxed);
         let figures = self.drop_above(target_bytes).await?;

@@ -7,14 +7,15 @@ use crate::pressure::Host;
 use crate::segment::shared_memory_bytes;
 use crate::{BindingLimit, Bytes, Observation, foreign};
 
-/// More processes are not looked at: reading each costs some microseconds, and a server with so many has other troubles.
+/// More processes are not looked at: reading each costs some microseconds, and a server with so many has other
+/// troubles.
 const PROCESSES_MAX: usize = 4096;
 
 /// Memory of a server's processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Resident {
-    /// Private memory of all, and their shared memory: all of it, which may be in swap, or where that cannot be seen, what one of them has
-    /// touched.
+    /// Private memory of all, and their shared memory: all of it, which may be in swap, or where that cannot be seen,
+    /// what one of them has touched.
     resident_bytes: Bytes,
     /// Private memory in swap. Shared memory in swap is in the figures of the cgroup only.
     swap_bytes: Bytes,
@@ -48,7 +49,8 @@ impl Outside {
     }
 }
 
-/// The figures of a process and its children; none when it is gone. Source: proc_pid_status(5), fields RssAnon, RssShmem, VmSwap.
+/// The figures of a process and its children; none when it is gone. Source: proc_pid_status(5), fields RssAnon,
+/// RssShmem, VmSwap.
 fn resident(process_id: u32) -> Option<Resident> {
     let mut sum = Resident::default();
     let mut shared_bytes_max = 0;

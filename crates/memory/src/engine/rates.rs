@@ -3,7 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Counters nearer than this are not compared: servers publish them now and then, and a rate over a moment says nothing.
+/// Counters nearer than this are not compared: servers publish them now and then, and a rate over a moment says
+/// nothing.
 const WINDOW_MIN: Duration = Duration::from_millis(900);
 /// A rate is over the last so much, at least.
 const WINDOW: Duration = Duration::from_secs(10);

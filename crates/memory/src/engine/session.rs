@@ -13,8 +13,8 @@ use crate::{InstanceName, MemoryError};
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// A statement of ours that takes longer is ended by the server itself: also when we are gone. Names are those of PostgreSQL's catalog
-/// only, lest an object of a user's schema is called by mistake.
+/// A statement of ours that takes longer is ended by the server itself: also when we are gone. Names are those of
+/// PostgreSQL's catalog only, lest an object of a user's schema is called by mistake.
 const SETUP: &str = "\
 SET statement_timeout = '5s'; SET lock_timeout = '5s'; SET idle_session_timeout = 0; SET search_path = pg_catalog; \
 SET idle_in_transaction_session_timeout = '10s'";
@@ -49,8 +49,8 @@ impl Session {
         Session { instance, parameters, connecting: tokio::sync::Mutex::new(()), state: Mutex::default() }
     }
 
-    /// Runs statements. `action` is what is wanted, as a verb. Whoever stops waiting leaves an answer behind that nobody reads: the
-    /// connection is given up then.
+    /// Runs statements. `action` is what is wanted, as a verb. Whoever stops waiting leaves an answer behind that
+    /// nobody reads: the connection is given up then.
     ///
     /// # Errors
     /// [`MemoryError::Unreachable`], also without a try while the server rests; [`MemoryError::Statement`].

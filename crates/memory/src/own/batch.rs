@@ -53,10 +53,12 @@ impl Pace {
     }
 }
 
-/// Drops the pages of up to `count` buffers from `first` on, as far as they can be dropped and were used at most `usage` times lately.
+/// Drops the pages of up to `count` buffers from `first` on, as far as they can be dropped and were used at most
+/// `usage` times lately.
 ///
-/// Each header is locked, the memory of all of them is given back, each is unlocked as one whose page must be read. While a header is
-/// locked, nobody begins to use the buffer: so nobody sees the page without its content, and nobody reads into memory that goes away.
+/// Each header is locked, the memory of all of them is given back, each is unlocked as one whose page must be read.
+/// While a header is locked, nobody begins to use the buffer: so nobody sees the page without its content, and nobody
+/// reads into memory that goes away.
 ///
 /// # Errors
 /// The kernel did not take the memory. The pages are dropped all the same: how much of them is left is not known.

@@ -1,7 +1,7 @@
 //! Where a program keeps its exported variables: the dynamic symbols of a 64-bit little-endian ELF file (elf(5)).
 //!
-//! The program belongs to the server's owner: nothing in it is believed, each access is checked, and a file that does not fit gives a
-//! reason.
+//! The program belongs to the server's owner: nothing in it is believed, each access is checked, and a file that does
+//! not fit gives a reason.
 
 /// Size of the file's header.
 const FILE_HEADER_BYTES: usize = 64;
@@ -31,8 +31,8 @@ impl<'a> Elf<'a> {
         Ok(Elf { bytes })
     }
 
-    /// The address at which the program wants to begin. The kernel tells a process where it really began (`AT_ENTRY`, getauxval(3)): the
-    /// difference is how far all of its addresses were moved.
+    /// The address at which the program wants to begin. The kernel tells a process where it really began (`AT_ENTRY`,
+    /// getauxval(3)): the difference is how far all of its addresses were moved.
     pub fn entry_address(&self) -> u64 {
         self.long(24).expect("the header was checked to be there")
     }

@@ -1,7 +1,8 @@
 //! What PostgreSQL keeps of each buffer: its header, the same in 15, 16, 17 and 18 as far as it is used here.
 //!
-//! Source: `src/include/storage/buf_internals.h` of each version. 19 makes the state a word of eight bytes and moves its parts, so it is
-//! refused. All of these have headers of 64 bytes: five words of the page's identity, the buffer's number, the state.
+//! Source: `src/include/storage/buf_internals.h` of each version. 19 makes the state a word of eight bytes and moves
+//! its parts, so it is refused. All of these have headers of 64 bytes: five words of the page's identity, the buffer's
+//! number, the state.
 
 /// The versions whose headers are these.
 pub(super) const MAJOR_VERSIONS: std::ops::RangeInclusive<u32> = 15..=18;
@@ -81,8 +82,9 @@ impl State {
         State(self.0 | LOCKED)
     }
 
-    /// What a buffer becomes whose memory was given back: the next who wants the page finds that it must be read (`BufferAlloc` treats it
-    /// as one whose read has failed). Its usage count stays: PostgreSQL's own eviction works as ever.
+    /// What a buffer becomes whose memory was given back: the next who wants the page finds that it must be read
+    /// (`BufferAlloc` treats it as one whose read has failed). Its usage count stays: PostgreSQL's own eviction works
+    /// as ever.
     pub fn without_content(self) -> State {
         State(self.0 & !VALID & !LOCKED)
     }

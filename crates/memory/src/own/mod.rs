@@ -1,25 +1,26 @@
 //! Level `own`: clean pages of a server without our extension are dropped by way of its own buffer table.
 //!
-//! The agent finds the buffer pool of a stock server in its shared memory (`process`, `pool`), chooses pages that are on disk and that
-//! nobody uses, those first that were used least, and gives their memory back (`batch`). The server reads such a page again when it wants
-//! it; it needs no change and does not know. Memory that it reads again must be dropped again: a target holds only while
-//! [`shrink_to`](Own::shrink_to) is called again and again.
+//! The agent finds the buffer pool of a stock server in its shared memory (`process`, `pool`), chooses pages that are
+//! on disk and that nobody uses, those first that were used least, and gives their memory back (`batch`). The server
+//! reads such a page again when it wants it; it needs no change and does not know. Memory that it reads again must be
+//! dropped again: a target holds only while [`shrink_to`](Own::shrink_to) is called again and again.
 //!
 //! # Risk
 //!
 //! It is off unless [`Consent::Given`], because a mistake here is the server's:
-//! - While memory is given back, some headers of the server are locked by us, as its own processes lock them for some instructions. A
-//!   process that wants such a buffer meanwhile waits by sleeping a millisecond. If the agent is killed (`kill -9`, the OOM killer) or
-//!   stopped in just that moment, some tenths of a millisecond long, the header stays locked, and whoever wants it ends after some
-//!   minutes with "stuck spinlock": the server restarts and recovers from its log. Nothing committed is lost.
-//! - So a batch is bounded in buffers and time, the thread is real-time and takes no signals meanwhile, and the process' memory is
-//!   kept in RAM.
-//! - It writes into the server's memory by knowing how versions 15 to 18 lay it out. Everything is checked before (version, that each
-//!   header says its own number, that the parts of all headers fit together, that pages are where they should be), and what does not
-//!   fit is refused: other versions, builds for debugging, huge pages.
+//! - While memory is given back, some headers of the server are locked by us, as its own processes lock them for some
+//!   instructions. A process that wants such a buffer meanwhile waits by sleeping a millisecond. If the agent is killed
+//!   (`kill -9`, the OOM killer) or stopped in just that moment, some tenths of a millisecond long, the header stays
+//!   locked, and whoever wants it ends after some minutes with "stuck spinlock": the server restarts and recovers from
+//!   its log. Nothing committed is lost.
+//! - So a batch is bounded in buffers and time, the thread is real-time and takes no signals meanwhile, and the
+//!   process' memory is kept in RAM.
+//! - It writes into the server's memory by knowing how versions 15 to 18 lay it out. Everything is checked before
+//!   (version, that each header says its own number, that the parts of all headers fit together, that pages are where
+//!   they should be), and what does not fit is refused: other versions, builds for debugging, huge pages.
 //!
-//! What it cannot do: dirty pages stay (a `CHECKPOINT` before makes them clean), pinned ones too; the pool's size as the server sees it
-//! does not change, so its clock sweep runs over buffers without content as over others.
+//! What it cannot do: dirty pages stay (a `CHECKPOINT` before makes them clean), pinned ones too; the pool's size as
+//! the server sees it does not change, so its clock sweep runs over buffers without content as over others.
 
 mod batch;
 mod elf;
@@ -39,8 +40,8 @@ use urgent::KeptInMemory;
 
 use crate::{Bytes, MemoryError};
 
-/// Ways over all buffers with one usage count: the first drops what it believes to be enough, but a buffer that shares its pages with
-/// others gives back less than it has, and pages are read meanwhile.
+/// Ways over all buffers with one usage count: the first drops what it believes to be enough, but a buffer that shares
+/// its pages with others gives back less than it has, and pages are read meanwhile.
 const SWEEPS_MAX: u32 = 3;
 
 /// Whether the owner of the server has accepted the risk of this level.
@@ -83,7 +84,8 @@ pub struct Dropped {
     pub held_microseconds_max: u64,
     /// How long all of it took.
     pub microseconds: u64,
-    /// False when the thread could not be made real-time: an ordinary process could hold it up while headers are locked.
+    /// False when the thread could not be made real-time: an ordinary process could hold it up while headers are
+    /// locked.
     pub real_time: bool,
 }
 
@@ -127,8 +129,8 @@ impl Own {
         Ok(figures)
     }
 
-    /// Drops pages, those used least first, until at most `target_bytes` of the pool are in RAM or no more can be dropped. Blocks: about
-    /// a second for 1 GB.
+    /// Drops pages, those used least first, until at most `target_bytes` of the pool are in RAM or no more can be
+    /// dropped. Blocks: about a second for 1 GB.
     ///
     /// # Errors
     /// As [`open`](Self::open); [`MemoryError::File`]: the kernel did not take memory back.
@@ -180,7 +182,8 @@ struct Sweep<'a> {
 }
 
 impl Sweep<'_> {
-    /// Drops until `wanted` bytes that were in RAM are dropped, or all buffers have been looked at. Says how much is left to drop then.
+    /// Drops until `wanted` bytes that were in RAM are dropped, or all buffers have been looked at. Says how much is
+    /// left to drop then.
     fn run(&self, mut wanted: Bytes, pace: &mut Pace, dropped: &mut Dropped) -> io::Result<Bytes> {
         let mut end = self.pool.buffers;
         while wanted > 0 && end > 0 {

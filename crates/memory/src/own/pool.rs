@@ -136,8 +136,8 @@ impl Pool {
         Ok(Resident { bytes, start, pages })
     }
 
-    /// Whether what is taken for the headers is headers: each says its own number, and its parts fit together. A server that was built
-    /// otherwise has headers of another size, and none of this is true.
+    /// Whether what is taken for the headers is headers: each says its own number, and its parts fit together. A server
+    /// that was built otherwise has headers of another size, and none of this is true.
     fn check_headers(&self) -> Result<(), &'static str> {
         for buffer in 0..self.buffers {
             if self.word(buffer, header::NUMBER_AT).load(Relaxed) != buffer {

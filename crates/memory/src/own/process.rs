@@ -1,4 +1,5 @@
-//! The variables of a server's buffer pool, read from outside: the program tells where they are, the process what they hold.
+//! The variables of a server's buffer pool, read from outside: the program tells where they are, the process what they
+//! hold.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -1,5 +1,5 @@
-//! Being quick while others wait: a stretch of work in which this thread is neither preempted by ordinary processes nor interrupted by a
-//! signal, and in which none of its own memory has to be read from disk first.
+//! Being quick while others wait: a stretch of work in which this thread is neither preempted by ordinary processes nor
+//! interrupted by a signal, and in which none of its own memory has to be read from disk first.
 
 use std::mem::MaybeUninit;
 
@@ -41,7 +41,8 @@ impl Urgent {
     pub fn begin() -> Urgent {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut signals_before = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: sigfillset writes a whole set. pthread_sigmask reads it and writes the one before; it cannot fail with these arguments.
+        // SAFETY: sigfillset writes a whole set. pthread_sigmask reads it and writes the one before; it cannot fail
+        // with these arguments.
         let signals_before = unsafe {
             libc::sigfillset(all.as_mut_ptr());
             libc::sigemptyset(signals_before.as_mut_ptr());

@@ -8,7 +8,8 @@ use super::hierarchy::Version;
 use super::psi::Stall;
 use super::text;
 
-/// From here on a limit of version 1 means none: the kernel writes the largest multiple of a page that fits a signed number.
+/// From here on a limit of version 1 means none: the kernel writes the largest multiple of a page that fits a signed
+/// number.
 const V1_UNLIMITED_BYTES: Bytes = 1 << 62;
 
 /// What a cgroup uses and may use.
@@ -24,7 +25,8 @@ pub struct GroupMemory {
     pub reclaimable_bytes: Bytes,
     /// What is in swap; none where swap is not counted.
     pub swap_bytes: Option<Bytes>,
-    /// How often the limit was met: reclaim had to make room. New kernels do not count that of memory and swap together (version 1).
+    /// How often the limit was met: reclaim had to make room. New kernels do not count that of memory and swap together
+    /// (version 1).
     pub limit_hits: u64,
     /// Processes that the kernel has killed here for lack of memory.
     pub oom_kills: u64,
@@ -33,7 +35,8 @@ pub struct GroupMemory {
 }
 
 impl GroupMemory {
-    /// Reads a cgroup's files; none where there are none: it is gone, or it is the root of version 2, which has no limit.
+    /// Reads a cgroup's files; none where there are none: it is gone, or it is the root of version 2, which has no
+    /// limit.
     ///
     /// # Errors
     /// [`MemoryError::File`], [`MemoryError::Malformed`].

@@ -1,8 +1,8 @@
 //! Where the cgroups of this host are, and which of them a process is in.
 //!
-//! A host has the controller for memory in version 1 or in version 2, never in both. `/proc/self/mountinfo` tells where either is
-//! mounted and which cgroup is the mount's own root: a container sees only what is below its own. `/proc/PID/cgroup` tells a
-//! process's cgroup, seen from the reader's namespace (cgroups(7), cgroup_namespaces(7)).
+//! A host has the controller for memory in version 1 or in version 2, never in both. `/proc/self/mountinfo` tells where
+//! either is mounted and which cgroup is the mount's own root: a container sees only what is below its own.
+//! `/proc/PID/cgroup` tells a process's cgroup, seen from the reader's namespace (cgroups(7), cgroup_namespaces(7)).
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -60,7 +60,8 @@ impl Hierarchy {
         Ok(None)
     }
 
-    /// The directory of a process's cgroup. Of one that cannot be seen from here: the mount point, which is the next that can.
+    /// The directory of a process's cgroup. Of one that cannot be seen from here: the mount point, which is the next
+    /// that can.
     ///
     /// # Errors
     /// [`MemoryError::Malformed`] when there is no such process or it is in no cgroup of this hierarchy.
@@ -111,8 +112,8 @@ pub(super) fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// One line of mountinfo, when it is a mount of cgroups that may have the controller for memory. The form, by proc_pid_mountinfo(5):
-/// `35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory`.
+/// One line of mountinfo, when it is a mount of cgroups that may have the controller for memory. The form, by
+/// proc_pid_mountinfo(5): `35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory`.
 fn parse_mount(line: &[u8]) -> Option<Hierarchy> {
     let words: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
     let separator = words.iter().position(|word| *word == b"-")?;

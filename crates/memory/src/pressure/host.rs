@@ -15,8 +15,8 @@ use super::{Source, StallFuture, text};
 
 /// The kernel's files of this host. Of cgroups the version is found out that has the controller for memory.
 ///
-/// Version 1 is tried on real hosts by the tests. Version 2 is tried on recorded files: the hosts of our tests have it without the
-/// controller for memory.
+/// Version 1 is tried on real hosts by the tests. Version 2 is tried on recorded files: the hosts of our tests have it
+/// without the controller for memory.
 #[derive(Debug)]
 pub struct Host {
     root: PathBuf,
@@ -109,7 +109,8 @@ impl Host {
 }
 
 impl Source for Host {
-    /// Without a limit: those above a server come with its observation ([`Host::limits_of`]), and this process may have others.
+    /// Without a limit: those above a server come with its observation ([`Host::limits_of`]), and this process may have
+    /// others.
     fn pressure(&self) -> Result<HostPressure, MemoryError> {
         let memory = self.memory()?;
         let stall = Stall::read(&self.stall_path())?;

@@ -36,7 +36,8 @@ impl MemoryInformation {
     /// Takes the content of the file apart; `path` is for messages only.
     ///
     /// # Errors
-    /// [`MemoryError::Malformed`] when the total or what is available is missing (Linux tells it since 3.14); the rest counts as 0.
+    /// [`MemoryError::Malformed`] when the total or what is available is missing (Linux tells it since 3.14); the rest
+    /// counts as 0.
     pub fn parse(content: &[u8], path: &Path) -> Result<MemoryInformation, MemoryError> {
         let wanted = |key| value(content, key).ok_or_else(|| text::malformed(path, format!("it has no {key}")));
         let other = |key| value(content, key).unwrap_or(0);

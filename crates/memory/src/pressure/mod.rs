@@ -30,7 +30,8 @@ pub trait Source: Send + Sync {
     /// [`MemoryError::File`], [`MemoryError::Malformed`].
     fn pressure(&self) -> Result<HostPressure, MemoryError>;
 
-    /// Ends when the host begins to stall for memory; never ends where that cannot be noticed. Dropping it is allowed at any time.
+    /// Ends when the host begins to stall for memory; never ends where that cannot be noticed. Dropping it is allowed
+    /// at any time.
     fn stalled(&self) -> StallFuture<'_> {
         Box::pin(std::future::pending())
     }

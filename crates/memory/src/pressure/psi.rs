@@ -1,5 +1,5 @@
-//! Stalls for lack of memory: PSI, of the host (`/proc/pressure/memory`) and of one cgroup v2 (`memory.pressure`); the kernel's
-//! Documentation/accounting/psi.rst.
+//! Stalls for lack of memory: PSI, of the host (`/proc/pressure/memory`) and of one cgroup v2 (`memory.pressure`); the
+//! kernel's Documentation/accounting/psi.rst.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -94,7 +94,8 @@ impl Default for Threshold {
     }
 }
 
-/// The kernel's word when stalls pass a threshold, at most once a window. The file descriptor becomes ready for `POLLPRI`.
+/// The kernel's word when stalls pass a threshold, at most once a window. The file descriptor becomes ready for
+/// `POLLPRI`.
 #[derive(Debug)]
 pub struct Trigger {
     file: File,

@@ -25,8 +25,8 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, MemoryError> {
     }
 }
 
-/// Whether the file, its cgroup, its process or its feature is not there: ENODEV is a cgroup that was removed while its file was open,
-/// ESRCH a process that ended, EOPNOTSUPP a kernel that was started with `psi=0`.
+/// Whether the file, its cgroup, its process or its feature is not there: ENODEV is a cgroup that was removed while its
+/// file was open, ESRCH a process that ended, EOPNOTSUPP a kernel that was started with `psi=0`.
 fn is_absence(error: &io::Error) -> bool {
     let absences = [libc::ENOENT, libc::ENODEV, libc::ENOTDIR, libc::ESRCH, libc::EOPNOTSUPP];
     error.raw_os_error().is_some_and(|code| absences.contains(&code))

@@ -14,8 +14,8 @@ pub(super) struct Watch(AsyncFd<Trigger>);
 impl Watch {
     /// Registers a trigger; to be called within a runtime.
     pub(super) fn of(trigger: Trigger) -> io::Result<Watch> {
-        // SAFETY: a trigger owns its file and gives out that file's descriptor always; the file is closed when the trigger is dropped,
-        // which `AsyncFd` does after it has taken the descriptor from the runtime.
+        // SAFETY: a trigger owns its file and gives out that file's descriptor always; the file is closed when the
+        // trigger is dropped, which `AsyncFd` does after it has taken the descriptor from the runtime.
         let registered = unsafe { AsyncFd::register_with_interest(trigger, Interest::PRIORITY) };
         Ok(Watch(registered?))
     }

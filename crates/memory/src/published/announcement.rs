@@ -1,5 +1,5 @@
-//! The file by which a server tells where its published memory is. It lies in the data directory, belongs to the server's user, and is
-//! not believed: what it names is checked when it is opened.
+//! The file by which a server tells where its published memory is. It lies in the data directory, belongs to the
+//! server's user, and is not believed: what it names is checked when it is opened.
 
 use std::fs;
 use std::io;

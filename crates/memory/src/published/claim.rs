@@ -1,7 +1,7 @@
 //! The lock that says: there is an agent, it lives, and it is the only one.
 //!
-//! The kernel drops a flock(2) when the process is gone and its last system call has ended. So who gets it knows that nobody is giving
-//! memory of this server back any more; and while an agent is only stopped, it keeps it.
+//! The kernel drops a flock(2) when the process is gone and its last system call has ended. So who gets it knows that
+//! nobody is giving memory of this server back any more; and while an agent is only stopped, it keeps it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -1,5 +1,5 @@
-//! How a server describes what it publishes: the fixed layout of `extension/src/published.h`. The server's memory is not believed: every
-//! number is checked against the size of the shared memory before anything is done with it.
+//! How a server describes what it publishes: the fixed layout of `extension/src/published.h`. The server's memory is
+//! not believed: every number is checked against the size of the shared memory before anything is done with it.
 
 /// Bytes of the description before the chunks' states.
 pub(super) const HEADER_BYTES: usize = 128;
@@ -157,7 +157,8 @@ pub(super) mod tests {
     }
 
     proptest! {
-        /// Whatever the server writes there, nothing outside the shared memory, and nothing of the description, is ever touched.
+        /// Whatever the server writes there, nothing outside the shared memory, and nothing of the description, is ever
+        /// touched.
         #[test]
         fn what_is_accepted_lies_inside(
             changes in prop::collection::vec((8_usize..128, any::<u8>()), 0..12),

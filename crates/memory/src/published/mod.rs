@@ -1,8 +1,9 @@
 //! Level `publish`: memory that a server has parked is taken without asking it.
 //!
-//! The server's extension parks chunks of its pool in advance and publishes them. The agent takes one by a compare-and-swap in the
-//! server's shared memory, gives its memory back to the host by way of the file behind that memory, and says so; no process of the
-//! server needs to run for it. The server then lowers its target by what was taken.
+//! The server's extension parks chunks of its pool in advance and publishes them. The agent takes one by a
+//! compare-and-swap in the server's shared memory, gives its memory back to the host by way of the file behind that
+//! memory, and says so; no process of the server needs to run for it. The server then lowers its target by what was
+//! taken.
 //!
 //! ```text
 //!              server               agent                 agent             server
@@ -11,13 +12,14 @@
 //!              server takes it back
 //! ```
 //!
-//! Either side may die anywhere. The server never brings a chunk back that is `TAKING`, because a stopped agent could still give its
-//! memory back then; when the agent's lock (`claim`) is free, the work is finished by the server or by the next agent, whoever comes
-//! first. A server that starts again has new memory: it is looked up for each operation, the old is not kept.
+//! Either side may die anywhere. The server never brings a chunk back that is `TAKING`, because a stopped agent could
+//! still give its memory back then; when the agent's lock (`claim`) is free, the work is finished by the server or by
+//! the next agent, whoever comes first. A server that starts again has new memory: it is looked up for each operation,
+//! the old is not kept.
 //!
 //! The agent needs root of the host (CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE outside of any user namespace, for
-//! `/proc/PID/map_files`). A server in a container is reached from the host, under the path that its data directory has there; an agent
-//! inside a container is refused by the kernel, and says so.
+//! `/proc/PID/map_files`). A server in a container is reached from the host, under the path that its data directory has
+//! there; an agent inside a container is refused by the kernel, and says so.
 
 mod announcement;
 mod claim;
@@ -35,14 +37,15 @@ use layout::{ChunkState, HEADER_BYTES, Layout, TAKEN_BYTES_AT};
 use crate::segment::{Postmaster, Segment, Window};
 use crate::{Bytes, MemoryError};
 
-/// Chunks that are taken at once at most: 128 MiB with blocks of 8 kB. A server that wants one of them back waits for the rest.
+/// Chunks that are taken at once at most: 128 MiB with blocks of 8 kB. A server that wants one of them back waits for
+/// the rest.
 const RUN_CHUNKS_MAX: u32 = 64;
 
 /// What was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Taken {
-    /// How much memory really went back to the host: less than the chunks' size where a server has not used them since it started. Pages
-    /// that they share with others are not counted: the server gives those back.
+    /// How much memory really went back to the host: less than the chunks' size where a server has not used them since
+    /// it started. Pages that they share with others are not counted: the server gives those back.
     pub bytes: Bytes,
     /// How long it took.
     pub microseconds: u64,
@@ -78,8 +81,8 @@ impl Published {
     /// Becomes the agent of the server of this data directory. The server must run.
     ///
     /// # Errors
-    /// [`MemoryError::NoServer`]; [`MemoryError::NotAllowed`]: the server has not loaded the extension, another agent works for it, or
-    /// the kernel does not let us; [`MemoryError::Malformed`]: its memory is not what it should be.
+    /// [`MemoryError::NoServer`]; [`MemoryError::NotAllowed`]: the server has not loaded the extension, another agent
+    /// works for it, or the kernel does not let us; [`MemoryError::Malformed`]: its memory is not what it should be.
     pub fn open(data_directory: &Path) -> Result<Published, MemoryError> {
         attach(data_directory)?;
         let claim = Mutex::new(Claim::get(data_directory)?);
@@ -96,10 +99,12 @@ impl Published {
         Ok(published.map(|chunk| attached.layout.place_of(chunk..chunk + 1).1).sum())
     }
 
-    /// Takes chunks from the top until their size is at least `bytes` or no more are published. Blocks: about 0.3 s for 1 GB.
+    /// Takes chunks from the top until their size is at least `bytes` or no more are published. Blocks: about 0.3 s for
+    /// 1 GB.
     ///
     /// # Errors
-    /// As [`open`](Self::open); [`MemoryError::File`] when the kernel does not take the memory back. What was taken before stays taken.
+    /// As [`open`](Self::open); [`MemoryError::File`] when the kernel does not take the memory back. What was taken
+    /// before stays taken.
     pub fn take(&self, bytes: Bytes) -> Result<Taken, MemoryError> {
         self.take_watched(bytes, &mut |_| ())
     }
@@ -146,8 +151,8 @@ impl Attached {
         word.is_some_and(|word| word.compare_exchange(from as u32, to as u32, AcqRel, Acquire).is_ok())
     }
 
-    /// Marks the topmost published chunks below `end` as being taken: neighbours only, about as many as `bytes` need. Empty when none
-    /// is published.
+    /// Marks the topmost published chunks below `end` as being taken: neighbours only, about as many as `bytes` need.
+    /// Empty when none is published.
     fn mark_run(&self, end: u32, bytes: Bytes) -> std::ops::Range<u32> {
         let (from, to) = (ChunkState::Published, ChunkState::Taking);
         let top = (0..end).rev().find(|chunk| self.change(*chunk, from, to));

@@ -1,8 +1,8 @@
-//! The shared memory of a PostgreSQL server, reached from outside by way of the kernel: `/proc/PID/map_files` gives the file behind a
-//! mapping, also when that file has no name (proc_pid_map_files(5)). It needs root of the host itself.
+//! The shared memory of a PostgreSQL server, reached from outside by way of the kernel: `/proc/PID/map_files` gives the
+//! file behind a mapping, also when that file has no name (proc_pid_map_files(5)). It needs root of the host itself.
 //!
-//! A descriptor or a mapping of this file keeps its memory alive when the server is gone. So a [`Segment`] is opened for one operation,
-//! never kept; that is also what makes a restart of the server in between harmless.
+//! A descriptor or a mapping of this file keeps its memory alive when the server is gone. So a [`Segment`] is opened
+//! for one operation, never kept; that is also what makes a restart of the server in between harmless.
 
 mod maps;
 mod postmaster;
@@ -20,8 +20,8 @@ pub(crate) use window::{PAGE_BYTES, Window};
 
 use crate::MemoryError;
 
-/// How much memory the largest shared mapping of a process has, in RAM or in swap: of a server of PostgreSQL that is its pool and
-/// little more. None when the kernel does not let us see it.
+/// How much memory the largest shared mapping of a process has, in RAM or in swap: of a server of PostgreSQL that is
+/// its pool and little more. None when the kernel does not let us see it.
 pub(crate) fn shared_memory_bytes(process_id: u32) -> Option<u64> {
     /// `st_blocks` counts in these, whatever the file system's blocks are (stat(2)).
     const STAT_BLOCK_BYTES: u64 = 512;
@@ -95,8 +95,8 @@ impl Segment {
         std::os::unix::fs::FileExt::read_exact_at(&self.file, buffer, place)
     }
 
-    /// Gives the memory of a range back, of its whole pages: what shares a page with something outside stays as it is. Says how many
-    /// bytes these pages have. What is read there afterwards is zero.
+    /// Gives the memory of a range back, of its whole pages: what shares a page with something outside stays as it is.
+    /// Says how many bytes these pages have. What is read there afterwards is zero.
     pub fn give_back(&self, place: u64, length: u64) -> io::Result<u64> {
         let Some((start, length)) = whole_pages(place, length, self.page_bytes) else { return Ok(0) };
         if start.checked_add(length).is_none_or(|end| end > self.size_bytes) {
@@ -106,7 +106,8 @@ impl Segment {
         Ok(length)
     }
 
-    /// How much memory the whole pages of a range have, in RAM or in swap. Of huge pages the kernel does not tell: all of it.
+    /// How much memory the whole pages of a range have, in RAM or in swap. Of huge pages the kernel does not tell: all
+    /// of it.
     pub fn memory_bytes(&self, place: u64, length: u64) -> io::Result<u64> {
         let Some((start, length)) = whole_pages(place, length, self.page_bytes) else { return Ok(0) };
         let (mut bytes, mut position, end) = (0, start, start.saturating_add(length));
@@ -131,8 +132,9 @@ pub(crate) fn whole_pages(place: u64, length: u64, page_bytes: u64) -> Option<(u
     (start < end).then(|| (start, end - start))
 }
 
-/// Opens the file behind a mapping when it is what a server's shared memory is: memory without a name that belongs to the server's
-/// user. The server could show us anything that it has mapped; what it could not change itself must not be changed by us.
+/// Opens the file behind a mapping when it is what a server's shared memory is: memory without a name that belongs to
+/// the server's user. The server could show us anything that it has mapped; what it could not change itself must not be
+/// changed by us.
 fn open_memory(path: &Path, owner_id: u32) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let (status, kind) = (fstat(&file)?, fstatfs(&file)?.f_type);

@@ -1,4 +1,5 @@
-//! The postmaster of a data directory, as this process sees it: also when it runs in a container, where it has another number.
+//! The postmaster of a data directory, as this process sees it: also when it runs in a container, where it has another
+//! number.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,9 +18,9 @@ pub(crate) struct Postmaster {
 }
 
 impl Postmaster {
-    /// Finds it by the first line of `postmaster.pid` and by the directory in which it works. Its number may be that of another
-    /// namespace: the kernel tells both (`NSpid` in proc_pid_status(5)). Only a process of the directory's own account is
-    /// believed.
+    /// Finds it by the first line of `postmaster.pid` and by the directory in which it works. Its number may be that of
+    /// another namespace: the kernel tells both (`NSpid` in proc_pid_status(5)). Only a process of the directory's own
+    /// account is believed.
     ///
     /// # Errors
     /// [`MemoryError::NoServer`]: none runs there, or it cannot be seen from here.
@@ -60,7 +61,8 @@ fn number_inside(process_id: u32) -> Option<u32> {
     field(process_id, "NSpid:")?.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// Whether its parent is a process of PostgreSQL: then it is no postmaster. Needed where two namespaces use the same number.
+/// Whether its parent is a process of PostgreSQL: then it is no postmaster. Needed where two namespaces use the same
+/// number.
 fn is_child(process_id: u32) -> bool {
     let own = fs::read_link(format!("/proc/{process_id}/exe")).ok();
     let parent = field(process_id, "PPid:").and_then(|text| text.trim().parse::<u32>().ok());

@@ -1,5 +1,5 @@
-//! A part of a server's shared memory, mapped into this process. The server changes it at any time: it is only read and changed
-//! atomically.
+//! A part of a server's shared memory, mapped into this process. The server changes it at any time: it is only read and
+//! changed atomically.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,7 +27,8 @@ unsafe impl Send for Window {}
 unsafe impl Sync for Window {}
 
 impl Window {
-    /// Maps `length` bytes of the file from `offset` on. `page_bytes` is the file's page: 4096, or that of its huge pages.
+    /// Maps `length` bytes of the file from `offset` on. `page_bytes` is the file's page: 4096, or that of its huge
+    /// pages.
     ///
     /// # Errors
     /// The file ends before, or the kernel refuses.
@@ -43,7 +44,8 @@ impl Window {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address that the kernel chooses; nothing that exists is touched. It lies within the file.
+        // SAFETY: a new mapping at an address that the kernel chooses; nothing that exists is touched. It lies within
+        // the file.
         let address = unsafe { mmap(std::ptr::null_mut(), mapped_bytes, protection, MapFlags::SHARED, file, begin) }?;
         let address = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Window { address, mapped_bytes, lead_bytes })
@@ -54,11 +56,12 @@ impl Window {
         self.mapped_bytes - self.lead_bytes
     }
 
-    /// The word of four bytes at this place, counted from the beginning of what was asked for; none when it does not lie inside or is not
-    /// aligned.
+    /// The word of four bytes at this place, counted from the beginning of what was asked for; none when it does not
+    /// lie inside or is not aligned.
     pub fn word(&self, position: usize) -> Option<&AtomicU32> {
         let address = self.place(position, size_of::<u32>())?;
-        // SAFETY: it lies inside the mapping, which lives as long as `self`, is aligned, and all access to it here is atomic.
+        // SAFETY: it lies inside the mapping, which lives as long as `self`, is aligned, and all access to it here is
+        // atomic.
         Some(unsafe { AtomicU32::from_ptr(address.cast()) })
     }
 
@@ -69,8 +72,8 @@ impl Window {
         Some(unsafe { AtomicU64::from_ptr(address.cast()) })
     }
 
-    /// Which of the ordinary pages are in RAM, in the range of `length` bytes from `position` on, which must begin at a page.
-    /// Asking touches none of them (mincore(2)).
+    /// Which of the ordinary pages are in RAM, in the range of `length` bytes from `position` on, which must begin at a
+    /// page. Asking touches none of them (mincore(2)).
     ///
     /// # Errors
     /// The range does not lie inside or does not begin at a page.
@@ -79,7 +82,8 @@ impl Window {
         let end = start.and_then(|start| start.checked_add(length)).filter(|end| *end <= self.mapped_bytes);
         let (Some(start), Some(_)) = (start, end) else { return Err(io::ErrorKind::InvalidInput.into()) };
         let mut pages = vec![0_u8; length.div_ceil(PAGE_BYTES)];
-        // SAFETY: the range was checked to lie in the mapping; the kernel writes a byte a page of it, and `pages` has as many.
+        // SAFETY: the range was checked to lie in the mapping; the kernel writes a byte a page of it, and `pages` has
+        // as many.
         let result = unsafe { libc::mincore(self.address.as_ptr().add(start).cast(), length, pages.as_mut_ptr()) };
         if result != 0 {
             return Err(io::Error::last_os_error());

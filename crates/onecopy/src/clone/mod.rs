@@ -36,7 +36,8 @@ use source::Source;
 
 /// Make a standby of a running server that answers before its data is there
 ///
-/// The clone runs with the source's settings on the next free port. Ctrl-C ends the watching only: it is filled in the background.
+/// The clone runs with the source's settings on the next free port. Ctrl-C ends the watching only: it is filled in the
+/// background.
 #[derive(Debug, Args)]
 pub struct Clone {
     /// Data directory or connection string of a superuser of a running server on this machine
@@ -68,7 +69,8 @@ pub struct Clone {
     /// With --to: the directory of this host's keys
     #[arg(long, value_name = "DIRECTORY", requires = "to")]
     keys: Option<PathBuf>,
-    /// With --to: this host's `onecopy host`, as the other host reaches it [default: the address on the way there, port 6440]
+    /// With --to: this host's `onecopy host`, as the other host reaches it [default: the address on the way there, port
+    /// 6440]
     #[arg(long, value_name = "HOST:PORT", requires = "to")]
     origin: Option<String>,
     /// Return when the clone answers

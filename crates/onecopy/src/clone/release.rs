@@ -15,7 +15,8 @@ use tokio_postgres::Client;
 
 use super::source::connection_of;
 
-/// The setting of a clone whose slot is dropped when it is whole; PostgreSQL keeps what it does not know under such a name.
+/// The setting of a clone whose slot is dropped when it is whole; PostgreSQL keeps what it does not know under such a
+/// name.
 const RELEASE_SETTING: &str = "onecopy.release_slot";
 
 /// Where a clone's settings are, in its data directory.

@@ -13,8 +13,8 @@ use onecopy_postgres::{
 };
 use tokio_postgres::Client;
 
-/// Settings of the source that a clone beside it must not have: places, addresses, TLS, archiving, where logs go, who it follows. Those
-/// that begin so, too.
+/// Settings of the source that a clone beside it must not have: places, addresses, TLS, archiving, where logs go, who
+/// it follows. Those that begin so, too.
 const OWN_SETTINGS: [&str; 30] = [
     "data_directory",
     "hba_file",

@@ -137,9 +137,9 @@ pub async fn clear_dead(directory: &Path, source: Option<&ConnectionParameters>)
     Ok(())
 }
 
-/// Who is asked to drop the slot of a clone that is gone, and as whom. Its marker and its settings, which the account of
-/// its server may have written, never get anything of the operator's: they are believed where they name the source of
-/// the command line, which is asked as that says; or where the settings bring a login of their own, if it is not for
+/// Who is asked to drop the slot of a clone that is gone, and as whom. Its marker and its settings, which the account
+/// of its server may have written, never get anything of the operator's: they are believed where they name the source
+/// of the command line, which is asked as that says; or where the settings bring a login of their own, if it is not for
 /// being root that we are let in. Otherwise nobody is asked.
 fn slot_holder(
     marked: &ConnectionParameters,

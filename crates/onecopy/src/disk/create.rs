@@ -27,8 +27,8 @@ pub struct Create {
     /// Lie over a raw image or a disk's snapshot (DIRECTORY@SNAPSHOT), which must stay as it is
     #[arg(long, value_name = "BASE", conflicts_with = "from")]
     base: Option<String>,
-    /// Copy a raw image, a disk's snapshot, or an NBD export (nbd://HOST/EXPORT, nbds://, nbd+unix://): what is touched at once, the rest in
-    /// the background while the disk is served
+    /// Copy a raw image, a disk's snapshot, or an NBD export (nbd://HOST/EXPORT, nbds://, nbd+unix://): what is touched
+    /// at once, the rest in the background while the disk is served
     #[arg(long, value_name = "SOURCE")]
     from: Option<String>,
     /// Who signed the certificate of an nbds:// server, as PEM

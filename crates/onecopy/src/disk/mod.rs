@@ -19,8 +19,8 @@ pub use server::DiskServer;
 
 /// Make, look at and serve disks of virtual machines
 ///
-/// A disk is a directory. It may lie over a base, whose blocks it shows where nothing was written, and keeps snapshots. Each command works
-/// on a disk at rest and on one that is being served.
+/// A disk is a directory. It may lie over a base, whose blocks it shows where nothing was written, and keeps snapshots.
+/// Each command works on a disk at rest and on one that is being served.
 #[derive(Debug, Args)]
 pub struct Disk {
     #[command(subcommand)]

@@ -22,8 +22,8 @@ use crate::signals::{HangUp, StopSignal};
 
 /// Serve a disk to virtual machines, over vhost-user-blk, NBD, or both
 ///
-/// Says which options QEMU needs. SIGTERM, Ctrl-C and `onecopy disk stop` close the disk; a server that is killed loses nothing that it
-/// has acknowledged, and a machine goes on when it is started again.
+/// Says which options QEMU needs. SIGTERM, Ctrl-C and `onecopy disk stop` close the disk; a server that is killed loses
+/// nothing that it has acknowledged, and a machine goes on when it is started again.
 #[derive(Debug, Args)]
 pub struct Serve {
     #[command(flatten)]
@@ -86,7 +86,8 @@ pub struct Serving {
     /// Seconds to wait for another server to give the disk back
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     lease_timeout: u64,
-    /// Do not mark what is written into guest memory: machines that move are corrupt then, as the proof of marking needs it
+    /// Do not mark what is written into guest memory: machines that move are corrupt then, as the proof of marking
+    /// needs it
     #[arg(long, hide = true)]
     unsafe_without_dirty_log: bool,
 }

@@ -11,8 +11,9 @@ use clap::{Args, Subcommand};
 
 /// Look at the memory of this host's database servers, and share it out
 ///
-/// A server's pool is what it may use of its ceiling (shared_buffers, innodb_buffer_pool_size) now. By itself the agent gives each server
-/// what it needs of the budget, and gives memory back when the host wants it. `onecopy up` runs the agent for its servers.
+/// A server's pool is what it may use of its ceiling (shared_buffers, innodb_buffer_pool_size) now. By itself the agent
+/// gives each server what it needs of the budget, and gives memory back when the host wants it. `onecopy up` runs the
+/// agent for its servers.
 #[derive(Debug, Args)]
 pub struct Memory {
     #[command(subcommand)]

@@ -57,7 +57,8 @@ impl Console {
     }
 }
 
-/// Opens the log. Its directory is that of QEMU's account: a link there is not followed with our rights, and a pipe keeps nobody waiting.
+/// Opens the log. Its directory is that of QEMU's account: a link there is not followed with our rights, and a pipe
+/// keeps nobody waiting.
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))

@@ -24,7 +24,8 @@ pub struct Create {
     /// Size of the disk
     #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = "16GB")]
     disk: u64,
-    /// Directory of the guest image [default: postgresql-17 in $ONECOPY_GUEST_DIRECTORY, else in /var/cache/onecopy/guest]
+    /// Directory of the guest image [default: postgresql-17 in $ONECOPY_GUEST_DIRECTORY, else in
+    /// /var/cache/onecopy/guest]
     #[arg(long, value_name = "DIRECTORY")]
     image: Option<PathBuf>,
     /// Let a port of 127.0.0.1 lead to one of the guest; HOST 0: any free one; may be given again

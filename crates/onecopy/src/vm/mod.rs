@@ -16,7 +16,8 @@ use crate::directory::DirectoryOption;
 
 /// Make virtual machines, start and stop them, and work in them
 ///
-/// They lie in machines/ of the directory, beside those of its cluster, which `onecopy up --runtime vm` makes and looks after.
+/// They lie in machines/ of the directory, beside those of its cluster, which `onecopy up --runtime vm` makes and looks
+/// after.
 #[derive(Debug, Args)]
 pub struct Vm {
     #[command(subcommand)]

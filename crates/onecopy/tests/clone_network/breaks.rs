@@ -27,7 +27,8 @@ struct Travelled {
     log_bytes: u64,
 }
 
-/// Has a clone made of which all is compared; `strike` begins when it answers. What has travelled and what `strike` gave.
+/// Has a clone made of which all is compared; `strike` begins when it answers. What has travelled and what `strike`
+/// gave.
 async fn survive<T, F>(hosts: &Arc<TwoHosts>, load: Option<Load>, strike: impl Fn(Arc<TwoHosts>) -> F) -> (Travelled, T)
 where
     F: Future<Output = T> + Send + 'static,
@@ -44,8 +45,8 @@ where
     assert_eq!(failure, None, "{:?}\n{}", events.last(), hosts.logs());
     let Some(OrderEvent::Filling(last)) = events.last() else { panic!("{events:?}") };
     assert_eq!(last.state, CloneState::Whole);
-    // Before all is compared: reading it sets hint bits on the source, and with checksums each page goes into the log as a whole then.
-    // The log first, so that no more of it is taken off than has travelled.
+    // Before all is compared: reading it sets hint bits on the source, and with checksums each page goes into the log
+    // as a whole then. The log first, so that no more of it is taken off than has travelled.
     let log_bytes = hosts.log_bytes("clone").await;
     let sent_bytes = hosts.network.sent_bytes() - sent_before;
     let struck = struck.lock().expect("nobody panicked with it").take().expect("it has answered");
@@ -80,7 +81,8 @@ async fn a_wire_that_is_cut_for_ten_seconds_costs_only_time() {
         "{total_bytes} bytes, {noise_bytes} of them noise: {image_bytes} on the wire beside {log_bytes} of log; a read hung for {waited:?}"
     );
     assert!(image_bytes > noise_bytes, "the counter does not count: {image_bytes} of {noise_bytes}");
-    // What is not noise is catalogs, which are packed well: were the noise sent twice, or a quarter of it, it would show.
+    // What is not noise is catalogs, which are packed well: were the noise sent twice, or a quarter of it, it would
+    // show.
     assert!(image_bytes < total_bytes, "{image_bytes} bytes were sent for {total_bytes}");
 }
 

@@ -16,8 +16,8 @@ async fn a_killed_hydrator_is_succeeded_by_one_that_goes_on() {
     let plan = primary.plan("clone", Some(0));
     let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
     let clone = primary.run(ready).await;
-    // As often as would be too often if none of them brought anything, on a machine that is as fast as may be. What each is asked for
-    // nobody has asked for before, and the load does not change it.
+    // As often as would be too often if none of them brought anything, on a machine that is as fast as may be. What
+    // each is asked for nobody has asked for before, and the load does not change it.
     for round in 0..2 * DEATHS_MAX {
         let hydrator = signal(&service, HYDRATOR_COMMAND, Signal::KILL).await;
         let client = connect(&clone).await;

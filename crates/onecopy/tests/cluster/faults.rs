@@ -159,8 +159,8 @@ fn c20_a_disk_that_fills_up_loses_nothing() {
     let fill = "CREATE TABLE big AS SELECT repeat('x', 1000) FROM generate_series(1, 1000000)";
     let ran = directory.run(&["psql", "--", "-XAtq", "-v", "VERBOSITY=sqlstate", "-c", fill]);
     assert_ne!(ran.code, Some(0), "{ran:?}");
-    // Which of its writes finds the disk full, and whether wholly full, is chance: a table's is refused (disk_full, in one of two texts),
-    // one of the log ends the server (transaction_resolution_unknown).
+    // Which of its writes finds the disk full, and whether wholly full, is chance: a table's is refused (disk_full, in
+    // one of two texts), one of the log ends the server (transaction_resolution_unknown).
     assert!(ran.stderr.contains("53100") || ran.stderr.contains("08007"), "{ran:?}");
 
     std::fs::remove_file(&ballast).expect("free some space");

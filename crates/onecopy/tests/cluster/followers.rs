@@ -27,8 +27,8 @@ fn wait_for(directory: &ClusterDirectory, followers: usize) {
     });
 }
 
-/// What a session reads that has asked for this follower and for everything that was written; asked again where the follower is out of the
-/// epoch: on a busy machine it is behind for moments.
+/// What a session reads that has asked for this follower and for everything that was written; asked again where the
+/// follower is out of the epoch: on a busy machine it is behind for moments.
 #[track_caller]
 fn read_at(directory: &ClusterDirectory, follower: &str, query: &str) -> String {
     let question = format!("SET onecopy.freshness = 'strict'; SET onecopy.server = '{follower}'; {query}");

@@ -1,4 +1,5 @@
-//! A cluster whose servers run in machines, from its first start to its last: one cluster for all of it, because a guest takes long to make.
+//! A cluster whose servers run in machines, from its first start to its last: one cluster for all of it, because a
+//! guest takes long to make.
 
 use onecopy_testing::process::{lives, send};
 use rustix::process::Signal;

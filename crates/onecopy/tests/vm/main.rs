@@ -1,4 +1,5 @@
-//! `onecopy vm` and `onecopy up --runtime vm` by the program itself: machines on the real QEMU, with the guest image that `make guest` builds.
+//! `onecopy vm` and `onecopy up --runtime vm` by the program itself: machines on the real QEMU, with the guest image
+//! that `make guest` builds.
 
 mod cluster;
 #[path = "../cluster/directory.rs"]

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use crate::prepared_text::PreparedText;
 
-/// Statements kept prepared on one back end; the one unused longest is closed for a new one. A client's private ones stay
-/// as long as the client has them, which has a bound of its own.
+/// Statements kept prepared on one back end; the one unused longest is closed for a new one. A client's private ones
+/// stay as long as the client has them, which has a bound of its own.
 pub const PREPARED_STATEMENTS_MAX: usize = 256;
 
 /// Statements by the router's number for them.

@@ -43,9 +43,9 @@ impl Purpose {
         }
     }
 
-    /// The level of transactions that do not ask for one. Only clients' are SERIALIZABLE, and all those are counted: what
-    /// the router asks for itself would fill PostgreSQL's pool of serializable transactions uncounted, and push out what
-    /// an open transaction has read. The canary asks for its level and is counted.
+    /// The level of transactions that do not ask for one. Only clients' are SERIALIZABLE, and all those are counted:
+    /// what the router asks for itself would fill PostgreSQL's pool of serializable transactions uncounted, and push
+    /// out what an open transaction has read. The canary asks for its level and is counted.
     pub fn default_isolation(self, role: Role) -> &'static str {
         match (self, role) {
             (Purpose::Session, Role::Leader) => "serializable",

@@ -19,8 +19,8 @@ async fn open(models: &ModelServers) -> Result<Arc<Domain>, BackendError> {
     Domain::open("database", servers, Arc::new(settings), SerializableTransactions::default()).await
 }
 
-/// Only clients' transactions take places in PostgreSQL's pool of serializable transactions without asking for them; the
-/// canary asks, and is counted.
+/// Only clients' transactions take places in PostgreSQL's pool of serializable transactions without asking for them;
+/// the canary asks, and is counted.
 #[tokio::test]
 async fn the_routers_own_connections_are_not_serializable() {
     let models = ModelServers::start(1).await;

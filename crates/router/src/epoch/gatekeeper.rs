@@ -2,8 +2,8 @@
 //!
 //! A gate: close the commit room; on the leader, the marker (a tiny commit whose WAL position every follower must
 //! replay) beside the canary and the leader's snapshot; on every follower, wait for the marker and open the snapshot;
-//! publish; reopen. A follower that misses its deadline leaves the epoch; the others go on. Between gates the gatekeeper
-//! looks which followers the router has now.
+//! publish; reopen. A follower that misses its deadline leaves the epoch; the others go on. Between gates the
+//! gatekeeper looks which followers the router has now.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -25,8 +25,8 @@ const LEADER_TIMEOUT: Duration = Duration::from_millis(1000);
 /// How long the first gate waits for the followers' first connections.
 const FIRST_JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An epoch that lacks no commit is let go after so many times `epoch_age_max_ms`: its snapshots hold vacuum back in all
-/// databases (`hot_standby_feedback`), however little happens in this one.
+/// An epoch that lacks no commit is let go after so many times `epoch_age_max_ms`: its snapshots hold vacuum back in
+/// all databases (`hot_standby_feedback`), however little happens in this one.
 const UNCHANGED_AGE_FACTOR: u32 = 10;
 
 /// A server must close a snapshot within this.
@@ -240,8 +240,8 @@ impl Gatekeeper {
         self.epochs.close_places(|server| !has_it(server));
     }
 
-    /// Lets an epoch end that nobody reads and that holds the vacuum horizon back. While the leader is gone none lapses: it
-    /// is all that readers have.
+    /// Lets an epoch end that nobody reads and that holds the vacuum horizon back. While the leader is gone none
+    /// lapses: it is all that readers have.
     async fn let_lapse(&mut self) {
         for member in &mut self.members {
             member.advance().await;
@@ -323,8 +323,8 @@ impl Gatekeeper {
         Ok(())
     }
 
-    /// Settles also while nobody asks for a gate: a commit without an answer may wait on the leader for as long as it likes, with its locks,
-    /// and whoever is in conflict with it is refused meanwhile.
+    /// Settles also while nobody asks for a gate: a commit without an answer may wait on the leader for as long as it
+    /// likes, with its locks, and whoever is in conflict with it is refused meanwhile.
     async fn settle_unasked(&mut self) {
         if self.room.unsettled().is_empty() || self.members[0].server.health() != Health::Up {
             return;

@@ -5,8 +5,8 @@
 //!  In  --misses a deadline, loses its connection--> Out (tried again with back-off)
 //! ```
 //!
-//! Each deadline that is missed has kept the room closed for so long. So who misses it again soon after it has come back
-//! stays out for twice as long as the time before.
+//! Each deadline that is missed has kept the room closed for so long. So who misses it again soon after it has come
+//! back stays out for twice as long as the time before.
 //!
 //! No gate waits for a server that is not in, and joining is a task of its own. It ends only when the server has
 //! replayed so much that the next gate will hardly have to wait for it: one that is far behind, such as a new copy,
@@ -230,7 +230,8 @@ impl Member {
         })
     }
 
-    /// The new epoch is published. The snapshot of the one before stays until the next gate: readers may be about to open it.
+    /// The new epoch is published. The snapshot of the one before stays until the next gate: readers may be about to
+    /// open it.
     pub(super) fn turn(&mut self) {
         if let State::In { next, .. } = &mut self.state {
             *next = 1 - *next;

@@ -366,8 +366,8 @@ impl Epochs {
         *self.current.write().expect("no code panics while it holds this lock") = None;
     }
 
-    /// Takes the current epoch away from servers whose snapshot of it is gone; when none is left it ends. A back end that
-    /// has it open there already may go on with it.
+    /// Takes the current epoch away from servers whose snapshot of it is gone; when none is left it ends. A back end
+    /// that has it open there already may go on with it.
     fn close_places(&self, mut is_gone: impl FnMut(&Server) -> bool) {
         let mut current = self.current.write().expect("no code panics while it holds this lock");
         let Some(epoch) = &*current else { return };

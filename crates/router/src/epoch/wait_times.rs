@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// How much the newest figure counts for: one part in so many.
 const WEIGHT: u32 = 16;
 
-/// How fast what a read on the leader takes is forgotten while none is sent there: one part in so many for each that was
-/// not, so that it is tried again.
+/// How fast what a read on the leader takes is forgotten while none is sent there: one part in so many for each that
+/// was not, so that it is tried again.
 const FORGOTTEN: u32 = 64;
 
 /// Measured times.

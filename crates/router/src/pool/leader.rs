@@ -2,9 +2,9 @@
 //!
 //! A session keeps the back end of its last transaction *parked* here under its own number. When there are too few, the
 //! one parked longest is taken from its session, cleaned with `DISCARD ALL`, and given to another. A session with state
-//! that cannot be shared does not park its back end at all. When a session ends, its parked back end is cleaned and free
-//! for anybody of the same role. While somebody waits, a session gets its own only in its turn: else those that go on
-//! would be served for ever, and those that wait never.
+//! that cannot be shared does not park its back end at all. When a session ends, its parked back end is cleaned and
+//! free for anybody of the same role. While somebody waits, a session gets its own only in its turn: else those that go
+//! on would be served for ever, and those that wait never.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -102,7 +102,8 @@ impl LeaderPool {
         own.is_alive().then_some(own)
     }
 
-    /// What there is for `session` of `user`: its own, one that nobody has, a place for a new one, one of another session.
+    /// What there is for `session` of `user`: its own, one that nobody has, a place for a new one, one of another
+    /// session.
     fn look(&self, session: u64, user: &str) -> Option<Found> {
         if let Some(own) = self.take_own(session) {
             return Some(Found::Clean(Box::new(own)));

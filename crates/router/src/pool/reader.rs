@@ -73,7 +73,8 @@ impl ReaderPool {
         }
     }
 
-    /// What there is for a reader of `user`: an idle one, or a place for a new one, for which one of another role is closed.
+    /// What there is for a reader of `user`: an idle one, or a place for a new one, for which one of another role is
+    /// closed.
     fn look(&self, user: &str, settings: &Settings) -> Option<Found> {
         while let Some(mut backend) = self.take_idle(user, settings) {
             if backend.is_alive() {

@@ -42,8 +42,8 @@ pub(super) fn is_routers_own(action: &Action) -> bool {
 }
 
 impl Session {
-    /// Carries out one of the router's own statements, up to its `CommandComplete`. `describes`: a result is preceded by
-    /// its description (simple protocol).
+    /// Carries out one of the router's own statements, up to its `CommandComplete`. `describes`: a result is preceded
+    /// by its description (simple protocol).
     pub(super) async fn run_action(
         &mut self,
         action: &Action,

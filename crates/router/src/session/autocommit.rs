@@ -174,8 +174,8 @@ impl Session {
         unreachable!("the last try gives an outcome")
     }
 
-    /// For commands that wait for old snapshots or for readers' locks, but leave old epochs right. What is about another
-    /// database waits for none of this one.
+    /// For commands that wait for old snapshots or for readers' locks, but leave old epochs right. What is about
+    /// another database waits for none of this one.
     pub(super) fn releasing_around(&self, work: &Work) -> Option<Releasing> {
         let harmless = work.barrier.as_ref().is_some_and(|barrier| barrier.harmless && barrier.database.is_none());
         harmless.then(|| Releasing::start(self.domain.clone()))

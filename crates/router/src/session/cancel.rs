@@ -12,7 +12,8 @@ use tokio::sync::Notify;
 use crate::backend::CancelKey;
 use crate::state::{CancelKeys, RouterState};
 
-/// A cancel request that has not reached its server within this is not waited for; the back end then serves nobody else.
+/// A cancel request that has not reached its server within this is not waited for; the back end then serves nobody
+/// else.
 const CANCEL_LANDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// What a cancel request of this client hits.
@@ -72,8 +73,8 @@ impl CancelSlot {
         self.running().key = Some(key);
     }
 
-    /// The statement has ended. Waits for cancel requests that are on their way to its back end, so that they hit nothing
-    /// that is begun there afterwards; false when one may still come.
+    /// The statement has ended. Waits for cancel requests that are on their way to its back end, so that they hit
+    /// nothing that is begun there afterwards; false when one may still come.
     pub(super) async fn end(&self) -> bool {
         let has_landed = || {
             let mut running = self.running();

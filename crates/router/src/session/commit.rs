@@ -102,8 +102,8 @@ impl Session {
         let mut commit = if leader.wrote || change != Change::Nothing {
             domain.room.enter(self.number, leader.backend.process_id, None).await
         } else {
-            // What looks like reads may hide writes (functions, operators, casts of users), and what was begun READ ONLY
-            // may be READ WRITE by now, or have been: the server knows.
+            // What looks like reads may hide writes (functions, operators, casts of users), and what was begun READ
+            // ONLY may be READ WRITE by now, or have been: the server knows.
             let visit = domain.room.visit(self.number, leader.backend.process_id).await;
             let relayed = match self.own_statement(&mut leader.backend, HAS_WRITTEN, false).await? {
                 Ok(relayed) => relayed,

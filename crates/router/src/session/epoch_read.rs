@@ -135,8 +135,8 @@ impl Session {
         least_busy(&epoch.places, avoid, turn).cloned().ok_or(NotAtEpoch::AskLeader)
     }
 
-    /// Whether the leader shall answer a read for which there is no epoch yet: it is no busier than the others, or will have
-    /// answered before there is one.
+    /// Whether the leader shall answer a read for which there is no epoch yet: it is no busier than the others, or will
+    /// have answered before there is one.
     fn leader_is_better(&self, demand: Demand) -> bool {
         if self.server_choice.is_some()
             || self.is_in_doubt()
@@ -200,8 +200,8 @@ impl Session {
             return Ok(again());
         };
         let own_transaction = work.own_transaction || request.binds_named_portal();
-        // A function that has settings of its own must not find what others have planned without them, and nobody after it
-        // what it has planned under them.
+        // A function that has settings of its own must not find what others have planned without them, and nobody after
+        // it what it has planned under them.
         let has_own_settings = work.local_settings != Reach::Nothing;
         backend.stale_plans |= has_own_settings;
         if let Err(unfit) = self.give_settings(&mut backend).await? {

@@ -1,7 +1,7 @@
 //! The extended protocol: batches of messages up to `Sync`.
 //!
-//! A batch is read whole (or up to `Flush`, or a bound) before any of it runs, so that where it must run is known. It is
-//! cut at the router's own statements (BEGIN, COMMIT, SET ...); each piece between is one request to one server.
+//! A batch is read whole (or up to `Flush`, or a bound) before any of it runs, so that where it must run is known. It
+//! is cut at the router's own statements (BEGIN, COMMIT, SET ...); each piece between is one request to one server.
 
 use std::sync::Arc;
 

@@ -1,10 +1,11 @@
 //! Prepared statements that mean what they meant at their Parse.
 //!
-//! PostgreSQL makes values of constants, and finds the objects behind names, when a statement is parsed. So a text is shared
-//! among sessions whose settings agree, and a back end parses it under those. What a Parse has made of a text for one client
-//! alone - of 'now', or under settings that have changed since or that nobody knows - is to be had on one back end only: it
-//! is prepared there under a name of its own. That is the session's back end on the leader, which the session has until others
-//! need it: then the statement is prepared there again if its settings are known, and else does not exist any more (26000).
+//! PostgreSQL makes values of constants, and finds the objects behind names, when a statement is parsed. So a text is
+//! shared among sessions whose settings agree, and a back end parses it under those. What a Parse has made of a text
+//! for one client alone - of 'now', or under settings that have changed since or that nobody knows - is to be had on
+//! one back end only: it is prepared there under a name of its own. That is the session's back end on the leader, which
+//! the session has until others need it: then the statement is prepared there again if its settings are known, and else
+//! does not exist any more (26000).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -70,8 +71,8 @@ impl Session {
         self.kept.iter().any(|text| text.strong_count() > 0)
     }
 
-    /// Makes sure that the client's statement of this name is used as its Parse has made it, now that the settings may be
-    /// others.
+    /// Makes sure that the client's statement of this name is used as its Parse has made it, now that the settings may
+    /// be others.
     pub(super) async fn keep_meaning(
         &mut self,
         name: &Bytes,

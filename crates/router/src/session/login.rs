@@ -176,7 +176,8 @@ impl LoggedIn {
             holds_backend: false,
             settings_of_statements: Default::default(),
             has_state_there: false,
-            // Who logs in knows, maybe, what others were told before: a script's next psql, an application's next connection.
+            // Who logs in knows, maybe, what others were told before: a script's next psql, an application's next
+            // connection.
             commits_before: self.domain.room.commits_begun(),
             commits_seen: 0,
             skips_until_sync: false,

@@ -267,8 +267,8 @@ impl Session {
         }
     }
 
-    /// The client's next message. Meanwhile notifications of its own back end are passed on, and a router that stops, or
-    /// the limit of its idleness, ends the session.
+    /// The client's next message. Meanwhile notifications of its own back end are passed on, and a router that stops,
+    /// or the limit of its idleness, ends the session.
     async fn next_frame(&mut self) -> Result<crate::wire::Frame, SessionEnd> {
         let (limit, idle_too_long) = match &self.transaction {
             Some(_) => (self.idle.in_transaction, sqlstate::IDLE_IN_TRANSACTION_TIMEOUT),

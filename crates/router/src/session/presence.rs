@@ -1,13 +1,13 @@
 //! Whether the client is still there, for a session that waits for somebody else.
 //!
 //! A session that reads from its client sees the end of the connection by itself. One that waits for a server (a lock,
-//! a long statement), for a place in a pool, for a gate or an epoch does not. So beside it the client's socket is looked
-//! at now and then; nothing is read from it, and what was sent before it was closed stays where it is.
+//! a long statement), for a place in a pool, for a gate or an epoch does not. So beside it the client's socket is
+//! looked at now and then; nothing is read from it, and what was sent before it was closed stays where it is.
 //!
 //! A client whose connection is broken is gone at once. One that has closed its side may have said all that it wants to
-//! say: what runs may end by itself for a moment, as on one server; then the next statement of those that were said, and
-//! a client that takes its answers is there. Then the running statement is cancelled, so that it
-//! ends with an answer, and what does not end is cut off: its back ends are closed, and each notices that itself
+//! say: what runs may end by itself for a moment, as on one server; then the next statement of those that were said,
+//! and a client that takes its answers is there. Then the running statement is cancelled, so that it ends with an
+//! answer, and what does not end is cut off: its back ends are closed, and each notices that itself
 //! ([`NOTICE_INTERVAL`]).
 
 use std::os::fd::OwnedFd;

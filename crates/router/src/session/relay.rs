@@ -1,7 +1,7 @@
 //! Carries a server's answers to the client.
 //!
-//! Answers are held back up to [`HELD_BYTES_MAX`], so that most statements can be run again elsewhere without the client
-//! having seen anything of the first try.
+//! Answers are held back up to [`HELD_BYTES_MAX`], so that most statements can be run again elsewhere without the
+//! client having seen anything of the first try.
 
 use std::collections::VecDeque;
 use std::task::Poll;
@@ -413,8 +413,9 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// COPY in the extended protocol is over, or has failed. The server has ignored the `Sync` that was sent with it, or
-    /// not, depending on when it failed; the client sends another. After that an empty query marks where all is over.
+    /// COPY in the extended protocol is over, or has failed. The server has ignored the `Sync` that was sent with it,
+    /// or not, depending on when it failed; the client sends another. After that an empty query marks where all is
+    /// over.
     async fn finish_copy(&mut self) -> Result<(), RelayError> {
         let mut marker = Marker::NotSent;
         loop {

@@ -197,8 +197,8 @@ pub(super) fn put_named(
     ask_for_result(backend, text, &name, visible, expected);
 }
 
-/// What the client has prepared before is prepared once more, here: its tables may be others by now. A server that had it
-/// before compares by itself.
+/// What the client has prepared before is prepared once more, here: its tables may be others by now. A server that had
+/// it before compares by itself.
 fn ask_for_result(
     backend: &mut Backend,
     text: &Arc<PreparedText>,

@@ -1,7 +1,8 @@
 //! SET and RESET.
 //!
 //! Most settings mean the same on every server, so they follow the session (see [`crate::settings`]). A few are the
-//! router's own (`own_setting.rs`), and a few belong to the session's identity and pin it to its back end on the leader.
+//! router's own (`own_setting.rs`), and a few belong to the session's identity and pin it to its back end on the
+//! leader.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -108,8 +108,8 @@ impl Session {
         Ok(())
     }
 
-    /// A message that the parser refuses: the leader's own parser gives PostgreSQL's answer, and nothing runs. What that
-    /// one accepts is refused all the same, because what it would do is unknown.
+    /// A message that the parser refuses: the leader's own parser gives PostgreSQL's answer, and nothing runs. What
+    /// that one accepts is refused all the same, because what it would do is unknown.
     async fn run_unreadable(&mut self, error: ParseError, sql: Bytes) -> Result<(), SessionEnd> {
         if !matches!(error, ParseError::Refused(_) | ParseError::Location { .. }) {
             self.fail(unread(&error));

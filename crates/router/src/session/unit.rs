@@ -216,8 +216,8 @@ impl Session {
     }
 }
 
-/// The statement that gives `backend` these settings, and has it forget what it has planned under others: functions keep
-/// the values of constants as well, and the next session must not get those of the last.
+/// The statement that gives `backend` these settings, and has it forget what it has planned under others: functions
+/// keep the values of constants as well, and the next session must not get those of the last.
 pub(super) fn switch(backend: &Backend, settings: &Arc<Settings>) -> Option<String> {
     let stale = backend.stale_plans || backend.settings.difference(settings) != Reach::Nothing;
     let change = backend.settings.change_to(settings);

@@ -1,15 +1,15 @@
 //! Long queries made short before they are parsed.
 //!
-//! The parser's tree takes hundreds or thousands of times the bytes of its text, and a load of a hundred megabytes in one
-//! INSERT says nothing that its first row does not say. So a long query is written again without what its classification does not
-//! depend on: blanks and comments; the content of constants, but for what the words of time in them mean; and of a list
-//! every item that says what one before it has said.
+//! The parser's tree takes hundreds or thousands of times the bytes of its text, and a load of a hundred megabytes in
+//! one INSERT says nothing that its first row does not say. So a long query is written again without what its
+//! classification does not depend on: blanks and comments; the content of constants, but for what the words of time in
+//! them mean; and of a list every item that says what one before it has said.
 //!
 //! Soundness before shortness, as in [`super::shape`]: an item is left out only after
 //! - an equal one directly before it: nothing but a comma is between them, so they are of one grammatical list;
 //! - any constant in the same list, if it is a constant itself: constants have no names in them;
-//! - an equal one anywhere in the same list, if it is all in parentheses (a row of VALUES, mostly): in them a name cannot
-//!   be a column's here and a table's there.
+//! - an equal one anywhere in the same list, if it is all in parentheses (a row of VALUES, mostly): in them a name
+//!   cannot be a column's here and a table's there.
 //!
 //! What this cannot take apart is parsed as it is, if it is not too long for that.
 

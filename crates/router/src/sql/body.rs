@@ -1,8 +1,8 @@
 //! What code that lies in the database may do, told from its words alone.
 //!
 //! The judgement errs on one side: what is not plainly harmless counts. Session state is what a statement leaves on its
-//! back end beyond its transaction - settings, advisory locks, temporary tables, prepared statements and so on. SET LOCAL,
-//! a function's own SET clause and `set_config(.., true)` end by themselves and are fine.
+//! back end beyond its transaction - settings, advisory locks, temporary tables, prepared statements and so on. SET
+//! LOCAL, a function's own SET clause and `set_config(.., true)` end by themselves and are fine.
 
 use std::collections::BTreeSet;
 

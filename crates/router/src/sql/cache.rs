@@ -161,7 +161,8 @@ mod tests {
         assert_eq!(cache.len(), 1);
     }
 
-    /// A parser's tree of a load would take hundreds of times its bytes, a gigabyte of tree for a few megabytes of rows.
+    /// A parser's tree of a load would take hundreds of times its bytes, a gigabyte of tree for a few megabytes of
+    /// rows.
     #[test]
     fn f70_a_load_in_one_insert_is_judged_in_little_memory_however_long_it_is() {
         const BYTES: usize = 16 << 20;

@@ -41,7 +41,8 @@ pub enum CatalogError {
         /// Counted from 0.
         column: usize,
     },
-    /// the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views and functions)
+    /// the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views and
+    /// functions)
     #[error(
         "the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views and functions); \
          its statements all run on the leader"

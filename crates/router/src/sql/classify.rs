@@ -75,7 +75,8 @@ fn within_transaction_if(sets_level: bool, action: Action) -> Action {
 /// Whether DDL makes something that may leave session state.
 ///
 /// Until it commits, the catalog knows nothing of what it makes. So the session that makes it is pinned at once, and a
-/// relation that the catalog does not know is none whose triggers, rules or defaults leave state behind the router's back.
+/// relation that the catalog does not know is none whose triggers, rules or defaults leave state behind the router's
+/// back.
 fn defines(facts: &Facts, body: &Body, catalog: &Catalog) -> Option<PinReason> {
     let leaves = facts.session_setting
         || catalog.body_marks(body).leaves_state

@@ -211,8 +211,8 @@ impl Facts {
 /// Most words of a constant that is a date and a time; a sentence has more.
 const INSTANT_WORDS_MAX: usize = 6;
 
-/// Whether PostgreSQL's input of dates and times, of arrays, ranges or rows of them, may take the present instant for this
-/// constant. Its words are runs of letters (`ParseDateTime`).
+/// Whether PostgreSQL's input of dates and times, of arrays, ranges or rows of them, may take the present instant for
+/// this constant. Its words are runs of letters (`ParseDateTime`).
 pub(super) fn may_be_instant(text: &str) -> bool {
     let words = || text.split(|character: char| !character.is_alphabetic()).filter(|word| !word.is_empty());
     let names = words().any(|word| TIME_WORDS.iter().any(|time| word.eq_ignore_ascii_case(time)));

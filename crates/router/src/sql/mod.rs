@@ -2,10 +2,10 @@
 //!
 //! A message goes through two steps. [`parse`] turns its text into [`ParsedStatement`]s: facts of the parse tree alone.
 //! [`resolve`] judges those facts against a [`Catalog`] of one database. Reads are whitelisted: whatever is not proven
-//! to be a read goes to the leader. Code that lies in the database - functions, triggers, DO - is judged by its words, for
-//! what its declared volatility does not say. [`ClassificationCache`] remembers the outcome under the message's [`shape`].
-//! A long message is taken apart and made short before it is parsed (`split`, `abridge`), beside the threads that serve
-//! sessions.
+//! to be a read goes to the leader. Code that lies in the database - functions, triggers, DO - is judged by its words,
+//! for what its declared volatility does not say. [`ClassificationCache`] remembers the outcome under the message's
+//! [`shape`]. A long message is taken apart and made short before it is parsed (`split`, `abridge`), beside the threads
+//! that serve sessions.
 
 mod abridge;
 mod body;

@@ -94,8 +94,8 @@ pub fn readable(sql: &[u8]) -> Cow<'_, str> {
 
 /// The statements of a message, none for an empty one.
 ///
-/// The parser is PostgreSQL's own; it bounds its stack, and the tree's depth is bounded when it is decoded, so a hostile
-/// message ends in an error and not in a crash. Text after a NUL byte cannot be in a message and is refused.
+/// The parser is PostgreSQL's own; it bounds its stack, and the tree's depth is bounded when it is decoded, so a
+/// hostile message ends in an error and not in a crash. Text after a NUL byte cannot be in a message and is refused.
 ///
 /// # Errors
 /// [`ParseError`], when the parser refuses the text or there are too many statements.

@@ -54,8 +54,8 @@ impl Part {
     }
 }
 
-/// schema, name, volatile, made by a user, may stand as `row.name`, body, settings of its own (SET clause); one row an overload. An aggregate is as volatile
-/// as its parts.
+/// schema, name, volatile, made by a user, may stand as `row.name`, body, settings of its own (SET clause); one row an
+/// overload. An aggregate is as volatile as its parts.
 ///
 /// The *body* of a user's function is code to be looked into. An aggregate's calls its parts, that of
 /// another name for a builtin function calls that one, one in C that comes with an
@@ -96,11 +96,11 @@ WHERE {scope}";
 /// schema, name, kind, persistence, row security, hooks, odd descendants, definition, functions of the hooks.
 ///
 /// *Hooks*: writing to the relation may run a user's code - triggers, rules, defaults and constraints with volatile
-/// functions - on the relation itself, on its partitions or where a foreign key cascades. *Odd descendants*: a partition
-/// or child that is foreign, unlogged or temporary. *Functions of the hooks*: a JSON list of the names of all functions
-/// that any of this, or a policy or an index, runs; null in it stands for a rule and for an expression that itself calls
-/// one of PostgreSQL's functions that leave session state (dependencies on those are not recorded, so their numbers are
-/// looked for in the expression's tree).
+/// functions - on the relation itself, on its partitions or where a foreign key cascades. *Odd descendants*: a
+/// partition or child that is foreign, unlogged or temporary. *Functions of the hooks*: a JSON list of the names of all
+/// functions that any of this, or a policy or an index, runs; null in it stands for a rule and for an expression that
+/// itself calls one of PostgreSQL's functions that leave session state (dependencies on those are not recorded, so
+/// their numbers are looked for in the expression's tree).
 const RELATIONS: &str = "
 WITH RECURSIVE edge AS (
     SELECT inhparent AS source, inhrelid AS target FROM pg_catalog.pg_inherits

@@ -56,7 +56,8 @@ pub fn shape(text: &str) -> Shape {
     }
 }
 
-/// A number for messages of one shape, good where a mistake costs no more than time. Of a long message its beginning counts.
+/// A number for messages of one shape, good where a mistake costs no more than time. Of a long message its beginning
+/// counts.
 pub fn fingerprint(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     shape(&text[..text.floor_char_boundary(SHAPE_BYTES_MAX)]).hash(&mut hasher);

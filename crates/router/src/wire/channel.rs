@@ -164,8 +164,8 @@ impl Channel {
         Ok(())
     }
 
-    /// The next frame, waited for while what is to be written goes out: a peer that writes before it has read everything
-    /// is never waited for in vain.
+    /// The next frame, waited for while what is to be written goes out: a peer that writes before it has read
+    /// everything is never waited for in vain.
     pub async fn exchange(&mut self) -> Result<Frame, ChannelError> {
         loop {
             if let Some(frame) = self.buffered_frame()? {

@@ -15,7 +15,8 @@ const POWER_KEY: u16 = 116;
 /// A key that goes down.
 const PRESSED: i32 = 1;
 
-/// Watches each power button of the machine on a thread of its own. A machine without one is switched off in other ways.
+/// Watches each power button of the machine on a thread of its own. A machine without one is switched off in other
+/// ways.
 pub(crate) fn watch(switch_off: &Sender<SwitchOff>) {
     let Ok(devices) = read_dir("/sys/class/input") else { return };
     for device in devices.flatten() {

@@ -61,7 +61,8 @@ impl Port {
         }
     }
 
-    /// Writes all of it, however long a host that is there takes. False: no host is there, and nobody has read the rest.
+    /// Writes all of it, however long a host that is there takes. False: no host is there, and nobody has read the
+    /// rest.
     pub(crate) fn write(&self, mut bytes: &[u8]) -> io::Result<bool> {
         while !bytes.is_empty() {
             match rustix::io::write(&self.0, bytes) {

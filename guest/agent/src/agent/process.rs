@@ -20,7 +20,8 @@ use std::time::{Duration, Instant};
 pub(crate) const PATH: &str = "/usr/lib/onecopy:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// How soon a program's end is seen.
 const END_PAUSE: Duration = Duration::from_millis(5);
-/// A program may leave others that hold its output open (`sh -c 'daemon &'`): what they write after its end is not waited for any longer.
+/// A program may leave others that hold its output open (`sh -c 'daemon &'`): what they write after its end is not
+/// waited for any longer.
 const OUTPUT_AFTER_END: Duration = Duration::from_millis(200);
 
 /// What is to be run.
@@ -204,7 +205,8 @@ impl Output {
         Output { stream, kept, reader }
     }
 
-    /// What was written, and whether there was more. All that lies in the pipe now is read, however long a busy machine takes for that.
+    /// What was written, and whether there was more. All that lies in the pipe now is read, however long a busy machine
+    /// takes for that.
     fn end(self) -> (Vec<u8>, bool) {
         let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let end = {

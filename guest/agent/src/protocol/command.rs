@@ -41,8 +41,8 @@ pub enum Command {
     },
     /// Tell the disk which blocks the root file system does not use. Answered by [`super::Answer::Trimmed`].
     Trim {},
-    /// Nobody waits for that request any more: the program that it runs (of `execute` and `base_backup`; others go on) is
-    /// killed with what it started. Answered at once, also when nothing of that id is under way.
+    /// Nobody waits for that request any more: the program that it runs (of `execute` and `base_backup`; others go on)
+    /// is killed with what it started. Answered at once, also when nothing of that id is under way.
     Cancel {
         /// The request's.
         id: u64,
@@ -52,8 +52,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// Looks at the guest, or stops its server: such a command has places of its own ([`super::URGENT_COMMANDS_MAX`]), so
-    /// that programs that take hours are in nobody's way.
+    /// Looks at the guest, or stops its server: such a command has places of its own ([`super::URGENT_COMMANDS_MAX`]),
+    /// so that programs that take hours are in nobody's way.
     pub fn is_urgent(&self) -> bool {
         matches!(self, Command::Health {} | Command::Postgres(Postgres::Status {} | Postgres::Stop { .. }))
     }
@@ -163,8 +163,8 @@ pub struct Initialize {
 /// Where a cluster is copied from.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BaseBackup {
-    /// The other server's connection string: keywords and values, no address (`postgresql://`). Its password does not get
-    /// onto a command line.
+    /// The other server's connection string: keywords and values, no address (`postgresql://`). Its password does not
+    /// get onto a command line.
     pub source: String,
     /// A replication slot there, which exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]

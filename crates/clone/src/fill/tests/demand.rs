@@ -162,7 +162,8 @@ fn a_listener_that_takes_over_brings_what_the_clones_server_waits_for() {
     assert_eq!(taken_over(&listening, server.to_str().unwrap()), [whole.clone(), whole]);
 }
 
-/// What two processes of this program read, one of whose accesses was written down by the listener before; who succeeded comes last.
+/// What two processes of this program read, one of whose accesses was written down by the listener before; who
+/// succeeded comes last.
 fn taken_over(listening: &Listening, program: &str) -> [(Vec<u8>, bool); 2] {
     listening.harness.origin.never_now();
     let mut readers = [listening.run(program, &[], FIRST), listening.run(program, &[], FIRST)];

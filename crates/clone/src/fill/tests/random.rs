@@ -1,5 +1,5 @@
-//! Everything at once: the clone's accesses, the source's writes, the background, restarts. Each life ends in the frozen content, changed
-//! by the clone's own writes and cuts only.
+//! Everything at once: the clone's accesses, the source's writes, the background, restarts. Each life ends in the
+//! frozen content, changed by the clone's own writes and cuts only.
 
 use std::os::fd::AsFd;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -15,8 +15,8 @@ use crate::image::{Image, SmallFile};
 use crate::source::{Source, SourceFiles};
 use crate::target::Place;
 
-/// Freezes that are tried when databases are made just then: each costs a barrier of some 100 ms, and an application that makes databases
-/// all the time, as tests do, hits several in a row.
+/// Freezes that are tried when databases are made just then: each costs a barrier of some 100 ms, and an application
+/// that makes databases all the time, as tests do, hits several in a row.
 const FREEZES_MAX: u32 = 20;
 /// One freeze at a time: a clone here and one on another host wait for each other, so long at most.
 pub(in crate::hydrator) const OTHER_FREEZE_TIMEOUT: Duration = Duration::from_secs(30);

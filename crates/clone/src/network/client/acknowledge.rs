@@ -5,7 +5,8 @@ use crate::image::{FileNumber, Image};
 use crate::network::protocol::{DELIVERED_RANGES_MAX, DeliveredRange};
 use crate::{ByteRange, CloneError};
 
-/// Finds it by comparing bitmaps: so it counts, too, what was given up by a truncation, or filled before this process was started anew.
+/// Finds it by comparing bitmaps: so it counts, too, what was given up by a truncation, or filled before this process
+/// was started anew.
 #[derive(Debug)]
 pub struct Acknowledger {
     layout: Layout,

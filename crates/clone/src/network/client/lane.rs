@@ -12,7 +12,8 @@ use crate::network::protocol::{Lane as Kind, Payload, ReadFailure, ReadRequest};
 /// An answer, or why there is none.
 pub(super) type Answer = Result<Payload, (ReadFailure, String)>;
 
-/// What is asked for over one connection. As many requests wait as threads ask, a few for each: whoever asks waits for the answers.
+/// What is asked for over one connection. As many requests wait as threads ask, a few for each: whoever asks waits for
+/// the answers.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub kind: Kind,

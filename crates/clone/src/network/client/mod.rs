@@ -6,9 +6,9 @@
 //!   Filling's bitmap  ── what is filled ──────> acknowledger ──┘
 //! ```
 //!
-//! Two connections, so that what somebody waits for is never behind what nobody waits for; and the background has little on its way at
-//! once, as both share the wire. A connection that breaks is made again, and what was not answered is asked again; content that was
-//! damaged on its way, too.
+//! Two connections, so that what somebody waits for is never behind what nobody waits for; and the background has
+//! little on its way at once, as both share the wire. A connection that breaks is made again, and what was not answered
+//! is asked again; content that was damaged on its way, too.
 
 mod acknowledge;
 mod dial;
@@ -43,7 +43,8 @@ use crate::{ByteRange, CloneError, Origin, OriginError};
 
 /// A read travels in pieces of this length: many small ones keep the wire busy while each is checked and unpacked.
 const PIECE_BYTES: usize = 64 << 10;
-/// Bytes that the background has on their way at once: a piece that somebody waits for is behind no more than these on the wire.
+/// Bytes that the background has on their way at once: a piece that somebody waits for is behind no more than these on
+/// the wire.
 const BACKGROUND_WINDOW_BYTES: usize = 256 << 10;
 /// Pieces of one read that somebody waits for, on their way at once.
 const DEMAND_PIECES_MAX: usize = 16;
@@ -195,8 +196,8 @@ impl RemoteOrigin {
         self.link.lost.get().map(String::as_str)
     }
 
-    /// The image is not needed any more, because the clone is `whole` or given up: the source is told. When it cannot be told, it finds out
-    /// when the lease is over.
+    /// The image is not needed any more, because the clone is `whole` or given up: the source is told. When it cannot
+    /// be told, it finds out when the lease is over.
     pub fn end(&self, whole: bool) {
         self.link.course.send_replace(Course::End { whole });
         self.join(END_TIMEOUT);
@@ -338,7 +339,8 @@ impl Origin for RemoteOrigin {
         let outcome = self.fetch_in_background(file, offset_bytes, &mut content);
         let mut ahead = self.lock_ahead();
         ahead.on_its_way = None;
-        // Nothing is lost by a failure: what was filled and delivered meanwhile is not kept any more, else who reads it finds the error again.
+        // Nothing is lost by a failure: what was filled and delivered meanwhile is not kept any more, else who reads it
+        // finds the error again.
         if outcome.is_ok() {
             ahead.there = Some(Stretch { file, offset_bytes, content });
         }

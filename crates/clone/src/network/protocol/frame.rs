@@ -6,7 +6,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::{FRAME_BYTES_MAX, Message, ProtocolError};
 
-/// Reads one message; `buffer` is only there to be used again. Not to be given up half way: the stream would be out of step.
+/// Reads one message; `buffer` is only there to be used again. Not to be given up half way: the stream would be out of
+/// step.
 ///
 /// # Errors
 /// [`ProtocolError`]; [`ProtocolError::Broken`] also when the stream ends.

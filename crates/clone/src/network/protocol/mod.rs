@@ -15,8 +15,8 @@
 //!   End {whole}             ──────────────────>                                       (the image may go)
 //! ```
 //!
-//! All numbers are little-endian. A frame is `length: u32` (of what follows), `kind: u8`, the fields. [`Message::parse`] is total: any bytes
-//! give a message or an error.
+//! All numbers are little-endian. A frame is `length: u32` (of what follows), `kind: u8`, the fields.
+//! [`Message::parse`] is total: any bytes give a message or an error.
 
 use std::fmt::Debug;
 

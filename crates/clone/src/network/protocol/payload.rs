@@ -1,4 +1,5 @@
-//! The bytes of a range as they travel: left out when they are all zero, compressed when that helps, always with a hash.
+//! The bytes of a range as they travel: left out when they are all zero, compressed when that helps, always with a
+//! hash.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -51,8 +52,8 @@ impl Payload {
     /// Unpacks into all of `content`.
     ///
     /// # Errors
-    /// [`ProtocolError::Malformed`] when it is not of that length or not compressed as it says, [`ProtocolError::Damaged`] when the hash
-    /// is another.
+    /// [`ProtocolError::Malformed`] when it is not of that length or not compressed as it says,
+    /// [`ProtocolError::Damaged`] when the hash is another.
     pub fn unpack(&self, content: &mut [u8]) -> Result<(), ProtocolError> {
         if content.len() > READ_BYTES_MAX || self.length_bytes as usize != content.len() {
             return Err(ProtocolError::Malformed("content of another length than was asked for"));

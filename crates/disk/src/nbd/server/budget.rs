@@ -1,7 +1,8 @@
-//! Bytes of data that all connections of a door may hold together: without a bound their own bounds add up to gigabytes.
+//! Bytes of data that all connections of a door may hold together: without a bound their own bounds add up to
+//! gigabytes.
 //!
-//! A client may let the door wait for as long as it likes: it is frozen, or far away. But once somebody else waits for the room that it
-//! holds, it is cut off when it has let wait for [`STALL_MAX`].
+//! A client may let the door wait for as long as it likes: it is frozen, or far away. But once somebody else waits for
+//! the room that it holds, it is cut off when it has let wait for [`STALL_MAX`].
 
 use std::io;
 use std::net::Shutdown;
@@ -12,7 +13,8 @@ use std::time::{Duration, Instant};
 use super::replies::LOOK_INTERVAL;
 use crate::nbd::socket::Socket;
 
-/// Bytes that a connection may hold whatever the others do, so that nobody can keep it from going on with requests of this length.
+/// Bytes that a connection may hold whatever the others do, so that nobody can keep it from going on with requests of
+/// this length.
 pub(super) const OWN_BYTES: u64 = 1 << 20;
 
 /// Bytes beyond that, for all connections together. What is longer than a connection's own waits for room here.

@@ -16,7 +16,8 @@ pub struct ExportInformation {
     pub size_bytes: u64,
     /// Whether it can be written to.
     pub is_read_only: bool,
-    /// What it is. A text that changes when the content does lets a client see that it reads from the same thing as before.
+    /// What it is. A text that changes when the content does lets a client see that it reads from the same thing as
+    /// before.
     pub description: String,
 }
 
@@ -33,8 +34,8 @@ pub enum Content {
 pub struct Export {
     /// What is behind it.
     pub content: Content,
-    /// Dropped when the connection has ended. Of one that was lost or cut off, reads and states that were begun may be in flight still:
-    /// they have the content itself.
+    /// Dropped when the connection has ended. Of one that was lost or cut off, reads and states that were begun may be
+    /// in flight still: they have the content itself.
     pub hold: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -53,11 +54,12 @@ pub trait Exports: Send + Sync {
     fn open(&self, name: &str) -> Result<Export, DiskError>;
 }
 
-/// One disk as the export "", and its snapshots as "snapshot/NAME", read only. The disk is attached while clients have it open.
+/// One disk as the export "", and its snapshots as "snapshot/NAME", read only. The disk is attached while clients have
+/// it open.
 pub struct DiskExports {
     attachment: Arc<Attachment>,
-    /// Snapshots that clients read while the disk is not attached, by name: one view, and one connection to its base, for all of them.
-    /// A view keeps its snapshot from being deleted, so the name means the same while it is there.
+    /// Snapshots that clients read while the disk is not attached, by name: one view, and one connection to its base,
+    /// for all of them. A view keeps its snapshot from being deleted, so the name means the same while it is there.
     views: Mutex<BTreeMap<String, Weak<View>>>,
 }
 

@@ -187,9 +187,9 @@ impl Server {
         }
     }
 
-    /// Closes the door: nobody new comes in, no new request is begun, what is in flight is finished and answered for as long as
-    /// `drain`, then connections are cut, without an answer to what waits still: who comes again can ask for it anew. Returns
-    /// whether all were finished.
+    /// Closes the door: nobody new comes in, no new request is begun, what is in flight is finished and answered for as
+    /// long as `drain`, then connections are cut, without an answer to what waits still: who comes again can ask for it
+    /// anew. Returns whether all were finished.
     pub fn stop(mut self, drain: Duration) -> bool {
         self.close_listeners();
         let deadline = Instant::now() + drain;

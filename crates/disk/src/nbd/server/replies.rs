@@ -91,8 +91,8 @@ impl Replies {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a request in whose data is so long, when there is room here and among all connections. A client that goes while it
-    /// waits for that is lost.
+    /// Lets a request in whose data is so long, when there is room here and among all connections. A client that goes
+    /// while it waits for that is lost.
     pub(super) fn admit(self: &Arc<Self>, cookie: u64, data_bytes: u64) -> io::Result<Ticket> {
         let is_full = |state: &mut State| {
             state.requests >= REQUESTS_MAX

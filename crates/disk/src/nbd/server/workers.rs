@@ -1,4 +1,5 @@
-//! Threads of one connection for what may wait and what the disk's own workers do not do: reads of snapshots, states of extents.
+//! Threads of one connection for what may wait and what the disk's own workers do not do: reads of snapshots, states of
+//! extents.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,8 +9,8 @@ use tracing::warn;
 
 use super::Place;
 
-/// Threads of one connection; they come as they are needed and stay until it ends. More wait in the queue, which is bounded by what a
-/// connection may have in flight.
+/// Threads of one connection; they come as they are needed and stay until it ends. More wait in the queue, which is
+/// bounded by what a connection may have in flight.
 const THREADS_MAX: usize = 8;
 
 type Job = Box<dyn FnOnce() + Send>;

@@ -1,4 +1,5 @@
-//! The background of a copy: what nobody reads is fetched in order, all is made durable each second, and at the end all is read back.
+//! The background of a copy: what nobody reads is fetched in order, all is made durable each second, and at the end all
+//! is read back.
 
 use std::io;
 use std::os::unix::fs::FileExt;

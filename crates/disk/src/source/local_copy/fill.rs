@@ -67,16 +67,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether what the source did not give may come yet, from it or from the copy's writer. An error at once is the source's answer; one
-    /// after a while says that it is away.
+    /// Whether what the source did not give may come yet, from it or from the copy's writer. An error at once is the
+    /// source's answer; one after a while says that it is away.
     fn may_come_yet(&self, asked: Instant, begun: Instant) -> bool {
         let Role::Beside { patience } = self.role else { return false };
         let has_patience = patience.is_none_or(|patience| begun.elapsed() < patience);
         asked.elapsed() >= LOOK_AGAIN_INTERVAL && has_patience && !self.pace.is_closed()
     }
 
-    /// Claims clusters from the first on, as far as they are neither here nor claimed; waits while the first is claimed. None when the
-    /// first is here.
+    /// Claims clusters from the first on, as far as they are neither here nor claimed; waits while the first is
+    /// claimed. None when the first is here.
     fn claim(&self, clusters: Range<u64>) -> Option<Claim<'_>> {
         let is_claimed = |claims: &mut Claims| claims.contains(&clusters.start);
         let claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,7 +91,8 @@ impl Shared {
         Some(Claim { shared: self, clusters })
     }
 
-    /// Claims the next run of clusters that are absent and that nobody fetches, from a cluster on; none when there is none.
+    /// Claims the next run of clusters that are absent and that nobody fetches, from a cluster on; none when there is
+    /// none.
     pub(super) fn claim_absent(&self, from: u64, run_clusters: u64) -> Option<Claim<'_>> {
         let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
         let is_open = |cluster: &u64| self.map.get(*cluster) == Cluster::Absent && !claims.contains(cluster);

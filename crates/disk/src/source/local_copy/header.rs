@@ -31,9 +31,9 @@ pub(super) fn encode(remembered: &Remembered, is_whole: bool) -> [u8; PAGE_BYTES
     page
 }
 
-/// Whether the header is right but for the mark that the copy is whole. Only [`Map::finish`](super::map::Map::finish) writes a header in
-/// place, and that differs in this mark and the checksum, which lie in different sectors: a power cut may leave one without the other. Then
-/// the copy is finished again.
+/// Whether the header is right but for the mark that the copy is whole. Only [`Map::finish`](super::map::Map::finish)
+/// writes a header in place, and that differs in this mark and the checksum, which lie in different sectors: a power
+/// cut may leave one without the other. Then the copy is finished again.
 fn is_torn_finish(fields: &[u8], checksum: &[u8]) -> bool {
     let mut other = fields.to_vec();
     other[IS_WHOLE_AT] ^= 1;

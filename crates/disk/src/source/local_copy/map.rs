@@ -5,9 +5,10 @@
 //!   page 1.. 1022 entries of 4 bytes, then 8 bytes XXH3-64 of them
 //! ```
 //!
-//! An entry tells of one cluster of 64 KiB: 0 it is not here, 1 it is all zeros, 2 nothing needs it, else it is here and this is its
-//! hash. All numbers are little-endian. An entry is durable only after its cluster's data is, so a page that does not match its checksum,
-//! torn by a power cut, may be taken for "not here": it costs another copy, never a wrong byte.
+//! An entry tells of one cluster of 64 KiB: 0 it is not here, 1 it is all zeros, 2 nothing needs it, else it is here
+//! and this is its hash. All numbers are little-endian. An entry is durable only after its cluster's data is, so a page
+//! that does not match its checksum, torn by a power cut, may be taken for "not here": it costs another copy, never a
+//! wrong byte.
 
 use std::fs::{self, File};
 use std::io;
@@ -169,8 +170,8 @@ impl Map {
         self.changed[page].store(false, Ordering::Release);
     }
 
-    /// Takes what the copy's writer has made durable since this was opened, as far as it is told beside a cluster. Whether the copy was
-    /// finished before: then what is not here now never comes.
+    /// Takes what the copy's writer has made durable since this was opened, as far as it is told beside a cluster.
+    /// Whether the copy was finished before: then what is not here now never comes.
     pub(super) fn look_again(&self, cluster: u64) -> io::Result<bool> {
         // The writer's order is the other one: behind a header that says whole, pages are the last ones.
         let mut header = [0; PAGE_BYTES];
@@ -234,8 +235,8 @@ impl Map {
         self.changed[cluster as usize / ENTRIES_PER_PAGE].store(true, Ordering::Release);
     }
 
-    /// Makes all entries so far durable, after `sync_data` has made all data so far durable. When that fails, what is noted and not
-    /// durable is forgotten: a failed write-back may have lost the data.
+    /// Makes all entries so far durable, after `sync_data` has made all data so far durable. When that fails, what is
+    /// noted and not durable is forgotten: a failed write-back may have lost the data.
     pub(super) fn persist(&self, sync_data: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         self.write_changed(sync_data)

@@ -60,7 +60,8 @@ impl Default for LocalCopyOptions {
 enum Role {
     /// It keeps what is fetched.
     Writer,
-    /// It reads what another one keeps. A read waits so long for what neither the writer nor the source has; none is for ever.
+    /// It reads what another one keeps. A read waits so long for what neither the writer nor the source has; none is
+    /// for ever.
     Beside { patience: Option<Duration> },
 }
 
@@ -93,8 +94,8 @@ pub struct LocalCopy {
 }
 
 impl LocalCopy {
-    /// Opens the copy in `directory`, or begins one there. `remote` opens the source; it is told what the copy remembers of it, and not
-    /// called when all is here. Only one at a time may write to a directory.
+    /// Opens the copy in `directory`, or begins one there. `remote` opens the source; it is told what the copy
+    /// remembers of it, and not called when all is here. Only one at a time may write to a directory.
     ///
     /// # Errors
     /// The source or the files cannot be opened, or are not what they were.
@@ -129,9 +130,10 @@ impl LocalCopy {
         Ok(copy)
     }
 
-    /// Reads what is here of a copy that somebody else writes, also what comes later, and the rest from the source. Keeps nothing. None
-    /// when the copy was not begun yet. While the source is away its reads must fail after 10 s or so: then it is seen whether the writer
-    /// has by now what is read. A read waits for either as long as `patience`, or for ever.
+    /// Reads what is here of a copy that somebody else writes, also what comes later, and the rest from the source.
+    /// Keeps nothing. None when the copy was not begun yet. While the source is away its reads must fail after 10 s or
+    /// so: then it is seen whether the writer has by now what is read. A read waits for either as long as `patience`,
+    /// or for ever.
     ///
     /// # Errors
     /// As [`open`](LocalCopy::open).

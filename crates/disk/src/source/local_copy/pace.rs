@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::map::CLUSTER_BYTES;
 
-/// For so long after a reader had to wait, the background asks for one thing at a time: more reads are likely to follow.
+/// For so long after a reader had to wait, the background asks for one thing at a time: more reads are likely to
+/// follow.
 const COURTESY: Duration = Duration::from_millis(50);
 
 /// Clusters fetched at a time when nothing limits the background.
@@ -77,8 +78,8 @@ impl Pace {
         Reader(self)
     }
 
-    /// Waits until the background may begin a step; false when it shall end. `is_first` marks the one thread that goes on, a step at a
-    /// time, while readers wait.
+    /// Waits until the background may begin a step; false when it shall end. `is_first` marks the one thread that goes
+    /// on, a step at a time, while readers wait.
     pub(super) fn begin_step(&self, is_first: bool) -> bool {
         let mut state = self.state();
         loop {

@@ -1,7 +1,8 @@
-//! An export of an NBD server as a source: several connections, each with many questions under way, made again when they are lost.
+//! An export of an NBD server as a source: several connections, each with many questions under way, made again when
+//! they are lost.
 //!
-//! Who reads waits for as long as it takes, unless [`NbdClientOptions::source_timeout`] bounds it: a guest whose disk's source is away
-//! stands still and goes on when it is back, and never sees an error for it.
+//! Who reads waits for as long as it takes, unless [`NbdClientOptions::source_timeout`] bounds it: a guest whose disk's
+//! source is away stands still and goes on when it is back, and never sees an error for it.
 
 mod lane;
 mod link;
@@ -93,8 +94,8 @@ impl Shared {
         SourceError::new(self.url_text.clone(), reason)
     }
 
-    /// Waits until a lane may dial; false when the client is closed. Lanes other than the first wait until the server has said that it
-    /// can have several.
+    /// Waits until a lane may dial; false when the client is closed. Lanes other than the first wait until the server
+    /// has said that it can have several.
     fn may_dial(&self, lane: usize) -> bool {
         let must_wait = |state: &mut State| !state.is_closed && lane > 0 && !state.can_multi_connect;
         let state = self.changed.wait_while(self.state(), must_wait).unwrap_or_else(PoisonError::into_inner);
@@ -202,8 +203,8 @@ impl NbdClient {
     /// Connects and learns what the export is.
     ///
     /// # Errors
-    /// The address or the certificates are no good, the server refuses, cannot be reached in time, or exports something that can be
-    /// written to.
+    /// The address or the certificates are no good, the server refuses, cannot be reached in time, or exports something
+    /// that can be written to.
     pub fn connect(url: &str, options: NbdClientOptions) -> Result<NbdClient, SourceError> {
         let deadline = Instant::now() + options.connect_timeout;
         let mut client = NbdClient::start(url, options, None)?;

@@ -129,8 +129,8 @@ impl DiskServer {
         }
     }
 
-    /// Waits for what happens to it next, and starts it again when it has died. May be given up at any await and asked again: nobody who
-    /// has something else to do has to wait for a disk that does not come.
+    /// Waits for what happens to it next, and starts it again when it has died. May be given up at any await and asked
+    /// again: nobody who has something else to do has to wait for a disk that does not come.
     pub(super) async fn next(&mut self) -> DiskEvent {
         loop {
             match self.phase {
@@ -247,23 +247,24 @@ impl DiskServer {
     }
 }
 
-/// What it is told. It offers as many queues as a door can have: QEMU takes those that it was started with, and goes on with them when the
-/// server is another one and `machine.toml` says something else by then.
+/// What it is told. It offers as many queues as a door can have: QEMU takes those that it was started with, and goes on
+/// with them when the server is another one and `machine.toml` says something else by then.
 pub(super) fn arguments(home: &MachineHome) -> Vec<OsString> {
     let (socket, queues) = (DiskServer::socket(home), QUEUES_MAX.to_string());
     let options = ["--vhost".into(), socket.into(), "--queues".into(), queues.into()];
     [DISK_SERVER_COMMAND.into(), home.disk().into()].into_iter().chain(options).collect()
 }
 
-/// The process that serves a machine's disk, whoever has started it. All processes are looked at: a keeper can die before it has noted whom
-/// it started.
+/// The process that serves a machine's disk, whoever has started it. All processes are looked at: a keeper can die
+/// before it has noted whom it started.
 pub(in crate::machines) fn disk_server_of(home: &MachineHome) -> Option<u32> {
     let entries = fs::read_dir("/proc").ok()?.flatten();
     let mut numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     numbers.find(|number| serves(*number, home))
 }
 
-/// Ends the disk server of a machine that nobody looks after, first by `signal`. Blocks until it is gone, or cannot be ended.
+/// Ends the disk server of a machine that nobody looks after, first by `signal`. Blocks until it is gone, or cannot be
+/// ended.
 pub(in crate::machines) fn end_left_disk_server(home: &MachineHome, signal: Signal) {
     for (signal, patience) in [(signal, DISK_CLOSE_TIMEOUT), (Signal::KILL, KILL_TIMEOUT)] {
         let Some(number) = disk_server_of(home) else { return };

@@ -1,4 +1,5 @@
-//! What a machine's keeper is asked and answers: JSON, one object a line, over the socket `keeper.sock`; one request a connection.
+//! What a machine's keeper is asked and answers: JSON, one object a line, over the socket `keeper.sock`; one request a
+//! connection.
 //!
 //! ```text
 //! {"status":{}}                                        -> {"status":{"state":"running","process_id":4711,..}}

@@ -247,7 +247,8 @@ async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) 
     }
 }
 
-/// Greets the guest's agent, again whenever it is lost, and says in which state the machine is; `became_silent` is told once it is that.
+/// Greets the guest's agent, again whenever it is lost, and says in which state the machine is; `became_silent` is told
+/// once it is that.
 async fn look_after_agent(machine: Machine, kept: Arc<Kept>, patience: Patience, became_silent: mpsc::Sender<()>) {
     while let Some(agent) = guest::greet(&machine).await {
         let welcome = agent.welcome();
@@ -266,7 +267,8 @@ async fn look_after_agent(machine: Machine, kept: Arc<Kept>, patience: Patience,
     }
 }
 
-/// Clean is what the guest did itself, or what was asked for with force: one that had to be ended has not written all back.
+/// Clean is what the guest did itself, or what was asked for with force: one that had to be ended has not written all
+/// back.
 fn end_of(ending: &Ending, was_forced: bool) -> MachineEnd {
     let clean = ending.cause == EndCause::PoweredOff || was_forced;
     let reason = if clean { format!("it {}", ending.cause) } else { format!("it {ending}") };

@@ -6,7 +6,8 @@
 //!       └──── an answer, or the machine stands and cannot answer ──────────┘
 //! ```
 //!
-//! A probe asks for nothing but an answer, waits behind nothing, and has much time: a guest without hardware help on a busy host takes long.
+//! A probe asks for nothing but an answer, waits behind nothing, and has much time: a guest without hardware help on a
+//! busy host takes long.
 
 use std::time::{Duration, SystemTime};
 
@@ -39,8 +40,8 @@ impl Silence {
     }
 }
 
-/// Probes the agent until its connection is lost, and tells `kept` whether the guest is silent: when it has not answered for `patience`
-/// while QEMU let it run. `told` is called each time it has become so.
+/// Probes the agent until its connection is lost, and tells `kept` whether the guest is silent: when it has not
+/// answered for `patience` while QEMU let it run. `told` is called each time it has become so.
 pub(super) async fn watch(machine: &Machine, agent: &Agent, kept: &Kept, patience: Duration, told: impl Fn()) {
     let probe = patience / PROBES_MISSED_MAX;
     let mut silence = Silence::default();

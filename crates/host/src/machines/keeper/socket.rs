@@ -1,6 +1,6 @@
-//! The keeper's socket. It lies beside the keeper's lock, where only the keeper's account writes: in `run/` the account of QEMU could put
-//! another one in its place, and would be asked and believed. The directory may be deeper than a socket's name can say; it is reached
-//! through a descriptor of it (proc_pid_fd(5)).
+//! The keeper's socket. It lies beside the keeper's lock, where only the keeper's account writes: in `run/` the account
+//! of QEMU could put another one in its place, and would be asked and believed. The directory may be deeper than a
+//! socket's name can say; it is reached through a descriptor of it (proc_pid_fd(5)).
 
 use std::fs::remove_file;
 use std::io::{self, ErrorKind};

@@ -63,7 +63,8 @@ async fn a_server_that_hangs_is_counted_as_it_was_and_holds_nobody_up() {
     let error = agent.set(&"taker".parse().expect("a name"), 500 * MIB).await.expect_err("no room");
     assert!(error.to_string().contains("others keep 600MB"), "{error}");
     let rounds = agent.status().figures.rounds;
-    // It is asked beside the rounds from now on: many of them end within one of its answers' time, however busy the machine is.
+    // It is asked beside the rounds from now on: many of them end within one of its answers' time, however busy the
+    // machine is.
     let begin = std::time::Instant::now();
     for _ in 0..ROUNDS {
         agent.round().await;

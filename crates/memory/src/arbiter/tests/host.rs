@@ -66,7 +66,8 @@ pub(super) struct Load {
     /// Pages of the set, in bytes.
     pub(super) set_bytes: Bytes,
     pub(super) accesses_per_second: f64,
-    /// 1 for even accesses; less than 1 when some pages are hotter: the best share x of the set gets x to this power of all accesses.
+    /// 1 for even accesses; less than 1 when some pages are hotter: the best share x of the set gets x to this power of
+    /// all accesses.
     pub(super) evenness: f64,
 }
 

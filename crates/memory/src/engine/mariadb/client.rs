@@ -1,7 +1,7 @@
 //! The command line client of MariaDB or MySQL as a child process that is asked one question after another.
 //!
-//! The client speaks every version's protocol and login, and reads the administrator's own option files: neither a password nor a key has
-//! to be given to us, or stands on a command line that others can read.
+//! The client speaks every version's protocol and login, and reads the administrator's own option files: neither a
+//! password nor a key has to be given to us, or stands on a command line that others can read.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -30,8 +30,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct MariaDbAccess {
     /// `mariadb` or `mysql`; none for the one of that name in the search path.
     pub program: Option<PathBuf>,
-    /// An option file with host, socket, user, password, read after the usual ones (`--defaults-extra-file`); readable by us alone if it
-    /// holds a password.
+    /// An option file with host, socket, user, password, read after the usual ones (`--defaults-extra-file`); readable
+    /// by us alone if it holds a password.
     pub defaults_file: Option<PathBuf>,
     /// The server's Unix socket; none for what the option files say.
     pub socket: Option<PathBuf>,
@@ -68,7 +68,8 @@ impl MariaDbAccess {
     }
 }
 
-/// A client that has been started. Dropping it kills it: an answer that nobody has waited for must not be taken for the next one's.
+/// A client that has been started. Dropping it kills it: an answer that nobody has waited for must not be taken for the
+/// next one's.
 pub(super) struct Client {
     instance: InstanceName,
     program: PathBuf,

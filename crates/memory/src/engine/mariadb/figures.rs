@@ -1,9 +1,10 @@
 //! What the server's variables say of its buffer pool.
 //!
-//! Sources: MariaDB documentation, "InnoDB Server Status Variables" and "Setting Innodb Buffer Pool Size Dynamically"; MySQL Reference
-//! Manual, "Configuring InnoDB Buffer Pool Size Online". Versions differ, so the variables are read instead of the version: up to 10.11.11
-//! MariaDB, and MySQL, resize by chunks of `innodb_buffer_pool_chunk_size` times `innodb_buffer_pool_instances`, in the background; later
-//! MariaDB resizes by megabytes up to `innodb_buffer_pool_size_max`, and the statement itself waits.
+//! Sources: MariaDB documentation, "InnoDB Server Status Variables" and "Setting Innodb Buffer Pool Size Dynamically";
+//! MySQL Reference Manual, "Configuring InnoDB Buffer Pool Size Online". Versions differ, so the variables are read
+//! instead of the version: up to 10.11.11 MariaDB, and MySQL, resize by chunks of `innodb_buffer_pool_chunk_size` times
+//! `innodb_buffer_pool_instances`, in the background; later MariaDB resizes by megabytes up to
+//! `innodb_buffer_pool_size_max`, and the statement itself waits.
 
 use std::collections::HashMap;
 
@@ -20,7 +21,8 @@ SHOW GLOBAL STATUS WHERE Variable_name IN ('Innodb_buffer_pool_read_requests', '
 const UNIT_WITHOUT_CHUNKS_BYTES: Bytes = 1 << 20;
 /// The least that we ask for: a server can have less, and cannot work well with it.
 const FLOOR_BYTES: Bytes = 64 << 20;
-/// Pages are this part of the pool at least, the rest is what describes them: the pool has arrived when the pages differ by no more.
+/// Pages are this part of the pool at least, the rest is what describes them: the pool has arrived when the pages
+/// differ by no more.
 const DESCRIPTORS_PART: u64 = 20;
 
 /// The pool at one moment.
@@ -78,8 +80,8 @@ impl Figures {
         })
     }
 
-    /// What the pool has now. The variable tells the target as soon as it is set, the pages follow; what describes them is not counted in
-    /// them.
+    /// What the pool has now. The variable tells the target as soon as it is set, the pages follow; what describes them
+    /// is not counted in them.
     pub(super) fn pool_bytes(&self) -> Bytes {
         let tolerance_bytes = self.target_bytes / DESCRIPTORS_PART;
         let arrived = self.pages_bytes.abs_diff(self.target_bytes) <= tolerance_bytes;

@@ -32,8 +32,8 @@ pub struct MariaDbEngine {
     access: MariaDbAccess,
     /// The most that is asked for, where the server itself has no limit.
     ceiling_bytes: Bytes,
-    /// The client that asks for figures; none before the first question and after a failure. Taken out while it is used: who stops waiting
-    /// drops it.
+    /// The client that asks for figures; none before the first question and after a failure. Taken out while it is
+    /// used: who stops waiting drops it.
     client: Mutex<Option<Client>>,
     resizer: Resizer,
     counters: Counters,
@@ -41,8 +41,9 @@ pub struct MariaDbEngine {
 }
 
 impl MariaDbEngine {
-    /// The server that `access` reaches; it need not run yet. `ceiling_bytes` is the most that it may be asked to have, for instance the
-    /// host's RAM: most versions know no limit of their own. `kind` is [`Kind::MariaDb`] or [`Kind::MySql`] and names the client.
+    /// The server that `access` reaches; it need not run yet. `ceiling_bytes` is the most that it may be asked to have,
+    /// for instance the host's RAM: most versions know no limit of their own. `kind` is [`Kind::MariaDb`] or
+    /// [`Kind::MySql`] and names the client.
     pub fn new(instance: InstanceName, kind: Kind, access: MariaDbAccess, ceiling_bytes: Bytes) -> MariaDbEngine {
         let resizer = Resizer::new(access.clone(), instance.clone(), kind);
         MariaDbEngine {

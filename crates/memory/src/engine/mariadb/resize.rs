@@ -44,8 +44,8 @@ impl Resizer {
         Resizer { shared: Arc::new(shared) }
     }
 
-    /// Sends a size, and waits for the server's answer at most `patience`: a size that is refused is refused at once. The work goes on
-    /// when nobody waits.
+    /// Sends a size, and waits for the server's answer at most `patience`: a size that is refused is refused at once.
+    /// The work goes on when nobody waits.
     ///
     /// # Errors
     /// [`MemoryError::Statement`] with the server's words.

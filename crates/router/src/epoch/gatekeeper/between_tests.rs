@@ -56,8 +56,8 @@ async fn a_reader_that_asks_while_snapshots_are_let_go_gets_its_epoch() {
     running.abort();
 }
 
-/// A gate is worth its price when there are readers, or one asks, and something is newer than the epoch; never for commits
-/// that nobody reads, nor for readers when nothing has changed.
+/// A gate is worth its price when there are readers, or one asks, and something is newer than the epoch; never for
+/// commits that nobody reads, nor for readers when nothing has changed.
 #[tokio::test]
 async fn a_gate_is_due_when_readers_gain_by_it() {
     let Harness { models: _models, mut gatekeeper, room, epochs, servers, .. } = harness(1, |_| {}).await;
@@ -95,8 +95,8 @@ async fn a_gate_is_due_when_readers_gain_by_it() {
     assert!(gatekeeper.is_due(false));
 }
 
-/// An epoch is let go when it lacks commits and is old, or is very old: a database in which nothing is written holds vacuum
-/// back as others do. Without the leader it is all that readers have.
+/// An epoch is let go when it lacks commits and is old, or is very old: a database in which nothing is written holds
+/// vacuum back as others do. Without the leader it is all that readers have.
 #[tokio::test]
 async fn an_old_epoch_lapses_only_when_another_can_follow() {
     const AGE_MAX: Duration = Duration::from_secs(10);
@@ -138,8 +138,8 @@ async fn an_old_epoch_lapses_only_when_another_can_follow() {
     assert_eq!(lapsed, [(Health::Up, false, very_old), (Health::Up, true, old), (Health::Up, true, very_old)]);
 }
 
-/// A snapshot that is lost with its connection is offered to nobody any more, while the others of its epoch are; a server
-/// that has lost it joins anew.
+/// A snapshot that is lost with its connection is offered to nobody any more, while the others of its epoch are; a
+/// server that has lost it joins anew.
 #[tokio::test]
 async fn a_server_that_has_lost_its_snapshot_is_taken_out_of_the_epoch() {
     let Harness { models, mut gatekeeper, epochs, .. } = harness(2, |_| {}).await;

@@ -186,8 +186,8 @@ async fn a_gate_gives_up_on_a_long_commit_and_names_it() {
     assert_eq!(current(&epochs), Some((1, 1)));
 }
 
-/// The snapshot of the epoch before stays open behind a gate, for readers that are about to open it, until the next gate;
-/// where none comes so soon it ends without one.
+/// The snapshot of the epoch before stays open behind a gate, for readers that are about to open it, until the next
+/// gate; where none comes so soon it ends without one.
 #[tokio::test]
 async fn the_snapshot_of_the_epoch_before_stays_until_the_next_gate() {
     let Harness { models, mut gatekeeper, epochs, .. } = harness(1, |_| {}).await;

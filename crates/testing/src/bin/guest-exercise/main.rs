@@ -1,10 +1,10 @@
-//! A workload on a block device that knows what it must read: random writes, reads, discards and flushes of many threads,
-//! every byte checked. It runs in a guest, below whose disk something is being broken.
+//! A workload on a block device that knows what it must read: random writes, reads, discards and flushes of many
+//! threads, every byte checked. It runs in a guest, below whose disk something is being broken.
 //!
-//! Each sector of 512 bytes says which one it is, of which run, and how often it has been written; so a wrong byte tells
-//! whether it is old, another sector's, or damaged ([`sector`]). Threads own different sectors, so that each knows what
-//! it has written ([`owner`]). What was flushed can be kept in a file on another disk ([`record`]), against which the
-//! device is verified after a power cut ([`verify`]).
+//! Each sector of 512 bytes says which one it is, of which run, and how often it has been written; so a wrong byte
+//! tells whether it is old, another sector's, or damaged ([`sector`]). Threads own different sectors, so that each
+//! knows what it has written ([`owner`]). What was flushed can be kept in a file on another disk ([`record`]), against
+//! which the device is verified after a power cut ([`verify`]).
 
 mod buffer;
 mod device;

@@ -70,7 +70,8 @@ fn requests(
         match direction {
             Direction::Read => device.read(offset, bytes)?,
             Direction::Write => {
-                // Contents that differ, as a database's do; one sector of them, so that filling is not what is measured.
+                // Contents that differ, as a database's do; one sector of them, so that filling is not what is
+                // measured.
                 fill(
                     &mut bytes[..512],
                     Stamp { seed: random, sector: offset / 512, generation: times_ns.len() as u64 },

@@ -39,8 +39,8 @@ pub(crate) fn bound_log() {
     });
 }
 
-/// Cuts a log that is longer than `most` down to its last `kept` bytes, from a line's begin on. The server writes at its end,
-/// wherever that is (pg_ctl opens it to append); what it writes in the moment of cutting may be lost.
+/// Cuts a log that is longer than `most` down to its last `kept` bytes, from a line's begin on. The server writes at
+/// its end, wherever that is (pg_ctl opens it to append); what it writes in the moment of cutting may be lost.
 fn bound(path: &Path, most: u64, kept: u64) -> io::Result<()> {
     // Its directory is the server's: what it has put there as a link is not followed.
     let mut log = open(path, OpenOptions::new().read(true).append(true))?;

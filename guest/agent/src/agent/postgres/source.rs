@@ -11,7 +11,8 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Out of keywords and values (PostgreSQL's documentation, "Keyword/Value Connection Strings"): `host=a password='it\'s'`.
+    /// Out of keywords and values (PostgreSQL's documentation, "Keyword/Value Connection Strings"): `host=a
+    /// password='it\'s'`.
     pub(super) fn of(text: &str) -> Result<Source> {
         // The words themselves are secret.
         let no_source = || malformed("the source is no connection string of keywords and values");

@@ -5,7 +5,8 @@ use crate::protocol::{PostgresState, PostgresStatus};
 use std::fs::{read_link, read_to_string};
 use std::path::Path;
 
-/// The line of `postmaster.pid` that tells the state (PostgreSQL: src/include/utils/pidfile.h, LOCK_FILE_LINE_PM_STATUS).
+/// The line of `postmaster.pid` that tells the state (PostgreSQL: src/include/utils/pidfile.h,
+/// LOCK_FILE_LINE_PM_STATUS).
 const STATE_LINE: usize = 8;
 
 /// The server's state.
