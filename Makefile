@@ -78,7 +78,7 @@ soak: setup build ## random resizes under load and with kills, ten minutes each,
 		--cargo-profile $(PROFILE) --profile soak --workspace \
 		-E 'package(onecopy-tests) & (test(m3_random) + test(m4_deaths))'
 
-compat: setup build ## other projects' test suites, directly and through the router; fails when the difference is not a known one
+compat: setup build ## other projects' test suites, directly and through the router; fails at an unknown difference
 	@scripts/compat.py $(COMPAT)
 
 fuzz: setup ## ten minutes of search for what a guest could put on its disk's ring to break a rule
@@ -88,7 +88,8 @@ bench: setup ## the experiments; writes docs/results
 	cargo build --locked --release -p onecopy -p onecopy-bench -p onecopy-guest-agent -p onecopy-testing
 	@scripts/extension.sh
 	@guest/build-image.sh --agent $(TARGET)/release/onecopy-guest-agent
-	for experiment in $(if $(BENCH),'$(BENCH)',router clone memory disk); do $(TARGET)/release/onecopy-bench $$experiment; done
+	for experiment in $(if $(BENCH),'$(BENCH)',router clone memory disk); do \
+		$(TARGET)/release/onecopy-bench $$experiment; done
 
 lint: setup ## rustfmt, clippy, cargo-deny, shellcheck, the C compiler's warnings, pgindent
 	@scripts/lint.sh
