@@ -1,11 +1,15 @@
 #!/bin/bash
 # Builds the guest: kernel, initial file system and a root file system with PostgreSQL and the agent. What has not
 # changed is not built again; a change of the agent takes seconds. The same inputs make the same bytes.
-# guest/build-image.sh [OPTION]... --postgresql 15|17   the major version (17) --mariadb            with MariaDB's
-# server --package NAME       with this package of Debian, too; may be given again --directory D        where images lie
-# (ONECOPY_GUEST_DIRECTORY, else /var/cache/onecopy/guest) --agent FILE         the agent's program (what `make build`
-# has built) --rebuild            load the packages anew, for their newest versions --verify             build the file
-# systems twice, and fail when they differ --boot-time          boot it, and print how long that takes
+#   guest/build-image.sh [OPTION]...
+#     --postgresql 15|17   the major version (17)
+#     --mariadb            with MariaDB's server
+#     --package NAME       with this package of Debian, too; may be given again
+#     --directory D        where images lie (ONECOPY_GUEST_DIRECTORY, else /var/cache/onecopy/guest)
+#     --agent FILE         the agent's program (what `make build` has built)
+#     --rebuild            load the packages anew, for their newest versions
+#     --verify             build the file systems twice, and fail when they differ
+#     --boot-time          boot it, and print how long that takes
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,8 @@
 #!/bin/bash
 # Prints the command that makes a file system out of an archive: mke2fs 1.47.1 or newer, the first that takes a tar
 # archive and makes the same bytes of the same one. Where the system's is older, Debian 13's is unpacked into the given
-# directory, with the libraries that it was made for. guest/file-system-tools.sh DIRECTORY
+# directory, with the libraries that it was made for.
+#   guest/file-system-tools.sh DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/own-apt.sh

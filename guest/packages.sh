@@ -1,7 +1,9 @@
 #!/bin/bash
 # Makes what a guest is built from and what changes seldom: Debian's packages, installed into a tar archive, and the
-#   kernel. guest/packages.sh SUITE DIRECTORY PACKAGE... In DIRECTORY lie afterwards: root.tar, vmlinuz, modules/ (those
-#   of the initial file system), busybox, versions, kernel.
+# kernel.
+#   guest/packages.sh SUITE DIRECTORY PACKAGE...
+# In DIRECTORY lie afterwards: root.tar, vmlinuz, modules/ (those of the initial file system), busybox, versions,
+# kernel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/own-apt.sh
@@ -50,7 +52,8 @@ kernel='cd "$ONECOPY_DIRECTORY"
     apt-get -q -o APT::Sandbox::User=root download "$name"
     dpkg-query --admindir="$1/var/lib/dpkg" -W -f "\${Package} \${Version}\n" >versions'
 # What differs from one installation to the next: keys, caches, logs. Not what lies in /tmp: the configuration of
-# mmdebstrap's own apt does, and without it that would clean this machine's lists of packages. shellcheck disable=SC2016
+# mmdebstrap's own apt does, and without it that would clean this machine's lists of packages.
+# shellcheck disable=SC2016
 same='cd "$1"
     rm -f etc/ssl/private/ssl-cert-snakeoil.key etc/ssl/certs/ssl-cert-snakeoil.pem var/cache/ldconfig/aux-cache
     find etc/ssl/certs -xtype l -delete

@@ -1,8 +1,9 @@
 #!/bin/bash
 # Builds the extension for every PostgreSQL that is found and installs it there. Quick when nothing has changed. A
-# server that runs meanwhile keeps the module that it has: files are replaced by renaming. scripts/extension.sh
-# build and install scripts/extension.sh --check   compile with more warnings, each an error, and install nothing
-# scripts/extension.sh --list    name the pg_config of each PostgreSQL that is found
+# server that runs meanwhile keeps the module that it has: files are replaced by renaming.
+#   scripts/extension.sh           build and install
+#   scripts/extension.sh --check   compile with more warnings, each an error, and install nothing
+#   scripts/extension.sh --list    name the pg_config of each PostgreSQL that is found
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,8 @@
 #!/bin/bash
 # Installs what building, testing and measuring need and this machine lacks. Says what it does; is quick when nothing is
-#   missing. scripts/setup.sh           everything scripts/setup.sh --demo    what the demo is built with and runs
+# missing.
+#   scripts/setup.sh           everything
+#   scripts/setup.sh --demo    what the demo is built with and runs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
