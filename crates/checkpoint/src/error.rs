@@ -1,0 +1,65 @@
+//! What can go wrong with machine checkpoints.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why an operation on a checkpoint or on a machine's memory failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// A size that no guest's memory can have here.
+    #[error("memory of {size_bytes} bytes is not possible: whole pages of 4096 bytes, at most 1 TiB")]
+    Size {
+        /// The size asked for.
+        size_bytes: u64,
+    },
+    /// The descriptor that was kept over the death of a server holds no state of such a memory.
+    #[error(
+        "the kept state of the memory is none: {what}; begin without it, every resident page counts as changed then"
+    )]
+    State {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// An epoch that never was, was released, or went when its room was needed.
+    #[error("epoch {epoch} of the memory is not kept")]
+    UnknownEpoch {
+        /// Its number.
+        epoch: u64,
+    },
+    /// More epochs kept than there may be.
+    #[error("{kept} epochs of the memory are kept already: release some")]
+    TooManyEpochs {
+        /// How many are.
+        kept: usize,
+    },
+    /// The content of some pages is in the kernel's page cache at most, so no epoch can show it.
+    #[error("{pages} pages of the memory are not kept: let them be copied out of the page cache first")]
+    NotKept {
+        /// How many.
+        pages: u64,
+    },
+    /// The content of a page is in the kernel's page cache at most.
+    #[error("page {page} of the memory is not kept")]
+    PageNotKept {
+        /// Its number.
+        page: u32,
+    },
+    /// The operating system refused.
+    #[error("cannot {action} {path}: {source}")]
+    Io {
+        /// What was tried, as in "read".
+        action: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl CheckpointError {
+    /// The error of one system call, with what it was for.
+    pub(crate) fn io<E: Into<io::Error>>(action: &'static str, path: &Path) -> impl FnOnce(E) -> CheckpointError {
+        move |source| CheckpointError::Io { action, path: path.to_owned(), source: source.into() }
+    }
+}

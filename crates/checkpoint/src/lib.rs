@@ -1,0 +1,18 @@
+//! Machine checkpoints: a machine's memory, devices and disk as of one instant, taken again and again.
+//!
+//! ```text
+//!              ┌──────── one instant ────────┐
+//!  QEMU ──> [ memory ]   device state   disk epoch        memory: the guest's memory as a file that we serve
+//!           written-back   (a blob)
+//!           pages, epochs
+//! ```
+//!
+//! Why it is so: `docs/decisions/0025-machine-checkpoints.md`.
+
+mod error;
+pub mod memory;
+
+pub use error::CheckpointError;
+
+/// The unit of memory, of its epochs and of what is kept of it: the guest's page.
+pub const PAGE_BYTES: usize = 4096;

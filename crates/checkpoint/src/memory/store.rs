@@ -1,0 +1,239 @@
+//! A memory as its server has it: pages, the shadow below them, and what is done when room is scarce.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::pages::Pages;
+use super::shadow::Shadow;
+use super::state::{Bits, PAGES_MAX, State};
+use crate::{CheckpointError, PAGE_BYTES};
+
+/// Room for a page that is recorded while the last one of an epoch is.
+pub(super) const SPARE_SLOTS: u64 = 64;
+
+/// What a memory did since its server began, and what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryStatistics {
+    /// Pages written back.
+    pub written_pages: u64,
+    /// Pages read again.
+    pub read_pages: u64,
+    /// Pages that the guest gave back.
+    pub zeroed_pages: u64,
+    /// Pages asked for that the page cache alone had had: each was answered by an error.
+    pub lost_pages: u64,
+    /// Epochs that went before they were released, because their room was needed.
+    pub forced_releases: u64,
+    /// Pages changed since the last cut.
+    pub pending_pages: u64,
+    /// Pages whose content is in the page cache at most.
+    pub dropped_pages: u64,
+    /// Ended epochs that are not released.
+    pub epochs: u64,
+}
+
+/// What server thread and owners share.
+pub(super) struct Store {
+    pub(super) pages: Mutex<Pages>,
+    pub(super) shadow: Shadow,
+    /// One at a time moves pages into the shadow.
+    pub(super) folding: Mutex<()>,
+    pub(super) size_bytes: u64,
+    pub(super) counters: Mutex<MemoryStatistics>,
+}
+
+/// The page of an offset, and where in it that is.
+pub(super) fn split(offset: u64) -> (u32, usize) {
+    let page = u32::try_from(offset / PAGE_BYTES as u64).expect("offsets are checked against the size");
+    (page, usize::try_from(offset % PAGE_BYTES as u64).expect("less than a page"))
+}
+
+impl Store {
+    /// One without epochs, of what the shadow holds.
+    pub(super) fn fresh(shadow: &Path, size_bytes: u64, epochs_bytes_max: u64) -> Result<Store, CheckpointError> {
+        let page_bytes = PAGE_BYTES as u64;
+        if size_bytes == 0 || !size_bytes.is_multiple_of(page_bytes) || size_bytes > PAGES_MAX * page_bytes {
+            return Err(CheckpointError::Size { size_bytes });
+        }
+        let pages = size_bytes / page_bytes;
+        let state = State::create(pages, pages + SPARE_SLOTS + epochs_bytes_max / page_bytes)?;
+        let store = Store::new(state, shadow)?;
+        for page in store.shadow.data()?.into_iter().flatten() {
+            store.pages().state.set_bit(Bits::Held, page, true);
+        }
+        Ok(store)
+    }
+
+    /// What a state says, over a shadow.
+    pub(super) fn new(state: State, shadow: &Path) -> Result<Store, CheckpointError> {
+        let size_bytes = state.pages() * PAGE_BYTES as u64;
+        let (pages, shadow) = (Pages::new(state)?, Shadow::open(shadow, size_bytes)?);
+        let (pages, folding, counters) = (Mutex::new(pages), Mutex::new(()), Mutex::default());
+        Ok(Store { pages, shadow, folding, size_bytes, counters })
+    }
+
+    /// What it did, and what it holds.
+    pub(super) fn statistics(&self) -> MemoryStatistics {
+        let counters = *self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        let pages = self.pages();
+        let (pending_pages, dropped_pages, epochs) = (pages.pending(), pages.dropped(), pages.kept());
+        MemoryStatistics { pending_pages, dropped_pages, epochs, ..counters }
+    }
+
+    /// Lets all epochs up to this one go, and moves what they have into the shadow.
+    pub(super) fn release(&self, epoch: u64) -> Result<(), CheckpointError> {
+        let _folding = self.folding.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pages().release(epoch)?;
+        while self.fold_some()? {}
+        Ok(())
+    }
+
+    pub(super) fn pages(&self) -> MutexGuard<'_, Pages> {
+        // Each change is one word, made last: who panicked has left nothing half done that counts.
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, change: impl FnOnce(&mut MemoryStatistics)) {
+        change(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(super) fn read_now(&self, page: u32, into: &mut [u8; PAGE_BYTES]) -> Result<(), CheckpointError> {
+        let read = self.pages().read_now(&self.shadow, page, into);
+        self.count(|counters| match &read {
+            Ok(()) => counters.read_pages += 1,
+            Err(_) => counters.lost_pages += 1,
+        });
+        read
+    }
+
+    /// What the kernel writes back. An errno: then the pages are in the page cache at most, and no epoch is cut before
+    /// they have been copied out.
+    pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<(), i32> {
+        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.size_bytes);
+        end.ok_or(libc::EFBIG)?;
+        let mut content = [0; PAGE_BYTES];
+        let (mut at, mut rest) = (offset, data);
+        while !rest.is_empty() {
+            let (page, within) = split(at);
+            let (piece, others) = rest.split_at(rest.len().min(PAGE_BYTES - within));
+            if piece.len() < PAGE_BYTES {
+                // The page cache writes whole pages: somebody writes past it.
+                self.read_now(page, &mut content).map_err(|_| libc::EIO)?;
+            }
+            content[within..within + piece.len()].copy_from_slice(piece);
+            self.store(page, &content)?;
+            (at, rest) = (at + piece.len() as u64, others);
+        }
+        self.count(|counters| counters.written_pages += (data.len() / PAGE_BYTES) as u64);
+        Ok(())
+    }
+
+    fn store(&self, page: u32, content: &[u8; PAGE_BYTES]) -> Result<(), i32> {
+        let mut pages = self.pages();
+        if !pages.state.is_keeping() {
+            pages.set_dropped(page, true);
+            return Ok(());
+        }
+        loop {
+            if pages.has_room() {
+                pages.put(page, content);
+                return Ok(());
+            }
+            drop(pages);
+            let made = self.make_room();
+            pages = self.pages();
+            if let Err(error) = made {
+                tracing::error!(%error, page, "a page of the memory cannot be kept");
+                pages.set_dropped(page, true);
+                return Err(libc::EIO);
+            }
+        }
+    }
+
+    /// Whole pages become zeros: the guest does not use them.
+    pub(super) fn zero(&self, offset: u64, length: u64) -> Result<(), i32> {
+        let end = offset.checked_add(length).filter(|end| *end <= self.size_bytes).ok_or(libc::EINVAL)?;
+        let page_bytes = PAGE_BYTES as u64;
+        if !offset.is_multiple_of(page_bytes) || !end.is_multiple_of(page_bytes) {
+            // The kernel zeroes the edges in its cache, and writes them back.
+            return Err(libc::EOPNOTSUPP);
+        }
+        for number in offset / page_bytes..end / page_bytes {
+            let page = u32::try_from(number).expect("checked against the size");
+            self.zero_page(page)?;
+        }
+        self.count(|counters| counters.zeroed_pages += length / page_bytes);
+        Ok(())
+    }
+
+    fn zero_page(&self, page: u32) -> Result<(), i32> {
+        loop {
+            let mut pages = self.pages();
+            if pages.has_room() {
+                pages.put(page, &[0; PAGE_BYTES]);
+                return Ok(());
+            }
+            drop(pages);
+            self.make_room().map_err(|error| {
+                tracing::error!(%error, page, "a page of the memory cannot be made zeros");
+                libc::EIO
+            })?;
+        }
+    }
+
+    /// Moves some of the oldest epoch into the shadow, whether or not somebody still wants it.
+    pub(super) fn make_room(&self) -> Result<(), CheckpointError> {
+        let folding = self.folding.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.pages().has_room() || self.fold_some()? {
+            return Ok(());
+        }
+        if self.pages().release_oldest() {
+            self.count(|counters| counters.forced_releases += 1);
+            self.fold_some()?;
+        }
+        drop(folding);
+        Ok(())
+    }
+
+    /// Moves some released pages into the shadow; false when there are none. The caller holds `folding`.
+    pub(super) fn fold_some(&self) -> Result<bool, CheckpointError> {
+        let Some(slots) = self.pages().next_fold() else { return Ok(false) };
+        let mut run: (u32, Vec<u8>) = (0, Vec::with_capacity(slots.len() * PAGE_BYTES));
+        let mut content = [0; PAGE_BYTES];
+        for (slot, says) in &slots {
+            if says.is_zero {
+                if self.pages().state.bit(Bits::Held, says.page) {
+                    self.shadow.punch(says.page)?;
+                }
+                continue;
+            }
+            let follows = u64::from(run.0) + (run.1.len() / PAGE_BYTES) as u64 == u64::from(says.page);
+            if !follows || run.1.is_empty() {
+                self.shadow.write(run.0, &run.1)?;
+                run.1.clear();
+                run.0 = says.page;
+            }
+            self.pages().state.read_frame(*slot, &mut content);
+            run.1.extend_from_slice(&content);
+        }
+        self.shadow.write(run.0, &run.1)?;
+        self.pages().folded(&slots);
+        Ok(true)
+    }
+
+    /// Keeps a page as it was in the page cache, unless it was written back since; whether it did.
+    pub(super) fn copy_out(&self, page: u32, content: &[u8; PAGE_BYTES]) -> Result<bool, CheckpointError> {
+        loop {
+            let mut pages = self.pages();
+            if !pages.is_dropped(page) {
+                return Ok(false);
+            }
+            if pages.has_room() {
+                pages.put(page, content);
+                return Ok(true);
+            }
+            drop(pages);
+            self.make_room()?;
+        }
+    }
+}
