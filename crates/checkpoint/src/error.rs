@@ -45,6 +45,16 @@ pub enum CheckpointError {
         /// Its number.
         page: u32,
     },
+    /// The kernel's side of the file speaks another language.
+    #[error(
+        "the kernel's FUSE is {major}.{minor}; needed is 7.40 (Linux 6.9) or newer, for requests that are sent again"
+    )]
+    Protocol {
+        /// Its major version.
+        major: u32,
+        /// Its minor version.
+        minor: u32,
+    },
     /// The operating system refused.
     #[error("cannot {action} {path}: {source}")]
     Io {

@@ -1,12 +1,352 @@
-//! The memory of a guest: its pages, their epochs, and what outlives the process that has them.
+//! The memory of a guest as a file that this process serves.
+//!
+//! ```text
+//!  QEMU maps the file (share=on)
+//!     │ the kernel writes back what is dirty, each page once          keeper: holds both descriptors
+//!     v                                                               and gives them to the next server
+//!  /dev/fuse ──> server thread ──> pages: open epoch │ ended epochs ──release──> shadow (a sparse file)
+//!                                  └──── state, a memory file ────┘
+//! ```
+//!
+//! **Epochs.** All that is written back since the last [`cut`](GuestMemory::cut) belongs to the open epoch. A cut costs
+//! one word. It shows an instant only when the machine stood and [`synchronize`] had returned before: stray write-back
+//! belongs to the epoch that is open when it comes.
+//!
+//! **Modes.** A memory that is locked by its machine begins *dropping*: what is written back is not kept, because the
+//! page cache never loses it. [`keep`](GuestMemory::keep) turns to *keeping* while the machine runs. A page whose only
+//! content is in the page cache is never answered by zeros or by something older, but by an error.
+//!
+//! **Death.** The state lives in a memory file, the connection in a descriptor. Whoever holds both gives them to
+//! [`adopt`](GuestMemory::adopt): the next server goes on, and who has the file mapped only waits. Without the state
+//! ([`adopt_without_state`](GuestMemory::adopt_without_state)) every resident page counts as changed and all epochs are
+//! void.
+//!
+//! The server's process holds no file of its own mount, but for moments: the kernel writes back at a close and waits
+//! for the answer, so a killed server would wait for its successor to be gone.
 
-#![allow(dead_code, reason = "the file that shows it to a machine comes next")]
-
+mod fuse;
 mod pages;
+mod residency;
 mod shadow;
 mod state;
 mod store;
 #[cfg(test)]
 mod tests;
 
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::mm::MlockAllFlags;
+
+use crate::{CheckpointError, PAGE_BYTES};
+use fuse::Looks;
+use state::{EPOCH_BITS, State};
 pub use store::MemoryStatistics;
+use store::Store;
+
+/// Pages that are copied out of the page cache with one read.
+const COPY_PAGES: usize = 64;
+
+/// An ended epoch of a memory. Numbers of one state rise; those of another are unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+/// What a memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryOptions {
+    /// The guest's memory, bytes: whole pages, at most 1 TiB.
+    pub size_bytes: u64,
+    /// What ended epochs may keep beside as many bytes as the memory has. When it is used up the oldest epoch goes.
+    pub epochs_bytes_max: u64,
+    /// The account of the machine's process.
+    pub user_id: u32,
+    /// Its group.
+    pub group_id: u32,
+    /// What is written back is not kept: the machine locks its memory (`-overcommit mem-lock=on-fault`).
+    pub drops: bool,
+}
+
+/// What a keeper holds for the next server.
+#[derive(Debug)]
+pub struct Descriptors {
+    /// The kernel's end of the file. The file is there as long as one of these is open.
+    pub device: OwnedFd,
+    /// The pages that are in no shadow yet.
+    pub state: OwnedFd,
+}
+
+/// An epoch that has just ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Its number.
+    pub epoch: Epoch,
+    /// Pages changed in it.
+    pub pages: u64,
+}
+
+/// What a copy out of the page cache has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// Pages copied.
+    pub copied: u64,
+    /// Pages whose content is in no page cache either: it is lost, and no epoch can be cut.
+    pub missing: u64,
+}
+
+/// A guest's memory, served by a thread of this process. Dropping it leaves the mount and the thread as they are.
+pub struct GuestMemory {
+    store: Arc<Store>,
+
+    device: Arc<File>,
+    place: PathBuf,
+    server: JoinHandle<Result<(), CheckpointError>>,
+}
+
+impl GuestMemory {
+    /// Mounts a guest's memory over the file `place`, which is made, for a server to come: who touches the file waits
+    /// for [`GuestMemory::adopt`]. What the file `shadow` holds is what the memory holds at first; where there is none
+    /// it is made, and all is zeros. Needs root.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Size`]; the operating system refuses.
+    pub fn prepare(place: &Path, shadow: &Path, options: &MemoryOptions) -> Result<Descriptors, CheckpointError> {
+        let store = Store::fresh(shadow, options.size_bytes, options.epochs_bytes_max)?;
+        if !options.drops {
+            store.pages().state.set_keeping();
+        }
+        let device = fuse::mount(place, looks(options))?.into();
+        let state =
+            store.pages().state.descriptor().map_err(CheckpointError::io("duplicate a descriptor of", place))?;
+        Ok(Descriptors { device, state })
+    }
+
+    /// Serves a memory that was prepared, or goes on for a server that has died: what that one had read and not
+    /// answered is asked for again.
+    ///
+    /// # Errors
+    /// [`CheckpointError::State`] when that is no state: [`GuestMemory::adopt_without_state`] is left then; the
+    /// operating system refuses. A kernel that cannot ask again ends the server: [`GuestMemory::ended`] says so.
+    pub fn adopt(
+        place: &Path,
+        shadow: &Path,
+        descriptors: Descriptors,
+        (user_id, group_id): (u32, u32),
+    ) -> Result<GuestMemory, CheckpointError> {
+        let store = Store::new(State::open(descriptors.state)?, shadow)?;
+        let device = File::from(descriptors.device);
+        fuse::ask_again(&device)?;
+        let looks = Looks { size_bytes: store.size_bytes, user_id, group_id };
+        GuestMemory::begin(place, device, store, looks)
+    }
+
+    /// Goes on when the state is lost. All epochs are void, and what the page cache does not have is not known any
+    /// more: with `drops`, of a locked memory, that are pages which the guest never touched, or gave back since; else
+    /// reading one is an error. [`GuestMemory::keep`] makes the memory one of which epochs can be cut.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::prepare`].
+    pub fn adopt_without_state(
+        place: &Path,
+        shadow: &Path,
+        device: OwnedFd,
+        options: &MemoryOptions,
+    ) -> Result<GuestMemory, CheckpointError> {
+        let store = Store::fresh(shadow, options.size_bytes, options.epochs_bytes_max)?;
+        for page in 0..u32::try_from(options.size_bytes / PAGE_BYTES as u64).expect("checked with the state") {
+            store.pages().set_dropped(page, true);
+        }
+        let device = File::from(device);
+        fuse::ask_again(&device)?;
+        let memory = GuestMemory::begin(place, device, store, looks(options))?;
+        if options.drops {
+            let file = fuse::opened(place)?;
+            let resident = memory.resident(&file)?;
+            let mut pages = memory.store.pages();
+            for page in (0u32..).zip(resident).filter_map(|(page, is_resident)| (!is_resident).then_some(page)) {
+                pages.set_dropped(page, false);
+            }
+        }
+        Ok(memory)
+    }
+
+    fn begin(place: &Path, device: File, store: Store, looks: Looks) -> Result<GuestMemory, CheckpointError> {
+        let store = Arc::new(store);
+        let device = Arc::new(device);
+        let server = std::thread::Builder::new().name("memory-server".to_owned()).spawn({
+            let (store, device) = (store.clone(), device.clone());
+            move || {
+                fuse::serve(&device, &store, looks)
+                    .inspect_err(|error| tracing::error!(%error, "a memory's server ends"))
+            }
+        });
+        let server = server.map_err(CheckpointError::io("start a thread for", place))?;
+        // The server answers already: these look at the file.
+        fuse::set_size(place, looks.size_bytes)?;
+        fuse::allow_dirty_pages(place)?;
+        Ok(GuestMemory { store, device, place: place.to_owned(), server })
+    }
+
+    /// What a keeper must hold, so that the memory outlives this process.
+    ///
+    /// # Errors
+    /// There are too many open files.
+    pub fn descriptors(&self) -> Result<Descriptors, CheckpointError> {
+        let failed = || CheckpointError::io("duplicate a descriptor of", &self.place);
+        let device = self.device.try_clone().map_err(|error| failed()(error))?.into();
+        let state = self.store.pages().state.descriptor().map_err(|error| failed()(error))?;
+        Ok(Descriptors { device, state })
+    }
+
+    fn epoch(&self, number: u64) -> Epoch {
+        Epoch(self.store.pages().state.identity() << EPOCH_BITS | number)
+    }
+
+    fn number(&self, epoch: Epoch) -> Result<u64, CheckpointError> {
+        let number = epoch.0 & ((1 << EPOCH_BITS) - 1);
+        if self.epoch(number) == epoch { Ok(number) } else { Err(CheckpointError::UnknownEpoch { epoch: epoch.0 }) }
+    }
+
+    /// Ends the open epoch in constant time.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotKept`] while the memory drops, or when something could not be kept or is lost;
+    /// [`CheckpointError::TooManyEpochs`].
+    pub fn cut(&self) -> Result<Cut, CheckpointError> {
+        let (number, pages) = self.store.pages().cut()?;
+        Ok(Cut { epoch: self.epoch(number), pages })
+    }
+
+    /// The pages that changed in an ended epoch, rising.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownEpoch`].
+    pub fn changed(&self, epoch: Epoch) -> Result<Vec<u32>, CheckpointError> {
+        let number = self.number(epoch)?;
+        self.store.pages().changed(number)
+    }
+
+    /// The pages that are not known to be zeros at the end of an epoch, rising: what a first checkpoint has to have.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownEpoch`].
+    pub fn present(&self, epoch: Epoch) -> Result<Vec<u32>, CheckpointError> {
+        let number = self.number(epoch)?;
+        self.store.pages().present(number)
+    }
+
+    /// Reads what a page held at the end of an epoch.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownEpoch`]: also when its room was needed meanwhile. The shadow cannot be read.
+    pub fn read(&self, epoch: Epoch, page: u32, into: &mut [u8; PAGE_BYTES]) -> Result<(), CheckpointError> {
+        let number = self.number(epoch)?;
+        if u64::from(page) * PAGE_BYTES as u64 >= self.store.size_bytes {
+            into.fill(0);
+            return Ok(());
+        }
+        self.store.pages().read_at(&self.store.shadow, number, page, into)
+    }
+
+    /// Lets all epochs up to this one go: the shadow is as at its end when this returns.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownEpoch`]; the shadow cannot be written: then it is done by the next release, or when
+    /// room is needed.
+    pub fn release(&self, epoch: Epoch) -> Result<(), CheckpointError> {
+        let number = self.number(epoch)?;
+        self.store.release(number)
+    }
+
+    /// Keeps from now on what is written back, and copies out of the page cache what was not kept before, while the
+    /// machine runs. Again and again it only does what is left.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn keep(&self) -> Result<Kept, CheckpointError> {
+        let failed = |error: io::Error| CheckpointError::io("copy pages out of", &self.place)(error);
+        // First: a page that is written back while it is being copied is kept as it is written, and not copied.
+        self.store.pages().state.set_keeping();
+        let file = fuse::opened(&self.place)?;
+        // Pages that are not there would come as errors, with their neighbours.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).map_err(|error| failed(error.into()))?;
+        let resident = self.resident(&file)?;
+        let mut copied = 0;
+        let wanted: Vec<u32> = {
+            let pages = self.store.pages();
+            let all = (0u32..).zip(resident);
+            all.filter_map(|(page, is_resident)| (is_resident && pages.is_dropped(page)).then_some(page)).collect()
+        };
+        let mut buffer = vec![0; COPY_PAGES * PAGE_BYTES];
+        for run in wanted.chunk_by(|one, other| one + 1 == *other).flat_map(|run| run.chunks(COPY_PAGES)) {
+            let buffer = &mut buffer[..run.len() * PAGE_BYTES];
+            match file.read_exact_at(buffer, u64::from(run[0]) * PAGE_BYTES as u64) {
+                Ok(()) => {}
+                // The page cache has let go of one meanwhile.
+                Err(error) if error.raw_os_error() == Some(libc::EIO) => continue,
+                Err(error) => return Err(failed(error)),
+            }
+            for (page, content) in run.iter().zip(buffer.as_chunks().0) {
+                copied += u64::from(self.store.copy_out(*page, content)?);
+            }
+        }
+        Ok(Kept { copied, missing: self.store.pages().dropped() })
+    }
+
+    fn resident(&self, file: &File) -> Result<Vec<bool>, CheckpointError> {
+        let pages = usize::try_from(self.store.size_bytes).expect("it is mapped") / PAGE_BYTES;
+        residency::resident(file, pages).map_err(CheckpointError::io("ask for the page cache of", &self.place))
+    }
+
+    /// What it did, and what it holds.
+    pub fn statistics(&self) -> MemoryStatistics {
+        self.store.statistics()
+    }
+
+    /// Takes the file away; who has it mapped keeps it. The server ends when nobody has.
+    ///
+    /// # Errors
+    /// The operating system refuses.
+    pub fn unmount(&self) -> Result<(), CheckpointError> {
+        fuse::unmount(&self.place)
+    }
+
+    /// Waits for the server's end: the mount is gone, or it failed.
+    ///
+    /// # Errors
+    /// Why it failed.
+    pub fn ended(self) -> Result<(), CheckpointError> {
+        let GuestMemory { device, server, .. } = self;
+        drop(device);
+        server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+fn looks(options: &MemoryOptions) -> Looks {
+    Looks { size_bytes: options.size_bytes, user_id: options.user_id, group_id: options.group_id }
+}
+
+/// Waits until all that a guest has written to its memory by now is with its server. For another process than the
+/// server's: see the module.
+///
+/// # Errors
+/// A page could not be kept: then the memory's next cut says so, too.
+pub fn synchronize(place: &Path) -> Result<(), CheckpointError> {
+    fuse::opened(place)?.sync_data().map_err(CheckpointError::io("synchronize", place))
+}
+
+/// Makes this process one that serves memory: it is never swapped out, and the kernel, which may wait for it to make
+/// room, does not make it wait for room in turn. Before any thread is started.
+///
+/// # Errors
+/// The rights are missing (`CAP_SYS_RESOURCE`, `CAP_IPC_LOCK` or the limit of locked memory).
+pub fn become_memory_server() -> Result<(), CheckpointError> {
+    let own = Path::new("/proc/self");
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    rustix::mm::mlockall(flags).map_err(CheckpointError::io("lock the memory of", own))?;
+    rustix::process::configure_io_flusher_behavior(true).map_err(CheckpointError::io("change the role of", own))
+}

@@ -1,0 +1,198 @@
+//! The kernel's side of the file: one regular file as a whole mount, and the thread that answers the kernel.
+//!
+//! A mount over a file has that file as its root: no directories, no look-ups, nothing that a server would have to
+//! remember of its kernel. So the next server needs nothing but the descriptor.
+
+mod message;
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::FallocateFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
+
+use super::store::{Store, split};
+use crate::{CheckpointError, PAGE_BYTES};
+pub(super) use message::Looks;
+use message::{Answer, Operation, REQUEST_BYTES_MAX, Refusal, Request};
+
+/// What people see in `/proc/mounts`.
+const SOURCE: &str = "onecopy-memory";
+
+/// Mounts the file over an empty one, which is made. The descriptor is the kernel's end: when the last one of it closes
+/// the file is gone, and who has it mapped gets SIGBUS.
+pub(super) fn mount(place: &Path, looks: Looks) -> Result<File, CheckpointError> {
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    drop(options.open(place).map_err(CheckpointError::io("make", place))?);
+    let device_path = Path::new("/dev/fuse");
+    let device = OpenOptions::new().read(true).write(true).open(device_path);
+    let device = device.map_err(CheckpointError::io("open", device_path))?;
+    let options = format!(
+        "fd={},rootmode={:o},user_id={},group_id={},allow_other,default_permissions",
+        device.as_raw_fd(),
+        libc::S_IFREG | 0o600,
+        looks.user_id,
+        looks.group_id
+    );
+    let options = CString::new(options).expect("numbers and words");
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    rustix::mount::mount(SOURCE, place, "fuse", flags, Some(&*options)).map_err(CheckpointError::io("mount", place))?;
+    Ok(device)
+}
+
+/// Takes the mount away. Who has the file open or mapped keeps it.
+pub(super) fn unmount(place: &Path) -> Result<(), CheckpointError> {
+    rustix::mount::unmount(place, UnmountFlags::DETACH).map_err(CheckpointError::io("unmount", place))
+}
+
+/// Lets as much of the file be dirty as of any other: FUSE begins with a hundredth of that, and would make the guest
+/// wait for write-back that nobody needs (Documentation/ABI/testing/sysfs-class-bdi).
+pub(super) fn allow_dirty_pages(place: &Path) -> Result<(), CheckpointError> {
+    let device = std::fs::metadata(place).map_err(CheckpointError::io("look at", place))?.dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    for (name, value) in [("strict_limit", "0"), ("max_ratio", "100")] {
+        let path = Path::new("/sys/class/bdi").join(format!("{major}:{minor}")).join(name);
+        std::fs::write(&path, value).map_err(CheckpointError::io("write", &path))?;
+    }
+    Ok(())
+}
+
+/// Tells the kernel the file's size. With a write-back cache it believes its own idea of a size, which of a mount's
+/// root is nothing at first.
+pub(super) fn set_size(place: &Path, size_bytes: u64) -> Result<(), CheckpointError> {
+    let known = std::fs::metadata(place).map_err(CheckpointError::io("look at", place))?.len();
+    if known == size_bytes {
+        return Ok(());
+    }
+    opened(place)?.set_len(size_bytes).map_err(CheckpointError::io("resize", place))
+}
+
+/// Asks for what an earlier server has read and not answered.
+pub(super) fn ask_again(mut device: &File) -> Result<(), CheckpointError> {
+    let mut answer = Answer::default();
+    answer.resend();
+    device.write_all(answer.bytes()).map_err(CheckpointError::io("ask for requests again at", Path::new("/dev/fuse")))
+}
+
+/// Answers the kernel until the mount is gone.
+pub(super) fn serve(device: &File, store: &Store, looks: Looks) -> Result<(), CheckpointError> {
+    let mut server = Server { store, looks, answer: Answer::with_room(), page: [0; PAGE_BYTES] };
+    let mut buffer = vec![0; REQUEST_BYTES_MAX];
+    let failed = |action| CheckpointError::io(action, Path::new("/dev/fuse"));
+    loop {
+        let length = match { device }.read(&mut buffer) {
+            Ok(length) => length,
+            // ENOENT: the request was taken back before it was read.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::ENOENT)) => continue,
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+            Err(error) => return Err(failed("read requests from")(error)),
+        };
+        if !server.answer(&buffer[..length])? {
+            continue;
+        }
+        match { device }.write_all(server.answer.bytes()) {
+            // ENOENT: who has asked was killed and waits no more.
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(failed("answer")(error)),
+            _ => {}
+        }
+    }
+}
+
+/// One server thread's buffers.
+struct Server<'a> {
+    store: &'a Store,
+    looks: Looks,
+    answer: Answer,
+    page: [u8; PAGE_BYTES],
+}
+
+impl Server<'_> {
+    /// Makes the answer; false when none is expected.
+    fn answer(&mut self, bytes: &[u8]) -> Result<bool, CheckpointError> {
+        let Request { unique, operation } = match Request::parse(bytes) {
+            Ok(request) => request,
+            Err(Refusal::NoRequest) => return Ok(false),
+            Err(Refusal::Invalid { unique }) => {
+                self.answer.status(unique, libc::EINVAL);
+                return Ok(true);
+            }
+        };
+        let looks = self.looks;
+        match operation {
+            Operation::Silent => return Ok(false),
+            Operation::Begin { major, minor, flags, readahead } => {
+                if !message::is_served(major, minor, flags) {
+                    self.answer.status(unique, libc::EPROTO);
+                    return Err(CheckpointError::Protocol { major, minor });
+                }
+                self.answer.agreed(unique, flags, readahead);
+            }
+            // The memory's size is fixed; times and owners nobody asks for.
+            Operation::SetAttributes { size_bytes: Some(other) } if other != looks.size_bytes => {
+                self.answer.status(unique, libc::EPERM);
+            }
+            Operation::Attributes | Operation::SetAttributes { .. } => self.answer.attributes(unique, looks),
+            Operation::Open => self.answer.opened(unique),
+            Operation::Read { offset, length } => self.read(unique, offset, length),
+            Operation::Write { offset, data } => match self.store.write(offset, data) {
+                Ok(()) => self.answer.written(unique, data.len()),
+                Err(errno) => self.answer.status(unique, errno),
+            },
+            Operation::Allocate { offset, length, mode } => {
+                let done = self.allocate(offset, length, mode);
+                self.answer.status(unique, done.err().unwrap_or(0));
+            }
+            Operation::Nothing | Operation::End => self.answer.status(unique, 0),
+            Operation::FileSystem => self.answer.file_system(unique, looks),
+            Operation::Unknown => self.answer.status(unique, libc::ENOSYS),
+        }
+        Ok(true)
+    }
+
+    /// All that was asked for, or an error: what a short answer leaves out the kernel takes for zeros.
+    fn read(&mut self, unique: u64, offset: u64, length: u32) {
+        let size_bytes = self.looks.size_bytes;
+        let end = offset.saturating_add(u64::from(length)).min(size_bytes);
+        let mut at = offset;
+        self.answer.begin_data(unique);
+        self.answer.data(&[]);
+        while at < end {
+            let (page, within) = split(at);
+            if let Err(error) = self.store.read_now(page, &mut self.page) {
+                if !matches!(error, CheckpointError::PageNotKept { .. }) {
+                    tracing::error!(%error, "a page of the memory cannot be read");
+                }
+                return self.answer.status(unique, libc::EIO);
+            }
+            let wanted = usize::try_from(end - at).unwrap_or(PAGE_BYTES).min(PAGE_BYTES - within);
+            self.answer.data(&self.page[within..within + wanted]);
+            at += wanted as u64;
+        }
+    }
+
+    fn allocate(&mut self, offset: u64, length: u64, mode: u32) -> Result<(), i32> {
+        let mode = FallocateFlags::from_bits_retain(mode);
+        let zeros = FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE;
+        if mode.intersects(zeros) {
+            return self.store.zero(offset, length);
+        }
+        // All of the file is there: reserving changes nothing.
+        match mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {
+            true if offset.checked_add(length).is_some_and(|end| end <= self.looks.size_bytes) => Ok(()),
+            true => Err(libc::EFBIG),
+            false => Err(libc::EOPNOTSUPP),
+        }
+    }
+}
+
+/// The file of a server that has the kernel's end, by any path to it: opened for one call, as a process that dies with
+/// it open waits for its own write-back.
+pub(super) fn opened(place: &Path) -> Result<File, CheckpointError> {
+    let options = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(place);
+    options.map_err(|error: io::Error| CheckpointError::io("open", place)(error))
+}

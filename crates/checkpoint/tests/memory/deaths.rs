@@ -1,0 +1,109 @@
+//! Servers die in the middle, and others go on.
+
+use std::io::Read;
+
+use onecopy_testing::until;
+
+use crate::processes::{Memory, PAGES};
+
+#[test]
+fn t5_a_killed_server_is_not_noticed_by_who_has_the_memory_mapped() {
+    let name = "t5_a_killed_server_is_not_noticed_by_who_has_the_memory_mapped";
+    let Some(mut memory) = Memory::new(name, false) else { return };
+    memory.mapper.expect("storm", "done");
+    let mut kept = None;
+    for death in 0..6 {
+        // In the midst of what it does: it has written some since it began.
+        until("pages are written back", || memory.server().ask("statistics written").parse::<u64>().unwrap() > 300);
+        if death == 2 {
+            let epoch = memory.server().ask("cut");
+            // A page may be half written by the mapper in that moment: told as it is.
+            kept = Some((memory.server().ask(&format!("stamps {epoch}")), epoch));
+        }
+        memory.kill_server();
+        memory.serve();
+    }
+    // An epoch is the same for whoever serves.
+    let (stamps, epoch) = kept.unwrap();
+    assert!(memory.server().ask(&format!("stamps {epoch}")) == stamps);
+    memory.mapper.expect("calm", "done");
+    let epoch = memory.take();
+    let expected = memory.mapper.ask("stamps");
+    let stamps: Vec<String> = memory.stamps(&epoch).iter().map(u64::to_string).collect();
+    assert_eq!(stamps.join(" "), expected);
+    memory.mapper.expect("evict", "done");
+    memory.mapper.expect("verify", "done");
+}
+
+#[test]
+fn t5_what_a_server_had_read_and_not_answered_is_asked_of_the_next_one() {
+    let name = "t5_what_a_server_had_read_and_not_answered_is_asked_of_the_next_one";
+    let Some(mut memory) = Memory::new(name, false) else { return };
+    memory.mapper.expect(&format!("write 0 {PAGES} 3"), "done");
+    memory.kill_server();
+    // The keeper is a server that reads requests, and dies.
+    memory.mapper.tell("write back");
+    let mut device = std::fs::File::from(memory.device());
+    let mut written = 0;
+    let mut buffer = vec![0; (1 << 20) + 4096];
+    while written < 3 {
+        let length = device.read(&mut buffer).unwrap();
+        // WRITE.
+        written += usize::from(length > 8 && buffer[4..8] == 16u32.to_ne_bytes());
+    }
+    drop(device);
+    memory.serve();
+    assert_eq!(memory.mapper.heard(), "done");
+    let epoch = memory.server().ask("cut");
+    assert!(memory.stamps(&epoch) == vec![3; PAGES]);
+}
+
+#[test]
+fn t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void() {
+    let name = "t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void";
+    let Some(mut memory) = Memory::new(name, true) else { return };
+    memory.mapper.expect("write 0 600 5", "done");
+    memory.server().expect("keep", "missing 0");
+    let void = memory.take();
+    memory.mapper.expect("write 100 100 6", "done");
+    memory.mapper.expect("synchronize", "done");
+    memory.kill_server();
+    memory.serve_without_state(true);
+    assert!(memory.server().ask(&format!("changed {void}")).contains("is not kept"));
+    assert!(memory.server().ask("cut").contains("are not kept"));
+    memory.server().expect("keep", "missing 0");
+    memory.mapper.expect("verify", "done");
+    let epoch = memory.take();
+    let changed = memory.server().ask(&format!("changed {epoch}"));
+    // Those and what the kernel has read ahead.
+    assert!((600..PAGES).contains(&changed.split(' ').count()));
+    let mut expected = vec![5; 600];
+    expected[100..200].fill(6);
+    expected.resize(PAGES, 0);
+    assert!(memory.stamps(&epoch) == expected);
+    // The one after it finds the new state.
+    memory.kill_server();
+    memory.serve();
+    assert!(memory.stamps(&epoch) == expected);
+}
+
+#[test]
+fn t6_without_its_state_what_no_page_cache_has_is_an_error_and_not_something_older() {
+    let name = "t6_without_its_state_what_no_page_cache_has_is_an_error_and_not_something_older";
+    let Some(mut memory) = Memory::new(name, false) else { return };
+    memory.mapper.expect("write 0 600 5", "done");
+    memory.mapper.expect("evict", "done");
+    memory.mapper.expect("write 0 100 6", "done");
+    memory.kill_server();
+    memory.serve_without_state(false);
+    memory.mapper.expect("read 50", "done");
+    memory.mapper.expect("read 300", &libc::EIO.to_string());
+    // Resident ones are written back and copied out; the others stay unknown, and nothing is cut.
+    memory.mapper.expect("synchronize", "done");
+    let missing = memory.server().ask("keep");
+    let missing: usize = missing.strip_prefix("missing ").unwrap().parse().unwrap();
+    assert!((PAGES - 600..=PAGES - 100).contains(&missing), "{missing} are missing");
+    assert!(memory.server().ask("cut").contains("are not kept"));
+    memory.mapper.expect("read 300", &libc::EIO.to_string());
+    memory.mapper.expect("read 50", "done");
+}

@@ -1,0 +1,80 @@
+//! Random work on a mapped memory against plain vectors.
+
+use onecopy_testing::seed;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+
+use crate::processes::{Memory, PAGES};
+
+#[test]
+fn t3_what_is_written_through_a_mapping_is_in_its_epoch() {
+    let name = "t3_what_is_written_through_a_mapping_is_in_its_epoch";
+    let Some(mut memory) = Memory::new(name, false) else { return };
+    let mut random = StdRng::seed_from_u64(seed());
+    let mut now = vec![0; PAGES];
+    let mut ended: Vec<(String, Vec<u64>)> = Vec::new();
+    let mut before: Vec<u64> = now.clone();
+    for stamp in 1..250 {
+        let first = random.random_range(0..PAGES);
+        let count = random.random_range(1..200).min(PAGES - first);
+        match random.random_range(0..100) {
+            0..70 => {
+                memory.mapper.expect(&format!("write {first} {count} {stamp}"), "done");
+                now[first..first + count].fill(stamp);
+            }
+            70..80 => {
+                memory.mapper.expect(&format!("zero {first} {count}"), "done");
+                now[first..first + count].fill(0);
+            }
+            80..92 => {
+                let epoch = memory.take();
+                let changed = memory.server().ask(&format!("changed {epoch}"));
+                let changed: Vec<usize> = changed.split_terminator(' ').map(|page| page.parse().unwrap()).collect();
+                for page in (0..PAGES).filter(|page| now[*page] != before[*page]) {
+                    assert!(changed.binary_search(&page).is_ok(), "page {page} is not told as changed");
+                }
+                before.clone_from(&now);
+                ended.push((epoch, now.clone()));
+            }
+            92..96 => {
+                memory.mapper.expect("evict", "done");
+                memory.mapper.expect("verify", "done");
+            }
+            _ if ended.len() > 2 => {
+                let (epoch, _) = &ended[0];
+                memory.server().expect(&format!("release {epoch}"), "done");
+                ended.remove(0);
+            }
+            _ => {}
+        }
+    }
+    assert!(ended.len() > 2);
+    for (epoch, expected) in &ended {
+        assert!(memory.stamps(epoch) == *expected, "epoch {epoch}");
+    }
+    memory.mapper.expect("evict", "done");
+    memory.mapper.expect("verify", "done");
+    let read: u64 = memory.server().ask("statistics read").parse().unwrap();
+    assert!(read >= PAGES as u64, "only {read} pages came from the server");
+}
+
+#[test]
+fn t4_a_memory_that_drops_keeps_from_when_it_shall_while_it_is_written() {
+    let name = "t4_a_memory_that_drops_keeps_from_when_it_shall_while_it_is_written";
+    let Some(mut memory) = Memory::new(name, true) else { return };
+    memory.mapper.expect("write 0 1000 7", "done");
+    memory.mapper.expect("zero 10 5", "done");
+    memory.mapper.expect("synchronize", "done");
+    memory.server().expect("statistics dropped", "995");
+    assert!(memory.server().ask("cut").contains("pages of the memory are not kept"));
+    memory.mapper.expect("storm", "done");
+    memory.server().expect("keep", "missing 0");
+    memory.mapper.expect("calm", "done");
+    let epoch = memory.take();
+    let expected = memory.mapper.ask("stamps");
+    let stamps: Vec<String> = memory.stamps(&epoch).iter().map(u64::to_string).collect();
+    assert_eq!(stamps.join(" "), expected);
+    memory.mapper.expect("evict", "done");
+    memory.mapper.expect("verify", "done");
+    memory.server().expect("statistics lost", "0");
+}
