@@ -7,12 +7,16 @@
 //!           pages, epochs
 //! ```
 //!
+//! A new QEMU becomes the machine again by a stream that [`restore`] makes, over the same memory and disk.
+//!
 //! Why it is so: `docs/decisions/0025-machine-checkpoints.md`.
 
 mod error;
 pub mod memory;
+pub mod restore;
 
 pub use error::CheckpointError;
+pub use restore::RestoreError;
 
 /// The unit of memory, of its epochs and of what is kept of it: the guest's page.
 pub const PAGE_BYTES: usize = 4096;
