@@ -55,6 +55,14 @@ pub enum CheckpointError {
         /// Its minor version.
         minor: u32,
     },
+    /// A file is not what this version writes.
+    #[error("{path} is damaged: {what}")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
     /// The operating system refused.
     #[error("cannot {action} {path}: {source}")]
     Io {
@@ -68,6 +76,10 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    pub(crate) fn damaged(path: &Path, what: impl Into<String>) -> CheckpointError {
+        CheckpointError::Damaged { path: path.to_owned(), what: what.into() }
+    }
+
     /// The error of one system call, with what it was for.
     pub(crate) fn io<E: Into<io::Error>>(action: &'static str, path: &Path) -> impl FnOnce(E) -> CheckpointError {
         move |source| CheckpointError::Io { action, path: path.to_owned(), source: source.into() }

@@ -9,11 +9,15 @@
 //!
 //! A new QEMU becomes the machine again by a stream that [`restore`] makes, over the same memory and disk.
 //!
+//! [`take`] has the order of the steps, and what happens when it is cut short.
+//!
 //! Why it is so: `docs/decisions/0025-machine-checkpoints.md`.
 
 mod error;
+mod files;
 pub mod memory;
 pub mod restore;
+pub mod take;
 
 pub use error::CheckpointError;
 pub use restore::RestoreError;

@@ -230,6 +230,23 @@ impl GuestMemory {
         self.store.pages().changed(number)
     }
 
+    /// The pages that changed in the epochs after `before`, up to and with `until`, rising. Epochs of takes that were void
+    /// lie between two that count.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownEpoch`]: also when one between them is not kept, so that nobody knows what changed.
+    pub fn changed_since(&self, before: Epoch, until: Epoch) -> Result<Vec<u32>, CheckpointError> {
+        let (before, until) = (self.number(before)?, self.number(until)?);
+        let pages = self.store.pages();
+        let mut changed = Vec::new();
+        for epoch in before + 1..=until {
+            changed.extend(pages.changed(epoch)?);
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        Ok(changed)
+    }
+
     /// The pages that are not known to be zeros at the end of an epoch, rising: what a first checkpoint has to have.
     ///
     /// # Errors

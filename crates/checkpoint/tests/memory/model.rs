@@ -52,6 +52,13 @@ fn t3_what_is_written_through_a_mapping_is_in_its_epoch() {
     for (epoch, expected) in &ended {
         assert!(memory.stamps(epoch) == *expected, "epoch {epoch}");
     }
+    // As if the takes between the first and the last had been void.
+    let ((first, before), (last, after)) = (&ended[0], ended.last().unwrap());
+    let changed = memory.server().ask(&format!("since {first} {last}"));
+    let changed: Vec<usize> = changed.split_terminator(' ').map(|page| page.parse().unwrap()).collect();
+    assert!(changed.is_sorted_by(|one, other| one < other));
+    assert!((0..PAGES).all(|page| before[page] == after[page] || changed.binary_search(&page).is_ok()));
+    assert!(memory.server().ask(&format!("since 1 {last}")).contains("is not kept"));
     memory.mapper.expect("evict", "done");
     memory.mapper.expect("verify", "done");
     let read: u64 = memory.server().ask("statistics read").parse().unwrap();

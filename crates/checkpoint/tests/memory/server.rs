@@ -49,6 +49,10 @@ fn asked(memory: &GuestMemory, descriptors: &Descriptors, words: &[&str]) -> Res
             let changed: Vec<String> = memory.changed(epoch())?.iter().map(u32::to_string).collect();
             changed.join(" ")
         }
+        "since" => {
+            let changed = memory.changed_since(epoch(), Epoch(words[2].parse().unwrap()))?;
+            changed.iter().map(u32::to_string).collect::<Vec<String>>().join(" ")
+        }
         "stamps" => {
             let mut content = [0; PAGE_BYTES];
             let mut stamps = Vec::with_capacity(PAGES);

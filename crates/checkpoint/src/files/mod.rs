@@ -1,0 +1,171 @@
+//! A directory's files, and all that is ever done to them: so that tests can record it and make again what a killed
+//! process or a power cut leaves.
+
+#[cfg(test)]
+pub(crate) mod record;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::CheckpointError;
+
+/// A directory. No link in it is followed.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    path: PathBuf,
+    handle: File,
+    #[cfg(test)]
+    recorder: Option<record::Recorder>,
+}
+
+impl Folder {
+    pub(crate) fn open(path: &Path) -> Result<Folder, CheckpointError> {
+        let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
+        let handle = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let handle = handle.map_err(CheckpointError::io("open", path))?;
+        Ok(Folder {
+            path: path.to_owned(),
+            handle,
+            #[cfg(test)]
+            recorder: None,
+        })
+    }
+
+    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// An empty file, also when there was one of this name.
+    pub(crate) fn create(&self, name: &str) -> Result<Stored, CheckpointError> {
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(true).mode(0o600);
+        let stored = self.opened(name, "create", options)?;
+        #[cfg(test)]
+        self.record(|| record::Event::Create { name: name.to_owned() })?;
+        Ok(stored)
+    }
+
+    pub(crate) fn open_file(&self, name: &str) -> Result<Stored, CheckpointError> {
+        self.opened(name, "open", OpenOptions::new().read(true))
+    }
+
+    fn opened(&self, name: &str, action: &'static str, options: &mut OpenOptions) -> Result<Stored, CheckpointError> {
+        let path = self.path_of(name);
+        let file = options.custom_flags(libc::O_NOFOLLOW).open(&path).map_err(CheckpointError::io(action, &path))?;
+        Ok(Stored {
+            file,
+            path,
+            #[cfg(test)]
+            recorder: self.recorder.clone().map(|recorder| (recorder, name.to_owned())),
+        })
+    }
+
+    pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), CheckpointError> {
+        let path = self.path_of(from);
+        std::fs::rename(&path, self.path_of(to)).map_err(CheckpointError::io("rename", &path))?;
+        #[cfg(test)]
+        self.record(|| record::Event::Rename { from: from.to_owned(), to: to.to_owned() })?;
+        Ok(())
+    }
+
+    /// Removes a file that may be gone already.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), CheckpointError> {
+        let path = self.path_of(name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(CheckpointError::io("remove", &path)(error));
+            }
+            _ => {}
+        }
+        #[cfg(test)]
+        self.record(|| record::Event::Remove { name: name.to_owned() })?;
+        Ok(())
+    }
+
+    /// Makes creations, renames and removals durable.
+    pub(crate) fn synchronize(&self) -> Result<(), CheckpointError> {
+        self.handle.sync_all().map_err(CheckpointError::io("synchronize", &self.path))?;
+        #[cfg(test)]
+        self.record(|| record::Event::SynchronizeFolder)?;
+        Ok(())
+    }
+
+    /// Gives a written file its name, durably: it is there whole, or what was there before is.
+    pub(crate) fn publish(&self, file: &Stored, from: &str, to: &str) -> Result<(), CheckpointError> {
+        file.synchronize()?;
+        self.rename(from, to)?;
+        self.synchronize()
+    }
+
+    /// Writes a small file so that it is there whole or not at all, and durable.
+    pub(crate) fn write_whole(&self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let new = format!("{name}.new");
+        let file = self.create(&new)?;
+        file.write(0, bytes)?;
+        self.publish(&file, &new, name)
+    }
+
+    /// Reads a small file; none when there is none.
+    pub(crate) fn read_whole(&self, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
+        let file = match self.open_file(name) {
+            Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other?,
+        };
+        let length = file.length()?;
+        if length > bytes_max {
+            return Err(CheckpointError::damaged(file.path(), format!("{length} bytes are too many")));
+        }
+        let mut bytes = vec![0; usize::try_from(length).expect("it is bounded")];
+        file.read(0, &mut bytes)?;
+        Ok(Some(bytes))
+    }
+
+    #[cfg(test)]
+    fn record(&self, event: impl FnOnce() -> record::Event) -> Result<(), CheckpointError> {
+        self.recorder.as_ref().map_or(Ok(()), |recorder| recorder.push(event()))
+    }
+}
+
+/// One file of a folder.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    file: File,
+    path: PathBuf,
+    #[cfg(test)]
+    recorder: Option<(record::Recorder, String)>,
+}
+
+impl Stored {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn length(&self) -> Result<u64, CheckpointError> {
+        Ok(self.file.metadata().map_err(CheckpointError::io("measure", &self.path))?.len())
+    }
+
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
+        self.file.read_exact_at(into, offset).map_err(CheckpointError::io("read", &self.path))
+    }
+
+    pub(crate) fn write(&self, offset: u64, from: &[u8]) -> Result<(), CheckpointError> {
+        self.file.write_all_at(from, offset).map_err(CheckpointError::io("write", &self.path))?;
+        #[cfg(test)]
+        self.record(|name| record::Event::Write { name, offset, bytes: from.to_vec() })?;
+        Ok(())
+    }
+
+    pub(crate) fn synchronize(&self) -> Result<(), CheckpointError> {
+        self.file.sync_data().map_err(CheckpointError::io("synchronize", &self.path))?;
+        #[cfg(test)]
+        self.record(|name| record::Event::Synchronize { name })?;
+        Ok(())
+    }
+
+    #[cfg(test)]
+    fn record(&self, event: impl FnOnce(String) -> record::Event) -> Result<(), CheckpointError> {
+        self.recorder.as_ref().map_or(Ok(()), |(recorder, name)| recorder.push(event(name.clone())))
+    }
+}
