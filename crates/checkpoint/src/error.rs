@@ -63,6 +63,48 @@ pub enum CheckpointError {
         /// What is wrong with it.
         what: String,
     },
+    /// A checkpoint that is not there, or lacks one that it stands on.
+    #[error("there is no checkpoint {number}")]
+    UnknownCheckpoint {
+        /// Its number.
+        number: u64,
+    },
+    /// There are checkpoints in the place of new ones.
+    #[error("{path} is there already")]
+    Exists {
+        /// What is there.
+        path: PathBuf,
+    },
+    /// Another process writes checkpoints there.
+    #[error("{path} is held by another process")]
+    Held {
+        /// Where its lock is.
+        path: PathBuf,
+    },
+    /// Checkpoints that were opened for reading.
+    #[error("the checkpoints in {path} were opened for reading")]
+    ReadOnly {
+        /// Their directory.
+        path: PathBuf,
+    },
+    /// A page that cannot be the next one of a checkpoint.
+    #[error("page {page} is not between {end}, where the ones before it end, and the {pages} pages of the memory")]
+    PageOrder {
+        /// Its number.
+        page: u32,
+        /// The first that may follow.
+        end: u64,
+        /// How many there are.
+        pages: u64,
+    },
+    /// More than a checkpoint has room for.
+    #[error("{devices_bytes} bytes of devices and {disk_bytes} of a disk's name are too many for a checkpoint")]
+    TooLong {
+        /// The devices' state.
+        devices_bytes: usize,
+        /// The name of the disk's epoch.
+        disk_bytes: usize,
+    },
     /// The operating system refused.
     #[error("cannot {action} {path}: {source}")]
     Io {

@@ -11,10 +11,13 @@
 //!
 //! [`take`] has the order of the steps, and what happens when it is cut short.
 //!
+//! [`image`] keeps checkpoints in a directory.
+//!
 //! Why it is so: `docs/decisions/0025-machine-checkpoints.md`.
 
 mod error;
 mod files;
+pub mod image;
 pub mod memory;
 pub mod restore;
 pub mod take;

@@ -9,6 +9,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
 use crate::CheckpointError;
 
 /// A directory. No link in it is followed.
@@ -122,6 +125,14 @@ impl Folder {
         Ok(Some(bytes))
     }
 
+    pub(crate) fn names(&self) -> Result<Vec<String>, CheckpointError> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.path).map_err(CheckpointError::io("list", &self.path))? {
+            names.extend(entry.map_err(CheckpointError::io("list", &self.path))?.file_name().into_string());
+        }
+        Ok(names)
+    }
+
     #[cfg(test)]
     fn record(&self, event: impl FnOnce() -> record::Event) -> Result<(), CheckpointError> {
         self.recorder.as_ref().map_or(Ok(()), |recorder| recorder.push(event()))
@@ -140,6 +151,15 @@ pub(crate) struct Stored {
 impl Stored {
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Takes the file for this process, as long as it has it open; false when another one has it.
+    pub(crate) fn lock(&self) -> Result<bool, CheckpointError> {
+        match rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(error) => Err(CheckpointError::io("lock", &self.path)(error)),
+        }
     }
 
     pub(crate) fn length(&self) -> Result<u64, CheckpointError> {

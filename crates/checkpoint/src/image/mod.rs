@@ -1,0 +1,245 @@
+//! A machine's checkpoints in a directory: whole ones, and ones that hold what changed since.
+//!
+//! ```text
+//!  checkpoint.1 (whole) <── checkpoint.2 <── checkpoint.3        a page of 3: in 3, or in 2, or in 1, or zeros
+//!                           compact(3): checkpoint.3 (whole)
+//! ```
+//!
+//! A file is there whole or not at all, so the last checkpoint that was acknowledged is always there. What is damaged
+//! is refused and never passed over: an older one is another machine's past, which somebody has to choose.
+
+mod format;
+#[cfg(test)]
+mod tests;
+mod view;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::files::{Folder, Stored};
+use crate::{CheckpointError, PAGE_BYTES};
+use format::{HEAD_BYTES, Head, Machine, Tables};
+pub use view::View;
+pub use writer::Writer;
+
+const MACHINE: &str = "machine";
+const CHECKPOINT: &str = "checkpoint.";
+const NEW: &str = ".new";
+
+/// A checkpoint that is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Its number.
+    pub number: u64,
+    /// The one that it holds the changes since; none: it is whole.
+    pub parent: Option<u64>,
+    /// When it was taken, milliseconds since 1970.
+    pub taken_unix_ms: u64,
+    /// Pages whose content it holds itself.
+    pub data_pages: u64,
+}
+
+/// One checkpoint's file, its tables read and checked.
+struct Layer {
+    file: Stored,
+    head: Head,
+    tables: Tables,
+}
+
+/// The checkpoints of a machine.
+pub struct Image {
+    folder: Folder,
+    machine: Machine,
+    /// All files, also those that compaction has left over.
+    heads: BTreeMap<u64, Head>,
+    /// Held by who writes.
+    lock: Option<Stored>,
+}
+
+impl Image {
+    /// Makes a directory, which is there and empty, one of checkpoints, and opens it for writing. `prefix` is what the
+    /// machine has sent for [`crate::restore::Prefix::parse`].
+    ///
+    /// # Errors
+    /// There are checkpoints already; a size that no memory has; the file system refuses.
+    pub fn create(directory: &Path, memory_bytes: u64, prefix: &[u8]) -> Result<Image, CheckpointError> {
+        Image::create_in(Folder::open(directory)?, memory_bytes, prefix)
+    }
+
+    fn create_in(folder: Folder, memory_bytes: u64, prefix: &[u8]) -> Result<Image, CheckpointError> {
+        let machine = Machine { identity: rand::random(), memory_bytes, prefix: prefix.to_vec() };
+        let bytes = machine.to_bytes();
+        if Machine::parse(&bytes).is_err() || bytes.len() as u64 > Machine::BYTES_MAX {
+            return Err(CheckpointError::Size { size_bytes: memory_bytes });
+        }
+        if folder.names()?.iter().any(|name| name == MACHINE || name.starts_with(CHECKPOINT)) {
+            return Err(CheckpointError::Exists { path: folder.path_of(MACHINE) });
+        }
+        folder.write_whole(MACHINE, &bytes)?;
+        Image::open_in(folder, true)
+    }
+
+    /// Opens it for reading. Somebody may write meanwhile: this does not see it.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`], also when it is of another version; the file system refuses.
+    pub fn open(directory: &Path) -> Result<Image, CheckpointError> {
+        Image::open_in(Folder::open(directory)?, false)
+    }
+
+    /// Opens it for writing, which one process at a time may.
+    ///
+    /// # Errors
+    /// As [`Image::open`]; [`CheckpointError::Held`].
+    pub fn open_to_write(directory: &Path) -> Result<Image, CheckpointError> {
+        Image::open_in(Folder::open(directory)?, true)
+    }
+
+    fn open_in(folder: Folder, writes: bool) -> Result<Image, CheckpointError> {
+        let path = folder.path_of(MACHINE);
+        let lock = if writes { Some(lock(&folder)?) } else { None };
+        let bytes = folder.read_whole(MACHINE, Machine::BYTES_MAX)?;
+        let bytes = bytes.ok_or_else(|| CheckpointError::damaged(&path, "there is none"))?;
+        let machine = Machine::parse(&bytes).map_err(|what| CheckpointError::damaged(&path, what))?;
+        let mut image = Image { folder, machine, heads: BTreeMap::new(), lock };
+        for name in image.folder.names()? {
+            if writes && name.ends_with(NEW) {
+                image.folder.remove(&name)?;
+            } else if let Some(number) = number_of(&name) {
+                let layer = image.layer(number)?;
+                image.heads.insert(number, layer.head);
+            }
+        }
+        Ok(image)
+    }
+
+    /// What a restore needs beside a checkpoint.
+    pub fn prefix(&self) -> &[u8] {
+        &self.machine.prefix
+    }
+
+    /// The machine's memory, bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.machine.memory_bytes
+    }
+
+    /// Those that are there, oldest first.
+    pub fn checkpoints(&self) -> Vec<Checkpoint> {
+        let whole = self.heads.values().filter(|head| self.chain(head.number).is_some());
+        whole
+            .map(|head| Checkpoint {
+                number: head.number,
+                parent: (head.parent != 0).then_some(head.parent),
+                taken_unix_ms: head.taken_unix_ms,
+                data_pages: head.data_pages,
+            })
+            .collect()
+    }
+
+    /// The newest.
+    pub fn last(&self) -> Option<Checkpoint> {
+        self.checkpoints().pop()
+    }
+
+    /// Opens one to be read.
+    ///
+    /// # Errors
+    /// [`CheckpointError::UnknownCheckpoint`]; [`CheckpointError::Damaged`].
+    pub fn view(&self, number: u64) -> Result<View, CheckpointError> {
+        let chain = self.chain(number).ok_or(CheckpointError::UnknownCheckpoint { number })?;
+        let layers: Result<Vec<Layer>, CheckpointError> = chain.into_iter().map(|number| self.layer(number)).collect();
+        Ok(View::new(self.machine.identity, layers?))
+    }
+
+    /// Begins the next one: over the last one, or whole. The disk's epoch has a name of at most 4096 bytes.
+    ///
+    /// # Errors
+    /// It was opened for reading; there is none to be the parent; the file system refuses.
+    pub fn begin(&mut self, is_whole: bool) -> Result<Writer<'_>, CheckpointError> {
+        let number = self.heads.keys().next_back().map_or(1, |last| last + 1);
+        let parent = if is_whole { 0 } else { self.last().map_or(0, |last| last.number) };
+        if !is_whole && parent == 0 {
+            return Err(CheckpointError::UnknownCheckpoint { number: number - 1 });
+        }
+        Writer::begin(self, number, parent)
+    }
+
+    /// Makes one whole and removes those before it: what changed between them is forgotten. Later ones stay.
+    ///
+    /// # Errors
+    /// As [`Image::view`] and [`Image::begin`]. What was there still is.
+    pub fn compact(&mut self, number: u64) -> Result<(), CheckpointError> {
+        let view = self.view(number)?;
+        if self.heads[&number].parent != 0 {
+            let taken_unix_ms = self.heads[&number].taken_unix_ms;
+            let mut writer = Writer::begin(self, number, 0)?;
+            let mut content = [0; PAGE_BYTES];
+            for page in view.present() {
+                view.read(page, &mut content)?;
+                writer.page(page, &content)?;
+            }
+            writer.commit(taken_unix_ms, view.devices(), view.disk())?;
+        }
+        let older: Vec<u64> = self.heads.range(..number).map(|(older, _)| *older).rev().collect();
+        for older in older {
+            self.folder.remove(&name_of(older))?;
+            self.heads.remove(&older);
+        }
+        self.folder.synchronize()
+    }
+
+    /// A checkpoint and what it stands on, itself the first; none when one is missing.
+    fn chain(&self, number: u64) -> Option<Vec<u64>> {
+        let mut chain = vec![self.heads.get(&number)?.number];
+        // Each parent's number is smaller: this ends.
+        loop {
+            match self.heads[chain.last()?].parent {
+                0 => return Some(chain),
+                parent => chain.push(self.heads.get(&parent)?.number),
+            }
+        }
+    }
+
+    fn layer(&self, number: u64) -> Result<Layer, CheckpointError> {
+        let file = self.folder.open_file(&name_of(number))?;
+        let wrong = |what: String| CheckpointError::damaged(file.path(), what);
+        let length = file.length()?;
+        if length < HEAD_BYTES as u64 {
+            return Err(wrong(format!("it has {length} bytes")));
+        }
+        let mut head = [0; HEAD_BYTES];
+        file.read(0, &mut head)?;
+        let head = Head::parse(&head, &self.machine, number).map_err(wrong)?;
+        if length != head.tables_at() + head.tables_bytes() {
+            return Err(wrong(format!("it has {length} bytes, and its head tells of others")));
+        }
+        let mut tables = vec![0; usize::try_from(head.tables_bytes()).map_err(|error| wrong(error.to_string()))?];
+        file.read(head.tables_at(), &mut tables)?;
+        let tables = Tables::parse(&tables, &head, self.machine.identity).map_err(wrong)?;
+        Ok(Layer { file, head, tables })
+    }
+
+    /// The directory's path of a file, for messages.
+    fn path_of(&self, name: &str) -> PathBuf {
+        self.folder.path_of(name)
+    }
+}
+
+fn lock(folder: &Folder) -> Result<Stored, CheckpointError> {
+    let file = folder.open_file(MACHINE)?;
+    match file.lock()? {
+        true => Ok(file),
+        false => Err(CheckpointError::Held { path: file.path().to_owned() }),
+    }
+}
+
+fn name_of(number: u64) -> String {
+    format!("{CHECKPOINT}{number}")
+}
+
+/// The number in a checkpoint's name; other files are none of ours.
+fn number_of(name: &str) -> Option<u64> {
+    let number = name.strip_prefix(CHECKPOINT)?.parse().ok()?;
+    (number > 0 && name_of(number) == name).then_some(number)
+}
