@@ -9,6 +9,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's own functions may unwrap as the tests do")]
 
 mod deaths;
+mod machine;
 mod mapper;
 mod model;
 mod processes;

@@ -120,13 +120,17 @@ impl Memory {
             skip(test, "it mounts: it needs root and /dev/fuse");
             return None;
         }
-        let directory = TestDirectory::new().unwrap();
+        Some(Memory::over(TestDirectory::new().unwrap(), drops))
+    }
+
+    /// One that holds at first what the file `shadow` of its directory does.
+    pub fn over(directory: TestDirectory, drops: bool) -> Memory {
         let (place, shadow) = (directory.join("ram"), directory.join("shadow"));
         let descriptors = GuestMemory::prepare(&place, &shadow, &options(drops)).unwrap();
         let mapper = Process::start(&directory, "mapper", |_| {});
         let mut memory = Memory { server: None, descriptors: Some(descriptors), mapper, directory };
         memory.serve();
-        Some(memory)
+        memory
     }
 
     /// Starts the next server.

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::memory::{Descriptors, Epoch, GuestMemory, become_memory_server};
 use onecopy_checkpoint::{CheckpointError, PAGE_BYTES};
 
@@ -48,6 +49,23 @@ fn asked(memory: &GuestMemory, descriptors: &Descriptors, words: &[&str]) -> Res
         "changed" => {
             let changed: Vec<String> = memory.changed(epoch())?.iter().map(u32::to_string).collect();
             changed.join(" ")
+        }
+        "keep-image" => {
+            // A checkpoint of this epoch: which directory, since which epoch, devices, disk.
+            let [directory, since, devices, disk] = words[2..] else { panic!("{words:?}") };
+            let mut image = Image::open_to_write(Path::new(directory))?;
+            let is_whole = since == "whole";
+            let pages = match is_whole {
+                true => memory.present(epoch())?,
+                false => memory.changed_since(Epoch(since.parse().unwrap()), epoch())?,
+            };
+            let (mut writer, mut content) = (image.begin(is_whole)?, [0; PAGE_BYTES]);
+            for page in pages {
+                memory.read(epoch(), page, &mut content)?;
+                writer.page(page, &content)?;
+            }
+            writer.commit(0, &std::fs::read(devices).unwrap(), disk)?;
+            "done".to_owned()
         }
         "since" => {
             let changed = memory.changed_since(epoch(), Epoch(words[2].parse().unwrap()))?;
