@@ -59,6 +59,23 @@ fn t5_what_a_server_had_read_and_not_answered_is_asked_of_the_next_one() {
 }
 
 #[test]
+fn t5_a_server_that_dies_with_its_own_file_open_ends_when_the_next_one_serves() {
+    let name = "t5_a_server_that_dies_with_its_own_file_open_ends_when_the_next_one_serves";
+    let Some(mut memory) = Memory::new(name, false) else { return };
+    let place = memory.place();
+    memory.server().expect(&format!("hold {}", place.display()), "done");
+    memory.mapper.expect("write 0 500 4", "done");
+    // The kernel closes its files, and writes back for that.
+    let mut dying = memory.server.take().unwrap();
+    dying.begin_to_kill();
+    memory.serve();
+    dying.kill();
+    let epoch = memory.take();
+    assert!(memory.stamps(&epoch)[..500] == [4; 500]);
+    memory.mapper.expect("verify", "done");
+}
+
+#[test]
 fn t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void() {
     let name = "t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void";
     let Some(mut memory) = Memory::new(name, true) else { return };

@@ -90,6 +90,11 @@ impl Process {
         self.child.id()
     }
 
+    /// Kills it without waiting.
+    pub fn begin_to_kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
     /// Kills it and waits until it is gone.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
