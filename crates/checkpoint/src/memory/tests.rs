@@ -55,8 +55,9 @@ fn check_epoch(store: &Store, epoch: u64, model: &Content, before: &Content) {
     }
 }
 
-/// Random writes, zeros, cuts, releases and deaths.
+/// Random writes, zeros, cuts, deaths and, where there is room for epochs, releases.
 fn run(random: &mut StdRng, epochs_pages: u64) -> MemoryStatistics {
+    let is_released = epochs_pages > 0;
     let directory = TestDirectory::new().unwrap();
     let mut store = fresh(&directory, epochs_pages, false);
     let mut now: Content = vec![[0; PAGE_BYTES]; PAGES];
@@ -89,7 +90,7 @@ fn run(random: &mut StdRng, epochs_pages: u64) -> MemoryStatistics {
             }
             88..93 => {
                 let kept = store.pages().kept();
-                if kept > 0 {
+                if is_released && kept > 0 {
                     let upto = store.pages().state.released() + random.random_range(1..=kept);
                     store.release(upto).unwrap();
                 }
@@ -97,7 +98,7 @@ fn run(random: &mut StdRng, epochs_pages: u64) -> MemoryStatistics {
             93..97 => store = successor(&store, &directory),
             _ => {
                 // Half way: what is released is not in the shadow yet.
-                if store.pages().release_oldest() && random.random_bool(0.5) {
+                if is_released && store.pages().release_oldest() && random.random_bool(0.5) {
                     store.fold_some().unwrap();
                 }
                 store = successor(&store, &directory);
@@ -189,6 +190,21 @@ fn t2_a_shadow_that_cannot_be_written_loses_no_page_silently() {
     assert!(matches!(store.pages().changed(first), Err(CheckpointError::UnknownEpoch { .. })));
     store.pages().cut().unwrap();
     check_now(&store, &vec![[2; PAGE_BYTES]; PAGES]);
+}
+
+#[test]
+fn t4_what_is_written_back_while_it_is_copied_is_kept_as_it_was_written() {
+    let directory = TestDirectory::new().unwrap();
+    let store = fresh(&directory, 0, true);
+    store.write(0, &[1; 2 * PAGE_BYTES]).unwrap();
+    store.pages().state.set_keeping();
+    // Both were read as they were; then one is written back.
+    store.write(0, &[2; PAGE_BYTES]).unwrap();
+    assert!(!store.copy_out(0, &[1; PAGE_BYTES]).unwrap());
+    assert!(store.copy_out(1, &[1; PAGE_BYTES]).unwrap());
+    let mut model = vec![[0; PAGE_BYTES]; PAGES];
+    (model[0], model[1]) = ([2; PAGE_BYTES], [1; PAGE_BYTES]);
+    check_now(&store, &model);
 }
 
 #[test]
