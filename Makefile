@@ -63,14 +63,15 @@ test: setup build guest ## what must pass before a change lands: each promise, b
 		--cargo-profile $(PROFILE) --profile ci $(TESTS) || status=$$?; \
 		scripts/test-times.py target/nextest/ci/junit.xml $(TEST_SECONDS) && exit $$status
 
-nightly: setup build guest ## what is too slow for `make test`, and `make soak`; target/nightly.txt sums it up
+nightly: setup build guest ## what is too slow for `make test`, `make soak`, short `make compat`; see target/nightly.txt
 	@scripts/segments.sh
 	@rm -f target/nextest/nightly/junit.xml
 	status=0; RUST_BACKTRACE=$(BACKTRACE) scripts/on-test-disk.sh cargo nextest run --locked \
 		--cargo-profile $(PROFILE) --profile nightly $(TESTS) || status=$$?; \
 		scripts/test-times.py target/nextest/nightly/junit.xml | tee target/nightly.txt || status=1; \
 		$(MAKE) --no-print-directory soak || status=1; \
-		scripts/test-times.py target/nextest/soak/junit.xml | tee -a target/nightly.txt || status=1; exit $$status
+		scripts/test-times.py target/nextest/soak/junit.xml | tee -a target/nightly.txt || status=1; \
+		$(MAKE) --no-print-directory compat COMPAT=--short | tee -a target/nightly.txt || status=1; exit $$status
 
 soak: setup build ## random resizes under load and with kills, ten minutes each, on 15 and 17
 	@rm -f target/nextest/soak/junit.xml
@@ -79,6 +80,7 @@ soak: setup build ## random resizes under load and with kills, ten minutes each,
 		-E 'package(onecopy-tests) & (test(m3_random) + test(m4_deaths))'
 
 compat: setup build ## other projects' test suites, directly and through the router; fails at an unknown difference
+	@scripts/setup.sh --compat
 	@scripts/compat.py $(COMPAT)
 
 fuzz: setup ## ten minutes of search for what a guest could put on its disk's ring to break a rule

@@ -1,15 +1,17 @@
 #!/bin/bash
 # Installs what building, testing and measuring need and this machine lacks. Says what it does; is quick when nothing is
 # missing.
-#   scripts/setup.sh           everything
-#   scripts/setup.sh --demo    what the demo is built with and runs
+#   scripts/setup.sh             what `make test` and `make bench` need
+#   scripts/setup.sh --demo      what the demo is built with and runs
+#   scripts/setup.sh --compat    what other projects' test suites need beside that (make nightly, make compat)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for_demo=
+for_demo='' for_compat=''
 case ${1:-} in
     "") ;;
     --demo) for_demo=1 ;;
+    --compat) for_compat=1 ;;
     *)
         sed -n 's/^#   //p' "$0" >&2
         exit 2
@@ -68,6 +70,24 @@ install_packages() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${packages[@]}"
     packages=()
 }
+
+go_is_new_enough() {
+    go version | grep -Eq ' go1\.(2[1-9]|[3-9][0-9])'
+}
+
+if [[ $for_compat ]]; then
+    need maven command -v mvn
+    need default-jdk-headless command -v javac
+    need python3-venv python3 -c 'import ensurepip'
+    need golang-go go_is_new_enough
+    install_packages
+    # Debian 12 has 1.19.
+    go_is_new_enough || {
+        echo "setup: $(go version) is older than 1.21: put a newer one on the PATH, then run make again." >&2
+        exit 1
+    }
+    exit 0
+fi
 
 need postgresql server_binaries
 need postgresql-client command -v psql
