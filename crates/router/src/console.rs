@@ -186,6 +186,7 @@ mod tests {
             clients: 1,
             logins: 2,
             refused: 0,
+            buffered_bytes: 0,
             reads: 3,
             updates: 4,
             read_retries: 0,

@@ -39,6 +39,8 @@ impl<'a> Metric<'a> {
 pub fn text(status: &RouterStatus) -> String {
     let mut text = String::new();
     Metric::new(&mut text, "onecopy_router_clients_count", "gauge", "Clients connected.").sample(&[], status.clients);
+    let help = "Bytes of messages that are held, in the buffers of all connections and outside of them.";
+    Metric::new(&mut text, "onecopy_router_buffered_bytes", "gauge", help).sample(&[], status.buffered_bytes);
     for (name, help, value) in [
         ("onecopy_router_logins_total", "Clients that logged in.", status.logins),
         ("onecopy_router_refused_total", "Clients that were refused.", status.refused),
@@ -173,6 +175,7 @@ mod tests {
             clients: 0,
             logins: 0,
             refused: 0,
+            buffered_bytes: 0,
             reads: 0,
             updates: 0,
             read_retries: 0,

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::epoch::{Epoch, GateSummary};
 use crate::servers::{Health, Role, Server};
 use crate::state::RouterState;
+use crate::wire::buffered_bytes;
 
 /// A router's state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,6 +21,9 @@ pub struct RouterStatus {
     pub logins: u64,
     /// Clients refused so far.
     pub refused: u64,
+    /// Bytes of messages that the router holds, in the buffers of connections to clients and servers and outside.
+    #[serde(default)]
+    pub buffered_bytes: usize,
     /// Units of work that only read, so far.
     pub reads: u64,
     /// Units of work that may have written, so far.
@@ -103,6 +107,7 @@ impl RouterStatus {
             clients: state.clients.load(SeqCst),
             logins: counters.logins.load(Relaxed),
             refused: counters.refused.load(Relaxed),
+            buffered_bytes: buffered_bytes(),
             reads: counters.reads.load(Relaxed),
             updates: counters.updates.load(Relaxed),
             read_retries: counters.read_retries.load(Relaxed),

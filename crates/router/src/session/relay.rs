@@ -321,6 +321,7 @@ impl<'a> Relay<'a> {
         };
         if held <= held_max {
             self.client.output.put_slice(&frame.bytes);
+            self.client.note_buffered();
             return Ok(());
         }
         self.client.put(&frame.bytes);

@@ -2,12 +2,14 @@
 //!
 //! Layouts are those of PostgreSQL's documentation, chapter "Message Formats". Everything else passes through as bytes.
 
+mod buffered;
 mod channel;
 mod error_response;
 mod frontend;
 mod reply;
 mod socket;
 
+pub use buffered::buffered_bytes;
 pub use channel::{Channel, ChannelError, Frame};
 pub use error_response::{ErrorFields, SqlError, sqlstate};
 pub use frontend::{
