@@ -186,7 +186,7 @@ mod tests {
         }
         let mut bytes = bytes::BytesMut::new();
         bytes.message(b'T', &body);
-        Frame { tag: b'T', bytes: bytes.freeze() }
+        Frame::whole(b'T', bytes.freeze())
     }
 
     #[test]

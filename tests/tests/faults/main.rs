@@ -13,6 +13,7 @@ mod gone_clients;
 mod idle_clients;
 mod limits;
 mod log_in;
+mod long_messages;
 mod lost_back_ends;
 mod lost_leader;
 mod malformed;

@@ -21,7 +21,7 @@ use crate::sql::{Action, ParseError, Statement, names_a_time};
 use crate::wire::{Bind, Close, CloseTarget, Describe, Execute, Frame, Parse, Reply, SqlError, sqlstate};
 
 /// Bytes of a batch that are read before it runs; the rest of a longer one follows in the same transaction.
-const BATCH_BYTES_MAX: usize = 4 << 20;
+pub(super) const BATCH_BYTES_MAX: usize = 4 << 20;
 
 /// Bound values longer than this are not looked through for the words of time.
 const VALUES_SEEN_BYTES_MAX: usize = 1 << 20;
@@ -82,7 +82,7 @@ impl Session {
         let mut frames = vec![];
         let mut next = first;
         let end = loop {
-            bytes += next.bytes.len();
+            bytes += next.bytes.len() + next.rest;
             match next.tag {
                 b'S' => break End::Sync,
                 b'H' => break End::Flush,
@@ -118,9 +118,11 @@ impl Session {
         let mut piece = Piece::new();
         for frame in frames {
             let executes = frame.tag == b'E';
+            let in_parts = frame.rest > 0;
             let changes_settings = piece.work.pins.is_some() || piece.work.local_settings != Reach::Nothing;
-            if changes_settings && matches!(frame.tag, b'P' | b'B') {
-                // It may have changed by what rules the server reads SQL, which the server says behind it.
+            // What was executed may have changed by what rules the server reads SQL, which the server says behind it.
+            // A Bind in parts cannot be run again, so it runs in a transaction, with nothing that has none.
+            if changes_settings && matches!(frame.tag, b'P' | b'B') || in_parts && piece.work.statements > 0 {
                 let before = std::mem::replace(&mut piece, Piece::new());
                 self.run_piece(before, true).await?;
                 if self.skips_until_sync {
@@ -321,7 +323,7 @@ impl Session {
         if statement.is_routers_own() {
             piece.request.items.push(Item::Answer(Bytes::from_static(BIND_COMPLETE)));
         } else {
-            piece.work.own_transaction |= names_time(&bind.values);
+            piece.work.own_transaction |= bind.rest > 0 || names_time(&bind.values);
             self.mark_place(statement.statement.as_ref(), piece);
             piece.request.items.push(Item::Bind { bind, text: statement.text, named: statement.named });
         }

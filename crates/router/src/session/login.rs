@@ -13,7 +13,7 @@ use bytes::{BufMut, Bytes};
 use super::cancel::{CancelSlot, cancel, cancels, process_id};
 use super::epoch_read::InFlight;
 use super::presence::Presence;
-use super::relay::{self, Ended, Hold, Relay};
+use super::relay::{self, Ended, FROM_CLIENT_IN_PARTS, Hold, Relay};
 use super::request::put_own;
 use super::role::{Door, look_up_admission, may_look};
 use super::startup::{Wishes, negotiate};
@@ -75,6 +75,7 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
             let number = session.inside.number;
             let mut session = session.into_session(client, presence.clone());
             session.client.message_bytes_max = session.domain.settings.message_bytes_max;
+            session.client.in_parts = FROM_CLIENT_IN_PARTS;
             let running = session.cancel.clone();
             match presence.while_there(&running, session.run()).await {
                 Some(end) => tracing::debug!(session = number, %end, "session ended"),

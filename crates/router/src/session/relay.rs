@@ -15,14 +15,19 @@ use crate::servers::Server;
 use crate::settings::is_readable_with;
 use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply, SqlError, sqlstate};
 
+mod parts;
+
+pub use parts::FROM_CLIENT_IN_PARTS;
+use parts::FROM_SERVER_IN_PARTS;
+
 /// Bytes of an answer held back before the first of them go to the client.
 pub const HELD_BYTES_MAX: usize = 32 * 1024;
 
 /// Bytes of an answer held back while its statement is in the commit room, where no client may be waited for.
 pub const HELD_IN_ROOM_BYTES_MAX: usize = 16 << 20;
 
-/// Bytes that COPY FROM STDIN keeps of either side for the other. While the one for a side is full the other is not
-/// read, and is held up as it would be by one server.
+/// Bytes that COPY FROM STDIN, and what passes in parts, keep of either side for the other. While the one for a side is
+/// full the other is not read, and is held up as it would be by one server.
 const STREAM_BYTES_MAX: usize = 256 * 1024;
 
 /// A client that takes nothing for this long is given up.
@@ -101,6 +106,8 @@ pub struct Relay<'a> {
     start: usize,
     /// `Sync` was swallowed by COPY and must be sent again after it.
     extended: bool,
+    /// The rest of the last request is still with the client.
+    in_parts: bool,
     relayed: Relayed,
     went_out: bool,
     parsed: usize,
@@ -121,6 +128,7 @@ impl<'a> Relay<'a> {
     ) -> Relay<'a> {
         let start = client.output.len();
         let extended = expected.iter().any(|expected| matches!(expected, Expected::Execute));
+        let in_parts = expected.iter().any(|expected| matches!(expected, Expected::Bind { in_parts: true }));
         Relay {
             client,
             backend,
@@ -128,6 +136,7 @@ impl<'a> Relay<'a> {
             hold,
             start,
             extended,
+            in_parts,
             relayed: Relayed::default(),
             went_out: false,
             parsed: 0,
@@ -139,6 +148,7 @@ impl<'a> Relay<'a> {
     /// Runs to the end.
     pub async fn run(mut self) -> Ended {
         let result = self.answers().await;
+        self.backend.channel.in_parts = &[];
         let relayed = std::mem::take(&mut self.relayed);
         let last_words = relayed.error.clone().or_else(|| relayed.own_error.clone());
         let result = result.map(|()| relayed);
@@ -146,16 +156,18 @@ impl<'a> Relay<'a> {
     }
 
     async fn answers(&mut self) -> Result<(), RelayError> {
+        if self.in_parts {
+            self.finish_request().await?;
+        }
         loop {
             self.give_own_answers();
-            if self.expected.is_empty() {
-                return self.flush_server().await;
-            }
-            let frame = match self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
-                Some(frame) => frame,
+            let Some(expected) = self.expected.front() else { return self.flush_server().await };
+            let is_clients = matches!(expected, Expected::Simple | Expected::Execute);
+            self.backend.channel.in_parts = if is_clients { FROM_SERVER_IN_PARTS } else { &[] };
+            match self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
+                Some(frame) => self.take(frame).await?,
                 None => self.wait().await?,
-            };
-            self.take(frame).await?;
+            }
         }
     }
 
@@ -172,11 +184,12 @@ impl<'a> Relay<'a> {
         }
     }
 
-    async fn wait(&mut self) -> Result<Frame, RelayError> {
+    /// Waits until the server has said something, or taken something of what it is sent.
+    async fn wait(&mut self) -> Result<(), RelayError> {
         let server = self.backend.server.clone();
         tokio::select! {
             biased;
-            frame = self.backend.channel.exchange() => frame.map_err(RelayError::Server),
+            moved = self.backend.channel.exchange_some() => moved.map_err(|error| RelayError::Server(error.into())),
             error = given_up(&server) => Err(error),
         }
     }
@@ -226,7 +239,7 @@ impl<'a> Relay<'a> {
                 (*visible, true)
             }
             (Expected::Evicted { .. }, b'3') => (false, true),
-            (Expected::Bind, b'2') | (Expected::Close, b'3') => (true, true),
+            (Expected::Bind { .. }, b'2') | (Expected::Close, b'3') => (true, true),
             (Expected::CompareResult { text }, b'T' | b'n') => {
                 if !text.has_result(&frame) {
                     self.refuse();
@@ -245,6 +258,7 @@ impl<'a> Relay<'a> {
         };
         if visible && !self.refused {
             self.give(&frame).await?;
+            self.give_rest().await?;
         }
         if ends {
             self.expected.pop_front();
@@ -256,7 +270,7 @@ impl<'a> Relay<'a> {
     fn refuse(&mut self) {
         let mut bytes = BytesMut::new();
         outdated().encode(&mut bytes);
-        let frame = Frame { tag: b'E', bytes: bytes.freeze() };
+        let frame = Frame::whole(b'E', bytes.freeze());
         self.client.output.put_slice(&frame.bytes);
         self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
         self.refused = true;
@@ -310,21 +324,25 @@ impl<'a> Relay<'a> {
     }
 
     async fn give(&mut self, frame: &Frame) -> Result<(), RelayError> {
+        self.give_bytes(&frame.bytes).await
+    }
+
+    async fn give_bytes(&mut self, bytes: &Bytes) -> Result<(), RelayError> {
         if self.streams {
-            self.client.put(&frame.bytes);
+            self.client.put(bytes);
             return Ok(());
         }
-        let held = self.client.output.len() - self.start.min(self.client.output.len()) + frame.bytes.len();
+        let held = self.client.output.len() - self.start.min(self.client.output.len()) + bytes.len();
         let held_max = match self.hold {
             Hold::InRoom => HELD_IN_ROOM_BYTES_MAX,
             Hold::Briefly => HELD_BYTES_MAX,
         };
         if held <= held_max {
-            self.client.output.put_slice(&frame.bytes);
+            self.client.output.put_slice(bytes);
             self.client.note_buffered();
             return Ok(());
         }
-        self.client.put(&frame.bytes);
+        self.client.put(bytes);
         self.flush_client().await
     }
 
@@ -337,9 +355,8 @@ impl<'a> Relay<'a> {
     /// COPY FROM STDIN: the client's data goes to the server until either ends it. Whatever the server says meanwhile
     /// goes to the client at the same time: a server whose notices nobody takes would take no data.
     async fn copy_in(&mut self, frame: Frame) -> Result<(), RelayError> {
-        self.streams = true;
-        self.went_out = true;
-        self.start = 0;
+        (self.streams, self.went_out, self.start) = (true, true, 0);
+        self.backend.channel.in_parts = &[];
         let copied = match self.give(&frame).await {
             Ok(()) => self.copy().await,
             Err(error) => Err(error),
@@ -359,14 +376,20 @@ impl<'a> Relay<'a> {
                 let failed = frame.tag == b'E';
                 if failed && self.extended {
                     self.take_error(frame).await?;
+                    self.pass_rest().await?;
                     return self.finish_copy().await;
                 }
                 Box::pin(self.take(frame)).await?;
                 if failed {
-                    return Ok(());
+                    return self.pass_rest().await;
                 }
             }
             while self.backend.channel.unwritten() < STREAM_BYTES_MAX {
+                if self.client.rest() > 0 {
+                    let Some(part) = self.client.buffered_part() else { break };
+                    self.backend.channel.put(&part);
+                    continue;
+                }
                 let Some(frame) = self.client.buffered_frame().map_err(RelayError::Client)? else { break };
                 match frame.tag {
                     b'd' => self.backend.channel.put(&frame.bytes),

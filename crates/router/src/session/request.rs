@@ -1,6 +1,7 @@
 //! What one unit of work sends to a back end, and which answers it expects.
 //!
-//! A request can be encoded again for another back end, as long as nothing of its answer went to the client.
+//! A request can be encoded again for another back end, as long as nothing of its answer went to the client; but for
+//! one that ends with the first part of a `Bind`, which the session runs in a transaction that is placed already.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -75,8 +76,8 @@ pub enum Expected {
     Parse { visible: bool, number: u64 },
     /// `CloseComplete` for a statement that gave way.
     Evicted { number: u64 },
-    /// `BindComplete`.
-    Bind,
+    /// `BindComplete`. `in_parts`: the message's rest is still with the client, and a `Sync` follows it.
+    Bind { in_parts: bool },
     /// `ParameterDescription`, then as `DescribePortal`.
     DescribeStatement { text: Option<Arc<PreparedText>> },
     /// The same for the router, which asks whether the result is still the one that the client knows.
@@ -116,6 +117,11 @@ impl Request {
         self.items.iter().any(|item| matches!(item, Item::Bind { .. }))
     }
 
+    /// Whether the rest of its last message is still with the client, so that it can be sent only once.
+    fn ends_in_parts(&self) -> bool {
+        matches!(self.items.last(), Some(Item::Bind { bind, .. }) if bind.rest > 0)
+    }
+
     /// Whether it leaves a named portal behind.
     pub fn binds_named_portal(&self) -> bool {
         self.items.iter().any(|item| matches!(item, Item::Bind { bind, .. } if !bind.portal.is_empty()))
@@ -145,7 +151,7 @@ impl Request {
                 Item::Bind { bind, text, named } => {
                     let name = ensure(backend, text, *named, expected);
                     rename_bind(bind, &name, &mut backend.channel);
-                    expected.push_back(Expected::Bind);
+                    expected.push_back(Expected::Bind { in_parts: bind.rest > 0 });
                 }
                 Item::DescribeStatement { text, named, has_fixed_result } => {
                     let name = ensure(backend, text, *named, expected);
@@ -168,7 +174,9 @@ impl Request {
             }
         }
         if self.is_extended() && self.needs_server() {
-            backend.channel.output.message(b'S', b"");
+            if !self.ends_in_parts() {
+                backend.channel.output.message(b'S', b"");
+            }
             expected.push_back(Expected::Sync);
         }
     }

@@ -23,19 +23,32 @@ const BUFFER_KEEP_BYTES_MAX: usize = 256 * 1024;
 /// Bytes from this on are written from where they lie; fewer are cheaper to copy.
 const SHARED_BYTES_MIN: usize = 64 * 1024;
 
-/// One whole message: its tag, and its bytes including tag and length.
+/// What there is at least of a message that comes in parts, in bytes: all that the router looks at.
+const FIRST_PART_BYTES_MIN: usize = 64 * 1024;
+
+/// Types of messages that need not be held whole, and from which length on, in bytes, they come in parts.
+pub type InParts = &'static [(u8, usize)];
+
+/// One message: its tag, and its bytes including tag and length.
 #[derive(Debug, Clone)]
 pub struct Frame {
     /// The message's type.
     pub tag: u8,
-    /// Tag, length and body.
+    /// Tag, length and body, or the first part of them.
     pub bytes: Bytes,
+    /// How many bytes follow; they are had by [`Channel::buffered_part`] before the next frame.
+    pub rest: usize,
 }
 
 impl Frame {
     /// What follows tag and length.
     pub fn body(&self) -> Bytes {
         self.bytes.slice(5..)
+    }
+
+    /// A message that is whole.
+    pub fn whole(tag: u8, bytes: Bytes) -> Frame {
+        Frame { tag, bytes, rest: 0 }
     }
 }
 
@@ -70,6 +83,10 @@ pub struct Channel {
     output_was_long: bool,
     /// Largest message accepted, in bytes.
     pub message_bytes_max: usize,
+    /// What need not be whole.
+    pub in_parts: InParts,
+    /// Bytes of the last frame's message that were not taken yet.
+    rest: usize,
     taken: Arc<AtomicU64>,
     tally: Tally,
 }
@@ -84,14 +101,19 @@ impl Channel {
             output: BytesMut::new(),
             output_was_long: false,
             message_bytes_max,
+            in_parts: &[],
+            rest: 0,
             taken: Arc::default(),
             tally: Tally::default(),
         }
     }
 
-    /// The next frame if it is already here.
+    /// The next frame if it is already here. What nobody has taken of the message before is passed over.
     pub fn buffered_frame(&mut self) -> Result<Option<Frame>, ChannelError> {
-        if self.input.len() < 5 {
+        if self.rest > 0 {
+            self.buffered_part();
+        }
+        if self.rest > 0 || self.input.len() < 5 {
             return Ok(None);
         }
         let tag = self.input[0];
@@ -100,11 +122,13 @@ impl Channel {
             return Err(ChannelError::Length { tag: tag as char, length, length_max: self.message_bytes_max });
         }
         let total = 1 + length as usize;
-        if self.input.len() < total {
+        let in_parts = self.in_parts.iter().any(|(of_type, bytes)| *of_type == tag && total >= *bytes);
+        if self.input.len() < if in_parts { total.min(FIRST_PART_BYTES_MIN) } else { total } {
             return Ok(None);
         }
-        let bytes = self.input.split_to(total);
-        let bytes = if total > BUFFER_KEEP_BYTES_MAX {
+        let bytes = self.input.split_to(total.min(self.input.len()));
+        self.rest = total - bytes.len();
+        let bytes = if bytes.len() > BUFFER_KEEP_BYTES_MAX {
             // What follows must not keep the memory of the whole.
             self.input = BytesMut::from(&self.input[..]);
             counted(bytes)
@@ -112,7 +136,21 @@ impl Channel {
             bytes.freeze()
         };
         self.note_buffered();
-        Ok(Some(Frame { tag, bytes }))
+        Ok(Some(Frame { tag, bytes, rest: self.rest }))
+    }
+
+    /// What is already here of the rest of the last frame's message.
+    pub fn buffered_part(&mut self) -> Option<Bytes> {
+        let bytes = self.rest.min(self.input.len());
+        self.rest -= bytes;
+        let part = (bytes > 0).then(|| self.input.split_to(bytes).freeze());
+        self.note_buffered();
+        part
+    }
+
+    /// How many bytes of the last frame's message were not taken yet.
+    pub fn rest(&self) -> usize {
+        self.rest
     }
 
     /// The next frame, waited for. A closed connection is an `UnexpectedEof`.
@@ -185,8 +223,13 @@ impl Channel {
             if let Some(frame) = self.buffered_frame()? {
                 return Ok(frame);
             }
-            std::future::poll_fn(|context| self.poll_flow(context, true)).await?;
+            self.exchange_some().await?;
         }
+    }
+
+    /// Reads some, or writes some of what is to be written.
+    pub async fn exchange_some(&mut self) -> io::Result<()> {
+        std::future::poll_fn(|context| self.poll_flow(context, true)).await
     }
 
     /// Moves what can be moved: writes and, if `reads`, reads once. Pending when nothing could be.
@@ -328,6 +371,39 @@ mod tests {
             assert!(!(behind..=behind.wrapping_add(5)).contains(&receiver.input.as_ptr()));
             assert!(receiver.input.capacity() <= BUFFER_KEEP_BYTES_MAX);
             assert_eq!((sender.output.capacity(), sender.unwritten()), (0, 0));
+        }
+    }
+
+    /// A message comes in parts where it need not be whole, and whoever takes only its beginning gets the next message
+    /// after it. What is in the buffer does not grow with it.
+    #[tokio::test]
+    async fn a_message_in_parts_is_the_same_bytes_and_is_never_held_whole() {
+        let (mut sender, mut receiver) = channels();
+        receiver.in_parts = &[(b'd', LONG)];
+        for takes_all in [true, false] {
+            for (tag, bytes) in [(b'd', LONG - 6), (b'd', LONG - 5), (b'Q', LONG)] {
+                sender.output.message(tag, &(0..bytes).map(|number| number as u8).collect::<Vec<_>>());
+                sender.output.message(b'c', b"");
+                let receive = async {
+                    let frame = receiver.frame().await.unwrap();
+                    assert_eq!((frame.rest > 0, receiver.rest()), (tag == b'd' && bytes + 5 >= LONG, frame.rest));
+                    let mut whole = frame.bytes.to_vec();
+                    while takes_all && receiver.rest() > 0 {
+                        assert!(receiver.input.len() <= BUFFER_KEEP_BYTES_MAX);
+                        match receiver.buffered_part() {
+                            Some(part) => whole.extend_from_slice(&part),
+                            None => receiver.fill().await.unwrap(),
+                        }
+                    }
+                    let next = receiver.frame().await.unwrap();
+                    (frame.rest, whole, next.tag)
+                };
+                let (sent, (rest, whole, next)) = tokio::join!(sender.flush(), receive);
+                sent.unwrap();
+                assert_eq!(next, b'c');
+                assert_eq!(whole.len() + if takes_all { 0 } else { rest }, bytes + 5);
+                assert!(whole[5..].iter().enumerate().all(|(number, byte)| *byte == number as u8));
+            }
         }
     }
 

@@ -134,8 +134,10 @@ pub struct Bind {
     pub portal: Bytes,
     /// The statement.
     pub statement: Bytes,
-    /// Formats, values and result formats, as sent.
+    /// Formats, values and result formats, as sent, or the first part of them.
     pub values: Bytes,
+    /// How many bytes of them follow.
+    pub rest: usize,
 }
 
 impl Bind {
@@ -147,13 +149,13 @@ impl Bind {
         if rest.len() < 6 {
             return Err(FrontendError("Bind"));
         }
-        Ok(Bind { portal, statement, values: rest })
+        Ok(Bind { portal, statement, values: rest, rest: frame.rest })
     }
 }
 
-/// Appends `bind` for the statement that the server calls `statement`.
+/// Appends `bind` for the statement that the server calls `statement`; of one in parts, the first.
 pub fn rename_bind(bind: &Bind, statement: &str, channel: &mut Channel) {
-    channel.begin(b'B', bind.portal.len() + statement.len() + bind.values.len() + 2);
+    channel.begin(b'B', bind.portal.len() + statement.len() + bind.values.len() + bind.rest + 2);
     channel.output.put_slice(&bind.portal);
     channel.output.put_u8(0);
     channel.output.put_slice(statement.as_bytes());
@@ -248,7 +250,7 @@ mod tests {
     fn frame(tag: u8, body: &[u8]) -> Frame {
         let mut bytes = BytesMut::new();
         bytes.message(tag, body);
-        Frame { tag, bytes: bytes.freeze() }
+        Frame::whole(tag, bytes.freeze())
     }
 
     #[tokio::test]

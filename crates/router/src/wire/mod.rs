@@ -10,7 +10,7 @@ mod reply;
 mod socket;
 
 pub use buffered::buffered_bytes;
-pub use channel::{Channel, ChannelError, Frame};
+pub use channel::{Channel, ChannelError, Frame, InParts};
 pub use error_response::{ErrorFields, SqlError, sqlstate};
 pub use frontend::{
     Bind, Close, CloseTarget, Describe, Execute, FrontendError, Parse, StartupPacket, rename_bind, sql_of_query,
