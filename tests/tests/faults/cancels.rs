@@ -7,7 +7,7 @@ use onecopy_testing::Frozen;
 use tokio::io::AsyncReadExt;
 
 use crate::harness::{busy_back_ends, on_leader, start_usual, wait_until};
-use crate::wire::{ANSWER_TIMEOUT, Wire, query, with_length};
+use crate::wire::{ANSWER_TIMEOUT, Wire, query, run_extended, sync, with_length};
 use onecopy_tests::cluster::TestCluster;
 
 const CANCEL: u32 = 80_877_102;
@@ -159,6 +159,32 @@ async fn f65_a_cancel_request_never_hits_the_next_statement() -> anyhow::Result<
         assert_eq!(statement.code(), "00000", "round {round}: it had its lock before the request came");
         assert_eq!(wire.answer().await?.text_rows(), ["next|"], "round {round}");
         wire.query("ROLLBACK").await?;
+    }
+    Ok(())
+}
+
+/// What one server would run by now is still in the router: a request that comes then is for that, once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f88_a_cancel_request_hits_a_batch_that_is_still_being_read() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let key = wire.cancel_key.clone();
+    for begin in [false, true] {
+        if begin {
+            wire.query("BEGIN").await?;
+        }
+        // They come in one part: the router has taken the batch's beginning when it has answered the query.
+        let first = run_extended("UPDATE numbers SET value = 7 WHERE id = 1", &[]);
+        wire.send(&[query("SELECT 1"), first].concat()).await?;
+        assert_eq!(wire.answer().await?.text_rows(), ["1"]);
+        cancel(&cluster, &key).await?;
+        let answer = wire.ask(&sync()).await?;
+        assert_eq!((answer.code().as_str(), answer.status()?), ("57014", if begin { 'E' } else { 'I' }));
+        if begin {
+            wire.query("ROLLBACK").await?;
+        }
+        let read = "SELECT value FROM numbers WHERE id = 1";
+        assert_eq!(wire.query(read).await?.text_rows(), ["0"], "it hits nothing later, and nothing was done");
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Cancel requests: each hits the statement that runs when it comes, or nothing.
+//! Cancel requests: each hits the statement that runs when it comes, or nothing. One server runs what the router may
+//! still be reading or judging, so what comes then hits that.
 //!
 //! A server passes a request on some time after it has got it, and closes the connection then. Whoever ends a statement
 //! waits for the requests that are on their way to its back end, so that they find nothing else there; who sends one
@@ -31,6 +32,10 @@ struct Running {
     under_way: usize,
     /// One was given up on its way, so nobody knows when it comes.
     may_come_late: bool,
+    /// The router works on what the client has said.
+    at_work: bool,
+    /// One has come while it did, and nothing ran on a server.
+    is_wanted: bool,
 }
 
 /// A cancel request on its way.
@@ -90,10 +95,29 @@ impl CancelSlot {
         }
     }
 
+    /// The client has said something that may run: a request that comes from now on is meant for it.
+    pub(super) fn begin_work(&self) {
+        let mut running = self.running();
+        (running.at_work, running.is_wanted) = (true, false);
+    }
+
+    /// Nothing is left of what the client has said.
+    pub(super) fn end_work(&self) {
+        self.running().at_work = false;
+    }
+
+    /// Whether a request has come for what was not sent to a server yet.
+    pub(super) fn take_wanted(&self) -> bool {
+        std::mem::take(&mut self.running().is_wanted)
+    }
+
     /// Cancels what is running now, if anything is.
     pub fn cancel(&self) -> Option<Cancelling<'_>> {
         let mut running = self.running();
-        let key = running.key.clone()?;
+        let Some(key) = running.key.clone() else {
+            running.is_wanted |= running.at_work;
+            return None;
+        };
         running.under_way += 1;
         Some(Cancelling { slot: self, key, has_landed: false })
     }
@@ -116,5 +140,23 @@ pub(super) async fn cancel(router: &RouterState, process_id: u32, secret: u32) {
     let slot = cancels(router).get(&(process_id, secret)).and_then(std::sync::Weak::upgrade);
     if let Some(cancelling) = slot.as_deref().and_then(CancelSlot::cancel) {
         cancelling.send().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_meant_for_what_the_router_works_on_and_for_nothing_later() {
+        let slot = CancelSlot::default();
+        assert!(slot.cancel().is_none() && !slot.take_wanted(), "nothing was said");
+        slot.begin_work();
+        assert!(slot.cancel().is_none() && slot.take_wanted() && !slot.take_wanted());
+        assert!(slot.cancel().is_none());
+        slot.begin_work();
+        assert!(!slot.take_wanted(), "it was meant for what came before");
+        slot.end_work();
+        assert!(slot.cancel().is_none() && !slot.take_wanted(), "nothing is left");
     }
 }

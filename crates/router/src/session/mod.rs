@@ -228,6 +228,7 @@ impl Session {
                 Some(frame) => frame,
                 None => {
                     relay::flush(&mut self.client).await?;
+                    self.cancel.end_work();
                     self.presence.set_listening(true);
                     let frame = self.next_frame().await;
                     self.presence.set_listening(false);
@@ -241,6 +242,7 @@ impl Session {
                 return Err(self.lost_own_backend());
             }
             self.look_for_ending().await?;
+            self.cancel.begin_work();
             match frame.tag {
                 b'X' => return Ok(SessionEnd::Terminated),
                 b'Q' => {

@@ -45,6 +45,10 @@ impl Session {
             }
             return Ok(Outcome::Done);
         }
+        if self.cancel.take_wanted() {
+            self.fail(SqlError::error(sqlstate::QUERY_CANCELED, "canceling statement due to user request"));
+            return Ok(Outcome::Failed);
+        }
         self.count(work.reads_only);
         let _ending = self.ending_around(&work);
         if self.transaction.is_some() {
