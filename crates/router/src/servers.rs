@@ -79,7 +79,7 @@ pub struct Server {
     /// The sessions whose transactions its processes run, by the processes' numbers: who has sent a notification.
     sessions: Mutex<HashMap<u32, u32>>,
     /// Grows when a statement begins that may end server processes here, and again when it has ended.
-    endings: AtomicU64,
+    endings: watch::Sender<u64>,
     /// It has been in an epoch, or was there when the router started: what it knows of roles and tables is not ages
     /// old.
     pub has_caught_up: AtomicBool,
@@ -122,7 +122,7 @@ impl Server {
             read_share: ReadShare::default(),
             connections: AtomicUsize::new(0),
             sessions: Mutex::default(),
-            endings: AtomicU64::new(0),
+            endings: watch::Sender::default(),
             has_caught_up: AtomicBool::new(role == Role::Leader),
             lineage: watch::Sender::new(None),
             is_held_back: AtomicBool::new(false),
@@ -145,12 +145,17 @@ impl Server {
 
     /// A statement that may end server processes here begins, or has ended.
     pub fn note_ending(&self) {
-        self.endings.fetch_add(1, SeqCst);
+        self.endings.send_modify(|endings| *endings += 1);
     }
 
     /// Another number than before when somebody may have ended server processes here on purpose since.
     pub fn endings(&self) -> u64 {
-        self.endings.load(SeqCst)
+        *self.endings.borrow()
+    }
+
+    /// [`Server::endings`], to be waited for.
+    pub fn watch_endings(&self) -> watch::Receiver<u64> {
+        self.endings.subscribe()
     }
 
     /// Server process `process_id` works for the client that is known by the number `session` from now on.

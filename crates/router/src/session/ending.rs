@@ -49,13 +49,10 @@ impl Session {
         })
     }
 
-    /// Looks, when processes may have been ended since the last message, whether the one was that this session left on
-    /// the leader. One in its hands is found out by what runs there.
+    /// Looks, when processes may have been ended, whether the one was that this session left on the leader. One in its
+    /// hands is found out by what runs there.
     pub(super) async fn look_for_ending(&mut self) -> Result<(), SessionEnd> {
-        let endings = self.domain.servers.leader().endings();
-        if std::mem::replace(&mut self.endings_seen, endings) == endings {
-            return Ok(());
-        }
+        self.endings.mark_unchanged();
         let Some(mut backend) = self.domain.leader.take_parked(self.number) else { return Ok(()) };
         match tokio::time::timeout(LOOK_TIMEOUT, backend.rows("")).await {
             Ok(Ok(_)) => self.domain.leader.park(self.number, &self.user, backend),

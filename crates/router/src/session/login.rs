@@ -186,7 +186,7 @@ impl LoggedIn {
             in_doubt: None,
             in_extended_batch: false,
             may_be_cancelled_late: false,
-            endings_seen: self.domain.servers.leader().endings(),
+            endings: self.domain.servers.leader().watch_endings(),
             ends_processes: false,
             ended_by: None,
             stopping: self.router.stopping.subscribe(),

@@ -185,8 +185,8 @@ pub struct Session {
     cancel: Arc<CancelSlot>,
     presence: Arc<Presence>,
     may_be_cancelled_late: bool,
-    /// How often server processes were ended on purpose when its newest message came.
-    endings_seen: u64,
+    /// Tells when server processes may have been ended on purpose.
+    endings: watch::Receiver<u64>,
     /// Its own newest statement may end server processes.
     ends_processes: bool,
     /// Its server process was ended on purpose; the client is told so.
@@ -241,7 +241,9 @@ impl Session {
             if self.has_state_there && self.own_backend.is_none() && self.transaction.is_none() {
                 return Err(self.lost_own_backend());
             }
-            self.look_for_ending().await?;
+            if self.endings.has_changed().unwrap_or(false) {
+                self.look_for_ending().await?;
+            }
             self.cancel.begin_work();
             match frame.tag {
                 b'X' => return Ok(SessionEnd::Terminated),
@@ -270,7 +272,7 @@ impl Session {
     }
 
     /// The client's next message. Meanwhile notifications of its own back end are passed on, and a router that stops,
-    /// or the limit of its idleness, ends the session.
+    /// the limit of its idleness, or who has ended its server process on purpose, ends the session.
     async fn next_frame(&mut self) -> Result<crate::wire::Frame, SessionEnd> {
         let (limit, idle_too_long) = match &self.transaction {
             Some(_) => (self.idle.in_transaction, sqlstate::IDLE_IN_TRANSACTION_TIMEOUT),
@@ -296,6 +298,9 @@ impl Session {
                     None => std::future::pending().await,
                 }
             };
+            // An open transaction finds it out by what runs in it.
+            let (endings, is_open) = (&mut self.endings, self.transaction.is_some());
+            let ended = async { if is_open { std::future::pending().await } else { endings.changed().await.is_ok() } };
             let stopping = &mut self.stopping;
             let stopped = async { stopping.wait_for(|stopping| *stopping).await.is_ok() };
             tokio::select! {
@@ -310,6 +315,7 @@ impl Session {
                     let text = format!("terminating connection due to {which} timeout");
                     return Err(SessionEnd::Fatal(SqlError::fatal(idle_too_long, text)));
                 }
+                true = ended => self.look_for_ending().await?,
                 () = cut_off => self.transaction.iter_mut().for_each(Transaction::leave),
                 frame = notified => {
                     let Ok(frame) = frame else {
