@@ -13,7 +13,7 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use crate::backend::{Backend, BackendError, Credentials, Purpose};
+use crate::backend::{Backend, BackendError, Credentials, Purpose, ServerProcess};
 use crate::config::RouterSettings;
 use crate::epoch::{Barrier, Epochs, GateHooks, Gatekeeper, Room, tripwire};
 use crate::membership::Servers;
@@ -44,8 +44,7 @@ const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Server processes in this database that write, or run a statement that may write; dumps are let go on.
-const LEFT_RUNNING: &str = "SELECT pid FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
-     AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
+const LEFT_RUNNING: &str = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
      AND (backend_xid IS NOT NULL OR (state = 'active' AND query !~* '^[[:space:]]*(copy|fetch|declare)[[:space:]]')) \
      AND application_name NOT IN ('onecopy probe', 'onecopy epoch', 'onecopy gate', 'onecopy catalog', 'onecopy login')";
 
@@ -411,9 +410,9 @@ async fn sweep(domain: Weak<Domain>) {
 async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) -> Result<Loaded, BackendError> {
     let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), Purpose::Catalog).await?;
     // What a router before this one left running may commit at any time: the first gate waits until it has ended.
-    for row in backend.rows(LEFT_RUNNING).await? {
-        if let Some(process_id) = row.first().and_then(|value| value.as_deref()?.parse().ok()) {
-            room.note_unsettled(process_id);
+    for row in backend.rows(&format!("SELECT {} {LEFT_RUNNING}", ServerProcess::ROW)).await? {
+        if let Some(process) = ServerProcess::of_row(&row) {
+            room.note_unsettled(process);
         }
     }
     tripwire::make_if_missing(&mut backend).await?;

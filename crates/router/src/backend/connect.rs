@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-use super::{Backend, BackendError, CancelKey, PreparedStatements, Purpose};
+use super::{Backend, BackendError, CancelKey, PreparedStatements, Purpose, ServerProcess};
 use crate::authentication::{MECHANISM, ScramClient, ScramCredential, ScramKeys};
 use crate::servers::{Connection, Server};
 use crate::settings::Settings;
@@ -109,6 +109,7 @@ async fn login(
         channel: Channel::new(socket, MESSAGE_BYTES_MAX),
         server: server.clone(),
         process_id: 0,
+        started_us: 0,
         cancel_key: Arc::new(CancelKey { address: server.address.clone(), process_id: 0, secret: Bytes::new() }),
         parameters: Vec::new(),
         settings: Arc::new(Settings::default()),
@@ -155,10 +156,29 @@ async fn login(
                     secret: body,
                 });
             }
-            b'Z' => return Ok(backend),
+            b'Z' => break,
             _ => {}
         }
     }
+    if purpose == Purpose::Session {
+        backend.started_us = ask_start(&mut backend).await?;
+    }
+    Ok(backend)
+}
+
+/// When the server process was started. Not asked in a serializable transaction: those are counted.
+async fn ask_start(backend: &mut Backend) -> Result<i64, BackendError> {
+    let sql = format!(
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
+         SELECT {} FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()); COMMIT",
+        ServerProcess::ROW
+    );
+    let rows = backend.rows(&sql).await?;
+    let process = rows.first().and_then(|row| ServerProcess::of_row(row));
+    process.map(|process| process.started_us).ok_or_else(|| BackendError::Login {
+        server: backend.server.name.clone(),
+        reason: "pg_stat_get_activity() gave no start of its process".to_owned(),
+    })
 }
 
 fn put_startup(output: &mut BytesMut, parameters: &[(&str, &str)]) {

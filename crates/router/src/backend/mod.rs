@@ -2,6 +2,7 @@
 
 mod connect;
 mod prepared;
+mod process;
 mod purpose;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 pub(crate) use connect::parameter_status;
 pub use connect::{Credentials, NOTICE_INTERVAL};
 pub use prepared::PreparedStatements;
+pub use process::ServerProcess;
 pub use purpose::Purpose;
 
 use crate::lineage::Unfit;
@@ -114,8 +116,10 @@ pub struct Backend {
     pub channel: Channel,
     /// The server at its other end.
     pub server: Arc<Server>,
-    /// The server process, for cancelling and for making sure that it has ended.
+    /// The server process.
     pub process_id: u32,
+    /// When that was started, microseconds since 1970 by the server's clock; asked of those that commit, 0 of others.
+    started_us: i64,
     cancel_key: Arc<CancelKey>,
     /// What the server has reported of its settings, the newest value of each.
     pub parameters: Vec<(String, String)>,
@@ -225,6 +229,11 @@ impl Backend {
         let mut bytes = BytesMut::from(&*frame.bytes);
         bytes[5..9].copy_from_slice(&session.to_be_bytes());
         Frame { bytes: bytes.freeze(), ..frame }
+    }
+
+    /// The server process, for making sure that it has ended.
+    pub fn process(&self) -> ServerProcess {
+        ServerProcess { id: self.process_id, started_us: self.started_us }
     }
 
     /// What is needed to cancel its running statement from elsewhere.

@@ -25,11 +25,13 @@ async fn open(models: &ModelServers) -> Result<Arc<Domain>, BackendError> {
 async fn the_routers_own_connections_are_not_serializable() {
     let models = ModelServers::start(1).await;
     let domain = open(&models).await.unwrap();
-    domain.room.note_unsettled(77);
+    domain.room.note_unsettled(ServerProcess { id: 77, started_us: 0 });
     let epoch = domain.epochs.take(Demand::Commits(0), &domain.room, LONG).await.unwrap();
     assert_eq!(epoch.id, 1);
     let credentials = Credentials::of_router(domain.servers.leader());
-    let _session = domain.leader.take(1, &credentials, LONG).await.unwrap();
+    let session = domain.leader.take(1, &credentials, LONG).await.unwrap();
+    // Asked without a serializable transaction: its number alone could be another process' when it is ended.
+    assert_eq!(session.process().started_us, 1_700_000_000_123_456);
     for pool in domain.readers.all().iter() {
         pool.take(&credentials, &Settings::default(), LONG).await.unwrap();
     }

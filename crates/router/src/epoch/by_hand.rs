@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
+use crate::backend::ServerProcess;
+
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -38,6 +40,11 @@ impl<'a, T> Waiting<'a, T> {
             Poll::Pending => None,
         }
     }
+}
+
+/// A server process of this number.
+pub(super) fn process(id: u32) -> ServerProcess {
+    ServerProcess { id, started_us: i64::from(id) * 1000 }
 }
 
 /// A clock for time-outs that no test waits for. Timers are made inside of its `enter`.

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use super::member::{CatchUp, Marker, Member};
 use super::pace::Pace;
 use super::{Epoch, Epochs, Place, Room, tripwire};
-use crate::backend::{Backend, BackendError, Credentials, Purpose};
+use crate::backend::{Backend, BackendError, Credentials, Purpose, ServerProcess};
 use crate::config::RouterSettings;
 use crate::membership::Servers;
 use crate::servers::{Health, Server};
@@ -342,13 +342,14 @@ impl Gatekeeper {
             return Ok(());
         }
         let leader = self.members[0].server.clone();
-        let list = unsettled.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let list = unsettled.iter().map(ServerProcess::to_string).collect::<Vec<_>>().join(",");
         let mut backend = Backend::connect(&leader, &self.database, &self.credentials, Purpose::Gate).await?;
         let deadline = Instant::now() + SETTLE_TIMEOUT;
         while Instant::now() < deadline {
             let sql = format!(
                 "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity \
-                 WHERE pid IN ({list}) AND pid <> pg_catalog.pg_backend_pid() AND backend_type = 'client backend'"
+                 WHERE ({}) IN ({list}) AND pid <> pg_catalog.pg_backend_pid() AND backend_type = 'client backend'",
+                ServerProcess::ROW
             );
             if backend.rows(&sql).await?.is_empty() {
                 self.room.settle(&unsettled);

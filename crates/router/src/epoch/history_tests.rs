@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::by_hand::{Waiting, clock};
+use super::by_hand::{Waiting, clock, process};
 use super::{Commit, Demand, Epoch, Epochs, Known, Room};
 use crate::config::Freshness;
 
@@ -183,7 +183,7 @@ impl<'a> World<'a> {
     }
 
     fn send(&mut self, transaction: usize) {
-        let process = u32::try_from(transaction).expect("a few") + 100;
+        let process = process(u32::try_from(transaction).expect("a few") + 100);
         let commit = Waiting::new(self.room.enter(transaction as u64, process, None)).advance();
         self.commits[transaction] = Some(commit.expect("no gate has the room for long"));
         let known = &mut self.transactions[transaction];

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use crate::backend::ServerProcess;
+
 /// How often it is looked whether somebody has left.
 const PASS_LOOK: Duration = Duration::from_millis(1);
 
@@ -32,7 +34,7 @@ pub type Kept = Box<dyn std::fmt::Debug + Send + Sync>;
 /// A server process whose commit was sent and never answered: it may still happen.
 #[derive(Debug)]
 struct Unsettled {
-    process_id: u32,
+    process: ServerProcess,
     /// Held, never looked at.
     _kept: Option<Kept>,
 }
@@ -72,19 +74,19 @@ impl Room {
         self.door.read().await
     }
 
-    /// Enters with a commit of `session` that server process `process_id` will run.
-    pub async fn enter(&self, session: u64, process_id: u32, statement: Option<u64>) -> Commit<'_> {
+    /// Enters with a commit of `session` that `process` will run.
+    pub async fn enter(&self, session: u64, process: ServerProcess, statement: Option<u64>) -> Commit<'_> {
         let guard = self.enter_door().await;
         self.begun.fetch_add(1, SeqCst);
         self.occupants().insert(session, Occupant { session, since: Instant::now(), statement });
-        Commit { room: self, kept: None, _door: guard, session, process_id, settled: false }
+        Commit { room: self, kept: None, _door: guard, session, process, settled: false }
     }
 
     /// Enters with a transaction that has probably written nothing: it counts only once it is known to have.
-    pub async fn visit(&self, session: u64, process_id: u32) -> Visit<'_> {
+    pub async fn visit(&self, session: u64, process: ServerProcess) -> Visit<'_> {
         let guard = self.enter_door().await;
         self.occupants().insert(session, Occupant { session, since: Instant::now(), statement: None });
-        Visit { room: self, door: Some(guard), session, process_id }
+        Visit { room: self, door: Some(guard), session, process }
     }
 
     /// Waits until all who are inside now have left, whoever comes meanwhile; at most for `timeout`.
@@ -97,9 +99,9 @@ impl Room {
         }
     }
 
-    /// Watches over server process `process_id` while it does outside the room what may commit at any time.
-    pub fn watch(&self, process_id: u32, kept: Kept) -> Watch<'_> {
-        Watch { room: self, process_id, kept: Some(kept) }
+    /// Watches over `process` while it does outside the room what may commit at any time.
+    pub fn watch(&self, process: ServerProcess, kept: Kept) -> Watch<'_> {
+        Watch { room: self, process, kept: Some(kept) }
     }
 
     /// Closes the room once it is empty; none when that takes longer than `timeout`.
@@ -114,23 +116,23 @@ impl Room {
     }
 
     /// Notes a server process that nobody here waits for and that may still commit.
-    pub fn note_unsettled(&self, process_id: u32) {
-        self.note(process_id, None);
+    pub fn note_unsettled(&self, process: ServerProcess) {
+        self.note(process, None);
     }
 
-    fn note(&self, process_id: u32, kept: Option<Kept>) {
-        self.in_doubt().push(Unsettled { process_id, _kept: kept });
+    fn note(&self, process: ServerProcess, kept: Option<Kept>) {
+        self.in_doubt().push(Unsettled { process, _kept: kept });
     }
 
     /// Server processes whose commits may still happen.
-    pub fn unsettled(&self) -> Vec<u32> {
-        self.in_doubt().iter().map(|unsettled| unsettled.process_id).collect()
+    pub fn unsettled(&self) -> Vec<ServerProcess> {
+        self.in_doubt().iter().map(|unsettled| unsettled.process).collect()
     }
 
-    /// Notes that `process_ids` have ended.
-    pub fn settle(&self, process_ids: &[u32]) {
+    /// Notes that `processes` have ended.
+    pub fn settle(&self, processes: &[ServerProcess]) {
         let settled: Vec<Unsettled> =
-            self.in_doubt().extract_if(.., |unsettled| process_ids.contains(&unsettled.process_id)).collect();
+            self.in_doubt().extract_if(.., |unsettled| processes.contains(&unsettled.process)).collect();
         // What they have kept ends here, where no lock is held.
         drop(settled);
     }
@@ -152,7 +154,7 @@ pub struct Commit<'a> {
     kept: Option<Kept>,
     _door: RwLockReadGuard<'a, ()>,
     session: u64,
-    process_id: u32,
+    process: ServerProcess,
     settled: bool,
 }
 
@@ -180,7 +182,7 @@ impl Drop for Commit<'_> {
         self.room.occupants().remove(&self.session);
         if !self.settled {
             // The next gate must not close before this server process is known to have ended.
-            self.room.note(self.process_id, self.kept.take());
+            self.room.note(self.process, self.kept.take());
         }
     }
 }
@@ -189,7 +191,7 @@ impl Drop for Commit<'_> {
 #[derive(Debug)]
 pub struct Watch<'a> {
     room: &'a Room,
-    process_id: u32,
+    process: ServerProcess,
     kept: Option<Kept>,
 }
 
@@ -203,7 +205,7 @@ impl Watch<'_> {
 impl Drop for Watch<'_> {
     fn drop(&mut self) {
         if let Some(kept) = self.kept.take() {
-            self.room.note(self.process_id, Some(kept));
+            self.room.note(self.process, Some(kept));
         }
     }
 }
@@ -214,7 +216,7 @@ pub struct Visit<'a> {
     room: &'a Room,
     door: Option<RwLockReadGuard<'a, ()>>,
     session: u64,
-    process_id: u32,
+    process: ServerProcess,
 }
 
 impl<'a> Visit<'a> {
@@ -227,7 +229,7 @@ impl<'a> Visit<'a> {
             kept: None,
             _door: door,
             session: self.session,
-            process_id: self.process_id,
+            process: self.process,
             settled: false,
         })
     }
@@ -245,7 +247,7 @@ impl Drop for Visit<'_> {
             // No answer came: it may have written, and may still commit.
             self.room.begun.fetch_add(1, SeqCst);
             self.room.occupants().remove(&self.session);
-            self.room.note_unsettled(self.process_id);
+            self.room.note_unsettled(self.process);
         }
     }
 }
@@ -275,11 +277,12 @@ mod interleavings;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epoch::by_hand::process;
 
     #[tokio::test]
     async fn a_gate_closes_only_when_no_commit_is_in_flight() {
         let room = Room::default();
-        let commit = room.enter(1, 10, None).await;
+        let commit = room.enter(1, process(10), None).await;
         assert!(room.close(Duration::from_millis(5)).await.is_none());
         assert_eq!(room.occupants_now()[0].session, 1);
         assert_eq!(commit.settle(), 1);
@@ -290,25 +293,25 @@ mod tests {
     #[tokio::test]
     async fn a_visit_counts_only_when_it_has_written() {
         let room = Room::default();
-        room.visit(1, 10).await.leave();
+        room.visit(1, process(10)).await.leave();
         assert_eq!((room.commits_begun(), room.unsettled()), (0, vec![]));
-        room.visit(1, 10).await.into_commit().expect("inside").settle();
+        room.visit(1, process(10)).await.into_commit().expect("inside").settle();
         assert_eq!((room.commits_begun(), room.commits_done()), (1, 1));
-        drop(room.visit(1, 11).await);
-        assert_eq!((room.commits_begun(), room.unsettled()), (2, vec![11]));
+        drop(room.visit(1, process(11)).await);
+        assert_eq!((room.commits_begun(), room.unsettled()), (2, vec![process(11)]));
         assert!(room.occupants_now().is_empty());
     }
 
     #[tokio::test]
     async fn a_commit_without_an_answer_keeps_the_gate_from_counting() {
         let room = Room::default();
-        drop(room.enter(1, 10, None).await);
+        drop(room.enter(1, process(10), None).await);
         assert_eq!((room.commits_begun(), room.commits_done()), (1, 0));
         {
             let closed = room.close(Duration::from_millis(5)).await.expect("empty");
             assert_eq!(closed.commits(), None);
         }
-        room.settle(&[10]);
+        room.settle(&[process(10)]);
         let closed = room.close(Duration::from_millis(5)).await.expect("empty");
         assert_eq!((closed.commits(), room.commits_done()), (Some(1), 1));
     }
@@ -318,13 +321,13 @@ mod tests {
     #[tokio::test]
     async fn an_abandoned_commit_is_in_doubt_and_counts() {
         let room = Room::default();
-        let commit = room.enter(1, 10, None).await;
+        let commit = room.enter(1, process(10), None).await;
         assert_eq!(commit.begun(), 1);
         drop(commit);
-        assert_eq!((room.commits_begun(), room.commits_done(), room.unsettled()), (1, 0, vec![10]));
+        assert_eq!((room.commits_begun(), room.commits_done(), room.unsettled()), (1, 0, vec![process(10)]));
         let closed = room.close(Duration::from_millis(5)).await.expect("its place is free");
         assert_eq!(closed.commits(), None, "its fate is open");
-        room.settle(&[10]);
+        room.settle(&[process(10)]);
         assert_eq!(closed.commits(), Some(1));
     }
 
@@ -336,23 +339,23 @@ mod tests {
         let kept = std::sync::Arc::new(());
         let keep = || -> Kept { Box::new(kept.clone()) };
         let stands = || std::sync::Arc::strong_count(&kept) > 1;
-        let mut commit = room.enter(1, 10, None).await;
+        let mut commit = room.enter(1, process(10), None).await;
         commit.keep(keep());
         assert!(stands());
         commit.settle();
         assert!(!stands());
-        let mut lost = room.visit(1, 11).await.into_commit().expect("inside");
+        let mut lost = room.visit(1, process(11)).await.into_commit().expect("inside");
         lost.keep(keep());
         drop(lost);
-        room.settle(&[10]);
-        assert!(stands() && room.unsettled() == [11]);
-        room.settle(&[11]);
+        room.settle(&[process(10)]);
+        assert!(stands() && room.unsettled() == [process(11)]);
+        room.settle(&[process(11)]);
         assert!(!stands() && room.unsettled().is_empty());
-        room.watch(12, keep()).end();
+        room.watch(process(12), keep()).end();
         assert!(!stands() && room.unsettled().is_empty());
-        drop(room.watch(13, keep()));
-        assert!(stands() && room.unsettled() == [13]);
-        room.settle(&[13]);
+        drop(room.watch(process(13), keep()));
+        assert!(stands() && room.unsettled() == [process(13)]);
+        room.settle(&[process(13)]);
         assert!(!stands());
     }
 
@@ -362,12 +365,12 @@ mod tests {
         let room = Room::default();
         let never = Duration::from_secs(3600);
         room.let_pass(never).await;
-        let before = room.enter(1, 10, None).await;
+        let before = room.enter(1, process(10), None).await;
         room.let_pass(Duration::from_millis(5)).await;
         let mut passing = std::pin::pin!(room.let_pass(never));
         assert!(tokio::time::timeout(Duration::from_millis(5), &mut passing).await.is_err(), "one is inside");
         before.settle();
-        let again = room.enter(1, 10, None).await;
+        let again = room.enter(1, process(10), None).await;
         passing.await;
         again.settle();
     }
@@ -376,8 +379,8 @@ mod tests {
     #[tokio::test]
     async fn a_visit_that_becomes_a_commit_is_one_occupant() {
         let room = Room::default();
-        let commit = room.visit(1, 10).await.into_commit().expect("inside");
-        let statement = room.enter(2, 11, Some(42)).await;
+        let commit = room.visit(1, process(10)).await.into_commit().expect("inside");
+        let statement = room.enter(2, process(11), Some(42)).await;
         let mut occupants = room.occupants_now();
         occupants.sort_by_key(|occupant| occupant.session);
         let known: Vec<_> = occupants.iter().map(|occupant| (occupant.session, occupant.statement)).collect();

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::by_hand::{Waiting, clock};
+use super::by_hand::{Waiting, clock, process};
 use super::*;
 
 /// Nobody waits for it: a reader gives up by [`Event::GiveUp`].
@@ -357,7 +357,7 @@ fn an_epoch_that_was_doomed_before_it_was_published_is_taken_by_nobody() {
 #[test]
 fn a_snapshot_holds_what_is_done_and_not_what_has_begun() {
     let (room, epochs) = (Room::default(), Epochs::default());
-    let under_way = Waiting::new(room.enter(1, 1, None)).advance().expect("no gate waits");
+    let under_way = Waiting::new(room.enter(1, process(1), None)).advance().expect("no gate waits");
     let snapshot = epochs.before_snapshot(&room);
     let commits = under_way.settle();
     epochs.canary_commits.store(commits, SeqCst);
@@ -402,7 +402,7 @@ proptest! {
 }
 
 fn commit(room: &Room) -> u64 {
-    Waiting::new(room.enter(1, 1, None)).advance().expect("no gate waits").settle()
+    Waiting::new(room.enter(1, process(1), None)).advance().expect("no gate waits").settle()
 }
 
 fn epoch_of(epochs: &Epochs, commits: u64, closed_at: Instant) -> Epoch {
@@ -444,7 +444,7 @@ fn a_demand_is_met_by_what_its_freshness_says() {
 fn a_strict_reader_demands_also_what_is_under_way() {
     let (room, epochs) = (Room::default(), Epochs::default());
     let before = epoch_of(&epochs, 0, a_second_ago());
-    let under_way = Waiting::new(room.enter(1, 1, None)).advance().expect("no gate waits");
+    let under_way = Waiting::new(room.enter(1, process(1), None)).advance().expect("no gate waits");
     assert!(!Demand::of(Freshness::Strict, &room, Known::default()).is_met_by(&before, &room));
     let bounded = Demand::of(Freshness::Bounded(Duration::ZERO), &room, Known::default());
     assert!(!bounded.is_met_by(&before, &room));

@@ -232,7 +232,7 @@ impl Session {
         let alone = work.barrier.as_ref().is_some_and(|barrier| barrier.alone);
         // It stays under way until it is known to have ended, whoever is lost meanwhile.
         let place = if work.writes && !alone {
-            let mut commit = domain.room.enter(self.number, backend.process_id, work.fingerprint).await;
+            let mut commit = domain.room.enter(self.number, backend.process(), work.fingerprint).await;
             // Whatever becomes of it, the session's next read shows it.
             self.commits_seen = commit.begun();
             if work.must_be_wrapped(false, domain.epochs.has_barrier()) {
@@ -246,7 +246,7 @@ impl Session {
             }
             Place::Inside(commit)
         } else if let Some(under_way) = under_way {
-            Place::Watched(domain.room.watch(backend.process_id, Box::new(under_way)))
+            Place::Watched(domain.room.watch(backend.process(), Box::new(under_way)))
         } else {
             Place::Outside
         };
@@ -261,7 +261,7 @@ impl Session {
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
                 if work.writes {
-                    self.in_doubt = Some(backend.process_id);
+                    self.in_doubt = Some(backend.process());
                 }
                 drop(place);
                 if went_out {

@@ -100,11 +100,11 @@ impl Session {
         };
         let domain = self.domain.clone();
         let mut commit = if leader.wrote || change != Change::Nothing {
-            domain.room.enter(self.number, leader.backend.process_id, None).await
+            domain.room.enter(self.number, leader.backend.process(), None).await
         } else {
             // What looks like reads may hide writes (functions, operators, casts of users), and what was begun READ
             // ONLY may be READ WRITE by now, or have been: the server knows.
-            let visit = domain.room.visit(self.number, leader.backend.process_id).await;
+            let visit = domain.room.visit(self.number, leader.backend.process()).await;
             let relayed = match self.own_statement(&mut leader.backend, HAS_WRITTEN, false).await? {
                 Ok(relayed) => relayed,
                 Err(error) => {
@@ -143,7 +143,7 @@ impl Session {
                 domain.epochs.statistics.note_tripwire(is_overtaken);
             }
         } else {
-            self.in_doubt = Some(leader.backend.process_id);
+            self.in_doubt = Some(leader.backend.process());
         }
         self.committed(leader, relayed, true).await
     }

@@ -53,7 +53,7 @@ pub use cancel::CancelSlot;
 pub use login::serve;
 pub use presence::GONE_CLIENT_BOUND;
 
-use crate::backend::{Backend, Credentials};
+use crate::backend::{Backend, Credentials, ServerProcess};
 use crate::config::{Freshness, RouterSettings};
 use crate::domain::Domain;
 use crate::pool::PoolError;
@@ -177,7 +177,7 @@ pub struct Session {
     /// The session's own back end has held its state: without that back end the session cannot go on.
     has_state_there: bool,
     /// The server process of a commit of which the client was told that its fate is unknown.
-    in_doubt: Option<u32>,
+    in_doubt: Option<ServerProcess>,
     /// Commits that this session may have seen since it began; an epoch for it holds at least these.
     commits_seen: u64,
     /// Commits that its client may have been told of before.
@@ -371,7 +371,7 @@ impl Session {
 
     /// Whether the session's last commit may still happen.
     fn is_in_doubt(&self) -> bool {
-        self.in_doubt.is_some_and(|process_id| self.domain.room.unsettled().contains(&process_id))
+        self.in_doubt.is_some_and(|process| self.domain.room.unsettled().contains(&process))
     }
 
     /// A back end on the leader for this session. Nothing runs there before it is known what has become of the

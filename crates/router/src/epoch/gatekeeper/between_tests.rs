@@ -12,14 +12,14 @@ use crate::epoch::{Demand, NoEpoch};
 #[tokio::test]
 async fn commits_in_doubt_are_settled_also_while_nobody_reads() {
     let Harness { models, mut gatekeeper, room, .. } = harness(0, |_| {}).await;
-    room.note_unsettled(77);
+    room.note_unsettled(process(77));
     gatekeeper.members[0].server.set_health(Health::Down);
     gatekeeper.settle_unasked().await;
-    assert_eq!((room.unsettled(), models.when(LEADER, END_PROCESSES)), (vec![77], None));
+    assert_eq!((room.unsettled(), models.when(LEADER, END_PROCESSES)), (vec![process(77)], None));
     gatekeeper.members[0].server.set_health(Health::Up);
     gatekeeper.settle_unasked().await;
     assert!(room.unsettled().is_empty());
-    assert!(models.when(LEADER, "pid IN (77)").is_some());
+    assert!(models.when(LEADER, "IN ((77, 77000))").is_some());
 }
 
 /// While DDL goes on no gate is tried, snapshots are let go, and readers are told of the barrier; afterwards there are

@@ -134,7 +134,7 @@ async fn a_gate_that_the_leader_fails_makes_no_epoch_and_opens_the_room() {
 #[tokio::test]
 async fn a_commit_in_doubt_keeps_its_place_until_its_process_has_ended() {
     let Harness { models, mut gatekeeper, room, epochs, .. } = harness(0, |_| {}).await;
-    drop(room.enter(1, 77, None).await);
+    drop(room.enter(1, process(77), None).await);
     models.set_running(1);
     let looking = async {
         models.hears(LEADER, END_PROCESSES, 1).await;
@@ -142,9 +142,9 @@ async fn a_commit_in_doubt_keeps_its_place_until_its_process_has_ended() {
     };
     let (failed, ()) = tokio::join!(gatekeeper.attempt(), looking);
     assert!(matches!(failed, Err(GateError::Unsettled)), "{failed:?}");
-    assert!(models.when(LEADER, "pid IN (77)").is_some(), "{:?}", models.heard());
+    assert!(models.when(LEADER, "IN ((77, 77000))").is_some(), "{:?}", models.heard());
     assert_eq!((models.when(LEADER, MARK), models.when(LEADER, CANARY)), (None, None));
-    assert_eq!((room.unsettled(), current(&epochs)), (vec![77], None));
+    assert_eq!((room.unsettled(), current(&epochs)), (vec![process(77)], None));
     models.set_running(0);
     gatekeeper.attempt().await.unwrap();
     assert_eq!((room.unsettled(), current(&epochs)), (vec![], Some((1, 1))));
@@ -155,7 +155,7 @@ async fn a_commit_in_doubt_keeps_its_place_until_its_process_has_ended() {
 #[tokio::test]
 async fn a_commit_lost_under_a_waiting_gate_keeps_it_from_counting() {
     let Harness { models, mut gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
-    let lost = room.enter(1, 77, None).await;
+    let lost = room.enter(1, process(77), None).await;
     let losing = async {
         while !is_closed(&room) {
             tokio::task::yield_now().await;
@@ -175,7 +175,7 @@ async fn a_commit_lost_under_a_waiting_gate_keeps_it_from_counting() {
 async fn a_gate_gives_up_on_a_long_commit_and_names_it() {
     let Harness { models, mut gatekeeper, room, epochs, occupied, .. } =
         harness(0, |settings| settings.gate_timeout_ms = 1).await;
-    let long = room.enter(5, 10, Some(42)).await;
+    let long = room.enter(5, process(10), Some(42)).await;
     let failed = gatekeeper.attempt().await;
     assert!(matches!(&failed, Err(GateError::Occupied(sessions)) if *sessions == [5]), "{failed:?}");
     assert_eq!(*occupied.lock().unwrap(), [(5, Some(42))]);

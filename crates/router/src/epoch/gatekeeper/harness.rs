@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicU64;
 use super::*;
 use crate::config::{RouterConfiguration, ServerConfiguration};
 use crate::epoch::by_hand::Waiting;
+pub(super) use crate::epoch::by_hand::process;
 use crate::epoch::model_server::ModelServers;
 
 /// Far beyond what anything here takes on a machine that has more to do.
@@ -84,7 +85,7 @@ pub(super) async fn join(gatekeeper: &mut Gatekeeper) {
 /// Whether a gate waits for the room or has it.
 pub(super) fn is_closed(room: &Room) -> bool {
     // Without Tokio's budget, which a future that is polled by hand may find used up.
-    match Waiting::new(tokio::task::unconstrained(room.visit(99, 99))).advance() {
+    match Waiting::new(tokio::task::unconstrained(room.visit(99, process(99)))).advance() {
         Some(visit) => {
             visit.leave();
             false
@@ -94,7 +95,7 @@ pub(super) fn is_closed(room: &Room) -> bool {
 }
 
 pub(super) async fn commit(room: &Room) -> u64 {
-    room.enter(1, 10, None).await.settle()
+    room.enter(1, process(10), None).await.settle()
 }
 
 pub(super) fn current(epochs: &Epochs) -> Option<(u64, u64)> {

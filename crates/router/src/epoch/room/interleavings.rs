@@ -9,7 +9,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::{ClosedRoom, Commit, Room, Visit};
-use crate::epoch::by_hand::{Waiting, clock};
+use crate::epoch::by_hand::{Waiting, clock, process};
 
 /// Nobody waits for it: a gate gives up by [`Event::GateEnds`].
 const NEVER: Duration = Duration::from_secs(3600);
@@ -199,11 +199,11 @@ impl<'a> World<'a> {
         let room = self.room;
         match event {
             Event::Enter(session) => {
-                let process = self.model.sessions[session].1;
+                let process = process(self.model.sessions[session].1);
                 self.seats[session] = Seat::Entering(Waiting::new(room.enter(session as u64, process, None)));
             }
             Event::Visit(session) => {
-                let process = self.model.sessions[session].1;
+                let process = process(self.model.sessions[session].1);
                 self.seats[session] = Seat::Visiting(Waiting::new(room.visit(session as u64, process)));
             }
             Event::Write(session) => {
@@ -281,7 +281,8 @@ impl<'a> World<'a> {
         assert_eq!(gate, model.gate, "{events:?}");
         assert_eq!((room.commits_begun(), room.commits_done()), (model.begun, model.done), "{events:?}");
         assert!(model.done <= model.begun, "{events:?}");
-        assert_eq!(room.unsettled(), model.unsettled, "{events:?}");
+        let unsettled: Vec<u32> = room.unsettled().iter().map(|process| process.id).collect();
+        assert_eq!(unsettled, model.unsettled, "{events:?}");
         let mut occupants: Vec<u64> = room.occupants_now().iter().map(|occupant| occupant.session).collect();
         occupants.sort_unstable();
         assert_eq!(occupants, model.inside(), "occupants: {events:?}");
