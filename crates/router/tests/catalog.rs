@@ -113,7 +113,8 @@ const JUDGED: &[(&str, Action)] = &[
     ("UPDATE plain SET b = upper(b) WHERE a = 1 RETURNING *", WRITE),
     ("MERGE INTO plain p USING kept k ON p.a = k.a WHEN MATCHED THEN DELETE", WRITE),
     ("SELECT * FROM mixed", OPAQUE),
-    ("SELECT * FROM secured", OPAQUE),
+    ("SELECT * FROM secured", LEADER),
+    ("INSERT INTO plain SELECT * FROM secured", OPAQUE),
     ("SELECT * FROM nowhere", OPAQUE),
     ("SELECT nothing(1)", OPAQUE),
     ("SELECT wild(1)", OPAQUE),
@@ -232,6 +233,20 @@ CREATE TABLE secured (a text); ALTER TABLE secured ENABLE ROW LEVEL SECURITY;
 CREATE POLICY x ON secured USING (a = current_setting('app.tenant'));
 CREATE TABLE secured_oddly (a text); ALTER TABLE secured_oddly ENABLE ROW LEVEL SECURITY;
 CREATE POLICY x ON secured_oddly USING (a = sneaky_tenant(a));
+CREATE VIEW over_secured AS SELECT * FROM secured;
+CREATE TABLE secured_by_another (a text); ALTER TABLE secured_by_another ENABLE ROW LEVEL SECURITY;
+CREATE POLICY x ON secured_by_another USING (EXISTS (SELECT 1 FROM secured s WHERE s.a = secured_by_another.a));
+CREATE TABLE secured_by_itself (a text); ALTER TABLE secured_by_itself ENABLE ROW LEVEL SECURITY;
+CREATE POLICY x ON secured_by_itself USING (a IN (SELECT a FROM secured_by_itself));
+CREATE TABLE secured_by_builtin (a text); ALTER TABLE secured_by_builtin ENABLE ROW LEVEL SECURITY;
+CREATE POLICY x ON secured_by_builtin USING (a = set_config('app.tenant', a, false));
+CREATE TABLE secured_by_random (a text); ALTER TABLE secured_by_random ENABLE ROW LEVEL SECURITY;
+CREATE POLICY x ON secured_by_random USING (random() < 0.5);
+CREATE POLICY y ON secured_by_random FOR INSERT WITH CHECK (a <> '');
+CREATE TABLE secured_by_volatile (a text); ALTER TABLE secured_by_volatile ENABLE ROW LEVEL SECURITY;
+CREATE POLICY x ON secured_by_volatile USING (a <> '' AND logs() IS NULL);
+CREATE TABLE secured_for_updates (a text); ALTER TABLE secured_for_updates ENABLE ROW LEVEL SECURITY;
+CREATE POLICY x ON secured_for_updates FOR UPDATE USING (logs() IS NULL);
 ";
 
 /// What runs a user's code, where it must run, and whether it may leave session state.
@@ -283,7 +298,17 @@ const RUN: &[(&str, Action, bool)] = &[
     ("INSERT INTO defaulted_by_builtin DEFAULT VALUES", OPAQUE, true),
     ("INSERT INTO defaulted_calmly DEFAULT VALUES", WRITE, false),
     ("INSERT INTO checked VALUES ('a')", OPAQUE, true),
-    ("SELECT * FROM secured", OPAQUE, false),
+    ("SELECT * FROM secured", LEADER, false),
+    ("SELECT * FROM secured x JOIN plain ON b = x.a", LEADER, false),
+    ("SELECT * FROM over_secured", LEADER, false),
+    ("SELECT * FROM secured_by_another", LEADER, false),
+    ("SELECT * FROM secured_by_itself", LEADER, false),
+    ("SELECT * FROM secured_by_builtin", OPAQUE, true),
+    ("SELECT * FROM secured_by_random", LEADER, false),
+    ("SELECT * FROM secured_by_volatile", OPAQUE, false),
+    ("SELECT * FROM secured_for_updates", OPAQUE, false),
+    ("SELECT * FROM secured_by_another FOR UPDATE", WRITE, false),
+    ("UPDATE secured SET a = 'b'", OPAQUE, false),
     ("SELECT * FROM secured_oddly", OPAQUE, true),
     ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION note()", BARRIER, false),
     ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION remember()", BARRIER, true),

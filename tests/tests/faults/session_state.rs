@@ -1,5 +1,7 @@
 //! What a session has set, made and prepared stays right wherever its statements run, and goes when it should.
 
+use onecopy_tests::cluster::TestCluster;
+
 use crate::harness::{session_back_ends, start, start_usual, wait_until};
 use crate::wire::Wire;
 
@@ -407,25 +409,31 @@ async fn back_ends_passed_between_idle_sessions_keep_their_states_apart() -> any
     expect(&mut second, "SELECT currval('counter')", &["2"]).await
 }
 
-/// Row security by a setting of the application's: a READ ONLY transaction that begins with SET LOCAL reads what the
-/// same on one server reads, wherever its setting ran first, and leaves nothing of it behind.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f85_settings_before_a_read_never_decide_what_a_read_only_transaction_may_read() -> anyhow::Result<()> {
+/// Logs in as a role to which the table `letters` shows what is of the tenant that `tenant` gives.
+async fn of_a_tenant(cluster: &TestCluster, tenant: &str) -> anyhow::Result<Wire> {
     use onecopy_tests::servers::{DATABASE, PASSWORD};
-    let cluster = start_usual(1).await?;
-    let mut owner = Wire::connect(&cluster).await?;
+    let mut owner = Wire::connect(cluster).await?;
     for sql in [
         "CREATE TABLE letters (tenant text, letter text)",
         "INSERT INTO letters VALUES ('a', 'x'), ('a', 'y'), ('b', 'z')",
         "ALTER TABLE letters ENABLE ROW LEVEL SECURITY",
-        "CREATE POLICY by_tenant ON letters USING (tenant = current_setting('app.tenant', true))",
+        "CREATE FUNCTION tenant() RETURNS text LANGUAGE sql VOLATILE RETURN current_setting('app.tenant', true)",
+        &format!("CREATE POLICY by_tenant ON letters USING (tenant = {tenant})"),
         &format!("CREATE ROLE application LOGIN PASSWORD '{PASSWORD}'"),
         "GRANT SELECT ON letters, numbers TO application",
     ] {
         assert_eq!(owner.query(sql).await?.code(), "00000", "{sql}");
     }
     let parameters = [("user", "application"), ("database", DATABASE)];
-    let mut wire = Wire::log_in(&cluster, &parameters, PASSWORD).await?.expect("may log in");
+    Ok(Wire::log_in(cluster, &parameters, PASSWORD).await?.expect("may log in"))
+}
+
+/// A READ ONLY transaction that begins with SET LOCAL reads what the same on one server reads, also what runs on the
+/// leader only (row security by a VOLATILE function), wherever its setting ran first, and leaves nothing of it behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f85_settings_before_a_read_never_decide_what_a_read_only_transaction_may_read() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = of_a_tenant(&cluster, "tenant()").await?;
     let mut moved = 0;
     for round in 0..20 {
         let (tenant, count) = if round % 2 == 0 { ("a", "2") } else { ("b", "1") };
@@ -433,9 +441,12 @@ async fn f85_settings_before_a_read_never_decide_what_a_read_only_transaction_ma
         for sql in ["BEGIN READ ONLY", &format!("SET LOCAL app.tenant = '{tenant}'")] {
             assert_eq!(wire.query(sql).await?.code(), "00000", "{round}: {sql}");
         }
-        moved += usize::from(wire.query("SHOW onecopy.served_by").await?.text_rows()[0].contains("at epoch"));
+        let is_at_epoch = wire.query("SHOW onecopy.served_by").await?.text_rows()[0].contains("at epoch");
         expect(&mut wire, "SET search_path = public", &[]).await?;
         expect(&mut wire, "SELECT count(*) FROM letters", &[count]).await?;
+        let is_still = wire.query("SHOW onecopy.served_by").await?.text_rows()[0].contains("at epoch");
+        assert!(!is_still, "{round}: the leader has answered");
+        moved += usize::from(is_at_epoch);
         expect(&mut wire, "SELECT current_setting('search_path')", &["public"]).await?;
         assert_eq!(wire.query("UPDATE numbers SET value = 1").await?.code(), "25006", "{round}: it is READ ONLY");
         wire.query("ROLLBACK").await?;
@@ -447,5 +458,33 @@ async fn f85_settings_before_a_read_never_decide_what_a_read_only_transaction_ma
         wire.query("COMMIT").await?;
     }
     assert!(moved > 0, "no setting was placed at an epoch");
+    Ok(())
+}
+
+/// A READ ONLY transaction that has read an epoch reads there under row security as well, by the settings that it has
+/// made for itself, and nobody after it does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f86_row_security_by_a_setting_holds_in_a_transaction_that_reads_an_epoch() -> anyhow::Result<()> {
+    const LETTERS: &str = "SELECT count(*) FROM letters";
+    let cluster = start_usual(1).await?;
+    let mut wire = of_a_tenant(&cluster, "current_setting('app.tenant', true)").await?;
+    let mut at_epochs = 0;
+    for round in 0..20 {
+        for sql in ["BEGIN READ ONLY", "SELECT count(*) FROM numbers"] {
+            assert_eq!(wire.query(sql).await?.code(), "00000", "{round}: {sql}");
+        }
+        let place = wire.query("SHOW onecopy.served_by").await?.text_rows()[0].clone();
+        at_epochs += usize::from(place.contains("at epoch"));
+        expect(&mut wire, LETTERS, &["0"]).await?;
+        let sets = ["SET LOCAL app.tenant = 'a'", "SELECT set_config('app.tenant', 'a', true)"][round % 2];
+        assert_eq!(wire.query(sets).await?.code(), "00000", "{round}: {sets}");
+        expect(&mut wire, LETTERS, &["2"]).await?;
+        assert_eq!(wire.query("SET LOCAL app.tenant = 'b'").await?.code(), "00000", "{round}");
+        expect(&mut wire, "SELECT letter FROM letters", &["z"]).await?;
+        expect(&mut wire, "SHOW onecopy.served_by", &[&place]).await?;
+        wire.query(["COMMIT", "ROLLBACK"][round % 2]).await?;
+        expect(&mut wire, LETTERS, &["0"]).await?;
+    }
+    assert!(at_epochs > 0, "no transaction was placed at an epoch");
     Ok(())
 }

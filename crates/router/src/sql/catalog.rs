@@ -71,12 +71,13 @@ pub(super) struct Relation {
     pub odd_descendants: bool,
     /// Names of the functions that writing to it runs, or reading it under row security; none for unknown code.
     hook_functions: Vec<Option<String>>,
+    /// Of a view its query, of a table with row security one of all that its policies look at.
     definition: Option<String>,
     definition_facts: OnceLock<Option<Facts>>,
 }
 
 impl Relation {
-    /// The facts of a view's definition; none when this is no view or the parser refuses it.
+    /// The facts of the definition; none when there is none or the parser refuses it.
     pub fn definition_facts(&self) -> Option<&Facts> {
         let parsed = || match parse(self.definition.as_deref()?).ok()?.as_mut_slice() {
             [one] => Some(std::mem::take(&mut one.facts)),
@@ -199,7 +200,9 @@ impl Objects {
     fn relation_bodies(&self, bodies: &mut HashMap<String, Body>, knows: impl Fn(&str) -> bool) {
         for (name, schemas) in &self.relations {
             for (_, relation) in schemas {
-                let mut code = relation.definition.as_deref().map(Body::of).unwrap_or_default();
+                // What policies call is among the functions of the hooks.
+                let view = relation.definition.as_deref().filter(|_| !relation.row_security);
+                let mut code = view.map(Body::of).unwrap_or_default();
                 // Their content differs from server to server, or runs code that nobody looked into.
                 let own = !relation.permanent || relation.odd_descendants || relation.row_security;
                 code.marks.asks_the_server |= own || matches!(relation.kind, b'S' | b'f');

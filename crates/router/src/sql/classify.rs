@@ -10,7 +10,7 @@ use super::parse::{Kind, ParsedStatement};
 use super::statement::{Action, PinReason, Statement};
 use crate::settings::Reach;
 
-/// How deep views may stand on views; deeper ones are not looked into and are no reads.
+/// How deep views and policies may stand on others; deeper ones are not looked into and are no reads.
 pub const VIEW_DEPTH_MAX: usize = 32;
 
 /// Judges one statement against a catalog.
@@ -96,7 +96,7 @@ struct Judgement<'a> {
     opaque: bool,
     local_settings: Reach,
     pins: Option<PinReason>,
-    /// Views already looked into.
+    /// Views and policies already looked into.
     seen: HashSet<(&'a str, String)>,
 }
 
@@ -224,18 +224,21 @@ impl<'a> Judgement<'a> {
                 self.sets_locally(self.catalog.relation_marks(&name.name));
             }
             if (modifies || relation.row_security) && self.catalog.relation_marks(&name.name).leaves_state {
-                self.opaque = true;
-                self.pin(PinReason::UserCode);
+                self.unseen_code();
             }
             match relation.kind {
-                // Policies run whatever their author wrote.
-                _ if relation.row_security => self.unknown_code(),
+                _ if relation.row_security && modifies => self.unknown_code(),
+                // Policies ask after settings, mostly, which a transaction that reads an epoch has there.
+                _ if relation.row_security => {
+                    self.read = false;
+                    self.definition(schema, &name.name, relation, depth);
+                }
                 b'r' | b'p' | b'm' => {}
                 b'S' => self.read = false,
                 b'v' => {
                     // Writing to a view runs its rules and those of the tables below, which are not followed.
                     self.opaque |= modifies;
-                    self.view(schema, &name.name, relation, depth);
+                    self.definition(schema, &name.name, relation, depth);
                 }
                 _ => self.unknown_code(),
             }
@@ -249,7 +252,8 @@ impl<'a> Judgement<'a> {
         }
     }
 
-    fn view(&mut self, schema: &'a str, name: &str, relation: &Relation, depth: usize) {
+    /// What runs when a view, or a table with row security, is read.
+    fn definition(&mut self, schema: &'a str, name: &str, relation: &Relation, depth: usize) {
         if !self.seen.insert((schema, name.to_owned())) {
             return;
         }

@@ -95,6 +95,7 @@ WHERE {scope}";
 
 /// schema, name, kind, persistence, row security, hooks, odd descendants, definition, functions of the hooks.
 ///
+/// The *definition* of a view is its query, that of a table with row security a query of all that its policies look at.
 /// *Hooks*: writing to the relation may run a user's code - triggers, rules, defaults and constraints with volatile
 /// functions - on the relation itself, on its partitions or where a foreign key cascades. *Odd descendants*: a
 /// partition or child that is foreign, unlogged or temporary. *Functions of the hooks*: a JSON list of the names of all
@@ -140,7 +141,11 @@ WITH RECURSIVE edge AS (
 SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relrowsecurity,
        COALESCE(hook.hooks, false),
        EXISTS (SELECT 1 FROM odd WHERE relation = c.oid),
-       CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid) END,
+       CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid)
+            WHEN c.relrowsecurity THEN (
+                SELECT pg_catalog.concat('SELECT ', pg_catalog.string_agg(pg_catalog.pg_get_expr(polqual, polrelid), ', '))
+                FROM pg_catalog.pg_policy WHERE polrelid = c.oid)
+       END,
        hook.functions
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN hook ON hook.relation = c.oid
