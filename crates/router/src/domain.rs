@@ -18,9 +18,8 @@ use crate::config::RouterSettings;
 use crate::epoch::{Barrier, Epochs, GateHooks, Gatekeeper, Room, tripwire};
 use crate::membership::Servers;
 use crate::pool::{LeaderPool, ReaderPools};
-use crate::prepared_text::{PreparedText, PreparedTexts};
+use crate::prepared_text::PreparedTexts;
 use crate::servers::{Health, Role, Server};
-use crate::settings::Settings;
 use crate::sql::{
     Catalog, ClassificationCache, Objects, ParseError, Part, SHAPE_BYTES_MAX, Scope, Statement, fingerprint, readable,
 };
@@ -340,26 +339,9 @@ impl Domain {
         lock(&self.remembered_long).contains(&statement)
     }
 
-    /// The text of a prepared statement, shared by all who parse it as the same role under the same settings.
-    pub fn prepared_text(
-        &self,
-        user: &Arc<str>,
-        sql: Bytes,
-        types: Bytes,
-        settings: Arc<Settings>,
-    ) -> Arc<PreparedText> {
-        lock(&self.prepared_texts).shared(user.clone(), sql, types, settings)
-    }
-
-    /// The text of a prepared statement that is shared with nobody.
-    pub fn private_text(
-        &self,
-        user: &Arc<str>,
-        sql: Bytes,
-        types: Bytes,
-        settings: Arc<Settings>,
-    ) -> Arc<PreparedText> {
-        lock(&self.prepared_texts).private(user.clone(), sql, types, settings)
+    /// The texts of prepared statements.
+    pub fn prepared_texts(&self) -> MutexGuard<'_, PreparedTexts> {
+        lock(&self.prepared_texts)
     }
 }
 

@@ -4,11 +4,15 @@ use super::*;
 use crate::config::{RouterConfiguration, RouterSettings};
 use crate::epoch::Demand;
 use crate::epoch::model_server::ModelServers;
+use crate::settings::Settings;
 
 /// Far beyond what anything here takes on a machine that has more to do.
 const LONG: Duration = Duration::from_secs(120);
 
 const LEADER: &str = "leader";
+
+/// Part of what the leader is asked when its catalog is read.
+const FUNCTIONS: &str = "FROM pg_catalog.pg_proc p";
 
 async fn open(models: &ModelServers) -> Result<Arc<Domain>, BackendError> {
     let settings = RouterSettings { gate_timeout_ms: 120_000, follower_timeout_ms: 120_000, ..Default::default() };
@@ -17,6 +21,18 @@ async fn open(models: &ModelServers) -> Result<Arc<Domain>, BackendError> {
     let configuration = RouterConfiguration { router: settings.clone(), leader, followers };
     let servers = Arc::new(Servers::of(&configuration).unwrap());
     Domain::open("database", servers, Arc::new(settings), SerializableTransactions::default()).await
+}
+
+/// Begins to read the catalog anew beside the sessions; the leader holds its answer back.
+async fn refresh_held(models: &ModelServers, domain: &Arc<Domain>) -> JoinHandle<()> {
+    models.hold(LEADER, FUNCTIONS);
+    models.forget();
+    let refreshing = tokio::spawn({
+        let domain = domain.clone();
+        async move { domain.refresh_catalog().await }
+    });
+    models.hears(LEADER, FUNCTIONS, 1).await;
+    refreshing
 }
 
 /// Only clients' transactions take places in PostgreSQL's pool of serializable transactions without asking for them;
@@ -64,17 +80,10 @@ async fn a_database_opened_without_its_leader_gets_its_tripwire_before_the_first
 /// What others have changed is read beside the sessions: nobody waits for it. What has not changed stays what it was.
 #[tokio::test]
 async fn the_catalog_is_read_anew_beside_the_sessions() {
-    const FUNCTIONS: &str = "FROM pg_catalog.pg_proc p";
     let models = ModelServers::start(0).await;
     let domain = open(&models).await.unwrap();
     let (before, version) = (domain.catalog().await, domain.catalog_version());
-    models.hold(LEADER, FUNCTIONS);
-    models.forget();
-    let refreshing = tokio::spawn({
-        let domain = domain.clone();
-        async move { domain.refresh_catalog().await }
-    });
-    models.hears(LEADER, FUNCTIONS, 1).await;
+    let refreshing = refresh_held(&models, &domain).await;
     assert!(Arc::ptr_eq(&domain.catalog().await, &before), "who comes meanwhile does not wait");
     models.let_go(LEADER);
     refreshing.await.unwrap();
@@ -92,16 +101,9 @@ async fn the_catalog_is_read_anew_beside_the_sessions() {
 /// After DDL nothing is believed that was known before: who asks waits, and what was being read beside is not enough.
 #[tokio::test]
 async fn after_ddl_nobody_is_served_by_the_catalog_of_before() {
-    const FUNCTIONS: &str = "FROM pg_catalog.pg_proc p";
     let models = ModelServers::start(0).await;
     let domain = open(&models).await.unwrap();
-    models.hold(LEADER, FUNCTIONS);
-    models.forget();
-    let refreshing = tokio::spawn({
-        let domain = domain.clone();
-        async move { domain.refresh_catalog().await }
-    });
-    models.hears(LEADER, FUNCTIONS, 1).await;
+    let refreshing = refresh_held(&models, &domain).await;
     domain.catalog_changed();
     lock(&domain.catalog).fingerprint = None;
     let mut asked = tokio::spawn({

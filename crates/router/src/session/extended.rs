@@ -230,7 +230,7 @@ impl Session {
             Err(_) => {
                 // The leader's parser says in its words what is wrong; the statement exists for nobody.
                 let settings = self.settings_of_statements();
-                let text = self.domain.prepared_text(&self.user, parse.sql, parse.types, settings);
+                let text = self.domain.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, settings);
                 piece.request.items.push(Item::Parse { text, named: false });
                 piece.work.reads_only = false;
                 self.statements.remove(&parse.name);
@@ -241,7 +241,10 @@ impl Session {
         let name = parse.name.clone();
         let (prepared, kept) = match statement.as_ref().filter(|_| !own) {
             Some(statement) => self.text_of(parse, statement, &piece.work),
-            None => (self.domain.prepared_text(&self.user, parse.sql, parse.types, Arc::default()), Kept::Not),
+            None => (
+                self.domain.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, Arc::default()),
+                Kept::Not,
+            ),
         };
         // What is the client's alone has a name of its own on the server, whatever the client calls it.
         let named = named || prepared.private;

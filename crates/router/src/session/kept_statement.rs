@@ -37,9 +37,12 @@ impl Session {
                 Reach::Names => true,
             };
         if !keeps && !self.has_own_settings(before) && local == Reach::Nothing {
-            return (self.domain.prepared_text(&self.user, parse.sql, parse.types, settings), Kept::Not);
+            return (
+                self.domain.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, settings),
+                Kept::Not,
+            );
         }
-        let text = self.domain.private_text(&self.user, parse.sql, parse.types, settings);
+        let text = self.domain.prepared_texts().private(self.user.clone(), parse.sql, parse.types, settings);
         if !keeps {
             return (text, Kept::Not);
         }
@@ -112,7 +115,12 @@ impl Session {
         if !is_known && difference == Reach::Nothing && self.has_prepared(text.number) {
             return Ok(());
         }
-        let text = self.domain.private_text(&self.user, text.sql.clone(), text.types.clone(), text.settings.clone());
+        let text = self.domain.prepared_texts().private(
+            self.user.clone(),
+            text.sql.clone(),
+            text.types.clone(),
+            text.settings.clone(),
+        );
         self.keep(&text);
         self.parse_as_then(&text).await?;
         *statement = ClientStatement { text, named: true, kept: Kept::Settings, ..statement.clone() };
@@ -137,7 +145,8 @@ impl Session {
     /// Nothing of the settings of its Parse is left in the statement: it is shared under those of now.
     fn share_anew(&mut self, name: &Bytes, statement: &mut ClientStatement, settings: Arc<Settings>) {
         let text = &statement.text;
-        statement.text = self.domain.prepared_text(&self.user, text.sql.clone(), text.types.clone(), settings);
+        statement.text =
+            self.domain.prepared_texts().shared(self.user.clone(), text.sql.clone(), text.types.clone(), settings);
         self.statements.insert(name.clone(), statement.clone());
     }
 

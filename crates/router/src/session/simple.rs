@@ -119,7 +119,7 @@ impl Session {
             return Ok(());
         }
         let settings = self.settings_of_statements();
-        let text = self.domain.prepared_text(&self.user, sql, Bytes::from_static(NO_TYPES), settings);
+        let text = self.domain.prepared_texts().shared(self.user.clone(), sql, Bytes::from_static(NO_TYPES), settings);
         let request = Request { items: vec![Item::Parse { text, named: false }] };
         let start = self.client.output.len();
         if self.run_unit(request, Work::default()).await? == Outcome::Done {
