@@ -21,7 +21,8 @@ use crate::pool::{LeaderPool, ReaderPools};
 use crate::prepared_text::PreparedTexts;
 use crate::servers::{Health, Role, Server};
 use crate::sql::{
-    Catalog, ClassificationCache, Objects, ParseError, Part, SHAPE_BYTES_MAX, Scope, Statement, fingerprint, readable,
+    Catalog, ClassificationCache, Objects, ParseError, Part, SHAPE_BYTES_MAX, Scope, Statement, fingerprint,
+    judge_without_catalog, readable,
 };
 use crate::state::SerializableTransactions;
 
@@ -38,6 +39,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 
 /// The leader must give its catalog within this. Statements wait for it after DDL: what they call may write since then.
+/// Those that call and name nothing (BEGIN, COMMIT, SET ..) do not.
 /// Without it nothing is known, and what calls a function ties its session to the leader for good; so the bound is far
 /// beyond what many thousands of tables take.
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(60);
@@ -221,7 +223,14 @@ impl Domain {
     /// What the statements of `sql` are. A long text is judged beside the threads that serve sessions and gates, and
     /// only one of them at a time: its session waits, nobody else does.
     pub async fn classify(&self, sql: &Bytes) -> Result<Arc<[Statement]>, ParseError> {
-        let catalog = self.catalog().await;
+        let catalog = match self.current_catalog() {
+            Some(catalog) => catalog,
+            // A COMMIT must not keep its locks while it waits for what has no say in it.
+            None => match judge_without_catalog(sql) {
+                Some(statements) => return Ok(statements),
+                None => self.catalog().await,
+            },
+        };
         if sql.len() <= SHAPE_BYTES_MAX {
             return judge(&self.classification, sql, &catalog);
         }

@@ -1,5 +1,7 @@
 //! A database before model servers: what is asked of them when it is opened, and afterwards.
 
+use std::task::Poll;
+
 use super::*;
 use crate::config::{RouterConfiguration, RouterSettings};
 use crate::epoch::Demand;
@@ -116,6 +118,36 @@ async fn after_ddl_nobody_is_served_by_the_catalog_of_before() {
     refreshing.await.unwrap();
     (&mut asked).await.unwrap();
     assert_eq!(lock(&domain.catalog).version, domain.catalog_version());
+}
+
+/// While the catalog of after DDL is on its way, a COMMIT keeps no locks for it; what may call something waits.
+#[tokio::test]
+async fn what_no_catalog_has_a_say_in_waits_for_none() {
+    let models = ModelServers::start(0).await;
+    let domain = open(&models).await.unwrap();
+    models.hold(LEADER, FUNCTIONS);
+    domain.catalog_changed();
+    for (sql, waits) in [
+        ("BEGIN; SET LOCAL search_path = a", false),
+        ("COMMIT", false),
+        ("FETCH 1 FROM c", false),
+        ("LISTEN news", false),
+        ("SELECT 1", true),
+        ("COMMIT; SELECT 1", true),
+        ("CREATE INDEX ON t (a)", true),
+        ("SELEC", true),
+    ] {
+        let sql = Bytes::from(sql);
+        let mut judging = std::pin::pin!(domain.classify(&sql));
+        let judged = std::future::poll_fn(|context| Poll::Ready(judging.as_mut().poll(context))).await;
+        assert_eq!(judged.is_pending(), waits, "{sql:?}");
+        if let Poll::Ready(judged) = judged {
+            // As by any catalog.
+            assert_eq!(judged, judge(&ClassificationCache::new(), &sql, &Catalog::empty()));
+        }
+    }
+    models.let_go(LEADER);
+    assert!(domain.classify(&Bytes::from("SELECT 1")).await.is_ok());
 }
 
 /// Rows may come in any order, and each value counts.

@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::abridge::abridge;
 use super::catalog::Catalog;
-use super::classify::resolve;
-use super::parse::{PARSED_BYTES_MAX, PARSED_TOKENS_MAX, ParseError, STATEMENTS_MAX, parse};
+use super::classify::{fixed, resolve};
+use super::parse::{PARSED_BYTES_MAX, PARSED_TOKENS_MAX, ParseError, STATEMENTS_MAX, parse, readable};
 use super::shape::{SHAPE_BYTES_MAX, Shape, shape};
 use super::split::{count_tokens, split};
 use super::statement::Statement;
@@ -108,6 +108,12 @@ impl ClassificationCache {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// The statements of a short message, if no catalog has a say in any of them.
+pub fn judge_without_catalog(sql: &[u8]) -> Option<Arc<[Statement]>> {
+    let text = (sql.len() <= SHAPE_BYTES_MAX).then(|| readable(sql))?;
+    parse(&text).ok()?.iter().map(fixed).collect()
 }
 
 fn judge(text: &str, catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {

@@ -13,6 +13,13 @@ use crate::settings::Reach;
 /// How deep views and policies may stand on others; deeper ones are not looked into and are no reads.
 pub const VIEW_DEPTH_MAX: usize = 32;
 
+/// What a statement is about which no catalog has a say (BEGIN, COMMIT, SET, FETCH ..).
+pub fn fixed(parsed: &ParsedStatement) -> Option<Statement> {
+    let Kind::Fixed(action, pins) = &parsed.kind else { return None };
+    let (range, names_instant) = (parsed.range.clone(), parsed.facts.instant);
+    Some(Statement { action: action.clone(), range, pins: *pins, names_instant, local_settings: Reach::Nothing })
+}
+
 /// Judges one statement against a catalog.
 pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
     let range = parsed.range.clone();

@@ -27,7 +27,7 @@ mod token;
 
 pub use abridge::ABRIDGED_BYTES_MAX;
 pub use body::BODY_BYTES_MAX;
-pub use cache::{CACHE_BYTES_MAX, CACHE_ENTRIES_MAX, ClassificationCache};
+pub use cache::{CACHE_BYTES_MAX, CACHE_ENTRIES_MAX, ClassificationCache, judge_without_catalog};
 pub use catalog::{Catalog, CatalogError, DEFINITION_BYTES_MAX, OBJECTS_MAX, Objects};
 pub use classify::{VIEW_DEPTH_MAX, resolve};
 pub use parse::{PARSED_BYTES_MAX, PARSED_TOKENS_MAX, ParseError, ParsedStatement, STATEMENTS_MAX, parse, readable};
