@@ -45,7 +45,8 @@ const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Server processes in this database that write, or run a statement that may write; dumps are let go on.
-const LEFT_RUNNING: &str = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
+const LEFT_RUNNING: &str = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
+     AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
      AND (backend_xid IS NOT NULL OR (state = 'active' AND query !~* '^[[:space:]]*(copy|fetch|declare)[[:space:]]')) \
      AND application_name NOT IN ('onecopy probe', 'onecopy epoch', 'onecopy gate', 'onecopy catalog', 'onecopy login')";
 

@@ -143,7 +143,8 @@ SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relrowsecurity,
        EXISTS (SELECT 1 FROM odd WHERE relation = c.oid),
        CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid)
             WHEN c.relrowsecurity THEN (
-                SELECT pg_catalog.concat('SELECT ', pg_catalog.string_agg(pg_catalog.pg_get_expr(polqual, polrelid), ', '))
+                SELECT pg_catalog.concat('SELECT ',
+                           pg_catalog.string_agg(pg_catalog.pg_get_expr(polqual, polrelid), ', '))
                 FROM pg_catalog.pg_policy WHERE polrelid = c.oid)
        END,
        hook.functions
