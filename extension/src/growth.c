@@ -51,29 +51,35 @@ populate(char *start, char *end, char *problem)
 }
 
 /*
- * Takes memory for a chunk that is FILLING now.  Without it the chunk is what
- * it was before.
+ * Takes memory for the chunks [first, end), which are FILLING now.  Without it
+ * they are what they were before.
  */
 static bool
-fill(uint32 chunk, uint32 was, OnecopyChange *change, char *problem)
+fill(uint32 first, uint32 end, uint32 was, OnecopyChange *change, char *problem)
 {
-	uintptr_t	from = (uintptr_t) BufferBlocks + (Size) onecopy_chunk_first(chunk) * BLCKSZ;
-	uintptr_t	to = (uintptr_t) BufferBlocks + (Size) onecopy_chunk_end(chunk) * BLCKSZ;
+	int			first_buffer = onecopy_chunk_first(first);
+	int			end_buffer = onecopy_chunk_end(end - 1);
+	uintptr_t	from = (uintptr_t) BufferBlocks + (Size) first_buffer * BLCKSZ;
+	uintptr_t	to = (uintptr_t) BufferBlocks + (Size) end_buffer * BLCKSZ;
+	char	   *start = (char *) TYPEALIGN_DOWN(onecopy->page_bytes, from);
+	Size		length = TYPEALIGN(onecopy->page_bytes, to) - (uintptr_t) start;
 	int64		started_us = onecopy_now_us();
-	bool		is_part = is_returned_in_part(chunk);
 	bool		populated;
 
-	populated = populate((char *) TYPEALIGN_DOWN(onecopy->page_bytes, from),
-						 (char *) TYPEALIGN(onecopy->page_bytes, to), problem);
-	mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
+	populated = populate(start, start + length, problem);
+	mapping_drop(first_buffer, end_buffer);
 	change->populate_us += onecopy_now_us() - started_us;
-	/* What came of it is there now, or goes again. */
-	forget_returned_part(chunk);
-	if (!populated)
+	if (!populated && was == ONECOPY_CHUNK_RETURNED)
+		return_chunks(first, end, change);
+	for (uint32 chunk = first; chunk < end; chunk++)
 	{
-		if (was == ONECOPY_CHUNK_RETURNED)
-			return_chunk(chunk, change);
-		else if (is_part)
+		bool		is_part = is_returned_in_part(chunk);
+
+		/* What came of it is there now, or goes again. */
+		forget_returned_part(chunk);
+		if (populated)
+			continue;
+		if (is_part && was != ONECOPY_CHUNK_RETURNED)
 			return_captured_runs(chunk, change);
 		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, was);
 	}
@@ -81,13 +87,18 @@ fill(uint32 chunk, uint32 was, OnecopyChange *change, char *problem)
 }
 
 bool
-fill_chunk(uint32 chunk, OnecopyChange *change, char *problem)
+fill_chunks(uint32 first, uint32 end, OnecopyChange *change, char *problem)
 {
-	if (!onecopy_chunk_transition(chunk, ONECOPY_CHUNK_RETURNED, ONECOPY_CHUNK_FILLING))
+	uint32		chunk = first;
+
+	end = Min(end, first + ONECOPY_CHUNKS_A_CALL);
+	while (chunk < end &&
+		   onecopy_chunk_transition(chunk, ONECOPY_CHUNK_RETURNED, ONECOPY_CHUNK_FILLING))
+		chunk++;
+	if (chunk == first || !fill(first, chunk, ONECOPY_CHUNK_RETURNED, change, problem))
 		return false;
-	if (!fill(chunk, ONECOPY_CHUNK_RETURNED, change, problem))
-		return false;
-	onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, ONECOPY_CHUNK_PARKED);
+	while (chunk-- > first)
+		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, ONECOPY_CHUNK_PARKED);
 	return true;
 }
 
@@ -96,11 +107,13 @@ grow_chunk(uint32 chunk, OnecopyChange *change, char *problem)
 {
 	uint32		was = onecopy_chunk_state(chunk);
 
-	Assert(was == ONECOPY_CHUNK_RETURNED || was == ONECOPY_CHUNK_PARKED ||
-		   was == ONECOPY_CHUNK_CAPTURING);
+	Assert(was == ONECOPY_CHUNK_PARKED || was == ONECOPY_CHUNK_CAPTURING);
 	if (!onecopy_chunk_transition(chunk, was, ONECOPY_CHUNK_FILLING))
 		return false;
-	if (!fill(chunk, was, change, problem))
+	/* Parked memory is there, but for huge pages that were never touched. */
+	if ((was == ONECOPY_CHUNK_CAPTURING || onecopy->huge_page_bytes != 0 ||
+		 is_returned_in_part(chunk)) &&
+		!fill(chunk, chunk + 1, was, change, problem))
 		return false;
 
 	/* The free list is a stack: the lowest shall be used first. */

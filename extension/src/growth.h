@@ -11,16 +11,17 @@
 #include "state.h"
 
 /*
- * Un-parks one chunk: takes memory from the system first, then frees its
- * buffers.  False when the chunk stays as it was; *problem (of
+ * Un-parks one chunk that is not RETURNED: takes the memory that it lacks from
+ * the system first, then frees its buffers.  False when the chunk stays as it was; *problem (of
  * ONECOPY_REASON_BYTES) says why.
  */
 extern bool grow_chunk(uint32 chunk, OnecopyChange *change, char *problem);
 
 /*
- * Takes memory for a returned chunk that stays parked: RETURNED -> PARKED.
- * False as for grow_chunk().
+ * Takes memory for returned chunks, from this one up to the next that is not
+ * returned, to end, or to ONECOPY_CHUNKS_A_CALL: RETURNED -> PARKED.  False as
+ * for grow_chunk().
  */
-extern bool fill_chunk(uint32 chunk, OnecopyChange *change, char *problem);
+extern bool fill_chunks(uint32 first, uint32 end, OnecopyChange *change, char *problem);
 
 #endif							/* ONECOPY_GROWTH_H */

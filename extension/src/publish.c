@@ -216,7 +216,7 @@ publish_tick(void)
 				break;
 			case ONECOPY_CHUNK_TAKEN:
 				/* The agent leaves pages that its chunks share with others. */
-				return_chunk(chunk, &change);
+				return_chunks(chunk, chunk + 1, &change);
 				onecopy_chunk_transition(chunk, ONECOPY_CHUNK_TAKEN, ONECOPY_CHUNK_RETURNED);
 				taken_chunks++;
 				break;

@@ -55,9 +55,11 @@ static struct
 
 	int			mapped;			/* a buffer of the chunk of places that is
 								 * mapped, or NO_PLACE */
+	int			unmapped;		/* the first buffer of the chunk of sources
+								 * while that is not mapped, or NO_PLACE */
 	int			spare;			/* a place captured and not used, or NO_PLACE */
 	int			refusals;		/* pages evicted because they might be removed */
-}			shrink = {.mapped = NO_PLACE,.spare = NO_PLACE};
+}			shrink = {.mapped = NO_PLACE,.unmapped = NO_PLACE,.spare = NO_PLACE};
 
 static Oid	locked_databases[DATABASES_LOCKED_MAX];
 static int	locked_databases_count = 0;
@@ -194,16 +196,22 @@ map_places(int first)
 		shrink.mapped = first;
 }
 
-/* A chunk is about to be vacated. */
+/*
+ * The first page of a chunk is about to move.  Not before: where there is no
+ * place for any, mapping the pool is most of what a shrink takes.
+ */
 static void
-map_sources(int first, int end)
+map_sources(void)
 {
+	int			first = shrink.unmapped;
 	int			sources = 0;
 
-	for (int buffer_id = first; buffer_id < end; buffer_id++)
+	if (first == NO_PLACE)
+		return;
+	shrink.unmapped = NO_PLACE;
+	for (int buffer_id = first; buffer_id < Min(first + ONECOPY_CHUNK_BLOCKS, NBuffers); buffer_id++)
 		sources += heat_of_state(pg_atomic_read_u32(&GetBufferDescriptor(buffer_id)->state)) >= shrink.cutoff;
-	if (first % ONECOPY_CHUNK_BLOCKS == 0)
-		(void) map_chunk(first, MADV_POPULATE_READ, sources);
+	(void) map_chunk(first, MADV_POPULATE_READ, sources);
 }
 
 /*
@@ -267,6 +275,7 @@ relocate_buffer(int source, OnecopyChange *change)
 	if (destination == NO_PLACE)
 		return false;
 
+	map_sources();
 	switch (move_page(source, destination, &tag))
 	{
 		case MOVE_DONE:
@@ -300,7 +309,7 @@ relocate_range(int first, int end, OnecopyChange *change)
 	if (!shrink.active)
 		return;
 	INSTR_TIME_SET_CURRENT(start);
-	map_sources(first, end);
+	shrink.unmapped = first % ONECOPY_CHUNK_BLOCKS == 0 ? first : NO_PLACE;
 	for (int source = first; source < end && shrink.active; source++)
 	{
 		uint32		buf_state;

@@ -24,9 +24,6 @@
 #include "return.h"
 #include "utils/timestamp.h"
 
-/* How many chunks are grown between two looks at the host's memory. */
-#define CHUNKS_PER_LOOK 32
-
 /* After so many vain passes the captured part of a chunk is returned. */
 #define PASSES_BEFORE_PART 8
 
@@ -41,7 +38,6 @@ typedef enum Direction
 static Direction direction = NOT_RESIZING;
 static OnecopyChange change;
 static uint32 wanted_of_change = 0;
-static int	chunks_since_look = 0;
 static int	vain_passes = 0;
 
 /*
@@ -126,7 +122,6 @@ begin_change(Direction wanted_direction, uint32 wanted)
 		change.started_us = onecopy_now_us();
 		change.from_bytes = active_bytes();
 		direction = wanted_direction;
-		chunks_since_look = 0;
 	}
 	wanted_of_change = wanted;
 	if (direction == SHRINKING)
@@ -135,26 +130,44 @@ begin_change(Direction wanted_direction, uint32 wanted)
 	onecopy_set_activity(direction == SHRINKING ? ONECOPY_SHRINKING : ONECOPY_GROWING, NULL);
 }
 
-/*
- * What becomes of a parked chunk: above the target its memory goes back,
- * below (it is of the reserve then) it is offered to the agent.  What is
- * offered has all of its memory: a chunk that lost a part of it, while it was
- * above the target, is filled first.
- */
-static void
-place_parked(uint32 chunk)
+/* A parked chunk whose memory goes back; any other is of the reserve. */
+static bool
+goes_back(uint32 chunk, uint32 target)
 {
-	take_set_aside(chunk);
-	if (chunk >= pg_atomic_read_u32(&onecopy->target_chunks) || is_returned_in_part(chunk))
-	{
-		return_chunk(chunk, &change);
-		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_PARKED, ONECOPY_CHUNK_RETURNED);
-	}
-	else
-		publish_chunk(chunk);
+	return onecopy_chunk_state(chunk) == ONECOPY_CHUNK_PARKED &&
+		(chunk >= target || is_returned_in_part(chunk));
 }
 
-/* Captures what is left of a chunk.  Returns how many buffers are in use. */
+/*
+ * What becomes of parked chunks from this one on, one call of the system for
+ * neighbours: above the target their memory goes back, below (they are of the
+ * reserve then) they are offered to the agent.  What is offered has all of its
+ * memory: a chunk that lost a part of it, while it was above the target, is
+ * filled first.
+ */
+static void
+place_parked(uint32 first)
+{
+	uint32		target = pg_atomic_read_u32(&onecopy->target_chunks);
+	uint32		end = first;
+
+	while (end < onecopy->chunks && end - first < ONECOPY_CHUNKS_A_CALL && goes_back(end, target))
+		end++;
+	take_set_aside(first, Max(end, first + 1));
+	if (end == first)
+	{
+		publish_chunk(first);
+		return;
+	}
+	return_chunks(first, end, &change);
+	for (uint32 chunk = first; chunk < end; chunk++)
+		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_PARKED, ONECOPY_CHUNK_RETURNED);
+}
+
+/*
+ * Captures what is left of a chunk, which is PARKED when that was all.
+ * Returns how many buffers are in use.
+ */
 static int
 vacate(uint32 chunk)
 {
@@ -164,10 +177,7 @@ vacate(uint32 chunk)
 	relocate_range(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk), &change);
 	left = capture_chunk(chunk, &change);
 	if (left == 0)
-	{
 		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_CAPTURING, ONECOPY_CHUNK_PARKED);
-		place_parked(chunk);
-	}
 	mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
 	return left;
 }
@@ -181,6 +191,15 @@ shrink_step(uint32 active, uint32 wanted)
 	onecopy_chunk_transition(chunk, ONECOPY_CHUNK_ACTIVE, ONECOPY_CHUNK_CAPTURING);
 	pg_atomic_write_u32(&onecopy->active_chunks, chunk);
 	(void) vacate(chunk);
+	/* The last ones, and those that wait for someone, are placed by settle(). */
+	if (chunk % ONECOPY_CHUNKS_A_CALL == 0)
+	{
+		for (uint32 above = chunk; above < Min(chunk + ONECOPY_CHUNKS_A_CALL, onecopy->chunks); above++)
+		{
+			if (onecopy_chunk_state(above) == ONECOPY_CHUNK_PARKED)
+				place_parked(above);
+		}
+	}
 	return RESIZE_MOVED_ON;
 }
 
@@ -214,15 +233,11 @@ refuse_growth(uint32 there, const char *problem)
 	return RESIZE_MOVED_ON;
 }
 
-/*
- * Is there room for the memory that the chunks [first, end) lack?  Asked once
- * in a while, not each time.
- */
+/* Is there room for the memory that the chunks [first, end) lack? */
 static bool
 has_headroom(uint32 first, uint32 end, char *problem)
 {
-	return chunks_since_look++ % CHUNKS_PER_LOOK != 0 ||
-		headroom_for(onecopy_returned_bytes(first, end), onecopy->huge_page_bytes, problem);
+	return headroom_for(onecopy_returned_bytes(first, end), onecopy->huge_page_bytes, problem);
 }
 
 /*
@@ -234,7 +249,7 @@ fill_reserve(uint32 chunk, uint32 target)
 {
 	char		problem[ONECOPY_REASON_BYTES];
 
-	if (!has_headroom(chunk, target, problem) || !fill_chunk(chunk, &change, problem))
+	if (!has_headroom(chunk, target, problem) || !fill_chunks(chunk, target, &change, problem))
 		return refuse_growth(chunk, problem);
 	return RESIZE_MOVED_ON;
 }
@@ -263,6 +278,9 @@ grow_step(uint32 active, uint32 wanted)
 	if (onecopy_returned_bytes(active, active + 1) > 0 && !has_headroom(active, wanted, problem))
 		return refuse_growth(active, problem);
 	problem[0] = '\0';
+	if (onecopy_chunk_state(active) == ONECOPY_CHUNK_RETURNED &&
+		!fill_chunks(active, wanted, &change, problem))
+		return refuse_growth(active, problem);
 	if (!grow_chunk(active, &change, problem))
 	{
 		if (problem[0] != '\0')
@@ -283,6 +301,8 @@ settle_chunk(uint32 chunk, uint32 target, int *pinned)
 	{
 		case ONECOPY_CHUNK_CAPTURING:
 			left = vacate(chunk);
+			if (left == 0)
+				place_parked(chunk);
 			*pinned += left;
 			/* Of the reserve below the target nothing is to go. */
 			if (left > 0 && vain_passes >= PASSES_BEFORE_PART && chunk >= target)
@@ -334,7 +354,6 @@ settle(uint32 active)
 		return RESIZE_BLOCKED;
 	}
 	vain_passes = 0;
-	chunks_since_look = 0;		/* what comes next is looked at first */
 	end_change();
 	settled.holds = true;
 	settled.transitions = onecopy_transitions;

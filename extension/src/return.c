@@ -15,9 +15,6 @@
 #include "capture.h"
 #include "return.h"
 
-/* As many chunks at most are returned by one call of the system. */
-#define CHUNKS_A_CALL 32
-
 /* As many chunks at most, 2 GiB, are looked at by one call of return_again(). */
 #define CHUNKS_AGAIN 1024
 
@@ -63,7 +60,7 @@ return_buffers(int first, int end, OnecopyChange *change)
 }
 
 /*
- * The pages that can go with a chunk.  Blocks need not begin where pages begin
+ * The pages that can go with chunks.  Blocks need not begin where pages begin
  * (in 15 they do not), and a huge page is as large as a chunk or larger, so a
  * page may belong to several chunks.  It goes with the last of them: those
  * that are returned are ours and stay so.  A page that belongs in part to what
@@ -71,12 +68,11 @@ return_buffers(int first, int end, OnecopyChange *change)
  * the last of which may be shorter than a page.
  */
 static void
-pages_of_chunk(uint32 chunk, char **start, char **end)
+pages_of_chunks(uint32 first, uint32 chunks_end, char **start, char **end)
 {
-	char	   *lowest = page_down(block_address(onecopy_chunk_first(chunk)));
-	char	   *highest = page_up(block_address(onecopy_chunk_end(chunk)));
-	uint32		first = chunk;
-	uint32		last = chunk;
+	char	   *lowest = page_down(block_address(onecopy_chunk_first(first)));
+	char	   *highest = page_up(block_address(onecopy_chunk_end(chunks_end - 1)));
+	uint32		last = chunks_end - 1;
 
 	while (first > 0 && block_address(onecopy_chunk_first(first)) > lowest &&
 		   onecopy_chunk_state(first - 1) == ONECOPY_CHUNK_RETURNED)
@@ -89,29 +85,30 @@ pages_of_chunk(uint32 chunk, char **start, char **end)
 }
 
 void
-return_chunk(uint32 chunk, OnecopyChange *change)
+return_chunks(uint32 first, uint32 chunks_end, OnecopyChange *change)
 {
 	char	   *start;
 	char	   *end;
 
-	for (int id = onecopy_chunk_first(chunk); id < onecopy_chunk_end(chunk); id++)
+	for (int id = onecopy_chunk_first(first); id < onecopy_chunk_end(chunks_end - 1); id++)
 	{
 		if (!buffer_is_captured(id))
-			elog(ERROR, "chunk %u was to be returned, but buffer %d is in use", chunk, id);
+			elog(ERROR, "chunks %u to %u were to be returned, but buffer %d is in use",
+				 first, chunks_end - 1, id);
 	}
-	pages_of_chunk(chunk, &start, &end);
+	pages_of_chunks(first, chunks_end, &start, &end);
 	(void) return_range(start, end, change);
 }
 
 void
-take_set_aside(uint32 chunk)
+take_set_aside(uint32 first, uint32 chunks_end)
 {
 	char	   *start;
 	char	   *end;
 
 	if (onecopy->huge_page_bytes == 0)
 		return;
-	pages_of_chunk(chunk, &start, &end);
+	pages_of_chunks(first, chunks_end, &start, &end);
 	if (start < end && madvise(start, end - start, MADV_POPULATE_WRITE) != 0)
 		ereport(LOG, (errmsg("could not take huge pages that are to be given back: %m")));
 }
@@ -132,7 +129,7 @@ return_again(void)
 	{
 		uint32		first = chunk;
 
-		while (chunk < end && chunk - first < CHUNKS_A_CALL &&
+		while (chunk < end && chunk - first < ONECOPY_CHUNKS_A_CALL &&
 			   onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
 			chunk++;
 		if (chunk > first)

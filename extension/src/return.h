@@ -15,15 +15,24 @@
 /* Gives the memory of captured buffers in [first, end) to the system; false when no whole page is theirs. */
 extern bool return_buffers(int first, int end, OnecopyChange *change);
 
-/* As return_buffers() for a chunk, taking in pages shared with a returned neighbour. */
-extern void return_chunk(uint32 chunk, OnecopyChange *change);
+/*
+ * As many chunks at most, 64 MiB, are returned or filled by one call of the
+ * system.
+ */
+#define ONECOPY_CHUNKS_A_CALL 32
+
+/*
+ * As return_buffers() for the chunks [first, chunks_end), taking in pages
+ * shared with a returned neighbour.
+ */
+extern void return_chunks(uint32 first, uint32 chunks_end, OnecopyChange *change);
 
 /*
  * A huge page of the pool that was never touched is set aside for the pool all
  * the same, and only giving back one that is there ends that.  So it is
  * touched before.  Costs next to nothing where it was.
  */
-extern void take_set_aside(uint32 chunk);
+extern void take_set_aside(uint32 first, uint32 chunks_end);
 
 /*
  * Gives back what is captured of a chunk that others still use in part, as
