@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::MIB;
 use super::giving::resize;
-use super::site::{Site, Start};
+use super::site::{self, Site, Start};
 use super::tables::{QUERIES, RELATIONS};
 
 /// The pool before: all tables fit.
@@ -44,9 +44,9 @@ pub async fn measure(site: &Site, bytes: u64, round: u32) -> anyhow::Result<Vec<
             site.start(Start::plain(bytes)).await?;
             site.warm(&RELATIONS).await?;
         }
-        let before = site.counts().await?;
+        let before = site::counts(&site.client().await?).await?;
         let seconds = run(site).await?;
-        let after = site.counts().await?;
+        let after = site::counts(&site.client().await?).await?;
         let (hits, reads) = (after.0 - before.0, after.1 - before.1);
         let hit_ratio = hits as f64 / (hits + reads).max(1) as f64;
         both.push(Analysis { round, pool_bytes: bytes, has_shrunk, seconds, hit_ratio });

@@ -12,6 +12,8 @@ const LIMIT_TRIES_MAX: u32 = 600;
 const LIMIT_PAUSE: Duration = Duration::from_millis(50);
 /// A group can be removed when its last process is reaped.
 const REMOVE_TRIES_MAX: u32 = 200;
+/// Whoever has it is not killed for want of memory; children inherit it.
+const OOM_SCORE_ADJ_MIN: &str = "-1000";
 const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
 /// A group; removed with the value, its processes go to the root's.
@@ -27,14 +29,17 @@ impl Group {
         Ok(Group(directory))
     }
 
-    /// Takes in a server with all its processes.
+    /// Takes in a server with all its processes, none of which is killed for want of memory: it swaps instead.
     pub fn take(&self, server: &Server) -> anyhow::Result<()> {
         // The postmaster first: its later children are born here.
         let postmaster = server.process_id().context("the server does not run")?;
         self.write("cgroup.procs", postmaster)?;
+        let unkillable = format!("/proc/{postmaster}/oom_score_adj");
+        std::fs::write(&unkillable, OOM_SCORE_ADJ_MIN).with_context(|| unkillable.clone())?;
         for process in processes_of(server.data_directory()) {
             // One that has ended meanwhile needs no place.
             let _ = self.write("cgroup.procs", process);
+            let _ = std::fs::write(format!("/proc/{process}/oom_score_adj"), OOM_SCORE_ADJ_MIN);
         }
         Ok(())
     }

@@ -37,12 +37,16 @@ pub struct MemoryOptions {
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// Rounds of the first and the second experiment [default: 2, quick: 1]; the third has two more
+    /// Rounds of the first and the second experiment [default: 3, quick: 1]; the third has two more
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
-    /// Seconds of each of the three parts of the first experiment [default: 30, quick: 8]
+    /// Seconds of each of the three parts of the first experiment [default: 90, quick: 8]
     #[arg(long, value_parser = clap::value_parser!(u32).range(4..=3600))]
     seconds: Option<u32>,
+    /// The ways of the first experiment: each takes three parts and about a minute more a round, and `born` is what the
+    /// others are compared with
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Way::None, Way::Request, Way::Born])]
+    ways: Vec<Way>,
     /// Reads, and as many writes, a second that the disk does in the first experiment
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     disk_per_second: u32,
@@ -56,11 +60,16 @@ pub struct MemoryOptions {
 
 impl MemoryOptions {
     fn rounds(&self) -> u32 {
-        self.rounds.unwrap_or(if self.quick { 1 } else { 2 })
+        self.rounds.unwrap_or(if self.quick { 1 } else { 3 })
     }
 
     fn seconds(&self) -> u32 {
-        self.seconds.unwrap_or(if self.quick { 8 } else { 30 })
+        self.seconds.unwrap_or(if self.quick { 8 } else { 90 })
+    }
+
+    /// In one order, each once.
+    fn ways(&self) -> impl Iterator<Item = Way> {
+        Way::ALL.into_iter().filter(|way| self.ways.contains(way))
     }
 
     fn output(&self) -> Option<&Path> {
@@ -74,10 +83,12 @@ impl MemoryOptions {
     /// The command that makes the same figures.
     fn command(&self) -> String {
         let only = self.only.map_or(String::new(), |only| format!(" --only {only}"));
+        let ways: Vec<String> = self.ways().map(Way::option).collect();
         format!(
-            "cargo run --release -p onecopy-bench -- memory --rounds {} --seconds {} --disk-per-second {}{only}",
+            "cargo run --release -p onecopy-bench -- memory --rounds {} --seconds {} --ways {} --disk-per-second {}{only}",
             self.rounds(),
             self.seconds(),
+            ways.join(","),
             self.disk_per_second
         )
     }
@@ -113,7 +124,7 @@ pub async fn run(options: MemoryOptions) -> anyhow::Result<()> {
 async fn squeeze(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()> {
     let site = filled(squeeze::SCALE, report).await?;
     for round in 1..=options.rounds() {
-        for way in Way::ALL {
+        for way in options.ways() {
             let run = squeeze::measure(&site, way, round, options.seconds(), options.disk_per_second).await;
             if let Some(run) = report.keep(format!("round {round} {}", way.name()), run) {
                 let rates: Vec<u64> = run.parts.iter().map(|part| part.per_second as u64).collect();

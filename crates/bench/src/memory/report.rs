@@ -144,8 +144,10 @@ impl Report {
             text,
             "## A host takes half of the memory away, and gives it back\n\nThe server may use 1280, then 640, then 1280 MB (the paper: 10, 5, \
              10 GB); clients read rows of 0.9, 0.45 and 0.9 of its pool (8, 4, 8 GB), with all ways but \"none\" a pool of 1024, 512 and \
-             1024 MB; {} s each, {} reads and as many writes a second of a disk that data and swap share. Transactions a second and hits in the \
-             second half of each part; to \"born so\" of the same round. A part must be longer than the disk needs to read half of the pool, \
+             1024 MB; {} s each, {} reads and as many writes a second of a disk that data and swap share. \
+             What clients use is in the pool when a server has started, as far as it fits; no process of a server may be killed for want of \
+             memory. Transactions a second and hits in the second half of each part; to \"born so\" of the same round. A part must be longer than the disk needs to read half of \
+             the pool, \
              {:.0} s, to show where it ends.\n",
             self.part_seconds,
             self.disk_per_second,
@@ -155,7 +157,7 @@ impl Report {
             text,
             "| way | before, tps | squeezed, tps | to born so | hits, % | in swap, MB | after, tps | to born so | killed |\n|---|---|---|---|---|---|---|---|---|"
         )?;
-        for way in Way::ALL {
+        for way in Way::ALL.into_iter().filter(|way| self.squeezes.iter().any(|run| run.way == *way)) {
             let part = |number: usize, value: &dyn Fn(&super::squeeze::Part) -> f64| {
                 self.spread_of(way, &|run| run.parts.get(number).map(value))
             };

@@ -109,20 +109,23 @@ impl Site {
 
     /// Reads relations into the pool as far as they fit.
     pub async fn warm(&self, relations: &[&str]) -> anyhow::Result<()> {
-        let client = self.client().await?;
-        for relation in relations {
-            client.query_one("SELECT pg_prewarm($1::text::regclass)", &[relation]).await?;
-        }
-        Ok(())
+        self.warm_part(relations, 1.0).await
     }
 
-    /// Pages that were found in the pool and that were read, since the server began to count.
-    pub async fn counts(&self) -> anyhow::Result<(i64, i64)> {
+    /// Reads the first part of relations into the pool: 1.0 is all of them.
+    pub async fn warm_part(&self, relations: &[&str], part: f64) -> anyhow::Result<()> {
         let client = self.client().await?;
-        // Another session's counts may be a second late.
-        let row =
-            client.query_one("SELECT sum(blks_hit)::bigint, sum(blks_read)::bigint FROM pg_stat_database", &[]).await?;
-        Ok((row.get(0), row.get(1)))
+        for relation in relations {
+            client
+                .query_one(
+                    "SELECT pg_prewarm(relation, last_block => greatest(0, ceil(blocks * $2::float8)::bigint - 1)) \
+                     FROM (SELECT oid::regclass AS relation, pg_relation_size(oid) / current_setting('block_size')::int \
+                     AS blocks FROM pg_class WHERE oid = $1::text::regclass) AS sizes",
+                    &[relation, &part],
+                )
+                .await?;
+        }
+        Ok(())
     }
 
     /// A directory for files of an experiment, not on the slow disk.
@@ -139,6 +142,14 @@ impl Site {
     pub async fn stop(&self) -> anyhow::Result<()> {
         Ok(self.server.stop(StopMode::Immediate).await?)
     }
+}
+
+/// Pages that were found in the pool and that were read, since the server began to count. Other sessions' counts may be
+/// a second late.
+pub async fn counts(client: &tokio_postgres::Client) -> anyhow::Result<(i64, i64)> {
+    let row =
+        client.query_one("SELECT sum(blks_hit)::bigint, sum(blks_read)::bigint FROM pg_stat_database", &[]).await?;
+    Ok((row.get(0), row.get(1)))
 }
 
 impl Drop for Site {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use onecopy_memory::own::{Consent, Own};
 use onecopy_memory::published::Published;
 use serde::Serialize;
@@ -15,7 +15,7 @@ use super::MIB;
 use super::giving::resize;
 use super::group::Group;
 use super::load::{self, Load, Work};
-use super::site::{Site, Start, Swap};
+use super::site::{self, Site, Start, Swap};
 use crate::disk::{SlowDisk, drop_caches};
 
 /// The paper's 10, 5 and 10 GB for the virtual machine, 8, 4 and 8 GB for what clients use.
@@ -34,7 +34,7 @@ const PUBLISH_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(100);
 
 /// How the server gives way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
     /// Not at all: the kernel takes what it wants.
@@ -62,6 +62,11 @@ impl Way {
             Way::Own => "own",
             Way::Born => "born so",
         }
+    }
+
+    /// Its name on the command line.
+    pub fn option(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map_or(String::new(), |value| value.get_name().to_owned())
     }
 
     fn start(self, part: usize) -> Start {
@@ -121,7 +126,10 @@ pub async fn measure(
             group = Some(begin(site, way, part).await?);
         }
         let Some(group) = &group else { unreachable!("one was made before") };
-        measure_part(site, group, &mut run, part, f64::from(part_seconds)).await?;
+        measure_part(site, group, &mut run, part, f64::from(part_seconds)).await.with_context(|| {
+            let kills = group.kills().map_or("unknown".to_owned(), |kills| kills.to_string());
+            format!("part {}; processes killed for want of memory: {kills}", part + 1)
+        })?;
     }
     drop(slow);
     run.kills += group.take().map_or(Ok(0), |group| group.kills())?;
@@ -136,20 +144,24 @@ async fn begin(site: &Site, way: Way, part: usize) -> anyhow::Result<Group> {
     let group = Group::make()?;
     group.take(&site.server)?;
     group.limit(LIMITS_BYTES[part]).await?;
-    site.warm(&["pgbench_accounts_pkey", "pgbench_accounts"]).await?;
+    // What is read last stays: with a small pool that must be what its clients will use.
+    let used = ACCOUNTS[part] as f64 / ACCOUNTS[0] as f64;
+    site.warm_part(&["pgbench_accounts_pkey", "pgbench_accounts"], used).await?;
     Ok(group)
 }
 
 async fn measure_part(site: &Site, group: &Group, run: &mut Squeeze, part: usize, seconds: f64) -> anyhow::Result<()> {
+    // While a server thrashes, a new session may take longer than the server lets it.
+    let observer = site.client().await?;
     let clients = Load::start(&site.server, Work::Reads(ACCOUNTS[part]), site.directory()).await?;
     let began = load::now();
     let holder = if part == 0 { None } else { give_way(site, group, run.way, part).await? };
     let half = began + seconds / 2.0;
     load::pause((half - load::now()).max(0.0)).await;
-    let (hits, reads) = site.counts().await?;
+    let (hits, reads) = site::counts(&observer).await?;
     load::pause((began + seconds - load::now()).max(0.0)).await;
     let ended = load::now();
-    let (hits, reads) = site.counts().await.map(|after| (after.0 - hits, after.1 - reads))?;
+    let (hits, reads) = site::counts(&observer).await.map(|after| (after.0 - hits, after.1 - reads))?;
     let swap_bytes = group.swap_bytes()?;
     // Ended before the last lines that pgbench had not written yet.
     load::pause(1.0).await;
