@@ -6,12 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::event::{Access, Event, EventBuffer, Verdict};
+use super::event::{Access, EventBuffer, Verdict};
 use super::group::Group;
 use crate::CloneError;
 
-/// Where descriptors are tried: beyond any file's end, so that whoever else is told of it has nothing to do.
+/// Where descriptors are tried: beyond any file's end, so that whoever else is told of it has nothing to do. Each try is
+/// of a page of its own: several at a time may try descriptors of the same file, and each is told of all.
 const PROBE_OFFSET_BYTES: u64 = 1 << 60;
+/// What the kernel tells of is a multiple of this.
+const PAGE_BYTES: u64 = 4096;
+/// Tries of this process.
+static TRIES: AtomicU64 = AtomicU64::new(0);
 /// How soon the answering thread sees that it is to end.
 const STOP_CHECK_MS: u64 = 20;
 
@@ -22,8 +27,8 @@ const STOP_CHECK_MS: u64 = 20;
 #[derive(Debug)]
 pub struct Probe {
     group: Arc<Group>,
-    /// How many of this process's own tries were told of.
-    told: Arc<AtomicU64>,
+    /// Where the present try reads; 0 once it was told of.
+    tried: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     answering: Option<JoinHandle<()>>,
     one_at_a_time: Mutex<()>,
@@ -36,15 +41,15 @@ impl Probe {
     /// [`CloneError::Kernel`], as [`Group::new`]; or no thread can be started.
     pub fn new() -> Result<Probe, CloneError> {
         let group = Arc::new(Group::new()?);
-        let (told, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (tried, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let answering = {
-            let (group, told, stop) = (Arc::clone(&group), Arc::clone(&told), Arc::clone(&stop));
+            let (group, tried, stop) = (Arc::clone(&group), Arc::clone(&tried), Arc::clone(&stop));
             std::thread::Builder::new()
                 .name("clone-probe".to_owned())
-                .spawn(move || answer_all(&group, &told, &stop))
+                .spawn(move || answer_all(&group, &tried, &stop))
                 .map_err(CloneError::kernel("start a thread"))?
         };
-        Ok(Probe { group, told, stop, answering: Some(answering), one_at_a_time: Mutex::new(()) })
+        Ok(Probe { group, tried, stop, answering: Some(answering), one_at_a_time: Mutex::new(()) })
     }
 
     /// Whether accesses through `descriptor`, which must be readable, raise events once its file is marked.
@@ -55,9 +60,10 @@ impl Probe {
         let _turn = self.one_at_a_time.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let descriptor = descriptor.as_fd();
         self.group.mark_file(descriptor)?;
-        let before = self.told.load(Ordering::Acquire);
-        let read = rustix::io::retry_on_intr(|| rustix::io::pread(descriptor, &mut [0][..], PROBE_OFFSET_BYTES));
-        let told = self.told.load(Ordering::Acquire) > before;
+        let offset_bytes = PROBE_OFFSET_BYTES + TRIES.fetch_add(1, Ordering::Relaxed) * PAGE_BYTES;
+        self.tried.store(offset_bytes, Ordering::Release);
+        let read = rustix::io::retry_on_intr(|| rustix::io::pread(descriptor, &mut [0][..], offset_bytes));
+        let told = self.tried.load(Ordering::Acquire) == 0;
         self.group.unmark_file(descriptor)?;
         read.map_err(|error| CloneError::kernel("try a descriptor")(error.into()))?;
         Ok(told)
@@ -78,8 +84,8 @@ impl Drop for Probe {
     }
 }
 
-/// Allows everything and counts this process's own tries; counts before it allows, so that the one who tries sees it.
-fn answer_all(group: &Group, told: &AtomicU64, stop: &AtomicBool) {
+/// Allows everything and notes the present try; notes before it allows, so that the one who tries sees it.
+fn answer_all(group: &Group, tried: &AtomicU64, stop: &AtomicBool) {
     let mut buffer = EventBuffer::default();
     while !stop.load(Ordering::Acquire) {
         let events = match group.read(&mut buffer, Duration::from_millis(STOP_CHECK_MS)) {
@@ -90,17 +96,14 @@ fn answer_all(group: &Group, told: &AtomicU64, stop: &AtomicBool) {
             }
         };
         for event in events {
-            if is_own_try(&event) {
-                told.fetch_add(1, Ordering::AcqRel);
+            if let Access::Range(range) = event.access
+                && event.process_id == std::process::id()
+            {
+                let _ = tried.compare_exchange(range.start, 0, Ordering::AcqRel, Ordering::Relaxed);
             }
             if let Err(error) = group.answer(event.descriptor.as_raw_fd(), Verdict::Allow) {
                 tracing::warn!(%error, "an access may wait for ever");
             }
         }
     }
-}
-
-fn is_own_try(event: &Event) -> bool {
-    let here = matches!(event.access, Access::Range(range) if range.start == PROBE_OFFSET_BYTES);
-    here && event.process_id == std::process::id()
 }

@@ -8,6 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use onecopy_postgres::Directory;
@@ -432,6 +433,27 @@ fn the_probe_tells_armed_descriptors_from_others() {
     // Its own marks are gone again.
     let mark = fs::read_to_string(format!("/proc/self/fdinfo/{}", probe_descriptor(&probe))).unwrap();
     assert!(!mark.contains("fanotify ino"), "{mark}");
+}
+
+/// A clone and a prepared directory are made at the same time: both look into the same processes.
+#[test]
+fn a_probe_takes_no_other_ones_try_for_its_own() {
+    let Place { directory, path, group } = place();
+    let early = open(&path);
+    group.mark_directory(directory.path()).unwrap();
+    group.silence_directory(directory.path()).unwrap();
+    let (late, probe, other) = (open(&path), Probe::new().unwrap(), Probe::new().unwrap());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                assert!(other.is_armed(&late).unwrap());
+            }
+        });
+        let armed = (0..500).filter(|_| probe.is_armed(&early).unwrap()).count();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(armed, 0);
+    });
 }
 
 fn probe_descriptor(probe: &Probe) -> i32 {

@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 use super::probe::{UnarmedDescriptor, check_seen, unarmed};
 use super::watched::Source;
 use crate::CloneError;
-use crate::image::Image;
+use crate::image::{FileIdentity, Image};
 use crate::plan::SourceServer;
 
 /// One barrier is enough; a database that is made at the same time can ask for another one.
@@ -21,6 +21,14 @@ const BARRIER_TIMEOUT: Duration = Duration::from_secs(60);
 const LOCK_FILE: &str = "postmaster.pid";
 /// How often a standby is asked how far it is.
 const REPLAY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// What is to be proven.
+struct Unproven {
+    /// The directories.
+    marked: Vec<FileIdentity>,
+    /// Listed since they were marked.
+    image: Image,
+}
 
 /// What it took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -57,23 +65,21 @@ impl Source {
         }
     }
 
-    /// Marks what is new and gives what is unarmed; when that is nothing, all that is marked is proven. What is not
+    /// Marks what is new and gives what is unarmed; when that is nothing, all that was marked is proven. What is not
     /// seen proves nothing: a session of our own shows that the server's processes are.
     async fn prove(self: &Arc<Source>, server: &SourceServer) -> Result<Vec<UnarmedDescriptor>, CloneError> {
         let source = Arc::clone(self);
-        let Some(image) = blocking(move || source.mark_unproven()).await? else { return Ok(Vec::new()) };
+        let Some(unproven) = blocking(move || source.mark_unproven()).await? else { return Ok(Vec::new()) };
         let session = if self.is_served()? { Some(open_session(server).await?) } else { None };
         let source = Arc::clone(self);
         blocking(move || {
-            let directories = &source.traffic.directories;
-            let marked = directories.identities();
             let processes = processes_of(&source.data_directory);
             if let Some((_, process)) = &session {
                 check_seen(&source.data_directory, &processes, *process)?;
             }
-            let unarmed = unarmed(&processes, &image)?;
+            let unarmed = unarmed(&processes, &unproven.image)?;
             if unarmed.is_empty() {
-                directories.prove(&marked);
+                source.traffic.directories.prove(&unproven.marked);
             }
             Ok(unarmed)
         })
@@ -89,10 +95,22 @@ impl Source {
         }
     }
 
-    /// Marks what is new; the image when something is not proven.
-    fn mark_unproven(&self) -> Result<Option<Image>, CloneError> {
-        let image = self.mark_new_directories()?;
-        Ok((!self.traffic.directories.are_proven()).then_some(image))
+    /// Marks what is new; none when all is proven.
+    fn mark_unproven(&self) -> Result<Option<Unproven>, CloneError> {
+        self.mark_unproven_of(&Image::scan_open(&self.directory)?.image)
+    }
+
+    /// The same for what was listed a moment ago.
+    fn mark_unproven_of(&self, listed: &Image) -> Result<Option<Unproven>, CloneError> {
+        let directories = &self.traffic.directories;
+        directories.mark_new(&self.directory, listed, &self.traffic.group)?;
+        if directories.are_proven() {
+            return Ok(None);
+        }
+        let marked = directories.identities();
+        // In this order: what was made and opened in a new directory before its mark is not in the first listing, and
+        // others mark directories, too.
+        Ok(Some(Unproven { marked, image: Image::scan_open(&self.directory)?.image }))
     }
 
     async fn barrier(&self, server: &SourceServer) -> Result<(), CloneError> {
@@ -180,4 +198,38 @@ async fn wait_replayed(standby: &Client, position: &str) -> Result<(), CloneErro
     tokio::time::timeout(BARRIER_TIMEOUT, replayed).await.unwrap_or_else(|_| {
         Err(CloneError::BarrierTimeout { position: position.to_owned(), waited_s: BARRIER_TIMEOUT.as_secs() })
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+
+    use super::*;
+    use crate::fanotify::{Group, Journal};
+
+    /// As when a database is made while its source is adopted.
+    #[test]
+    fn what_is_opened_in_a_new_directory_after_it_was_listed_and_before_it_was_marked_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        let make = |path: &str| {
+            let path = directory.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            File::create_new(path).unwrap()
+        };
+        fs::write(directory.path().join("PG_VERSION"), "15\n").unwrap();
+        drop(make("base/1/1"));
+        let group = Arc::new(Group::new().unwrap());
+        let source = Source::arm(directory.path(), group, Arc::new(Journal::create().unwrap())).unwrap();
+        drop(make("base/5/1"));
+        let listed = Image::scan_open(&source.directory).unwrap().image;
+        let _open = make("base/5/2");
+        let unproven = source.mark_unproven_of(&listed).unwrap().expect("nothing is proven");
+        let found = unarmed(&[std::process::id()], &unproven.image).unwrap();
+        assert_eq!(found, [UnarmedDescriptor { process_id: std::process::id(), path: "base/5/2".into() }]);
+        // Nor is proven what was marked since.
+        drop(make("base/6/1"));
+        source.mark_new_directories().unwrap();
+        source.traffic.directories.prove(&unproven.marked);
+        assert!(!source.traffic.directories.are_proven());
+    }
 }

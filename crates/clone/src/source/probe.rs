@@ -61,18 +61,21 @@ fn own_number(process_id: u32) -> Option<i32> {
     std::str::from_utf8(line).ok()?.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// Descriptors of the image's files that these processes have and that would raise no events.
+/// Descriptors of the image's files that these processes have and that would raise no events. A file is told by its birth
+/// as well: the inode of one that was removed since it was listed may be that of a new one, where nobody watches.
 pub(super) fn unarmed(processes: &[u32], image: &Image) -> Result<Vec<UnarmedDescriptor>, CloneError> {
-    let paths: HashMap<(u64, u64), &Path> =
-        image.files.iter().map(|file| (file.identity.place(), file.path.as_path())).collect();
+    let paths: HashMap<FileIdentity, &Path> =
+        image.files.iter().map(|file| (file.identity, file.path.as_path())).collect();
     let probe = Probe::new()?;
     let mut found = Vec::new();
     for &process_id in processes {
-        for (number, _) in descriptors_of(process_id).into_iter().filter(|(_, place)| paths.contains_key(place)) {
+        let listed = descriptors_of(process_id).into_iter().filter(|(_, identity)| paths.contains_key(identity));
+        for (number, _) in listed {
             let Some(descriptor) = duplicate(process_id, number)? else { continue };
-            let place = FileIdentity::of_descriptor(&descriptor).map_err(CloneError::kernel("look at a descriptor"))?;
+            let identity = FileIdentity::of_descriptor(&descriptor);
+            let identity = identity.map_err(CloneError::kernel("look at a descriptor"))?;
             // It may have been closed and used for another file since it was listed.
-            let Some(path) = paths.get(&place.place()) else { continue };
+            let Some(path) = paths.get(&identity) else { continue };
             if !probe.is_armed(&descriptor)? {
                 found.push(UnarmedDescriptor { process_id, path: path.to_path_buf() });
                 if found.len() == UNARMED_MAX {
@@ -84,15 +87,15 @@ pub(super) fn unarmed(processes: &[u32], image: &Image) -> Result<Vec<UnarmedDes
     Ok(found)
 }
 
-/// The descriptors of a process with device and inode of what they lead to; none of a process that has ended.
-fn descriptors_of(process_id: u32) -> Vec<(i32, (u64, u64))> {
+/// The descriptors of a process with the files that they lead to; none of a process that has ended.
+fn descriptors_of(process_id: u32) -> Vec<(i32, FileIdentity)> {
     let directory = Path::new("/proc").join(process_id.to_string()).join("fd");
     let Ok(entries) = fs::read_dir(&directory) else { return Vec::new() };
     let described = entries.filter_map(|entry| {
         let entry = entry.ok()?;
         let number = entry.file_name().to_str()?.parse().ok()?;
         let metadata = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file)?;
-        Some((number, FileIdentity::of(&metadata).place()))
+        Some((number, FileIdentity::of(&metadata)))
     });
     described.collect()
 }
@@ -106,5 +109,28 @@ fn duplicate(process_id: u32, number: i32) -> Result<Option<File>, CloneError> {
         Ok(descriptor) => Ok(Some(File::from(descriptor))),
         Err(rustix::io::Errno::SRCH | rustix::io::Errno::BADF) => Ok(None),
         Err(error) => Err(CloneError::kernel("look into the server's processes")(io::Error::from(error))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::ImageFile;
+
+    /// As when a relation was dropped after the directory was listed, and a file that is not watched, as those of
+    /// `pg_wal` and `pg_logical`, has got its inode.
+    #[test]
+    fn another_file_with_the_inode_of_one_that_is_gone_is_no_unarmed_descriptor_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = File::create_new(directory.path().join("file")).unwrap();
+        let identity = FileIdentity::of_descriptor(&file).unwrap();
+        let gone = FileIdentity { born_nanoseconds: identity.born_nanoseconds - 1, ..identity };
+        let found = [identity, gone].map(|identity| {
+            let listed = ImageFile { path: "base/5/1".into(), size_bytes: 0, mode: 0o600, identity };
+            let image = Image { files: vec![listed], ..Image::default() };
+            unarmed(&[std::process::id()], &image).unwrap()
+        });
+        let expected = UnarmedDescriptor { process_id: std::process::id(), path: "base/5/1".into() };
+        assert_eq!(found, [vec![expected], vec![]]);
     }
 }
