@@ -12,7 +12,7 @@ use rustix::fs::fstat;
 use super::filling::{FillError, Filling};
 use super::pool::WorkerPool;
 use crate::fanotify::{
-    Access, AccessUnderWay, Event, EventBuffer, Group, GroupNumber, Heart, Journal, JournalEntry, JournalSlot, Verdict,
+    Access, AccessUnderWay, Event, EventBuffer, Group, GroupNumber, Journal, JournalEntry, JournalSlot, Pulse, Verdict,
     accesses_under_way, descriptors_max,
 };
 use crate::image::FileNumber;
@@ -73,7 +73,12 @@ impl DemandListener {
             let answerer = Arc::clone(&answerer);
             WorkerPool::start("clone-demand", WORKERS, WAITING_MAX, move |waiter| answerer.settle(waiter))?
         };
-        let listener = Listener { demand, answerer, pool: work, stop: Arc::clone(&stop) };
+        let heart = demand.journal.heart();
+        if heart.is_none() {
+            tracing::warn!("a clone's listener is not watched: too many hearts");
+        }
+        let pulse = Pulse::start(heart)?;
+        let listener = Listener { demand, answerer, pool: work, pulse, stop: Arc::clone(&stop) };
         let thread = std::thread::Builder::new()
             .name("clone-listener".to_owned())
             .spawn(move || listener.run(take_over))
@@ -95,17 +100,15 @@ impl Drop for DemandListener {
 struct Listener {
     demand: DemandGroup,
     answerer: Arc<Answerer>,
+    // Ends before the pool, which may take long to end.
+    pulse: Pulse,
     pool: WorkerPool<Waiter>,
     stop: Arc<AtomicBool>,
 }
 
 impl Listener {
     fn run(&self, take_over: bool) {
-        let heart = self.demand.journal.heart();
-        if heart.is_none() {
-            tracing::warn!("a clone's listener is not watched: too many hearts");
-        }
-        let beat = || heart.as_ref().map_or((), Heart::beat);
+        let beat = || self.pulse.beat();
         if take_over {
             self.take_over(&beat);
         }
@@ -203,7 +206,10 @@ impl Listener {
         }
         let settled = match (waiter.file, waiter.access) {
             (None, _) => Ok(true),
-            (Some(file), Access::Range(range)) => self.answerer.filling.try_ensure_now(file, range),
+            // It may write: what the kernel takes at once as a rule it takes late when a disk has too much to do.
+            (Some(file), Access::Range(range)) => {
+                self.pulse.during(|| self.answerer.filling.try_ensure_now(file, range))
+            }
             (Some(_), Access::Truncation { .. }) => Ok(false),
         };
         match settled {

@@ -10,7 +10,7 @@ use super::traffic::{Patience, Traffic, Waiting};
 use super::watched::SOURCE_GROUP;
 use super::workers::{AbortOnPanic, Workers};
 use crate::CloneError;
-use crate::fanotify::{Event, EventBuffer, Heart, Journal, JournalEntry, Verdict};
+use crate::fanotify::{Event, EventBuffer, Journal, JournalEntry, Pulse, Verdict};
 use crate::image::FileIdentity;
 
 /// How long it waits for the next access before it shows that it lives.
@@ -34,7 +34,8 @@ impl Listener {
             journal: Arc::clone(journal),
             workers: Arc::clone(&workers),
             stop: Arc::clone(&stop),
-            heart: journal.heart(),
+            // Without one, when the journal has no room for one more, this thread is not watched.
+            pulse: Pulse::start(journal.heart())?,
         };
         let thread = std::thread::Builder::new()
             .name("source-listener".to_owned())
@@ -65,8 +66,7 @@ struct Ears {
     journal: Arc<Journal>,
     workers: Arc<Workers>,
     stop: Arc<AtomicBool>,
-    /// None when the journal has no room for one more: then this thread is not watched.
-    heart: Option<Heart>,
+    pulse: Pulse,
 }
 
 impl Ears {
@@ -89,12 +89,6 @@ impl Ears {
                 }
             }
             self.open_stuck_gate();
-        }
-    }
-
-    fn beat(&self) {
-        if let Some(heart) = &self.heart {
-            heart.beat();
         }
     }
 
@@ -125,14 +119,15 @@ impl Ears {
     }
 
     fn settle(&self, waiting: Waiting) {
-        if let Some(waiting) = self.traffic.settle(waiting, Patience::None) {
+        // It may write: what the kernel takes at once as a rule it takes late when a disk has too much to do.
+        if let Some(waiting) = self.pulse.during(|| self.traffic.settle(waiting, Patience::None)) {
             self.workers.hand_over(waiting, || self.look_after());
         }
     }
 
     /// What must go on while this thread waits for room, too.
     fn look_after(&self) {
-        self.beat();
+        self.pulse.beat();
         self.workers.relieve();
     }
 
