@@ -7,6 +7,11 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::Arc;
 
+use crate::Settings;
+
+/// The oldest PostgreSQL that knows `io_method`.
+const IO_METHOD_VERSION_MIN: u32 = 18;
+
 /// An open descriptor and the number under which a child finds it.
 #[derive(Debug, Clone)]
 pub struct InheritedDescriptor {
@@ -41,6 +46,19 @@ pub(crate) fn hand_down(command: &mut Command, descriptors: &[InheritedDescripto
     Ok(())
 }
 
+/// What a postmaster is told on its command line that inherits descriptors: it is that of a clone whose files are filled
+/// when they are accessed. From PostgreSQL 18 on others read for a back end, unless they are told not to: a few workers,
+/// in which all back ends would wait for what one of them lacks, or io_uring, whose reads nobody can be asked about when
+/// who fills the files has died. Its next start without descriptors has the method that is configured.
+pub(crate) fn arguments(descriptors: &[InheritedDescriptor], major_version: u32) -> Vec<String> {
+    if descriptors.is_empty() || major_version < IO_METHOD_VERSION_MIN {
+        return Vec::new();
+    }
+    let mut settings = Settings::new();
+    settings.set("io_method", "sync");
+    settings.iter().flat_map(|(name, value)| ["-c".to_owned(), format!("{name}={value}")]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +89,14 @@ mod tests {
         // Here nothing has moved.
         let again = File::from(first.try_clone().expect("open"));
         assert_eq!(again.metadata().expect("a file").len(), 5);
+    }
+
+    #[test]
+    fn a_postmaster_of_18_that_inherits_reads_by_itself() {
+        let inherited = [InheritedDescriptor { descriptor: file_with(""), number: 873 }];
+        assert_eq!(arguments(&inherited, 18), ["-c", "io_method=sync"]);
+        assert!(arguments(&inherited, 17).is_empty(), "it would not start: it knows no such setting");
+        assert!(arguments(&[], 18).is_empty(), "an ordinary server has what is configured");
     }
 
     #[test]

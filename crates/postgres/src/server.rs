@@ -209,6 +209,7 @@ impl Server {
         command.stdout(copy).stderr(log);
         let not_spawned = |source| PostgresError::Spawn { program, source };
         let inherited = self.changing().inherited.clone();
+        command.args(inherited::arguments(&inherited, self.options.binaries.major_version()));
         let child =
             inherited::hand_down(&mut command, &inherited).and_then(|()| command.spawn()).map_err(not_spawned)?;
         self.changing().child = Some(child);
