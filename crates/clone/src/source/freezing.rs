@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::files::SourceFiles;
 use super::follower::{FileTable, Follower, Following};
@@ -14,6 +14,13 @@ use crate::image::{Image, Scan, SmallEntry, SmallFile};
 /// A gate that is closed for longer opens by itself, and the freeze is void.
 pub const GATE_CLOSED_MAX: Duration = Duration::from_secs(5);
 
+/// A source for whose freeze all is done that can be done before: nothing waits yet.
+pub struct Ready {
+    turn: FreezeTurn,
+    image: Arc<Image>,
+    silent: SilentFiles,
+}
+
 /// A frozen source: its accesses wait until [`Freezing::open_gate`], or until this is dropped.
 pub struct Freezing {
     turn: FreezeTurn,
@@ -24,28 +31,26 @@ pub struct Freezing {
 }
 
 impl Source {
-    /// Freezes the source: lets its accesses wait, lists what is there, and opens it. Blocks for as long as files must
-    /// be opened ahead (see [`Source::prepare`]); the source waits only for the second half, which lists the directory
-    /// once.
+    /// Lists the directory and opens the files for a freeze, as long as that takes: the source goes on.
     ///
     /// # Errors
     /// [`CloneError::NewDirectory`]: a database was made since [`Source::adopt`], call that again; [`CloneError::FreezeUnderWay`]; those
-    /// of [`Source::prepare`]. The source goes on then.
-    pub fn close_gate(self: &Arc<Source>) -> Result<Freezing, CloneError> {
+    /// of [`Source::prepare`].
+    pub fn get_ready(self: &Arc<Source>) -> Result<Ready, CloneError> {
         let turn = FreezeTurn::take(self)?;
         let silent = self.traffic.forbid_silence();
         let image = self.prepare_image()?;
         self.traffic.directories.check(&self.directory, &image)?;
         self.wake_prepared(&silent)?;
-        self.traffic.close()?;
-        self.wait_for_truncations();
-        let Scan { mut image, small } = Image::scan_open(&self.directory)?;
-        self.traffic.directories.check(&self.directory, &image)?;
-        let files = self.open_all(&mut image, &silent)?;
-        self.traffic.forget_silence();
-        let small = self.read_small(small)?;
-        let table = Arc::new(FileTable::of(&image));
-        Ok(Freezing { turn, image: Arc::new(image), table, small, files })
+        Ok(Ready { turn, image: Arc::new(image), silent })
+    }
+
+    /// Freezes the source when it is ready for that; see [`Source::get_ready`] and [`Ready::close_gate`].
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn close_gate(self: &Arc<Source>) -> Result<Freezing, CloneError> {
+        self.get_ready()?.close_gate()
     }
 
     /// Opens what is not open yet; what has vanished is not in the image.
@@ -79,6 +84,38 @@ impl Source {
             }
         }
         Ok(small)
+    }
+}
+
+impl Ready {
+    /// What was there a moment ago: the image of the freeze is nearly the same.
+    pub fn image(&self) -> &Arc<Image> {
+        &self.image
+    }
+
+    /// Freezes the source: lets its accesses wait, lists what is there, and opens what is new.
+    ///
+    /// # Errors
+    /// [`CloneError::NewDirectory`]: a database was made meanwhile; [`CloneError::Kernel`], [`CloneError::File`]. The
+    /// source goes on then.
+    pub fn close_gate(self) -> Result<Freezing, CloneError> {
+        let Ready { turn, silent, .. } = self;
+        let source = Arc::clone(turn.source());
+        let begin = Instant::now();
+        let since = || begin.elapsed().as_micros();
+        source.traffic.close()?;
+        let closed_us = since();
+        source.wait_for_truncations();
+        let still_us = since();
+        let Scan { mut image, small } = Image::scan_open(&source.directory)?;
+        source.traffic.directories.check(&source.directory, &image)?;
+        let listed_us = since();
+        let files = source.open_all(&mut image, &silent)?;
+        source.traffic.forget_silence();
+        let small = source.read_small(small)?;
+        let table = Arc::new(FileTable::of(&image));
+        tracing::debug!(closed_us, still_us, listed_us, opened_us = since(), "the gate is closed");
+        Ok(Freezing { turn, image: Arc::new(image), table, small, files })
     }
 }
 
@@ -122,4 +159,38 @@ impl Freezing {
 
 fn timeout() -> CloneError {
     CloneError::FreezeTimeout { waited_ms: GATE_CLOSED_MAX.as_millis() as u64 }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::process::Command;
+
+    use super::*;
+    use crate::fanotify::{Group, Journal};
+
+    #[test]
+    fn a_source_that_is_ready_goes_on_and_what_it_does_until_its_gate_is_closed_is_frozen() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |path: &str| directory.path().join(path);
+        fs::create_dir_all(at("base/1")).unwrap();
+        for (path, content) in [("PG_VERSION", "15\n"), ("base/1/1", "1"), ("base/1/2", "2")] {
+            fs::write(at(path), content).unwrap();
+        }
+        let group = Arc::new(Group::new().unwrap());
+        let source = Source::arm(directory.path(), group, Arc::new(Journal::create().unwrap())).unwrap();
+        let directories = &source.traffic.directories;
+        directories.prove(&directories.identities());
+        let ready = source.get_ready().unwrap();
+        let script = "cat base/1/1 && rm base/1/2 && echo three > base/1/3";
+        let done = Command::new("sh").args(["-c", script]).current_dir(directory.path()).output().unwrap();
+        assert!(done.status.success() && done.stdout == b"1", "{done:?}");
+        assert_eq!(source.metrics().accesses, 0, "nobody is asked");
+        assert!(ready.image().files.iter().any(|file| file.path == Path::new("base/1/2")));
+        let freezing = ready.close_gate().unwrap();
+        let frozen: Vec<_> = freezing.image().files.iter().map(|file| (&*file.path, file.size_bytes)).collect();
+        let expected = [("base/1/1", 1), ("base/1/3", 6)].map(|(path, size_bytes)| (Path::new(path), size_bytes));
+        assert!(frozen.len() == 2 && expected.iter().all(|file| frozen.contains(file)), "{frozen:?}");
+    }
 }

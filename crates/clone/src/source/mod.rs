@@ -1,11 +1,11 @@
 //! The running server whose content is frozen: what it is about to change is saved first.
 //!
 //! ```text
-//!   arm ──> adopt ──> close_gate ──> Freezing: image, files, follow ──> open_gate ──> ... ──> unfollow
-//!    │        │           │                                                │                    │
-//!  silent   every      accesses wait                            accesses go on as soon     silent again
-//!  marks   descriptor  at the gate                              as all followers have
-//!          is armed                                             what they touch
+//!   arm ──> adopt ──> get_ready ──> close_gate ──> Freezing: image, files, follow ──> open_gate ──> ... ──> unfollow
+//!    │        │           │             │                                                 │                    │
+//!  silent   every       listed     accesses wait                             accesses go on as soon     silent again
+//!  marks   descriptor  and opened  at the gate                               as all followers have
+//!          is armed                                                          what they touch
 //! ```
 //!
 //! An access of a watched file is, in this order: *allowed* when it is this process's own; *held* while the gate is
@@ -32,7 +32,7 @@ mod workers;
 pub use adopt::Adoption;
 pub use files::SourceFiles;
 pub use follower::{Follower, FollowerFailed};
-pub use freezing::{Freezing, GATE_CLOSED_MAX};
+pub use freezing::{Freezing, GATE_CLOSED_MAX, Ready};
 pub use probe::UnarmedDescriptor;
 pub use traffic::SourceMetrics;
 pub use watched::{Resumed, SOURCE_GROUP, Source};

@@ -30,7 +30,7 @@ pub struct Source {
     pub(super) directory: Directory,
     pub(super) traffic: Arc<Traffic>,
     pub(super) quiet: QuietOpener,
-    /// Somebody is between [`Source::close_gate`] and the end of what it gave.
+    /// Somebody is between [`Source::get_ready`] and the end of what it gave.
     pub(super) freeze_under_way: AtomicBool,
     /// Files that are open for some freeze, so that another one shares them.
     opened: Mutex<HashMap<FileIdentity, Weak<File>>>,

@@ -79,14 +79,23 @@ pub(super) async fn freeze(
 
 fn freeze_now(
     source: &Arc<Source>,
-    groups: Vec<Alike<Candidate>>,
+    mut groups: Vec<Alike<Candidate>>,
 ) -> Result<Freeze, (Vec<Alike<Candidate>>, CloneError)> {
-    let disks = match SourceDisks::of(source.data_directory()) {
-        Ok(disks) => disks,
-        Err(error) => return Err((groups, error)),
+    let mut close = || {
+        let disks = SourceDisks::of(source.data_directory())?;
+        let ready = source.get_ready()?;
+        // The directories are as old as the preparations took, a prepared one far older: what has changed since then is
+        // told them while nobody waits.
+        for candidate in groups.iter_mut().flat_map(|group| &mut group.members) {
+            if let Err(error) = candidate.skeleton.reconcile(Arc::clone(ready.image())) {
+                // What fails here fails again when all stands still, and is said then.
+                tracing::debug!(%error, "a clone's directory cannot be made as it shall be");
+            }
+        }
+        Ok((disks, ready.close_gate()?))
     };
-    let mut freezing = match source.close_gate() {
-        Ok(freezing) => freezing,
+    let (disks, mut freezing) = match close() {
+        Ok(closed) => closed,
         Err(error) => return Err((groups, error)),
     };
     let image = Arc::clone(freezing.image());
