@@ -17,7 +17,7 @@ use onecopy_clone::CloneError;
 use onecopy_clone::image::{Image, SmallFile};
 use onecopy_clone::plan::{Plan, Recovery};
 use onecopy_clone::recovery::slot::{SlotState, check_free, claim, watch};
-use onecopy_clone::recovery::{Mode, begin};
+use onecopy_clone::recovery::{Mode, begin, begin_around};
 use onecopy_clone::target::{MARKER_FILE, Marker, Place, Skeleton, VersionGuard, finish, remove};
 use onecopy_clone::ways::{Copy, Way};
 use onecopy_postgres::{ClusterState, ControlFile, InheritedDescriptor, Lsn, Server, Settings, StopMode, Supervisor};
@@ -276,6 +276,30 @@ async fn k26_a_slot_that_is_there_is_neither_replaced_nor_dropped() {
         onecopy_clone::recovery::slot::drop(&client, "clone").await.expect("looked for");
         assert_eq!(slots(&source).await.is_empty(), is_physical);
     }
+}
+
+/// Adopting a source makes a checkpoint, which under load takes seconds.
+#[tokio::test]
+async fn a_checkpoint_that_is_made_meanwhile_is_not_made_again() {
+    let directory = TestDirectory::new().expect("a directory");
+    let source = primary(directory.path(), &Settings::new()).await;
+    // Further from the last redo point than a clone replays.
+    let client = execute(&source, "SELECT pg_logical_emit_message(false, 'x', repeat('x', 80000000))").await;
+    let redo = async || -> String {
+        client.query_one("SELECT redo_lsn::text FROM pg_control_checkpoint()", &[]).await.expect("asked").get(0)
+    };
+    let (far, name, mut made) = (redo().await, "around".to_owned(), String::new());
+    let checkpoint = async {
+        assert_eq!(slots(&source).await, ["around"], "what it makes superfluous is kept for the clone");
+        client.batch_execute("CHECKPOINT").await.expect("made");
+        made = redo().await;
+    };
+    let wanted = Recovery::Crash;
+    let begun =
+        begin_around(&source_of(&source), std::slice::from_ref(&name), wanted, checkpoint).await.expect("begun");
+    assert_ne!(made, far);
+    assert_eq!(redo().await, made, "no other one is made");
+    begun.abandon().await;
 }
 
 #[tokio::test]

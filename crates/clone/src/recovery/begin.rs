@@ -34,6 +34,20 @@ pub struct Begun {
 /// # Errors
 /// [`CloneError::Unsuitable`] says what the source lacks; [`CloneError::Postgres`]. The slots are then dropped again.
 pub async fn begin(source: &SourceServer, slots: &[String], wanted: Recovery) -> Result<Begun, CloneError> {
+    begin_around(source, slots, wanted, std::future::ready(())).await
+}
+
+/// The same around `other` work, which makes a checkpoint as well: the slots are there before its end, the redo point is
+/// looked for after that, so that its checkpoint may serve.
+///
+/// # Errors
+/// As [`begin`].
+pub async fn begin_around(
+    source: &SourceServer,
+    slots: &[String],
+    wanted: Recovery,
+    other: impl Future<Output = ()>,
+) -> Result<Begun, CloneError> {
     let client = connect(&source.connection).await?;
     let facts = Facts::ask(&client, source).await?;
     facts.check(slots.len())?;
@@ -44,6 +58,7 @@ pub async fn begin(source: &SourceServer, slots: &[String], wanted: Recovery) ->
             return Err(error);
         }
     }
+    other.await;
     match prepare(&client, source, &facts, slots, mode).await {
         Ok((control, control_bytes)) => {
             let (source, slots) = (source.clone(), slots.to_vec());

@@ -16,5 +16,5 @@ mod end;
 mod point;
 pub mod slot;
 
-pub use begin::{Begun, begin};
+pub use begin::{Begun, begin, begin_around};
 pub use point::{Mode, RecoveryPoint};

@@ -126,9 +126,16 @@ async fn prepare_alike(
         }
     };
     let slots: Vec<String> = members.iter().map(|clone| clone.plan.slot.clone()).collect();
+    // Adopted by a checkpoint, the source has a redo point that is near: nobody asks for another one beside it.
+    let (adopted, is_adopted) = tokio::sync::oneshot::channel();
+    let adoption = async { is_adopted.await.unwrap_or_default() };
     let (begun, watched, skeletons) = tokio::join!(
-        timed("begin the recovery", recovery::begin(source, &slots, *recovery)),
-        watch(hydrator, source),
+        timed("begin the recovery", recovery::begin_around(source, &slots, *recovery, adoption)),
+        async {
+            let watched = watch(hydrator, source).await;
+            let _ = adopted.send(());
+            watched
+        },
         timed("make directories", make_skeletons(hydrator, &image, &members)),
     );
     let begun = match (begun, watched) {
