@@ -11,7 +11,7 @@ use super::priority;
 use crate::image::FileNumber;
 use crate::{ByteRange, CloneError};
 
-/// Whole files are brought to disk together, at most this many: the first fsync carries most of the work of the others.
+/// Whole files are written back together, at most this many: the disk gets them in its own order.
 const SYNC_FILES_MAX: usize = 32;
 /// And no more than about this many bytes, so that the kernel does not slow writers down for what has not been written
 /// back.
@@ -22,10 +22,10 @@ const REMOVAL_WAIT_MAX: Duration = Duration::from_secs(30);
 /// How often it is looked whether it has.
 const REMOVAL_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What is called when a file is whole and on disk.
+/// What is called when a file is whole and written back.
 type OnFileWhole = Box<dyn Fn(FileNumber) + Send>;
 
-/// A thread that fills a clone's files and brings them to disk.
+/// A thread that fills a clone's files and has them written back.
 #[derive(Debug)]
 pub struct Background {
     stop: Arc<AtomicBool>,
@@ -33,9 +33,10 @@ pub struct Background {
 }
 
 impl Background {
-    /// Fills `hot` first, in this order, then all files, the smallest first, those that the origin has lost last. Calls
-    /// `on_file_whole` once for each file when it is whole and on disk, or when its last name is gone. Bytes pass
-    /// through `limiter`. Errors become the filling's failure.
+    /// Fills `hot` first, in this order, then all files: those by which the source is asked most for what they still
+    /// lack, then the smallest, those that the origin has lost last. Calls `on_file_whole` once for each file when it is
+    /// whole and written back, or when its last name is gone; durable is all of it when [`crate::target::finish`] has
+    /// made it so. Bytes pass through `limiter`. Errors become the filling's failure.
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: no thread can be started.
@@ -95,7 +96,7 @@ struct Work {
     limiter: Arc<Limiter>,
     stop: Arc<AtomicBool>,
     on_file_whole: OnFileWhole,
-    /// Files that are whole but not yet on disk.
+    /// Files that are whole but not yet written back.
     to_sync: Vec<FileNumber>,
     to_sync_bytes: u64,
 }
@@ -106,9 +107,12 @@ impl Work {
             self.fill(file, range)?;
         }
         let files = &self.filling.image().files;
-        let mut order: Vec<FileNumber> = (0..files.len() as u32).map(FileNumber).collect();
-        order.sort_by_cached_key(|file| (self.filling.is_file_lost(*file), files[file.0 as usize].size_bytes));
-        for file in order {
+        let mut left: Vec<FileNumber> = (0..files.len() as u32).map(FileNumber).collect();
+        // The last one is the next.
+        left.sort_by_cached_key(|file| {
+            std::cmp::Reverse((self.filling.is_file_lost(*file), files[file.0 as usize].size_bytes))
+        });
+        while let Some(file) = self.filling.take_busiest(&mut left).or_else(|| left.pop()) {
             self.wait_removed(file)?;
             self.fill(file, ByteRange::WHOLE)?;
             if self.stopped() {
@@ -156,7 +160,8 @@ impl Work {
         Ok(())
     }
 
-    /// Brings whole files to disk and tells of them.
+    /// Has whole files written back and tells of them. No fsync(2): each would have the disk empty its cache, for which
+    /// the source waits, too, and until it is whole nobody starts this clone after a crash.
     fn sync(&mut self) -> Result<(), FillError> {
         self.to_sync_bytes = 0;
         for &file in &self.to_sync {
@@ -166,8 +171,8 @@ impl Work {
             if self.stopped() {
                 return Ok(());
             }
-            let synced = self.filling.file(file).sync_all();
-            synced.map_err(|error| self.filling.fail(&self.filling.reason("bring to disk", file, &error)))?;
+            let written = priority::wait_written_back(self.filling.file(file));
+            written.map_err(|error| self.filling.fail(&self.filling.reason("bring to disk", file, &error)))?;
             self.filling.note_file_whole();
             (self.on_file_whole)(file);
         }

@@ -16,7 +16,7 @@ pub struct FillProgress {
     pub background_bytes: u64,
     /// Bytes that accesses filled.
     pub demand_bytes: u64,
-    /// Files that are not yet whole and on disk.
+    /// Files that are not yet whole and written back.
     pub files_left: u64,
 }
 

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::fstat;
@@ -56,6 +56,8 @@ pub struct Filling {
     in_flight: InFlight,
     /// Chunks that each file lacks.
     missing: Vec<AtomicU64>,
+    /// Accesses of each file by the source, each of which had to be asked about.
+    accesses: Vec<AtomicU64>,
     counters: Counters,
     failure: OnceLock<Arc<str>>,
     /// Told of all that outlives this process.
@@ -91,6 +93,7 @@ impl Filling {
             false => OnceLock::new(),
         };
         Ok(Filling {
+            accesses: files.iter().map(|_| AtomicU64::new(0)).collect(),
             counters: Counters::new(files.len(), layout.total_bytes(), layout.total_bytes() - missing_bytes),
             in_flight: InFlight::new(),
             failure,
@@ -169,6 +172,24 @@ impl Filling {
         self.image.files[file.0 as usize].size_bytes.min(chunks * CHUNK_BYTES)
     }
 
+    /// The source accesses a file, and is asked about that until nothing of it is missing.
+    pub(crate) fn note_access(&self, file: FileNumber) {
+        self.accesses[file.0 as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Takes out the file by whose filling most of the source's accesses for each missing byte will be asked about no
+    /// more; of several the last. None when none was accessed that lacks something which can be had.
+    pub(super) fn take_busiest(&self, files: &mut Vec<FileNumber>) -> Option<FileNumber> {
+        let busy = files.iter().enumerate().filter_map(|(at, &file)| {
+            let accesses = u128::from(self.accesses[file.0 as usize].load(Relaxed));
+            let missing_bytes = u128::from(self.missing_bytes(file));
+            (accesses > 0 && missing_bytes > 0 && !self.is_file_lost(file)).then_some((at, accesses, missing_bytes))
+        });
+        let (at, ..) = busy
+            .max_by(|(_, accesses, bytes), (_, others, other_bytes)| (accesses * other_bytes).cmp(&(others * bytes)))?;
+        Some(files.remove(at))
+    }
+
     /// The bytes of the next missing chunks at or after `start`, at most a run's.
     pub(super) fn next_missing_run(&self, file: FileNumber, range: ByteRange) -> Option<Range<u64>> {
         let chunks = self.layout.chunks(file, range);
@@ -231,7 +252,7 @@ impl Filling {
         self.counters.progress()
     }
 
-    /// Whether every file is whole and on disk.
+    /// Whether every file is whole and written back.
     pub fn whole(&self) -> bool {
         self.counters.all_files_whole()
     }

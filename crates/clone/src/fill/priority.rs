@@ -1,6 +1,7 @@
 //! How much of processor and disk the background takes from others.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 
 use rustix::process::setpriority_process;
@@ -34,9 +35,20 @@ pub(super) fn ordinary<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Has the kernel begin to write `file` to disk, all at once and without waiting; the fsync that follows reports what
-/// went wrong.
+/// Has the kernel begin to write `file` to disk, all at once and without waiting; what went wrong is told by
+/// [`wait_written_back`].
 pub(super) fn start_writing_back(file: &File) {
     // SAFETY: takes a descriptor that `file` keeps open, and three numbers.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+}
+
+/// Waits until all of `file` is written, and tells of a write that has failed since it was opened. It may still be in
+/// the disk's own cache, and what the file system knows of it in memory (sync_file_range(2)).
+pub(super) fn wait_written_back(file: &File) -> io::Result<()> {
+    let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    // SAFETY: takes a descriptor that `file` keeps open, and three numbers.
+    match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, how) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

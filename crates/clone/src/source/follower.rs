@@ -15,6 +15,9 @@ pub trait Follower: Send + Sync {
     /// The same for the whole file; cheap.
     fn has_all_of(&self, file: FileNumber) -> bool;
 
+    /// The source accesses the file; cheap.
+    fn note_access(&self, _file: FileNumber) {}
+
     /// Takes the range if that needs no waiting; false when it would.
     ///
     /// # Errors
@@ -83,6 +86,10 @@ impl Follower for Filling {
 
     fn has_all_of(&self, file: FileNumber) -> bool {
         self.is_file_filled(file)
+    }
+
+    fn note_access(&self, file: FileNumber) {
+        Filling::note_access(self, file);
     }
 
     fn take_now(&self, file: FileNumber, range: ByteRange) -> Result<bool, FollowerFailed> {

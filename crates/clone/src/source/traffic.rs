@@ -330,6 +330,7 @@ impl Traffic {
 fn lacking(followings: &[Following], waiting: &Waiting, range: ByteRange) -> Vec<(FileNumber, Following)> {
     let lacking = followings.iter().filter_map(|following| {
         let file = following.table.find(waiting.identity)?;
+        following.follower.note_access(file);
         (!following.follower.has(file, range)).then(|| (file, following.clone()))
     });
     lacking.collect()

@@ -38,6 +38,20 @@ fn the_background_makes_every_file_whole_and_tells_of_each_once() {
 }
 
 #[test]
+fn files_about_which_the_source_is_asked_most_for_what_they_lack_come_before_the_smallest() {
+    let harness = Harness::new([1, 2, 3, 40].map(|chunks| content(chunks, usize::from(chunks) * CHUNK)).to_vec());
+    let filling = harness.filling();
+    // 10 accesses a missing chunk, 1, and none: the first file lacks nothing.
+    for (file, accesses) in [(3, 400), (2, 3), (0, 1000)] {
+        (0..accesses).for_each(|_| filling.note_access(FileNumber(file)));
+    }
+    filling.ensure(FIRST, ByteRange::WHOLE).unwrap();
+    let (background, whole) = start(&filling, Vec::new(), &Arc::new(Limiter::new(None)));
+    background.wait();
+    assert_eq!(*whole.lock().unwrap(), [3, 2, 0, 1].map(FileNumber));
+}
+
+#[test]
 fn hot_ranges_come_first_and_a_stopped_background_ends() {
     let harness = Harness::new(vec![content(1, 100 * CHUNK), content(2, CHUNK)]);
     let filling = harness.filling();
@@ -99,7 +113,7 @@ fn a_failure_ends_the_background() {
 #[test]
 fn a_file_that_cannot_be_brought_to_disk_fails_the_clone() {
     let harness = Harness::new(vec![vec![0; CHUNK]]);
-    // A pipe takes nothing and has no disk: fsync(2) says EINVAL.
+    // A pipe takes nothing and has no disk: sync_file_range(2) says ESPIPE.
     let (_reader, writer) = std::io::pipe().unwrap();
     let files = vec![File::from(writer.as_fd().try_clone_to_owned().unwrap())];
     let bitmap = SharedBitmap::create(&harness.image).unwrap();
