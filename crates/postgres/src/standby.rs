@@ -49,7 +49,7 @@ impl Server {
         create_slot(&self.socket_connection(), name).await
     }
 
-    /// Drops a replication slot; one that does not exist is dropped already.
+    /// Drops a physical replication slot; one that does not exist is dropped already.
     ///
     /// # Errors
     /// [`PostgresError::Sql`], also while a standby uses it.
@@ -69,10 +69,13 @@ pub(crate) async fn create_slot(server: &ConnectionParameters, name: &str) -> Re
     }
 }
 
-/// Drops a replication slot of any server; one that does not exist is dropped already.
+/// Drops a physical replication slot of any server; one that does not exist is dropped already. One for logical
+/// replication is somebody else's, whatever its name.
 pub(crate) async fn drop_slot(server: &ConnectionParameters, name: &str) -> Result<(), PostgresError> {
     let client = server.connect().await?;
-    match client.execute("SELECT pg_drop_replication_slot($1)", &[&name]).await {
+    const STATEMENT: &str = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots
+        WHERE slot_name = $1 AND slot_type = 'physical'";
+    match client.execute(STATEMENT, &[&name]).await {
         Err(error) if error.code() != Some(&SqlState::UNDEFINED_OBJECT) => {
             Err(PostgresError::sql("drop a replication slot")(error))
         }

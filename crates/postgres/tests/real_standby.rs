@@ -133,7 +133,9 @@ async fn a_copy_that_fails_leaves_nothing() {
     assert_eq!(slots(&leader).await, Vec::<String>::new());
 
     // A slot that an interrupted copy left does not stand in the way.
-    leader.set_settings(server::options(directory.join("leader"), Role::Leader).settings);
+    let mut settings = server::options(directory.join("leader"), Role::Leader).settings;
+    settings.set("wal_level", "logical");
+    leader.set_settings(settings);
     leader.restart(StopMode::Fast).await.expect("restarts");
     leader.create_slot(SLOT).await.expect("made");
     leader.create_slot(SLOT).await.expect("there already");
@@ -143,5 +145,11 @@ async fn a_copy_that_fails_leaves_nothing() {
     // The copy's sender lets go of it a moment after the program has ended.
     until_async("the slot can be dropped", async || leader.drop_slot(SLOT).await.is_ok()).await;
     leader.drop_slot(SLOT).await.expect("dropped already");
+    // One for logical replication is somebody else's.
+    let client = leader.connection().connect().await.expect("connected");
+    let make = "SELECT pg_create_logical_replication_slot($1, 'pgoutput')";
+    client.query(make, &[&SLOT]).await.expect("made");
+    leader.drop_slot(SLOT).await.expect("none of ours");
+    assert_eq!(slots(&leader).await, [SLOT]);
     leader.stop(StopMode::Fast).await.expect("stops");
 }
