@@ -45,7 +45,7 @@ pub struct Marker {
     pub tablespaces: PathBuf,
     /// The account of its server.
     pub user_name: String,
-    /// The rendezvous directory of the service that fills it.
+    /// The rendezvous directory of the service that fills it; empty: it is made by whoever runs the command, `reflink`.
     pub service_directory: PathBuf,
     /// The replication slot that is kept for it; none for a prepared directory that is nobody's yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]

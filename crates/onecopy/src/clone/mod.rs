@@ -13,7 +13,7 @@ mod server;
 mod source;
 mod watching;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -190,8 +190,7 @@ impl Clone {
     }
 
     fn plan(&self, source: &Source, target: PathBuf) -> anyhow::Result<Plan> {
-        let mut tablespaces = target.clone().into_os_string();
-        tablespaces.push(".tablespaces");
+        let tablespaces = tablespaces_of(&target);
         let name = target.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let slot = match &self.slot {
             Some(slot) => slot.clone(),
@@ -205,7 +204,7 @@ impl Clone {
         Ok(Plan {
             source: source.server.clone(),
             target,
-            tablespaces: tablespaces.into(),
+            tablespaces,
             user_name: source.user.name().to_owned(),
             slot,
             recovery,
@@ -266,6 +265,13 @@ fn say(display: &Display, text: &str) {
             output::say(text);
         }
     }
+}
+
+/// Where the tablespaces of the clone in this directory are.
+fn tablespaces_of(target: &Path) -> PathBuf {
+    let mut tablespaces = target.as_os_str().to_owned();
+    tablespaces.push(".tablespaces");
+    tablespaces.into()
 }
 
 /// What a slot's name may hold of a directory's: lower case letters, digits and underscores.

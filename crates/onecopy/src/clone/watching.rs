@@ -10,7 +10,7 @@ use onecopy_clone::target::{self, Marker, Place};
 use onecopy_host::{CloneStatus, Event, Progress};
 use onecopy_postgres::{ConnectionParameters, ServiceUser, kill_processes_of};
 
-use super::release;
+use super::{release, tablespaces_of};
 use crate::output;
 use crate::progress::Display;
 use crate::signals::{HangUp, StopSignal};
@@ -122,7 +122,12 @@ pub async fn clear_dead(directory: &Path, source: Option<&ConnectionParameters>)
     kill_all(directory, &user).await?;
     // Where it is written goes with the files.
     let followed = release::followed(directory);
-    target::remove(&Place { directory: directory.to_owned(), tablespaces: marker.tablespaces, user: user.clone() })?;
+    let place = Place { directory: directory.to_owned(), tablespaces: marker.tablespaces, user: user.clone() };
+    // Killed before it was given to the account it is root's: not for the marker's word, which the account may write.
+    if place.tablespaces == tablespaces_of(directory) {
+        target::remove_ungiven(&place.tablespaces, &user)?;
+    }
+    target::remove(&place)?;
     let Some(slot) = marker.slot else { return Ok(()) };
     let told = followed.clone().unwrap_or_else(|| marker.source.clone());
     let dropped = match slot_holder(&marker.source, followed, source, &user) {
@@ -192,6 +197,9 @@ async fn kill_all(directory: &Path, user: &ServiceUser) -> anyhow::Result<()> {
 /// be.
 async fn service_of(directory: &Path) -> anyhow::Result<Option<Service>> {
     let Some(marker) = Marker::read(directory)? else { return Ok(None) };
+    if marker.service_directory.as_os_str().is_empty() {
+        return Ok(None);
+    }
     let Some(rendezvous) = Rendezvous::named_by_marker(&marker.service_directory) else {
         let (directory, named) = (directory.display(), &marker.service_directory);
         tracing::warn!(%directory, ?named, "the clone's marker names no place of a service: it is taken for left alone");
@@ -263,27 +271,56 @@ mod tests {
         assert!(!text.contains("pg_drop_replication_slot") && !text.contains('\u{1b}'), "{text}");
     }
 
+    /// The directory of a clone that is not whole, with a marker that names these.
+    fn lay(directory: &Path, tablespaces: &Path, service_directory: &Path) {
+        std::fs::create_dir_all(directory).unwrap();
+        let user = ServiceUser::resolve(None).unwrap();
+        let marker = Marker {
+            made_by: "a test".to_owned(),
+            source_data_directory: "/source".into(),
+            tablespaces: tablespaces.to_owned(),
+            user_name: user.name().to_owned(),
+            service_directory: service_directory.to_owned(),
+            slot: None,
+            source: server("127.0.0.1", 5432, None),
+        };
+        std::os::unix::fs::chown(directory, Some(user.user_id()), Some(user.group_id())).unwrap();
+        let place = Place { directory: directory.to_owned(), tablespaces: tablespaces.to_owned(), user };
+        marker.write(&place).unwrap();
+    }
+
     #[tokio::test]
     async fn a_service_that_a_marker_names_elsewhere_is_not_believed() {
         let directory = tempfile::tempdir().unwrap();
         let service = directory.path().join("clone-0123456789abcdef");
-        let data = directory.path().join("data");
-        std::fs::create_dir_all(&data).unwrap();
-        let user = ServiceUser::resolve(None).unwrap();
         // Whoever comes there finds a lock that is held.
         let _held = Rendezvous::at(service.clone()).begin().unwrap().expect("nobody is there");
-        let marker = Marker {
-            made_by: "a test".to_owned(),
-            source_data_directory: "/source".into(),
-            tablespaces: directory.path().join("tablespaces"),
-            user_name: user.name().to_owned(),
-            service_directory: service,
-            slot: None,
-            source: server("127.0.0.1", 5432, None),
-        };
-        std::os::unix::fs::chown(&data, Some(user.user_id()), Some(user.group_id())).unwrap();
-        let place = Place { directory: data.clone(), tablespaces: marker.tablespaces.clone(), user };
-        marker.write(&place).unwrap();
+        let data = directory.path().join("data");
+        lay(&data, &directory.path().join("tablespaces"), &service);
         assert!(service_of(&data).await.unwrap().is_none());
+    }
+
+    /// As when a clone is killed between the making of the directory for its tablespaces and the giving.
+    #[tokio::test]
+    async fn what_a_killed_clone_has_not_given_to_its_account_is_removed_where_root_itself_has_put_it() {
+        if !rustix::process::geteuid().is_root() {
+            onecopy_testing::skip(
+                "what_a_killed_clone_has_not_given_to_its_account",
+                "only root has something to give",
+            );
+            return;
+        }
+        let above = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(above.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let (clone, others) = (above.path().join("clone"), above.path().join("roots"));
+        std::fs::create_dir(tablespaces_of(&clone)).unwrap();
+        lay(&clone, &tablespaces_of(&clone), Path::new(""));
+        clear_dead(&clone, None).await.unwrap();
+        assert!(!clone.exists() && !tablespaces_of(&clone).exists());
+        // A marker that names another directory of root's is the account's own.
+        std::fs::create_dir(&others).unwrap();
+        lay(&clone, &others, Path::new(""));
+        let refused = format!("{:#}", clear_dead(&clone, None).await.unwrap_err());
+        assert!(refused.contains("does not belong") && others.exists() && clone.exists(), "{refused}");
     }
 }
