@@ -464,7 +464,7 @@ async fn f85_settings_before_a_read_never_decide_what_a_read_only_transaction_ma
 /// A READ ONLY transaction that has read an epoch reads there under row security as well, by the settings that it has
 /// made for itself, and nobody after it does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f86_row_security_by_a_setting_holds_in_a_transaction_that_reads_an_epoch() -> anyhow::Result<()> {
+async fn f89_row_security_by_a_setting_holds_in_a_transaction_that_reads_an_epoch() -> anyhow::Result<()> {
     const LETTERS: &str = "SELECT count(*) FROM letters";
     let cluster = start_usual(1).await?;
     let mut wire = of_a_tenant(&cluster, "current_setting('app.tenant', true)").await?;
