@@ -2,7 +2,9 @@
 //!
 //! They are found by what they work on, since nobody is left who knows their numbers.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -11,8 +13,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::HostError;
 
-/// Programs that make a server, as the kernel names them.
-const PROGRAMS: [&str; 3] = ["initdb", "postgres", "pg_basebackup"];
+/// Programs that make a server, as the kernel names them. initdb starts its servers through a shell.
+const PROGRAMS: [&str; 4] = ["initdb", "postgres", "pg_basebackup", "sh"];
 
 /// How long a killed process may take to go away.
 const GONE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,7 +64,15 @@ fn works_below(process: Pid, home: &Path, user_id: u32) -> Option<bool> {
     let arguments = fs::read(directory.join("cmdline")).ok()?;
     let named = String::from_utf8_lossy(&arguments).split('\0').any(|argument| Path::new(argument).starts_with(home));
     let stands_in = fs::read_link(directory.join("cwd")).is_ok_and(|working| working.starts_with(home));
-    Some(named || stands_in)
+    Some(named || stands_in || is_told_of(&directory, home))
+}
+
+/// Whether `PGDATA` names a directory below `home`: what initdb has only just started knows its directory by nothing
+/// else, and goes on into it after initdb's death. Source: setup_pgdata() in initdb.c.
+fn is_told_of(process: &Path, home: &Path) -> bool {
+    let environment = fs::read(process.join("environ")).unwrap_or_default();
+    let mut values = environment.split(|byte| *byte == 0).filter_map(|variable| variable.strip_prefix(b"PGDATA="));
+    values.any(|value| Path::new(OsStr::from_bytes(value)).starts_with(home))
 }
 
 #[cfg(test)]
@@ -71,13 +81,15 @@ mod tests {
     use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
 
-    /// A process with this name in `comm` and this argument, that would live on.
-    fn sleeper(name: &str, argument: &Path, directory: &Path) -> std::process::Child {
+    /// A process with this name in `comm`, this argument and this `PGDATA`, that would live on.
+    fn sleeper(name: &str, argument: &Path, data: &Path, directory: &Path) -> std::process::Child {
         let program = directory.join(name);
-        fs::copy("/bin/sleep", &program).unwrap();
+        if !program.exists() {
+            fs::copy("/bin/sleep", &program).unwrap();
+        }
         let mut command = Command::new(&program);
         // Its own argument is what it is found by; `sleep` sees only the seconds.
-        let child = command.arg0(argument).arg("600").stdin(Stdio::null()).spawn().unwrap();
+        let child = command.arg0(argument).arg("600").env("PGDATA", data).stdin(Stdio::null()).spawn().unwrap();
         // The kernel lets a parent go on a moment before the child's command line can be read.
         while !fs::read(format!("/proc/{}/cmdline", child.id())).unwrap().ends_with(b"\x00600\0") {
             std::thread::sleep(Duration::from_millis(1));
@@ -90,11 +102,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let home = directory.path().join("leader");
         let user_id = rustix::process::geteuid().as_raw();
+        let (data, elsewhere) = (home.join("data.new"), directory.path().join("leader-2/data"));
+        let start = |name, argument, pgdata| sleeper(name, argument, pgdata, directory.path());
         let mut cases = [
-            (sleeper("initdb", &home.join("data.new"), directory.path()), true),
-            (sleeper("pg_basebackup", &home.join("data.new"), directory.path()), true),
-            (sleeper("postgres", &directory.path().join("leader-2/data"), directory.path()), false),
-            (sleeper("vi", &home.join("data/postgresql.conf"), directory.path()), false),
+            (start("initdb", &data, &elsewhere), true),
+            (start("pg_basebackup", &data, &elsewhere), true),
+            (start("postgres", Path::new("--boot"), &data), true),
+            (start("sh", Path::new("-c"), &data), true),
+            (start("sh", Path::new("-c"), &elsewhere), false),
+            (start("postgres", &elsewhere, &elsewhere), false),
+            (start("vi", &home.join("data/postgresql.conf"), &elsewhere), false),
         ];
         end(&home, user_id + 1).await.unwrap();
         let all_stayed = cases.iter_mut().all(|(child, _)| child.try_wait().unwrap().is_none());
