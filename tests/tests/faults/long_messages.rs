@@ -129,6 +129,54 @@ async fn f86_a_long_parameter_passes_in_little_memory_while_others_go_on() -> an
     Ok(())
 }
 
+/// What a client puts behind its COPY is no data of it. Else the server, which waits for data, would take for messages
+/// of the router's whatever the values hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f86_values_behind_a_copy_never_reach_the_server_as_messages() -> anyhow::Result<()> {
+    let (cluster, mut wire, mut other) = start().await?;
+    wire.query("CREATE TABLE lines (line text)").await?;
+    wire.send(&parse("long", "SELECT $1::text")).await?;
+    let smuggled = [message(b'c', b""), sync(), query("INSERT INTO lines VALUES ('smuggled')")].concat();
+    let before = b"\0long\0\0\0\0\x01";
+    let length = u32::try_from(8 << 20)?.to_be_bytes();
+    let bind = message(b'B', &[&before[..], &length, &vec![b'x'; 8 << 20], b"\0\0"].concat());
+    // So much of it the router reads before the rest passes in parts.
+    let first_part = &bind[..64 << 10];
+    let batch = [parse("long", "SELECT $1::text"), run_extended("COPY lines FROM STDIN", &[]), first_part.to_vec()];
+    wire.send(&batch.concat()).await?;
+    while let Ok(frame) = wire.next().await {
+        if frame.tag == b'G' {
+            wire.send(&smuggled).await?;
+        }
+    }
+    assert_eq!(other.query("SELECT count(*) FROM lines").await?.text_rows(), ["0"]);
+    bounded("its back end", async {
+        while cluster.router().status().buffered_bytes > 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    })
+    .await
+}
+
+/// A message at the bound of a batch, to the byte: where it is sent in parts, nothing else is sent before its end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f86_values_about_as_long_as_a_batch_are_those_that_were_sent() -> anyhow::Result<()> {
+    let (_cluster, mut wire, _other) = start().await?;
+    wire.ask(&[parse("long", "SELECT length($1)::text"), sync()].concat()).await?;
+    // As the router bounds a batch.
+    const BATCH_BYTES: usize = 4 << 20;
+    let ahead = [&b"\0long\0\0\0\0\x01"[..], &[0; 4]].concat();
+    for message_bytes in [BATCH_BYTES - 1, BATCH_BYTES, BATCH_BYTES + 1] {
+        let content = vec![b'x'; message_bytes - 5 - ahead.len() - 2];
+        let length = u32::try_from(content.len())?.to_be_bytes();
+        let bind = message(b'B', &[&ahead[..ahead.len() - 4], &length, &content, b"\0\0"].concat());
+        assert_eq!(bind.len(), message_bytes);
+        let answer = wire.ask(&[bind, execute("", 0), sync()].concat()).await?;
+        assert_eq!(answer.text_rows(), [content.len().to_string()]);
+    }
+    Ok(())
+}
+
 /// Asks, and takes an answer with one long message of type `tag`, which has `ahead` bytes before its content and
 /// `behind` after it.
 async fn take_long(wire: &mut Wire, question: &[u8], (tag, ahead, behind): (u8, usize, usize)) -> anyhow::Result<()> {

@@ -83,6 +83,7 @@ impl Session {
         let mut next = first;
         let end = loop {
             bytes += next.bytes.len() + next.rest;
+            let in_parts = next.rest > 0;
             match next.tag {
                 b'S' => break End::Sync,
                 b'H' => break End::Flush,
@@ -93,7 +94,8 @@ impl Session {
                     return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, text)));
                 }
             }
-            if bytes > BATCH_BYTES_MAX {
+            // Whatever follows the first part of a message is the rest of it.
+            if in_parts || bytes > BATCH_BYTES_MAX {
                 break End::Size;
             }
             next = match self.client.buffered_frame()? {

@@ -30,8 +30,9 @@ pub const HELD_IN_ROOM_BYTES_MAX: usize = 16 << 20;
 /// full the other is not read, and is held up as it would be by one server.
 const STREAM_BYTES_MAX: usize = 256 * 1024;
 
-/// A client that takes nothing for this long is given up.
-pub const CLIENT_WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A client that takes nothing for this long, or says nothing in the middle of a message for which a server waits, is
+/// given up.
+pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Whether answers may go out before the statement has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -355,6 +356,10 @@ impl<'a> Relay<'a> {
     /// COPY FROM STDIN: the client's data goes to the server until either ends it. Whatever the server says meanwhile
     /// goes to the client at the same time: a server whose notices nobody takes would take no data.
     async fn copy_in(&mut self, frame: Frame) -> Result<(), RelayError> {
+        if self.client.rest() > 0 {
+            // What the batch goes on with is no data, and the server would read it as messages of the router's.
+            return Err(unexpected_in_copy());
+        }
         (self.streams, self.went_out, self.start) = (true, true, 0);
         self.backend.channel.in_parts = &[];
         let copied = match self.give(&frame).await {
@@ -399,11 +404,7 @@ impl<'a> Relay<'a> {
                     }
                     // The server ignores these during COPY as well.
                     b'H' | b'S' => {}
-                    _ => {
-                        let text = "unexpected message during COPY";
-                        let error = std::io::Error::new(std::io::ErrorKind::InvalidData, text);
-                        return Err(RelayError::Client(error.into()));
-                    }
+                    _ => return Err(unexpected_in_copy()),
                 }
             }
             self.flow(true).await?;
@@ -414,9 +415,11 @@ impl<'a> Relay<'a> {
     /// something to say.
     async fn flow(&mut self, listens: bool) -> Result<(), RelayError> {
         let server = self.backend.server.clone();
-        let deadline = tokio::time::Instant::now() + CLIENT_WRITE_TIMEOUT;
+        let deadline = tokio::time::Instant::now() + CLIENT_TIMEOUT;
         let (client, channel) = (&mut *self.client, &mut self.backend.channel);
         let unwritten = client.unwritten();
+        // The server has had all that there is, and waits with what it holds.
+        let speaks_in_part = listens && client.rest() > 0 && channel.unwritten() == 0;
         let moved = std::future::poll_fn(|context| {
             let reads_client = listens && channel.unwritten() < STREAM_BYTES_MAX;
             let reads_server = client.unwritten() < STREAM_BYTES_MAX;
@@ -434,6 +437,7 @@ impl<'a> Relay<'a> {
             error = given_up(&server) => Err(error),
             moved = moved => moved,
             () = tokio::time::sleep_until(deadline), if unwritten > 0 => Err(RelayError::Client(does_not_read())),
+            () = tokio::time::sleep_until(deadline), if speaks_in_part => Err(RelayError::Client(speaks_in_part_only())),
         }
     }
 
@@ -492,7 +496,7 @@ pub fn outdated() -> SqlError {
 /// Writes the client's output; a client that takes nothing is given up.
 pub async fn flush(client: &mut Channel) -> Result<(), ChannelError> {
     while client.unwritten() > 0 {
-        match tokio::time::timeout(CLIENT_WRITE_TIMEOUT, client.flush_some()).await {
+        match tokio::time::timeout(CLIENT_TIMEOUT, client.flush_some()).await {
             Ok(result) => result?,
             Err(_) => return Err(does_not_read()),
         }
@@ -502,6 +506,15 @@ pub async fn flush(client: &mut Channel) -> Result<(), ChannelError> {
 
 fn does_not_read() -> ChannelError {
     std::io::Error::new(std::io::ErrorKind::TimedOut, "the client does not read").into()
+}
+
+fn speaks_in_part_only() -> ChannelError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, "the client sends a part of a message and no more").into()
+}
+
+fn unexpected_in_copy() -> RelayError {
+    let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "unexpected message during COPY");
+    RelayError::Client(error.into())
 }
 
 /// Waits until nothing is to be expected of `server` any more.

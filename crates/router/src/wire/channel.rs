@@ -264,7 +264,9 @@ impl Channel {
             return;
         }
         if !self.output.is_empty() {
-            self.shared.push_back(self.output.split().freeze());
+            let before = self.output.split();
+            let is_long = before.len() > BUFFER_KEEP_BYTES_MAX;
+            self.shared.push_back(if is_long { counted(before) } else { before.freeze() });
         }
         self.shared.push_back(bytes.clone());
     }

@@ -20,10 +20,15 @@ impl Relay<'_> {
         (self.streams, self.went_out, self.start) = (true, true, 0);
         let passed = self.pass_rest().await;
         self.streams = false;
-        passed?;
-        self.backend.channel.output.message(b'S', b"");
+        if matches!(passed, Err(RelayError::Client(_))) {
+            return passed;
+        }
+        if passed.is_ok() {
+            self.backend.channel.output.message(b'S', b"");
+        }
         // A message of which half has gone out could not be taken back.
-        self.flush_client().await
+        self.flush_client().await?;
+        passed
     }
 
     /// The rest of a message of which the first part was given.
