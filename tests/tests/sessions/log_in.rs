@@ -169,6 +169,40 @@ async fn settings_with_which_sql_would_be_misread_are_refused() -> anyhow::Resul
     Ok(())
 }
 
+/// The router asks each back end of the leader when its process was started. A server shows that to the role alone that
+/// has logged in, and the operators of a query are found on the search path.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s72_what_the_router_asks_for_itself_depends_on_no_setting_of_a_role_and_no_operator() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    for sql in [
+        "CREATE ROLE writer",
+        "CREATE ROLE guest LOGIN PASSWORD 'guest' IN ROLE writer",
+        "ALTER ROLE guest SET role = 'writer'",
+        "GRANT ALL ON numbers TO writer",
+        "CREATE FUNCTION public.deceive(numeric, int) RETURNS numeric LANGUAGE sql AS 'SELECT 0.0'",
+        "CREATE OPERATOR public.* (LEFTARG = numeric, RIGHTARG = int, FUNCTION = public.deceive)",
+        "CREATE FUNCTION public.deceive(oid, int) RETURNS boolean LANGUAGE sql AS 'SELECT false'",
+        "CREATE OPERATOR public.>= (LEFTARG = oid, RIGHTARG = int, FUNCTION = public.deceive)",
+        // Classified by the catalog, which the router reads with the operators that it finds.
+        "CREATE FUNCTION stamp() RETURNS int LANGUAGE sql AS 'UPDATE numbers SET value = value + 1 RETURNING 1'",
+    ] {
+        assert_eq!(wire.query(sql).await?.code(), "00000", "{sql}");
+    }
+    cluster.servers.wait_replayed().await?;
+    let parameters = [("user", "guest"), ("database", DATABASE)];
+    let mut guest =
+        Wire::log_in(&cluster, &parameters, "guest").await?.map_err(|error| anyhow::anyhow!("{error:?}"))?;
+    guest.query("BEGIN").await?;
+    assert_eq!(guest.query("UPDATE numbers SET value = 7 WHERE id = 1").await?.commands(), ["UPDATE 1"]);
+    let roles = "SELECT current_user || '|' || session_user || '|' || current_setting('role')";
+    assert_eq!(guest.query(roles).await?.text_rows(), ["writer|guest|writer"]);
+    assert_eq!(guest.query("COMMIT").await?.commands(), ["COMMIT"]);
+    assert_eq!(guest.query("SELECT stamp()").await?.text_rows(), ["1"]);
+    assert_eq!(guest.query("SELECT value FROM numbers WHERE id = 1").await?.text_rows(), ["8"]);
+    Ok(())
+}
+
 /// However it is changed: the server reports it, and its back end serves nobody any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s40_no_statement_runs_where_sql_would_be_misread_however_that_was_set() -> anyhow::Result<()> {

@@ -123,10 +123,13 @@ async fn login(
         permit: None,
         _connection: connection,
     };
+    // In what the router asks for itself, no operator or function of somebody else's is found.
+    let own_path = if purpose.is_clients() { None } else { Some(("search_path", "pg_catalog")) };
+    let check_interval = NOTICE_INTERVAL.as_millis().to_string();
     put_startup(
         &mut backend.channel.output,
-        &[
-            ("user", &credentials.user),
+        [
+            ("user", credentials.user.as_str()),
             ("database", database),
             ("application_name", purpose.application_name()),
             ("client_encoding", "UTF8"),
@@ -135,8 +138,10 @@ async fn login(
             ("default_transaction_isolation", purpose.default_isolation(server.role)),
             // A server process that waits for a lock, or computes, looks itself whether anybody is here, also when this
             // program was killed.
-            ("client_connection_check_interval", &NOTICE_INTERVAL.as_millis().to_string()),
-        ],
+            ("client_connection_check_interval", check_interval.as_str()),
+        ]
+        .into_iter()
+        .chain(own_path),
     );
     authenticate(&mut backend, credentials).await?;
     loop {
@@ -166,10 +171,11 @@ async fn login(
     Ok(backend)
 }
 
-/// When the server process was started. Not asked in a serializable transaction: those are counted.
+/// When the server process was started. Not asked in a serializable transaction: those are counted. Asked as the role
+/// that has logged in: to another, which its settings may name, the server does not show it.
 async fn ask_start(backend: &mut Backend) -> Result<i64, BackendError> {
     let sql = format!(
-        "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; \
+        "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL ROLE NONE; \
          SELECT {} FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()); COMMIT",
         ServerProcess::ROW
     );
@@ -181,7 +187,7 @@ async fn ask_start(backend: &mut Backend) -> Result<i64, BackendError> {
     })
 }
 
-fn put_startup(output: &mut BytesMut, parameters: &[(&str, &str)]) {
+fn put_startup<'a>(output: &mut BytesMut, parameters: impl Iterator<Item = (&'a str, &'a str)>) {
     let start = output.len();
     output.put_u32(0);
     output.put_u32(3 << 16);

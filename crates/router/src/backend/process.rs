@@ -20,7 +20,9 @@ impl fmt::Display for ServerProcess {
 
 impl ServerProcess {
     /// What of a row of `pg_stat_activity` tells it.
-    pub const ROW: &'static str = "pid, (EXTRACT(epoch FROM backend_start) * 1000000)::pg_catalog.int8";
+    /// PostgreSQL's own operator, whatever others the search path leads to.
+    pub const ROW: &'static str = "pid, (EXTRACT(epoch FROM backend_start)::pg_catalog.numeric \
+                                   OPERATOR(pg_catalog.*) 1000000::pg_catalog.numeric)::pg_catalog.int8";
 
     /// From the two values of [`ServerProcess::ROW`].
     pub fn of_row(row: &[Option<String>]) -> Option<ServerProcess> {

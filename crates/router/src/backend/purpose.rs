@@ -29,6 +29,11 @@ impl Purpose {
         !matches!(self, Purpose::Probe | Purpose::Start | Purpose::Login)
     }
 
+    /// Whether it runs statements of clients, by their settings.
+    pub fn is_clients(self) -> bool {
+        matches!(self, Purpose::Session | Purpose::Reader)
+    }
+
     /// What `pg_stat_activity` shows.
     pub fn application_name(self) -> &'static str {
         match self {
