@@ -17,6 +17,12 @@
 #include "return.h"
 
 /*
+ * As many chunks at most are filled by one call: the worker has mapped all of
+ * them then, and the kernel, where memory is short, kills the largest process.
+ */
+#define CHUNKS_FILLED_A_CALL 4
+
+/*
  * For kernels without MADV_POPULATE_WRITE: adds zero to a word of each page,
  * which changes nothing, whoever else uses the page.
  */
@@ -91,7 +97,7 @@ fill_chunks(uint32 first, uint32 end, OnecopyChange *change, char *problem)
 {
 	uint32		chunk = first;
 
-	end = Min(end, first + ONECOPY_CHUNKS_A_CALL);
+	end = Min(end, first + CHUNKS_FILLED_A_CALL);
 	while (chunk < end &&
 		   onecopy_chunk_transition(chunk, ONECOPY_CHUNK_RETURNED, ONECOPY_CHUNK_FILLING))
 		chunk++;

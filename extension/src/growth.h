@@ -19,8 +19,8 @@ extern bool grow_chunk(uint32 chunk, OnecopyChange *change, char *problem);
 
 /*
  * Takes memory for returned chunks, from this one up to the next that is not
- * returned, to end, or to ONECOPY_CHUNKS_A_CALL: RETURNED -> PARKED.  False as
- * for grow_chunk().
+ * returned, or to end, but some at most: RETURNED -> PARKED.  False as for
+ * grow_chunk().
  */
 extern bool fill_chunks(uint32 first, uint32 end, OnecopyChange *change, char *problem);
 

@@ -379,7 +379,8 @@ resize_step(void)
 
 /*
  * A captured buffer below the boundary is one that a move was to fill.  A
- * chunk that was being brought back is left as if it were being captured.
+ * chunk that was being brought back is left as if it were being captured, with
+ * the memory that came of it, or with none.
  */
 void
 resize_recover(void)
@@ -400,5 +401,8 @@ resize_recover(void)
 			release_buffer(id);
 	}
 	for (uint32 chunk = active; chunk < onecopy->chunks; chunk++)
-		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, ONECOPY_CHUNK_CAPTURING);
+	{
+		if (onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, ONECOPY_CHUNK_CAPTURING))
+			doubt_memory(chunk);
+	}
 }

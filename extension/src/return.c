@@ -96,6 +96,8 @@ return_chunks(uint32 first, uint32 chunks_end, OnecopyChange *change)
 			elog(ERROR, "chunks %u to %u were to be returned, but buffer %d is in use",
 				 first, chunks_end - 1, id);
 	}
+	for (uint32 chunk = first; chunk < chunks_end; chunk++)
+		doubt_memory(chunk);
 	pages_of_chunks(first, chunks_end, &start, &end);
 	(void) return_range(start, end, change);
 }
@@ -160,8 +162,12 @@ return_captured_runs(uint32 chunk, OnecopyChange *change)
 
 		for (; id < end && buffer_is_captured(id); id++)
 			has_memory |= onecopy->captured[id] != ONECOPY_CAPTURED_RETURNED;
-		if (has_memory && return_buffers(first, id, change))
+		if (has_memory && page_up(block_address(first)) < page_down(block_address(id)))
+		{
+			/* Before: where it fails nobody knows what is still there. */
 			memset(onecopy->captured + first, ONECOPY_CAPTURED_RETURNED, id - first);
+			(void) return_buffers(first, id, change);
+		}
 		if (id == first)
 			id++;
 	}
@@ -174,6 +180,16 @@ is_returned_in_part(uint32 chunk)
 
 	return memchr(onecopy->captured + first, ONECOPY_CAPTURED_RETURNED,
 				  onecopy_chunk_end(chunk) - first) != NULL;
+}
+
+void
+doubt_memory(uint32 chunk)
+{
+	for (int id = onecopy_chunk_first(chunk); id < onecopy_chunk_end(chunk); id++)
+	{
+		if (buffer_is_captured(id))
+			onecopy->captured[id] = ONECOPY_CAPTURED_RETURNED;
+	}
 }
 
 void

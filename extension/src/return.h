@@ -43,6 +43,12 @@ extern void return_captured_runs(uint32 chunk, OnecopyChange *change);
 /* Was a part of this chunk given back? */
 extern bool is_returned_in_part(uint32 chunk);
 
+/*
+ * Its captured buffers may lack memory now: it is filled, or all of it is given
+ * back, before anybody has it.
+ */
+extern void doubt_memory(uint32 chunk);
+
 /* The memory of such a chunk is there again. */
 extern void forget_returned_part(uint32 chunk);
 

@@ -98,7 +98,8 @@ typedef struct OnecopyState
 /* Values of OnecopyState.captured, beside 0. */
 #define ONECOPY_CAPTURED 1
 #define ONECOPY_CAPTURED_RETURNED 2 /* memory given back, while others use
-									 * their part of the chunk */
+									 * their part of the chunk, or perhaps not
+									 * there after an error */
 
 /* NULL unless the module was loaded by shared_preload_libraries. */
 extern OnecopyState *onecopy;
