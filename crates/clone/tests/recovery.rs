@@ -293,6 +293,7 @@ async fn a_checkpoint_that_is_made_meanwhile_is_not_made_again() {
         assert_eq!(slots(&source).await, ["around"], "what it makes superfluous is kept for the clone");
         client.batch_execute("CHECKPOINT").await.expect("made");
         made = redo().await;
+        Ok(())
     };
     let wanted = Recovery::Crash;
     let begun =
@@ -300,6 +301,14 @@ async fn a_checkpoint_that_is_made_meanwhile_is_not_made_again() {
     assert_ne!(made, far);
     assert_eq!(redo().await, made, "no other one is made");
     begun.abandon().await;
+
+    // Nor one for what is given up anyway.
+    client.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 80000000))", &[]).await.expect("written");
+    let failed = std::future::ready(Err(CloneError::FreezeUnderWay));
+    let refused = begin_around(&source_of(&source), std::slice::from_ref(&name), wanted, failed).await;
+    assert!(matches!(refused, Err(CloneError::FreezeUnderWay)));
+    assert_eq!(redo().await, made);
+    assert_eq!(slots(&source).await, Vec::<String>::new());
 }
 
 #[tokio::test]

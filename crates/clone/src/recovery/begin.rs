@@ -34,19 +34,19 @@ pub struct Begun {
 /// # Errors
 /// [`CloneError::Unsuitable`] says what the source lacks; [`CloneError::Postgres`]. The slots are then dropped again.
 pub async fn begin(source: &SourceServer, slots: &[String], wanted: Recovery) -> Result<Begun, CloneError> {
-    begin_around(source, slots, wanted, std::future::ready(())).await
+    begin_around(source, slots, wanted, std::future::ready(Ok(()))).await
 }
 
-/// The same around `other` work, which makes a checkpoint as well: the slots are there before its end, the redo point is
-/// looked for after that, so that its checkpoint may serve.
+/// The same around `other` work, which makes a checkpoint as well: it begins when the slots are there, and the redo
+/// point is looked for after it, so that its checkpoint may serve.
 ///
 /// # Errors
-/// As [`begin`].
+/// As [`begin`]; that of `other`, after which no checkpoint is made.
 pub async fn begin_around(
     source: &SourceServer,
     slots: &[String],
     wanted: Recovery,
-    other: impl Future<Output = ()>,
+    other: impl Future<Output = Result<(), CloneError>>,
 ) -> Result<Begun, CloneError> {
     let client = connect(&source.connection).await?;
     let facts = Facts::ask(&client, source).await?;
@@ -58,8 +58,11 @@ pub async fn begin_around(
             return Err(error);
         }
     }
-    other.await;
-    match prepare(&client, source, &facts, slots, mode).await {
+    let prepared = match other.await {
+        Ok(()) => prepare(&client, source, &facts, slots, mode).await,
+        Err(error) => Err(error),
+    };
+    match prepared {
         Ok((control, control_bytes)) => {
             let (source, slots) = (source.clone(), slots.to_vec());
             Ok(Begun { source, client, mode, facts, slots, control, control_bytes })
@@ -159,7 +162,7 @@ enum Unfit {
 
 fn unfit(checkpoint: &Checkpoint, kept_from: Option<Lsn>, position: Lsn, timeline: Option<u32>) -> Option<Unfit> {
     // A slot begins at the redo point of the checkpoint that is under way, which the control file does not name yet.
-    if kept_from.is_some_and(|kept_from| checkpoint.redo < kept_from) {
+    if kept_from.is_none_or(|kept_from| checkpoint.redo < kept_from) {
         return Some(Unfit::NotKept);
     }
     if timeline.is_some_and(|timeline| timeline != checkpoint.timeline) {
@@ -182,13 +185,15 @@ mod tests {
         let far = Lsn(near.0 + 1);
         for (checkpoint, kept_from, position, timeline, expected) in [
             (fit, Some(Lsn(1 << 30)), near, Some(2), None),
-            (fit, None, near, None, None),
+            (fit, Some(Lsn(0)), near, None, None),
             // A position that was read before the checkpoint ended.
-            (fit, None, Lsn(1), Some(2), None),
+            (fit, Some(Lsn(0)), Lsn(1), Some(2), None),
+            // A slot keeps nothing any more.
+            (fit, None, near, Some(2), Some(Unfit::NotKept)),
             (fit, Some(Lsn((1 << 30) + 1)), far, Some(1), Some(Unfit::NotKept)),
             (fit, Some(Lsn(1 << 30)), near, Some(3), Some(Unfit::OtherTimeline)),
-            (Checkpoint { full_page_writes: false, ..fit }, None, near, Some(2), Some(Unfit::TornPages)),
-            (fit, None, far, Some(2), Some(Unfit::Far)),
+            (Checkpoint { full_page_writes: false, ..fit }, Some(Lsn(0)), near, Some(2), Some(Unfit::TornPages)),
+            (fit, Some(Lsn(0)), far, Some(2), Some(Unfit::Far)),
         ] {
             assert_eq!(unfit(&checkpoint, kept_from, position, timeline), expected, "{checkpoint:?} {kept_from:?}");
         }

@@ -124,10 +124,15 @@ pub(super) async fn drop_all(client: &Client, names: &[String]) {
     }
 }
 
-/// From where on all of these slots keep the log; none without slots.
+/// From where on all of these slots keep the log: from its beginning when there are none of them; none when one keeps
+/// nothing, because the server has invalidated it or somebody has dropped it.
 pub(super) async fn kept_from(client: &Client, names: &[String]) -> Result<Option<Lsn>, CloneError> {
     const ACTION: &str = "read the replication slots";
-    let query = "SELECT max(restart_lsn)::text FROM pg_replication_slots WHERE slot_name = ANY($1::text[])";
+    if names.is_empty() {
+        return Ok(Some(Lsn(0)));
+    }
+    let query = "SELECT CASE WHEN count(restart_lsn) = cardinality($1::text[]) THEN max(restart_lsn)::text END
+        FROM pg_replication_slots WHERE slot_name = ANY($1::text[])";
     let row = client.query_one(query, &[&names]).await.map_err(PostgresError::sql(ACTION))?;
     let text: Option<String> = row.get(0);
     let parsed = text.as_deref().map(str::parse).transpose();

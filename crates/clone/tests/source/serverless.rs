@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,7 +16,8 @@ use onecopy_clone::source::Source;
 use onecopy_postgres::{ConnectionParameters, ServiceUser};
 use onecopy_testing::{TestDirectory, until_async};
 
-use crate::frozen::{freeze, freeze_and_follow};
+use crate::followers::Slow;
+use crate::frozen::{freeze, freeze_and_follow, freeze_for};
 use crate::harness::xfs;
 
 /// A freeze waits for so long at most for what was let through before it.
@@ -126,6 +127,40 @@ async fn a_truncation_that_was_let_through_before_a_freeze_happens_before_it() {
         return;
     }
     panic!("no freeze of {FREEZES_MAX} was over within {TRUNCATION_WAIT:?}");
+}
+
+/// Accesses that come while the listener waits for a disk, all together: it waits for one of them, not for each.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_accesses_that_are_heard_together_the_listener_itself_waits_for_one_slow_save() {
+    const READERS: usize = 8;
+    let directory = TestDirectory::new().expect("a directory");
+    let at = |number: usize| directory.join("base/5").join((16384 + number).to_string());
+    std::fs::create_dir_all(directory.join("base/5")).expect("made");
+    std::fs::write(directory.join("PG_VERSION"), "15\n").expect("written");
+    (0..READERS).for_each(|number| std::fs::write(at(number), vec![1; 8192]).expect("written"));
+    let (source, server) = fabricated(directory.path()).await;
+    source.adopt(&server).await.expect("nothing is open");
+    let slow = Arc::new(Slow::default());
+    drop(freeze_for(&source, Arc::clone(&slow) as _).await);
+    let read = |number: usize| {
+        let mut command = Command::new("dd");
+        command.arg(format!("if={}", at(number).display())).args(["of=/dev/null", "bs=8192", "status=none"]);
+        command.spawn().expect("coreutils")
+    };
+    let mut readers = vec![read(0)];
+    until_async("the listener saves", async || slow.taken() == (1, 0)).await;
+    readers.extend((1..READERS).map(read));
+    // What it reads is its descriptor 0.
+    let reading = format!("{} 0x0 ", libc::SYS_read);
+    let is_reading = |reader: &Child| {
+        std::fs::read_to_string(format!("/proc/{}/syscall", reader.id())).is_ok_and(|call| call.starts_with(&reading))
+    };
+    until_async("all wait", async || readers.iter().all(is_reading)).await;
+    slow.release();
+    for mut reader in readers {
+        assert!(reader.wait().expect("waited for").success());
+    }
+    assert_eq!(slow.taken(), (2, READERS - 2));
 }
 
 /// A data directory of the servers' account, and beside it a file that root alone may read.

@@ -13,7 +13,7 @@ use crate::hydrator::Hydrator;
 use crate::hydrator::in_work::CloneInWork;
 use crate::image::{Image, SmallFile};
 use crate::source::{Source, SourceFiles};
-use crate::target::Place;
+use crate::target::{Place, Skeleton};
 
 /// Freezes that are tried when databases are made just then: each costs a barrier of some 100 ms, and an application
 /// that makes databases all the time, as tests do, hits several in a row.
@@ -87,10 +87,7 @@ fn freeze_now(
         // The directories are as old as the preparations took, a prepared one far older: what has changed since then is
         // told them while nobody waits.
         for candidate in groups.iter_mut().flat_map(|group| &mut group.members) {
-            if let Err(error) = candidate.skeleton.reconcile(Arc::clone(ready.image())) {
-                // What fails here fails again when all stands still, and is said then.
-                tracing::debug!(%error, "a clone's directory cannot be made as it shall be");
-            }
+            reshape(&mut candidate.skeleton, ready.image());
         }
         Ok((disks, ready.close_gate()?))
     };
@@ -105,7 +102,8 @@ fn freeze_now(
         let mut members = Vec::new();
         for Candidate { clone, news, mut skeleton } in group.members {
             let frozen = || {
-                skeleton.reconcile(Arc::clone(&image))?;
+                reshape(&mut skeleton, &image);
+                let skeleton = skeleton?;
                 let place = skeleton.place().clone();
                 let origin = Arc::new(freezing.files());
                 let bitmap = SharedBitmap::create(&image)?;
@@ -126,4 +124,69 @@ fn freeze_now(
     // Who followed in time is none the worse for a gate that opened by itself.
     let pause = freezing.open_gate().unwrap_or(crate::source::GATE_CLOSED_MAX);
     Ok(Freeze { groups: frozen_groups, failed: failures, image, small, pause })
+}
+
+/// Brings a clone's directory into the shape of an image. When that fails the directory must not be touched again: the
+/// error stays in its place, and is told at the end.
+fn reshape(skeleton: &mut Result<Skeleton, CloneError>, image: &Arc<Image>) {
+    if let Ok(shaped) = skeleton
+        && let Err(error) = shaped.reconcile(Arc::clone(image))
+    {
+        *skeleton = Err(error);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use onecopy_postgres::{ConnectionParameters, ServiceUser};
+
+    use super::*;
+    use crate::image::{FileIdentity, ImageDirectory, ImageFile};
+    use crate::target::Marker;
+
+    fn image(files: &[&str]) -> Arc<Image> {
+        let mut image = Image::default();
+        image.directories.push(ImageDirectory { path: "base/5".into(), mode: 0o700 });
+        let identity = FileIdentity { device: 0, inode: 0, born_nanoseconds: 0 };
+        let listed = files.iter().map(|path| ImageFile { path: path.into(), size_bytes: 10, mode: 0o600, identity });
+        image.files.extend(listed);
+        Arc::new(image)
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_reshaped_is_left_alone_and_its_own_error_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let at = |name: &str| directory.path().join("home").join(name);
+        let user = ServiceUser::resolve(None).unwrap();
+        let marker = Marker {
+            made_by: "a test".to_owned(),
+            source_data_directory: "/source".into(),
+            tablespaces: at("tablespaces"),
+            user_name: user.name().to_owned(),
+            service_directory: "/run/onecopy/test".into(),
+            slot: None,
+            source: ConnectionParameters {
+                host: "127.0.0.1".to_owned(),
+                port: 5432,
+                user: "postgres".to_owned(),
+                password: None,
+                database: "postgres".to_owned(),
+                application_name: None,
+            },
+        };
+        let place = Place { directory: at("clone"), tablespaces: at("tablespaces"), user };
+        let mut skeleton = Ok(Skeleton::make(place, image(&["base/5/1"]), &marker).unwrap());
+        fs::write(at("clone/base/5/2"), "in its way").unwrap();
+        reshape(&mut skeleton, &image(&["base/5/1", "base/5/2"]));
+        // What failed would not fail again.
+        fs::remove_file(at("clone/base/5/2")).unwrap();
+        reshape(&mut skeleton, &image(&["base/5/3"]));
+        let error = skeleton.unwrap_err().to_string();
+        assert!(error.contains("base/5/2"), "{error}");
+        assert!(at("clone/base/5/1").exists() && !at("clone/base/5/3").exists());
+    }
 }

@@ -70,7 +70,8 @@ async fn timed<T>(step: &'static str, work: impl Future<Output = T>) -> T {
 struct Candidate {
     clone: Arc<CloneInWork>,
     news: mpsc::Sender<News>,
-    skeleton: Skeleton,
+    /// Or why it has no shape any more.
+    skeleton: Result<Skeleton, CloneError>,
 }
 
 /// Clones that are recovered alike.

@@ -127,24 +127,14 @@ async fn prepare_alike(
     };
     let slots: Vec<String> = members.iter().map(|clone| clone.plan.slot.clone()).collect();
     // Adopted by a checkpoint, the source has a redo point that is near: nobody asks for another one beside it.
-    let (adopted, is_adopted) = tokio::sync::oneshot::channel();
-    let adoption = async { is_adopted.await.unwrap_or_default() };
-    let (begun, watched, skeletons) = tokio::join!(
+    let adoption = watch(hydrator, source);
+    let (begun, skeletons) = tokio::join!(
         timed("begin the recovery", recovery::begin_around(source, &slots, *recovery, adoption)),
-        async {
-            let watched = watch(hydrator, source).await;
-            let _ = adopted.send(());
-            watched
-        },
         timed("make directories", make_skeletons(hydrator, &image, &members)),
     );
-    let begun = match (begun, watched) {
-        (Ok(begun), Ok(())) => begun,
-        (Ok(begun), Err(error)) => {
-            begun.abandon().await;
-            return fail_all(hydrator, members, news, &error).await;
-        }
-        (Err(error), _) => {
+    let begun = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
             // What it had made it has dropped again.
             members.iter().for_each(|clone| clone.note_no_slot());
             return fail_all(hydrator, members, news, &error).await;
@@ -153,7 +143,7 @@ async fn prepare_alike(
     let mut candidates = Vec::new();
     for (clone, skeleton) in members.into_iter().zip(skeletons) {
         match skeleton {
-            Ok(skeleton) => candidates.push(Candidate { clone, news: news.clone(), skeleton }),
+            Ok(skeleton) => candidates.push(Candidate { clone, news: news.clone(), skeleton: Ok(skeleton) }),
             Err(error) => fail(hydrator, clone, news, &error).await,
         }
     }
