@@ -15,6 +15,9 @@ use crate::image::FileIdentity;
 
 /// How long it waits for the next access before it shows that it lives.
 const LISTEN_INTERVAL: Duration = Duration::from_millis(100);
+/// So long it saves at once what it has heard together. What takes longer waits for a disk: what of the rest must be
+/// saved is for the workers.
+const OWN_SAVES_TIME_MAX: Duration = Duration::from_millis(100);
 /// After a reading that failed, so that a lasting failure does not burn a processor.
 const FAILURE_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -81,7 +84,8 @@ impl Ears {
                 // All are written down before the first one may wait for a disk.
                 Ok(events) => {
                     let heard: Vec<Waiting> = events.into_iter().filter_map(|event| self.hear(event)).collect();
-                    heard.into_iter().for_each(|waiting| self.settle(waiting));
+                    let since = Instant::now();
+                    heard.into_iter().for_each(|waiting| self.settle(waiting, since));
                 }
                 Err(error) => {
                     tracing::error!(%error, "the source's accesses cannot be read");
@@ -118,10 +122,15 @@ impl Ears {
         Some(Waiting { event, identity, slot, since, saving: false })
     }
 
-    fn settle(&self, waiting: Waiting) {
+    /// One of those that were heard together and are settled since then.
+    fn settle(&self, waiting: Waiting, since: Instant) {
+        let patience = if since.elapsed() < OWN_SAVES_TIME_MAX { Patience::None } else { Patience::Exhausted };
         // It may write: what the kernel takes at once as a rule it takes late when a disk has too much to do.
-        if let Some(waiting) = self.pulse.during(|| self.traffic.settle(waiting, Patience::None)) {
-            self.workers.hand_over(waiting, || self.look_after());
+        if let Some(waiting) = self.pulse.during(|| self.traffic.settle(waiting, patience)) {
+            self.workers.hand_over(waiting, || {
+                self.look_after();
+                self.open_stuck_gate();
+            });
         }
     }
 

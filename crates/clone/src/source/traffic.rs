@@ -34,6 +34,8 @@ pub(super) struct Waiting {
 #[derive(Clone, Copy)]
 pub(super) enum Patience<'a> {
     None,
+    /// He has waited already: he takes nothing, not even at once.
+    Exhausted,
     /// He may, where others see for how long.
     Seated(&'a Seat),
 }
@@ -156,7 +158,7 @@ impl Traffic {
                 }
                 match patience {
                     Patience::None if self.take_now(following, *file, range) => {}
-                    Patience::None => {
+                    Patience::None | Patience::Exhausted => {
                         self.counters.slow_saves.fetch_add(1, Ordering::Relaxed);
                         return Some(waiting);
                     }

@@ -1,7 +1,8 @@
 //! Followers that do not do what they are there for: the source goes on all the same.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use onecopy_clone::image::FileNumber;
@@ -47,6 +48,56 @@ impl Follower for Hopeless {
     fn give_up(&self, reason: &str) {
         assert_eq!(reason, "the disk is full");
         self.given_up.store(true, Ordering::Release);
+    }
+}
+
+/// What it saves at once takes as long as on a disk that has too much to do, the first one until it is released.
+#[derive(Default)]
+pub struct Slow {
+    taken_now: Mutex<BTreeSet<FileNumber>>,
+    taken_later: Mutex<BTreeSet<FileNumber>>,
+    is_released: Mutex<bool>,
+    released: Condvar,
+}
+
+impl Slow {
+    const SAVE_TIME: Duration = Duration::from_millis(200);
+
+    pub fn release(&self) {
+        *self.is_released.lock().expect("whole") = true;
+        self.released.notify_all();
+    }
+
+    /// Files that it took, or is taking, at once; and others.
+    pub fn taken(&self) -> (usize, usize) {
+        (self.taken_now.lock().expect("whole").len(), self.taken_later.lock().expect("whole").len())
+    }
+}
+
+impl Follower for Slow {
+    fn has(&self, file: FileNumber, _: ByteRange) -> bool {
+        [&self.taken_now, &self.taken_later].iter().any(|taken| taken.lock().expect("whole").contains(&file))
+    }
+
+    fn has_all_of(&self, file: FileNumber) -> bool {
+        self.has(file, ByteRange::WHOLE)
+    }
+
+    fn take_now(&self, file: FileNumber, _: ByteRange) -> Result<bool, FollowerFailed> {
+        self.taken_now.lock().expect("whole").insert(file);
+        let released = self.is_released.lock().expect("whole");
+        drop(self.released.wait_while(released, |released| !*released).expect("whole"));
+        std::thread::sleep(Slow::SAVE_TIME);
+        Ok(true)
+    }
+
+    fn take(&self, file: FileNumber, _: ByteRange) -> Result<(), FollowerFailed> {
+        self.taken_later.lock().expect("whole").insert(file);
+        Ok(())
+    }
+
+    fn give_up(&self, reason: &str) {
+        panic!("it takes all, if late: {reason}");
     }
 }
 
