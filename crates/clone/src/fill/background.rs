@@ -112,7 +112,14 @@ impl Work {
         left.sort_by_cached_key(|file| {
             std::cmp::Reverse((self.filling.is_file_lost(*file), files[file.0 as usize].size_bytes))
         });
-        while let Some(file) = self.filling.take_busiest(&mut left).or_else(|| left.pop()) {
+        let mut busy = Vec::new();
+        loop {
+            // Ranked anew with each writing back: before each file it would cost more than the filling, of many files.
+            if self.to_sync.is_empty() {
+                left.append(&mut busy);
+                busy = self.filling.take_busy(&mut left);
+            }
+            let Some(file) = busy.pop().or_else(|| left.pop()) else { return self.sync() };
             self.wait_removed(file)?;
             self.fill(file, ByteRange::WHOLE)?;
             if self.stopped() {
@@ -124,7 +131,6 @@ impl Work {
                 self.sync()?;
             }
         }
-        self.sync()
     }
 
     /// The source has removed the file, and the process that had it open is dead: the clone removes its own when it has

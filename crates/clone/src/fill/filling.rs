@@ -177,17 +177,24 @@ impl Filling {
         self.accesses[file.0 as usize].fetch_add(1, Relaxed);
     }
 
-    /// Takes out the file by whose filling most of the source's accesses for each missing byte will be asked about no
-    /// more; of several the last. None when none was accessed that lacks something which can be had.
-    pub(super) fn take_busiest(&self, files: &mut Vec<FileNumber>) -> Option<FileNumber> {
-        let busy = files.iter().enumerate().filter_map(|(at, &file)| {
+    /// Takes out the files that the source has accessed and that lack something which can be had. Last is the one by
+    /// whose filling most accesses for each missing byte will be asked about no more.
+    pub(super) fn take_busy(&self, files: &mut Vec<FileNumber>) -> Vec<FileNumber> {
+        let mut busy = Vec::new();
+        files.retain(|&file| {
             let accesses = u128::from(self.accesses[file.0 as usize].load(Relaxed));
+            if accesses == 0 {
+                return true;
+            }
             let missing_bytes = u128::from(self.missing_bytes(file));
-            (accesses > 0 && missing_bytes > 0 && !self.is_file_lost(file)).then_some((at, accesses, missing_bytes))
+            let is_busy = missing_bytes > 0 && !self.is_file_lost(file);
+            if is_busy {
+                busy.push((file, accesses, missing_bytes));
+            }
+            !is_busy
         });
-        let (at, ..) = busy
-            .max_by(|(_, accesses, bytes), (_, others, other_bytes)| (accesses * other_bytes).cmp(&(others * bytes)))?;
-        Some(files.remove(at))
+        busy.sort_by(|(_, accesses, bytes), (_, others, other_bytes)| (accesses * other_bytes).cmp(&(others * bytes)));
+        busy.into_iter().map(|(file, ..)| file).collect()
     }
 
     /// The bytes of the next missing chunks at or after `start`, at most a run's.

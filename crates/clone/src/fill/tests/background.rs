@@ -52,6 +52,23 @@ fn files_about_which_the_source_is_asked_most_for_what_they_lack_come_before_the
 }
 
 #[test]
+fn what_the_source_begins_to_access_comes_after_the_files_that_are_written_back_together() {
+    let harness = Harness::new((1..=70).map(|number| content(number, usize::from(number))).collect());
+    let filling = harness.filling();
+    let whole = Arc::new(Mutex::new(Vec::new()));
+    let (told, asked) = (Arc::clone(&whole), Arc::clone(&filling));
+    let on_file_whole = move |file| {
+        told.lock().unwrap().push(file);
+        [68, 69, 69, 69].map(FileNumber).into_iter().for_each(|busy| asked.note_access(busy));
+    };
+    let limiter = Arc::new(Limiter::new(None));
+    Background::start(Arc::clone(&filling), Vec::new(), limiter, on_file_whole).unwrap().wait();
+    assert!(filling.whole());
+    let expected: Vec<_> = (0..32).chain([69, 68]).chain(32..68).map(FileNumber).collect();
+    assert_eq!(*whole.lock().unwrap(), expected);
+}
+
+#[test]
 fn hot_ranges_come_first_and_a_stopped_background_ends() {
     let harness = Harness::new(vec![content(1, 100 * CHUNK), content(2, CHUNK)]);
     let filling = harness.filling();
