@@ -13,8 +13,8 @@ use crate::CloneError;
 /// Where descriptors are tried: beyond any file's end, so that whoever else is told of it has nothing to do. Each try is
 /// of a page of its own: several at a time may try descriptors of the same file, and each is told of all.
 const PROBE_OFFSET_BYTES: u64 = 1 << 60;
-/// What the kernel tells of is a multiple of this.
-const PAGE_BYTES: u64 = 4096;
+/// What the kernel tells of begins at a page; none of x86-64 or ARM is larger than this.
+const PAGE_BYTES_MAX: u64 = 64 << 10;
 /// Tries of this process.
 static TRIES: AtomicU64 = AtomicU64::new(0);
 /// How soon the answering thread sees that it is to end.
@@ -60,7 +60,7 @@ impl Probe {
         let _turn = self.one_at_a_time.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let descriptor = descriptor.as_fd();
         self.group.mark_file(descriptor)?;
-        let offset_bytes = PROBE_OFFSET_BYTES + TRIES.fetch_add(1, Ordering::Relaxed) * PAGE_BYTES;
+        let offset_bytes = PROBE_OFFSET_BYTES + TRIES.fetch_add(1, Ordering::Relaxed) * PAGE_BYTES_MAX;
         self.tried.store(offset_bytes, Ordering::Release);
         let read = rustix::io::retry_on_intr(|| rustix::io::pread(descriptor, &mut [0][..], offset_bytes));
         let told = self.tried.load(Ordering::Acquire) == 0;
