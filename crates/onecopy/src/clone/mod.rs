@@ -132,8 +132,7 @@ impl Clone {
             (None, Some(source), Some(target)) => (source.as_str(), target.clone()),
             _ => bail!("give a source and a directory: onecopy clone SOURCE DIRECTORY"),
         };
-        let target = std::path::absolute(&target).with_context(|| format!("cannot resolve {}", target.display()))?;
-        Ok((source, target))
+        Ok((source, absolute(&target)?))
     }
 
     async fn make(&self, display: &Display) -> anyhow::Result<()> {
@@ -267,6 +266,13 @@ fn say(display: &Display, text: &str) {
     }
 }
 
+/// A clone's directory as it was given on the command line, without a slash at the end, which a shell completes: names
+/// are made of this one.
+fn absolute(directory: &Path) -> anyhow::Result<PathBuf> {
+    let absolute = std::path::absolute(directory);
+    Ok(absolute.with_context(|| format!("cannot resolve {}", directory.display()))?.components().collect())
+}
+
 /// Where the tablespaces of the clone in this directory are.
 fn tablespaces_of(target: &Path) -> PathBuf {
     let mut tablespaces = target.as_os_str().to_owned();
@@ -286,6 +292,15 @@ fn slot_part(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slash_at_the_end_of_a_clone_s_directory_does_not_count() {
+        for given in ["/srv/c", "/srv/c/", "/srv//c/./"] {
+            let directory = absolute(Path::new(given)).unwrap();
+            assert_eq!(directory.as_os_str(), "/srv/c", "{given}");
+            assert_eq!(tablespaces_of(&directory).as_os_str(), "/srv/c.tablespaces", "{given}");
+        }
+    }
 
     #[test]
     fn a_slot_has_a_name_that_postgresql_takes() {

@@ -10,7 +10,7 @@ use onecopy_clone::target::{self, Marker, Place};
 use onecopy_host::{CloneStatus, Event, Progress};
 use onecopy_postgres::{ConnectionParameters, ServiceUser, kill_processes_of};
 
-use super::{release, tablespaces_of};
+use super::{absolute, release, tablespaces_of};
 use crate::output;
 use crate::progress::Display;
 use crate::signals::{HangUp, StopSignal};
@@ -23,7 +23,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Shows how far a clone is until it is whole.
 pub async fn watch(directory: &Path, display: &Display) -> anyhow::Result<()> {
-    let directory = std::path::absolute(directory)?;
+    let directory = absolute(directory)?;
     let Some(service) = service_of(&directory).await? else {
         return match state_without_service(&directory) {
             CloneState::Whole => {
@@ -93,7 +93,7 @@ pub async fn release(directory: &Path, display: &Display) {
 
 /// Ends a clone that is not whole.
 pub async fn discard(directory: &Path) -> anyhow::Result<()> {
-    let directory = std::path::absolute(directory)?;
+    let directory = absolute(directory)?;
     if Marker::read(&directory)?.is_none() {
         bail!(
             "{} is no clone that is being filled; a whole one is an ordinary server: stop it and remove it",
