@@ -2,4 +2,4 @@
 
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| onecopy_disk::vhost::fuzz::play(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| onecopy_disk::vhost_user::fuzz::play(input));

@@ -40,7 +40,7 @@ impl Attachment {
     }
 
     /// Takes the lease and opens the disk, with all that others wrote in the meantime; gives the open disk when it is
-    /// attached already. Each call that succeeds is undone by one [`detach`](Attachment::detach): doors share a disk.
+    /// attached already. Each call that succeeds is undone by one [`detach`](Attachment::detach): servers share a disk.
     ///
     /// # Errors
     /// [`DiskError::Leased`] when another holder did not give it back in time, and all that opening can meet.

@@ -69,7 +69,7 @@ fn check_places(loaded: &Loaded, header: &Header, data_bytes: u64, report: &mut 
     };
     let mut current_blocks = 0;
     entries(&loaded.current, |_, entry| current_blocks += place(entry));
-    for entry in engine::last_needed(&loaded.current, &loaded.snapshots).iter().flatten() {
+    for entry in engine::dead_lists(&loaded.current, &loaded.snapshots).iter().flatten() {
         place(*entry);
     }
     places.sort_unstable();

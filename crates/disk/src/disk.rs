@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use crate::check::{self, CheckReport};
 use crate::engine::workers::Workers;
-use crate::engine::{self, Core, Patience};
+use crate::engine::{self, Core, WaitPolicy};
 use crate::format::header::Header;
 use crate::source::Hydration;
 use crate::{
-    At, Attempt, Completion, CreateOptions, DiskError, Epoch, Geometry, OpenOptions, Piece, Request, Requester,
+    At, Attempt, Completion, CreateOptions, DiskError, Epoch, Geometry, GuestSegment, OpenOptions, Request, Requester,
     Snapshot, Statistics, View, WriteLog,
 };
 
@@ -148,32 +148,37 @@ impl Disk {
     /// # Errors
     /// [`DiskError::OutOfRange`], or the source or the file cannot be read.
     pub fn read(&self, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<(), DiskError> {
-        self.read_pieces(offset, into, &[])
+        self.read_segments(offset, into, &[])
     }
 
-    /// Reads, and tells the observer where the pieces lie in guest memory.
+    /// Reads, and tells the observer where the segments lie in guest memory.
     ///
     /// # Errors
     /// As [`read`](Disk::read).
-    pub fn read_pieces(&self, offset: u64, into: &mut [IoSliceMut<'_>], pieces: &[Piece]) -> Result<(), DiskError> {
-        self.0.core.read(offset, into, pieces, Patience::Waits(None)).map(|_| ())
+    pub fn read_segments(
+        &self,
+        offset: u64,
+        into: &mut [IoSliceMut<'_>],
+        segments: &[GuestSegment],
+    ) -> Result<(), DiskError> {
+        self.0.core.read(offset, into, segments, WaitPolicy::Wait(None)).map(|_| ())
     }
 
-    /// Writes. Whole sectors. The pieces tell where the data lies in guest memory: none, or as much as data. Durable
+    /// Writes. Whole sectors. The segments tell where the data lies in guest memory: none, or as much as data. Durable
     /// after the next [`flush`](Disk::flush).
     ///
     /// # Errors
     /// [`DiskError::OutOfRange`]; [`DiskError::Full`], then each block has its old or its new content;
     /// [`DiskError::ReadOnly`] after a failure.
-    pub fn write(&self, offset: u64, from: &[u8], pieces: &[Piece]) -> Result<(), DiskError> {
-        self.0.core.write(offset, from, pieces, Patience::Waits(None)).map(|_| ())
+    pub fn write(&self, offset: u64, from: &[u8], segments: &[GuestSegment]) -> Result<(), DiskError> {
+        self.0.core.write(offset, from, segments, WaitPolicy::Wait(None)).map(|_| ())
     }
 
     /// Makes all writes durable that have returned. Calls at the same time share the work.
     ///
     /// # Errors
-    /// [`DiskError::Full`]: nothing is lost, another flush may succeed. Any other failure of the files makes the disk read
-    /// only, as what they hold is not known any more.
+    /// [`DiskError::Full`]: nothing is lost, another flush may succeed. Any other failure of the files makes the disk
+    /// read only, as what they hold is not known any more.
     pub fn flush(&self) -> Result<(), DiskError> {
         self.0.core.check_open()?;
         self.0.core.flush()
@@ -199,8 +204,13 @@ impl Disk {
     ///
     /// # Errors
     /// As [`read`](Disk::read).
-    pub fn try_read(&self, offset: u64, into: &mut [IoSliceMut<'_>], pieces: &[Piece]) -> Result<Attempt, DiskError> {
-        self.0.core.read(offset, into, pieces, Patience::Tries)
+    pub fn try_read(
+        &self,
+        offset: u64,
+        into: &mut [IoSliceMut<'_>],
+        segments: &[GuestSegment],
+    ) -> Result<Attempt, DiskError> {
+        self.0.core.read(offset, into, segments, WaitPolicy::NoWait)
     }
 
     /// Writes, unless a partly written block must first be read from elsewhere. When it would wait, some of the blocks
@@ -208,8 +218,8 @@ impl Disk {
     ///
     /// # Errors
     /// As [`write`](Disk::write).
-    pub fn try_write(&self, offset: u64, from: &[u8], pieces: &[Piece]) -> Result<Attempt, DiskError> {
-        self.0.core.write(offset, from, pieces, Patience::Tries)
+    pub fn try_write(&self, offset: u64, from: &[u8], segments: &[GuestSegment]) -> Result<Attempt, DiskError> {
+        self.0.core.write(offset, from, segments, WaitPolicy::NoWait)
     }
 
     /// Does a request on the disk's own threads. Completions come in any order. Waits for room when 4096 requests wait.
@@ -235,7 +245,7 @@ impl Disk {
         self.0.core.epoch()
     }
 
-    /// Ends the current epoch, whose last moment stays readable until it is released, and gives its number. Waits for
+    /// Ends the current epoch, whose end stays readable until it is released, and gives its number. Waits for
     /// writes that are at work in the files; no input or output of its own.
     ///
     /// # Errors
@@ -252,7 +262,7 @@ impl Disk {
         self.0.core.release(epoch)
     }
 
-    /// The content at a moment.
+    /// The content now, at the end of an epoch or at a snapshot.
     ///
     /// # Errors
     /// [`DiskError::UnknownEpoch`], [`DiskError::UnknownSnapshot`], [`DiskError::Closed`].
@@ -262,12 +272,12 @@ impl Disk {
         Ok(match at {
             At::Current => View::current(core),
             At::Epoch(epoch) => {
-                let moment = core.moment_of_epoch(*epoch)?;
-                View::moment(core, moment)
+                let map = core.map_of_epoch(*epoch)?;
+                View::frozen(core, map)
             }
             At::Snapshot(name) => {
-                let moment = core.moment_of_snapshot(name)?;
-                View::moment(core, moment)
+                let map = core.map_of_snapshot(name)?;
+                View::frozen(core, map)
             }
         })
     }

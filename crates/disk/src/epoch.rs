@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
-/// A moment of a disk.
+/// A point in time of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum At {
     /// Now: what is read may change between two reads.

@@ -48,11 +48,11 @@ pub enum DiskError {
         /// The disk's size.
         size_bytes: u64,
     },
-    /// A request whose pieces do not add up to its data.
-    #[error("pieces of {pieces_bytes} bytes do not describe {data_bytes} bytes of data")]
-    Pieces {
-        /// Sum of the pieces' lengths.
-        pieces_bytes: u64,
+    /// A request whose segments do not add up to its data.
+    #[error("segments of {segments_bytes} bytes do not describe {data_bytes} bytes of data")]
+    Segments {
+        /// Sum of the segments' lengths.
+        segments_bytes: u64,
         /// Bytes of data.
         data_bytes: u64,
     },
@@ -191,10 +191,10 @@ impl DiskError {
         DiskError::Format { path: path.to_owned(), what: what.into() }
     }
 
-    /// The errno a door answers with: `EINVAL`, `ENOSPC`, `EROFS`, `ESHUTDOWN` or `EIO`.
+    /// The errno that a server answers with: `EINVAL`, `ENOSPC`, `EROFS`, `ESHUTDOWN` or `EIO`.
     pub fn errno(&self) -> i32 {
         match self {
-            DiskError::OutOfRange { .. } | DiskError::Pieces { .. } => libc::EINVAL,
+            DiskError::OutOfRange { .. } | DiskError::Segments { .. } => libc::EINVAL,
             DiskError::Full => libc::ENOSPC,
             DiskError::ReadOnly { .. } => libc::EROFS,
             DiskError::Closed => libc::ESHUTDOWN,

@@ -1,4 +1,4 @@
-//! Disks of virtual machines: one storage core, and two doors through which a machine reaches it.
+//! Disks of virtual machines: one storage core, and its NBD server and its vhost-user-blk back end.
 
 mod attachment;
 mod check;
@@ -17,7 +17,7 @@ mod request;
 pub mod source;
 mod space;
 mod storage;
-pub mod vhost;
+pub mod vhost_user;
 
 pub use attachment::Attachment;
 pub use check::CheckReport;
@@ -28,7 +28,7 @@ pub use error::{DiskError, Found};
 pub use export::export;
 pub use observer::{Direction, Observer, Opened};
 pub use options::{CreateOptions, Geometry, OpenOptions, Snapshot, Statistics};
-pub use request::{Attempt, Completion, Piece, Request, Requester};
+pub use request::{Attempt, Completion, GuestSegment, Request, Requester};
 pub use source::{BaseSpecification, Extent, Hydration, Source, SourceError, TlsFiles};
 
 /// The unit of the map, of copies on write and of content hashes: the guest's page.

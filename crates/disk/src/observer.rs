@@ -35,16 +35,16 @@ pub trait Observer: Send + Sync {
 
     /// A whole block passed. `hash` is the XXH3-128 of its 4096 bytes with the disk's seed. The guest's address is told
     /// only when the block lies within one guest page, at the page's beginning or not.
-    fn passed(&self, block: u64, hash: u128, guest_address: Option<u64>, direction: Direction);
+    fn transferred(&self, block: u64, hash: u128, guest_address: Option<u64>, direction: Direction);
 
     /// These blocks changed to something unknown: partly written, discarded, zeroed.
-    fn forgotten(&self, blocks: Range<u64>);
+    fn invalidated(&self, blocks: Range<u64>);
 
     /// Whether the block's content is known: then a read of it is not hashed again. Only a hint.
     fn knows(&self, block: u64) -> bool;
 
     /// A read of a block that [`knows`](Observer::knows) put it at this guest address.
-    fn seen(&self, block: u64, guest_address: u64);
+    fn placed(&self, block: u64, guest_address: u64);
 
     /// The disk is drained and flushed, and is about to be given back in order: nothing passes any more in this
     /// generation of it. Not called when the disk's process dies.

@@ -61,7 +61,7 @@ pub struct Geometry {
     pub copy_base: bool,
 }
 
-/// A durable moment of a disk.
+/// A durable, named point in time of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Its name.

@@ -1,13 +1,13 @@
-//! A request to a disk, as a door hands it over.
+//! A request to a disk, as a server hands it over.
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::DiskError;
 
-/// One piece of a request's data in guest memory. It need not be a page, nor begin at one.
+/// One segment of a request's data in guest memory. It need not be a page, nor begin at one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Guest physical address of its first byte, when the door knows it.
+pub struct GuestSegment {
+    /// Guest physical address of its first byte, when the server knows it.
     pub guest_address: Option<u64>,
     /// Its length in bytes.
     pub length: u32,
@@ -23,16 +23,16 @@ pub enum Request {
         /// How many.
         length: u64,
         /// Where they go in guest memory: may be empty.
-        pieces: Vec<Piece>,
+        segments: Vec<GuestSegment>,
     },
-    /// New bytes: the door's own copy, which the guest cannot change any more.
+    /// New bytes: the server's own copy, which the guest cannot change any more.
     Write {
         /// First byte.
         offset: u64,
         /// The bytes.
         data: Vec<u8>,
         /// Where they came from in guest memory: may be empty.
-        pieces: Vec<Piece>,
+        segments: Vec<GuestSegment>,
     },
     /// All writes completed before are durable when this one completes.
     Flush,

@@ -1,7 +1,7 @@
 //! What each block holds, as 64 bits of its hash.
 //!
-//! Blocks lie together in stretches of 4 MiB of disk, which are made when the first of their blocks passes. So many
-//! threads record at once: a stretch's numbers are atomic, and only making or dropping one locks its shard for writing.
+//! Blocks lie together in extents of 4 MiB of disk, which are made when the first of their blocks passes. So many
+//! threads record at once: an extent's numbers are atomic, and only making or dropping one locks its shard for writing.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -10,8 +10,8 @@ use std::sync::{RwLock, RwLockReadGuard};
 
 use crate::zeroed;
 
-/// Blocks of a stretch: 4 MiB of disk.
-pub(crate) const STRETCH_BLOCKS: u32 = 1024;
+/// Blocks of an extent: 4 MiB of disk.
+pub(crate) const EXTENT_BLOCKS: u32 = 1024;
 
 /// More shards than processors that a guest's queues keep busy.
 const SHARDS: u32 = 64;
@@ -21,16 +21,16 @@ const UNKNOWN: u64 = 0;
 
 /// The hash of a content as it is stored: never that of an unknown one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Print(u64);
+pub(crate) struct Fingerprint(u64);
 
-impl Print {
+impl Fingerprint {
     /// The lower half of a content's hash; a zero counts as a one, which costs half a bit of one content.
-    pub(crate) fn of(hash: u128) -> Print {
-        Print((hash as u64).max(1))
+    pub(crate) fn of(hash: u128) -> Fingerprint {
+        Fingerprint((hash as u64).max(1))
     }
 
-    pub(crate) fn from_bits(bits: u64) -> Option<Print> {
-        (bits != UNKNOWN).then_some(Print(bits))
+    pub(crate) fn from_bits(bits: u64) -> Option<Fingerprint> {
+        (bits != UNKNOWN).then_some(Fingerprint(bits))
     }
 
     pub(crate) fn bits(self) -> u64 {
@@ -41,46 +41,46 @@ impl Print {
 /// The contents of all blocks.
 pub(crate) struct Contents {
     shards: Box<[RwLock<Shard>]>,
-    /// Stretches that a shard keeps; above it the one is dropped that was recorded longest ago.
-    stretches_per_shard_max: usize,
-    dropped_stretches: AtomicU64,
+    /// Extents that a shard keeps; above it the one is dropped that was recorded longest ago.
+    extents_per_shard_max: usize,
+    dropped_extents: AtomicU64,
 }
 
 #[derive(Default)]
 struct Shard {
-    stretches: HashMap<u32, Stretch>,
-    /// The order in which stretches are asked whether they may go.
+    extents: HashMap<u32, Extent>,
+    /// The order in which extents are asked whether they may go.
     clock: VecDeque<u32>,
 }
 
-struct Stretch {
-    prints: Box<[AtomicU64]>,
+struct Extent {
+    fingerprints: Box<[AtomicU64]>,
     /// Recorded since the clock came by.
     fresh: AtomicBool,
 }
 
 impl Contents {
-    /// Room for at least this many blocks; each of the shards keeps one stretch at least.
+    /// Room for at least this many blocks; each of the shards keeps one extent at least.
     pub(crate) fn new(blocks_max: u64) -> Contents {
-        let stretches = blocks_max.div_ceil(u64::from(STRETCH_BLOCKS));
-        let per_shard = stretches.div_ceil(u64::from(SHARDS)).max(1);
+        let extents = blocks_max.div_ceil(u64::from(EXTENT_BLOCKS));
+        let per_shard = extents.div_ceil(u64::from(SHARDS)).max(1);
         Contents {
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
-            stretches_per_shard_max: usize::try_from(per_shard).unwrap_or(usize::MAX),
-            dropped_stretches: AtomicU64::new(0),
+            extents_per_shard_max: usize::try_from(per_shard).unwrap_or(usize::MAX),
+            dropped_extents: AtomicU64::new(0),
         }
     }
 
     /// Records what a block holds. Returns whether it held that before, as far as is known.
-    pub(crate) fn set(&self, block: u32, print: Print) -> bool {
-        let number = block / STRETCH_BLOCKS;
+    pub(crate) fn set(&self, block: u32, fingerprint: Fingerprint) -> bool {
+        let number = block / EXTENT_BLOCKS;
         loop {
             let shard = self.read(number);
-            if let Some(stretch) = shard.stretches.get(&number) {
-                if !stretch.fresh.load(Ordering::Relaxed) {
-                    stretch.fresh.store(true, Ordering::Relaxed);
+            if let Some(extent) = shard.extents.get(&number) {
+                if !extent.fresh.load(Ordering::Relaxed) {
+                    extent.fresh.store(true, Ordering::Relaxed);
                 }
-                return stretch.place(block).swap(print.0, Ordering::AcqRel) == print.0;
+                return extent.place(block).swap(fingerprint.0, Ordering::AcqRel) == fingerprint.0;
             }
             drop(shard);
             self.make(number);
@@ -88,38 +88,38 @@ impl Contents {
     }
 
     /// What a block holds, if that is known.
-    pub(crate) fn get(&self, block: u32) -> Option<Print> {
-        let number = block / STRETCH_BLOCKS;
+    pub(crate) fn get(&self, block: u32) -> Option<Fingerprint> {
+        let number = block / EXTENT_BLOCKS;
         let shard = self.read(number);
-        Print::from_bits(shard.stretches.get(&number)?.place(block).load(Ordering::Acquire))
+        Fingerprint::from_bits(shard.extents.get(&number)?.place(block).load(Ordering::Acquire))
     }
 
     /// Forgets what these blocks hold.
     pub(crate) fn forget(&self, blocks: Range<u64>) {
-        let stretch_blocks = u64::from(STRETCH_BLOCKS);
+        let extent_blocks = u64::from(EXTENT_BLOCKS);
         let mut next = blocks.start;
         while next < blocks.end {
-            let Ok(number) = u32::try_from(next / stretch_blocks) else { return };
-            let end = blocks.end.min((u64::from(number) + 1) * stretch_blocks);
-            if let Some(stretch) = self.read(number).stretches.get(&number) {
+            let Ok(number) = u32::try_from(next / extent_blocks) else { return };
+            let end = blocks.end.min((u64::from(number) + 1) * extent_blocks);
+            if let Some(extent) = self.read(number).extents.get(&number) {
                 for block in next..end {
-                    stretch.prints[(block % stretch_blocks) as usize].store(UNKNOWN, Ordering::Release);
+                    extent.fingerprints[(block % extent_blocks) as usize].store(UNKNOWN, Ordering::Release);
                 }
             }
             next = end;
         }
     }
 
-    /// Calls `each` with every stretch's number and prints, one shard after the other; numbers ascend within a shard
-    /// only.
-    pub(crate) fn each_stretch<E>(&self, mut each: impl FnMut(u32, &[AtomicU64]) -> Result<(), E>) -> Result<(), E> {
+    /// Calls `each` with every extent's number and fingerprints, one shard after the other; numbers ascend within a
+    /// shard only.
+    pub(crate) fn each_extent<E>(&self, mut each: impl FnMut(u32, &[AtomicU64]) -> Result<(), E>) -> Result<(), E> {
         for shard in &self.shards {
             let shard = shard.read().expect("nothing panics while it holds a shard");
-            let mut numbers: Vec<u32> = shard.stretches.keys().copied().collect();
+            let mut numbers: Vec<u32> = shard.extents.keys().copied().collect();
             numbers.sort_unstable();
             for number in numbers {
-                let stretch = &shard.stretches[&number];
-                each(number, &stretch.prints)?;
+                let extent = &shard.extents[&number];
+                each(number, &extent.fingerprints)?;
             }
         }
         Ok(())
@@ -128,8 +128,9 @@ impl Contents {
     /// Blocks whose content is known. Counts them all: not for each request.
     pub(crate) fn known(&self) -> u64 {
         let mut known = 0;
-        let counted: Result<(), std::convert::Infallible> = self.each_stretch(|_, prints| {
-            known += prints.iter().filter(|print| print.load(Ordering::Relaxed) != UNKNOWN).count() as u64;
+        let counted: Result<(), std::convert::Infallible> = self.each_extent(|_, fingerprints| {
+            known +=
+                fingerprints.iter().filter(|fingerprint| fingerprint.load(Ordering::Relaxed) != UNKNOWN).count() as u64;
             Ok(())
         });
         match counted {
@@ -137,29 +138,28 @@ impl Contents {
         }
     }
 
-    /// Stretches that are there now.
-    pub(crate) fn stretches(&self) -> u64 {
-        let count =
-            |shard: &RwLock<Shard>| shard.read().expect("nothing panics while it holds a shard").stretches.len();
+    /// Extents that are there now.
+    pub(crate) fn extents(&self) -> u64 {
+        let count = |shard: &RwLock<Shard>| shard.read().expect("nothing panics while it holds a shard").extents.len();
         self.shards.iter().map(count).sum::<usize>() as u64
     }
 
-    /// Stretches that were dropped because there was no room.
-    pub(crate) fn dropped_stretches(&self) -> u64 {
-        self.dropped_stretches.load(Ordering::Relaxed)
+    /// Extents that were dropped because there was no room.
+    pub(crate) fn dropped_extents(&self) -> u64 {
+        self.dropped_extents.load(Ordering::Relaxed)
     }
 
     fn make(&self, number: u32) {
         let mut shard = self.shard(number).write().expect("nothing panics while it holds a shard");
-        if shard.stretches.contains_key(&number) {
+        if shard.extents.contains_key(&number) {
             return;
         }
-        if shard.stretches.len() >= self.stretches_per_shard_max {
+        if shard.extents.len() >= self.extents_per_shard_max {
             shard.drop_oldest();
-            self.dropped_stretches.fetch_add(1, Ordering::Relaxed);
+            self.dropped_extents.fetch_add(1, Ordering::Relaxed);
         }
-        let prints = zeroed::of_64_bits(STRETCH_BLOCKS as usize);
-        shard.stretches.insert(number, Stretch { prints, fresh: AtomicBool::new(true) });
+        let fingerprints = zeroed::of_64_bits(EXTENT_BLOCKS as usize);
+        shard.extents.insert(number, Extent { fingerprints, fresh: AtomicBool::new(true) });
         shard.clock.push_back(number);
     }
 
@@ -173,14 +173,14 @@ impl Contents {
 }
 
 impl Shard {
-    /// Drops the first stretch of the clock that was not recorded since its last turn. Two turns find one: the first
+    /// Drops the first extent of the clock that was not recorded since its last turn. Two turns find one: the first
     /// makes all stale.
     fn drop_oldest(&mut self) {
         for _ in 0..=self.clock.len() {
             let Some(number) = self.clock.pop_front() else { return };
-            let fresh = self.stretches.get(&number).is_some_and(|stretch| stretch.fresh.swap(false, Ordering::Relaxed));
+            let fresh = self.extents.get(&number).is_some_and(|extent| extent.fresh.swap(false, Ordering::Relaxed));
             if !fresh {
-                self.stretches.remove(&number);
+                self.extents.remove(&number);
                 return;
             }
             self.clock.push_back(number);
@@ -188,8 +188,8 @@ impl Shard {
     }
 }
 
-impl Stretch {
+impl Extent {
     fn place(&self, block: u32) -> &AtomicU64 {
-        &self.prints[(block % STRETCH_BLOCKS) as usize]
+        &self.fingerprints[(block % EXTENT_BLOCKS) as usize]
     }
 }

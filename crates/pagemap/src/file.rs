@@ -1,13 +1,13 @@
 //! A page map in a file, from one clean close of its disk to the next opening.
 //!
 //! ```text
-//! magic "1CPYPMAP" | version u32 | stretches u32 | uuid 16 | generation u64 | seed u64 | blocks u64
-//! then for each stretch: number u32 | prints 1024 x u64
+//! magic "1CPYPMAP" | version u32 | extents u32 | uuid 16 | generation u64 | seed u64 | blocks u64
+//! then for each extent: number u32 | fingerprints 1024 x u64
 //! then XXH3-64 of all before
 //! ```
-//! All numbers are little-endian. The index is not written: it follows from the prints. The file is believed only for
-//! the disk, the seed and the generation that the caller names, and only whole: it is removed as soon as it has been
-//! read, so a process that dies leaves none.
+//! All numbers are little-endian. The index is not written: it follows from the fingerprints. The file is believed only
+//! for the disk, the seed and the generation that the caller names, and only whole: it is removed as soon as it has
+//! been read, so a process that dies leaves none.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -16,14 +16,14 @@ use std::sync::atomic::Ordering;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::contents::{Print, STRETCH_BLOCKS};
+use crate::contents::{EXTENT_BLOCKS, Fingerprint};
 use crate::{Bounds, PageMap, PageMapError};
 
 const MAGIC: [u8; 8] = *b"1CPYPMAP";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 8 + 4 + 4 + 16 + 8 + 8 + 8;
-const PRINT_BYTES: usize = 8;
-const STRETCH_BYTES: usize = 4 + PRINT_BYTES * STRETCH_BLOCKS as usize;
+const FINGERPRINT_BYTES: usize = 8;
+const EXTENT_BYTES: usize = 4 + FINGERPRINT_BYTES * EXTENT_BLOCKS as usize;
 
 /// Which disk, as it was when, a page map tells about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl PageMap {
     /// # Errors
     /// The file cannot be read, is damaged, or is of another disk, generation, seed or version. It is removed in these
     /// cases, too.
-    pub fn take(
+    pub fn load(
         path: &Path,
         size_bytes: u64,
         seed: u64,
@@ -78,17 +78,19 @@ impl PageMap {
     fn write(&self, file: File, identity: &Identity) -> io::Result<()> {
         let mut out = Summed { inner: BufWriter::new(file), sum: Xxh3::new() };
         // The disk is at rest, so the count holds.
-        let stretches = u32::try_from(self.contents.stretches()).expect("a disk has 2^32 blocks at most");
+        let extents = u32::try_from(self.contents.extents()).expect("a disk has 2^32 blocks at most");
         out.write_all(&MAGIC)?;
         out.write_all(&VERSION.to_le_bytes())?;
-        out.write_all(&stretches.to_le_bytes())?;
+        out.write_all(&extents.to_le_bytes())?;
         out.write_all(&identity.uuid)?;
         for number in [identity.generation, self.seed(), self.blocks()] {
             out.write_all(&number.to_le_bytes())?;
         }
-        self.contents.each_stretch(|number, prints| {
+        self.contents.each_extent(|number, fingerprints| {
             out.write_all(&number.to_le_bytes())?;
-            prints.iter().try_for_each(|print| out.write_all(&print.load(Ordering::Relaxed).to_le_bytes()))
+            fingerprints
+                .iter()
+                .try_for_each(|fingerprint| out.write_all(&fingerprint.load(Ordering::Relaxed).to_le_bytes()))
         })?;
         let sum = out.sum.digest();
         let mut file = out.inner;
@@ -102,16 +104,16 @@ impl PageMap {
         let mut from = Summed { inner: BufReader::new(file), sum: Xxh3::new() };
         let mut header = [0; HEADER_BYTES];
         from.read_exact(&mut header)?;
-        let stretches = self.accept(&header, identity)?;
-        let expected = HEADER_BYTES as u64 + u64::from(stretches) * STRETCH_BYTES as u64 + 8;
+        let extents = self.accept(&header, identity)?;
+        let expected = HEADER_BYTES as u64 + u64::from(extents) * EXTENT_BYTES as u64 + 8;
         if length != expected {
             return Err(Refusal::Damaged("its length does not fit its header"));
         }
         // Entered only when the sum is right: until then nobody but this function has the map.
-        let mut stretch = vec![0; STRETCH_BYTES];
-        for _ in 0..stretches {
-            from.read_exact(&mut stretch)?;
-            self.enter_stretch(&stretch)?;
+        let mut extent = vec![0; EXTENT_BYTES];
+        for _ in 0..extents {
+            from.read_exact(&mut extent)?;
+            self.enter_extent(&extent)?;
         }
         let sum = from.sum.digest();
         let mut stated = [0; 8];
@@ -122,11 +124,11 @@ impl PageMap {
         Ok(())
     }
 
-    /// Looks whether a header is of this disk as it is now. Returns how many stretches follow.
+    /// Looks whether a header is of this disk as it is now. Returns how many extents follow.
     fn accept(&self, header: &[u8; HEADER_BYTES], identity: &Identity) -> Result<u32, Refusal> {
         let (magic, rest) = header.split_at(MAGIC.len());
         let (version, rest) = rest.split_at(4);
-        let (stretches, rest) = rest.split_at(4);
+        let (extents, rest) = rest.split_at(4);
         let (uuid, numbers) = rest.split_at(16);
         let number = |place: usize| u64::from_le_bytes(numbers[place * 8..][..8].try_into().expect("eight bytes"));
         if magic != MAGIC {
@@ -142,20 +144,20 @@ impl PageMap {
             let (then, now) = (number(0), identity.generation);
             return Err(Refusal::Foreign(format!("the disk was opened since (generation {then}, not {now})")));
         }
-        Ok(u32::from_le_bytes(stretches.try_into().expect("four bytes")))
+        Ok(u32::from_le_bytes(extents.try_into().expect("four bytes")))
     }
 
-    fn enter_stretch(&self, bytes: &[u8]) -> Result<(), Refusal> {
-        let (number, prints) = bytes.split_at(4);
+    fn enter_extent(&self, bytes: &[u8]) -> Result<(), Refusal> {
+        let (number, fingerprints) = bytes.split_at(4);
         let number = u32::from_le_bytes(number.try_into().expect("four bytes"));
-        let first = u64::from(number) * u64::from(STRETCH_BLOCKS);
-        for (print, block) in prints.chunks_exact(PRINT_BYTES).zip(first..) {
-            let bits = u64::from_le_bytes(print.try_into().expect("eight bytes"));
-            let Some(print) = Print::from_bits(bits) else { continue };
+        let first = u64::from(number) * u64::from(EXTENT_BLOCKS);
+        for (fingerprint, block) in fingerprints.chunks_exact(FINGERPRINT_BYTES).zip(first..) {
+            let bits = u64::from_le_bytes(fingerprint.try_into().expect("eight bytes"));
+            let Some(fingerprint) = Fingerprint::from_bits(bits) else { continue };
             if block >= self.blocks() {
                 return Err(Refusal::Damaged("it names a block behind the disk's end"));
             }
-            self.enter(u32::try_from(block).expect("a disk has 2^32 blocks at most"), print);
+            self.enter(u32::try_from(block).expect("a disk has 2^32 blocks at most"), fingerprint);
         }
         Ok(())
     }

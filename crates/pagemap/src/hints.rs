@@ -21,7 +21,7 @@ impl Hints {
     }
 
     /// Remembers that this block was moved to or from the page at this address.
-    pub(crate) fn note(&self, guest_address: u64, block: u32) {
+    pub(crate) fn hint(&self, guest_address: u64, block: u32) {
         // The last number of 32 bits has no place; its page goes without a hint.
         self.place(guest_address).store(block.wrapping_add(1), Ordering::Relaxed);
     }
@@ -50,12 +50,12 @@ mod tests {
     fn a_hint_is_the_last_block_of_a_page_and_pages_beyond_the_room_share_places() {
         let hints = Hints::new(4 * PAGE_BYTES as u64);
         assert_eq!(hints.get(0x1000), None);
-        hints.note(0x1000, 7);
-        hints.note(0x1fff, 8);
+        hints.hint(0x1000, 7);
+        hints.hint(0x1fff, 8);
         assert_eq!(hints.get(0x1000), Some(8));
-        hints.note(0x5000, 9);
+        hints.hint(0x5000, 9);
         assert_eq!(hints.get(0x1000), Some(9));
-        hints.note(0x1000, u32::MAX);
+        hints.hint(0x1000, u32::MAX);
         assert_eq!(hints.get(0x1000), None);
     }
 }

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::contents::{Contents, Print};
+use crate::contents::{Contents, Fingerprint};
 use crate::zeroed;
 
 /// Places of a bucket: as many as a cache line holds.
@@ -20,7 +20,7 @@ const PLACES_PER_TWO_BLOCKS: u64 = 3;
 /// thousands of blocks share must not push out others.
 const SAME_CONTENT_MAX: usize = 2;
 
-/// Entry 0 is none; an entry's upper half is the print's lower half made odd, so none is 0.
+/// Entry 0 is none; an entry's upper half is the fingerprint's lower half made odd, so none is 0.
 const NONE: u64 = 0;
 
 /// The table.
@@ -38,9 +38,9 @@ impl Index {
     }
 
     /// Enters a block whose content has just become this one.
-    pub(crate) fn insert(&self, block: u32, print: Print, contents: &Contents) {
-        let entry = entry(block, print);
-        let buckets = self.buckets(print);
+    pub(crate) fn insert(&self, block: u32, fingerprint: Fingerprint, contents: &Contents) {
+        let entry = entry(block, fingerprint);
+        let buckets = self.buckets(fingerprint);
         let mut same = 0;
         let mut last_same = None;
         for place in buckets.into_iter().flatten() {
@@ -48,25 +48,25 @@ impl Index {
             if found == entry {
                 return;
             }
-            if found >> 32 == entry >> 32 && contents.get(found as u32) == Some(print) {
+            if found >> 32 == entry >> 32 && contents.get(found as u32) == Some(fingerprint) {
                 same += 1;
                 last_same = Some(place);
             }
         }
         let place = match last_same {
             Some(place) if same >= SAME_CONTENT_MAX => place,
-            _ => free(buckets).unwrap_or_else(|| self.make_room(print, contents)),
+            _ => free(buckets).unwrap_or_else(|| self.make_room(fingerprint, contents)),
         };
         place.store(entry, Ordering::Relaxed);
     }
 
     /// A block that holds this content now.
-    pub(crate) fn find(&self, print: Print, contents: &Contents) -> Option<u32> {
-        let wanted = entry(0, print);
-        for bucket in self.buckets(print) {
+    pub(crate) fn find(&self, fingerprint: Fingerprint, contents: &Contents) -> Option<u32> {
+        let wanted = entry(0, fingerprint);
+        for bucket in self.buckets(fingerprint) {
             for place in bucket {
                 let found = place.load(Ordering::Relaxed);
-                if found >> 32 == wanted >> 32 && contents.get(found as u32) == Some(print) {
+                if found >> 32 == wanted >> 32 && contents.get(found as u32) == Some(fingerprint) {
                     return Some(found as u32);
                 }
             }
@@ -85,27 +85,27 @@ impl Index {
     }
 
     /// A place in full buckets: what is stale goes, else one that the hash chooses.
-    fn make_room(&self, print: Print, contents: &Contents) -> &AtomicU64 {
-        let buckets = self.buckets(print);
+    fn make_room(&self, fingerprint: Fingerprint, contents: &Contents) -> &AtomicU64 {
+        let buckets = self.buckets(fingerprint);
         for place in buckets.into_iter().flatten() {
             let found = place.load(Ordering::Relaxed);
-            if contents.get(found as u32).is_none_or(|print| entry(found as u32, print) != found) {
+            if contents.get(found as u32).is_none_or(|fingerprint| entry(found as u32, fingerprint) != found) {
                 // All that are stale, so that the emptier bucket is the right one again.
                 place.store(NONE, Ordering::Relaxed);
             }
         }
         free(buckets).unwrap_or_else(|| {
             self.replaced.fetch_add(1, Ordering::Relaxed);
-            let choice = (print.bits() >> 29) as usize % (2 * PLACES);
+            let choice = (fingerprint.bits() >> 29) as usize % (2 * PLACES);
             &buckets[choice / PLACES][choice % PLACES]
         })
     }
 
-    fn buckets(&self, print: Print) -> [&[AtomicU64]; 2] {
+    fn buckets(&self, fingerprint: Fingerprint) -> [&[AtomicU64]; 2] {
         let count = self.places.len() / PLACES;
-        let first = scale(print.bits(), count);
+        let first = scale(fingerprint.bits(), count);
         // The halves change places: another number from the same bits, without another hash.
-        let second = scale(print.bits().rotate_left(32), count);
+        let second = scale(fingerprint.bits().rotate_left(32), count);
         let second = if second == first { (first + 1) % count } else { second };
         [first, second].map(|bucket| &self.places[bucket * PLACES..][..PLACES])
     }
@@ -123,16 +123,16 @@ fn scale(bits: u64, count: usize) -> usize {
     ((u128::from(bits) * count as u128) >> 64) as usize
 }
 
-fn entry(block: u32, print: Print) -> u64 {
-    (print.bits() | 1) << 32 | u64::from(block)
+fn entry(block: u32, fingerprint: Fingerprint) -> u64 {
+    (fingerprint.bits() | 1) << 32 | u64::from(block)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn print(number: u64) -> Print {
-        Print::of(crate::content_hash(1, &number.to_le_bytes()))
+    fn fingerprint(number: u64) -> Fingerprint {
+        Fingerprint::of(crate::content_hash(1, &number.to_le_bytes()))
     }
 
     #[test]
@@ -140,11 +140,11 @@ mod tests {
         let blocks = 20_000;
         let (index, contents) = (Index::new(blocks), Contents::new(blocks));
         for block in 0..blocks as u32 {
-            contents.set(block, print(block.into()));
-            index.insert(block, print(block.into()), &contents);
+            contents.set(block, fingerprint(block.into()));
+            index.insert(block, fingerprint(block.into()), &contents);
         }
         for block in 0..blocks as u32 {
-            assert_eq!(index.find(print(block.into()), &contents), Some(block));
+            assert_eq!(index.find(fingerprint(block.into()), &contents), Some(block));
         }
         assert_eq!(index.replaced(), 0);
     }
@@ -155,13 +155,14 @@ mod tests {
         let (index, contents) = (Index::new(blocks), Contents::new(blocks));
         for round in 0..50 {
             for block in 0..blocks as u32 {
-                let print = print(round * blocks + u64::from(block));
-                contents.set(block, print);
-                index.insert(block, print, &contents);
+                let fingerprint = fingerprint(round * blocks + u64::from(block));
+                contents.set(block, fingerprint);
+                index.insert(block, fingerprint, &contents);
             }
         }
-        assert_eq!(index.find(print(0), &contents), None);
-        let is_found = |block: &u32| index.find(print(49 * blocks + u64::from(*block)), &contents) == Some(*block);
+        assert_eq!(index.find(fingerprint(0), &contents), None);
+        let is_found =
+            |block: &u32| index.find(fingerprint(49 * blocks + u64::from(*block)), &contents) == Some(*block);
         let found = (0..blocks as u32).filter(is_found).count();
         assert!(found >= 980, "{found} of {blocks} blocks are found");
     }
@@ -170,14 +171,14 @@ mod tests {
     fn a_content_of_many_blocks_takes_two_places_and_outlives_one_of_them() {
         let (index, contents) = (Index::new(16), Contents::new(4096));
         for block in 0..1000 {
-            contents.set(block, print(1));
-            index.insert(block, print(1), &contents);
+            contents.set(block, fingerprint(1));
+            index.insert(block, fingerprint(1), &contents);
         }
         let used = index.places.iter().filter(|place| place.load(Ordering::Relaxed) != NONE).count();
         assert_eq!(used, SAME_CONTENT_MAX);
-        let first = index.find(print(1), &contents).unwrap();
-        contents.set(first, print(2));
-        let second = index.find(print(1), &contents).unwrap();
+        let first = index.find(fingerprint(1), &contents).unwrap();
+        contents.set(first, fingerprint(2));
+        let second = index.find(fingerprint(1), &contents).unwrap();
         assert_ne!(first, second);
     }
 }

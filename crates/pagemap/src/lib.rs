@@ -10,7 +10,7 @@
 //! not change holds.
 //!
 //! ```text
-//!   block ──> contents: hash of what it holds          8 bytes a block, in stretches of 4 MiB of disk
+//!   block ──> contents: hash of what it holds          8 bytes a block, in extents of 4 MiB of disk
 //!   hash  ──> index: blocks that may hold it          12 bytes a block, two buckets of eight a hash
 //!   page  ──> hints: block last moved to or from it    4 bytes a page of guest memory
 //! ```

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::contents::{Contents, Print, STRETCH_BLOCKS};
+use crate::contents::{Contents, EXTENT_BLOCKS, Fingerprint};
 use crate::hints::Hints;
 use crate::index::Index;
 use crate::statistics::{Counters, Statistics};
@@ -21,7 +21,7 @@ const HINTED_BYTES_DEFAULT: u64 = 16 << 30;
 /// How much a page map remembers at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Blocks whose content is remembered. Beyond it the stretch of 4 MiB of disk is forgotten of which nothing has
+    /// Blocks whose content is remembered. Beyond it the extent of 4 MiB of disk is forgotten of which nothing has
     /// passed for longest.
     pub blocks_max: u64,
     /// Guest memory for which there are hints, in bytes. Beyond it pages share hints: the newer one stays, the index
@@ -57,7 +57,7 @@ pub enum Found {
 pub struct PageMap {
     seed: u64,
     blocks: u64,
-    zero: Print,
+    zero: Fingerprint,
     pub(crate) contents: Contents,
     index: Index,
     hints: Hints,
@@ -77,7 +77,7 @@ impl PageMap {
         Ok(PageMap {
             seed,
             blocks,
-            zero: Print::of(content_hash(seed, &[0; PAGE_BYTES])),
+            zero: Fingerprint::of(content_hash(seed, &[0; PAGE_BYTES])),
             contents: Contents::new(bounds.blocks_max.min(blocks)),
             index: Index::new(bounds.blocks_max.min(blocks)),
             hints: Hints::new(bounds.guest_memory_bytes),
@@ -100,16 +100,16 @@ impl PageMap {
     pub fn record(&self, block: u64, hash: u128, guest_address: Option<u64>) {
         let Some(block) = self.number(block) else { return };
         Counters::count(&self.counters.recorded);
-        self.enter(block, Print::of(hash));
+        self.enter(block, Fingerprint::of(hash));
         if let Some(address) = guest_address {
-            self.hints.note(address, block);
+            self.hints.hint(address, block);
         }
     }
 
     /// A block that is known already was moved to or from the guest's page at this address.
-    pub fn note(&self, block: u64, guest_address: u64) {
+    pub fn hint(&self, block: u64, guest_address: u64) {
         if let Some(block) = self.number(block) {
-            self.hints.note(guest_address, block);
+            self.hints.hint(guest_address, block);
         }
     }
 
@@ -125,7 +125,7 @@ impl PageMap {
 
     /// Whether a block is known to hold a content of this hash (64 bits of it are compared).
     pub fn holds(&self, block: u64, hash: u128) -> bool {
-        self.number(block).is_some_and(|block| self.contents.get(block) == Some(Print::of(hash)))
+        self.number(block).is_some_and(|block| self.contents.get(block) == Some(Fingerprint::of(hash)))
     }
 
     /// The block that holds what this page of memory holds. The address of the page in the guest, if it is told, is
@@ -142,17 +142,17 @@ impl PageMap {
     /// The same for a page whose hash ([`content_hash`]) is known already. A page of zeros is told as such, too.
     pub fn find_hash(&self, hash: u128, guest_address: Option<u64>) -> Found {
         Counters::count(&self.counters.lookups);
-        let print = Print::of(hash);
-        if print == self.zero {
+        let fingerprint = Fingerprint::of(hash);
+        if fingerprint == self.zero {
             Counters::count(&self.counters.found_zero);
             return Found::Zero;
         }
         let hinted = guest_address.and_then(|address| self.hints.get(address));
-        if let Some(block) = hinted.filter(|block| self.contents.get(*block) == Some(print)) {
+        if let Some(block) = hinted.filter(|block| self.contents.get(*block) == Some(fingerprint)) {
             Counters::count(&self.counters.found_by_hint);
             return Found::Block { block: block.into(), by_hint: true };
         }
-        match self.index.find(print, &self.contents) {
+        match self.index.find(fingerprint, &self.contents) {
             Some(block) => {
                 Counters::count(&self.counters.found_by_index);
                 Found::Block { block: block.into(), by_hint: false }
@@ -163,22 +163,22 @@ impl PageMap {
 
     /// What it has done and holds. Looks at all that is known: some milliseconds for each 100 GiB.
     pub fn statistics(&self) -> Statistics {
-        let stretch_bytes = u64::from(STRETCH_BLOCKS) * 8;
+        let extent_bytes = u64::from(EXTENT_BLOCKS) * 8;
         let fixed_bytes = self.index.memory_bytes() + self.hints.memory_bytes();
         Statistics {
             known_blocks: self.contents.known(),
-            memory_bytes: fixed_bytes + self.contents.stretches() * stretch_bytes,
+            memory_bytes: fixed_bytes + self.contents.extents() * extent_bytes,
             replaced_entries: self.index.replaced(),
-            dropped_stretches: self.contents.dropped_stretches(),
+            dropped_extents: self.contents.dropped_extents(),
             ..self.counters.statistics()
         }
     }
 
     /// Enters a block into both directions. Zeros have a name of their own, so they take no place of the index.
-    pub(crate) fn enter(&self, block: u32, print: Print) {
-        let held_it = self.contents.set(block, print);
-        if !held_it && print != self.zero {
-            self.index.insert(block, print, &self.contents);
+    pub(crate) fn enter(&self, block: u32, fingerprint: Fingerprint) {
+        let held_it = self.contents.set(block, fingerprint);
+        if !held_it && fingerprint != self.zero {
+            self.index.insert(block, fingerprint, &self.contents);
         }
     }
 

@@ -23,8 +23,8 @@ pub struct Statistics {
     pub found_by_index: u64,
     /// Entries of the index that others pushed out.
     pub replaced_entries: u64,
-    /// Stretches of 4 MiB of disk that were forgotten for want of room.
-    pub dropped_stretches: u64,
+    /// Extents of 4 MiB of disk that were forgotten for want of room.
+    pub dropped_extents: u64,
 }
 
 /// The counters behind it.

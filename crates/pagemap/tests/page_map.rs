@@ -37,7 +37,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Blocks at both ends of a stretch, of the disk, and behind it.
+    // Blocks at both ends of an extent, of the disk, and behind it.
     let block = || prop_oneof![0..6u64, 1020..1030u64, BLOCKS - 3..BLOCKS + 3];
     let guest_page = || proptest::option::of(0..8u64);
     prop_oneof![
@@ -116,7 +116,7 @@ proptest! {
                 Step::Reload => {
                     map.save(&file, &IDENTITY).expect("the directory is there");
                     let bounds = Bounds::for_disk(DISK_BYTES);
-                    map = PageMap::take(&file, DISK_BYTES, SEED, bounds, &IDENTITY).unwrap().unwrap();
+                    map = PageMap::load(&file, DISK_BYTES, SEED, bounds, &IDENTITY).unwrap().unwrap();
                     prop_assert!(!file.exists());
                     model.hints.clear();
                 }
@@ -138,7 +138,7 @@ proptest! {
         let place = place % bytes.len();
         if cut { bytes.truncate(place) } else { bytes[place] ^= bits }
         fs::write(&file, bytes).unwrap();
-        let taken = PageMap::take(&file, DISK_BYTES, SEED, Bounds::for_disk(DISK_BYTES), &IDENTITY);
+        let taken = PageMap::load(&file, DISK_BYTES, SEED, Bounds::for_disk(DISK_BYTES), &IDENTITY);
         let is_refused = matches!(taken, Err(PageMapError::Damaged { .. } | PageMapError::Foreign { .. }));
         prop_assert!(is_refused);
         prop_assert!(!file.exists());
@@ -179,7 +179,7 @@ fn n2_the_hint_answers_without_a_search_and_only_while_it_is_right() {
     assert_eq!(map.find(&page(1), Some(0x5000)), Found::Block { block: 10, by_hint: true });
     map.record(10, hash(2), None);
     assert_eq!(map.find(&page(1), Some(0x5000)), Found::Block { block: 11, by_hint: false });
-    map.note(11, 0x5000);
+    map.hint(11, 0x5000);
     assert_eq!(map.find(&page(1), Some(0x5000)), Found::Block { block: 11, by_hint: true });
     let statistics = map.statistics();
     assert_eq!((statistics.lookups, statistics.found_by_hint, statistics.found_by_index), (3, 2, 1));
@@ -187,7 +187,7 @@ fn n2_the_hint_answers_without_a_search_and_only_while_it_is_right() {
 
 #[test]
 fn n3_at_the_bound_what_passed_longest_ago_is_forgotten() {
-    // A stretch in each of 64 shards is the least; shards take every 64th stretch.
+    // An extent in each of 64 shards is the least; shards take every 64th extent.
     let size_bytes = 64 * 3 * (4 << 20);
     let map = PageMap::new(size_bytes, SEED, Bounds { blocks_max: 1, guest_memory_bytes: 0 }).unwrap();
     let (first, second, third) = (0, 64 * 1024, 128 * 1024);
@@ -198,7 +198,7 @@ fn n3_at_the_bound_what_passed_longest_ago_is_forgotten() {
     map.record(third, hash(3), None);
     assert!(!map.knows(second) && map.knows(third));
     let statistics = map.statistics();
-    assert_eq!((statistics.known_blocks, statistics.dropped_stretches), (1, 2));
+    assert_eq!((statistics.known_blocks, statistics.dropped_extents), (1, 2));
 }
 
 #[test]
@@ -212,12 +212,12 @@ fn n4_a_file_of_another_disk_or_generation_is_refused_and_removed() {
     ];
     for (size_bytes, seed, identity) in others {
         let file = saved(directory.path().join("pages"));
-        let taken = PageMap::take(&file, size_bytes, seed, Bounds::for_disk(size_bytes), &identity);
+        let taken = PageMap::load(&file, size_bytes, seed, Bounds::for_disk(size_bytes), &identity);
         assert!(matches!(taken, Err(PageMapError::Foreign { .. })));
         assert!(!file.exists());
     }
     let missing =
-        PageMap::take(&directory.path().join("pages"), DISK_BYTES, SEED, Bounds::for_disk(DISK_BYTES), &IDENTITY);
+        PageMap::load(&directory.path().join("pages"), DISK_BYTES, SEED, Bounds::for_disk(DISK_BYTES), &IDENTITY);
     assert!(missing.unwrap().is_none());
 }
 
@@ -230,7 +230,7 @@ fn n5_many_threads_record_and_find_at_once() {
             let map = &map;
             scope.spawn(move || {
                 for round in 0..4u8 {
-                    // Each thread has blocks of its own; all share stretches and contents.
+                    // Each thread has blocks of its own; all share extents and contents.
                     for block in (thread..4096u64).step_by(threads as usize) {
                         map.record(
                             block,

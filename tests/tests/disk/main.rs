@@ -1,6 +1,5 @@
 //! Disks as guests see them: real machines on disks that are served by processes of their own.
 
-mod doors;
 mod killed;
 mod kills;
 mod lazy;
@@ -14,3 +13,4 @@ mod page_map;
 mod peers;
 mod power_cut;
 mod served;
+mod servers_agree;

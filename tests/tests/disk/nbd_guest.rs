@@ -12,7 +12,7 @@ const SIZE_BYTES: u64 = 256 << 20;
 const KILLS_MIN: u32 = 3;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn b23_a_guest_on_the_nbd_door_sees_no_wrong_byte_when_its_server_is_killed() {
+async fn b23_a_guest_on_the_nbd_server_sees_no_wrong_byte_when_its_server_is_killed() {
     let directory = TestGuest::directory().unwrap();
     let (disk, socket) = (directory.path().join("disk"), directory.path().join("nbd.sock"));
     create(&disk, SIZE_BYTES).unwrap();

@@ -13,7 +13,7 @@ use onecopy_host::disk::DiskClient;
 /// What a server may take to listen, on a machine that has more to do.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// `onecopy disk-server` on a disk's directory, with an NBD door.
+/// `onecopy disk-server` on a disk's directory, with an NBD server.
 pub struct NbdServerProcess {
     directory: PathBuf,
     socket: PathBuf,

@@ -1,4 +1,4 @@
-//! The NBD door and the NBD client against QEMU's, plain and encrypted.
+//! The NBD server and the NBD client against QEMU's, plain and encrypted.
 
 use std::fs;
 use std::io::IoSliceMut;

@@ -74,13 +74,13 @@ impl Changes {
         Before { first_group, counts: groups.map(|group| unchanging(*self.state(group))).collect() }
     }
 
-    /// Calls `tell` if the block has not changed since, and lets nobody change it meanwhile.
-    pub(super) fn if_unchanged(&self, block: u64, before: &Before, tell: impl FnOnce()) {
+    /// Calls `report` if the block has not changed since, and lets nobody change it meanwhile.
+    pub(super) fn if_unchanged(&self, block: u64, before: &Before, report: impl FnOnce()) {
         let group = block / GROUP_BLOCKS;
         let Some(Some(count)) = before.counts.get((group - before.first_group) as usize) else { return };
         let state = self.state(group);
         if state.begun == *count {
-            tell();
+            report();
         }
     }
 }
@@ -98,24 +98,24 @@ impl Drop for Change<'_> {
 mod tests {
     use super::*;
 
-    fn is_told(changes: &Changes, block: u64, before: &Before) -> bool {
-        let mut is_told = false;
-        changes.if_unchanged(block, before, || is_told = true);
-        is_told
+    fn is_observed(changes: &Changes, block: u64, before: &Before) -> bool {
+        let mut is_observed = false;
+        changes.if_unchanged(block, before, || is_observed = true);
+        is_observed
     }
 
     #[test]
-    fn a_read_is_told_only_when_no_change_began_or_was_under_way() {
+    fn a_read_is_observed_only_when_no_change_began_or_was_under_way() {
         let changes = Changes::default();
         let before = changes.before(10..40);
-        assert!(is_told(&changes, 10, &before) && is_told(&changes, 39, &before));
+        assert!(is_observed(&changes, 10, &before) && is_observed(&changes, 39, &before));
         let change = changes.begin(33..34);
-        assert!(!is_told(&changes, 39, &before), "it began since");
-        assert!(is_told(&changes, 31, &before), "another group");
+        assert!(!is_observed(&changes, 39, &before), "it began since");
+        assert!(is_observed(&changes, 31, &before), "another group");
         let amid = changes.before(32..33);
         drop(change);
-        assert!(!is_told(&changes, 32, &amid), "it was under way, and is told already");
-        assert!(!is_told(&changes, 39, &before));
-        assert!(is_told(&changes, 32, &changes.before(32..33)));
+        assert!(!is_observed(&changes, 32, &amid), "it was under way, and is told already");
+        assert!(!is_observed(&changes, 39, &before));
+        assert!(is_observed(&changes, 32, &changes.before(32..33)));
     }
 }

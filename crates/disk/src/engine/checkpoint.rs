@@ -1,8 +1,8 @@
 //! Checkpoints: the whole map in a new file, so that the journal can begin anew.
 //!
-//! Under the committer's lock the roots are kept and journal `N + 1` is begun: a moment. Then `map.N+1` is written
-//! while requests and flushes go on, and at last `map.N` and `journal.N` are removed. A crash in between leaves `map.N`
-//! and both journals, which say the same.
+//! Under the committer's lock the roots are kept and journal `N + 1` is begun, under one lock. Then `map.N+1` is
+//! written while requests and flushes go on, and at last `map.N` and `journal.N` are removed. A crash in between leaves
+//! `map.N` and both journals, which say the same.
 
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -78,7 +78,7 @@ impl Core {
         Ok(map_bytes)
     }
 
-    /// Ends the journal with all that waits for a commit, begins the next one, and keeps the map of that moment.
+    /// Ends the journal with all that waits for a commit, begins the next one, and keeps the map as it is then.
     pub(super) fn begin_journal(&self) -> Result<Checkpoint, DiskError> {
         let mut committer = self.committer();
         if committer.is_over {
@@ -90,7 +90,7 @@ impl Core {
         let mut checkpoint = {
             // No request is in the middle: what the roots say is what was collected, and no more.
             let _working: Vec<_> = self.stripes.iter().map(super::Stripe::alone).collect();
-            let moments = self.moments();
+            let table = self.snapshot_table();
             self.collect(&mut committer);
             if let Some(recent) = recent {
                 *self.recent.write().unwrap_or_else(PoisonError::into_inner) = recent;
@@ -101,7 +101,7 @@ impl Core {
                 next_sequence: 0,
                 blocks: self.header.blocks(),
                 current: Roots(self.stripes.iter().map(|stripe| stripe.map().tree.clone()).collect()),
-                snapshots: moments.snapshots().map(|(record, roots)| (record, roots.clone())).collect(),
+                snapshots: table.snapshots().map(|(record, roots)| (record, roots.clone())).collect(),
             }
         };
         self.commit_collected(&mut committer, Vec::new())?;

@@ -2,27 +2,27 @@
 //!
 //! ```text
 //! request -> read / write / zero      look up places, use the data file        (many threads)
-//!            moments                  epochs and snapshots: kept roots         (cut: all stripes, a moment)
+//!            snapshots                epochs and snapshots: frozen maps        (cut: all stripes, for an instant)
 //!            commit                   data durable, then the journal           (one at a time, in groups)
 //!            checkpoint               a new map and an empty journal           (background)
 //!            reclaim                  places nobody needs any more             (background)
 //! ```
-//! Locks are taken in this order: committer, stripes' `io` (ascending), moments, stripes' `map`. A request holds one
+//! Locks are taken in this order: committer, stripes' `io` (ascending), snapshots, stripes' `map`. A request holds one
 //! stripe at a time. What it does with places happens under its stripe's `io`, so that a cut, which takes all of them,
 //! has no write in the middle.
 
 mod background;
+mod base_blocks;
 mod changes;
 mod checkpoint;
 mod commit;
 mod grace;
-mod moments;
-mod need;
+mod observe;
 mod open;
 mod read;
 mod reclaim;
+mod snapshots;
 mod statistics;
-mod telling;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -49,9 +49,9 @@ pub(crate) use background::{Signal, run as tend};
 use changes::Changes;
 use commit::Committer;
 use grace::{Grace, Inside};
-use moments::Moments;
 use open::FAILED;
-pub(crate) use open::{DATA, create, failed, last_needed};
+pub(crate) use open::{DATA, create, dead_lists, failed};
+use snapshots::SnapshotTable;
 pub use view::View;
 
 /// Runs of changes that wait for a commit: from here on the background commits.
@@ -61,18 +61,18 @@ const PENDING_RUNS_MAX: usize = 1 << 20;
 
 /// Whether a request may wait.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Patience<'a> {
+pub(crate) enum WaitPolicy<'a> {
     /// For as long as it takes, or until its requester withdraws it.
-    Waits(Option<&'a Requester>),
+    Wait(Option<&'a Requester>),
     /// Not for a source, nor for a page that is not in memory.
-    Tries,
+    NoWait,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> WaitPolicy<'a> {
     fn requester(self) -> Option<&'a Requester> {
         match self {
-            Patience::Waits(requester) => requester,
-            Patience::Tries => None,
+            WaitPolicy::Wait(requester) => requester,
+            WaitPolicy::NoWait => None,
         }
     }
 }
@@ -93,10 +93,10 @@ pub(crate) struct Core {
     alike: Mutex<Alike>,
     grace: Grace,
     changes: Changes,
-    moments: Mutex<Moments>,
+    snapshots: Mutex<SnapshotTable>,
     /// The current epoch's number: births of what is written now.
     epoch: AtomicU32,
-    /// The newest moment that is kept; what was born up to then may be needed by it. 0 when none is.
+    /// The newest frozen map that is kept; what was born up to then may be needed by it. 0 when none is.
     newest_kept: AtomicU32,
     /// Places that no map names since some change that waits for a commit.
     freed: Mutex<Vec<u32>>,
@@ -269,7 +269,7 @@ impl Core {
         Err(DiskError::OutOfRange { offset, length, size_bytes })
     }
 
-    /// Whether a block's content may be overwritten where it is: no moment needs it.
+    /// Whether a block's content may be overwritten where it is: no frozen map needs it.
     fn is_own(&self, entry: Entry) -> bool {
         matches!(entry.state(), State::Data(_)) && entry.birth() > self.newest_kept.load(Ordering::Relaxed)
     }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 use super::commit::Committer;
 use super::grace::Grace;
-use super::moments::Moments;
+use super::snapshots::SnapshotTable;
 use super::{Core, Mapped, Recent, Signal, Stripe, checkpoint};
 use crate::format::SnapshotRecord;
 use crate::format::checkpoint::{Checkpoint, places_max};
@@ -79,7 +79,7 @@ pub(crate) fn create(directory: &Path, options: &CreateOptions) -> Result<(), Di
 
 /// Places that the current map and the snapshots need: those of the current map, and for each snapshot those that it
 /// is the last to need.
-pub(crate) fn last_needed(current: &Roots, snapshots: &[(SnapshotRecord, Roots)]) -> Vec<Vec<Entry>> {
+pub(crate) fn dead_lists(current: &Roots, snapshots: &[(SnapshotRecord, Roots)]) -> Vec<Vec<Entry>> {
     let newer = snapshots.iter().skip(1).map(|(_, roots)| roots).chain([current]);
     let mut lists = Vec::with_capacity(snapshots.len());
     for ((_, older), newer) in snapshots.iter().zip(newer) {
@@ -128,7 +128,7 @@ impl Core {
                 format!("is shorter than the disk's {} bytes", header.size_bytes),
             ));
         }
-        let lists = last_needed(&loaded.current, &loaded.snapshots);
+        let lists = dead_lists(&loaded.current, &loaded.snapshots);
         let space = Space::new(header.blocks(), places_max(header.blocks()));
         claim_all(&space, &loaded.current, &lists).map_err(|what| DiskError::format(directory, what))?;
         let base = match (options.base, &header.base) {
@@ -155,8 +155,8 @@ impl Core {
             is_over: false,
         };
         let (was_closed, is_continuable, epoch) = (loaded.was_closed, loaded.is_continuable, loaded.epoch + 1);
-        let (stripes, moments) = settle(loaded, lists);
-        let newest_kept = moments.newest_number();
+        let (stripes, table) = settle(loaded, lists);
+        let newest_kept = table.newest_number();
         let core = Core {
             seed: header.seed(),
             identity: header.identity(),
@@ -171,7 +171,7 @@ impl Core {
             alike: Mutex::default(),
             grace: Grace::new(STRIPES),
             changes: super::changes::Changes::default(),
-            moments: Mutex::new(moments),
+            snapshots: Mutex::new(table),
             epoch: AtomicU32::new(epoch),
             newest_kept: AtomicU32::new(newest_kept),
             freed: Mutex::default(),
@@ -297,12 +297,12 @@ fn open_recent(folder: &Folder, identity: u64, loaded: &Loaded) -> Result<Recent
     checkpoint::begin_recent(folder, identity, loaded.journal_number)
 }
 
-/// Puts what was loaded into stripes and moments.
-fn settle(loaded: Loaded, lists: Vec<Vec<Entry>>) -> (Box<[Stripe]>, Moments) {
-    let mut moments = Moments::default();
+/// Puts what was loaded into stripes and the snapshot table.
+fn settle(loaded: Loaded, lists: Vec<Vec<Entry>>) -> (Box<[Stripe]>, SnapshotTable) {
+    let mut table = SnapshotTable::default();
     for ((record, roots), list) in loaded.snapshots.into_iter().zip(lists) {
-        moments.restore(record, roots, list);
+        table.restore(record, roots, list);
     }
     let stripe = |tree| Stripe { map: RwLock::new(Mapped { tree, pending: Vec::new() }), ..Stripe::default() };
-    (loaded.current.0.into_iter().map(stripe).collect(), moments)
+    (loaded.current.0.into_iter().map(stripe).collect(), table)
 }

@@ -3,9 +3,9 @@
 use std::io::IoSliceMut;
 use std::sync::atomic::Ordering;
 
-use super::{Core, Patience, byte_of};
+use super::{Core, WaitPolicy, byte_of};
 use crate::map::{self, Position, State};
-use crate::{Attempt, BLOCK_BYTES, DiskError, Piece};
+use crate::{Attempt, BLOCK_BYTES, DiskError, GuestSegment};
 
 /// A part of a read whose bytes come from one place.
 #[derive(Clone, Copy)]
@@ -23,26 +23,31 @@ impl Core {
         &self,
         offset: u64,
         into: &mut [IoSliceMut<'_>],
-        pieces: &[Piece],
-        patience: Patience<'_>,
+        segments: &[GuestSegment],
+        wait_policy: WaitPolicy<'_>,
     ) -> Result<Attempt, DiskError> {
         let length: u64 = into.iter().map(|slice| slice.len() as u64).sum();
         self.check_range(offset, length)?;
         let before = self.begin_read(offset, length);
-        if !self.read_runs(offset, length, into, patience)? {
+        if !self.read_runs(offset, length, into, wait_policy)? {
             return Ok(Attempt::WouldWait);
         }
         let counters = &self.stripes[Position::of(offset / BLOCK_BYTES).stripe].counters;
         counters.reads.fetch_add(1, Ordering::Relaxed);
         counters.read_bytes.fetch_add(length, Ordering::Relaxed);
-        self.tell_read(offset, before.as_ref(), into, pieces);
+        self.observe_read(offset, before.as_ref(), into, segments);
         Ok(Attempt::Done)
     }
 
     /// Reads bytes within the disk, of any alignment, without counting or telling it.
-    pub(crate) fn read_unseen(&self, offset: u64, into: &mut [u8], patience: Patience<'_>) -> Result<bool, DiskError> {
+    pub(crate) fn read_unseen(
+        &self,
+        offset: u64,
+        into: &mut [u8],
+        wait_policy: WaitPolicy<'_>,
+    ) -> Result<bool, DiskError> {
         let length = into.len() as u64;
-        self.read_runs(offset, length, &mut [IoSliceMut::new(into)], patience)
+        self.read_runs(offset, length, &mut [IoSliceMut::new(into)], wait_policy)
     }
 
     fn read_runs(
@@ -50,11 +55,11 @@ impl Core {
         offset: u64,
         length: u64,
         into: &mut [IoSliceMut<'_>],
-        patience: Patience<'_>,
+        wait_policy: WaitPolicy<'_>,
     ) -> Result<bool, DiskError> {
         let mut from = 0;
         while from < length {
-            let done = self.read_run(offset + from, from, length, into, patience)?;
+            let done = self.read_run(offset + from, from, length, into, wait_policy)?;
             match done {
                 Some(count) => from += count,
                 None => return Ok(false),
@@ -70,7 +75,7 @@ impl Core {
         from: u64,
         length: u64,
         into: &mut [IoSliceMut<'_>],
-        patience: Patience<'_>,
+        wait_policy: WaitPolicy<'_>,
     ) -> Result<Option<u64>, DiskError> {
         let (block, within) = (offset / BLOCK_BYTES, offset % BLOCK_BYTES);
         let position = Position::of(block);
@@ -85,12 +90,12 @@ impl Core {
         let done = match (run.state, &self.base) {
             (State::Data(place), _) => {
                 let begin = byte_of(place) + within;
-                self.read_place(begin, part, length, into, patience)?
+                self.read_place(begin, part, length, into, wait_policy)?
             }
             (State::Absent, Some(_)) => {
                 // Nothing of ours is read, and the source may take its time.
                 drop(inside);
-                self.read_base(part, into, patience)?
+                self.read_base(part, into, wait_policy)?
             }
             _ => each_slice(into, part, |slice, _| {
                 slice.fill(0);
@@ -106,28 +111,33 @@ impl Core {
         part: Part,
         length: u64,
         into: &mut [IoSliceMut<'_>],
-        patience: Patience<'_>,
+        wait_policy: WaitPolicy<'_>,
     ) -> Result<bool, DiskError> {
         if part.length == length {
-            return match patience {
-                Patience::Tries => self.data.try_read_slices(begin, into),
-                Patience::Waits(_) => self.data.read_slices(begin, into).map(|()| true),
+            return match wait_policy {
+                WaitPolicy::NoWait => self.data.try_read_slices(begin, into),
+                WaitPolicy::Wait(_) => self.data.read_slices(begin, into).map(|()| true),
             };
         }
         each_slice(into, part, |slice, offset| {
             let at = begin + offset - part.offset;
-            match patience {
-                Patience::Tries => self.data.try_read_slices(at, &mut [IoSliceMut::new(slice)]),
-                Patience::Waits(_) => self.data.read_at(at, slice).map(|()| true),
+            match wait_policy {
+                WaitPolicy::NoWait => self.data.try_read_slices(at, &mut [IoSliceMut::new(slice)]),
+                WaitPolicy::Wait(_) => self.data.read_at(at, slice).map(|()| true),
             }
         })
     }
 
-    fn read_base(&self, part: Part, into: &mut [IoSliceMut<'_>], patience: Patience<'_>) -> Result<bool, DiskError> {
+    fn read_base(
+        &self,
+        part: Part,
+        into: &mut [IoSliceMut<'_>],
+        wait_policy: WaitPolicy<'_>,
+    ) -> Result<bool, DiskError> {
         let Some(base) = &self.base else { return Ok(true) };
-        each_slice(into, part, |slice, offset| match patience {
-            Patience::Tries => Ok(base.try_read(offset, slice)?),
-            Patience::Waits(_) => base.read(offset, slice).map(|()| true).map_err(DiskError::from),
+        each_slice(into, part, |slice, offset| match wait_policy {
+            WaitPolicy::NoWait => Ok(base.try_read(offset, slice)?),
+            WaitPolicy::Wait(_) => base.read(offset, slice).map(|()| true).map_err(DiskError::from),
         })
     }
 }

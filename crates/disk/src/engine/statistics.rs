@@ -10,7 +10,7 @@ use crate::{BLOCK_BYTES, DiskError, Epoch, Statistics};
 impl Core {
     pub(crate) fn statistics(&self) -> Statistics {
         let used = self.space.used();
-        let (kept, snapshots, epochs) = self.moments().counts();
+        let (kept, snapshots, epochs) = self.snapshot_table().counts();
         let mut statistics = Statistics {
             size_bytes: self.header.size_bytes,
             allocated_bytes: used * BLOCK_BYTES,
@@ -37,7 +37,7 @@ impl Core {
 
     /// The blocks whose entries differ between the ends of two epochs.
     pub(crate) fn changed(&self, from: Epoch, to: Epoch) -> Result<Vec<Range<u64>>, DiskError> {
-        let (from, to) = (self.moment_of_epoch(from)?, self.moment_of_epoch(to)?);
+        let (from, to) = (self.map_of_epoch(from)?, self.map_of_epoch(to)?);
         let mut blocks = Vec::new();
         difference(&from.roots, &to.roots, |block, _, _| blocks.push(block));
         blocks.sort_unstable();

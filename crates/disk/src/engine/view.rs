@@ -1,4 +1,4 @@
-//! The content of a disk at one moment, to read.
+//! The content of a disk at one epoch or snapshot, or now, to read.
 
 use std::fmt;
 use std::ops::Range;
@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::moments::Moment;
-use super::{Core, Patience, byte_of};
+use super::snapshots::FrozenMap;
+use super::{Core, WaitPolicy, byte_of};
 use crate::format::SnapshotRecord;
 use crate::format::header::Header;
 use crate::format::load;
@@ -21,7 +21,7 @@ use crate::{BLOCK_BYTES, DiskError, Snapshot};
 /// How often a disk is read again that its owner changes at the same time.
 const READINGS_MAX: usize = 100;
 
-/// The content of a disk at one moment.
+/// The content of a disk at one epoch or snapshot, or now.
 ///
 /// Of an epoch or a snapshot it never changes, and what it needs is kept while it lives. It ends with the disk's close,
 /// but for one that [`View::open`] made.
@@ -30,8 +30,8 @@ pub struct View(Kind);
 enum Kind {
     /// What the disk holds now.
     Current(Arc<Core>),
-    /// A moment of a disk that is open here.
-    Moment(Arc<Core>, Arc<Moment>),
+    /// A frozen map of a disk that is open here.
+    Frozen(Arc<Core>, Arc<FrozenMap>),
     /// A snapshot of a disk that may be open elsewhere.
     Elsewhere(Box<Elsewhere>),
 }
@@ -56,8 +56,8 @@ impl View {
         View(Kind::Current(core))
     }
 
-    pub(crate) fn moment(core: Arc<Core>, moment: Arc<Moment>) -> View {
-        View(Kind::Moment(core, moment))
+    pub(crate) fn frozen(core: Arc<Core>, map: Arc<FrozenMap>) -> View {
+        View(Kind::Frozen(core, map))
     }
 
     /// Reads a snapshot of a disk that somebody else may have open. It cannot be deleted meanwhile.
@@ -73,7 +73,7 @@ impl View {
     pub(crate) fn open_known(
         directory: &Path,
         snapshot: &str,
-        patience: Option<Duration>,
+        wait_policy: Option<Duration>,
     ) -> Result<(View, String, Snapshot), DiskError> {
         let (header, folder) = (Header::read(directory)?, Folder::open(directory)?);
         let number = find(&folder, &header, snapshot)?.0.number;
@@ -83,7 +83,7 @@ impl View {
         if found.number != number {
             return Err(DiskError::SnapshotInUse { name: snapshot.to_owned() });
         }
-        let open = |base| source::open_beside(base, directory, header.copy_base, patience);
+        let open = |base| source::open_beside(base, directory, header.copy_base, wait_policy);
         let base = header.base.as_ref().map(open).transpose()?;
         let view = View(Kind::Elsewhere(Box::new(Elsewhere {
             directory: directory.to_owned(),
@@ -105,14 +105,14 @@ impl View {
 
     fn base(&self) -> Option<&Arc<dyn Source>> {
         match &self.0 {
-            Kind::Current(core) | Kind::Moment(core, _) => core.base.as_ref(),
+            Kind::Current(core) | Kind::Frozen(core, _) => core.base.as_ref(),
             Kind::Elsewhere(elsewhere) => elsewhere.base.as_ref(),
         }
     }
 
     fn data(&self) -> &StoredFile {
         match &self.0 {
-            Kind::Current(core) | Kind::Moment(core, _) => &core.data,
+            Kind::Current(core) | Kind::Frozen(core, _) => &core.data,
             Kind::Elsewhere(elsewhere) => &elsewhere.data,
         }
     }
@@ -124,7 +124,7 @@ impl View {
         let find = |leaf: Option<&Arc<Leaf>>| map::run(leaf.map(|leaf| &**leaf), position.index, limit, |_| true);
         match &self.0 {
             Kind::Current(core) => find(core.stripes[position.stripe].map().tree.leaf(position.leaf)),
-            Kind::Moment(_, moment) => find(moment.roots.leaf_of(block)),
+            Kind::Frozen(_, map) => find(map.roots.leaf_of(block)),
             Kind::Elsewhere(elsewhere) => find(elsewhere.roots.leaf_of(block)),
         }
     }
@@ -141,7 +141,7 @@ impl View {
     /// Places are another's as soon as the disk is closed: what was read before is right only if it is open after.
     fn check_open(&self) -> Result<(), SourceError> {
         match &self.0 {
-            Kind::Current(core) | Kind::Moment(core, _) => core.check_open().map_err(|error| self.failed(&error)),
+            Kind::Current(core) | Kind::Frozen(core, _) => core.check_open().map_err(|error| self.failed(&error)),
             Kind::Elsewhere(_) => Ok(()),
         }
     }
@@ -150,7 +150,7 @@ impl View {
         SourceError { source_name: self.describe(), reason: error.to_string() }
     }
 
-    /// Reads what a kept moment says; behind the disk's end are zeros.
+    /// Reads what a map says; behind the disk's end are zeros.
     fn read_kept(&self, offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
         let mut done = 0;
         while done < into.len() {
@@ -190,7 +190,7 @@ fn find(folder: &Folder, header: &Header, name: &str) -> Result<(SnapshotRecord,
 impl Source for View {
     fn size_bytes(&self) -> u64 {
         match &self.0 {
-            Kind::Current(core) | Kind::Moment(core, _) => core.header.size_bytes,
+            Kind::Current(core) | Kind::Frozen(core, _) => core.header.size_bytes,
             Kind::Elsewhere(elsewhere) => elsewhere.size_bytes,
         }
     }
@@ -201,7 +201,7 @@ impl Source for View {
         behind_end.fill(0);
         match &self.0 {
             Kind::Current(core) => {
-                core.read_unseen(offset, into, Patience::Waits(None)).map(|_| ()).map_err(|error| self.failed(&error))
+                core.read_unseen(offset, into, WaitPolicy::Wait(None)).map(|_| ()).map_err(|error| self.failed(&error))
             }
             _ => {
                 self.read_kept(offset, into)?;
@@ -266,7 +266,7 @@ impl Source for View {
 
     fn describe(&self) -> String {
         match &self.0 {
-            Kind::Current(core) | Kind::Moment(core, _) => core.describe(),
+            Kind::Current(core) | Kind::Frozen(core, _) => core.describe(),
             Kind::Elsewhere(elsewhere) => elsewhere.directory.display().to_string(),
         }
     }

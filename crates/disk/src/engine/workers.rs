@@ -1,18 +1,18 @@
 //! Threads for requests that may wait.
 //!
-//! Three lanes, so that nobody waits behind what takes longer: what the local disk answers, what another host answers,
-//! and flushes, of which all that wait are done as one.
+//! Three pools of threads, so that nobody waits behind what takes longer: what the local disk answers, what another
+//! host answers, and flushes, of which all that wait are done as one.
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Core, Patience, View};
+use super::{Core, View, WaitPolicy};
 use crate::source::Source;
 use crate::{Completion, DiskError, Request, Requester};
 
-/// Requests that wait in one lane; who submits more waits for room. Doors have fewer in flight than this.
+/// Requests that wait in one pool; who submits more waits for room. The servers have fewer in flight than this.
 pub(crate) const QUEUE_MAX: usize = 4096;
 const LOCAL_THREADS_MAX: usize = 4;
 /// More than local ones: each waits for the network most of the time.
@@ -27,17 +27,17 @@ struct Job {
     request: Request,
     /// Bytes of it that are zeroed already.
     zeroed_bytes: u64,
-    asker: Arc<Asker>,
+    waiter: Arc<Waiter>,
 }
 
 /// Who waits for a request. Whoever takes the completion out calls it: its worker, or the close that waits no longer.
 /// Of one that was withdrawn nobody calls it.
-struct Asker {
+struct Waiter {
     requester: Option<Requester>,
     completion: Mutex<Option<Completion>>,
 }
 
-impl Asker {
+impl Waiter {
     fn has_withdrawn(&self) -> bool {
         self.requester.as_ref().is_some_and(Requester::has_withdrawn)
     }
@@ -56,13 +56,13 @@ impl Asker {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    running: Vec<Arc<Asker>>,
+    running: Vec<Arc<Waiter>>,
     threads: usize,
     idle: usize,
     is_closed: bool,
 }
 
-struct Lane {
+struct Pool {
     name: &'static str,
     threads_max: usize,
     state: Mutex<State>,
@@ -72,64 +72,64 @@ struct Lane {
     progress: Condvar,
 }
 
-/// The lanes of a disk.
+/// The pools of a disk.
 pub(crate) struct Workers {
     core: Arc<Core>,
-    local: Arc<Lane>,
-    remote: Arc<Lane>,
-    flush: Arc<Lane>,
+    local: Arc<Pool>,
+    remote: Arc<Pool>,
+    flush: Arc<Pool>,
 }
 
 /// What a worker is at. Whoever waits for it is answered also when the worker panics, and another can take its place.
-struct Doing<'a> {
-    lane: &'a Lane,
-    askers: Vec<Arc<Asker>>,
+struct InProgress<'a> {
+    pool: &'a Pool,
+    waiters: Vec<Arc<Waiter>>,
     /// What is left of it: it waits again, behind the others.
     left: Option<Job>,
 }
 
-impl Drop for Doing<'_> {
+impl Drop for InProgress<'_> {
     fn drop(&mut self) {
         let is_panicking = std::thread::panicking();
-        let mut state = self.lane.state();
-        state.running.retain(|running| !self.askers.iter().any(|done| Arc::ptr_eq(running, done)));
+        let mut state = self.pool.state();
+        state.running.retain(|running| !self.waiters.iter().any(|done| Arc::ptr_eq(running, done)));
         state.threads -= usize::from(is_panicking);
-        // Once the lane is closed its completion was called. The room in the queue is the one that it had.
+        // Once the pool is closed its completion was called. The room in the queue is the one that it had.
         let is_left = self.left.is_some() && !state.is_closed;
         state.jobs.extend(self.left.take().filter(|_| is_left));
         drop(state);
         if is_left {
-            self.lane.work.notify_one();
+            self.pool.work.notify_one();
         }
-        for asker in self.askers.iter().filter(|_| is_panicking) {
-            asker.complete(Err(DiskError::Panicked));
+        for waiter in self.waiters.iter().filter(|_| is_panicking) {
+            waiter.complete(Err(DiskError::Panicked));
         }
-        self.lane.progress.notify_all();
+        self.pool.progress.notify_all();
     }
 }
 
-impl Lane {
-    fn new(name: &'static str, threads_max: usize) -> Arc<Lane> {
-        Arc::new(Lane { name, threads_max, state: Mutex::default(), work: Condvar::new(), progress: Condvar::new() })
+impl Pool {
+    fn new(name: &'static str, threads_max: usize) -> Arc<Pool> {
+        Arc::new(Pool { name, threads_max, state: Mutex::default(), work: Condvar::new(), progress: Condvar::new() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn submit(self: &Arc<Lane>, core: &Arc<Core>, job: Job) {
+    fn submit(self: &Arc<Pool>, core: &Arc<Core>, job: Job) {
         let mut state = self.state();
-        while state.jobs.len() >= QUEUE_MAX && !state.is_closed && !job.asker.has_withdrawn() {
+        while state.jobs.len() >= QUEUE_MAX && !state.is_closed && !job.waiter.has_withdrawn() {
             state = self.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        if state.is_closed || job.asker.has_withdrawn() {
+        if state.is_closed || job.waiter.has_withdrawn() {
             drop(state);
-            return job.asker.complete(Err(DiskError::Closed));
+            return job.waiter.complete(Err(DiskError::Closed));
         }
         state.jobs.push_back(job);
         if state.idle < state.jobs.len() && state.threads < self.threads_max {
-            let (lane, its_core) = (self.clone(), core.clone());
-            let spawned = std::thread::Builder::new().name(self.name.into()).spawn(move || lane.work(&its_core));
+            let (pool, its_core) = (self.clone(), core.clone());
+            let spawned = std::thread::Builder::new().name(self.name.into()).spawn(move || pool.work(&its_core));
             match spawned {
                 Ok(_) => state.threads += 1,
                 // The threads that are there do it, later. Without any it is done here.
@@ -167,10 +167,10 @@ impl Lane {
                 state.threads -= 1;
                 return;
             }
-            state.running.extend(jobs.iter().map(|job| job.asker.clone()));
+            state.running.extend(jobs.iter().map(|job| job.waiter.clone()));
             drop(state);
-            let askers = jobs.iter().map(|job| job.asker.clone()).collect();
-            let mut doing = Doing { lane: self, askers, left: None };
+            let waiters = jobs.iter().map(|job| job.waiter.clone()).collect();
+            let mut doing = InProgress { pool: self, waiters, left: None };
             doing.left = core.perform_all(jobs);
         }
     }
@@ -187,20 +187,20 @@ impl Lane {
         }
         state.is_closed = true;
         let mut left = std::mem::take(&mut state.running);
-        left.extend(state.jobs.drain(..).map(|job| job.asker));
+        left.extend(state.jobs.drain(..).map(|job| job.waiter));
         drop(state);
         self.work.notify_all();
         self.progress.notify_all();
-        left.iter().for_each(|asker| asker.complete(Err(DiskError::Closed)));
+        left.iter().for_each(|waiter| waiter.complete(Err(DiskError::Closed)));
     }
 
     /// Lets go of what was withdrawn: it leaves the queue, and nobody is told of what is at work still.
     fn forget_withdrawn(&self) {
         let mut state = self.state();
-        let (withdrawn, jobs) = std::mem::take(&mut state.jobs).into_iter().partition(|job| job.asker.has_withdrawn());
+        let (withdrawn, jobs) = std::mem::take(&mut state.jobs).into_iter().partition(|job| job.waiter.has_withdrawn());
         state.jobs = jobs;
         let unheard: Vec<_> =
-            state.running.iter().filter(|asker| asker.has_withdrawn()).filter_map(|asker| asker.take()).collect();
+            state.running.iter().filter(|waiter| waiter.has_withdrawn()).filter_map(|waiter| waiter.take()).collect();
         drop(state);
         self.progress.notify_all();
         // Outside the lock: with a completion may go what asks again.
@@ -217,17 +217,17 @@ impl Workers {
     pub(crate) fn new(core: Arc<Core>) -> Workers {
         Workers {
             core,
-            local: Lane::new("disk-local", LOCAL_THREADS_MAX),
-            remote: Lane::new("disk-remote", REMOTE_THREADS_MAX),
-            flush: Lane::new("disk-flush", 1),
+            local: Pool::new("disk-local", LOCAL_THREADS_MAX),
+            remote: Pool::new("disk-remote", REMOTE_THREADS_MAX),
+            flush: Pool::new("disk-flush", 1),
         }
     }
 
     pub(crate) fn submit(&self, request: Request, requester: Option<Requester>, completion: Completion) {
-        let lane = match &request {
+        let pool = match &request {
             Request::Flush => &self.flush,
-            Request::Read { offset, length, .. } => self.lane(*offset, *length),
-            Request::Write { offset, data, .. } => self.lane(*offset, data.len() as u64),
+            Request::Read { offset, length, .. } => self.pool(*offset, *length),
+            Request::Write { offset, data, .. } => self.pool(*offset, data.len() as u64),
             // Whole blocks are zeros without a look at the base.
             Request::Discard { offset, length } | Request::WriteZeroes { offset, length, .. }
                 if (offset | length).is_multiple_of(crate::BLOCK_BYTES) =>
@@ -235,36 +235,36 @@ impl Workers {
                 &self.local
             }
             Request::Discard { offset, length } | Request::WriteZeroes { offset, length, .. } => {
-                self.lane(*offset, *length)
+                self.pool(*offset, *length)
             }
         };
-        let asker = Arc::new(Asker { requester, completion: Mutex::new(Some(completion)) });
-        lane.submit(&self.core, Job { request, zeroed_bytes: 0, asker });
+        let waiter = Arc::new(Waiter { requester, completion: Mutex::new(Some(completion)) });
+        pool.submit(&self.core, Job { request, zeroed_bytes: 0, waiter });
     }
 
-    fn lane(&self, offset: u64, length: u64) -> &Arc<Lane> {
+    fn pool(&self, offset: u64, length: u64) -> &Arc<Pool> {
         // A partly written block needs the whole of the base's.
         let (begin, length) = (offset & !(crate::BLOCK_BYTES - 1), length.saturating_add(2 * crate::BLOCK_BYTES));
         let is_local = self.core.base.is_none() || View::current(self.core.clone()).is_local(begin, length);
         if is_local { &self.local } else { &self.remote }
     }
 
-    /// Waits for what was submitted, for `patience` at most, and then lets the rest fail.
-    pub(crate) fn close(&self, patience: Duration) {
-        let deadline = Instant::now() + patience;
-        self.lanes().into_iter().for_each(|lane| lane.close(deadline));
+    /// Waits for what was submitted, for `wait_policy` at most, and then lets the rest fail.
+    pub(crate) fn close(&self, wait_policy: Duration) {
+        let deadline = Instant::now() + wait_policy;
+        self.pools().into_iter().for_each(|pool| pool.close(deadline));
     }
 
     pub(crate) fn forget_withdrawn(&self) {
-        self.lanes().into_iter().for_each(|lane| lane.forget_withdrawn());
+        self.pools().into_iter().for_each(|pool| pool.forget_withdrawn());
     }
 
-    fn lanes(&self) -> [&Lane; 3] {
+    fn pools(&self) -> [&Pool; 3] {
         [&self.local, &self.remote, &self.flush]
     }
 
     pub(crate) fn pending(&self) -> usize {
-        self.lanes().into_iter().map(Lane::pending).sum()
+        self.pools().into_iter().map(Pool::pending).sum()
     }
 }
 
@@ -273,15 +273,15 @@ impl Core {
     fn perform_all(&self, jobs: Vec<Job>) -> Option<Job> {
         let are_flushes = jobs.len() > 1;
         if are_flushes && self.flush().is_ok() {
-            jobs.iter().for_each(|job| job.asker.complete(Ok(Vec::new())));
+            jobs.iter().for_each(|job| job.waiter.complete(Ok(Vec::new())));
             return None;
         }
         let mut left = None;
         for job in jobs {
-            match self.perform(&job.request, job.zeroed_bytes, job.asker.requester.as_ref()) {
-                Ok(Progress::Done(bytes)) => job.asker.complete(Ok(bytes)),
+            match self.perform(&job.request, job.zeroed_bytes, job.waiter.requester.as_ref()) {
+                Ok(Progress::Done(bytes)) => job.waiter.complete(Ok(bytes)),
                 Ok(Progress::Zeroed(zeroed_bytes)) => left = Some(Job { zeroed_bytes, ..job }),
-                Err(error) => job.asker.complete(Err(error)),
+                Err(error) => job.waiter.complete(Err(error)),
             }
         }
         left
@@ -289,17 +289,19 @@ impl Core {
 
     /// Does a request, or the next step of one of which so many bytes are zeroed.
     fn perform(&self, request: &Request, zeroed_bytes: u64, requester: Option<&Requester>) -> Result<Progress> {
-        let patience = Patience::Waits(requester);
+        let wait_policy = WaitPolicy::Wait(requester);
         let nothing = Progress::Done(Vec::new());
         match request {
-            Request::Read { offset, length, pieces } => {
+            Request::Read { offset, length, segments } => {
                 // Checked before memory is taken for it.
                 self.check_range(*offset, *length)?;
                 let mut bytes = vec![0; *length as usize];
-                self.read(*offset, &mut [IoSliceMut::new(&mut bytes)], pieces, patience)?;
+                self.read(*offset, &mut [IoSliceMut::new(&mut bytes)], segments, wait_policy)?;
                 Ok(Progress::Done(bytes))
             }
-            Request::Write { offset, data, pieces } => self.write(*offset, data, pieces, patience).map(|_| nothing),
+            Request::Write { offset, data, segments } => {
+                self.write(*offset, data, segments, wait_policy).map(|_| nothing)
+            }
             Request::Flush => self.flush().map(|()| nothing),
             Request::Discard { offset, length } => self.zero_next(*offset, *length, true, zeroed_bytes, requester),
             Request::WriteZeroes { offset, length, may_unmap } => {

@@ -1,12 +1,12 @@
-//! Writes: in place where no moment needs the old content, else to a new place.
+//! Writes: in place where no frozen map needs the old content, else to a new place.
 
 use std::io::IoSliceMut;
 use std::sync::atomic::Ordering;
 
-use super::telling::Addresses;
-use super::{Core, Patience, Stripe, Working, byte_of};
+use super::observe::Addresses;
+use super::{Core, Stripe, WaitPolicy, Working, byte_of};
 use crate::map::{self, Entry, LEAF_BLOCKS, Position, State};
-use crate::{Attempt, BLOCK_BYTES, DiskError, Piece, Requester};
+use crate::{Attempt, BLOCK_BYTES, DiskError, GuestSegment, Requester};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const LEAF_BYTES: u64 = LEAF_BLOCKS * BLOCK_BYTES;
@@ -24,21 +24,21 @@ impl Core {
         &self,
         offset: u64,
         from: &[u8],
-        pieces: &[Piece],
-        patience: Patience<'_>,
+        segments: &[GuestSegment],
+        wait_policy: WaitPolicy<'_>,
     ) -> Result<Attempt, DiskError> {
         self.check_range(offset, from.len() as u64)?;
-        check_pieces(from, pieces)?;
+        check_segments(from, segments)?;
         self.check_writable()?;
-        let mut addresses = Addresses::new(pieces);
+        let mut addresses = Addresses::new(segments);
         let mut done = 0;
         while done < from.len() {
             let at = offset + done as u64;
             let length = part_length(at, from.len() - done);
             let bytes = &from[done..done + length];
             if length.is_multiple_of(BLOCK) {
-                self.write_blocks(at, bytes, done as u64, &mut addresses, patience.requester())?;
-            } else if self.write_sectors(at, bytes, done as u64, &mut addresses, patience)? == Attempt::WouldWait {
+                self.write_blocks(at, bytes, done as u64, &mut addresses, wait_policy.requester())?;
+            } else if self.write_sectors(at, bytes, done as u64, &mut addresses, wait_policy)? == Attempt::WouldWait {
                 return Ok(Attempt::WouldWait);
             }
             done += length;
@@ -83,8 +83,8 @@ impl Core {
             done += run.count;
         }
         self.mark_data_changed();
-        self.tell_write(offset, bytes, from, addresses, &mut working);
-        changing.told();
+        self.observe_write(offset, bytes, from, addresses, &mut working);
+        changing.finish();
         Ok(())
     }
 
@@ -179,7 +179,7 @@ impl Core {
         bytes: &[u8],
         from: u64,
         addresses: &mut Addresses<'_>,
-        patience: Patience<'_>,
+        wait_policy: WaitPolicy<'_>,
     ) -> Result<Attempt, DiskError> {
         let block = offset / BLOCK_BYTES;
         let position = Position::of(block);
@@ -188,12 +188,12 @@ impl Core {
         loop {
             // The base is read before anything is locked: it never changes, and may take its time.
             if base_block.is_none() && self.needs_base(stripe, position) {
-                match self.base_block(block, patience)? {
+                match self.base_block(block, wait_policy)? {
                     Some(bytes) => base_block = Some(bytes),
                     None => return Ok(Attempt::WouldWait),
                 }
             }
-            let _changer = self.enter_to_change(position.stripe, patience.requester())?;
+            let _changer = self.enter_to_change(position.stripe, wait_policy.requester())?;
             let mut working = Working::Alone(stripe.alone());
             let entry = stripe.map().tree.leaf(position.leaf).map_or(Entry::ABSENT, |leaf| leaf.0[position.index]);
             let within = (offset % BLOCK_BYTES) as usize;
@@ -207,7 +207,7 @@ impl Core {
                 let mut merged = match (entry.state(), &self.base, base_block) {
                     (State::Absent, Some(_), None) => continue,
                     (State::Absent, Some(_), Some(bytes)) => bytes,
-                    (State::Data(place), _, _) => match self.old_block(place, patience)? {
+                    (State::Data(place), _, _) => match self.old_block(place, wait_policy)? {
                         Some(bytes) => bytes,
                         None => return Ok(Attempt::WouldWait),
                     },
@@ -218,8 +218,8 @@ impl Core {
                 self.write_new(stripe, block, &merged)?;
             }
             self.mark_data_changed();
-            self.tell_write(offset, bytes, from, addresses, &mut working);
-            changing.told();
+            self.observe_write(offset, bytes, from, addresses, &mut working);
+            changing.finish();
             return Ok(Attempt::Done);
         }
     }
@@ -230,21 +230,21 @@ impl Core {
         self.base.is_some() && entry.state() == State::Absent
     }
 
-    fn base_block(&self, block: u64, patience: Patience<'_>) -> Result<Option<[u8; BLOCK]>, DiskError> {
+    fn base_block(&self, block: u64, wait_policy: WaitPolicy<'_>) -> Result<Option<[u8; BLOCK]>, DiskError> {
         let mut bytes = [0; BLOCK];
         let Some(base) = &self.base else { return Ok(Some(bytes)) };
-        let is_there = match patience {
-            Patience::Tries => base.try_read(block * BLOCK_BYTES, &mut bytes)?,
-            Patience::Waits(_) => base.read(block * BLOCK_BYTES, &mut bytes).map(|()| true)?,
+        let is_there = match wait_policy {
+            WaitPolicy::NoWait => base.try_read(block * BLOCK_BYTES, &mut bytes)?,
+            WaitPolicy::Wait(_) => base.read(block * BLOCK_BYTES, &mut bytes).map(|()| true)?,
         };
         Ok(is_there.then_some(bytes))
     }
 
-    fn old_block(&self, place: u32, patience: Patience<'_>) -> Result<Option<[u8; BLOCK]>, DiskError> {
+    fn old_block(&self, place: u32, wait_policy: WaitPolicy<'_>) -> Result<Option<[u8; BLOCK]>, DiskError> {
         let mut bytes = [0; BLOCK];
-        let is_there = match patience {
-            Patience::Tries => self.data.try_read_slices(byte_of(place), &mut [IoSliceMut::new(&mut bytes)])?,
-            Patience::Waits(_) => self.data.read_at(byte_of(place), &mut bytes).map(|()| true)?,
+        let is_there = match wait_policy {
+            WaitPolicy::NoWait => self.data.try_read_slices(byte_of(place), &mut [IoSliceMut::new(&mut bytes)])?,
+            WaitPolicy::Wait(_) => self.data.read_at(byte_of(place), &mut bytes).map(|()| true)?,
         };
         Ok(is_there.then_some(bytes))
     }
@@ -260,10 +260,10 @@ pub(super) fn part_length(at: u64, rest: usize) -> usize {
     rest.min(leaf_rest) / BLOCK * BLOCK
 }
 
-fn check_pieces(data: &[u8], pieces: &[Piece]) -> Result<(), DiskError> {
-    let pieces_bytes: u64 = pieces.iter().map(|piece| u64::from(piece.length)).sum();
-    if pieces.is_empty() || pieces_bytes == data.len() as u64 {
+fn check_segments(data: &[u8], segments: &[GuestSegment]) -> Result<(), DiskError> {
+    let segments_bytes: u64 = segments.iter().map(|segment| u64::from(segment.length)).sum();
+    if segments.is_empty() || segments_bytes == data.len() as u64 {
         return Ok(());
     }
-    Err(DiskError::Pieces { pieces_bytes, data_bytes: data.len() as u64 })
+    Err(DiskError::Segments { segments_bytes, data_bytes: data.len() as u64 })
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
 use super::write::part_length;
-use super::{Core, Patience, Working};
+use super::{Core, WaitPolicy, Working};
 use crate::map::{Entry, LEAF_BLOCKS, Leaf, Position, State};
 use crate::{BLOCK_BYTES, DiskError, Requester};
 
@@ -54,7 +54,7 @@ impl Core {
         let mut done = 0;
         while done < length {
             let count = (length - done).min(ZEROS.len() as u64) as usize;
-            self.write(offset + done, &ZEROS[..count], &[], Patience::Waits(requester))?;
+            self.write(offset + done, &ZEROS[..count], &[], WaitPolicy::Wait(requester))?;
             done += count as u64;
         }
         Ok(())
@@ -93,10 +93,10 @@ impl Core {
         if is_changed {
             self.retire(&replaced);
             if let Some(observer) = &self.observer {
-                observer.forgotten(block..block + u64::from(count));
+                observer.invalidated(block..block + u64::from(count));
             }
         }
-        changing.told();
+        changing.finish();
         Ok(())
     }
 }

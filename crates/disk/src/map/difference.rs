@@ -1,4 +1,4 @@
-//! What differs between two moments, without looking at what they share.
+//! What differs between two frozen maps, without looking at what they share.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) fn difference(older: &Roots, newer: &Roots, mut each: impl FnMut(u64,
     }
 }
 
-/// Calls `each` with every entry of a moment that is not absent.
+/// Calls `each` with every entry of a map that is not absent.
 pub(crate) fn entries(roots: &Roots, mut each: impl FnMut(u64, Entry)) {
     difference(&Roots::empty(), roots, |block, _, entry| each(block, entry));
 }

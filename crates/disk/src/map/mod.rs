@@ -1,9 +1,9 @@
-//! Where a disk's blocks are: a persistent tree, so that a moment is kept by keeping its roots.
+//! Where a disk's blocks are: a persistent tree, so that a map is frozen by keeping its roots.
 //!
 //! ```text
 //! block -> stripe (leaf number modulo 64) -> Tree -> Branch (256 leaves) -> Leaf (512 entries, 2 MiB of disk)
 //! ```
-//! Nodes are shared between moments and copied when one of them changes (`Arc::make_mut`). The stripes are separate
+//! Nodes are shared between frozen maps and copied when one of them changes (`Arc::make_mut`). The stripes are separate
 //! trees so that writers of different parts do not meet; neighbouring leaves lie in different stripes.
 
 pub(crate) mod difference;
@@ -163,7 +163,7 @@ impl Tree {
     }
 }
 
-/// The whole map at one moment: a tree for each stripe.
+/// The whole map at one point in time: a tree for each stripe.
 #[derive(Clone)]
 pub(crate) struct Roots(pub(crate) Box<[Tree]>);
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use onecopy_disk::nbd::{self, Content, DiskExports, Export, ExportInformation, Exports};
-use onecopy_disk::vhost::{HoldPolicy, VhostDoor, VhostOptions};
+use onecopy_disk::vhost_user::{CompletionHold, VhostUserBackend, VhostUserOptions};
 use onecopy_disk::{At, Attachment, DiskError, Epoch};
 use serde::Serialize;
 
@@ -20,7 +20,7 @@ const NBD_CONNECTIONS_MAX: usize = 128;
 
 /// The doors that are open.
 pub(super) struct Doors {
-    vhost: Option<(PathBuf, VhostDoor)>,
+    vhost: Option<(PathBuf, VhostUserBackend)>,
     nbd: Mutex<Option<nbd::Server>>,
 }
 
@@ -30,13 +30,13 @@ impl Doors {
         let named = |error| DiskServerError::disk(attachment.directory())(error);
         let vhost = match &options.vhost {
             Some(socket) => {
-                let look = VhostOptions {
+                let look = VhostUserOptions {
                     queues: options.queues,
-                    serial: options.serial.clone().unwrap_or_else(|| VhostOptions::default().serial),
+                    serial: options.serial.clone().unwrap_or_else(|| VhostUserOptions::default().serial),
                     log_dirty: options.log_dirty,
                     hold: options.hold,
                 };
-                let door = VhostDoor::serve(Arc::clone(attachment), socket, look).map_err(named)?;
+                let door = VhostUserBackend::serve(Arc::clone(attachment), socket, look).map_err(named)?;
                 Some((socket.clone(), door))
             }
             None => None,
@@ -64,7 +64,7 @@ impl Doors {
     }
 
     /// Keeps answers back. NBD clients have theirs at once: machines that are protected come by the other door.
-    pub(super) fn hold(&self, policy: HoldPolicy) {
+    pub(super) fn hold(&self, policy: CompletionHold) {
         self.vhost.iter().for_each(|(_, door)| door.hold(policy));
     }
 

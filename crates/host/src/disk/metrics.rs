@@ -73,7 +73,7 @@ impl Page {
             self.line("onecopy_pagemap_lookups_total", &format!(",found=\"{found}\""), value);
         }
         self.counter("onecopy_pagemap_replaced_total", "Entries pushed out of the index.", map.replaced_entries);
-        self.counter("onecopy_pagemap_dropped_total", "Stretches of 4 MiB forgotten.", map.dropped_stretches);
+        self.counter("onecopy_pagemap_dropped_total", "Extents of 4 MiB forgotten.", map.dropped_extents);
     }
 
     /// One metric for all counters of all doors: each door names its own.

@@ -27,7 +27,7 @@ mod socket;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use onecopy_disk::vhost::HoldPolicy;
+use onecopy_disk::vhost_user::CompletionHold;
 use onecopy_disk::{TlsFiles, nbd};
 
 pub use at_rest::{at_rest, open_at_rest, served};
@@ -65,7 +65,7 @@ pub struct ServeOptions {
     pub read_only: bool,
     /// Which answers are kept from the guest from the first one on: what protects a machine says it again when it
     /// starts a server anew.
-    pub hold: HoldPolicy,
+    pub hold: CompletionHold,
     /// The control socket, if it is not the usual one: two servers of one disk, as in a migration, need two.
     pub control: Option<PathBuf>,
     /// Whether to keep a page map.
@@ -89,7 +89,7 @@ impl Default for ServeOptions {
             tls: None,
             nbd_unencrypted: false,
             read_only: false,
-            hold: HoldPolicy::Nothing,
+            hold: CompletionHold::Nothing,
             control: None,
             page_map: true,
             scan_bytes_per_second: SCAN_BYTES_PER_SECOND_DEFAULT,

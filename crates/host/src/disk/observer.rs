@@ -103,13 +103,13 @@ impl Observer for ObservedPages {
         }
     }
 
-    fn passed(&self, block: u64, hash: u128, guest_address: Option<u64>, _direction: Direction) {
+    fn transferred(&self, block: u64, hash: u128, guest_address: Option<u64>, _direction: Direction) {
         if let Some(map) = self.map() {
             map.record(block, hash, guest_address);
         }
     }
 
-    fn forgotten(&self, blocks: Range<u64>) {
+    fn invalidated(&self, blocks: Range<u64>) {
         if let Some(map) = self.map() {
             map.forget(blocks);
         }
@@ -120,9 +120,9 @@ impl Observer for ObservedPages {
         self.map().is_none_or(|map| map.knows(block))
     }
 
-    fn seen(&self, block: u64, guest_address: u64) {
+    fn placed(&self, block: u64, guest_address: u64) {
         if let Some(map) = self.map() {
-            map.note(block, guest_address);
+            map.hint(block, guest_address);
         }
     }
 }
@@ -157,7 +157,7 @@ fn open(disk: &Opened<'_>) -> Result<OpenedPages, onecopy_pagemap::PageMapError>
     let identity = Identity { uuid: uuid(disk.uuid), generation: disk.generation };
     let before = Identity { generation: disk.generation.wrapping_sub(1), ..identity };
     let bounds = Bounds::for_disk(disk.size_bytes);
-    let (map, origin) = match PageMap::take(&path, disk.size_bytes, disk.seed, bounds, &before) {
+    let (map, origin) = match PageMap::load(&path, disk.size_bytes, disk.seed, bounds, &before) {
         Ok(Some(map)) => (map, "loaded".to_owned()),
         Ok(None) => (PageMap::new(disk.size_bytes, disk.seed, bounds)?, "empty".to_owned()),
         Err(error) => {
@@ -195,7 +195,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         let first = opened(path, 1);
-        first.passed(3, content_hash(1, b"three"), Some(0x7000), Direction::Write);
+        first.transferred(3, content_hash(1, b"three"), Some(0x7000), Direction::Write);
         first.closing();
         let second = opened(path, 2);
         assert_eq!(second.status().unwrap().origin, "loaded");
@@ -219,7 +219,7 @@ mod tests {
             pages
         };
         let first = open(1, None);
-        first.passed(3, content_hash(1, b"three"), None, Direction::Write);
+        first.transferred(3, content_hash(1, b"three"), None, Direction::Write);
         first.set_scanned_bytes(7);
         first.closing();
         assert!(!directory.path().join(PAGES).exists());

@@ -7,7 +7,7 @@
 //! {"error":"there is no snapshot \"sunday\""}
 //! ```
 
-use onecopy_disk::vhost::HoldPolicy;
+use onecopy_disk::vhost_user::CompletionHold;
 use onecopy_disk::{Hydration, Snapshot, Statistics};
 use serde::{Deserialize, Serialize};
 
@@ -42,7 +42,7 @@ pub enum Request {
     /// Keeps answers from the guest from now on, until their epoch is released.
     Hold {
         /// Which.
-        what: Held,
+        what: HoldMode,
     },
     /// Lets go the answers of this epoch and all before it.
     Release {
@@ -56,7 +56,7 @@ pub enum Request {
 /// Which answers are kept from the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Held {
+pub enum HoldMode {
     /// None, from now on.
     Nothing,
     /// Those of flushes.
@@ -65,12 +65,12 @@ pub enum Held {
     Changes,
 }
 
-impl From<Held> for HoldPolicy {
-    fn from(held: Held) -> HoldPolicy {
+impl From<HoldMode> for CompletionHold {
+    fn from(held: HoldMode) -> CompletionHold {
         match held {
-            Held::Nothing => HoldPolicy::Nothing,
-            Held::Flushes => HoldPolicy::Flushes,
-            Held::Changes => HoldPolicy::Changes,
+            HoldMode::Nothing => CompletionHold::Nothing,
+            HoldMode::Flushes => CompletionHold::Flushes,
+            HoldMode::Changes => CompletionHold::Changes,
         }
     }
 }

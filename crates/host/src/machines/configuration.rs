@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use onecopy_disk::vhost::QUEUES_MAX;
+use onecopy_disk::vhost_user::QUEUES_MAX;
 use serde::{Deserialize, Serialize};
 
 use super::MachineError;

@@ -10,7 +10,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use onecopy_disk::TlsFiles;
 use onecopy_disk::nbd::Address;
-use onecopy_disk::vhost::HoldPolicy;
+use onecopy_disk::vhost_user::CompletionHold;
 use onecopy_host::disk::protocol::{Door, ServedDisk};
 use onecopy_host::disk::{DiskServer, SCAN_BYTES_PER_SECOND_DEFAULT, ServeOptions};
 use onecopy_host::{HostError, Page};
@@ -70,7 +70,7 @@ pub struct Serving {
     limit: u64,
     /// Keep these answers from the guest, from the first one on, until their epoch is released over the control socket
     #[arg(long, value_name = "WHICH", value_enum, requires = "vhost", default_value = "nothing")]
-    hold: Held,
+    hold: HoldMode,
     /// The control socket, when DIRECTORY/control.sock is another server's, as during a migration
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
@@ -94,7 +94,7 @@ pub struct Serving {
 
 /// Which answers are kept from the guest.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Held {
+enum HoldMode {
     /// None
     Nothing,
     /// Those of flushes
@@ -167,9 +167,9 @@ impl Serving {
             nbd_unencrypted: self.nbd_unencrypted,
             read_only: self.read_only,
             hold: match self.hold {
-                Held::Nothing => HoldPolicy::Nothing,
-                Held::Flushes => HoldPolicy::Flushes,
-                Held::Changes => HoldPolicy::Changes,
+                HoldMode::Nothing => CompletionHold::Nothing,
+                HoldMode::Flushes => CompletionHold::Flushes,
+                HoldMode::Changes => CompletionHold::Changes,
             },
             control: self.control.clone(),
             page_map: !self.no_page_map,

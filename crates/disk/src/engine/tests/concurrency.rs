@@ -84,8 +84,10 @@ fn submitted_requests_complete_once_and_flushes_share_the_work() {
     for number in 0..count {
         let sender = sender.clone();
         let request = match number % 4 {
-            0 => Request::Write { offset: number % 64 * BLOCK_BYTES, data: vec![number as u8; BLOCK], pieces: vec![] },
-            1 => Request::Read { offset: 0, length: SIZE, pieces: vec![] },
+            0 => {
+                Request::Write { offset: number % 64 * BLOCK_BYTES, data: vec![number as u8; BLOCK], segments: vec![] }
+            }
+            1 => Request::Read { offset: 0, length: SIZE, segments: vec![] },
             2 => Request::Flush,
             _ => Request::Discard { offset: 63 * BLOCK_BYTES, length: BLOCK_BYTES },
         };
@@ -98,7 +100,7 @@ fn submitted_requests_complete_once_and_flushes_share_the_work() {
         assert_eq!(outcome.unwrap(), if number % 4 == 1 { SIZE as usize } else { 0 });
     }
     disk.submit(
-        Request::Read { offset: 0, length: u64::MAX, pieces: vec![] },
+        Request::Read { offset: 0, length: u64::MAX, segments: vec![] },
         Box::new({
             let sender = sender.clone();
             move |outcome| sender.send((0, outcome.map(|bytes| bytes.len()))).unwrap()
@@ -149,8 +151,8 @@ fn b12_what_waits_for_an_unreachable_base_holds_up_nothing_else_and_ends_with_th
     for number in 0..40u64 {
         let sender = sender.clone();
         let request = match number % 2 {
-            0 => Request::Read { offset: 0, length: BLOCK_BYTES, pieces: vec![] },
-            _ => Request::Write { offset: number * BLOCK_BYTES, data: vec![1; SECTOR], pieces: vec![] },
+            0 => Request::Read { offset: 0, length: BLOCK_BYTES, segments: vec![] },
+            _ => Request::Write { offset: number * BLOCK_BYTES, data: vec![1; SECTOR], segments: vec![] },
         };
         disk.submit(request, Box::new(move |outcome| sender.send(outcome.is_err()).unwrap()));
     }
@@ -184,19 +186,19 @@ impl Gate {
 }
 
 impl Observer for Gate {
-    fn passed(&self, block: u64, _: u128, _: Option<u64>, _: Direction) {
+    fn transferred(&self, block: u64, _: u128, _: Option<u64>, _: Direction) {
         let is_closed = |open_blocks: &mut u64| block % ZEROED_BLOCKS >= *open_blocks;
         let open_blocks = self.open_blocks.lock().unwrap();
         drop(self.opened.wait_timeout_while(open_blocks, Duration::from_secs(240), is_closed).unwrap());
     }
 
-    fn forgotten(&self, _: Range<u64>) {}
+    fn invalidated(&self, _: Range<u64>) {}
 
     fn knows(&self, _: u64) -> bool {
         true
     }
 
-    fn seen(&self, _: u64, _: u64) {}
+    fn placed(&self, _: u64, _: u64) {}
 }
 
 /// As many as two steps.
@@ -222,7 +224,7 @@ fn b12_long_zeroings_let_others_come_between() {
             }),
         );
     }
-    let read = Request::Read { offset: 0, length: BLOCK_BYTES, pieces: vec![] };
+    let read = Request::Read { offset: 0, length: BLOCK_BYTES, segments: vec![] };
     disk.submit(
         read,
         Box::new(move |outcome| {

@@ -85,8 +85,8 @@ fn requests_that_are_no_whole_sectors_within_the_disk_are_refused() {
         assert!(is_refused(disk.write(offset, &bytes, &[])));
         assert!(is_refused(disk.discard(offset, length as u64)));
     }
-    let piece = crate::Piece { guest_address: None, length: 512 };
-    assert!(matches!(disk.write(0, &[0; 1024], &[piece]), Err(DiskError::Pieces { .. })));
+    let segment = crate::GuestSegment { guest_address: None, length: 512 };
+    assert!(matches!(disk.write(0, &[0; 1024], &[segment]), Err(DiskError::Segments { .. })));
 }
 
 #[test]
@@ -106,8 +106,8 @@ fn damaged_files_are_told_and_never_used() {
         damaged[at] ^= 0x40;
         std::fs::write(&path, damaged).unwrap();
         assert!(matches!(Disk::open(home.path(), options(None)), Err(DiskError::Format { .. })), "{name}");
-        let is_told = Disk::check(home.path()).map_or(true, |report| !report.is_sound());
-        assert!(is_told, "{name}");
+        let is_observed = Disk::check(home.path()).map_or(true, |report| !report.is_sound());
+        assert!(is_observed, "{name}");
         std::fs::write(&path, whole).unwrap();
     }
     std::fs::rename(home.path().join("journal.2"), home.path().join("gone")).unwrap();

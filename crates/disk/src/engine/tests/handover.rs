@@ -32,7 +32,7 @@ fn b7_no_commit_reaches_the_journal_after_the_lease_is_given_back() {
         }
         drop(disk);
         let journal = std::fs::read(home.path().join("journal.1")).unwrap();
-        // A request that passed the door before the disk was closed.
+        // A request that entered before the disk was closed.
         assert!(matches!(core.flush(), Err(DiskError::Closed)), "closed: {closes}");
         assert!(matches!(core.begin_journal(), Err(DiskError::Closed)), "closed: {closes}");
         assert_eq!(std::fs::read(home.path().join("journal.1")).unwrap(), journal, "closed: {closes}");
@@ -94,7 +94,7 @@ fn b9_a_new_journal_whose_name_may_not_last_makes_the_disk_read_only() {
 
 /// A write to several places that fails gives all of them back: a successor must not be told of some.
 #[test]
-fn b3_a_successor_is_told_of_a_change_wholly_or_not_at_all() {
+fn b3_a_successor_is_observed_of_a_change_wholly_or_not_at_all() {
     let (home, recording, disk) = recorded();
     for block in [0, 5] {
         disk.write(block * BLOCK_BYTES, &[1; BLOCK], &[]).unwrap();
@@ -166,17 +166,17 @@ fn b3_a_power_cut_after_a_kill_finds_no_hole_in_the_journal() {
 struct Panicking(std::sync::atomic::AtomicBool);
 
 impl crate::Observer for Panicking {
-    fn passed(&self, _: u64, _: u128, _: Option<u64>, _: crate::Direction) {
+    fn transferred(&self, _: u64, _: u128, _: Option<u64>, _: crate::Direction) {
         assert!(self.0.swap(true, std::sync::atomic::Ordering::SeqCst), "as the test wants it");
     }
 
-    fn forgotten(&self, _: Range<u64>) {}
+    fn invalidated(&self, _: Range<u64>) {}
 
     fn knows(&self, _: u64) -> bool {
         false
     }
 
-    fn seen(&self, _: u64, _: u64) {}
+    fn placed(&self, _: u64, _: u64) {}
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn b12_a_request_whose_worker_panics_is_answered_and_others_are_served() {
     let (sender, answers) = std::sync::mpsc::channel();
     for is_refused in [true, false] {
         let sender = sender.clone();
-        let request = crate::Request::Write { offset: 0, data: vec![1; BLOCK], pieces: Vec::new() };
+        let request = crate::Request::Write { offset: 0, data: vec![1; BLOCK], segments: Vec::new() };
         disk.submit(request, Box::new(move |outcome| sender.send(outcome).unwrap()));
         let outcome = answers.recv_timeout(Duration::from_secs(120)).unwrap();
         assert_eq!(matches!(outcome, Err(DiskError::Panicked)), is_refused);

@@ -5,8 +5,8 @@ mod crash;
 mod faults;
 mod handover;
 mod model;
-mod moments;
 mod observed;
+mod snapshots;
 mod withdrawn;
 
 use std::io::IoSliceMut;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{At, DiskError, Epoch, Piece, View};
+use crate::{At, DiskError, Epoch, GuestSegment, View};
 
 /// Three leaves and a little.
 const SIZE: u64 = 3 * 512 * BLOCK_BYTES + 5 * BLOCK_BYTES;
@@ -104,11 +104,11 @@ fn take(step: &Step, disk: &mut Disk, model: &mut Model, home: &Path, base: Opti
         Step::Write { sector, count, tries } => {
             let range = bytes(sector, count);
             let data = model.fresh(range.len());
-            let pieces = [Piece { guest_address: Some(4096), length: range.len() as u32 }];
+            let segments = [GuestSegment { guest_address: Some(4096), length: range.len() as u32 }];
             if tries {
-                let attempt = disk.try_write(range.start as u64, &data, &pieces).unwrap();
+                let attempt = disk.try_write(range.start as u64, &data, &segments).unwrap();
                 if attempt == crate::Attempt::WouldWait {
-                    disk.write(range.start as u64, &data, &pieces).unwrap();
+                    disk.write(range.start as u64, &data, &segments).unwrap();
                 }
             } else {
                 disk.write(range.start as u64, &data, &[]).unwrap();
@@ -182,8 +182,8 @@ fn check_changes(disk: &Disk, model: &Model) -> Result<(), TestCaseError> {
         let changed = disk.changed(*from, *to).unwrap();
         for block in 0..SIZE / BLOCK_BYTES {
             let range = (block * BLOCK_BYTES) as usize..((block + 1) * BLOCK_BYTES) as usize;
-            let is_told = changed.iter().any(|run| run.contains(&block));
-            prop_assert!(is_told || older[range.clone()] == newer[range], "block {block}");
+            let is_observed = changed.iter().any(|run| run.contains(&block));
+            prop_assert!(is_observed || older[range.clone()] == newer[range], "block {block}");
         }
     }
     let extents = disk.view(&At::Current).unwrap().extents(100..SIZE + 5).unwrap();

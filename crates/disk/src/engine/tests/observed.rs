@@ -20,13 +20,13 @@ enum Meddling {
 }
 
 impl Observer for Meddler {
-    fn passed(&self, block: u64, hash: u128, _guest_address: Option<u64>, _direction: Direction) {
+    fn transferred(&self, block: u64, hash: u128, _guest_address: Option<u64>, _direction: Direction) {
         if block == 1 {
             *self.hash.lock().unwrap() = Some(hash);
         }
     }
 
-    fn forgotten(&self, blocks: Range<u64>) {
+    fn invalidated(&self, blocks: Range<u64>) {
         if blocks.contains(&1) {
             *self.hash.lock().unwrap() = None;
         }
@@ -44,7 +44,7 @@ impl Observer for Meddler {
         false
     }
 
-    fn seen(&self, _block: u64, _guest_address: u64) {}
+    fn placed(&self, _block: u64, _guest_address: u64) {}
 }
 
 fn meddled(meddling: Meddling) -> (tempfile::TempDir, Arc<Meddler>, Disk) {

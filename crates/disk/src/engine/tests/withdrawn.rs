@@ -54,7 +54,7 @@ fn b60_what_is_withdrawn_leaves_the_queue_unanswered_and_changes_nothing() {
     let (sender, receiver) = mpsc::channel();
     let submit = |requester: &Requester, block: u64| {
         let (sender, data) = (sender.clone(), vec![1; SECTOR]);
-        let request = Request::Write { offset: block * BLOCK_BYTES, data, pieces: vec![] };
+        let request = Request::Write { offset: block * BLOCK_BYTES, data, segments: vec![] };
         disk.submit_for(requester, request, Box::new(move |outcome| sender.send((block, outcome.is_ok())).unwrap()));
     };
     (0..40).for_each(|block| submit(&gone, block));

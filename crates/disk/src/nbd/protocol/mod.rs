@@ -1,4 +1,4 @@
-//! What goes over an NBD connection, as bytes: used by the door and by the client alike.
+//! What goes over an NBD connection, as bytes: used by the server and by the client alike.
 //!
 //! Facts are from the protocol's own document, `doc/proto.md` of the NetworkBlockDevice project. All numbers are
 //! big-endian. Parsing is total: whatever the bytes, the result is a value or a [`Violation`].

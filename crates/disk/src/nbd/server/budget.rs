@@ -1,8 +1,8 @@
-//! Bytes of data that all connections of a door may hold together: without a bound their own bounds add up to
+//! Bytes of data that all connections of a server may hold together: without a bound their own bounds add up to
 //! gigabytes.
 //!
-//! A client may let the door wait for as long as it likes: it is frozen, or far away. But once somebody else waits for
-//! the room that it holds, it is cut off when it has let wait for [`STALL_MAX`].
+//! A client may let the server wait for as long as it likes: it is frozen, or far away. But once somebody else waits
+//! for the room that it holds, it is cut off when it has let wait for [`STALL_MAX`].
 
 use std::io;
 use std::net::Shutdown;
@@ -88,7 +88,7 @@ impl Budget {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cuts off clients that let the door wait too long, and hold what others wait for.
+    /// Cuts off clients that let the server wait too long, and hold what others wait for.
     fn cut_stalled(&self) {
         let shares: Vec<Arc<Share>> = self.state().shares.iter().filter_map(Weak::upgrade).collect();
         for share in shares.iter().filter(|share| share.holds_stalled()) {

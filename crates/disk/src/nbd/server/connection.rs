@@ -14,9 +14,9 @@ use crate::nbd::stream::Stream;
 /// A client that has not opened an export by then holds a place for nothing.
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Serves a client until it leaves, is lost, or the door closes. What it has begun is finished then, unless it is lost
-/// or the door cuts it off, and its export given back. Reads that a lost client leaves behind keep its place until they
-/// return.
+/// Serves a client until it leaves, is lost, or the server closes. What it has begun is finished then, unless it is
+/// lost or the server cuts it off, and its export given back. Reads that a lost client leaves behind keep its place
+/// until they return.
 pub(super) fn serve(place: &Arc<Place>, socket: Arc<Socket>) -> io::Result<()> {
     let shared = &place.shared;
     socket.set_deadline(Some(Instant::now() + NEGOTIATION_TIMEOUT))?;

@@ -1,4 +1,4 @@
-//! What the door offers: names, and what is behind them.
+//! What the server offers: names, and what is behind them.
 
 use std::any::Any;
 use std::collections::BTreeMap;

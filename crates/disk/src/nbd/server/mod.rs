@@ -1,4 +1,4 @@
-//! The door itself: who listens, who is connected, and how it ends.
+//! The server itself: who listens, who is connected, and how it ends.
 
 mod budget;
 mod connection;
@@ -35,7 +35,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long connections that are cut may take to end.
 const CUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How a door is opened.
+/// How a server is opened.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// Where clients come in. Port 0 is any free one: [`Server::addresses`] tells which.
@@ -53,7 +53,7 @@ impl ServerOptions {
     }
 }
 
-/// What a door did since it was opened.
+/// What a server did since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ServerStatistics {
     /// Connections now, with those of lost clients whose reads have not returned.
@@ -80,7 +80,7 @@ struct Counters {
     written_bytes: AtomicU64,
 }
 
-/// What all threads of a door share.
+/// What all threads of a server share.
 struct Shared {
     exports: Arc<dyn Exports>,
     tls: Option<Arc<rustls::ServerConfig>>,
@@ -127,7 +127,7 @@ impl Shared {
     }
 }
 
-/// An open door. It closes when this is dropped, at once; [`stop`](Server::stop) lets requests finish before.
+/// A server that listens. It closes when this is dropped, at once; [`stop`](Server::stop) lets requests finish before.
 pub struct Server {
     shared: Arc<Shared>,
     addresses: Vec<Address>,
@@ -136,7 +136,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens the door: when this returns, clients can connect.
+    /// Opens the server: when this returns, clients can connect.
     ///
     /// # Errors
     /// An address cannot be had, or the certificates cannot be used.
@@ -187,9 +187,9 @@ impl Server {
         }
     }
 
-    /// Closes the door: nobody new comes in, no new request is begun, what is in flight is finished and answered for as
-    /// long as `drain`, then connections are cut, without an answer to what waits still: who comes again can ask for it
-    /// anew. Returns whether all were finished.
+    /// Closes the server: nobody new comes in, no new request is begun, what is in flight is finished and answered for
+    /// as long as `drain`, then connections are cut, without an answer to what waits still: who comes again can ask for
+    /// it anew. Returns whether all were finished.
     pub fn stop(mut self, drain: Duration) -> bool {
         self.close_listeners();
         let deadline = Instant::now() + drain;
@@ -231,7 +231,7 @@ impl Drop for Server {
     }
 }
 
-/// Lets clients in until the door closes.
+/// Lets clients in until the server closes.
 fn listen(listener: &Listener, shared: &Arc<Shared>, wake: &OwnedFd) {
     while !shared.is_stopping() {
         let mut waiting = [PollFd::new(listener, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
@@ -288,7 +288,7 @@ impl Drop for Place {
     }
 }
 
-/// A connection that lives: its end is waited for when the door closes.
+/// A connection that lives: its end is waited for when the server closes.
 struct Living {
     place: Arc<Place>,
     socket: Weak<Socket>,

@@ -1,4 +1,4 @@
-//! What a client and the door agree on before data flows.
+//! What a client and the server agree on before data flows.
 //!
 //! ```text
 //!   greeting -> [STARTTLS] -> options in any order -> GO | EXPORT_NAME -> transmission

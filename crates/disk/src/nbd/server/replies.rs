@@ -38,7 +38,7 @@ struct Reply {
 struct Weight {
     /// Of its connection's.
     bytes: u64,
-    /// Of them, of what all connections of the door share.
+    /// Of them, of what all connections of the server share.
     common_bytes: u64,
 }
 

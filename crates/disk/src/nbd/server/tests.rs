@@ -1,4 +1,4 @@
-//! The door against clients that do what they may, what they may not, and nothing at all.
+//! The server against clients that do what they may, what they may not, and nothing at all.
 
 mod lost;
 
@@ -24,27 +24,27 @@ use crate::{Attachment, CreateOptions, Disk, Extent, OpenOptions, Source, Source
 
 const SIZE_BYTES: u64 = 4 << 20;
 
-/// A door to a new disk and to what else is exported, in a directory of its own.
-struct Door {
+/// A server of a new disk and to what else is exported, in a directory of its own.
+struct TestServer {
     server: Option<Server>,
     socket: PathBuf,
     attachment: Arc<Attachment>,
     _directory: tempfile::TempDir,
 }
 
-impl Door {
-    fn to_a_disk() -> Door {
-        Door::to_a_disk_over(None)
+impl TestServer {
+    fn of_a_disk() -> TestServer {
+        TestServer::of_a_disk_over(None)
     }
 
-    fn to_a_disk_over(base: Option<Arc<dyn Source>>) -> Door {
+    fn of_a_disk_over(base: Option<Arc<dyn Source>>) -> TestServer {
         let directory = tempfile::tempdir().unwrap();
         let disk = directory.path().join("disk");
         Disk::create(&disk, &CreateOptions { size_bytes: SIZE_BYTES, base: None, copy_base: false }).unwrap();
         let options = move || OpenOptions { base: base.clone(), ..OpenOptions::default() };
         let attachment = Arc::new(Attachment::new(disk, options));
         let exports = Arc::new(DiskExports::new(Arc::clone(&attachment)));
-        Door::open(directory, attachment, exports, 128)
+        TestServer::open(directory, attachment, exports, 128)
     }
 
     fn open(
@@ -52,11 +52,11 @@ impl Door {
         attachment: Arc<Attachment>,
         exports: Arc<dyn Exports>,
         connections_max: usize,
-    ) -> Door {
+    ) -> TestServer {
         let socket = directory.path().join("nbd.sock");
         let options = ServerOptions { connections_max, ..ServerOptions::at(Address::Unix(socket.clone())) };
         let server = Some(Server::start(&options, exports).unwrap());
-        Door { server, socket, attachment, _directory: directory }
+        TestServer { server, socket, attachment, _directory: directory }
     }
 
     fn server(&self) -> &Server {
@@ -167,9 +167,9 @@ impl Client {
 
 #[test]
 fn what_is_written_is_read_and_what_is_trimmed_is_zero() {
-    let door = Door::to_a_disk();
+    let served = TestServer::of_a_disk();
     for is_structured in [true, false] {
-        let mut client = door.client_of("", is_structured);
+        let mut client = served.client_of("", is_structured);
         // Without structured replies a read's data stands behind a simple reply: read by length.
         client.ask(command::WRITE, 0, 4096..12288, &[7; 8192]).unwrap();
         client.ask(command::FLUSH, 0, 0..0, &[]).unwrap();
@@ -190,15 +190,15 @@ fn what_is_written_is_read_and_what_is_trimmed_is_zero() {
             assert_eq!(client.ask(command::READ, 0, 0..16384, &[]).unwrap(), [0; 16384]);
         }
     }
-    let statistics = door.server().statistics();
+    let statistics = served.server().statistics();
     assert_eq!((statistics.written_bytes, statistics.errors), (16384, 0));
     assert_eq!(statistics.connections_total, 2);
 }
 
 #[test]
 fn b22_requests_that_cannot_be_done_are_refused_one_by_one() {
-    let door = Door::to_a_disk();
-    let mut client = door.client();
+    let served = TestServer::of_a_disk();
+    let mut client = served.client();
     let end = SIZE_BYTES;
     let (einval, enospc) = (libc::EINVAL as u32, libc::ENOSPC as u32);
     /// Command, flags, bytes, payload, and the error that it gets.
@@ -219,17 +219,17 @@ fn b22_requests_that_cannot_be_done_are_refused_one_by_one() {
         assert_eq!(client.ask(command, flags, range.clone(), data), Err(errno), "{command} {range:?}");
     }
     assert_eq!(client.ask(command::READ, 0, 0..512, &[]).unwrap(), [0; 512]);
-    assert_eq!(door.server().statistics().errors, 10);
+    assert_eq!(served.server().statistics().errors, 10);
     // What no server has to read: the client goes.
     client.send(command::WRITE, 0, 0..(64 << 20), &[]);
     assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
-    door.wait_for_connections(0);
+    served.wait_for_connections(0);
 }
 
 #[test]
 fn options_are_answered_and_the_unknown_refused() {
-    let door = Door::to_a_disk();
-    let mut client = Client::greeted(&door.socket);
+    let served = TestServer::of_a_disk();
+    let mut client = Client::greeted(&served.socket);
     let names = client.option(option::LIST, &[]);
     assert_eq!(names, [(answer::SERVER, vec![0; 4]), (answer::ACK, vec![])]);
     for (option, data, expected) in [
@@ -252,37 +252,37 @@ fn options_are_answered_and_the_unknown_refused() {
     assert_eq!((size_bytes, flags & transmission_flag::READ_ONLY), (SIZE_BYTES, 0));
     assert!(matches!(Information::parse(&facts[1].1), Ok(Information::Description(text)) if text.starts_with("disk ")));
     // To know of the disk it need not be attached.
-    assert!(door.attachment.current().is_none());
+    assert!(served.attachment.current().is_none());
     assert_eq!(client.option(option::ABORT, &[]), [(answer::ACK, vec![])]);
-    door.wait_for_connections(0);
+    served.wait_for_connections(0);
 }
 
 #[test]
 fn the_disk_is_attached_while_clients_have_it_open() {
-    let door = Door::to_a_disk();
-    let (mut one, mut other) = (door.client(), door.client());
+    let served = TestServer::of_a_disk();
+    let (mut one, mut other) = (served.client(), served.client());
     one.ask(command::WRITE, command_flag::FUA, 0..4096, &[9; 4096]).unwrap();
-    assert!(door.attachment.current().is_some());
+    assert!(served.attachment.current().is_some());
     one.send(command::DISCONNECT, 0, 0..0, &[]);
-    door.wait_for_connections(1);
+    served.wait_for_connections(1);
     assert_eq!(other.ask(command::READ, 0, 0..4096, &[]).unwrap(), [9; 4096]);
     drop(other);
-    door.wait_for_connections(0);
-    assert!(door.attachment.current().is_none());
-    assert_eq!(door.client().ask(command::READ, 0, 0..4096, &[]).unwrap(), [9; 4096]);
+    served.wait_for_connections(0);
+    assert!(served.attachment.current().is_none());
+    assert_eq!(served.client().ask(command::READ, 0, 0..4096, &[]).unwrap(), [9; 4096]);
 }
 
 #[test]
-fn b22_no_bytes_bring_the_door_down() {
-    let door = Door::to_a_disk();
+fn b22_no_bytes_bring_the_server_down() {
+    let served = TestServer::of_a_disk();
     let mut random = SmallRng::seed_from_u64(20);
-    let mut witness = door.client();
+    let mut witness = served.client();
     witness.ask(command::WRITE, 0, 0..4096, &[3; 4096]).unwrap();
     for round in 0..200 {
         let mut stream = match round % 3 {
-            0 => UnixStream::connect(&door.socket).unwrap(),
-            1 => Client::greeted(&door.socket).stream,
-            _ => door.client().stream,
+            0 => UnixStream::connect(&served.socket).unwrap(),
+            1 => Client::greeted(&served.socket).stream,
+            _ => served.client().stream,
         };
         for _ in 0..random.random_range(1..6) {
             let mut bytes: Vec<u8> = (0..random.random_range(0..300)).map(|_| random.random()).collect();
@@ -315,11 +315,11 @@ fn b22_no_bytes_bring_the_door_down() {
         // Those that leave may take their time, and there are places for so many only.
         if round % 50 == 49 {
             drop(stream);
-            door.wait_for_connections(1);
+            served.wait_for_connections(1);
         }
     }
     assert_eq!(witness.ask(command::READ, 0, 0..512, &[]).map(|data| data.len()), Ok(512));
-    door.wait_for_connections(1);
+    served.wait_for_connections(1);
 }
 
 /// A source whose reads wait until they are let through.
@@ -366,20 +366,20 @@ impl Source for Gated {
     }
 }
 
-fn door_to(source: &Arc<Gated>, connections_max: usize) -> Door {
+fn server_of(source: &Arc<Gated>, connections_max: usize) -> TestServer {
     let directory = tempfile::tempdir().unwrap();
     let source: Arc<dyn Source> = Arc::clone(source) as _;
     let exports = Arc::new(SourceExports::new([("gated".to_owned(), source)]));
     let attachment = Arc::new(Attachment::new(directory.path(), OpenOptions::default));
-    Door::open(directory, attachment, exports, connections_max)
+    TestServer::open(directory, attachment, exports, connections_max)
 }
 
 #[test]
 fn a_read_only_export_is_read_and_says_where_it_is_zero() {
     let source = Gated::closed();
     source.let_through();
-    let door = door_to(&source, 8);
-    let mut client = door.client_of("gated", true);
+    let served = server_of(&source, 8);
+    let mut client = served.client_of("gated", true);
     assert_eq!(client.ask(command::READ, 0, 0..65536, &[]).unwrap(), [5; 65536]);
     let states = client.ask(command::BLOCK_STATUS, 0, 0..65536, &[]).unwrap();
     let words: Vec<u32> = states.as_chunks::<4>().0.iter().map(|word| u32::from_be_bytes(*word)).collect();
@@ -394,15 +394,15 @@ fn a_read_only_export_is_read_and_says_where_it_is_zero() {
 }
 
 #[test]
-fn b22_what_is_in_flight_is_answered_before_the_door_closes() {
+fn b22_what_is_in_flight_is_answered_before_the_server_closes() {
     let source = Gated::closed();
-    let mut door = door_to(&source, 8);
-    let mut client = door.client_of("gated", true);
+    let mut served = server_of(&source, 8);
+    let mut client = served.client_of("gated", true);
     let asked: Vec<u64> = (0..5).map(|at| client.send(command::READ, 0, at * 4096..(at + 1) * 4096, &[])).collect();
-    while door.server().statistics().requests < 5 {
+    while served.server().statistics().requests < 5 {
         thread::sleep(Duration::from_millis(1));
     }
-    let server = door.server.take().unwrap();
+    let server = served.server.take().unwrap();
     let stopping = thread::spawn(move || server.stop(Duration::from_secs(120)));
     thread::sleep(Duration::from_millis(50));
     assert!(!stopping.is_finished());
@@ -418,19 +418,19 @@ fn b22_what_is_in_flight_is_answered_before_the_door_closes() {
     assert_eq!(answered, asked);
     assert!(stopping.join().unwrap());
     assert_eq!(client.stream.read(&mut [0]).unwrap(), 0);
-    assert!(!door.socket.exists());
+    assert!(!served.socket.exists());
 }
 
 #[test]
-fn a_door_that_is_not_given_time_says_so() {
+fn a_server_that_is_not_given_time_says_so() {
     let source = Gated::closed();
-    let mut door = door_to(&source, 8);
-    let mut client = door.client_of("gated", true);
+    let mut served = server_of(&source, 8);
+    let mut client = served.client_of("gated", true);
     client.send(command::READ, 0, 0..512, &[]);
-    while door.server().statistics().requests < 1 {
+    while served.server().statistics().requests < 1 {
         thread::sleep(Duration::from_millis(1));
     }
-    assert!(!door.server.take().unwrap().stop(Duration::from_millis(50)));
+    assert!(!served.server.take().unwrap().stop(Duration::from_millis(50)));
     source.let_through();
     assert!(client.stream.read(&mut [0; 64]).is_ok_and(|count| count == 0));
 }
@@ -439,39 +439,43 @@ fn a_door_that_is_not_given_time_says_so() {
 fn b22_a_client_that_only_asks_is_held_at_its_bounds_and_others_go_on() {
     let source = Gated::closed();
     source.let_through();
-    let door = door_to(&source, 8);
-    let greedy = door.client_of("gated", true);
+    let served = server_of(&source, 8);
+    let greedy = served.client_of("gated", true);
     greedy.stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
     let mut asked = 0_u64;
     // It never reads. At some point its requests are not taken any more.
     let header = RequestHeader { flags: 0, command: command::READ, cookie: 1, offset: 0, length: 1 << 20 };
     while (&greedy.stream).write_all(&header.encode()).is_ok() {
         asked += 1;
-        assert!(asked < 1_000_000, "a door that takes everything");
+        assert!(asked < 1_000_000, "a server that takes everything");
     }
-    assert!(door.server().statistics().requests <= 1 + (64 << 20) / (1 << 20) + 2, "{:?}", door.server().statistics());
-    let mut modest = door.client_of("gated", true);
+    assert!(
+        served.server().statistics().requests <= 1 + (64 << 20) / (1 << 20) + 2,
+        "{:?}",
+        served.server().statistics()
+    );
+    let mut modest = served.client_of("gated", true);
     assert_eq!(modest.ask(command::READ, 0, 0..512, &[]).unwrap(), [5; 512]);
     drop(greedy);
-    door.wait_for_connections(1);
+    served.wait_for_connections(1);
 }
 
 #[test]
 fn b22_one_client_too_many_is_turned_away() {
     let source = Gated::closed();
-    let door = door_to(&source, 2);
-    let (_one, two) = (door.client_of("gated", true), door.client_of("gated", true));
-    let mut third = UnixStream::connect(&door.socket).unwrap();
+    let served = server_of(&source, 2);
+    let (_one, two) = (served.client_of("gated", true), served.client_of("gated", true));
+    let mut third = UnixStream::connect(&served.socket).unwrap();
     assert_eq!(third.read(&mut [0; 18]).unwrap(), 0);
     drop(two);
-    door.wait_for_connections(1);
-    door.client_of("gated", true);
+    served.wait_for_connections(1);
+    served.client_of("gated", true);
 }
 
 #[test]
-fn b22_clients_that_promise_data_are_held_at_the_doors_bound_and_small_requests_go_on() {
-    let door = Door::to_a_disk();
-    let budget = Arc::clone(&door.server().shared.budget);
+fn b22_clients_that_promise_data_are_held_at_the_servers_bound_and_small_requests_go_on() {
+    let served = TestServer::of_a_disk();
+    let budget = Arc::clone(&served.server().shared.budget);
     let length = 32_u64 << 20;
     let wait_for = |bytes: u64| {
         let deadline = Instant::now() + Duration::from_secs(120);
@@ -480,16 +484,16 @@ fn b22_clients_that_promise_data_are_held_at_the_doors_bound_and_small_requests_
             thread::sleep(Duration::from_millis(5));
         }
     };
-    let mut promising: Vec<Client> = (0..8).map(|_| door.client()).collect();
+    let mut promising: Vec<Client> = (0..8).map(|_| served.client()).collect();
     for client in &mut promising {
         // The request's head, and nothing of its data.
         client.send(command::WRITE, 0, 0..length, &[]);
     }
     wait_for(8 * length);
-    let mut client = door.client();
+    let mut client = served.client();
     client.ask(command::WRITE, 0, 0..4096, &[7; 4096]).unwrap();
     assert_eq!(budget.taken_bytes(), 8 * length);
     drop(promising);
     wait_for(0);
-    door.wait_for_connections(1);
+    served.wait_for_connections(1);
 }

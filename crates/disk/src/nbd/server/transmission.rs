@@ -43,7 +43,8 @@ impl Transmission {
         }
     }
 
-    /// Takes requests until the client leaves or the door closes. A client that goes without taking its leave is lost.
+    /// Takes requests until the client leaves or the server closes. A client that goes without taking its leave is
+    /// lost.
     pub(super) fn run(&mut self, incoming: &mut BufReader<Incoming>) -> io::Result<()> {
         loop {
             if incoming.buffer().len() < RequestHeader::BYTES {
@@ -189,7 +190,7 @@ impl Transmission {
                 Err(error) => return self.fail(ticket, &error),
             }
         }
-        let request = Request::Read { offset, length: u64::from(length), pieces: Vec::new() };
+        let request = Request::Read { offset, length: u64::from(length), segments: Vec::new() };
         let read = self.completion(ticket, move |ticket, bytes| ticket.data(offset, bytes));
         disk.submit_for(&self.requester, request, read);
     }
@@ -208,7 +209,7 @@ impl Transmission {
                 Err(error) => return self.fail(ticket, &error),
             }
         }
-        self.change(disk, header, Request::Write { offset, data, pieces: Vec::new() }, ticket);
+        self.change(disk, header, Request::Write { offset, data, segments: Vec::new() }, ticket);
     }
 
     /// Hands a change to the disk's workers; with FUA it is flushed before it is answered.

@@ -1,4 +1,4 @@
-//! One connection and the questions that are under way on it.
+//! One connection and the requests that are under way on it.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Read, Write};
@@ -23,22 +23,22 @@ const PAYLOAD_BYTES_MAX: u32 = (TEXT_BYTES_MAX + 64 + 8 * EXTENTS_MAX * 16) as u
 
 /// What is asked of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Question {
+pub(super) enum Request {
     /// Its bytes.
     Read(Range<u64>),
     /// Which of it are zeros.
     Status(Range<u64>),
 }
 
-impl Question {
+impl Request {
     fn range(&self) -> &Range<u64> {
         match self {
-            Question::Read(range) | Question::Status(range) => range,
+            Request::Read(range) | Request::Status(range) => range,
         }
     }
 }
 
-/// What came of a question.
+/// What came of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The bytes.
@@ -51,7 +51,7 @@ pub(super) enum Outcome {
     Broken,
 }
 
-/// Where an asker waits.
+/// Where a caller waits.
 #[derive(Default)]
 struct Slot {
     outcome: Mutex<Option<Outcome>>,
@@ -86,10 +86,10 @@ impl Slot {
     }
 }
 
-/// A question on its way. However it ends, whoever waits for it is told: dropped without an outcome it was broken off.
-struct Asked {
+/// A request on its way. However it ends, whoever waits for it is told: dropped without an outcome it was broken off.
+struct InFlight {
     slot: Arc<Slot>,
-    question: Question,
+    request: Request,
     since: Instant,
     data: Vec<u8>,
     /// What of `data` came; pieces do not overlap.
@@ -98,11 +98,11 @@ struct Asked {
     failure: Option<(u32, String)>,
 }
 
-impl Asked {
-    fn new(question: Question) -> Asked {
-        Asked {
+impl InFlight {
+    fn new(request: Request) -> InFlight {
+        InFlight {
             slot: Arc::default(),
-            question,
+            request,
             since: Instant::now(),
             data: Vec::new(),
             pieces: Vec::new(),
@@ -113,8 +113,8 @@ impl Asked {
 
     /// Where bytes of a chunk go; none of them may have come before.
     fn place(&mut self, offset: u64, length: u64) -> Result<&mut [u8], Violation> {
-        let Question::Read(asked) = &self.question else { return Err(Violation::new("data that nobody asked for")) };
-        let end = offset.checked_add(length).filter(|end| *end <= asked.end && offset >= asked.start);
+        let Request::Read(wanted) = &self.request else { return Err(Violation::new("data that nobody asked for")) };
+        let end = offset.checked_add(length).filter(|end| *end <= wanted.end && offset >= wanted.start);
         let end = end.ok_or_else(|| Violation::new("data outside of what was asked for"))?;
         if length == 0 || self.pieces.iter().any(|piece| offset < piece.end && piece.start < end) {
             return Err(Violation::new("data that came before"));
@@ -126,9 +126,9 @@ impl Asked {
             None => self.pieces.push(offset..end),
         }
         if self.data.is_empty() {
-            self.data = vec![0; (asked.end - asked.start) as usize];
+            self.data = vec![0; (wanted.end - wanted.start) as usize];
         }
-        let from = (offset - asked.start) as usize;
+        let from = (offset - wanted.start) as usize;
         Ok(&mut self.data[from..from + length as usize])
     }
 
@@ -136,15 +136,15 @@ impl Asked {
         if let Some((errno, message)) = self.failure.take() {
             return Ok(Outcome::Failed { errno, message });
         }
-        match &self.question {
-            Question::Read(asked) => {
+        match &self.request {
+            Request::Read(wanted) => {
                 let came: u64 = self.pieces.iter().map(|piece| piece.end - piece.start).sum();
-                if came != asked.end - asked.start {
+                if came != wanted.end - wanted.start {
                     return Err(Violation::new("an answer without all of its data"));
                 }
                 Ok(Outcome::Data(std::mem::take(&mut self.data)))
             }
-            Question::Status(_) => {
+            Request::Status(_) => {
                 let states = self.states.take();
                 states.map(Outcome::States).ok_or_else(|| Violation::new("an answer without states"))
             }
@@ -152,7 +152,7 @@ impl Asked {
     }
 }
 
-impl Drop for Asked {
+impl Drop for InFlight {
     fn drop(&mut self) {
         self.slot.fill(Outcome::Broken);
     }
@@ -160,11 +160,11 @@ impl Drop for Asked {
 
 #[derive(Default)]
 struct Pending {
-    asked: HashMap<u64, Asked>,
+    in_flight: HashMap<u64, InFlight>,
     is_broken: bool,
 }
 
-/// A connection that can be asked.
+/// A connection that takes requests.
 pub(super) struct Link {
     outgoing: Mutex<Outgoing>,
     pending: Mutex<Pending>,
@@ -183,34 +183,34 @@ impl Link {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Questions under way.
+    /// Requests under way.
     pub(super) fn load(&self) -> usize {
-        self.pending().asked.len()
+        self.pending().in_flight.len()
     }
 
     /// Since when the oldest of them waits.
     pub(super) fn oldest(&self) -> Option<Instant> {
-        self.pending().asked.values().map(|asked| asked.since).min()
+        self.pending().in_flight.values().map(|in_flight| in_flight.since).min()
     }
 
     /// Asks and waits. When the deadline passes the connection is given up: it has become useless.
-    pub(super) fn ask(&self, question: Question, deadline: Option<Instant>) -> Option<Outcome> {
+    pub(super) fn ask(&self, request: Request, deadline: Option<Instant>) -> Option<Outcome> {
         let cookie = self.cookie.fetch_add(1, Ordering::Relaxed);
-        let range = question.range();
-        let (command, length) = match &question {
-            Question::Read(range) => (command::READ, range.end - range.start),
-            Question::Status(range) => (command::BLOCK_STATUS, range.end - range.start),
+        let range = request.range();
+        let (command, length) = match &request {
+            Request::Read(range) => (command::READ, range.end - range.start),
+            Request::Status(range) => (command::BLOCK_STATUS, range.end - range.start),
         };
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let header = RequestHeader { flags: 0, command, cookie, offset: range.start, length };
-        let asked = Asked::new(question);
-        let slot = Arc::clone(&asked.slot);
+        let in_flight = InFlight::new(request);
+        let slot = Arc::clone(&in_flight.slot);
         {
             let mut pending = self.pending();
             if pending.is_broken {
                 return Some(Outcome::Broken);
             }
-            pending.asked.insert(cookie, asked);
+            pending.in_flight.insert(cookie, in_flight);
         }
         let sent = self.outgoing.lock().unwrap_or_else(PoisonError::into_inner).write_all(&header.encode());
         if sent.is_err() {
@@ -231,12 +231,12 @@ impl Link {
 
     /// Tells all who wait that nothing comes any more.
     pub(super) fn give_up(&self) {
-        let asked = {
+        let in_flight = {
             let mut pending = self.pending();
             pending.is_broken = true;
-            std::mem::take(&mut pending.asked)
+            std::mem::take(&mut pending.in_flight)
         };
-        drop(asked);
+        drop(in_flight);
     }
 
     /// Takes answers until the connection ends; says why it did.
@@ -256,27 +256,27 @@ impl Link {
         incoming.read_exact(&mut head[4..length])?;
         match ReplyHeader::parse(&head[..length])? {
             ReplyHeader::Simple { error, cookie } => {
-                let mut asked = self.take(cookie)?;
+                let mut in_flight = self.take(cookie)?;
                 if error != 0 {
-                    asked.failure = Some((error, String::new()));
-                } else if let Question::Read(range) = asked.question.clone() {
+                    in_flight.failure = Some((error, String::new()));
+                } else if let Request::Read(range) = in_flight.request.clone() {
                     if self.agreed.is_structured {
                         return Err(Violation::new("a simple reply where structured ones were agreed on").into());
                     }
-                    incoming.read_exact(asked.place(range.start, range.end - range.start)?)?;
+                    incoming.read_exact(in_flight.place(range.start, range.end - range.start)?)?;
                 }
-                self.settle(asked)
+                self.settle(in_flight)
             }
             ReplyHeader::Chunk { flags, kind, cookie, length } => {
                 if !self.agreed.is_structured {
                     return Err(Violation::new("a structured reply that was not agreed on").into());
                 }
-                let mut asked = self.take(cookie)?;
-                self.receive_chunk(incoming, kind, length, &mut asked)?;
+                let mut in_flight = self.take(cookie)?;
+                self.receive_chunk(incoming, kind, length, &mut in_flight)?;
                 if flags & DONE != 0 {
-                    return self.settle(asked);
+                    return self.settle(in_flight);
                 }
-                self.pending().asked.insert(cookie, asked);
+                self.pending().in_flight.insert(cookie, in_flight);
                 Ok(())
             }
         }
@@ -287,13 +287,13 @@ impl Link {
         incoming: &mut BufReader<Incoming>,
         kind: u16,
         length: u32,
-        asked: &mut Asked,
+        in_flight: &mut InFlight,
     ) -> io::Result<()> {
         if kind == chunk::OFFSET_DATA {
             let length = length.checked_sub(8).ok_or_else(|| Violation::new("a data chunk without an offset"))?;
             let mut offset = [0; 8];
             incoming.read_exact(&mut offset)?;
-            return incoming.read_exact(asked.place(u64::from_be_bytes(offset), u64::from(length))?);
+            return incoming.read_exact(in_flight.place(u64::from_be_bytes(offset), u64::from(length))?);
         }
         if length > PAYLOAD_BYTES_MAX {
             return Err(Violation::new(format!("a chunk of {length} bytes")).into());
@@ -303,26 +303,26 @@ impl Link {
         match Payload::parse(kind, &payload)? {
             Payload::None => {}
             // What is new is zero already.
-            Payload::Hole { offset, length } => asked.place(offset, u64::from(length))?.fill(0),
-            Payload::Failure { error, message } => asked.failure = Some((error, message)),
+            Payload::Hole { offset, length } => in_flight.place(offset, u64::from(length))?.fill(0),
+            Payload::Failure { error, message } => in_flight.failure = Some((error, message)),
             Payload::Status { context, extents } => {
-                if Some(context) != self.agreed.allocation_context || asked.states.is_some() {
+                if Some(context) != self.agreed.allocation_context || in_flight.states.is_some() {
                     return Err(Violation::new("states that nobody asked for").into());
                 }
-                asked.states = Some(extents);
+                in_flight.states = Some(extents);
             }
         }
         Ok(())
     }
 
-    fn take(&self, cookie: u64) -> io::Result<Asked> {
-        let asked = self.pending().asked.remove(&cookie);
-        asked.ok_or_else(|| Violation::new("an answer that nobody waits for").into())
+    fn take(&self, cookie: u64) -> io::Result<InFlight> {
+        let in_flight = self.pending().in_flight.remove(&cookie);
+        in_flight.ok_or_else(|| Violation::new("an answer that nobody waits for").into())
     }
 
-    fn settle(&self, mut asked: Asked) -> io::Result<()> {
-        let outcome = asked.outcome()?;
-        asked.slot.fill(outcome);
+    fn settle(&self, mut in_flight: InFlight) -> io::Result<()> {
+        let outcome = in_flight.outcome()?;
+        in_flight.slot.fill(outcome);
         Ok(())
     }
 }

@@ -1,12 +1,12 @@
-//! An export of an NBD server as a source: several connections, each with many questions under way, made again when
+//! An export of an NBD server as a source: several connections, each with many requests under way, made again when
 //! they are lost.
 //!
 //! Who reads waits for as long as it takes, unless [`NbdClientOptions::source_timeout`] bounds it: a guest whose disk's
 //! source is away stands still and goes on when it is back, and never sees an error for it.
 
-mod lane;
 mod link;
 mod negotiation;
+mod reconnect;
 #[cfg(test)]
 mod tests;
 mod url;
@@ -18,14 +18,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use self::link::{Link, Outcome, Question};
+use self::link::{Link, Outcome, Request};
 use self::negotiation::Agreed;
 use self::url::Url;
 use super::{Extent, Remembered, Source, SourceError, TlsFiles};
 use crate::nbd::protocol::allocation;
 use crate::nbd::tls;
 
-/// Asked at most so much at a time.
+/// Pending at most so much at a time.
 const READ_BYTES_MAX: u64 = 1 << 20;
 
 /// States of at most so many bytes are asked for at a time.
@@ -94,16 +94,16 @@ impl Shared {
         SourceError::new(self.url_text.clone(), reason)
     }
 
-    /// Waits until a lane may dial; false when the client is closed. Lanes other than the first wait until the server
-    /// has said that it can have several.
-    fn may_dial(&self, lane: usize) -> bool {
-        let must_wait = |state: &mut State| !state.is_closed && lane > 0 && !state.can_multi_connect;
+    /// Waits until a connection may dial; false when the client is closed. Connections other than the first wait until
+    /// the server has said that it can have several.
+    fn may_dial(&self, connection: usize) -> bool {
+        let must_wait = |state: &mut State| !state.is_closed && connection > 0 && !state.can_multi_connect;
         let state = self.changed.wait_while(self.state(), must_wait).unwrap_or_else(PoisonError::into_inner);
         !state.is_closed
     }
 
     /// Why an export cannot be used, whatever else.
-    fn strange(&self, agreed: &Agreed) -> Option<String> {
+    fn mismatch(&self, agreed: &Agreed) -> Option<String> {
         let state = self.state();
         if !agreed.is_read_only {
             let remedy = "export it read only (qemu-nbd -r), or export a snapshot of it";
@@ -121,8 +121,8 @@ impl Shared {
         }
     }
 
-    /// A lane is connected; false when the client was closed meanwhile.
-    fn publish(&self, lane: usize, link: &Arc<Link>) -> bool {
+    /// A connection is connected; false when the client was closed meanwhile.
+    fn publish(&self, connection: usize, link: &Arc<Link>) -> bool {
         let mut state = self.state();
         if state.is_closed {
             return false;
@@ -131,7 +131,7 @@ impl Shared {
         let known = state.known.get_or_insert(Known { size_bytes: link.agreed.size_bytes, description: None });
         known.description = known.description.take().or(description);
         state.can_multi_connect = link.agreed.can_multi_connect;
-        state.links[lane] = Some(Arc::clone(link));
+        state.links[connection] = Some(Arc::clone(link));
         state.trouble = None;
         state.refusal = None;
         drop(state);
@@ -139,15 +139,15 @@ impl Shared {
         true
     }
 
-    fn withdraw(&self, lane: usize, error: &io::Error) {
-        self.state().links[lane] = None;
-        self.lost(lane, error);
+    fn withdraw(&self, connection: usize, error: &io::Error) {
+        self.state().links[connection] = None;
+        self.lost(connection, error);
     }
 
-    fn lost(&self, lane: usize, error: &io::Error) {
+    fn lost(&self, connection: usize, error: &io::Error) {
         let mut state = self.state();
-        // With another lane up, one that cannot be had is no trouble.
-        if lane == 0 || state.links.iter().all(Option::is_none) {
+        // With another connection up, one that cannot be had is no trouble.
+        if connection == 0 || state.links.iter().all(Option::is_none) {
             state.trouble = Some(error.to_string());
         }
     }
@@ -250,27 +250,28 @@ impl NbdClient {
             (Some(_), false) => return Err(failed("certificates are of no use without nbds://".into())),
             (None, false) => None,
         };
-        let lanes = options.connections.max(1);
+        let connections = options.connections.max(1);
         let size_bytes = known.as_ref().map_or(0, |known| known.size_bytes);
-        let state = State { links: vec![None; lanes], known, ..State::default() };
+        let state = State { links: vec![None; connections], known, ..State::default() };
         let shared =
             Shared { url: parsed, url_text: url.to_owned(), tls, state: Mutex::new(state), changed: Condvar::new() };
         let client = NbdClient { shared: Arc::new(shared), source_timeout: options.source_timeout, size_bytes };
-        for lane in 0..lanes {
+        for connection in 0..connections {
             let shared = Arc::clone(&client.shared);
-            let thread = thread::Builder::new().name("nbd-lane".into()).spawn(move || lane::run(&shared, lane));
+            let thread =
+                thread::Builder::new().name("nbd-client".into()).spawn(move || reconnect::run(&shared, connection));
             thread.map_err(|error| failed(error.to_string()))?;
         }
         Ok(client)
     }
 
     /// Asks until there is an answer.
-    fn ask(&self, question: &Question) -> Result<(Outcome, Arc<Link>), SourceError> {
+    fn ask(&self, request: &Request) -> Result<(Outcome, Arc<Link>), SourceError> {
         let deadline = self.source_timeout.map(|timeout| Instant::now() + timeout);
         let mut failures = 0;
         loop {
             let link = self.shared.link(deadline)?;
-            match link.ask(question.clone(), deadline) {
+            match link.ask(request.clone(), deadline) {
                 Some(Outcome::Broken) => {}
                 Some(Outcome::Failed { errno, message }) => {
                     // A server that stops says so; another will be there.
@@ -311,7 +312,7 @@ impl NbdClient {
     fn read_some(&self, offset: u64, into: &mut [u8]) -> Result<(), SourceError> {
         let asked = self.widened(offset..offset + into.len() as u64);
         let from = (offset - asked.start) as usize;
-        match self.ask(&Question::Read(asked))? {
+        match self.ask(&Request::Read(asked))? {
             (Outcome::Data(data), _) => {
                 into.copy_from_slice(&data[from..from + into.len()]);
                 Ok(())
@@ -327,9 +328,9 @@ impl NbdClient {
         if link.agreed.allocation_context.is_none() {
             return Ok(vec![(whole, 0)]);
         }
-        match self.ask(&Question::Status(range)) {
+        match self.ask(&Request::Status(range)) {
             Ok((Outcome::States(states), _)) => Ok(states),
-            Ok((outcome, _)) => Err(self.shared.error(format!("a question for states was answered with {outcome:?}"))),
+            Ok((outcome, _)) => Err(self.shared.error(format!("a request for states was answered with {outcome:?}"))),
             Err(error) => Err(error),
         }
     }
@@ -399,7 +400,7 @@ impl Source for NbdClient {
         let mut state = self.shared.state();
         state.is_closed = true;
         for link in state.links.iter_mut().filter_map(Option::take) {
-            // Its lane then tells those who wait.
+            // Its connection then tells those who wait.
             link.cut();
         }
         drop(state);

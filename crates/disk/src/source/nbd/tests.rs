@@ -1,4 +1,4 @@
-//! The client against our own door, and against servers that break off, lie and change.
+//! The client against our own server, and against servers that break off, lie and change.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ fn image(directory: &Path) -> Vec<u8> {
     bytes
 }
 
-fn door(directory: &Path) -> Server {
+fn serve_disk(directory: &Path) -> Server {
     let image: Arc<dyn Source> = Arc::new(RawFile::open(&directory.join("image")).unwrap());
     let exports = Arc::new(SourceExports::new([("image".to_owned(), image)]));
     Server::start(&ServerOptions::at(Address::Unix(directory.join("socket"))), exports).unwrap()
@@ -46,7 +46,7 @@ fn quick() -> NbdClientOptions {
 fn an_export_reads_as_what_is_behind_it_also_over_breaks() {
     let directory = tempfile::tempdir().unwrap();
     let bytes = image(directory.path());
-    let server = Mutex::new(Some(door(directory.path())));
+    let server = Mutex::new(Some(serve_disk(directory.path())));
     let client = NbdClient::connect(&url(directory.path(), "image"), quick()).unwrap();
     assert_eq!(client.size_bytes(), SIZE_BYTES);
     assert!(client.identity().is_some_and(|identity| identity.ends_with("/image")));
@@ -79,7 +79,7 @@ fn an_export_reads_as_what_is_behind_it_also_over_breaks() {
             } else {
                 assert!(old.stop(PATIENCE))
             }
-            *server.lock().unwrap() = Some(door(directory.path()));
+            *server.lock().unwrap() = Some(serve_disk(directory.path()));
         }
         is_over.store(true, Ordering::SeqCst);
     });
@@ -109,7 +109,7 @@ fn a_server_that_is_away_is_waited_for_or_not_as_is_asked() {
         });
         std::thread::sleep(Duration::from_millis(200));
         assert!(!waiting.is_finished());
-        let _server = door(directory.path());
+        let _server = serve_disk(directory.path());
         assert_eq!(waiting.join().unwrap().unwrap(), bytes[8192..12288]);
         assert_eq!(client.trouble(), None);
     });
@@ -126,7 +126,7 @@ fn a_server_that_is_away_is_waited_for_or_not_as_is_asked() {
 fn what_is_not_there_is_told_at_once() {
     let directory = tempfile::tempdir().unwrap();
     image(directory.path());
-    let _server = door(directory.path());
+    let _server = serve_disk(directory.path());
     let error = NbdClient::connect(&url(directory.path(), "other"), quick()).map(|_| "connected").unwrap_err();
     assert!(error.to_string().contains("no such export"), "{error}");
     for (url, options) in [
@@ -142,13 +142,13 @@ fn what_is_not_there_is_told_at_once() {
 fn b24_another_image_under_the_same_name_is_not_taken_for_the_first() {
     let directory = tempfile::tempdir().unwrap();
     image(directory.path());
-    let first = door(directory.path());
+    let first = serve_disk(directory.path());
     let options = NbdClientOptions { source_timeout: Some(Duration::from_secs(2)), ..quick() };
     let client = NbdClient::connect(&url(directory.path(), "image"), options).unwrap();
     client.read(0, &mut [0; 512]).unwrap();
     drop(first);
     fs::write(directory.path().join("image"), [1; 8192]).unwrap();
-    let _second = door(directory.path());
+    let _second = serve_disk(directory.path());
     let deadline = Instant::now() + PATIENCE;
     // A read may be over before the new server has answered.
     let error = loop {
@@ -332,7 +332,7 @@ fn b28_a_size_that_no_disk_can_have_is_refused() {
 fn b28_a_read_ends_in_time_also_while_connections_come_and_break() {
     let directory = tempfile::tempdir().unwrap();
     image(directory.path());
-    let _server = door(directory.path());
+    let _server = serve_disk(directory.path());
     let client = NbdClient::connect(&url(directory.path(), "image"), quick()).unwrap();
     assert!(client.shared.link(Some(Instant::now() + PATIENCE)).is_ok());
     // With a connection always there, only the time that is over ends the asking.

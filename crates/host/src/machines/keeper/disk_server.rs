@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use onecopy_disk::vhost::QUEUES_MAX;
+use onecopy_disk::vhost_user::QUEUES_MAX;
 use onecopy_postgres::ServiceUser;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Child;

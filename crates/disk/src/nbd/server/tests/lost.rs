@@ -6,23 +6,23 @@ use super::*;
 #[test]
 fn b60_what_a_lost_client_had_asked_for_changes_nothing_any_more() {
     let base = Gated::closed();
-    let door = Door::to_a_disk_over(Some(Arc::clone(&base) as _));
+    let served = TestServer::of_a_disk_over(Some(Arc::clone(&base) as _));
     // Somebody else has the disk, too: it stays open when the client goes.
-    let disk = door.attachment.attach().unwrap();
-    let mut client = door.client();
+    let disk = served.attachment.attach().unwrap();
+    let mut client = served.client();
     // Parts of blocks: they wait for the base. The last one waits for its turn.
     for block in 0..=REQUESTS_MAX as u64 {
         client.send(command::WRITE, 0, block * 4096..block * 4096 + 512, &[1; 512]);
     }
     let deadline = Instant::now() + Duration::from_secs(120);
-    while door.server().statistics().requests <= REQUESTS_MAX as u64 {
-        assert!(Instant::now() < deadline, "{:?}", door.server().statistics());
+    while served.server().statistics().requests <= REQUESTS_MAX as u64 {
+        assert!(Instant::now() < deadline, "{:?}", served.server().statistics());
         thread::sleep(Duration::from_millis(1));
     }
     drop(client);
     // Its connection ends while the base is away.
-    door.wait_for_connections(0);
-    let mut client = door.client();
+    served.wait_for_connections(0);
+    let mut client = served.client();
     client.ask(command::WRITE, 0, 0..4096, &[2; 4096]).unwrap();
     base.let_through();
     while disk.statistics().pending_requests > 0 {
@@ -31,20 +31,20 @@ fn b60_what_a_lost_client_had_asked_for_changes_nothing_any_more() {
     }
     assert_eq!(client.ask(command::READ, 0, 0..8192, &[]).unwrap(), [[2; 4096], [5; 4096]].concat());
     drop(disk);
-    door.attachment.detach().unwrap();
+    served.attachment.detach().unwrap();
 }
 
 #[test]
-fn b60_a_door_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_back() {
+fn b60_a_server_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_back() {
     let base = Gated::closed();
-    let mut door = Door::to_a_disk_over(Some(Arc::clone(&base) as _));
-    let mut client = door.client();
+    let mut served = TestServer::of_a_disk_over(Some(Arc::clone(&base) as _));
+    let mut client = served.client();
     client.send(command::WRITE, 0, 0..512, &[1; 512]);
-    while door.server().statistics().requests < 1 {
+    while served.server().statistics().requests < 1 {
         thread::sleep(Duration::from_millis(1));
     }
-    assert!(!door.server.take().unwrap().stop(Duration::from_millis(50)));
-    assert!(door.attachment.current().is_none(), "the disk was not closed");
+    assert!(!served.server.take().unwrap().stop(Duration::from_millis(50)));
+    assert!(served.attachment.current().is_none(), "the disk was not closed");
     // No answer, least of all an error: a client that comes again asks anew.
     assert_eq!(client.stream.read(&mut [0; 64]).unwrap(), 0);
     base.let_through();
@@ -53,11 +53,11 @@ fn b60_a_door_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_ba
 #[test]
 fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_and_no_memory() {
     let source = Gated::closed();
-    let door = door_to(&source, 1);
-    let budget = Arc::clone(&door.server().shared.budget);
+    let served = server_of(&source, 1);
+    let budget = Arc::clone(&served.server().shared.budget);
     let deadline = Instant::now() + Duration::from_secs(120);
     let (length, reads) = (128_u64 << 10, || source.reads.load(Ordering::SeqCst));
-    let mut client = door.client_of("gated", true);
+    let mut client = served.client_of("gated", true);
     for _ in 0..32 {
         client.send(command::READ, 0, 0..length, &[]);
     }
@@ -67,16 +67,16 @@ fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_an
         thread::sleep(Duration::from_millis(1));
     }
     drop(client);
-    while !door.server().shared.sockets().is_empty() {
+    while !served.server().shared.sockets().is_empty() {
         assert!(Instant::now() < deadline, "its connection has not ended");
         thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!((budget.taken_bytes(), door.server().statistics().connections), (0, 1));
-    let mut next = UnixStream::connect(&door.socket).unwrap();
+    assert_eq!((budget.taken_bytes(), served.server().statistics().connections), (0, 1));
+    let mut next = UnixStream::connect(&served.socket).unwrap();
     assert_eq!(next.read(&mut [0; 18]).unwrap(), 0, "there is no place");
     source.let_through();
-    door.wait_for_connections(0);
-    assert_eq!(door.client_of("gated", true).ask(command::READ, 0, 0..512, &[]).unwrap(), [5; 512]);
+    served.wait_for_connections(0);
+    assert_eq!(served.client_of("gated", true).ask(command::READ, 0, 0..512, &[]).unwrap(), [5; 512]);
     // What waited in the queue was never read.
     assert_eq!(reads(), 9);
 }
@@ -85,16 +85,16 @@ fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_an
 fn b64_clients_that_stall_give_way_to_those_that_wait() {
     let source = Gated::closed();
     source.let_through();
-    let door = door_to(&source, 128);
-    let budget = Arc::clone(&door.server().shared.budget);
+    let served = server_of(&source, 128);
+    let budget = Arc::clone(&served.server().shared.budget);
     let (mib, length) = (1_u64 << 20, 32_u64 << 20);
     // One takes no replies, and others do not send what they promise: together they hold all.
-    let mut idle = door.client_of("gated", true);
-    // In one piece: a door that has read all that there is sends replies before it reads on.
+    let mut idle = served.client_of("gated", true);
+    // In one piece: a server that has read all that there is sends replies before it reads on.
     let read = |cookie| RequestHeader { flags: 0, command: command::READ, cookie, offset: 0, length: 1 << 20 };
     let requests: Vec<u8> = (1..=64).flat_map(|cookie| read(cookie).encode()).collect();
     idle.stream.write_all(&requests).unwrap();
-    let mut promising: Vec<Client> = (0..6).map(|_| door.client_of("gated", true)).collect();
+    let mut promising: Vec<Client> = (0..6).map(|_| served.client_of("gated", true)).collect();
     for client in &mut promising {
         client.send(command::WRITE, 0, 0..length, &[]);
     }
@@ -104,14 +104,14 @@ fn b64_clients_that_stall_give_way_to_those_that_wait() {
         thread::sleep(Duration::from_millis(5));
     }
     // As long as nobody wants what they hold they may take their time.
-    let mut modest = door.client_of("gated", true);
+    let mut modest = served.client_of("gated", true);
     assert_eq!(modest.ask(command::READ, 0, 0..512, &[]).unwrap(), [5; 512]);
-    assert_eq!(door.server().statistics().connections, 8);
+    assert_eq!(served.server().statistics().connections, 8);
     assert_eq!(modest.ask(command::READ, 0, 0..3 * mib, &[]).unwrap().len() as u64, 3 * mib);
     // The one that has stalled for longest is gone: it gets what was sent before, and the end.
     let mut rest = Vec::new();
     let outcome = idle.stream.read_to_end(&mut rest);
     assert!(outcome.is_err() || (rest.len() as u64) < 64 * mib, "all {} bytes were sent", rest.len());
     drop(promising);
-    door.wait_for_connections(1);
+    served.wait_for_connections(1);
 }

@@ -6,26 +6,26 @@ use crate::{BLOCK_BYTES, SECTOR_BYTES};
 /// VIRTIO 1.2, chapters 5.2.3 and 6.
 pub(super) mod feature {
     /// Bounds a data segment.
-    pub(in crate::vhost) const SIZE_MAX: u64 = 1 << 1;
+    pub(in crate::vhost_user) const SIZE_MAX: u64 = 1 << 1;
     /// Bounds a request's data segments.
-    pub(in crate::vhost) const SEG_MAX: u64 = 1 << 2;
+    pub(in crate::vhost_user) const SEG_MAX: u64 = 1 << 2;
     /// Tells the logical block.
-    pub(in crate::vhost) const BLK_SIZE: u64 = 1 << 6;
+    pub(in crate::vhost_user) const BLK_SIZE: u64 = 1 << 6;
     /// Knows flush: the guest keeps order by it.
-    pub(in crate::vhost) const FLUSH: u64 = 1 << 9;
+    pub(in crate::vhost_user) const FLUSH: u64 = 1 << 9;
     /// Tells the physical block.
-    pub(in crate::vhost) const TOPOLOGY: u64 = 1 << 10;
+    pub(in crate::vhost_user) const TOPOLOGY: u64 = 1 << 10;
     /// Has several queues.
-    pub(in crate::vhost) const MQ: u64 = 1 << 12;
-    pub(in crate::vhost) const DISCARD: u64 = 1 << 13;
-    pub(in crate::vhost) const WRITE_ZEROES: u64 = 1 << 14;
+    pub(in crate::vhost_user) const MQ: u64 = 1 << 12;
+    pub(in crate::vhost_user) const DISCARD: u64 = 1 << 13;
+    pub(in crate::vhost_user) const WRITE_ZEROES: u64 = 1 << 14;
     /// Marks its writes into guest memory (`VHOST_F_LOG_ALL`, linux/vhost.h): between front end and back end only.
-    pub(in crate::vhost) const LOG_ALL: u64 = 1 << 26;
-    pub(in crate::vhost) const INDIRECT_DESC: u64 = 1 << 28;
-    pub(in crate::vhost) const EVENT_IDX: u64 = 1 << 29;
+    pub(in crate::vhost_user) const LOG_ALL: u64 = 1 << 26;
+    pub(in crate::vhost_user) const INDIRECT_DESC: u64 = 1 << 28;
+    pub(in crate::vhost_user) const EVENT_IDX: u64 = 1 << 29;
     /// `VHOST_USER_F_PROTOCOL_FEATURES`: between front end and back end only.
-    pub(in crate::vhost) const PROTOCOL_FEATURES: u64 = 1 << 30;
-    pub(in crate::vhost) const VERSION_1: u64 = 1 << 32;
+    pub(in crate::vhost_user) const PROTOCOL_FEATURES: u64 = 1 << 30;
+    pub(in crate::vhost_user) const VERSION_1: u64 = 1 << 32;
 }
 
 /// All that this device offers.

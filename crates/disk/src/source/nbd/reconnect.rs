@@ -1,4 +1,4 @@
-//! A lane: one of several connections to a server, made again whenever it is lost.
+//! One of several connections to a server, made again whenever it is lost.
 //!
 //! ```text
 //!   dialling --connected--> receiving --lost--> waiting --pause over--> dialling
@@ -25,29 +25,29 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How long one attempt may take, until requests can be sent.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a question may wait to be sent: a server that takes nothing more is as good as gone, and is dialled again.
+/// How long a request may wait to be sent: a server that takes nothing more is as good as gone, and is dialled again.
 const SEND_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The work of a lane's thread, until the client is closed.
-pub(super) fn run(shared: &Shared, lane: usize) {
+/// The work of a connection's thread, until the client is closed.
+pub(super) fn run(shared: &Shared, connection: usize) {
     let mut pause = PAUSE_MIN;
-    while shared.may_dial(lane) {
+    while shared.may_dial(connection) {
         match dial(shared) {
             Ok((stream, agreed)) => {
                 pause = PAUSE_MIN;
                 let Stream { mut incoming, outgoing, socket, .. } = stream;
                 let link = Arc::new(Link::new(outgoing, socket, agreed));
-                if !shared.publish(lane, &link) {
+                if !shared.publish(connection, &link) {
                     return;
                 }
                 let error = link.receive(&mut incoming);
-                shared.withdraw(lane, &error);
+                shared.withdraw(connection, &error);
                 link.cut();
                 link.give_up();
-                debug!(server = %shared.url_text, lane, %error, "an NBD connection was lost");
+                debug!(server = %shared.url_text, connection, %error, "an NBD connection was lost");
             }
             Err(Refusal::Refused(reason)) => shared.refused(&reason),
-            Err(Refusal::Lost(error)) => shared.lost(lane, &error),
+            Err(Refusal::Lost(error)) => shared.lost(connection, &error),
         }
         shared.rest(pause);
         pause = (pause * 2).min(PAUSE_MAX);
@@ -60,7 +60,7 @@ fn dial(shared: &Shared) -> Result<(Stream, Agreed), Refusal> {
     let (stream, agreed) = negotiation::open(Stream::plain(socket), &shared.url, shared.tls.as_ref())?;
     stream.socket.set_deadline(None)?;
     stream.socket.set_send_timeout(SEND_TIMEOUT)?;
-    if let Some(reason) = shared.strange(&agreed) {
+    if let Some(reason) = shared.mismatch(&agreed) {
         warn!(server = %shared.url_text, reason, "the export is not usable");
         return Err(Refusal::Lost(io::Error::other(reason)));
     }

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use super::*;
 use crate::storage::record::Recording;
-use crate::{At, Direction, DiskError, Observer, Piece, View, WriteRecord};
+use crate::{At, Direction, DiskError, GuestSegment, Observer, View, WriteRecord};
 
 const SIZE: u64 = 1024 * BLOCK_BYTES;
 
@@ -193,11 +193,11 @@ type Told = (u64, Option<u128>, Option<u64>, Option<Direction>);
 struct Seen(Mutex<Vec<Told>>);
 
 impl Observer for Seen {
-    fn passed(&self, block: u64, hash: u128, guest_address: Option<u64>, direction: Direction) {
+    fn transferred(&self, block: u64, hash: u128, guest_address: Option<u64>, direction: Direction) {
         self.0.lock().unwrap().push((block, Some(hash), guest_address, Some(direction)));
     }
 
-    fn forgotten(&self, blocks: Range<u64>) {
+    fn invalidated(&self, blocks: Range<u64>) {
         self.0.lock().unwrap().extend(blocks.map(|block| (block, None, None, None)));
     }
 
@@ -205,7 +205,7 @@ impl Observer for Seen {
         block == 3
     }
 
-    fn seen(&self, block: u64, guest_address: u64) {
+    fn placed(&self, block: u64, guest_address: u64) {
         self.0.lock().unwrap().push((block, None, Some(guest_address), Some(Direction::Read)));
     }
 }
@@ -218,10 +218,10 @@ fn b10_the_observer_learns_hashes_and_guest_pages_and_the_log_every_write() {
     let options = OpenOptions { observer: Some(seen.clone()), record_writes: true, ..options(None) };
     let disk = Disk::open(home.path(), options).unwrap();
     let hash = |byte| xxh3_128_with_seed(&[byte; BLOCK], disk.hash_seed());
-    let piece = |address, length| Piece { guest_address: Some(address), length };
-    // Half a block, then one in a page, one across two pieces, one in the middle of two pages.
-    let pieces = [piece(512, 2048), piece(8192, 4096 + 1024), piece(20480, 3072), piece(40000, 4096)];
-    disk.write(2048, &[1; 2048 + 3 * BLOCK], &pieces).unwrap();
+    let segment = |address, length| GuestSegment { guest_address: Some(address), length };
+    // Half a block, then one in a page, one across two segments, one in the middle of two pages.
+    let segments = [segment(512, 2048), segment(8192, 4096 + 1024), segment(20480, 3072), segment(40000, 4096)];
+    disk.write(2048, &[1; 2048 + 3 * BLOCK], &segments).unwrap();
     let write = Some(Direction::Write);
     let expected = [
         (0, None, None, None),
@@ -232,7 +232,7 @@ fn b10_the_observer_learns_hashes_and_guest_pages_and_the_log_every_write() {
     assert_eq!(seen.0.lock().unwrap().split_off(0), expected);
     let mut halves = [[0; BLOCK / 2]; 6];
     let mut slices: Vec<IoSliceMut<'_>> = halves.iter_mut().map(|half| IoSliceMut::new(half)).collect();
-    disk.try_read(BLOCK_BYTES, &mut slices, &[piece(0, 2 * 4096), piece(16384, 4096)]).unwrap();
+    disk.try_read(BLOCK_BYTES, &mut slices, &[segment(0, 2 * 4096), segment(16384, 4096)]).unwrap();
     let read = Some(Direction::Read);
     let expected =
         [(1, Some(hash(1)), Some(0), read), (2, Some(hash(1)), Some(4096), read), (3, None, Some(16384), read)];
@@ -259,7 +259,7 @@ fn b10_the_observer_learns_hashes_and_guest_pages_and_the_log_every_write() {
 }
 
 #[test]
-fn b63_the_write_logs_room_is_given_back_with_every_moment_that_goes() {
+fn b63_the_write_logs_room_is_given_back_with_every_snapshot_that_goes() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
     let recording = Recording::begin(home.path());
     create(home.path(), SIZE);

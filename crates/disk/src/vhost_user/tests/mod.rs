@@ -1,4 +1,4 @@
-//! The door, tried by a driver without a guest.
+//! The back end, tried by a driver without a guest.
 
 mod hostile;
 mod stopping;
@@ -12,35 +12,36 @@ use onecopy_testing::vhost_driver::{Ask, Driver, DriverOptions, Finished, GUEST_
 use tempfile::TempDir;
 
 use super::inflight::InflightArea;
-use super::{HoldPolicy, VhostDoor, VhostOptions};
+use super::{CompletionHold, VhostUserBackend, VhostUserOptions};
 use crate::{Attachment, CreateOptions, Disk, OpenOptions};
 
 const SIZE_BYTES: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A disk behind a door.
-struct Room {
+/// A disk behind a back end.
+struct Fixture {
     directory: TempDir,
     attachment: Arc<Attachment>,
-    door: VhostDoor,
+    backend: VhostUserBackend,
 }
 
-impl Room {
-    fn new(queues: u16) -> Room {
-        Room::with(VhostOptions { queues, serial: "serial-number".into(), ..VhostOptions::default() })
+impl Fixture {
+    fn new(queues: u16) -> Fixture {
+        Fixture::with(VhostUserOptions { queues, serial: "serial-number".into(), ..VhostUserOptions::default() })
     }
 
-    fn with(options: VhostOptions) -> Room {
-        Room::over(options, OpenOptions::default)
+    fn with(options: VhostUserOptions) -> Fixture {
+        Fixture::over(options, OpenOptions::default)
     }
 
-    fn over(options: VhostOptions, open: impl Fn() -> OpenOptions + Send + Sync + 'static) -> Room {
+    fn over(options: VhostUserOptions, open: impl Fn() -> OpenOptions + Send + Sync + 'static) -> Fixture {
         let directory = tempfile::tempdir().unwrap();
         let disk = directory.path().join("disk");
         Disk::create(&disk, &CreateOptions { size_bytes: SIZE_BYTES, base: None, copy_base: false }).unwrap();
         let attachment = Arc::new(Attachment::new(&disk, open));
-        let door = VhostDoor::serve(attachment.clone(), &directory.path().join("vhost.sock"), options).unwrap();
-        Room { directory, attachment, door }
+        let backend =
+            VhostUserBackend::serve(attachment.clone(), &directory.path().join("vhost.sock"), options).unwrap();
+        Fixture { directory, attachment, backend }
     }
 
     fn socket(&self) -> PathBuf {
@@ -78,10 +79,10 @@ fn status(driver: &mut Driver, ask: Ask<'_>) -> u8 {
 }
 
 #[test]
-fn b30_what_is_written_through_the_door_is_read_again() {
+fn b30_what_is_written_through_the_back_end_is_read_again() {
     for event_index in [true, false] {
-        let room = Room::new(1);
-        let mut driver = room.driver(DriverOptions { event_index, ..DriverOptions::default() });
+        let fixture = Fixture::new(1);
+        let mut driver = fixture.driver(DriverOptions { event_index, ..DriverOptions::default() });
         for (place, length) in [512, 4096, 65536, 1024].into_iter().enumerate() {
             write(&mut driver, 1000 * place as u64 + 3, &pattern(place as u8, length));
         }
@@ -90,7 +91,7 @@ fn b30_what_is_written_through_the_door_is_read_again() {
             assert_eq!(read(&mut driver, 1000 * place as u64 + 3, length), pattern(place as u8, length as usize));
         }
         assert_eq!(read(&mut driver, 90_000, 4096), vec![0; 4096]);
-        let statistics = room.door.statistics();
+        let statistics = fixture.backend.statistics();
         assert_eq!((statistics.writes, statistics.reads, statistics.flushes), (4, 5, 1));
         assert_eq!(statistics.written_bytes, 512 + 4096 + 65536 + 1024);
     }
@@ -98,8 +99,8 @@ fn b30_what_is_written_through_the_door_is_read_again() {
 
 #[test]
 fn b31_the_device_tells_what_it_is() {
-    let room = Room::new(4);
-    let mut driver = room.driver(DriverOptions { queues: 4, ..DriverOptions::default() });
+    let fixture = Fixture::new(4);
+    let mut driver = fixture.driver(DriverOptions { queues: 4, ..DriverOptions::default() });
     let space = driver.config(60).unwrap();
     let number = |offset: usize| u32::from_le_bytes(space[offset..offset + 4].try_into().unwrap());
     assert_eq!(u64::from_le_bytes(space[..8].try_into().unwrap()), SIZE_BYTES / 512);
@@ -115,8 +116,8 @@ fn b31_the_device_tells_what_it_is() {
 
 #[test]
 fn b32_discards_and_zeroes_read_as_zeros() {
-    let room = Room::new(1);
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
     write(&mut driver, 0, &pattern(7, 32768));
     assert_eq!(status(&mut driver, Ask::Discard { sector: 8, sectors: 8 }), 0);
     assert_eq!(status(&mut driver, Ask::WriteZeroes { sector: 32, sectors: 4, may_unmap: true }), 0);
@@ -130,8 +131,8 @@ fn b32_discards_and_zeroes_read_as_zeros() {
 
 #[test]
 fn b33_requests_beyond_the_end_fail_and_the_ring_goes_on() {
-    let room = Room::new(1);
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
     let end = SIZE_BYTES / 512;
     let data = pattern(1, 1024);
     for ask in [
@@ -150,23 +151,23 @@ fn b33_requests_beyond_the_end_fail_and_the_ring_goes_on() {
     ] {
         assert_eq!(status(&mut driver, ask), 1, "{ask:?}");
     }
-    assert_eq!(room.door.statistics().failed, 12);
+    assert_eq!(fixture.backend.statistics().failed, 12);
     assert_eq!(read(&mut driver, end - 1, 512), vec![0; 512]);
 }
 
 #[test]
 fn b34_a_ring_that_stops_and_starts_goes_on_where_it_was() {
-    let room = Room::new(2);
-    let mut driver = room.driver(DriverOptions { queues: 2, ..DriverOptions::default() });
+    let fixture = Fixture::new(2);
+    let mut driver = fixture.driver(DriverOptions { queues: 2, ..DriverOptions::default() });
     for round in 0..5_u8 {
         write(&mut driver, u64::from(round) * 8, &pattern(round, 4096));
         assert_eq!(driver.stop(0).unwrap(), u16::from(round) + 1);
-        assert!(room.attachment.current().is_some(), "the second ring runs still");
+        assert!(fixture.attachment.current().is_some(), "the second ring runs still");
         driver.start(0).unwrap();
     }
     driver.stop(0).unwrap();
     driver.stop(1).unwrap();
-    assert!(room.attachment.current().is_none(), "the last ring's stop gives the disk back");
+    assert!(fixture.attachment.current().is_none(), "the last ring's stop gives the disk back");
     driver.start(0).unwrap();
     for round in 0..5_u8 {
         assert_eq!(read(&mut driver, u64::from(round) * 8, 4096), pattern(round, 4096));
@@ -175,25 +176,25 @@ fn b34_a_ring_that_stops_and_starts_goes_on_where_it_was() {
 
 #[test]
 fn b35_a_front_end_that_goes_gives_the_disk_back_and_another_may_come() {
-    let room = Room::new(1);
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
     write(&mut driver, 0, &pattern(1, 4096));
     drop(driver);
-    let mut driver = room.driver(DriverOptions::default());
+    let mut driver = fixture.driver(DriverOptions::default());
     assert_eq!(read(&mut driver, 0, 4096), pattern(1, 4096));
     drop(driver);
     let deadline = Instant::now() + PATIENCE;
-    while room.attachment.current().is_some() {
+    while fixture.attachment.current().is_some() {
         assert!(Instant::now() < deadline, "the disk was not given back");
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(room.door.statistics().connections, 2);
+    assert_eq!(fixture.backend.statistics().connections, 2);
 }
 
 #[test]
 fn b36_every_page_that_the_device_writes_is_marked_while_a_machine_migrates() {
-    let room = Room::new(1);
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
     write(&mut driver, 0, &pattern(1, 65536));
     assert!(driver.logged_pages().is_empty());
     driver.log().unwrap();
@@ -219,8 +220,8 @@ fn data_status(driver: &Driver, finished: Finished) -> u64 {
 
 #[test]
 fn b36_without_dirty_marking_the_pages_are_missed() {
-    let room = Room::with(VhostOptions { log_dirty: false, ..VhostOptions::default() });
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = Fixture::with(VhostUserOptions { log_dirty: false, ..VhostUserOptions::default() });
+    let mut driver = fixture.driver(DriverOptions::default());
     driver.log().unwrap();
     assert_eq!(read(&mut driver, 0, 4096), vec![0; 4096]);
     assert!(driver.logged_pages().is_empty());
@@ -228,22 +229,22 @@ fn b36_without_dirty_marking_the_pages_are_missed() {
 
 #[test]
 fn b37_answers_are_held_until_their_epoch_is_released_or_the_ring_stops() {
-    let room = Room::new(1);
-    let mut driver = room.driver(DriverOptions::default());
-    room.door.hold(HoldPolicy::Flushes);
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
+    fixture.backend.hold(CompletionHold::Flushes);
     write(&mut driver, 0, &pattern(3, 4096));
     assert_eq!(read(&mut driver, 0, 4096), pattern(3, 4096));
-    let disk = room.attachment.current().unwrap();
+    let disk = fixture.attachment.current().unwrap();
     driver.submit(0, Ask::Flush).unwrap().unwrap();
     driver.kick(0).unwrap();
-    until("the first flush is kept back", || room.door.statistics().held == 1);
+    until("the first flush is kept back", || fixture.backend.statistics().held == 1);
     assert!(driver.wait(0, Duration::from_millis(200)).is_err());
     let ended = disk.cut().unwrap();
     driver.submit(0, Ask::Flush).unwrap().unwrap();
     driver.kick(0).unwrap();
-    until("the second flush is kept back", || room.door.statistics().held == 2);
+    until("the second flush is kept back", || fixture.backend.statistics().held == 2);
     assert!(driver.wait(0, Duration::from_millis(200)).is_err());
-    room.door.release(ended);
+    fixture.backend.release(ended);
     assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
     assert!(driver.wait(0, Duration::from_millis(200)).is_err());
     driver.stop(0).unwrap();
@@ -251,33 +252,34 @@ fn b37_answers_are_held_until_their_epoch_is_released_or_the_ring_stops() {
 }
 
 #[test]
-fn b37_a_door_can_hold_answers_from_the_first_one_on() {
-    let room = Room::with(VhostOptions { hold: HoldPolicy::Changes, ..VhostOptions::default() });
-    let mut driver = room.driver(DriverOptions::default());
+fn b37_a_back_end_can_hold_answers_from_the_first_one_on() {
+    let fixture = Fixture::with(VhostUserOptions { hold: CompletionHold::Changes, ..VhostUserOptions::default() });
+    let mut driver = fixture.driver(DriverOptions::default());
     driver.submit(0, Ask::Flush).unwrap().unwrap();
     driver.kick(0).unwrap();
-    until("the flush is kept back", || room.door.statistics().held == 1);
+    until("the flush is kept back", || fixture.backend.statistics().held == 1);
     assert!(driver.wait(0, Duration::from_millis(200)).is_err());
     driver.stop(0).unwrap();
 }
 
 #[test]
-fn b35_a_door_takes_the_place_of_a_dead_one_and_of_no_file() {
-    let room = Room::new(1);
-    let serve = |path: &std::path::Path| VhostDoor::serve(room.attachment.clone(), path, VhostOptions::default());
-    let data = room.attachment.directory().join("data");
+fn b35_a_back_end_takes_the_place_of_a_dead_one_and_of_no_file() {
+    let fixture = Fixture::new(1);
+    let serve =
+        |path: &std::path::Path| VhostUserBackend::serve(fixture.attachment.clone(), path, VhostUserOptions::default());
+    let data = fixture.attachment.directory().join("data");
     assert!(serve(&data).is_err());
-    assert!(data.is_file(), "the disk's data was taken for a dead door's socket");
-    assert!(serve(&room.socket()).is_err(), "a door that lives keeps its place");
-    let dead = room.directory.path().join("dead.sock");
+    assert!(data.is_file(), "the disk's data was taken for a dead back end's socket");
+    assert!(serve(&fixture.socket()).is_err(), "a back end that lives keeps its place");
+    let dead = fixture.directory.path().join("dead.sock");
     drop(std::os::unix::net::UnixListener::bind(&dead).unwrap());
     serve(&dead).unwrap();
 }
 
 #[test]
 fn b38_a_new_table_of_memory_while_rings_run_changes_nothing() {
-    let room = Room::new(1);
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
     driver.log().unwrap();
     for round in 0..20_u8 {
         driver.share_again().unwrap();
@@ -289,8 +291,8 @@ fn b38_a_new_table_of_memory_while_rings_run_changes_nothing() {
 
 #[test]
 fn b39_many_requests_at_once_on_many_rings_all_come_back() {
-    let room = Room::new(3);
-    let mut driver = room.driver(DriverOptions { queues: 3, slot_bytes: 4096, ..DriverOptions::default() });
+    let fixture = Fixture::new(3);
+    let mut driver = fixture.driver(DriverOptions { queues: 3, slot_bytes: 4096, ..DriverOptions::default() });
     let mut outstanding = [0_u32; 3];
     let (mut asked, mut answered) = (0_u64, 0_u64);
     while answered < 6000 {
@@ -315,19 +317,20 @@ fn b39_many_requests_at_once_on_many_rings_all_come_back() {
             }
         }
     }
-    assert_eq!(room.door.statistics().writes, 6000);
+    assert_eq!(fixture.backend.statistics().writes, 6000);
     assert!(driver.end_address() > GUEST_BASE);
 }
 
 #[test]
-fn b42_requests_in_flight_are_done_by_the_next_door() {
-    let room = Room::new(1);
-    let mut driver = Driver::connect(&room.socket(), DriverOptions::default()).unwrap();
+fn b42_requests_in_flight_are_done_by_the_next_back_end() {
+    let fixture = Fixture::new(1);
+    let mut driver = Driver::connect(&fixture.socket(), DriverOptions::default()).unwrap();
     let (file, size_bytes) = driver.in_flight().expect("requests in flight are tracked");
     let area = InflightArea::map(file.try_clone().unwrap(), 0, size_bytes, (1, 128)).unwrap();
     let area = Arc::new(area).queue(0, 128).unwrap();
     assert!(area.recover(0).is_none(), "a new area knows nothing");
-    // An earlier door took the first two and died; the third it never saw. Both write one block: the order is theirs.
+    // An earlier back end took the first two and died; the third it never saw. Both write one block: the order is
+    // theirs.
     let slots: Vec<u16> = (1..=3_u8)
         .map(|seed| {
             let sector = if seed == 3 { 64 } else { 0 };

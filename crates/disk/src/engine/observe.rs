@@ -1,4 +1,4 @@
-//! What passes is told: content hashes to the observer, and the record of writes.
+//! What the observer hears of: content hashes of reads and writes; and the log of writes.
 
 use std::io::IoSliceMut;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 use super::changes::{Before, Change};
 use super::{Core, Working};
 use crate::map::Position;
-use crate::{BLOCK_BYTES, Direction, Observer, Piece, SECTOR_BYTES, WriteRecord};
+use crate::{BLOCK_BYTES, Direction, GuestSegment, Observer, SECTOR_BYTES, WriteRecord};
 
 /// Most records of writes that are kept, of all epochs together: 48 MiB.
 const RECORDS_MAX: usize = 1 << 20;
@@ -18,25 +18,25 @@ const BLOCK: usize = BLOCK_BYTES as usize;
 
 /// Finds where parts of a request lie in guest memory. Parts are asked for in rising order.
 pub(super) struct Addresses<'a> {
-    pieces: &'a [Piece],
-    /// Where the first of `pieces` begins within the request.
+    segments: &'a [GuestSegment],
+    /// Where the first of `segments` begins within the request.
     begin: u64,
 }
 
 impl<'a> Addresses<'a> {
-    pub(super) fn new(pieces: &'a [Piece]) -> Addresses<'a> {
-        Addresses { pieces, begin: 0 }
+    pub(super) fn new(segments: &'a [GuestSegment]) -> Addresses<'a> {
+        Addresses { segments, begin: 0 }
     }
 
-    /// The guest address of a part that lies within one piece.
+    /// The guest address of a part that lies within one segment.
     pub(super) fn of(&mut self, from: u64, length: u64) -> Option<u64> {
-        while let Some((piece, rest)) = self.pieces.split_first() {
-            let end = self.begin + u64::from(piece.length);
+        while let Some((segment, rest)) = self.segments.split_first() {
+            let end = self.begin + u64::from(segment.length);
             if from < end {
                 let is_whole = from + length <= end;
-                return piece.guest_address.filter(|_| is_whole)?.checked_add(from - self.begin);
+                return segment.guest_address.filter(|_| is_whole)?.checked_add(from - self.begin);
             }
-            (self.pieces, self.begin) = (rest, end);
+            (self.segments, self.begin) = (rest, end);
         }
         None
     }
@@ -46,22 +46,22 @@ impl<'a> Addresses<'a> {
 pub(super) struct Changing<'a> {
     observed: Option<(&'a dyn Observer, Change<'a>)>,
     blocks: Range<u64>,
-    is_told: bool,
+    is_observed: bool,
 }
 
 impl Changing<'_> {
     /// The observer knows what the blocks hold now.
-    pub(super) fn told(mut self) {
-        self.is_told = true;
+    pub(super) fn finish(mut self) {
+        self.is_observed = true;
     }
 }
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
         if let Some((observer, _)) = &self.observed
-            && !self.is_told
+            && !self.is_observed
         {
-            observer.forgotten(self.blocks.clone());
+            observer.invalidated(self.blocks.clone());
         }
     }
 }
@@ -76,7 +76,7 @@ impl Core {
     pub(super) fn begin_change(&self, block: u64, count: u64) -> Changing<'_> {
         let blocks = block..block + count;
         let observed = self.observer.as_deref().map(|observer| (observer, self.changes.begin(blocks.clone())));
-        Changing { observed, blocks, is_told: false }
+        Changing { observed, blocks, is_observed: false }
     }
 
     /// A read begins whose bytes will be told; nothing when nobody wants to know.
@@ -85,8 +85,8 @@ impl Core {
         self.observer.as_ref().map(|_| self.changes.before(blocks))
     }
 
-    /// Tells of a write that is in the data file; `from` is its first byte within the request.
-    pub(super) fn tell_write(
+    /// Reports a write that is in the data file; `from` is its first byte within the request.
+    pub(super) fn observe_write(
         &self,
         offset: u64,
         bytes: &[u8],
@@ -106,9 +106,9 @@ impl Core {
             if let Some(observer) = &self.observer {
                 let block = at / BLOCK_BYTES;
                 if length == BLOCK {
-                    observer.passed(block, hash, page(guest_address), Direction::Write);
+                    observer.transferred(block, hash, page(guest_address), Direction::Write);
                 } else {
-                    observer.forgotten(block..block + 1);
+                    observer.invalidated(block..block + 1);
                 }
             }
             if self.record_writes {
@@ -132,13 +132,19 @@ impl Core {
         }
     }
 
-    /// Tells of a read whose bytes are in memory: of blocks that did not change since before it was begun.
-    pub(super) fn tell_read(&self, offset: u64, before: Option<&Before>, bytes: &[IoSliceMut<'_>], pieces: &[Piece]) {
+    /// Reports a read whose bytes are in memory: of blocks that did not change since before it was begun.
+    pub(super) fn observe_read(
+        &self,
+        offset: u64,
+        before: Option<&Before>,
+        bytes: &[IoSliceMut<'_>],
+        segments: &[GuestSegment],
+    ) {
         let (Some(observer), Some(before)) = (&self.observer, before) else { return };
         let length: u64 = bytes.iter().map(|slice| slice.len() as u64).sum();
         // Once the disk is closed the observer's knowledge is kept for others: nothing is told any more.
         let Ok(_inside) = self.enter(Position::of(offset / BLOCK_BYTES).stripe) else { return };
-        let mut addresses = Addresses::new(pieces);
+        let mut addresses = Addresses::new(segments);
         let mut slices = Slices { slices: bytes, begin: 0 };
         let first = offset.next_multiple_of(BLOCK_BYTES);
         for at in (first..(offset + length)).step_by(BLOCK) {
@@ -149,13 +155,13 @@ impl Core {
             let guest_address = page(addresses.of(from, BLOCK_BYTES));
             if observer.knows(block) {
                 if let Some(guest_address) = guest_address {
-                    observer.seen(block, guest_address);
+                    observer.placed(block, guest_address);
                 }
                 continue;
             }
             let hash = slices.with_block(from, |bytes| xxh3_128_with_seed(bytes, self.seed));
-            let tell = || observer.passed(block, hash, guest_address, Direction::Read);
-            self.changes.if_unchanged(block, before, tell);
+            let report = || observer.transferred(block, hash, guest_address, Direction::Read);
+            self.changes.if_unchanged(block, before, report);
         }
     }
 }

@@ -8,9 +8,9 @@ use std::sync::atomic::{Ordering, fence};
 use vm_memory::GuestMemoryError;
 
 use super::QUEUES_MAX;
-use super::hold::Held;
 use super::inflight::InflightQueue;
 use super::memory::Memory;
+use super::pending::PendingCompletions;
 use super::split::Split;
 use crate::Epoch;
 use crate::engine::workers::QUEUE_MAX;
@@ -63,7 +63,7 @@ pub(super) struct Progress {
     taken_available: u16,
     waiting: HashMap<u16, Waiting>,
     waiting_bytes: u64,
-    held: Held,
+    held: PendingCompletions,
 }
 
 impl Progress {
@@ -92,7 +92,7 @@ impl Progress {
             taken_available: 0,
             waiting: HashMap::new(),
             waiting_bytes: 0,
-            held: Held::default(),
+            held: PendingCompletions::default(),
         };
         let recovered = progress.inflight.as_ref().and_then(|inflight| inflight.recover(next_used));
         if let Some(recovered) = recovered {

@@ -10,12 +10,12 @@ use rustix::io::Errno;
 
 use super::chain::Chain;
 use super::counters::Counters;
-use super::hold::Kind;
 use super::memory::Memory;
+use super::pending::Kind;
 use super::request::{Call, Operation, SERIAL_BYTES, status};
 use super::ring::{Done, Life, Next, Ring};
 use super::split::Split;
-use crate::{Attempt, Disk, DiskError, Piece, Request};
+use crate::{Attempt, Disk, DiskError, GuestSegment, Request};
 
 /// Requests taken and told of at once: more would let the first wait for the last.
 const BATCH_MAX: usize = 16;
@@ -28,7 +28,7 @@ struct Scratch {
     chain: Chain,
     /// The bounce buffer: a guest may change its page while a request is done, so what is hashed and written is a copy.
     buffer: Vec<u8>,
-    pieces: Vec<Piece>,
+    segments: Vec<GuestSegment>,
     done: Vec<Done>,
 }
 
@@ -129,24 +129,24 @@ fn at_once(ring: &Ring, disk: &Disk, memory: &Memory, request: &Call, scratch: &
     match request.operation {
         Operation::Read { offset, length } => {
             prepare(request, scratch, length);
-            let Scratch { buffer, pieces, .. } = scratch;
-            match disk.try_read(offset, &mut [IoSliceMut::new(&mut buffer[..length as usize])], pieces) {
+            let Scratch { buffer, segments, .. } = scratch;
+            match disk.try_read(offset, &mut [IoSliceMut::new(&mut buffer[..length as usize])], segments) {
                 Ok(Attempt::Done) => answer(Ok(&buffer[..length as usize])),
-                Ok(Attempt::WouldWait) => Outcome::Waits(Request::Read { offset, length, pieces: pieces.clone() }),
+                Ok(Attempt::WouldWait) => Outcome::Waits(Request::Read { offset, length, segments: segments.clone() }),
                 Err(error) => answer(Err(&error)),
             }
         }
         Operation::Write { offset, length } => {
             prepare(request, scratch, length);
-            let Scratch { buffer, pieces, .. } = scratch;
+            let Scratch { buffer, segments, .. } = scratch;
             let data = &mut buffer[..length as usize];
             if memory.gather(&request.data, data).is_err() {
                 return Outcome::Done(put_status(memory, request, status::IO_ERROR, 0, counters));
             }
-            match disk.try_write(offset, data, pieces) {
+            match disk.try_write(offset, data, segments) {
                 Ok(Attempt::Done) => answer(Ok(&[])),
                 Ok(Attempt::WouldWait) => {
-                    Outcome::Waits(Request::Write { offset, data: data.to_vec(), pieces: pieces.clone() })
+                    Outcome::Waits(Request::Write { offset, data: data.to_vec(), segments: segments.clone() })
                 }
                 Err(error) => answer(Err(&error)),
             }
@@ -166,10 +166,10 @@ fn at_once(ring: &Ring, disk: &Disk, memory: &Memory, request: &Call, scratch: &
     }
 }
 
-/// Makes the bounce buffer long enough for a request, and puts its pieces beside it.
+/// Makes the bounce buffer long enough for a request, and puts its segments beside it.
 fn prepare(request: &Call, scratch: &mut Scratch, length: u64) {
-    scratch.pieces.clear();
-    scratch.pieces.extend(request.pieces());
+    scratch.segments.clear();
+    scratch.segments.extend(request.segments());
     let length = length as usize;
     if scratch.buffer.len() < length {
         scratch.buffer.resize(length, 0);

@@ -21,7 +21,7 @@ impl Core {
         self.shows_base(range) || self.flush().is_err()
     }
 
-    /// Whether the current content or any kept moment shows some of these bytes of the base.
+    /// Whether the current content or any frozen map shows some of these bytes of the base.
     fn shows_base(&self, range: Range<u64>) -> bool {
         let end = range.end.min(self.header.size_bytes).div_ceil(BLOCK_BYTES);
         let mut block = range.start / BLOCK_BYTES;
@@ -31,7 +31,7 @@ impl Core {
             let leaf_end = (block / map::LEAF_BLOCKS + 1) * map::LEAF_BLOCKS;
             let shows = |leaf: Option<&Arc<Leaf>>| shows_absent(leaf.map(|leaf| &**leaf), position.index, limit);
             if shows(self.stripes[position.stripe].map().tree.leaf(position.leaf))
-                || self.moments().roots().any(|roots| shows(roots.leaf_of(block)))
+                || self.snapshot_table().roots().any(|roots| shows(roots.leaf_of(block)))
             {
                 return true;
             }

@@ -1,5 +1,5 @@
-//! What a hostile guest can hand over: a corpus of named cases, and random ones. The door must answer or give up the
-//! ring, and serve whoever comes next.
+//! What a hostile guest can hand over: a corpus of named cases, and random ones. The back end must answer or give up
+//! the ring, and serve whoever comes next.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use vhost::vhost_user::VhostUserBackendReqHandlerMut;
 
 use super::super::connection::Connection;
-use super::{PATIENCE, Room, SIZE_BYTES, pattern, read, write};
+use super::{Fixture, PATIENCE, SIZE_BYTES, pattern, read, write};
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -356,38 +356,38 @@ fn fate(driver: &mut Driver) -> Fate {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("the door neither answered nor gave up");
+    panic!("the back end neither answered nor gave up");
 }
 
-fn is_served(room: &Room) {
-    let mut driver = room.driver(DriverOptions::default());
+fn is_served(fixture: &Fixture) {
+    let mut driver = fixture.driver(DriverOptions::default());
     write(&mut driver, SIZE_BYTES / 512 - 8, &pattern(9, 4096));
     assert_eq!(read(&mut driver, SIZE_BYTES / 512 - 8, 4096), pattern(9, 4096));
 }
 
 #[test]
 fn b40_hostile_chains_get_their_fate_and_the_next_driver_is_served() {
-    let room = Room::new(1);
+    let fixture = Fixture::new(1);
     for (name, play, expected) in CORPUS {
-        let mut driver = room.driver(DriverOptions::default());
+        let mut driver = fixture.driver(DriverOptions::default());
         play(&mut driver);
         assert_eq!(fate(&mut driver), *expected, "{name}");
         driver.stop(0).unwrap();
         drop(driver);
-        is_served(&room);
+        is_served(&fixture);
     }
 }
 
 #[test]
 fn b40_a_ring_that_was_broken_works_after_its_reset() {
-    let room = Room::new(1);
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
     driver.offer(0, 4000).unwrap();
     assert_eq!(fate(&mut driver), Fate::RingBroken);
     driver.stop(0).unwrap();
     drop(driver);
-    assert_eq!(room.door.statistics().broken_rings, 1);
-    is_served(&room);
+    assert_eq!(fixture.backend.statistics().broken_rings, 1);
+    is_served(&fixture);
 }
 
 /// Addresses that a hostile guest would try: good ones, edges, nonsense.
@@ -414,8 +414,8 @@ fn length(choice: u8) -> u32 {
 
 #[test]
 fn b67_features_of_the_protocol_that_were_not_offered_are_refused() {
-    let room = Room::new(1);
-    let mut connection = Connection::new(room.door.shared.clone());
+    let fixture = Fixture::new(1);
+    let mut connection = Connection::new(fixture.backend.shared.clone());
     let offered = connection.get_protocol_features().unwrap().bits();
     connection.set_protocol_features(offered).unwrap();
     for bit in (0..u64::BITS).map(|bit| 1 << bit).filter(|bit| offered & bit == 0) {
@@ -429,15 +429,15 @@ proptest! {
     /// Random descriptors, an indirect table, headers; random heads. Whatever happens, the ring can be stopped, and the
     /// memory that no descriptor names is as it was.
     #[test]
-    fn b41_random_chains_neither_kill_nor_hang_the_door(
+    fn b41_random_chains_neither_kill_nor_hang_the_back_end(
         descriptors in prop::collection::vec((any::<u8>(), any::<u8>(), 0_u16..8, 0_u16..20), 16),
         table in prop::collection::vec((any::<u8>(), any::<u8>(), 0_u16..8, 0_u16..20), 8),
         kinds in prop::collection::vec(0_u32..16, 4),
         heads in prop::collection::vec(0_u16..18, 1..12),
     ) {
-        thread_local!(static ROOM: Room = Room::new(1));
-        ROOM.with(|room| {
-            let mut driver = room.driver(DriverOptions { slot_bytes: 4096, ..DriverOptions::default() });
+        thread_local!(static FIXTURE: Fixture = Fixture::new(1));
+        FIXTURE.with(|fixture| {
+            let mut driver = fixture.driver(DriverOptions { slot_bytes: 4096, ..DriverOptions::default() });
             let spare = driver.spare_address();
             let canary = driver.data_address(0, 40);
             driver.put(canary, &pattern(77, 4096)).unwrap();
@@ -458,7 +458,7 @@ proptest! {
             driver.get(canary, &mut after).unwrap();
             assert_eq!(after, pattern(77, 4096));
             drop(driver);
-            is_served(room);
+            is_served(fixture);
         });
     }
 }

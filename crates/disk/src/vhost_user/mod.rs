@@ -1,4 +1,4 @@
-//! The vhost-user-blk door: a virtio block device for QEMU, with the guest's memory before its eyes.
+//! The vhost-user-blk back end: a virtio block device for QEMU, with the guest's memory mapped.
 //!
 //! A front end (QEMU's `vhost-user-blk-pci`) connects to a socket, shares the guest's memory and its rings, and from
 //! then on requests pass without it: the guest kicks a ring's event descriptor, this process answers in the used ring.
@@ -26,9 +26,9 @@ mod dirty;
 mod drain;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-mod hold;
 mod inflight;
 mod memory;
+mod pending;
 mod progress;
 mod request;
 mod ring;
@@ -52,11 +52,11 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use crate::{Attachment, Disk, DiskError, Epoch};
 use connection::Connection;
 use counters::Counters;
-use drain::{Drain, Ending};
+use drain::{Drain, StopReason};
 use ring::Ring;
 
-pub use counters::VhostStatistics;
-pub use hold::HoldPolicy;
+pub use counters::VhostUserStatistics;
+pub use pending::CompletionHold;
 
 /// Queues of a device at most: one for each of the guest's processors is what a driver uses.
 pub const QUEUES_MAX: u16 = 64;
@@ -66,7 +66,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How the device looks.
 #[derive(Clone, Debug)]
-pub struct VhostOptions {
+pub struct VhostUserOptions {
     /// Queues: 1 to [`QUEUES_MAX`]. QEMU's `num-queues` must not be more.
     pub queues: u16,
     /// The serial number that the guest sees: at most 20 bytes of it.
@@ -74,24 +74,24 @@ pub struct VhostOptions {
     /// Whether writes into guest memory are marked during migration. Without it a migrated guest is corrupt: only the
     /// proof of that turns it off.
     pub log_dirty: bool,
-    /// Which answers are kept back from the first one on; [`VhostDoor::hold`] changes it.
-    pub hold: HoldPolicy,
+    /// Which answers are kept back from the first one on; [`VhostUserBackend::hold`] changes it.
+    pub hold: CompletionHold,
 }
 
-impl Default for VhostOptions {
-    fn default() -> VhostOptions {
-        VhostOptions { queues: 1, serial: "onecopy".into(), log_dirty: true, hold: HoldPolicy::Nothing }
+impl Default for VhostUserOptions {
+    fn default() -> VhostUserOptions {
+        VhostUserOptions { queues: 1, serial: "onecopy".into(), log_dirty: true, hold: CompletionHold::Nothing }
     }
 }
 
-/// What the door's threads share.
+/// What the back end's threads share.
 struct Shared {
     attachment: Arc<Attachment>,
     rings: Vec<Arc<Ring>>,
     counters: Arc<Counters>,
     log_dirty: bool,
     drain: Drain,
-    /// The disk, while this door has it.
+    /// The disk, while this back end has it.
     attached: Mutex<Option<Disk>>,
     stopping: AtomicBool,
     stop: OwnedFd,
@@ -101,14 +101,14 @@ struct Shared {
 
 impl Shared {
     /// Stops all rings, which wait side by side, and gives the disk back.
-    fn stop_rings(&self, ending: Ending) -> Result<(), DiskError> {
+    fn stop_rings(&self, reason: StopReason) -> Result<(), DiskError> {
         for ring in &self.rings {
             ring.enable(false);
-            ring.begin_stop(ending);
+            ring.begin_stop(reason);
         }
-        self.drain.during(ending, |deadline| {
+        self.drain.during(reason, |deadline| {
             for ring in &self.rings {
-                ring.stop(ending, deadline);
+                ring.stop(reason, deadline);
             }
         });
         self.detach_if_idle()
@@ -133,19 +133,23 @@ impl Shared {
     }
 }
 
-/// A door that is open. One front end at a time; it may go and come back.
-pub struct VhostDoor {
+/// A back end that listens. One front end at a time; it may go and come back.
+pub struct VhostUserBackend {
     shared: Arc<Shared>,
     socket: PathBuf,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl VhostDoor {
+impl VhostUserBackend {
     /// Listens at a socket. The disk is taken when a front end starts a ring.
     ///
     /// # Errors
     /// There is no disk, or somebody listens there already, or the socket cannot be made.
-    pub fn serve(attachment: Arc<Attachment>, socket: &Path, options: VhostOptions) -> Result<VhostDoor, DiskError> {
+    pub fn serve(
+        attachment: Arc<Attachment>,
+        socket: &Path,
+        options: VhostUserOptions,
+    ) -> Result<VhostUserBackend, DiskError> {
         let failed = |action| move |error: std::io::Error| DiskError::io(action, socket, error);
         attachment.geometry()?;
         let counters = Arc::new(Counters::default());
@@ -169,14 +173,14 @@ impl VhostDoor {
         });
         let served = shared.clone();
         let thread = std::thread::Builder::new()
-            .name("vhost-door".into())
+            .name("vhost-user".into())
             .spawn(move || accept(&served, &listener))
             .map_err(failed("start a thread for"))?;
-        Ok(VhostDoor { shared, socket: socket.to_owned(), thread: Mutex::new(Some(thread)) })
+        Ok(VhostUserBackend { shared, socket: socket.to_owned(), thread: Mutex::new(Some(thread)) })
     }
 
     /// Keeps answers back from now on. Those kept already stay until they are released.
-    pub fn hold(&self, policy: HoldPolicy) {
+    pub fn hold(&self, policy: CompletionHold) {
         self.shared.rings.iter().for_each(|ring| ring.set_hold(policy));
     }
 
@@ -185,16 +189,16 @@ impl VhostDoor {
         self.shared.rings.iter().for_each(|ring| ring.release(Some(upto)));
     }
 
-    /// What the door did so far.
-    pub fn statistics(&self) -> VhostStatistics {
+    /// What the back end did so far.
+    pub fn statistics(&self) -> VhostUserStatistics {
         let rings = &self.shared.rings;
         let running = rings.iter().filter(|ring| ring.is_running()).count();
         let held: usize = rings.iter().map(|ring| ring.held()).sum();
         self.shared.counters.statistics(running as u64, held as u64)
     }
 
-    /// Closes the door: the front end loses its connection, the disk is given back. What has no answer yet, because it
-    /// waits for another host or is kept back, stays marked in flight for the next door.
+    /// Closes the back end: the front end loses its connection, the disk is given back. What has no answer yet, because
+    /// it waits for another host or is kept back, stays marked in flight for the next back end.
     pub fn stop(&self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         // A full counter wakes, too.
@@ -206,7 +210,7 @@ impl VhostDoor {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             if thread.join().is_err() {
-                tracing::error!("the door's thread panicked");
+                tracing::error!("the back end's thread panicked");
             }
             // Somebody may have removed it, which is what is wanted.
             let _ = std::fs::remove_file(&self.socket);
@@ -214,13 +218,13 @@ impl VhostDoor {
     }
 }
 
-impl Drop for VhostDoor {
+impl Drop for VhostUserBackend {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
-/// Listens, in the place of a door that has died; not in that of one that lives.
+/// Listens, in the place of a back end that has died; not in that of one that lives.
 fn listen(socket: &Path) -> std::io::Result<UnixListener> {
     match UnixListener::bind(socket) {
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
@@ -238,14 +242,14 @@ fn listen(socket: &Path) -> std::io::Result<UnixListener> {
 }
 
 /// Serves one front end after the other.
-fn accept(door: &Arc<Shared>, listener: &UnixListener) {
-    while !door.stopping.load(Ordering::SeqCst) {
-        let mut descriptors = [PollFd::new(listener, PollFlags::IN), PollFd::new(&door.stop, PollFlags::IN)];
+fn accept(backend: &Arc<Shared>, listener: &UnixListener) {
+    while !backend.stopping.load(Ordering::SeqCst) {
+        let mut descriptors = [PollFd::new(listener, PollFlags::IN), PollFd::new(&backend.stop, PollFlags::IN)];
         if poll(&mut descriptors, None).is_err() || !descriptors[0].revents().contains(PollFlags::IN) {
             continue;
         }
         match listener.accept() {
-            Ok((stream, _)) => attend(door, stream),
+            Ok((stream, _)) => serve_front_end(backend, stream),
             Err(error) => {
                 tracing::warn!(%error, "a front end was not let in");
                 // Descriptors may be short: who asks at once again only burns a processor.
@@ -256,17 +260,17 @@ fn accept(door: &Arc<Shared>, listener: &UnixListener) {
 }
 
 /// Serves one front end until it goes.
-fn attend(door: &Arc<Shared>, stream: UnixStream) {
-    door.counters.connections.add(1);
+fn serve_front_end(backend: &Arc<Shared>, stream: UnixStream) {
+    backend.counters.connections.add(1);
     let handle = match stream.try_clone() {
         Ok(handle) => handle,
         Err(error) => return tracing::warn!(%error, "a front end was not let in"),
     };
-    let front_end = || door.front_end.lock().unwrap_or_else(PoisonError::into_inner);
+    let front_end = || backend.front_end.lock().unwrap_or_else(PoisonError::into_inner);
     *front_end() = Some(handle);
-    // Whoever stopped the door before that could not end this connection.
-    if !door.stopping.load(Ordering::SeqCst) {
-        let connection = Arc::new(Mutex::new(Connection::new(door.clone())));
+    // Whoever stopped the back end before that could not end this connection.
+    if !backend.stopping.load(Ordering::SeqCst) {
+        let connection = Arc::new(Mutex::new(Connection::new(backend.clone())));
         let mut handler = BackendReqHandler::from_stream(stream, connection);
         let ended = loop {
             if let Err(error) = handler.handle_request() {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 
-use super::super::drain::Ending;
+use super::super::drain::StopReason;
 use super::*;
 use crate::Request;
 use crate::engine::workers::{QUEUE_MAX, REMOTE_THREADS_MAX};
@@ -77,10 +77,10 @@ impl Source for Stuck {
     }
 }
 
-/// A room whose disk's base is silent.
-fn silent_room(queues: u16) -> Room {
-    let options = VhostOptions { queues, ..VhostOptions::default() };
-    Room::over(options, || OpenOptions { base: Some(Arc::new(Silent::default())), ..OpenOptions::default() })
+/// A disk whose base does not answer.
+fn silent_room(queues: u16) -> Fixture {
+    let options = VhostUserOptions { queues, ..VhostUserOptions::default() };
+    Fixture::over(options, || OpenOptions { base: Some(Arc::new(Silent::default())), ..OpenOptions::default() })
 }
 
 fn submit(driver: &mut Driver, queue: u16, ask: Ask<'_>) {
@@ -90,21 +90,21 @@ fn submit(driver: &mut Driver, queue: u16, ask: Ask<'_>) {
 
 #[test]
 fn b37_a_flush_that_ends_after_the_ring_began_to_stop_is_answered() {
-    let room = Room::new(1);
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
     write(&mut driver, 0, &pattern(1, 4096));
-    room.door.hold(HoldPolicy::Flushes);
+    fixture.backend.hold(CompletionHold::Flushes);
     // Flushes are done by one thread: while somebody's completion keeps it, the driver's flush is not done.
     let (let_go, kept) = mpsc::channel::<()>();
-    let disk = room.attachment.current().unwrap();
+    let disk = fixture.attachment.current().unwrap();
     disk.submit(Request::Flush, Box::new(move |_| assert!(kept.recv().is_err(), "nothing is sent")));
     submit(&mut driver, 0, Ask::Flush);
-    until("the flush waits", || room.door.statistics().waited == 1);
+    until("the flush waits", || fixture.backend.statistics().waited == 1);
     drop(disk);
     // The deadline is far away: a stop that ends has waited for nothing but the flush.
-    let (ring, (told, ended)) = (room.door.shared.rings[0].clone(), mpsc::channel());
+    let (ring, (told, ended)) = (fixture.backend.shared.rings[0].clone(), mpsc::channel());
     let stopping = ring.clone();
-    std::thread::spawn(move || told.send(stopping.stop(Ending::Asked, Instant::now() + 10 * PATIENCE)));
+    std::thread::spawn(move || told.send(stopping.stop(StopReason::Requested, Instant::now() + 10 * PATIENCE)));
     until("the ring stops", || ring.lets_answers_go());
     drop(let_go);
     ended.recv_timeout(PATIENCE).expect("the stop waited for an answer that was kept back");
@@ -113,19 +113,19 @@ fn b37_a_flush_that_ends_after_the_ring_began_to_stop_is_answered() {
 
 #[test]
 fn b37_answers_kept_back_from_a_front_end_that_goes_stay_in_flight() {
-    let room = Room::new(1);
-    let mut driver = room.driver(DriverOptions::default());
-    room.door.hold(HoldPolicy::Changes);
+    let fixture = Fixture::new(1);
+    let mut driver = fixture.driver(DriverOptions::default());
+    fixture.backend.hold(CompletionHold::Changes);
     let data = pattern(5, 4096);
     submit(&mut driver, 0, Ask::Write { sector: 0, data: &data });
-    until("the write is kept back", || room.door.statistics().held == 1);
+    until("the write is kept back", || fixture.backend.statistics().held == 1);
     // Breaks the connection, as a lost one is, and comes again.
-    driver.reconnect(&room.socket()).unwrap();
+    driver.reconnect(&fixture.socket()).unwrap();
     assert!(driver.wait(0, Duration::from_millis(200)).is_err(), "an answer was let go that nobody released");
     driver.start(0).unwrap();
-    until("the write is done again, and kept back again", || room.door.statistics().held == 1);
+    until("the write is done again, and kept back again", || fixture.backend.statistics().held == 1);
     assert!(driver.wait(0, Duration::from_millis(100)).is_err());
-    room.door.release(room.attachment.current().unwrap().epoch());
+    fixture.backend.release(fixture.attachment.current().unwrap().epoch());
     assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
     assert!(driver.wait(0, Duration::from_millis(100)).is_err(), "it is answered once");
     assert_eq!(read(&mut driver, 0, 4096), data);
@@ -133,18 +133,18 @@ fn b37_answers_kept_back_from_a_front_end_that_goes_stay_in_flight() {
 
 #[test]
 fn b37_rings_whose_requests_wait_stop_within_one_time() {
-    let room = silent_room(4);
-    let mut driver = room.driver(DriverOptions { queues: 4, track_in_flight: false, ..DriverOptions::default() });
+    let fixture = silent_room(4);
+    let mut driver = fixture.driver(DriverOptions { queues: 4, track_in_flight: false, ..DriverOptions::default() });
     for queue in 0..4 {
         submit(&mut driver, queue, Ask::Read { sector: 0, length: 4096 });
     }
-    until("all wait", || room.door.statistics().waited == 4);
+    until("all wait", || fixture.backend.statistics().waited == 4);
     let mut deadlines = Vec::new();
     for queue in 0..4 {
         driver.stop(queue).unwrap();
         // What waits still at the deadline fails: there is no record for it to stay in.
         assert_eq!(driver.wait(queue, PATIENCE).unwrap().status, 1);
-        deadlines.push(room.door.shared.drain.last_deadline().expect("a ring has stopped"));
+        deadlines.push(fixture.backend.shared.drain.last_deadline().expect("a ring has stopped"));
     }
     deadlines.dedup();
     assert_eq!(deadlines.len(), 1, "the rings waited one after the other: {deadlines:?}");
@@ -152,34 +152,34 @@ fn b37_rings_whose_requests_wait_stop_within_one_time() {
 
 #[test]
 fn b37_a_ring_takes_no_more_than_may_wait() {
-    let room = silent_room(1);
-    let mut driver = room.driver(DriverOptions { ring_size: 512, slot_bytes: 4096, ..DriverOptions::default() });
+    let fixture = silent_room(1);
+    let mut driver = fixture.driver(DriverOptions { ring_size: 512, slot_bytes: 4096, ..DriverOptions::default() });
     for _ in 0..150 {
         driver.submit(0, Ask::Read { sector: 0, length: 4096 }).unwrap().unwrap();
     }
     driver.kick(0).unwrap();
     let limit = super::super::progress::WAITING_MAX as u16;
-    until("as many wait as may", || room.door.statistics().waited == u64::from(limit));
+    until("as many wait as may", || fixture.backend.statistics().waited == u64::from(limit));
     // Those that were not begun are as if they had never been taken.
     assert_eq!(driver.stop(0).unwrap(), limit);
-    assert_eq!(room.door.statistics().waited, u64::from(limit));
+    assert_eq!(fixture.backend.statistics().waited, u64::from(limit));
 }
 
 #[test]
-fn b37_requests_that_wait_when_the_front_end_goes_are_done_by_the_next_door() {
-    let room = silent_room(1);
-    let mut driver = room.driver(DriverOptions::default());
+fn b37_requests_that_wait_when_the_front_end_goes_are_done_by_the_next_back_end() {
+    let fixture = silent_room(1);
+    let mut driver = fixture.driver(DriverOptions::default());
     submit(&mut driver, 0, Ask::Read { sector: 0, length: 4096 });
-    until("it waits", || room.door.statistics().waited == 1);
-    room.door.stop();
-    assert!(driver.wait(0, Duration::from_millis(200)).is_err(), "a request failed that the next door can do");
+    until("it waits", || fixture.backend.statistics().waited == 1);
+    fixture.backend.stop();
+    assert!(driver.wait(0, Duration::from_millis(200)).is_err(), "a request failed that the next back end can do");
     let answering = || {
         let base = Silent(AtomicBool::new(true));
         OpenOptions { base: Some(Arc::new(base)), ..OpenOptions::default() }
     };
-    let attachment = Arc::new(Attachment::new(room.attachment.directory(), answering));
-    let _next = VhostDoor::serve(attachment, &room.socket(), VhostOptions::default()).unwrap();
-    driver.reconnect(&room.socket()).unwrap();
+    let attachment = Arc::new(Attachment::new(fixture.attachment.directory(), answering));
+    let _next = VhostUserBackend::serve(attachment, &fixture.socket(), VhostUserOptions::default()).unwrap();
+    driver.reconnect(&fixture.socket()).unwrap();
     driver.start(0).unwrap();
     let finished = driver.wait(0, PATIENCE).unwrap();
     assert_eq!((finished.status, finished.length), (0, 4097));
@@ -194,14 +194,14 @@ fn b60_what_a_stopped_ring_had_asked_for_changes_nothing_any_more() {
         let base = Arc::new(Stuck::default());
         let below: Arc<dyn Source> = base.clone();
         let open = move || OpenOptions { base: Some(below.clone()), ..OpenOptions::default() };
-        let room = Room::over(VhostOptions::default(), open);
-        // Another door has the disk, too: it stays open when the ring stops.
-        let disk = room.attachment.attach().unwrap();
-        let mut driver = room.driver(DriverOptions::default());
+        let fixture = Fixture::over(VhostUserOptions::default(), open);
+        // Another back end has the disk, too: it stays open when the ring stops.
+        let disk = fixture.attachment.attach().unwrap();
+        let mut driver = fixture.driver(DriverOptions::default());
         submit(&mut driver, 0, Ask::Write { sector: 0, data: &pattern(1, 512) });
         until("the write waits for the base", || base.is_asked.load(Ordering::Acquire));
         if is_lost {
-            driver.reconnect(&room.socket()).unwrap();
+            driver.reconnect(&fixture.socket()).unwrap();
         } else {
             driver.stop(0).unwrap();
         }
@@ -212,23 +212,23 @@ fn b60_what_a_stopped_ring_had_asked_for_changes_nothing_any_more() {
         until("nothing is left of the first life", || disk.statistics().pending_requests == 0);
         assert_eq!(read(&mut driver, 0, 512), pattern(2, 512), "lost: {is_lost}");
         drop(disk);
-        room.attachment.detach().unwrap();
+        fixture.attachment.detach().unwrap();
     }
 }
 
 #[test]
 fn b61_a_stop_leaves_what_waits_for_a_base_to_the_rings_next_life() {
-    let room = silent_room(1);
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = silent_room(1);
+    let mut driver = fixture.driver(DriverOptions::default());
     submit(&mut driver, 0, Ask::Read { sector: 0, length: 4096 });
-    until("it waits", || room.door.statistics().waited == 1);
+    until("it waits", || fixture.backend.statistics().waited == 1);
     assert_eq!(driver.stop(0).unwrap(), 1);
-    assert!(room.attachment.current().is_none(), "the last ring's stop gives the disk back");
+    assert!(fixture.attachment.current().is_none(), "the last ring's stop gives the disk back");
     assert!(driver.wait(0, Duration::from_millis(100)).is_err(), "a request failed that can still be done");
     // The disk is opened anew, and its base is away still.
     driver.share_again().unwrap();
     driver.start_at(0, 1).unwrap();
-    until("it waits again", || room.door.statistics().waited == 2);
+    until("it waits again", || fixture.backend.statistics().waited == 2);
     // Now the machine moves: nobody at its next place would know of the request.
     driver.log().unwrap();
     assert_eq!(driver.stop(0).unwrap(), 1);
@@ -237,23 +237,23 @@ fn b61_a_stop_leaves_what_waits_for_a_base_to_the_rings_next_life() {
 
 #[test]
 fn b37_a_ring_stops_in_time_also_when_others_fill_the_disks_queue() {
-    let room = silent_room(1);
-    let disk = room.attachment.attach().unwrap();
-    let mut driver = room.driver(DriverOptions::default());
+    let fixture = silent_room(1);
+    let disk = fixture.attachment.attach().unwrap();
+    let mut driver = fixture.driver(DriverOptions::default());
     // One waits behind them: the queue is full.
     let filling = disk.clone();
     std::thread::spawn(move || {
         for _ in 0..=QUEUE_MAX + REMOTE_THREADS_MAX {
-            let request = Request::Read { offset: 0, length: 4096, pieces: Vec::new() };
+            let request = Request::Read { offset: 0, length: 4096, segments: Vec::new() };
             filling.submit(request, Box::new(|_| {}));
         }
     });
     let most = (QUEUE_MAX + REMOTE_THREADS_MAX) as u64;
     until("the queue is full", || disk.statistics().pending_requests == most);
     submit(&mut driver, 0, Ask::Read { sector: 0, length: 4096 });
-    until("the ring waits, too", || room.door.statistics().waited == 1);
+    until("the ring waits, too", || fixture.backend.statistics().waited == 1);
     assert_eq!(driver.stop(0).unwrap(), 1);
     assert_eq!(disk.statistics().pending_requests, most);
     drop(disk);
-    room.attachment.detach().unwrap();
+    fixture.attachment.detach().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Which pages of guest memory this door wrote while a machine migrates.
+//! Which pages of guest memory this back end wrote while a machine migrates.
 //!
 //! QEMU sees what its guest writes, not what another process does. So it hands over a bitmap (one bit a page of 4096
 //! bytes, by guest physical address) and asks for every write to be marked (`VHOST_F_LOG_ALL`;

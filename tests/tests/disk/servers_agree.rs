@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use onecopy_disk::nbd::{Address, DiskExports, Server, ServerOptions, SourceExports};
 use onecopy_disk::source::{NbdClient, NbdClientOptions, Source};
-use onecopy_disk::vhost::{VhostDoor, VhostOptions};
+use onecopy_disk::vhost_user::{VhostUserBackend, VhostUserOptions};
 use onecopy_disk::{At, Attachment, CreateOptions, Disk, OpenOptions, SECTOR_BYTES};
 use onecopy_testing::vhost_driver::{Ask, Driver, DriverOptions};
 use rand::rngs::StdRng;
@@ -19,7 +19,7 @@ use rand::{RngExt, SeedableRng};
 const SIZE_BYTES: u64 = 16 << 20;
 const ROUNDS: usize = 4;
 const STEPS: usize = 120;
-/// Changes through the NBD door between two comparisons: each is a start of QEMU's tool.
+/// Changes through the NBD server between two comparisons: each is a start of QEMU's tool.
 const BATCH: usize = 10;
 /// The longest request of the virtio driver: no change is longer.
 const REQUEST_BYTES_MAX: u64 = 2 << 20;
@@ -98,7 +98,7 @@ impl Change {
 }
 
 impl Change {
-    /// Through the vhost-user-blk door.
+    /// Through the vhost-user-blk back end.
     fn on_driver(&self, driver: &mut Driver) {
         let data;
         let ask = match *self {
@@ -114,7 +114,7 @@ impl Change {
             }
             Change::Flush => Ask::Flush,
         };
-        let finished = driver.request(0, ask, PATIENCE).expect("the vhost-user-blk door answers");
+        let finished = driver.request(0, ask, PATIENCE).expect("the vhost-user-blk back end answers");
         assert!(Driver::succeeded(&finished), "{ask:?}");
     }
 
@@ -178,7 +178,7 @@ fn all_of(source: &impl Source) -> Vec<u8> {
 }
 
 #[test]
-fn b20_the_nbd_door_the_disk_itself_and_a_plain_file_give_the_same_bytes() {
+fn b20_the_nbd_server_the_disk_itself_and_a_plain_file_give_the_same_bytes() {
     let seed = onecopy_testing::seed();
     let mut random = StdRng::seed_from_u64(seed);
     let directory = tempfile::tempdir().unwrap();
@@ -270,7 +270,7 @@ struct Readers {
 impl Readers {
     fn by_driver(&mut self, at: u64, length: u64) -> Vec<u8> {
         let ask = Ask::Read { sector: at / SECTOR_BYTES, length: length as u32 };
-        let finished = self.driver.request(0, ask, PATIENCE).expect("the vhost-user-blk door answers");
+        let finished = self.driver.request(0, ask, PATIENCE).expect("the vhost-user-blk back end answers");
         assert!(Driver::succeeded(&finished) && u64::from(finished.length) == length + 1, "{ask:?}: {finished:?}");
         let mut bytes = vec![0xee; length as usize];
         self.driver.get(self.driver.data_address(0, finished.slot), &mut bytes).expect("the answer is in its slot");
@@ -313,7 +313,7 @@ impl Readers {
 }
 
 #[test]
-fn b20_the_vhost_user_blk_door_the_nbd_door_and_a_plain_file_give_the_same_bytes_at_every_read() {
+fn b20_the_vhost_user_blk_back_end_the_nbd_server_and_a_plain_file_give_the_same_bytes_at_every_read() {
     let seed = onecopy_testing::seed();
     let mut random = StdRng::seed_from_u64(seed);
     let directory = tempfile::tempdir().unwrap();
@@ -322,7 +322,7 @@ fn b20_the_vhost_user_blk_door_the_nbd_door_and_a_plain_file_give_the_same_bytes
     let attachment = Arc::new(Attachment::new(at("disk"), OpenOptions::default));
     let exports = Arc::new(DiskExports::new(Arc::clone(&attachment)));
     let server = Server::start(&ServerOptions::at(Address::Unix(at("socket"))), exports).unwrap();
-    let door = VhostDoor::serve(Arc::clone(&attachment), &at("vhost"), VhostOptions::default()).unwrap();
+    let door = VhostUserBackend::serve(Arc::clone(&attachment), &at("vhost"), VhostUserOptions::default()).unwrap();
     let options = DriverOptions { ring_size: 16, slot_bytes: REQUEST_BYTES_MAX, ..DriverOptions::default() };
     let mut driver = Driver::connect(&at("vhost"), options).unwrap();
     driver.start(0).unwrap();

@@ -1,4 +1,4 @@
-//! What a door counts.
+//! What a back end counts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,7 +18,7 @@ impl Counter {
     }
 }
 
-/// All counters of a door.
+/// All counters of a back end.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) reads: Counter,
@@ -36,9 +36,9 @@ pub(super) struct Counters {
     pub(super) connections: Counter,
 }
 
-/// What a door did since it was opened.
+/// What a back end did since it was opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct VhostStatistics {
+pub struct VhostUserStatistics {
     /// Reads done.
     pub reads: u64,
     /// Bytes they gave.
@@ -72,8 +72,8 @@ pub struct VhostStatistics {
 }
 
 impl Counters {
-    pub(super) fn statistics(&self, running_rings: u64, held: u64) -> VhostStatistics {
-        VhostStatistics {
+    pub(super) fn statistics(&self, running_rings: u64, held: u64) -> VhostUserStatistics {
+        VhostUserStatistics {
             reads: self.reads.get(),
             read_bytes: self.read_bytes.get(),
             writes: self.writes.get(),

@@ -7,24 +7,24 @@ use std::time::{Duration, Instant};
 
 /// How long all rings of a device wait together when the front end stops them. What is not done then stays marked in
 /// flight, or ends with an error where nobody would find it there.
-const ASKED_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 20 });
+const REQUESTED_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 3 } else { 20 });
 /// How long they wait when the front end has gone: what is not done then stays marked in flight and is done again.
-const LOST_TIMEOUT: Duration = Duration::from_secs(2);
+const DISCONNECTED_TIMEOUT: Duration = Duration::from_secs(2);
 /// A stop that begins later than this after the one before it has a time of its own. A test that is held up makes no
 /// pause.
 const PAUSE: Duration = Duration::from_secs(if cfg!(test) { 600 } else { 5 });
 
 /// Why a ring stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum StopReason {
     /// The front end asks for the index at which the ring goes on, and its record of what is in flight stays here: what
     /// waits too long for another host is done by the ring's next life.
-    Asked,
+    Requested,
     /// The same, and no record comes along, as when the machine moves: every request must have its answer then.
-    Moved,
+    Migrated,
     /// The front end has gone. Answers that are kept back, and requests that wait, stay in flight for whoever comes
     /// next.
-    Lost,
+    Disconnected,
 }
 
 /// The deadline that stops share.
@@ -40,17 +40,17 @@ struct Period {
 
 impl Drain {
     /// Stops one ring or more until the deadline of all that stop now.
-    pub(super) fn during<T>(&self, ending: Ending, stop: impl FnOnce(Instant) -> T) -> T {
-        let deadline = self.deadline(ending, Instant::now());
+    pub(super) fn during<T>(&self, reason: StopReason, stop: impl FnOnce(Instant) -> T) -> T {
+        let deadline = self.deadline(reason, Instant::now());
         let outcome = stop(deadline);
         *self.period() = Some(Period { deadline, last: Instant::now() });
         outcome
     }
 
     /// The deadline of a stop that begins at `now`.
-    fn deadline(&self, ending: Ending, now: Instant) -> Instant {
+    fn deadline(&self, reason: StopReason, now: Instant) -> Instant {
         let before = self.period().filter(|period| now.saturating_duration_since(period.last) < PAUSE);
-        let timeout = if ending == Ending::Lost { LOST_TIMEOUT } else { ASKED_TIMEOUT };
+        let timeout = if reason == StopReason::Disconnected { DISCONNECTED_TIMEOUT } else { REQUESTED_TIMEOUT };
         let own = now + timeout;
         before.map_or(own, |period| period.deadline.min(own))
     }
@@ -78,31 +78,31 @@ mod tests {
     #[test]
     fn b37_stops_one_after_the_other_share_a_deadline_until_a_ring_starts() {
         let (drain, begin) = (Drain::default(), Instant::now());
-        let stop = |ending, begun| {
-            let deadline = drain.deadline(ending, begun);
+        let stop = |reason, begun| {
+            let deadline = drain.deadline(reason, begun);
             *drain.period() = Some(Period { deadline, last: begun });
             deadline
         };
         let moment = Duration::from_millis(1);
-        let first = stop(Ending::Asked, begin);
-        assert_eq!(first, begin + ASKED_TIMEOUT);
-        assert_eq!(stop(Ending::Asked, begin + moment), first);
+        let first = stop(StopReason::Requested, begin);
+        assert_eq!(first, begin + REQUESTED_TIMEOUT);
+        assert_eq!(stop(StopReason::Requested, begin + moment), first);
         // One that has less time than is left takes its own.
-        let lost = stop(Ending::Lost, begin + moment);
-        assert_eq!(lost, begin + moment + LOST_TIMEOUT);
+        let lost = stop(StopReason::Disconnected, begin + moment);
+        assert_eq!(lost, begin + moment + DISCONNECTED_TIMEOUT);
         // Long after the one before it, a stop has a time of its own.
         let later = begin + moment + PAUSE;
-        assert_eq!(stop(Ending::Asked, later), later + ASKED_TIMEOUT);
+        assert_eq!(stop(StopReason::Requested, later), later + REQUESTED_TIMEOUT);
         drain.forget();
-        assert_eq!(stop(Ending::Asked, later + moment), later + moment + ASKED_TIMEOUT);
+        assert_eq!(stop(StopReason::Requested, later + moment), later + moment + REQUESTED_TIMEOUT);
     }
 
     #[test]
     fn b37_a_stop_leaves_its_deadline_to_the_next_one() {
         let drain = Drain::default();
         assert_eq!(drain.last_deadline(), None);
-        let first = drain.during(Ending::Asked, |deadline| deadline);
-        assert_eq!(drain.during(Ending::Asked, |deadline| deadline), first);
+        let first = drain.during(StopReason::Requested, |deadline| deadline);
+        assert_eq!(drain.during(StopReason::Requested, |deadline| deadline), first);
         assert_eq!(drain.last_deadline(), Some(first));
     }
 }

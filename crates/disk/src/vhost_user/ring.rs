@@ -17,10 +17,10 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::counters::Counters;
-use super::drain::Ending;
-use super::hold::{HoldPolicy, Kind};
+use super::drain::StopReason;
 use super::inflight::InflightArea;
 use super::memory::Memory;
+use super::pending::{CompletionHold, Kind};
 use super::progress::{Progress, RingError, call};
 use super::request::{Call, status};
 use super::split::Split;
@@ -56,7 +56,7 @@ enum Run {
         thread: Option<JoinHandle<()>>,
         broken: bool,
         /// Why it takes nothing any more.
-        stopping: Option<Ending>,
+        stopping: Option<StopReason>,
     },
 }
 
@@ -69,7 +69,7 @@ struct State {
     kick: Option<Arc<File>>,
     error: Option<Arc<File>>,
     enabled: bool,
-    hold: HoldPolicy,
+    hold: CompletionHold,
     /// Grows with each start: an answer to a request of an earlier life is dropped.
     life: u64,
     run: Run,
@@ -138,7 +138,7 @@ impl Ring {
         self.state().error = file.map(Arc::new);
     }
 
-    pub(super) fn set_hold(&self, policy: HoldPolicy) {
+    pub(super) fn set_hold(&self, policy: CompletionHold) {
         self.state().hold = policy;
     }
 
@@ -210,17 +210,17 @@ impl Ring {
     }
 
     /// Takes no more, from now on. A ring without a record of what is in flight answers all in any case.
-    pub(super) fn begin_stop(&self, ending: Ending) {
+    pub(super) fn begin_stop(&self, reason: StopReason) {
         if let Run::Running { stopping, progress, .. } = &mut self.state().run {
-            *stopping = Some(if progress.is_tracked() { ending } else { Ending::Moved });
+            *stopping = Some(if progress.is_tracked() { reason } else { StopReason::Migrated });
         }
         self.wake();
     }
 
     /// Ends serving: takes no more, and waits for what is under way until the deadline. What has no answer then is
     /// withdrawn from the disk. Gives the index at which the ring goes on.
-    pub(super) fn stop(&self, ending: Ending, deadline: Instant) -> u16 {
-        self.begin_stop(ending);
+    pub(super) fn stop(&self, reason: StopReason, deadline: Instant) -> u16 {
+        self.begin_stop(reason);
         let under_way = match &mut self.state().run {
             Run::Running { thread, disk, requester, .. } => Some((thread.take(), disk.clone(), requester.clone())),
             Run::Stopped => None,
@@ -241,13 +241,14 @@ impl Ring {
 
     /// Whether the ring stops, and keeps no answer back any more.
     pub(super) fn lets_answers_go(&self) -> bool {
-        matches!(self.state().run, Run::Running { stopping: Some(Ending::Asked | Ending::Moved), .. })
+        matches!(self.state().run, Run::Running { stopping: Some(StopReason::Requested | StopReason::Migrated), .. })
     }
 
     /// Waits until nothing is under way that this stop waits for, or too long.
     fn drained<'a>(&'a self, mut state: MutexGuard<'a, State>, deadline: Instant) -> MutexGuard<'a, State> {
         while let Run::Running { progress, stopping, .. } = &state.run
-            && (if *stopping == Some(Ending::Lost) { progress.waiting() } else { progress.outstanding() }) > 0
+            && (if *stopping == Some(StopReason::Disconnected) { progress.waiting() } else { progress.outstanding() })
+                > 0
             && let Some(left) = deadline.checked_duration_since(Instant::now())
         {
             (state, _) = self.fewer.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
@@ -258,7 +259,7 @@ impl Ring {
     fn end(&self, mut state: MutexGuard<'_, State>) -> u16 {
         if let Run::Running { mut progress, stopping, .. } = std::mem::take(&mut state.run) {
             // Else whoever goes on finds in flight what has no answer.
-            if stopping == Some(Ending::Moved) {
+            if stopping == Some(StopReason::Migrated) {
                 self.give_up(&mut progress, state.call.as_ref());
             }
             state.base = progress.base();
@@ -354,7 +355,7 @@ impl Ring {
         let policy = state.hold;
         let Run::Running { progress, disk, stopping, .. } = &mut state.run else { return };
         // Who asks a ring to stop waits for its answers, QEMU's main loop with it: none is kept back any more.
-        let holds = policy != HoldPolicy::Nothing && matches!(stopping, None | Some(Ending::Lost));
+        let holds = policy != CompletionHold::Nothing && matches!(stopping, None | Some(StopReason::Disconnected));
         // The epoch now is the request's or a later one: never too early.
         let epoch = holds.then(|| disk.epoch());
         let mut free = Vec::with_capacity(finished.len());

@@ -3,7 +3,7 @@
 use super::chain::{Chain, ChainError};
 use super::config::RANGE_SECTORS_MAX;
 use super::memory::{Memory, Segment};
-use crate::{Piece, SECTOR_BYTES};
+use crate::{GuestSegment, SECTOR_BYTES};
 
 const HEADER_BYTES: usize = 16;
 /// A range of a discard or write-zeroes request.
@@ -13,9 +13,9 @@ pub(super) const SERIAL_BYTES: usize = 20;
 
 /// What the last byte of a request says.
 pub(super) mod status {
-    pub(in crate::vhost) const OK: u8 = 0;
-    pub(in crate::vhost) const IO_ERROR: u8 = 1;
-    pub(in crate::vhost) const UNSUPPORTED: u8 = 2;
+    pub(in crate::vhost_user) const OK: u8 = 0;
+    pub(in crate::vhost_user) const IO_ERROR: u8 = 1;
+    pub(in crate::vhost_user) const UNSUPPORTED: u8 = 2;
 }
 
 /// What to do.
@@ -89,8 +89,8 @@ impl Call {
     }
 
     /// The data's places in guest memory, as the storage core takes them.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
-        self.data.iter().map(|segment| Piece { guest_address: Some(segment.address), length: segment.length })
+    pub(super) fn segments(&self) -> impl Iterator<Item = GuestSegment> {
+        self.data.iter().map(|segment| GuestSegment { guest_address: Some(segment.address), length: segment.length })
     }
 
     /// Bytes that a buffer must hold for this request.

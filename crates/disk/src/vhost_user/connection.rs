@@ -16,7 +16,7 @@ use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut
 use super::Shared;
 use super::config::{self, FEATURES, feature};
 use super::dirty::DirtyLog;
-use super::drain::Ending;
+use super::drain::StopReason;
 use super::inflight::InflightArea;
 use super::memory::{Memory, REGIONS_MAX};
 use super::ring::{Addresses, Ring};
@@ -32,7 +32,7 @@ const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::
 
 /// What a front end said so far.
 pub(super) struct Connection {
-    door: Arc<Shared>,
+    backend: Arc<Shared>,
     features: u64,
     memory: Arc<Memory>,
     log: Arc<DirtyLog>,
@@ -46,13 +46,13 @@ fn refuse(what: &str, error: impl std::fmt::Display) -> Error {
 }
 
 impl Connection {
-    pub(super) fn new(door: Arc<Shared>) -> Connection {
-        let log = Arc::new(DirtyLog::new(!door.log_dirty));
-        Connection { door, features: 0, memory: Arc::default(), log, inflight: None }
+    pub(super) fn new(backend: Arc<Shared>) -> Connection {
+        let log = Arc::new(DirtyLog::new(!backend.log_dirty));
+        Connection { backend, features: 0, memory: Arc::default(), log, inflight: None }
     }
 
     fn ring(&self, index: u32) -> Result<&Arc<Ring>> {
-        self.door.rings.get(index as usize).ok_or(Error::InvalidParam)
+        self.backend.rings.get(index as usize).ok_or(Error::InvalidParam)
     }
 
     /// Starts a ring that has all it needs. The first one takes the disk.
@@ -60,12 +60,12 @@ impl Connection {
         if !ring.wants_to_start() {
             return Ok(());
         }
-        let disk = self.door.attach().map_err(|error| refuse("the disk cannot be attached", error))?;
-        self.door.drain.forget();
+        let disk = self.backend.attach().map_err(|error| refuse("the disk cannot be attached", error))?;
+        self.backend.drain.forget();
         let event_index = self.features & feature::EVENT_IDX != 0;
         let started = ring.start(self.memory.clone(), event_index, self.inflight.as_ref(), disk);
         started.map_err(|error| {
-            let _ = self.door.detach_if_idle();
+            let _ = self.backend.detach_if_idle();
             refuse("a ring cannot start", error)
         })
     }
@@ -73,7 +73,7 @@ impl Connection {
     /// Every ring goes on in a new table of guest memory.
     fn take_memory(&mut self, memory: Memory) -> Result<()> {
         self.memory = Arc::new(memory);
-        for ring in &self.door.rings {
+        for ring in &self.backend.rings {
             ring.set_memory(&self.memory).map_err(|error| refuse("a ring lies outside the new memory", error))?;
         }
         Ok(())
@@ -83,7 +83,7 @@ impl Connection {
 impl Drop for Connection {
     /// The front end has gone: its rings stop, and the disk is free for others.
     fn drop(&mut self) {
-        if let Err(error) = self.door.stop_rings(Ending::Lost) {
+        if let Err(error) = self.backend.stop_rings(StopReason::Disconnected) {
             tracing::error!(%error, "the disk was not closed cleanly");
         }
         self.log.clear();
@@ -101,7 +101,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn reset_device(&mut self) -> Result<()> {
         self.features = 0;
-        self.door.stop_rings(Ending::Asked).map_err(|error| refuse("the disk was not closed cleanly", error))
+        self.backend.stop_rings(StopReason::Requested).map_err(|error| refuse("the disk was not closed cleanly", error))
     }
 
     fn get_features(&mut self) -> Result<u64> {
@@ -116,7 +116,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
         self.log.enable(features & feature::LOG_ALL != 0);
         if features & feature::PROTOCOL_FEATURES == 0 {
             // Without the message that enables rings, they all are.
-            self.door.rings.iter().for_each(|ring| ring.enable(true));
+            self.backend.rings.iter().for_each(|ring| ring.enable(true));
         }
         Ok(())
     }
@@ -133,13 +133,13 @@ impl VhostUserBackendReqHandlerMut for Connection {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(self.door.rings.len() as u64)
+        Ok(self.backend.rings.len() as u64)
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
         let geometry =
-            self.door.attachment.geometry().map_err(|error| refuse("the disk's size is not known", error))?;
-        let space = config::space(geometry.size_bytes, self.door.rings.len() as u16);
+            self.backend.attachment.geometry().map_err(|error| refuse("the disk's size is not known", error))?;
+        let space = config::space(geometry.size_bytes, self.backend.rings.len() as u16);
         let end = offset.checked_add(size).ok_or(Error::InvalidParam)?;
         space.get(offset as usize..end as usize).map(<[u8]>::to_vec).ok_or(Error::InvalidParam)
     }
@@ -217,10 +217,10 @@ impl VhostUserBackendReqHandlerMut for Connection {
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let ring = self.ring(index)?;
         // While a machine moves its memory is marked. What is in flight does not move with it.
-        let ending = if self.features & feature::LOG_ALL != 0 { Ending::Moved } else { Ending::Asked };
-        let base = self.door.drain.during(ending, |deadline| ring.stop(ending, deadline));
+        let reason = if self.features & feature::LOG_ALL != 0 { StopReason::Migrated } else { StopReason::Requested };
+        let base = self.backend.drain.during(reason, |deadline| ring.stop(reason, deadline));
         // The last ring's stop gives the disk away: all that was answered is in its files then.
-        self.door.detach_if_idle().map_err(|error| refuse("the disk was not closed cleanly", error))?;
+        self.backend.detach_if_idle().map_err(|error| refuse("the disk was not closed cleanly", error))?;
         Ok(VhostUserVringState::new(index, u32::from(base)))
     }
 
@@ -252,7 +252,7 @@ impl VhostUserBackendReqHandlerMut for Connection {
 
     fn get_inflight_fd(&mut self, inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         let (queues, queue_size) = (inflight.num_queues, inflight.queue_size);
-        if usize::from(queues) > self.door.rings.len() || queue_size > RING_SIZE_MAX {
+        if usize::from(queues) > self.backend.rings.len() || queue_size > RING_SIZE_MAX {
             return Err(Error::InvalidParam);
         }
         let (file, size_bytes) = InflightArea::create(queues, queue_size)

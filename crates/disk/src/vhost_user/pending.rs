@@ -1,7 +1,7 @@
 //! Answers kept back: what the guest is told of may have to be safe elsewhere first.
 //!
-//! A protected machine must not see a write confirmed that its backup could lose. The door then keeps answers until the
-//! epoch they belong to is released. At most a ring's requests are kept: the driver has no more.
+//! A protected machine must not see a write confirmed that its backup could lose. The back end then keeps answers until
+//! the epoch they belong to is released. At most a ring's requests are kept: the driver has no more.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::Epoch;
 
 /// Which answers are kept back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HoldPolicy {
+pub enum CompletionHold {
     /// None.
     #[default]
     Nothing,
@@ -28,21 +28,21 @@ pub(super) enum Kind {
     Flush,
 }
 
-impl HoldPolicy {
+impl CompletionHold {
     pub(super) fn holds(self, kind: Kind) -> bool {
         match self {
-            HoldPolicy::Nothing => false,
-            HoldPolicy::Flushes => kind == Kind::Flush,
-            HoldPolicy::Changes => kind != Kind::Other,
+            CompletionHold::Nothing => false,
+            CompletionHold::Flushes => kind == Kind::Flush,
+            CompletionHold::Changes => kind != Kind::Other,
         }
     }
 }
 
 /// A ring's answers that are kept back, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Held(VecDeque<(Epoch, u16, u32)>);
+pub(super) struct PendingCompletions(VecDeque<(Epoch, u16, u32)>);
 
-impl Held {
+impl PendingCompletions {
     pub(super) fn keep(&mut self, epoch: Epoch, head: u16, length: u32) {
         self.0.push_back((epoch, head, length));
     }
