@@ -30,8 +30,8 @@ enum Experiment {
     Clone(clone::CloneOptions),
     /// Memory given back and taken again: throughput under a squeeze, queries after it, and how long it takes.
     Memory(memory::MemoryOptions),
-    /// Disks of virtual machines: our doors against QEMU's own, without a guest and in one: requests a second,
-    /// processor time.
+    /// Disks of virtual machines: our NBD server and vhost-user-blk back end against QEMU's own, without a guest and in
+    /// one: requests a second, processor time.
     Disk(virtual_disk::DiskOptions),
     #[command(hide = true)]
     DiskServer(virtual_disk::ServeOptions),

@@ -27,7 +27,7 @@ pub struct WriteRecord {
     pub guest_address: Option<u64>,
     /// Its length in bytes: at most a block.
     pub length: u32,
-    /// XXH3-128 of these bytes with the disk's seed.
+    /// The [`content_hash`](onecopy_pagemap::content_hash) of these bytes with the disk's seed.
     pub hash: u128,
 }
 

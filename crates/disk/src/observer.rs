@@ -33,7 +33,8 @@ pub trait Observer: Send + Sync {
     /// The disk was opened, by this process alone; nothing has passed yet.
     fn opened(&self, _disk: &Opened<'_>) {}
 
-    /// A whole block passed. `hash` is the XXH3-128 of its 4096 bytes with the disk's seed. The guest's address is told
+    /// A whole block passed. `hash` is the [`content_hash`](onecopy_pagemap::content_hash) of its 4096 bytes with the
+    /// disk's seed. The guest's address is told
     /// only when the block lies within one guest page, at the page's beginning or not.
     fn transferred(&self, block: u64, hash: u128, guest_address: Option<u64>, direction: Direction);
 

@@ -10,7 +10,7 @@ use onecopy_clone::ways::{WayName, choose};
 
 use crate::HostError;
 use crate::change::CloneOptions;
-use crate::making::{Workshop, slot_name};
+use crate::provisioning::{Provisioner, slot_name};
 use crate::state::ServerState;
 
 /// A clone for which the leader would have to keep more of its log than this cannot catch up; as
@@ -34,7 +34,7 @@ fn program() -> Result<PathBuf, CloneError> {
     Ok(if file.exists() { file } else { own.to_owned() })
 }
 
-impl Workshop {
+impl Provisioner {
     /// The leader as the source of clones.
     pub(crate) fn source(&self, leader: &ServerState) -> SourceServer {
         SourceServer {

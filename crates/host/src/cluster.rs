@@ -15,12 +15,12 @@ use tokio::net::{TcpListener, UnixListener};
 use crate::change::{Change, CloneOptions};
 use crate::http::Page;
 use crate::lock::{DirectoryLock, LockState};
-use crate::machines::{self, MachineWishes};
-use crate::making::{TellingMaker, Workshop};
+use crate::machines::{self, MachineOverrides};
 use crate::membership::{Membership, Returned};
 use crate::memory::{self, MemoryConfiguration, MemoryService, ServersMemory};
 use crate::observation::{Observation, ObservedServer};
 use crate::ports::free_port;
+use crate::provisioning::{Provisioner, ReportingMaker};
 use crate::secret::Secrets;
 use crate::state::{ClusterState, REPLICAS_MAX, Runtime};
 use crate::stop::{discard_incomplete, stop_servers};
@@ -60,7 +60,7 @@ pub struct UpOptions {
     /// What servers run in; fixed once the cluster is made.
     pub runtime: Option<Runtime>,
     /// What servers' machines are made of, where they run in machines.
-    pub machine: MachineWishes,
+    pub machine: MachineOverrides,
 }
 
 impl UpOptions {
@@ -77,7 +77,7 @@ impl UpOptions {
             configuration_file: None,
             memory: MemoryConfiguration::default(),
             runtime: None,
-            machine: MachineWishes::default(),
+            machine: MachineOverrides::default(),
         }
     }
 }
@@ -107,7 +107,7 @@ pub struct Cluster {
     router: Arc<Router>,
     membership: Arc<Membership>,
     memory: Arc<MemoryService>,
-    workshop: Workshop,
+    provisioner: Provisioner,
     leader: Supervisor,
     /// Given back last: until then nobody else may touch the servers.
     _lock: Arc<DirectoryLock>,
@@ -132,13 +132,13 @@ impl Cluster {
         };
         let mut state = wanted_state(&options)?;
         let metrics_listener = take_ports(&mut state).await?;
-        let workshop = prepare(&directory, &state, options.memory, progress)?;
-        match start(&workshop, &mut state, metrics_listener, &lock, progress).await {
-            Ok(started) => Ok(Cluster::new(workshop, &state, started, lock)),
+        let provisioner = prepare(&directory, &state, options.memory, progress)?;
+        match start(&provisioner, &mut state, metrics_listener, &lock, progress).await {
+            Ok(started) => Ok(Cluster::new(provisioner, &state, started, lock)),
             Err(error) => {
                 wait_until_nothing_is_started(&lock).await;
                 // The servers would run on without anybody who watches them.
-                if let Err(also) = stop_servers(&workshop, &mut state, progress).await {
+                if let Err(also) = stop_servers(&provisioner, &mut state, progress).await {
                     progress.notice(format!("not everything is stopped again: {also}"));
                 }
                 Err(error)
@@ -146,18 +146,18 @@ impl Cluster {
         }
     }
 
-    fn new(workshop: Workshop, state: &ClusterState, started: Started, lock: Arc<DirectoryLock>) -> Cluster {
+    fn new(provisioner: Provisioner, state: &ClusterState, started: Started, lock: Arc<DirectoryLock>) -> Cluster {
         let Started { leader, membership, memory, router, observation, pages } = started;
         let localhost = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let summary = Summary {
-            directory: workshop.directory.root().to_owned(),
+            directory: provisioner.directory.root().to_owned(),
             process_id: std::process::id(),
             router: localhost(state.port),
             metrics: localhost(state.metrics_port),
             servers: state.servers.iter().filter(|server| server.made).map(|server| server.name.clone()).collect(),
-            postgres_version: workshop.postgres_version(),
+            postgres_version: provisioner.postgres_version(),
         };
-        Cluster { summary, observation, pages, router, membership, memory, workshop, leader, _lock: lock }
+        Cluster { summary, observation, pages, router, membership, memory, provisioner, leader, _lock: lock }
     }
 
     /// What a user must know of it.
@@ -215,7 +215,7 @@ impl Cluster {
     /// # Errors
     /// [`HostError::Server`] of the first server that does not stop; the others are stopped all the same.
     pub async fn down(self, progress: &dyn Progress) -> Result<(), HostError> {
-        let Cluster { observation, pages, router, membership, memory, workshop, leader, _lock, .. } = self;
+        let Cluster { observation, pages, router, membership, memory, provisioner, leader, _lock, .. } = self;
         drop(pages);
         let _ = std::fs::remove_file(observation.directory.daemon_socket());
         memory.end().await;
@@ -224,11 +224,11 @@ impl Cluster {
         router.shutdown().await;
         let mut state = membership.remembered();
         let stopped = membership.stop(progress).await;
-        let discarded = discard_incomplete(&workshop, &mut state, progress).await;
+        let discarded = discard_incomplete(&provisioner, &mut state, progress).await;
         progress.step("stopping the leader".to_owned());
         leader.stop(StopMode::Fast).await.map_err(HostError::server(&state.leader().name))?;
         // What a change that was broken off has started is watched by nobody.
-        let others = stop_servers(&workshop, &mut state, progress).await;
+        let others = stop_servers(&provisioner, &mut state, progress).await;
         stopped.and(discarded).and(others)
     }
 }
@@ -279,7 +279,7 @@ fn prepare(
     state: &ClusterState,
     memory: MemoryConfiguration,
     progress: &dyn Progress,
-) -> Result<Workshop, HostError> {
+) -> Result<Provisioner, HostError> {
     let binaries = Binaries::find(state.pg_bindir.as_deref())?;
     let user = ServiceUser::resolve(None)?;
     if let Some(short) = directory.make_inside(&user)? {
@@ -294,56 +294,57 @@ fn prepare(
     });
     memory.tell_missing(progress);
     let machines = state.machine.clone();
-    let workshop = Workshop { directory: directory.clone(), binaries, user, secrets, memory, machines };
-    workshop.check_machines()?;
+    let provisioner = Provisioner { directory: directory.clone(), binaries, user, secrets, memory, machines };
+    provisioner.check_machines()?;
     for server in &state.servers {
-        let limit = workshop.memory.limit_of(&server.name, &workshop.data_directory(server));
+        let limit = provisioner.memory.limit_of(&server.name, &provisioner.data_directory(server));
         limit.map_err(HostError::InvalidMemory)?;
     }
     let missing = state.servers.iter().filter(|server| !server.made).count();
     if missing > 0 && state.founding {
-        workshop.check_space(missing, 0)?;
+        provisioner.check_space(missing, 0)?;
     }
-    Ok(workshop)
+    Ok(provisioner)
 }
 
 async fn start_leader(
-    workshop: &Workshop,
+    provisioner: &Provisioner,
     state: &mut ClusterState,
     lock: &Arc<DirectoryLock>,
     progress: &dyn Progress,
 ) -> Result<Supervisor, HostError> {
     let leader = state.leader().clone();
     let server =
-        steps::bring_leader(&TellingMaker { workshop, progress }, state, &workshop.directory.state_file()).await?;
+        steps::bring_leader(&ReportingMaker { provisioner, progress }, state, &provisioner.directory.state_file())
+            .await?;
     progress.step("starting the leader".to_owned());
-    let takes_over = workshop.is_any_running(&state.servers).await;
+    let takes_over = provisioner.is_any_running(&state.servers).await;
     let process = Arc::clone(&server).into_process();
     if let Some(process) = &process {
-        workshop.memory.tell_hindrance(&leader.name, process.data_directory(), progress);
+        provisioner.memory.tell_hindrance(&leader.name, process.data_directory(), progress);
     }
     let supervisor = Supervisor::spawn_holding(Arc::clone(&server), lock.clone());
     supervisor.wait_running().await.map_err(HostError::server(&leader.name))?;
-    roles::make_missing(&leader.name, &*server, &workshop.secrets).await?;
+    roles::make_missing(&leader.name, &*server, &provisioner.secrets).await?;
     if let Some(process) = process {
-        workshop.memory.group(&leader.name, &process, progress).await?;
-        workshop.memory.make_functions(&leader.name, &process, takes_over, progress).await?;
+        provisioner.memory.group(&leader.name, &process, progress).await?;
+        provisioner.memory.make_functions(&leader.name, &process, takes_over, progress).await?;
     }
     Ok(supervisor)
 }
 
 /// Starts the followers that are there. Those of a new cluster are copied first: its leader is still empty.
 async fn start_followers(
-    workshop: &Workshop,
+    provisioner: &Provisioner,
     state: &mut ClusterState,
     lock: &Arc<DirectoryLock>,
     progress: &dyn Progress,
 ) -> Result<Vec<Returned>, HostError> {
-    let maker = TellingMaker { workshop, progress };
+    let maker = ReportingMaker { provisioner, progress };
     let mut followers = Vec::new();
     for index in 1..state.servers.len() {
-        if steps::bring_follower(&maker, state, index, &workshop.directory.state_file()).await?
-            && let Some(returned) = Returned::start(workshop, state, index, lock, progress).await?
+        if steps::bring_follower(&maker, state, index, &provisioner.directory.state_file()).await?
+            && let Some(returned) = Returned::start(provisioner, state, index, lock, progress).await?
         {
             followers.push(returned);
         }
@@ -355,7 +356,7 @@ async fn start_followers(
             progress.notice(format!("{} does not start and is tried again: {error}", follower.state.name));
         }
         if let Some(server) = Arc::clone(follower.supervisor.instance()).into_process() {
-            workshop.memory.group(&follower.state.name, &server, progress).await?;
+            provisioner.memory.group(&follower.state.name, &server, progress).await?;
         }
     }
     Ok(followers)
@@ -397,18 +398,18 @@ struct Started {
 
 /// Makes what is missing and starts everything; remembers the ports that were any free ones.
 async fn start(
-    workshop: &Workshop,
+    provisioner: &Provisioner,
     state: &mut ClusterState,
     metrics_listener: TcpListener,
     lock: &Arc<DirectoryLock>,
     progress: &dyn Progress,
 ) -> Result<Started, HostError> {
-    let directory = &workshop.directory;
+    let directory = &provisioner.directory;
     state.write(&directory.state_file())?;
-    let leader = start_leader(workshop, state, lock, progress).await?;
-    let followers = start_followers(workshop, state, lock, progress).await?;
+    let leader = start_leader(provisioner, state, lock, progress).await?;
+    let followers = start_followers(provisioner, state, lock, progress).await?;
     progress.step("starting the router".to_owned());
-    let router = Arc::new(Router::start(router_configuration(workshop, state, &followers)).await?);
+    let router = Arc::new(Router::start(router_configuration(provisioner, state, &followers)).await?);
     let address = router.local_address();
     let metrics_address = metrics_listener.local_addr();
     state.port = address.port();
@@ -416,8 +417,8 @@ async fn start(
     state.founding = false;
     state.write(&directory.state_file())?;
     let observed = ObservedServer::new(&state.leader().name, Role::Leader, &leader);
-    let membership = Membership::new(workshop.clone(), state.clone(), observed, Arc::clone(&router));
-    let memory = MemoryService::start(Arc::clone(&workshop.memory))?;
+    let membership = Membership::new(provisioner.clone(), state.clone(), observed, Arc::clone(&router));
+    let memory = MemoryService::start(Arc::clone(&provisioner.memory))?;
     let observation = Arc::new(Observation {
         directory: directory.clone(),
         membership: Arc::clone(&membership),
@@ -438,15 +439,19 @@ async fn start(
     Ok(Started { leader, membership, memory, router, observation, pages })
 }
 
-fn router_configuration(workshop: &Workshop, state: &ClusterState, followers: &[Returned]) -> RouterConfiguration {
+fn router_configuration(
+    provisioner: &Provisioner,
+    state: &ClusterState,
+    followers: &[Returned],
+) -> RouterConfiguration {
     RouterConfiguration {
         router: RouterSettings {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, state.port)),
             freshness: state.freshness,
             ..RouterSettings::default()
         },
-        leader: workshop.routed(state.leader()),
-        followers: followers.iter().map(|follower| workshop.routed(&follower.state)).collect(),
+        leader: provisioner.routed(state.leader()),
+        followers: followers.iter().map(|follower| provisioner.routed(&follower.state)).collect(),
     }
 }
 

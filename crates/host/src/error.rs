@@ -280,19 +280,21 @@ pub enum HostError {
         /// Why not.
         source: io::Error,
     },
-    /// The daemon's answer cannot be understood.
+    /// The daemon's reply cannot be parsed.
     #[error(
-        "the daemon of {directory} answered strangely: {reason}; is it of another version? its log is {directory}/onecopy.log"
+        "the daemon of {directory} sent no reply that can be parsed: {reason}; see its log, {directory}/onecopy.log; if it is of another version, start it again: `onecopy down`, then `onecopy up`"
     )]
-    StrangeAnswer {
+    InvalidReply {
         /// The cluster's directory.
         directory: PathBuf,
         /// What was wrong.
         reason: String,
     },
-    /// The answer of an agent for memory cannot be understood.
-    #[error("the onecopy behind {socket} answered strangely: {reason}; is it of another version?")]
-    StrangeAgent {
+    /// The reply of an agent for memory cannot be parsed.
+    #[error(
+        "the memory agent behind {socket} sent no reply that can be parsed: {reason}; if it is of another version, start it again"
+    )]
+    InvalidAgentReply {
         /// Its socket.
         socket: PathBuf,
         /// What was wrong.

@@ -10,26 +10,27 @@
 //! killed daemon: the next [`Cluster::up`] takes them over, [`down`] stops them.
 
 mod access;
+mod atomic_file;
 mod change;
 mod cloning;
 mod cluster;
 mod control;
+mod daemon_client;
 mod directory;
 pub mod disk;
 mod error;
 mod http;
-mod inquiry;
 #[cfg(test)]
 mod kills;
 mod lock;
 pub mod machines;
-mod making;
 mod membership;
 pub mod memory;
 mod observation;
 mod orphans;
 mod ports;
 mod progress;
+mod provisioning;
 pub mod remote;
 mod roles;
 mod secret;
@@ -37,15 +38,14 @@ mod state;
 mod status;
 mod steps;
 mod stop;
-mod whole_file;
 
 pub use access::ClientAccess;
 pub use change::{CloneOptions, ReinitRequest, ScaleRequest};
 pub use cluster::{Cluster, Summary, UpOptions};
+pub use daemon_client::{Daemon, is_running, metrics, reinit, scale, status};
 pub use directory::{DIRECTORY_DEFAULT, DIRECTORY_VARIABLE, Directory};
 pub use error::HostError;
 pub use http::{Observed, Page};
-pub use inquiry::{Daemon, is_running, metrics, reinit, scale, status};
 pub use progress::{Event, Progress};
 pub use state::{ClusterState, REPLICAS_MAX, Runtime, ServerState};
 pub use status::{CloneStatus, ClusterStatus, MachineStatus, ServerStatus};

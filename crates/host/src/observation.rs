@@ -14,9 +14,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::http::Observed;
-use crate::making::slot_name;
 use crate::membership::{Membership, Seen};
 use crate::memory::{self, MemoryService, MemorySummary};
+use crate::provisioning::slot_name;
 use crate::{CloneStatus, ClusterStatus, Directory, HostError, MachineStatus, ServerStatus};
 
 /// How long one server may take to answer; one that is stopped never does.
@@ -115,7 +115,7 @@ impl ObservedServer {
             Ok(Ok(ReplicationState::Standby { replayed, .. })) => status.position = replayed,
             Ok(Err(error)) => status.problem = Some(error.to_string()),
             Err(_) => {
-                status.state = "silent".to_owned();
+                status.state = "unresponsive".to_owned();
                 status.problem = Some(format!("it runs and did not answer within {} s", ANSWER_TIMEOUT.as_secs()));
             }
         }
@@ -348,7 +348,7 @@ fn machine_metrics(servers: &[ServerStatus], text: &mut String) {
         "onecopy_machine_silent_seconds",
         "gauge",
         "For how long the guest has run and not answered; 0 while it answers.",
-        &|machine| Some(machine.silent_s.unwrap_or(0)),
+        &|machine| Some(machine.unresponsive_s.unwrap_or(0)),
     );
     add("onecopy_machine_memory_bytes", "gauge", "Memory of the machine.", &|machine| Some(machine.memory_bytes));
     add(

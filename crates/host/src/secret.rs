@@ -6,7 +6,7 @@ use std::path::Path;
 use rand::RngExt;
 use rand::distr::Alphanumeric;
 
-use crate::{HostError, whole_file};
+use crate::{HostError, atomic_file};
 
 /// Letters and digits of a password: 190 bits, and nothing that a URL or a shell must quote.
 const PASSWORD_CHARACTERS: usize = 32;
@@ -64,7 +64,7 @@ fn read_or_make_one(path: &Path) -> Result<String, HostError> {
         return read(path);
     }
     let password: String = rand::rng().sample_iter(Alphanumeric).take(PASSWORD_CHARACTERS).map(char::from).collect();
-    whole_file::write(path, 0o600, format!("{password}\n").as_bytes())?;
+    atomic_file::write(path, 0o600, format!("{password}\n").as_bytes())?;
     Ok(password)
 }
 

@@ -7,8 +7,8 @@ use onecopy_router::config::Freshness;
 use serde::{Deserialize, Serialize};
 
 use crate::change::Change;
-use crate::machines::MachineShape;
-use crate::{HostError, whole_file};
+use crate::machines::MachineTemplate;
+use crate::{HostError, atomic_file};
 
 /// Form of the file that this program reads and writes.
 const FORMAT: u32 = 1;
@@ -51,7 +51,7 @@ pub struct ClusterState {
     pub runtime: Runtime,
     /// What a new server's machine is made of, where servers run in machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub machine: Option<MachineShape>,
+    pub machine: Option<MachineTemplate>,
     /// The servers, the leader first.
     #[serde(rename = "server")]
     pub servers: Vec<ServerState>,
@@ -117,7 +117,7 @@ impl ServerState {
     }
 
     /// Forgets that there is anything of it: it is made anew.
-    pub fn unmake(&mut self) {
+    pub fn mark_unmade(&mut self) {
         (self.made, self.filling, self.way) = (false, false, None);
     }
 }
@@ -170,7 +170,7 @@ impl ClusterState {
         for follower in self.servers.iter_mut().skip(1).take(replicas).filter(|follower| follower.leaving) {
             // Nobody knows how much of it is gone already.
             follower.leaving = false;
-            follower.unmake();
+            follower.mark_unmade();
         }
         while self.followers().len() < replicas {
             // Numbers have no gaps: those that leave are the highest ones.
@@ -180,7 +180,7 @@ impl ClusterState {
     }
 
     /// Marks the followers beyond `replicas` as leaving; returns their names, the highest number first.
-    pub fn dismiss_followers(&mut self, replicas: usize) -> Vec<String> {
+    pub fn remove_followers(&mut self, replicas: usize) -> Vec<String> {
         let leaving = self.servers.iter_mut().skip(1 + replicas).rev();
         leaving
             .map(|server| {
@@ -195,19 +195,19 @@ impl ClusterState {
         match change {
             Change::Resume => {}
             Change::Scale { replicas } => {
-                self.dismiss_followers(*replicas);
+                self.remove_followers(*replicas);
                 self.add_followers(*replicas);
             }
             Change::Reinit { follower } => {
                 if let Some(follower) = self.server_mut(follower) {
-                    follower.unmake();
+                    follower.mark_unmade();
                 }
             }
         }
     }
 
     /// After a change that failed: followers that were not there `before` and were not made are not wanted any more.
-    pub(crate) fn dismiss_unmade(&mut self, before: &[String]) {
+    pub(crate) fn remove_unmade(&mut self, before: &[String]) {
         let new = |follower: &&mut ServerState| !follower.made && !before.contains(&follower.name);
         // From the highest number on, and only as far as there is no gap: names are numbered without one.
         let last = self.servers.iter_mut().skip(1).rev();
@@ -271,7 +271,7 @@ impl ClusterState {
     pub fn write(&self, path: &Path) -> Result<(), HostError> {
         let text = toml::to_string(self).expect("strings, numbers and lists have a TOML form");
         let head = "# Written by onecopy; change it by the options of `onecopy up` and `onecopy scale`.";
-        whole_file::write(path, FILE_MODE, format!("{head}\n{text}").as_bytes())
+        atomic_file::write(path, FILE_MODE, format!("{head}\n{text}").as_bytes())
     }
 }
 
@@ -310,11 +310,11 @@ mod tests {
     fn the_highest_numbers_leave_and_come_back() {
         let mut state = state();
         state.add_followers(4);
-        assert_eq!(state.dismiss_followers(2), ["follower-4", "follower-3"]);
+        assert_eq!(state.remove_followers(2), ["follower-4", "follower-3"]);
         assert_eq!(state.servers.iter().filter(|server| server.leaving).count(), 2);
         state.forget("follower-4");
         state.forget("follower-3");
-        assert_eq!(state.dismiss_followers(2), [""; 0]);
+        assert_eq!(state.remove_followers(2), [""; 0]);
         state.add_followers(3);
         assert_eq!(state.servers[3], ServerState::new("follower-3".to_owned(), 5435));
     }

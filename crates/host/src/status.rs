@@ -36,7 +36,7 @@ pub struct ServerStatus {
     pub name: String,
     /// `leader` or `follower`.
     pub role: String,
-    /// `running`, `starting`, `backing off`, `stopping` or `stopped`; `silent` when it runs and does not answer;
+    /// `running`, `starting`, `backing off`, `stopping` or `stopped`; `unresponsive` when it runs and does not answer;
     /// `missing` while it is not made yet, `leaving` while it is removed. A follower that runs is `starting` until the
     /// router knows it, and `stopping` as soon as the router has let it go.
     pub state: String,
@@ -63,11 +63,11 @@ pub struct ServerStatus {
 /// A server's machine, now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineStatus {
-    /// `starting`, `running`, `silent`, `paused`, `failed`, `stopping`, `stopped`; `unkept` when it runs and nobody
-    /// looks after it.
+    /// `starting`, `running`, `unresponsive`, `paused`, `failed`, `stopping`, `stopped`; `unkept` when it runs and
+    /// nobody looks after it.
     pub state: String,
-    /// For how many seconds its guest has not answered, while it is silent.
-    pub silent_s: Option<u64>,
+    /// For how many seconds its guest has not answered, while it is unresponsive.
+    pub unresponsive_s: Option<u64>,
     /// QEMU's process, while it runs.
     pub process_id: Option<u32>,
     /// The process that serves its disk, while that runs.

@@ -77,7 +77,7 @@ pub(crate) async fn bring_follower<M: ServerMaker>(
     }
     if follower.made && !maker.is_there(&follower) {
         maker.tell_gone(&follower);
-        state.servers[index].unmake();
+        state.servers[index].mark_unmade();
     }
     if !state.servers[index].made && state.founding {
         maker.copy_leader(&leader, &follower).await?;
@@ -108,7 +108,7 @@ pub(crate) trait FollowerRemover: Sync {
 ///
 /// # Errors
 /// Those of the remover.
-pub(crate) async fn dismiss_leaving<R: FollowerRemover>(remover: &R) -> Result<(), HostError> {
+pub(crate) async fn remove_leaving<R: FollowerRemover>(remover: &R) -> Result<(), HostError> {
     for follower in remover.remembered().leaving() {
         remover.remove(&follower).await?;
         remover.forget(&follower)?;

@@ -8,9 +8,9 @@ use onecopy_postgres::{Binaries, Role, ServiceUser, StopMode};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::lock::{DirectoryLock, LockState};
-use crate::making::Workshop;
 use crate::membership::Returned;
 use crate::memory::ServersMemory;
+use crate::provisioning::Provisioner;
 use crate::secret::Secrets;
 use crate::state::{ClusterState, ServerState};
 use crate::{Directory, HostError, Progress};
@@ -53,7 +53,7 @@ pub async fn down(directory: &Directory, progress: &dyn Progress) -> Result<(), 
     };
     // Not before: the daemon may have changed it while it ended.
     let mut state = directory.state()?;
-    let workshop = Workshop {
+    let provisioner = Provisioner {
         directory: directory.clone(),
         binaries: Binaries::find(state.pg_bindir.as_deref())?,
         user: ServiceUser::resolve(None)?,
@@ -62,7 +62,7 @@ pub async fn down(directory: &Directory, progress: &dyn Progress) -> Result<(), 
         memory: Arc::new(ServersMemory::none()),
         machines: state.machine.clone(),
     };
-    stop_servers(&workshop, &mut state, progress).await
+    stop_servers(&provisioner, &mut state, progress).await
 }
 
 /// Sends SIGTERM to the daemon that holds the lock, so the number is its own.
@@ -81,32 +81,32 @@ fn ask_to_end(directory: &Directory, process_id: Option<u32>, progress: &dyn Pro
 /// # Errors
 /// [`HostError::Server`] of the first server that does not stop; the others are stopped all the same.
 pub(crate) async fn stop_servers(
-    workshop: &Workshop,
+    provisioner: &Provisioner,
     state: &mut ClusterState,
     progress: &dyn Progress,
 ) -> Result<(), HostError> {
-    let mut outcome = discard_incomplete(workshop, state, progress).await;
-    for server_state in state.servers.iter().rev().filter(|server| workshop.is_there(server)) {
+    let mut outcome = discard_incomplete(provisioner, state, progress).await;
+    for server_state in state.servers.iter().rev().filter(|server| provisioner.is_there(server)) {
         // One that cannot even be looked at leaves the others to be stopped.
-        let stopped = stop_server(workshop, server_state, progress).await;
+        let stopped = stop_server(provisioner, server_state, progress).await;
         outcome = outcome.and(stopped);
     }
     for server in &state.servers {
-        workshop.memory.remove_group(&server.name, &workshop.data_directory(server), progress).await;
+        provisioner.memory.remove_group(&server.name, &provisioner.data_directory(server), progress).await;
     }
     // Of followers that have left a moment ago.
-    workshop.memory.remove_groups_but(&BTreeSet::new(), progress).await;
+    provisioner.memory.remove_groups_but(&BTreeSet::new(), progress).await;
     outcome
 }
 
-async fn stop_server(workshop: &Workshop, state: &ServerState, progress: &dyn Progress) -> Result<(), HostError> {
+async fn stop_server(provisioner: &Provisioner, state: &ServerState, progress: &dyn Progress) -> Result<(), HostError> {
     // The role decides on settings only, and those count at a start.
-    let server = workshop.open(state, Role::Follower).await?;
+    let server = provisioner.open(state, Role::Follower).await?;
     // A machine may be about to start, or have left the server of its disk: it is asked in any case.
-    let is_machine = workshop.machine_home(state).is_some();
+    let is_machine = provisioner.machine_home(state).is_some();
     if server.process_id().is_some() || is_machine {
         if let Some(server) = Arc::clone(&server).into_process() {
-            workshop.memory.remember_group(&state.name, &server);
+            provisioner.memory.remember_group(&state.name, &server);
         }
         progress.step(format!("stopping {}", state.name));
     }
@@ -120,7 +120,7 @@ async fn stop_server(workshop: &Workshop, state: &ServerState, progress: &dyn Pr
 /// # Errors
 /// [`HostError`] of the first one that does not go; the next `up` makes all of them again in any case.
 pub(crate) async fn discard_incomplete(
-    workshop: &Workshop,
+    provisioner: &Provisioner,
     state: &mut ClusterState,
     progress: &dyn Progress,
 ) -> Result<(), HostError> {
@@ -128,7 +128,7 @@ pub(crate) async fn discard_incomplete(
     let filling: Vec<ServerState> = state.followers().iter().filter(|follower| follower.filling).cloned().collect();
     let mut incomplete = Vec::new();
     for follower in &filling {
-        let is_whole = Returned::is_whole(workshop, &leader, follower).await;
+        let is_whole = Returned::is_whole(provisioner, &leader, follower).await;
         let Some(server) = state.server_mut(&follower.name) else { continue };
         if is_whole {
             server.filling = false;
@@ -136,18 +136,18 @@ pub(crate) async fn discard_incomplete(
         }
         progress
             .notice(format!("{} has not all its data and is given up; the next `up` makes it again", follower.name));
-        server.unmake();
+        server.mark_unmade();
         incomplete.push(follower);
     }
     if !filling.is_empty() {
-        state.write(&workshop.directory.state_file())?;
+        state.write(&provisioner.directory.state_file())?;
     }
     let mut outcome = Ok(());
     for follower in incomplete {
-        outcome = outcome.and(workshop.discard(&leader, follower).await);
+        outcome = outcome.and(provisioner.discard(&leader, follower).await);
     }
-    match workshop.is_there(&leader) {
-        true => outcome.and(workshop.end_clone_service(&leader).await),
+    match provisioner.is_there(&leader) {
+        true => outcome.and(provisioner.end_clone_service(&leader).await),
         false => outcome,
     }
 }

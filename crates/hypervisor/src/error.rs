@@ -146,7 +146,7 @@ pub enum HypervisorError {
     },
     /// The guest's agent did not answer in time. What was asked for may still be done.
     #[error("the guest's agent has not answered {command} within {waited:?}")]
-    AgentSilent {
+    AgentUnresponsive {
         /// What was asked for.
         command: String,
         /// How long was waited.

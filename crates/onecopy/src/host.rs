@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use onecopy_clone::network::keys;
-use onecopy_host::remote::{Allowed, Door, ping};
+use onecopy_host::remote::{Allowed, Listener, ping};
 use onecopy_postgres::ServiceUser;
 
 use crate::signals::{HangUp, StopSignal};
@@ -89,10 +89,10 @@ impl Host {
         let allowed = Allowed { sources, targets, account };
         crate::block_on(async {
             let signal = StopSignal::listen(HangUp::Stops)?;
-            let door = Door::open(&self.listen, keys, allowed).await?;
-            output::say(format_args!("Other hosts are served on {}.", door.local_address()?));
+            let listener = Listener::open(&self.listen, keys, allowed).await?;
+            output::say(format_args!("Other hosts are served on {}.", listener.local_address()?));
             tokio::select! {
-                () = door.serve() => {}
+                () = listener.serve() => {}
                 () = signal.received() => {}
             }
             Ok(())

@@ -135,9 +135,9 @@ fn machine_line(machine: &MachineStatus) -> String {
         0 => String::new(),
         times => format!(", its process restarted {times} times"),
     };
-    let silent = machine.silent_s.map(|seconds| format!(" for {seconds} s")).unwrap_or_default();
+    let unresponsive = machine.unresponsive_s.map(|seconds| format!(" for {seconds} s")).unwrap_or_default();
     format!(
-        "machine {}{silent}, {} cpus, memory {}{} (not managed), {disk}{restarts}",
+        "machine {}{unresponsive}, {} cpus, memory {}{} (not managed), {disk}{restarts}",
         machine.state,
         machine.processors,
         size::text(machine.memory_bytes),

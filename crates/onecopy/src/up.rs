@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use onecopy_host::machines::MachineWishes;
+use onecopy_host::machines::MachineOverrides;
 use onecopy_host::memory::MemoryConfiguration;
 use onecopy_host::{Cluster, Directory, Event, Progress, Runtime, Summary, UpOptions};
 use onecopy_router::config::Freshness;
@@ -131,7 +131,7 @@ impl Up {
             configuration_file: self.config.clone(),
             memory,
             runtime: self.runtime.map(RuntimeName::runtime),
-            machine: MachineWishes {
+            machine: MachineOverrides {
                 memory_bytes: self.vm_memory,
                 processors: self.vm_processors,
                 disk_bytes: self.vm_disk,

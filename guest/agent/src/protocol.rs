@@ -9,7 +9,7 @@
 //! guest -> host   {"id":2,"error":{"kind":"failed","message":"..."}}
 //! ```
 //!
-//! Answers come in any order: the host chooses the ids. A line that is no request is answered by an error whose id is
+//! Replies come in any order: the host chooses the ids. A line that is no request is answered by an error whose id is
 //! null. A host that connects anew sends an empty line first (it ends what an earlier host had begun; empty lines are
 //! not answered), then `hello` with an id of its own, and throws away what comes before that id's answer.
 //! Unknown fields are ignored, so that one may be added without a new version; what changes a meaning gets one.
@@ -21,8 +21,8 @@ mod reply;
 pub use bytes::Bytes;
 pub use command::{BaseBackup, Command, Execute, Hello, Identity, Initialize, Postgres, Request, StopMode, WriteFile};
 pub use reply::{
-    Answer, Executed, Failure, FailureKind, Health, MemoryUse, Outcome, PostgresState, PostgresStatus, Progress, Reply,
-    Welcome,
+    Answer, Executed, Failure, FailureKind, Greeting, Health, MemoryUse, Outcome, PostgresState, PostgresStatus,
+    Progress, Reply,
 };
 
 /// The name of the virtio-serial port; in the guest `/dev/virtio-ports/` followed by it.

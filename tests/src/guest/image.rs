@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
-use onecopy_hypervisor::configuration::{AsynchronousIo, Boot, Disk, DiskDoor, FileFormat, KERNEL_ARGUMENTS};
+use onecopy_hypervisor::configuration::{AsynchronousIo, Boot, Disk, DiskBackend, FileFormat, KERNEL_ARGUMENTS};
 
 /// The image that tests boot.
 pub const IMAGE: &str = "postgresql-17";
@@ -82,6 +82,6 @@ pub fn file_disk(id: &str, path: PathBuf) -> Disk {
     let format = FileFormat::Raw;
     Disk::new(
         id,
-        DiskDoor::File { path, format, read_only: false, direct: false, asynchronous_io: AsynchronousIo::Threads },
+        DiskBackend::File { path, format, read_only: false, direct: false, asynchronous_io: AsynchronousIo::Threads },
     )
 }

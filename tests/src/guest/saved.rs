@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use onecopy_guest_agent::protocol::{Initialize, Postgres};
-use onecopy_hypervisor::configuration::{Disk, DiskDoor, Generation, Memory, Security};
+use onecopy_hypervisor::configuration::{Disk, DiskBackend, Generation, Memory, Security};
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{
     CommandLine, HostTraits, HypervisorError, Machine, MachineConfiguration, MachineDirectory, Monitor, Qemu,
@@ -182,10 +182,10 @@ pub(super) fn ensure_fits(saved: &MachineConfiguration, wanted: &MachineConfigur
 
 /// The disk without the place that its blocks come from, which is not in the state of a device of QEMU's own.
 fn of_device(disk: &Disk) -> Disk {
-    match disk.door {
-        DiskDoor::VhostUser { .. } => disk.clone(),
-        DiskDoor::Nbd { .. } | DiskDoor::File { .. } => {
-            Disk { door: file_disk(&disk.id, PathBuf::new()).door, ..disk.clone() }
+    match disk.backend {
+        DiskBackend::VhostUser { .. } => disk.clone(),
+        DiskBackend::Nbd { .. } | DiskBackend::File { .. } => {
+            Disk { backend: file_disk(&disk.id, PathBuf::new()).backend, ..disk.clone() }
         }
     }
 }
@@ -273,15 +273,15 @@ mod tests {
         let mut saved = MachineConfiguration::new("guest", 64 << 20, Boot::FirstDisk);
         saved.disks.push(file_disk("root", "/saved/root.img".into()));
         let nbd = NbdServer::Unix("/run/nbd.sock".into());
-        let nbd = DiskDoor::Nbd { server: nbd, export: String::new(), reconnect_delay_s: 60 };
-        let vhost = DiskDoor::VhostUser { socket: "/run/vhost.sock".into(), reconnect_ms: None };
+        let nbd = DiskBackend::Nbd { server: nbd, export: String::new(), reconnect_delay_s: 60 };
+        let vhost = DiskBackend::VhostUser { socket: "/run/vhost.sock".into(), reconnect_ms: None };
         let changes: [(Change, bool); 9] = [
             (&|_| {}, true),
             (&|machine| machine.disks.push(Disk::new("data", vhost.clone())), true),
             (&|machine| machine.networks.push(Network::new("net0", NetworkEnd::Unplugged)), true),
-            (&|machine| machine.disks[0].door = nbd.clone(), true),
+            (&|machine| machine.disks[0].backend = nbd.clone(), true),
             (&|machine| machine.security.account = Some(Account { user_id: 65534, group_id: 65534 }), true),
-            (&|machine| machine.disks[0].door = vhost.clone(), false),
+            (&|machine| machine.disks[0].backend = vhost.clone(), false),
             (&|machine| machine.disks.insert(0, Disk::new("data", nbd.clone())), false),
             (&|machine| machine.memory.size_bytes *= 2, false),
             (&|machine| machine.processors = 2, false),

@@ -15,9 +15,9 @@ async fn b45_a_guest_sees_no_wrong_byte_when_its_disks_server_is_killed_again_an
     let (disk, socket) = (directory.path().join("disk"), directory.path().join("vhost.sock"));
     create(&disk, SIZE_BYTES).unwrap();
     let mut server = Server::start(&disk, &socket, &[]).unwrap();
-    let door = server.door("data");
+    let backend = server.backend("data");
     let guest = TestGuest::restored_with(|configuration, _| {
-        configuration.disks.push(door);
+        configuration.disks.push(backend);
         Ok(())
     })
     .await

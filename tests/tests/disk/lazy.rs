@@ -9,7 +9,7 @@ use onecopy_disk::{BaseSpecification, CreateOptions, Disk, Hydration, OpenOption
 use onecopy_guest_agent::protocol::StopMode;
 use onecopy_host::disk::DiskClient;
 use onecopy_host::disk::protocol::Request;
-use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskDoor, NbdServer};
+use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskBackend, NbdServer};
 use onecopy_tests::guest::{IMAGE, Image, Saved, TestGuest};
 
 use crate::nbd_server::NbdServerProcess;
@@ -26,7 +26,7 @@ const QUESTION: &str = "SELECT count(*), sum(hashtext(text)::bigint) FROM kept";
 
 fn root(socket: &Path) -> GuestDisk {
     let server = NbdServer::Unix(socket.to_owned());
-    GuestDisk::new("root", DiskDoor::Nbd { server, export: String::new(), reconnect_delay_s: 60 })
+    GuestDisk::new("root", DiskBackend::Nbd { server, export: String::new(), reconnect_delay_s: 60 })
 }
 
 /// Fills a database on a disk that holds the root file system of a guest with an empty one. What the database answers.

@@ -113,10 +113,10 @@ async fn move_at_work(source_arguments: &[&str]) -> anyhow::Result<Moved> {
             arguments.push_str(" init_on_alloc=0");
         }
         let mut arriving = configuration.clone();
-        arriving.disks.push(there.door("data"));
+        arriving.disks.push(there.backend("data"));
         arriving.incoming = Some(Incoming::Deferred);
         moving = Some(arriving);
-        configuration.disks.push(here.door("data"));
+        configuration.disks.push(here.backend("data"));
         Ok(())
     })
     .await?;

@@ -1,6 +1,6 @@
 //! A guest on a disk over NBD, whose server is killed while the guest works.
 
-use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskDoor, NbdServer};
+use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskBackend, NbdServer};
 use onecopy_tests::guest::TestGuest;
 
 use crate::kills::work_under_kills;
@@ -17,9 +17,9 @@ async fn b23_a_guest_on_the_nbd_server_sees_no_wrong_byte_when_its_server_is_kil
     let (disk, socket) = (directory.path().join("disk"), directory.path().join("nbd.sock"));
     create(&disk, SIZE_BYTES).unwrap();
     let mut server = NbdServerProcess::start(&disk, &socket, &[]).unwrap();
-    let door = DiskDoor::Nbd { server: NbdServer::Unix(socket), export: String::new(), reconnect_delay_s: 60 };
+    let backend = DiskBackend::Nbd { server: NbdServer::Unix(socket), export: String::new(), reconnect_delay_s: 60 };
     let guest = TestGuest::restored_with(|configuration, _| {
-        configuration.disks.push(GuestDisk::new("data", door));
+        configuration.disks.push(GuestDisk::new("data", backend));
         Ok(())
     })
     .await

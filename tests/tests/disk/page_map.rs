@@ -12,7 +12,7 @@ use anyhow::{Context, ensure};
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_guest_agent::protocol::StopMode;
 use onecopy_host::disk::{DiskServer, ObservedPages, ServeOptions};
-use onecopy_hypervisor::configuration::{Boot, Disk as GuestDisk, DiskDoor, MemoryBackEnd};
+use onecopy_hypervisor::configuration::{Boot, Disk as GuestDisk, DiskBackend, MemoryBackend};
 use onecopy_pagemap::{Found, PAGE_BYTES};
 use onecopy_tests::guest::{IMAGE, Image, Saved, TestGuest};
 use rand::rngs::StdRng;
@@ -33,7 +33,7 @@ const TIMEOUT: Duration = Duration::from_secs(300);
 struct Served {
     server: DiskServer,
     directory: PathBuf,
-    door: GuestDisk,
+    disk: GuestDisk,
 }
 
 impl Served {
@@ -46,8 +46,8 @@ impl Served {
         let server = DiskServer::start(&directory, &options)?;
         fs::set_permissions(&socket, fs::Permissions::from_mode(0o777))?;
         let id = directory.file_name().context("a name")?.to_string_lossy().into_owned();
-        let door = GuestDisk::new(id, DiskDoor::VhostUser { socket, reconnect_ms: Some(100) });
-        Ok(Served { server, directory, door })
+        let disk = GuestDisk::new(id, DiskBackend::VhostUser { socket, reconnect_ms: Some(100) });
+        Ok(Served { server, directory, disk })
     }
 
     fn pages(&self) -> anyhow::Result<Arc<ObservedPages>> {
@@ -122,11 +122,11 @@ async fn n6_what_a_guest_has_read_is_found_in_its_memory() {
     let memory = shared.path().join("memory");
     File::create(&memory).unwrap().set_len(MEMORY_BYTES).unwrap();
     fs::set_permissions(&memory, fs::Permissions::from_mode(0o666)).unwrap();
-    let guest = TestGuest::boot_from(&image, Arc::clone(&directory), root.door.clone(), |configuration, _| {
+    let guest = TestGuest::boot_from(&image, Arc::clone(&directory), root.disk.clone(), |configuration, _| {
         configuration.memory.size_bytes = MEMORY_BYTES;
-        configuration.memory.back_end =
-            MemoryBackEnd::File { path: memory.clone(), shared: true, read_only: false, offset_bytes: 0 };
-        configuration.disks.push(data.door.clone());
+        configuration.memory.backend =
+            MemoryBackend::File { path: memory.clone(), shared: true, read_only: false, offset_bytes: 0 };
+        configuration.disks.push(data.disk.clone());
         // What the guest has given up is zeros then: only what it holds is counted.
         if let Boot::Kernel { arguments, .. } = &mut configuration.boot {
             arguments.push_str(" init_on_free=1");

@@ -129,7 +129,7 @@ fn b29_encrypted_connections_are_for_hosts_of_one_authority() {
     let there = make_host(&at("ours"), "other", &[]).unwrap();
     let stranger = make_host(&at("theirs"), "localhost", &["127.0.0.1".to_owned()]).unwrap();
 
-    // Our door, QEMU's client.
+    // Our server, QEMU's client.
     Disk::create(&at("disk"), &CreateOptions { size_bytes: SIZE_BYTES, base: None, copy_base: false }).unwrap();
     let attachment = Arc::new(Attachment::new(at("disk"), OpenOptions::default));
     let disk = attachment.attach().unwrap();
@@ -158,7 +158,7 @@ fn b29_encrypted_connections_are_for_hosts_of_one_authority() {
     let said = String::from_utf8_lossy(&plain.stderr).into_owned();
     assert!(!plain.status.success() && said.contains("ncrypt"), "{said}");
 
-    // Our client, with our door and with QEMU's server.
+    // Our client, with our server and with QEMU's server.
     let connect = |url: &str, keys: &Path, connect_timeout: Duration| {
         let tls = Some(TlsFiles::of_host(keys));
         NbdClient::connect(url, NbdClientOptions { tls, connect_timeout, ..NbdClientOptions::default() })

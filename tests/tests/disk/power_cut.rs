@@ -116,9 +116,9 @@ impl Site {
 
     /// A guest with the disk of the server.
     async fn restore(&self, saved: Saved) -> anyhow::Result<TestGuest> {
-        let door = self.server.door("data");
+        let backend = self.server.backend("data");
         TestGuest::restored_from(saved, Arc::clone(&self.directory), |configuration, _| {
-            configuration.disks.push(door);
+            configuration.disks.push(backend);
             Ok(())
         })
         .await
@@ -127,9 +127,9 @@ impl Site {
     /// Boots the same guest from its root file system.
     async fn boot(&self) -> anyhow::Result<TestGuest> {
         let root = file_disk("root", self.directory.path().join("root.img"));
-        let door = self.server.door("data");
+        let backend = self.server.backend("data");
         TestGuest::boot_from(&Image::find(IMAGE)?, Arc::clone(&self.directory), root, |configuration, _| {
-            configuration.disks.push(door);
+            configuration.disks.push(backend);
             Ok(())
         })
         .await

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use onecopy_disk::{CreateOptions, Disk};
-use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskDoor};
+use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskBackend};
 
 /// What a server may take to listen, on a machine that has more to do.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
@@ -114,8 +114,8 @@ impl Server {
     }
 
     /// The disk, as a guest gets it.
-    pub fn door(&self, id: &str) -> GuestDisk {
-        GuestDisk::new(id, DiskDoor::VhostUser { socket: self.socket.clone(), reconnect_ms: Some(100) })
+    pub fn backend(&self, id: &str) -> GuestDisk {
+        GuestDisk::new(id, DiskBackend::VhostUser { socket: self.socket.clone(), reconnect_ms: Some(100) })
     }
 }
 

@@ -224,7 +224,7 @@ fn b20_the_nbd_server_the_disk_itself_and_a_plain_file_give_the_same_bytes() {
         assert_states_are_true(&client, bytes);
     }
     drop(server);
-    // The door gave the disk back: its files are the disk now.
+    // The server gave the disk back: its files are the disk now.
     let disk = Disk::open(&at("disk"), OpenOptions::default()).unwrap();
     let mut read = vec![0xee; SIZE_BYTES as usize];
     disk.read(0, &mut [IoSliceMut::new(&mut read)]).unwrap();
@@ -322,7 +322,7 @@ fn b20_the_vhost_user_blk_back_end_the_nbd_server_and_a_plain_file_give_the_same
     let attachment = Arc::new(Attachment::new(at("disk"), OpenOptions::default));
     let exports = Arc::new(DiskExports::new(Arc::clone(&attachment)));
     let server = Server::start(&ServerOptions::at(Address::Unix(at("socket"))), exports).unwrap();
-    let door = VhostUserBackend::serve(Arc::clone(&attachment), &at("vhost"), VhostUserOptions::default()).unwrap();
+    let backend = VhostUserBackend::serve(Arc::clone(&attachment), &at("vhost"), VhostUserOptions::default()).unwrap();
     let options = DriverOptions { ring_size: 16, slot_bytes: REQUEST_BYTES_MAX, ..DriverOptions::default() };
     let mut driver = Driver::connect(&at("vhost"), options).unwrap();
     driver.start(0).unwrap();
@@ -368,7 +368,7 @@ fn b20_the_vhost_user_blk_back_end_the_nbd_server_and_a_plain_file_give_the_same
     readers.driver.stop(0).unwrap();
     let mut expected = vec![0; SIZE_BYTES as usize];
     readers.file.read_exact_at(&mut expected, 0).unwrap();
-    drop((readers, door, read_server, server));
+    drop((readers, backend, read_server, server));
     let disk = Disk::open(&at("disk"), OpenOptions::default()).unwrap();
     let mut read = vec![0xee; SIZE_BYTES as usize];
     disk.read(0, &mut [IoSliceMut::new(&mut read)]).unwrap();

@@ -63,7 +63,7 @@ async fn v7_a_guest_answers_is_saved_restored_and_switched_off() {
     guest.hang_up();
     let agent = left_in_the_channel(&machine).await;
     stands(&machine, &agent).await;
-    let boot = agent.welcome().boot_id;
+    let boot = agent.greeting().boot_id;
     output(&agent, &["sh", "-c", "echo before > /run/before"]).await;
     // Somebody is in the midst of a request while the guest is saved.
     let asking = tokio::spawn({
@@ -193,12 +193,12 @@ async fn restored(machine: &Machine, configuration: MachineConfiguration, run: &
     restored.0.wait_for("paused", |state| *state == State::Paused, PATIENCE).await.expect("it answers");
     restored.0.resume().await.expect("it answers");
     let agent = restored.0.agent().await.expect("it answers");
-    assert_eq!(agent.welcome().boot_id, boot);
+    assert_eq!(agent.greeting().boot_id, boot);
     assert_eq!(output(&agent, &["cat", "/run/before"]).await, "before");
     agent.set_clock().await.expect("it answers");
     assert_clock(&agent, true).await;
     // Again on the same connection, as after a copy.
-    let welcome = agent.resync(PATIENCE).await.expect("it answers");
-    assert_eq!(welcome.boot_id, boot);
+    let greeting = agent.resync(PATIENCE).await.expect("it answers");
+    assert_eq!(greeting.boot_id, boot);
     restored
 }

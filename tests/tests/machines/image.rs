@@ -55,7 +55,7 @@ async fn v11_a_guest_is_well_and_has_what_its_image_says() {
     assert_eq!(health.postgres.major, Some(17));
     let manifest: toml::Table =
         std::fs::read_to_string(Image::find(IMAGE).unwrap().manifest()).unwrap().parse().unwrap();
-    assert_eq!(guest.agent().welcome().kernel, manifest["kernel"].as_str().unwrap());
+    assert_eq!(guest.agent().greeting().kernel, manifest["kernel"].as_str().unwrap());
     for (package, version) in
         manifest["packages"].as_table().unwrap().iter().filter(|(name, _)| name.starts_with("postgres"))
     {
@@ -160,7 +160,7 @@ async fn v14_a_copy_of_a_guest_gets_an_identity_and_the_time() {
 #[tokio::test]
 async fn v15_an_agent_survives_whatever_comes_from_its_host() {
     let mut guest = TestGuest::restored().await.unwrap();
-    let boot = guest.agent().welcome().boot_id;
+    let boot = guest.agent().greeting().boot_id;
     let socket = guest.machine().directory().agent();
     guest.hang_up();
     // The connection is closed by the runtime, which has to have a moment for that.
@@ -198,7 +198,7 @@ async fn v15_an_agent_survives_whatever_comes_from_its_host() {
     drop(stream);
 
     let agent = guest.machine().agent().await.unwrap();
-    assert_eq!(agent.welcome().boot_id, boot);
+    assert_eq!(agent.greeting().boot_id, boot);
     let answer = agent.request(AgentCommand::Health {}, TIMEOUT).await.unwrap();
     let Answer::Health(health) = answer else { panic!("{answer:?}") };
     assert_eq!(health.complaints, Vec::<String>::new(), "the agent was started again");

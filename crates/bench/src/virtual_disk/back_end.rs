@@ -25,13 +25,13 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
-    /// Our vhost-user-blk door.
+    /// Our vhost-user-blk back end.
     Vhost,
     /// The same without hashing content.
     VhostWithoutHashes,
     /// QEMU's own vhost-user-blk export.
     VhostQemu,
-    /// Our NBD door.
+    /// Our NBD server.
     Nbd,
     /// QEMU's NBD server.
     NbdQemu,

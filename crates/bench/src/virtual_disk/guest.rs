@@ -1,4 +1,4 @@
-//! One guest with a disk behind each door, which it uses one after the other.
+//! One guest with a disk behind each back end, which it uses one after the other.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use onecopy_host::machines::GuestImage;
 use onecopy_hypervisor::configuration::{
-    AsynchronousIo, Boot, Disk, DiskDoor, FileFormat, KERNEL_ARGUMENTS, NbdServer,
+    AsynchronousIo, Boot, Disk, DiskBackend, FileFormat, KERNEL_ARGUMENTS, NbdServer,
 };
 use onecopy_hypervisor::{Agent, Machine, MachineConfiguration, MachineDirectory, Qemu, TimeLimits};
 use onecopy_testing::guest_exercise;
@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Lines of the console that an error shows.
 const CONSOLE_LINES: usize = 20;
 
-/// A door of the guest's disk.
+/// A back end of the guest's disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GuestWay {
@@ -36,9 +36,9 @@ pub enum GuestWay {
     RawDirect,
     /// The same past the host's page cache, io_uring.
     RawUring,
-    /// Our vhost-user-blk door.
+    /// Our vhost-user-blk back end.
     Vhost,
-    /// Our NBD door.
+    /// Our NBD server.
     Nbd,
     /// QEMU's NBD server.
     NbdQemu,
@@ -165,7 +165,7 @@ impl Needs {
 }
 
 impl Guest {
-    /// Makes a disk behind each door and boots the guest; `failed` is told of doors that do not work here.
+    /// Makes a disk behind each back end and boots the guest; `failed` is told of back ends that do not work here.
     pub async fn boot(
         needs: &Needs,
         home: &Path,
@@ -183,9 +183,9 @@ impl Guest {
         let mut disks = Vec::new();
         for (number, way) in GuestWay::ALL.into_iter().enumerate() {
             match attach(way, home) {
-                Ok((server, door)) => {
+                Ok((server, backend)) => {
                     let own_thread = way == GuestWay::RawThread;
-                    configuration.disks.push(Disk { own_thread, ..Disk::new(format!("data{number}"), door) });
+                    configuration.disks.push(Disk { own_thread, ..Disk::new(format!("data{number}"), backend) });
                     disks.push(DataDisk { way, server });
                 }
                 Err(error) => failed(way, error),
@@ -208,7 +208,7 @@ impl Guest {
         }
     }
 
-    /// The doors that it has.
+    /// The back ends that it has.
     pub fn ways(&self) -> Vec<GuestWay> {
         self.disks.iter().map(|disk| disk.way).collect()
     }
@@ -257,38 +257,38 @@ impl Drop for Guest {
     }
 }
 
-/// Makes a full disk behind a door, in a directory of its own.
-fn attach(way: GuestWay, home: &Path) -> anyhow::Result<(Option<Server>, DiskDoor)> {
+/// Makes a full disk behind a back end, in a directory of its own.
+fn attach(way: GuestWay, home: &Path) -> anyhow::Result<(Option<Server>, DiskBackend)> {
     let home = home.join(format!("{way:?}"));
     std::fs::create_dir(&home)?;
     if let Some(server) = way.server() {
         let server = Server::start(server, &home)?;
         let socket = server.socket().to_owned();
-        let door = if way == GuestWay::Vhost {
-            DiskDoor::VhostUser { socket, reconnect_ms: None }
+        let backend = if way == GuestWay::Vhost {
+            DiskBackend::VhostUser { socket, reconnect_ms: None }
         } else {
-            DiskDoor::Nbd { server: NbdServer::Unix(socket), export: String::new(), reconnect_delay_s: 0 }
+            DiskBackend::Nbd { server: NbdServer::Unix(socket), export: String::new(), reconnect_delay_s: 0 }
         };
-        return Ok((Some(server), door));
+        return Ok((Some(server), backend));
     }
     let path = home.join("image");
     fill_image(&path)?;
-    let door = match way {
+    let backend = match way {
         GuestWay::RawDirect => raw_file(path, true, AsynchronousIo::Native),
         GuestWay::RawUring => raw_file(path, true, AsynchronousIo::IoUring),
         _ => raw_file(path, false, AsynchronousIo::Threads),
     };
-    works_here(&door)?;
-    Ok((None, door))
+    works_here(&backend)?;
+    Ok((None, backend))
 }
 
-fn raw_file(path: PathBuf, direct: bool, asynchronous_io: AsynchronousIo) -> DiskDoor {
-    DiskDoor::File { path, format: FileFormat::Raw, read_only: false, direct, asynchronous_io }
+fn raw_file(path: PathBuf, direct: bool, asynchronous_io: AsynchronousIo) -> DiskBackend {
+    DiskBackend::File { path, format: FileFormat::Raw, read_only: false, direct, asynchronous_io }
 }
 
 /// Whether QEMU can open such a file here: a guest that does not start would measure nothing else either.
-fn works_here(door: &DiskDoor) -> anyhow::Result<()> {
-    let DiskDoor::File { path, direct: true, asynchronous_io, .. } = door else { return Ok(()) };
+fn works_here(backend: &DiskBackend) -> anyhow::Result<()> {
+    let DiskBackend::File { path, direct: true, asynchronous_io, .. } = backend else { return Ok(()) };
     let mode = if *asynchronous_io == AsynchronousIo::IoUring { "io_uring" } else { "native" };
     let tried = Command::new("qemu-io")
         .args(["--format", "raw", "--nocache", "--aio", mode, "-c", "read 0 4096"])

@@ -14,7 +14,7 @@ use crate::statistics::Spread;
 pub struct GuestFigure {
     /// The round.
     pub round: u32,
-    /// The door.
+    /// The back end.
     pub way: GuestWay,
     /// The load.
     pub load: GuestLoad,

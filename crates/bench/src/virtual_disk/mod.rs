@@ -1,9 +1,10 @@
-//! What a machine's disk costs: our doors against QEMU's own, without a guest and in one.
+//! What a machine's disk costs: our NBD server and vhost-user-blk back end against QEMU's own, without a guest and in
+//! one.
 //!
 //! A driver in this process speaks to each back end as a guest's driver would: requests at a fixed depth on a file of
 //! content that the host has in its cache, so that what is measured is the way to it and not a device. The ways of one
 //! round follow each other; ratios are formed within one round, and what counts most is the processor time of the back
-//! end's own process for a request. Then one guest uses a disk behind each door, one after the other.
+//! end's own process for a request. Then one guest uses a disk behind each back end, one after the other.
 
 mod back_end;
 mod guest;
@@ -28,7 +29,7 @@ pub use back_end::serve;
 /// A part of the experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
-    /// The doors alone, with a driver without a guest.
+    /// The back ends alone, with a driver without a guest.
     Driver,
     /// The disks of a guest.
     Guest,

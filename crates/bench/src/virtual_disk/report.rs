@@ -128,7 +128,7 @@ impl Report {
         let mut text = String::new();
         if !self.figures.is_empty() {
             text = format!(
-                "## The door alone\n\nA driver without a guest, {} s a load, on 256 MB that the host has in its cache: 4 KiB at depth 16, \
+                "## The back end alone\n\nA driver without a guest, {} s a load, on 256 MB that the host has in its cache: 4 KiB at depth 16, \
                  128 KiB at depth 4, one queue, no flushes. Processor time is that of the back end's process.\n\n",
                 self.seconds
             );

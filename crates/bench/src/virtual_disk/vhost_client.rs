@@ -1,4 +1,4 @@
-//! A client of a vhost-user-blk door: a virtio driver without a guest.
+//! A client of a vhost-user-blk back end: a virtio driver without a guest.
 
 use std::path::Path;
 use std::time::Duration;
@@ -21,8 +21,8 @@ pub struct VhostClient {
 }
 
 impl VhostClient {
-    /// Connects to a door and starts its first ring. QEMU's door does not track what is in flight, ours does: a machine
-    /// uses what there is.
+    /// Connects to a back end and starts its first ring. QEMU's back end does not track what is in flight, ours does: a
+    /// machine uses what there is.
     pub fn connect(socket: &Path, track_in_flight: bool) -> anyhow::Result<VhostClient> {
         let options = DriverOptions { slot_bytes: SLOT_BYTES, track_in_flight, ..DriverOptions::default() };
         let mut driver = Driver::connect(socket, options)?;

@@ -4,7 +4,7 @@ use std::io::IoSliceMut;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use onecopy_pagemap::content_hash;
 
 use super::changes::{Before, Change};
 use super::{Core, Working};
@@ -101,7 +101,7 @@ impl Core {
         while done < bytes.len() {
             let at = offset + done as u64;
             let length = (BLOCK - (at % BLOCK_BYTES) as usize).min(bytes.len() - done);
-            let hash = xxh3_128_with_seed(&bytes[done..done + length], self.seed);
+            let hash = content_hash(self.seed, &bytes[done..done + length]);
             let guest_address = addresses.of(from + done as u64, length as u64);
             if let Some(observer) = &self.observer {
                 let block = at / BLOCK_BYTES;
@@ -159,7 +159,7 @@ impl Core {
                 }
                 continue;
             }
-            let hash = slices.with_block(from, |bytes| xxh3_128_with_seed(bytes, self.seed));
+            let hash = slices.with_block(from, |bytes| content_hash(self.seed, bytes));
             let report = || observer.transferred(block, hash, guest_address, Direction::Read);
             self.changes.if_unchanged(block, before, report);
         }

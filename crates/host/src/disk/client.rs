@@ -90,12 +90,13 @@ impl DiskClient {
         let asked = self.stream.get_mut().write_all(&line);
         let answered = asked.and_then(|()| (&mut self.stream).take(ANSWER_BYTES_MAX).read_until(b'\n', &mut answer));
         answered.map_err(failed)?;
-        let strange = |reason: String| DiskServerError::StrangeAnswer { directory: self.directory.clone(), reason };
+        let invalid_reply =
+            |reason: String| DiskServerError::InvalidReply { directory: self.directory.clone(), reason };
         if answer.is_empty() {
-            return Err(strange("it ended before it answered".to_owned()));
+            return Err(invalid_reply("it ended before it answered".to_owned()));
         }
-        match serde_json::from_slice(&answer).map_err(|error| strange(error.to_string()))? {
-            Answer::Ok(value) => serde_json::from_value(value).map_err(|error| strange(error.to_string())),
+        match serde_json::from_slice(&answer).map_err(|error| invalid_reply(error.to_string()))? {
+            Answer::Ok(value) => serde_json::from_value(value).map_err(|error| invalid_reply(error.to_string())),
             Answer::Error(reason) => Err(DiskServerError::Refused(reason)),
         }
     }

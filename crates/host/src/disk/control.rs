@@ -135,11 +135,11 @@ fn respond(served: &Served, request: &Request) -> Answer {
             Ok(value(()))
         }
         Request::Hold { what } => {
-            served.doors.hold((*what).into());
+            served.transports.hold((*what).into());
             Ok(value(()))
         }
         Request::Release { epoch } => {
-            served.doors.release(Epoch(*epoch));
+            served.transports.release(Epoch(*epoch));
             Ok(value(()))
         }
         Request::Stop => served.stop().map(value),
@@ -147,7 +147,7 @@ fn respond(served: &Served, request: &Request) -> Answer {
     outcome.map_or_else(|error| Answer::Error(error.to_string()), Answer::Ok)
 }
 
-/// Does something with the disk; takes it for that time where no door has it.
+/// Does something with the disk; takes it for that time where no transport has it.
 fn with_disk<T>(
     attachment: &Attachment,
     work: impl FnOnce(&Disk) -> Result<T, DiskError>,

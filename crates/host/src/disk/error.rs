@@ -68,9 +68,11 @@ pub enum DiskServerError {
     /// The server refused or failed; its own words.
     #[error("{0}")]
     Refused(String),
-    /// The server's answer cannot be understood.
-    #[error("the server of {directory} answered strangely: {reason}; is it of another version?")]
-    StrangeAnswer {
+    /// The server's reply cannot be parsed.
+    #[error(
+        "the disk server of {directory} sent a reply that cannot be parsed: {reason}; if it is of another version, stop it with `onecopy disk stop {directory}` and serve the disk again"
+    )]
+    InvalidReply {
         /// The disk's directory.
         directory: PathBuf,
         /// What was wrong.

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::protocol::{Door, PageMapStatus, ServedDisk};
+use super::protocol::{PageMapStatus, ServedDisk, Transport};
 
 /// All of them, with the disk's directory as the label `disk`.
 pub(super) fn text(directory: &Path, served: &ServedDisk) -> String {
@@ -26,7 +26,7 @@ pub(super) fn text(directory: &Path, served: &ServedDisk) -> String {
     if let Some(map) = &served.page_map {
         page.page_map(map);
     }
-    page.doors(&served.doors);
+    page.transports(&served.transports);
     page.text
 }
 
@@ -76,18 +76,18 @@ impl Page {
         self.counter("onecopy_pagemap_dropped_total", "Extents of 4 MiB forgotten.", map.dropped_extents);
     }
 
-    /// One metric for all counters of all doors: each door names its own.
-    fn doors(&mut self, doors: &[Door]) {
-        let name = "onecopy_disk_door_count";
-        if !doors.is_empty() {
-            self.head(name, "Figures of a door, by name.", "untyped");
+    /// One metric for all counters of all transports: each transport names its own.
+    fn transports(&mut self, transports: &[Transport]) {
+        let name = "onecopy_disk_transport_figure";
+        if !transports.is_empty() {
+            self.head(name, "Figures of a transport, by name.", "untyped");
         }
-        for door in doors {
-            let Some(counters) = door.counters.as_object() else { continue };
+        for transport in transports {
+            let Some(counters) = transport.counters.as_object() else { continue };
             for (figure, value) in counters {
                 let Some(value) = value.as_u64() else { continue };
-                let (kind, address) = (&door.kind, escape(&door.address));
-                self.line(name, &format!(",door=\"{kind}\",address=\"{address}\",figure=\"{figure}\""), value);
+                let (kind, address) = (&transport.kind, escape(&transport.address));
+                self.line(name, &format!(",transport=\"{kind}\",address=\"{address}\",figure=\"{figure}\""), value);
             }
         }
     }

@@ -1,20 +1,19 @@
 //! The process that serves a disk: `onecopy disk serve`, and `onecopy disk-server` below a machine.
 //!
 //! ```text
-//!   QEMU, NBD clients ──> doors ──> attachment ──> disk ──> observer: page map
+//!   QEMU, NBD clients ──> transports ──> attachment ──> disk ──> observer: page map
 //!   onecopy disk ..   ──> control socket ─────────────┘        ^
 //!                                             scan ────────────┘  what has not passed yet
 //! ```
 //!
 //! It may be killed at any moment: what it had acknowledged is in the disk's files, what a guest waits for is asked for
 //! again by its driver's in-flight area or its NBD client, and the page map is built again. One server listens on a
-//! control socket; who has the disk is told by the disk's own lease, which a door takes when its machine runs and gives
-//! back when it stops.
+//! control socket; who has the disk is told by the disk's own lease, which a transport takes when its machine runs and
+//! gives back when it stops.
 
 mod at_rest;
 mod client;
 mod control;
-mod doors;
 mod error;
 mod metrics;
 mod observer;
@@ -23,6 +22,7 @@ pub mod protocol;
 mod scan;
 mod server;
 mod socket;
+mod transports;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub const SCAN_BYTES_PER_SECOND_DEFAULT: u64 = 64 << 20;
 /// How a disk is served.
 #[derive(Debug, Clone)]
 pub struct ServeOptions {
-    /// The socket of the vhost-user-blk door, if there shall be one.
+    /// The socket of the vhost-user-blk transport, if there shall be one.
     pub vhost: Option<PathBuf>,
     /// Its queues.
     pub queues: u16,
@@ -100,7 +100,8 @@ impl Default for ServeOptions {
 }
 
 impl ServeOptions {
-    /// Whether the server has the disk from its start to its end: without a vhost-user-blk door nobody else says when.
+    /// Whether the server has the disk from its start to its end: without a vhost-user-blk transport nobody else says
+    /// when.
     pub(crate) fn keeps_disk(&self) -> bool {
         self.vhost.is_none()
     }

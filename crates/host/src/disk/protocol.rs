@@ -98,20 +98,20 @@ pub struct ServedDisk {
     pub hydration: Option<Hydration>,
     /// Snapshots; none while the disk is not attached.
     pub snapshots: Option<Vec<Snapshot>>,
-    /// The doors.
-    pub doors: Vec<Door>,
+    /// The transports.
+    pub transports: Vec<Transport>,
     /// Which page of memory equals which block; none while the disk is not attached, or without a page map.
     pub page_map: Option<PageMapStatus>,
 }
 
-/// A door of a served disk.
+/// A transport of a served disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Door {
+pub struct Transport {
     /// `vhost-user-blk` or `nbd`.
     pub kind: String,
     /// Where it listens.
     pub address: String,
-    /// Its counters, as the door names them.
+    /// Its counters, as the transport names them.
     pub counters: serde_json::Value,
 }
 

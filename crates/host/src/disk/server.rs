@@ -1,4 +1,4 @@
-//! The server of one disk: doors, page map, control socket.
+//! The server of one disk: transports, page map, control socket.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use onecopy_disk::{Attachment, Disk, DiskError, OpenOptions};
 
 use super::control::Control;
-use super::doors::Doors;
 use super::observer::ObservedPages;
 use super::protocol::ServedDisk;
+use super::transports::Transports;
 use super::{CONTROL_SOCKET, DiskServerError, ObservedServer, ServeOptions, metrics, scan};
 use crate::lock::{DirectoryLock, LockState};
 
@@ -38,12 +38,12 @@ type Pages = Arc<Mutex<Option<Arc<ObservedPages>>>>;
 /// What the server's threads share.
 pub(super) struct Served {
     pub(super) attachment: Arc<Attachment>,
-    pub(super) doors: Doors,
+    pub(super) transports: Transports,
     pages: Pages,
     /// The limit of the background copy, for each opening.
     limit: Arc<Mutex<Option<u64>>>,
     scan_bytes_per_second: u64,
-    /// Whether the server itself has the disk, so that a door for many clients need not open it for each.
+    /// Whether the server itself has the disk, so that a transport for many clients need not open it for each.
     holds_disk: AtomicBool,
     ended: AtomicBool,
     end: (Mutex<bool>, Condvar),
@@ -54,8 +54,8 @@ impl DiskServer {
     ///
     /// # Errors
     /// NBD clients would come in the clear from elsewhere, there is no disk, another server listens on the control
-    /// socket, another process has the disk (only asked where a door needs the disk from the start), or a door cannot
-    /// be opened.
+    /// socket, another process has the disk (only asked where a transport needs the disk from the start), or a
+    /// transport cannot be opened.
     pub fn start(directory: &Path, options: &ServeOptions) -> Result<DiskServer, DiskServerError> {
         options.check()?;
         let control = options.control.clone().unwrap_or_else(|| directory.join(CONTROL_SOCKET));
@@ -69,10 +69,10 @@ impl DiskServer {
             attachment.attach().map_err(DiskServerError::disk(directory))?;
         }
         // From here on whatever fails gives the disk back.
-        let doors = Doors::open(&attachment, options).inspect_err(|_| give_back(&attachment, keeps_disk))?;
+        let transports = Transports::open(&attachment, options).inspect_err(|_| give_back(&attachment, keeps_disk))?;
         let served = Arc::new(Served {
             attachment,
-            doors,
+            transports,
             pages,
             limit,
             scan_bytes_per_second: options.scan_bytes_per_second,
@@ -118,7 +118,7 @@ impl DiskServer {
         }
     }
 
-    /// Closes the doors and the disk, in this order.
+    /// Closes the transports and the disk, in this order.
     pub fn stop(mut self) -> Result<(), DiskServerError> {
         let closed = self.served.stop();
         self.end_threads();
@@ -151,7 +151,7 @@ impl Served {
             disk: disk.as_ref().map(Disk::statistics),
             hydration: disk.as_ref().and_then(Disk::hydration),
             snapshots: disk.as_ref().map(Disk::snapshots),
-            doors: self.doors.list(),
+            transports: self.transports.list(),
             page_map: disk.and_then(|_| self.pages()).and_then(|pages| pages.status()),
         }
     }
@@ -167,10 +167,10 @@ impl Served {
         }
     }
 
-    /// Closes doors and disk. Once: later calls have nothing to do.
+    /// Closes transports and disk. Once: later calls have nothing to do.
     pub(super) fn stop(&self) -> Result<(), DiskServerError> {
         self.ended.store(true, Ordering::Relaxed);
-        self.doors.stop();
+        self.transports.stop();
         let closed = match self.holds_disk.swap(false, Ordering::AcqRel) {
             true => self.attachment.detach().map_err(DiskServerError::disk(self.attachment.directory())),
             false => Ok(()),

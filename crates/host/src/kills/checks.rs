@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::tree::{Content, Tree};
-use crate::making::slot_name;
+use crate::provisioning::slot_name;
 use crate::state::{ClusterState, ServerState};
 
 const LEADERS: [&str; 5] = ["PG_VERSION", "base", "base/identity", "password", "pg_replslot"];

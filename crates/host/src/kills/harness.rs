@@ -13,9 +13,9 @@ use super::recording::{note, note_initialized};
 use crate::change::Change;
 use crate::cluster::wanted_state;
 use crate::lock::{DirectoryLock, LockState};
-use crate::making::{Workshop, slot_name};
 use crate::membership::Returned;
 use crate::memory::ServersMemory;
+use crate::provisioning::{Provisioner, slot_name};
 use crate::secret::Secrets;
 use crate::state::{ClusterState, ServerState};
 use crate::steps::{self, FollowerRemover, ServerMaker, StepFuture};
@@ -93,7 +93,7 @@ impl Harness {
     }
 
     fn servers(&self, directory: &Directory) -> Result<Servers<'_>, HostError> {
-        let workshop = Workshop {
+        let provisioner = Provisioner {
             directory: directory.clone(),
             binaries: self.binaries.clone(),
             user: self.user.clone(),
@@ -101,7 +101,7 @@ impl Harness {
             memory: Arc::new(ServersMemory::none()),
             machines: None,
         };
-        Ok(Servers { harness: self, workshop })
+        Ok(Servers { harness: self, provisioner })
     }
 
     fn lock(directory: &Directory) -> Result<DirectoryLock, HostError> {
@@ -128,7 +128,7 @@ impl Harness {
         steps::bring_leader(&servers, &mut state, &file).await?;
         for index in 1..state.servers.len() {
             if steps::bring_follower(&servers, &mut state, index, &file).await? {
-                Returned::who_fills(&servers.workshop, &mut state, index, &|_: Event| ()).await?;
+                Returned::who_fills(&servers.provisioner, &mut state, index, &|_: Event| ()).await?;
             }
         }
         state.founding = false;
@@ -152,20 +152,20 @@ impl Harness {
         let _lock = Harness::lock(&directory)?;
         let mut state = directory.state()?;
         let servers = self.servers(&directory)?;
-        discard_incomplete(&servers.workshop, &mut state, &|_: Event| ()).await
+        discard_incomplete(&servers.provisioner, &mut state, &|_: Event| ()).await
     }
 }
 
 /// The servers of a cluster.
 struct Servers<'a> {
     harness: &'a Harness,
-    workshop: Workshop,
+    provisioner: Provisioner,
 }
 
 impl Servers<'_> {
     /// A slot is a directory of the leader's.
     fn slot(&self, leader: &ServerState, follower: &ServerState) -> PathBuf {
-        self.workshop.data_directory(leader).join("pg_replslot").join(slot_name(&follower.name))
+        self.provisioner.data_directory(leader).join("pg_replslot").join(slot_name(&follower.name))
     }
 
     fn drop_slot(&self, leader: &ServerState, follower: &ServerState) {
@@ -194,7 +194,7 @@ impl Servers<'_> {
         fs::create_dir(target.join("base")).unwrap();
         note(target);
         for name in COPIED {
-            let bytes = fs::read(self.workshop.data_directory(leader).join(name)).unwrap();
+            let bytes = fs::read(self.provisioner.data_directory(leader).join(name)).unwrap();
             Servers::put(&target.join(name), &bytes);
         }
     }
@@ -207,10 +207,10 @@ impl Servers<'_> {
 
     /// As `pg_basebackup`, and who runs it.
     async fn copy(&self, leader: &ServerState, follower: &ServerState) -> Result<(), HostError> {
-        let target = self.workshop.data_directory(follower);
+        let target = self.provisioner.data_directory(follower);
         let new = target.with_file_name("data.new");
-        self.workshop.discard(leader, follower).await?;
-        self.workshop.user.create_directory(&new)?;
+        self.provisioner.discard(leader, follower).await?;
+        self.provisioner.user.create_directory(&new)?;
         note(&new);
         self.drop_slot(leader, follower);
         self.make_slot(leader, follower);
@@ -223,8 +223,8 @@ impl Servers<'_> {
 
     /// As the process that fills clones on demand, up to the moment at which the clone can be started.
     fn begin_clone(&self, leader: &ServerState, follower: &ServerState) -> Result<(), HostError> {
-        let target = self.workshop.data_directory(follower);
-        self.workshop.user.create_directory(&target)?;
+        let target = self.provisioner.data_directory(follower);
+        self.provisioner.user.create_directory(&target)?;
         note(&target);
         Servers::put(&target.join(MARKER_FILE), b"of nobody");
         self.make_slot(leader, follower);
@@ -236,12 +236,12 @@ impl Servers<'_> {
 
     /// The same, up to the moment at which it is whole; see `finish` of `onecopy_clone`.
     fn end_clone(&self, leader: &ServerState, follower: &ServerState) {
-        let target = self.workshop.data_directory(follower);
+        let target = self.provisioner.data_directory(follower);
         let version = target.join("PG_VERSION");
         fs::create_dir(target.join("base")).unwrap();
         note(&target);
         for name in COPIED.into_iter().filter(|name| *name != "PG_VERSION") {
-            let bytes = fs::read(self.workshop.data_directory(leader).join(name)).unwrap();
+            let bytes = fs::read(self.provisioner.data_directory(leader).join(name)).unwrap();
             Servers::put(&target.join(name), &bytes);
         }
         // It takes the place of the link in one step.
@@ -258,21 +258,21 @@ impl ServerMaker for Servers<'_> {
     type Server = ();
 
     fn is_there(&self, server: &ServerState) -> bool {
-        self.workshop.is_there(server)
+        self.provisioner.is_there(server)
     }
 
     fn home_of(&self, server: &ServerState) -> PathBuf {
-        self.workshop.home_of(server)
+        self.provisioner.home_of(server)
     }
 
     fn open_leader<'a>(&'a self, leader: &'a ServerState) -> StepFuture<'a, ()> {
-        Box::pin(async move { self.workshop.open(leader, Role::Leader).await.map(|_| ()) })
+        Box::pin(async move { self.provisioner.open(leader, Role::Leader).await.map(|_| ()) })
     }
 
     fn make_leader<'a>(&'a self, leader: &'a ServerState) -> StepFuture<'a, ()> {
         Box::pin(async move {
-            self.workshop.make_leader(leader).await?;
-            note_initialized(&self.harness.root, &leader.name, &self.workshop.secrets.superuser);
+            self.provisioner.make_leader(leader).await?;
+            note_initialized(&self.harness.root, &leader.name, &self.provisioner.secrets.superuser);
             Ok(())
         })
     }
@@ -296,7 +296,7 @@ impl Daemon<'_> {
         let mut state = self.state.lock().unwrap();
         let mut changed = state.clone();
         change(&mut changed);
-        changed.write(&self.servers.workshop.directory.state_file())?;
+        changed.write(&self.servers.provisioner.directory.state_file())?;
         *state = changed;
         Ok(())
     }
@@ -309,18 +309,18 @@ impl Daemon<'_> {
         }
         let before: Vec<String> = self.remembered().followers().iter().map(|follower| follower.name.clone()).collect();
         self.remember(|state| state.want(change))?;
-        steps::dismiss_leaving(self).await?;
+        steps::remove_leaving(self).await?;
         let missing = self.remembered().missing();
         for follower in &missing {
             self.remove(follower).await?;
         }
         for (index, follower) in missing.iter().enumerate() {
             if making == Making::OnlyOne && index > 0 {
-                let target = self.servers.workshop.data_directory(follower).with_file_name("data.new");
-                self.servers.workshop.user.create_directory(&target)?;
+                let target = self.servers.provisioner.data_directory(follower).with_file_name("data.new");
+                self.servers.provisioner.user.create_directory(&target)?;
                 note(&target);
-                self.remember(|state| state.dismiss_unmade(&before))?;
-                return steps::dismiss_leaving(self).await;
+                self.remember(|state| state.remove_unmade(&before))?;
+                return steps::remove_leaving(self).await;
             }
             self.make(follower, making).await?;
         }
@@ -355,7 +355,7 @@ impl FollowerRemover for Daemon<'_> {
             if follower.leaving && self.servers.harness.mistake == Some(Mistake::ForgottenUnremoved) {
                 self.forget(follower)?;
             }
-            self.servers.workshop.discard(&leader, follower).await?;
+            self.servers.provisioner.discard(&leader, follower).await?;
             self.servers.drop_slot(&leader, follower);
             Ok(())
         })

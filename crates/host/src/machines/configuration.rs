@@ -31,18 +31,18 @@ pub const DISK_BYTES_DEFAULT: u64 = 16 << 30;
 /// Disks have whole megabytes: every file system and partition can have that.
 const DISK_UNIT_BYTES: u64 = 1 << 20;
 
-/// As many processors as the disk's door has queues, so that each has one of its own; more than any host of ours gives
-/// to one machine.
+/// As many processors as the disk's back end has queues, so that each has one of its own; more than any host of ours
+/// gives to one machine.
 pub const PROCESSORS_MAX: u32 = QUEUES_MAX as u32;
 
 /// More ports than anybody forwards by hand.
 const FORWARDS_MAX: usize = 32;
 
-/// A guest whose agent has not answered for so long is silent, where nobody has said otherwise, in seconds: without
-/// hardware help and on a busy host an answer may take a minute.
+/// A guest whose agent has not answered for so long is unresponsive, where nobody has said otherwise, in seconds:
+/// without hardware help and on a busy host an answer may take a minute.
 const SILENT_AFTER_S_DEFAULT: u64 = 180;
 
-/// Whoever waits longer for a silent guest waits for ever.
+/// Whoever waits longer for a unresponsive guest waits for ever.
 const SILENT_AFTER_S_MAX: u64 = 86_400;
 
 /// The port of a server in a guest.
@@ -65,10 +65,10 @@ pub struct MachineConfiguration {
     /// The guest runs a PostgreSQL server, which is started with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub postgresql: bool,
-    /// The guest is silent when it runs and its agent has not answered for so many seconds.
+    /// The guest is unresponsive when it runs and its agent has not answered for so many seconds.
     #[serde(default = "silent_after_s_default", skip_serializing_if = "is_silent_after_s_default")]
     pub silent_after_s: u64,
-    /// A guest that has become silent is ended, as by a power cut, so that its supervisor boots it again.
+    /// A guest that has become unresponsive is ended, as by a power cut, so that its supervisor boots it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub end_when_silent: bool,
     /// Ports of 127.0.0.1 that lead into the guest.

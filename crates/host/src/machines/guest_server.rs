@@ -81,7 +81,7 @@ impl GuestServer {
         if self.machine.process_id().is_none() {
             let made = self.machine.home().configuration()?;
             let mut wanted = self.options.configuration.clone();
-            // How silent a guest may be is said in its own file only.
+            // How unresponsive a guest may be is said in its own file only.
             (wanted.silent_after_s, wanted.end_when_silent) = (made.silent_after_s, made.end_when_silent);
             if made != wanted {
                 self.machine.write_configuration(&wanted)?;
@@ -130,11 +130,11 @@ impl GuestServer {
         let command = Command::Postgres(protocol::Postgres::Status {});
         match self.machine.ask_agent("tell of its server", command, ANSWER_TIMEOUT, &|_| ()).await? {
             Answer::Postgres(status) => Ok(status),
-            other => Err(self.strange("tell of its server", &other)),
+            other => Err(self.invalid_reply("tell of its server", &other)),
         }
     }
 
-    fn strange(&self, action: &str, answer: &Answer) -> HostError {
+    fn invalid_reply(&self, action: &str, answer: &Answer) -> HostError {
         let (machine, action) = (self.machine.home().name().to_string(), action.to_owned());
         MachineError::Guest { machine, action, reason: format!("it answered {answer:?}") }.into()
     }
@@ -211,7 +211,7 @@ impl GuestServer {
         };
         match self.machine.ask_agent(argv[0], Command::Execute(execute), ANSWER_TIMEOUT, &|_| ()).await? {
             Answer::Executed(executed) if executed.status == Some(0) => Ok(executed.stdout.to_text()),
-            other => Err(self.strange(argv[0], &other)),
+            other => Err(self.invalid_reply(argv[0], &other)),
         }
     }
 
@@ -241,7 +241,7 @@ impl GuestServer {
         }
         if self.machine.process_id().is_some() {
             if let Err(error) = self.machine.wait_answering(STOP_PATIENCE).await {
-                tracing::warn!(%error, "the guest is silent");
+                tracing::warn!(%error, "the guest is unresponsive");
             }
             let mode = if mode == StopMode::Smart { protocol::StopMode::Smart } else { protocol::StopMode::Fast };
             let command = Command::Postgres(protocol::Postgres::Stop { mode, timeout_ms: milliseconds(STOP_TIMEOUT) });
@@ -270,7 +270,7 @@ impl GuestServer {
             }
             asked = Instant::now();
             if !self.machine.is_kept().await {
-                if let Err(error) = self.machine.take_care().await {
+                if let Err(error) = self.machine.ensure_keeper().await {
                     tracing::warn!(%error, "nobody looks after a machine that runs");
                 }
                 continue;
@@ -280,7 +280,7 @@ impl GuestServer {
                     return format!("the server in the guest has ended; its log says:\n{}", self.log().await);
                 }
                 Ok(_) => {}
-                // A guest that is silent may be busy: whoever asks its server sees what follows from that.
+                // A guest that is unresponsive may be busy: whoever asks its server sees what follows from that.
                 Err(error) => tracing::debug!(%error, "the guest does not tell of its server"),
             }
         }

@@ -142,7 +142,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`HostError::File`], [`MachineError::Keeper`].
-    pub async fn take_care(&self) -> Result<(), HostError> {
+    pub async fn ensure_keeper(&self) -> Result<(), HostError> {
         let begun = Instant::now();
         self.spawn_missing_keeper().await?;
         while !self.is_kept().await {
@@ -165,7 +165,7 @@ impl Machine {
         if self.process_id().is_none() {
             return Err(MachineError::DoesNotRun { name: self.home.name().clone() }.into());
         }
-        self.take_care().await?;
+        self.ensure_keeper().await?;
         let begun = Instant::now();
         while self.status().await?.process_id.is_none() {
             if begun.elapsed() >= KEEPER_TIMEOUT {
@@ -192,7 +192,7 @@ impl Machine {
                 return self.end_left_disk_server().await;
             }
             // Somebody must write back what the disk has not got yet.
-            self.take_care().await?;
+            self.ensure_keeper().await?;
         }
         let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
         let request = KeeperRequest::Stop { force, timeout_ms };

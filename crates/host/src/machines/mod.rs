@@ -10,6 +10,7 @@
 //! taken over by the next one. A machine has ended when its QEMU has.
 
 mod configuration;
+mod desired_state;
 mod error;
 mod guest_options;
 mod guest_server;
@@ -17,12 +18,11 @@ mod home;
 mod image;
 pub mod keeper;
 mod machine;
+mod machines;
 mod name;
 mod observe;
-mod own;
 mod serving;
 mod shape;
-mod standing;
 #[cfg(test)]
 mod tests;
 
@@ -33,7 +33,7 @@ pub(crate) use guest_options::HOST_IN_GUEST;
 pub use home::{MachineEnd, MachineHome};
 pub use image::{GuestImage, IMAGES_VARIABLE};
 pub use machine::{GuestRefusal, Machine};
+pub use machines::{MachineSummary, Machines, NewMachine};
 pub use name::MachineName;
-pub use own::{MachineSummary, Machines, NewMachine};
-pub use shape::{MachineShape, MachineWishes};
+pub use shape::{MachineOverrides, MachineTemplate};
 pub(crate) use shape::{assign_ports, choose_runtime};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use onecopy_guest_agent::protocol::{Answer, Command};
 
 use super::keeper::{MachineState, unix_ms};
-use super::{Machine, standing};
+use super::{Machine, desired_state};
 use crate::MachineStatus;
 
 /// How long a guest may take to say how it is; one that boots or hangs does not.
@@ -28,17 +28,17 @@ impl Machine {
         let state = match (&kept, process_id) {
             (Some(kept), _) => kept.state.as_str(),
             (None, Some(_)) => UNKEPT,
-            (None, None) if standing::is_migrated(self.home()) => MachineState::Migrated.as_str(),
+            (None, None) if desired_state::is_migrated(self.home()) => MachineState::Migrated.as_str(),
             (None, None) => MachineState::Stopped.as_str(),
         };
         let is_up = kept.as_ref().is_some_and(|kept| kept.state == MachineState::Running);
         let memory_available_bytes = if is_up { self.memory_available_bytes().await } else { None };
         let disk = self.home().disk();
         let used = tokio::task::spawn_blocking(move || used_bytes(&disk, DEPTH_MAX)).await;
-        let silent_since = kept.as_ref().and_then(|kept| kept.silent_since_unix_ms);
+        let unresponsive_since = kept.as_ref().and_then(|kept| kept.unresponsive_since_unix_ms);
         Some(MachineStatus {
             state: state.to_owned(),
-            silent_s: silent_since.map(|since| unix_ms().saturating_sub(since) / 1000),
+            unresponsive_s: unresponsive_since.map(|since| unix_ms().saturating_sub(since) / 1000),
             process_id,
             disk_process_id: kept.as_ref().and_then(|kept| kept.disk_process_id),
             disk_restarts: kept.as_ref().map_or(0, |kept| kept.disk_restarts),

@@ -9,7 +9,7 @@ use super::guest_options::GuestServerOptions;
 use super::guest_server::GuestServer;
 use super::machine::END_TIMEOUT;
 use super::{GuestImage, Machine, MachineConfiguration, MachineError, MachineHome};
-use crate::making::{Workshop, slot_name};
+use crate::provisioning::{Provisioner, slot_name};
 use crate::state::ServerState;
 use crate::{Event, HostError, Progress};
 
@@ -22,7 +22,7 @@ pub(super) fn pool_setting(configuration: &MachineConfiguration) -> String {
     format!("{}kB", (configuration.memory_bytes / POOL_SHARE) >> 10)
 }
 
-impl Workshop {
+impl Provisioner {
     /// Where the machine of a server is; none where servers are processes.
     pub(crate) fn machine_home(&self, state: &ServerState) -> Option<MachineHome> {
         self.machines.as_ref()?;

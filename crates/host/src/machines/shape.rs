@@ -14,7 +14,7 @@ use crate::{Directory, UpOptions};
 /// What the machines of a cluster are made of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct MachineShape {
+pub struct MachineTemplate {
     /// Memory.
     pub memory_bytes: u64,
     /// Processors.
@@ -27,7 +27,7 @@ pub struct MachineShape {
 
 /// What is asked for; what is left out stays as it was, or gets its default.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct MachineWishes {
+pub struct MachineOverrides {
     /// Memory.
     pub memory_bytes: Option<u64>,
     /// Processors.
@@ -38,20 +38,20 @@ pub struct MachineWishes {
     pub image: Option<PathBuf>,
 }
 
-impl MachineWishes {
+impl MachineOverrides {
     /// Whether anything is asked for.
     pub fn is_empty(&self) -> bool {
-        *self == MachineWishes::default()
+        *self == MachineOverrides::default()
     }
 
     /// `before`, changed as is asked for.
     ///
     /// # Errors
     /// [`MachineError::NoImage`], [`MachineError::InvalidConfiguration`].
-    pub fn applied_to(&self, before: Option<&MachineShape>) -> Result<MachineShape, MachineError> {
+    pub fn applied_to(&self, before: Option<&MachineTemplate>) -> Result<MachineTemplate, MachineError> {
         let named = self.image.as_deref().or(before.map(|before| before.image.as_path()));
         let image = GuestImage::find(named)?;
-        let shape = MachineShape {
+        let shape = MachineTemplate {
             memory_bytes: self
                 .memory_bytes
                 .or(before.map(|before| before.memory_bytes))
@@ -65,7 +65,7 @@ impl MachineWishes {
     }
 }
 
-impl MachineShape {
+impl MachineTemplate {
     /// A machine of this shape, with these ports.
     pub(super) fn configuration(&self, forwards: Vec<Forward>, postgresql: bool) -> MachineConfiguration {
         let (memory_bytes, processors, disk_bytes) = (self.memory_bytes, self.processors, self.disk_bytes);
@@ -112,7 +112,7 @@ pub(crate) fn assign_ports(directory: &Directory, state: &mut ClusterState) -> R
 /// What servers run in: chosen when the cluster is made, and what their machines are made of.
 ///
 /// # Errors
-/// [`MachineError::RuntimeFixed`], [`MachineError::NoMachines`], and those of [`MachineWishes::applied_to`] and
+/// [`MachineError::RuntimeFixed`], [`MachineError::NoMachines`], and those of [`MachineOverrides::applied_to`] and
 /// [`assign_ports`].
 pub(crate) fn choose_runtime(options: &UpOptions, state: &mut ClusterState) -> Result<(), MachineError> {
     let wanted = options.runtime.unwrap_or(state.runtime);

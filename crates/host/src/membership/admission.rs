@@ -54,7 +54,7 @@ impl Membership {
         let (name, filling) = (follower.name.clone(), filled_by.is_some());
         self.remember(|state| state.note_made(&name, filling, way.to_string()))?;
         let leader = self.remembered().leader().clone();
-        let server = self.workshop.open_new_follower(&leader, &follower, prewarming.as_ref()).await?;
+        let server = self.provisioner.open_new_follower(&leader, &follower, prewarming.as_ref()).await?;
         if let Some(server) = Arc::clone(&server).into_process() {
             server.set_inherited(inherited);
         }
@@ -79,7 +79,7 @@ impl Membership {
 
     /// From now on reads go there, as many as it is good for.
     fn take_into_router(self: &Arc<Self>, follower: &ServerState) -> Result<(), HostError> {
-        self.router.add_follower(self.workshop.routed(follower))?;
+        self.router.add_follower(self.provisioner.routed(follower))?;
         self.warm(&follower.name)
     }
 
@@ -90,7 +90,7 @@ impl Membership {
             host: address.ip().to_string(),
             port: address.port(),
             user: roles::SUPERUSER.to_owned(),
-            password: Some(self.workshop.secrets.superuser.clone()),
+            password: Some(self.provisioner.secrets.superuser.clone()),
             database: roles::DATABASE.to_owned(),
             application_name: Some("onecopy".to_owned()),
         };
@@ -126,7 +126,7 @@ impl Membership {
         service: Service,
         sender: watch::Sender<CloneStatus>,
     ) {
-        let mut watching = service.watch(&self.workshop.data_directory(&follower));
+        let mut watching = service.watch(&self.provisioner.data_directory(&follower));
         loop {
             let progress = match watching.next().await {
                 Ok(Some(progress)) => progress,
@@ -194,7 +194,7 @@ impl Membership {
     async fn discard(&self, follower: &ServerState) -> Result<(), HostError> {
         self.remember(|state| {
             if let Some(server) = state.server_mut(&follower.name) {
-                server.unmake();
+                server.mark_unmade();
             }
         })?;
         self.remove_from_router(&follower.name).await?;
@@ -202,7 +202,7 @@ impl Membership {
             // It waits for data that never comes: nothing there can be shut down in peace.
             let _ = member.supervisor.stop(StopMode::Immediate).await;
         }
-        self.dismantle(follower, &|_| ()).await
+        self.remove_server(follower, &|_| ()).await
     }
 
     pub(super) fn instance(&self, name: &str) -> Option<Arc<dyn Instance>> {

@@ -13,8 +13,8 @@
 //! broken off at any moment is one that [`Membership::settle`] has not finished: the next `up` calls it again.
 
 mod admission;
-mod dismissal;
 mod member;
+mod removal;
 mod returning;
 mod settling;
 mod share;
@@ -34,8 +34,8 @@ pub(crate) use returning::Returned;
 
 use crate::change::{Change, CloneOptions};
 use crate::machines::{Machine, MachineError};
-use crate::making::Workshop;
 use crate::observation::ObservedServer;
+use crate::provisioning::Provisioner;
 use crate::state::{ClusterState, REPLICAS_MAX, ServerState};
 use crate::{HostError, Progress};
 
@@ -46,7 +46,7 @@ const RESUME_PAUSE: Duration = Duration::from_secs(2);
 
 /// The followers of one running cluster.
 pub(crate) struct Membership {
-    workshop: Workshop,
+    provisioner: Provisioner,
     router: Arc<Router>,
     leader: ObservedServer,
     /// What `cluster.toml` holds.
@@ -92,14 +92,14 @@ pub(crate) enum Seen {
 
 impl Membership {
     pub(crate) fn new(
-        workshop: Workshop,
+        provisioner: Provisioner,
         state: ClusterState,
         leader: ObservedServer,
         router: Arc<Router>,
     ) -> Arc<Membership> {
         let (members, changing, problems, tasks) = Default::default();
         let state = Mutex::new(state);
-        Arc::new(Membership { workshop, router, leader, state, members, changing, problems, tasks })
+        Arc::new(Membership { provisioner, router, leader, state, members, changing, problems, tasks })
     }
 
     /// The leader.
@@ -152,7 +152,7 @@ impl Membership {
     }
 
     fn check(&self, change: &Change, options: &CloneOptions) -> Result<(), HostError> {
-        if self.workshop.machines.is_some() && options.mode.is_some_and(|mode| mode != WayName::Copy) {
+        if self.provisioner.machines.is_some() && options.mode.is_some_and(|mode| mode != WayName::Copy) {
             return Err(MachineError::OnlyCopies.into());
         }
         match change {
@@ -266,7 +266,7 @@ impl Membership {
         let mut state = self.state();
         let mut changed = state.clone();
         let outcome = change(&mut changed);
-        changed.write(&self.workshop.directory.state_file())?;
+        changed.write(&self.provisioner.directory.state_file())?;
         *state = changed;
         Ok(outcome)
     }
@@ -274,7 +274,7 @@ impl Membership {
     /// The machine of a server, where servers have machines.
     pub(crate) fn machine(&self, server: &str) -> Option<Machine> {
         let state = self.state().servers.iter().find(|state| state.name == server).cloned()?;
-        self.workshop.machine(&state)
+        self.provisioner.machine(&state)
     }
 
     fn names(&self) -> Vec<String> {

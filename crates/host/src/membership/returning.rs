@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::{Member, Membership};
 use crate::change::{Change, CloneOptions};
 use crate::lock::DirectoryLock;
-use crate::making::Workshop;
+use crate::provisioning::Provisioner;
 use crate::state::{ClusterState, ServerState};
 use crate::{CloneStatus, Event, HostError, Progress};
 
@@ -40,19 +40,19 @@ impl Returned {
     /// # Errors
     /// [`HostError::Server`], [`HostError::File`].
     pub async fn start(
-        workshop: &Workshop,
+        provisioner: &Provisioner,
         state: &mut ClusterState,
         index: usize,
         lock: &Arc<DirectoryLock>,
         progress: &dyn Progress,
     ) -> Result<Option<Returned>, HostError> {
         let leader = state.leader().clone();
-        let (filled_by, inherited) = Returned::who_fills(workshop, state, index, progress).await?;
+        let (filled_by, inherited) = Returned::who_fills(provisioner, state, index, progress).await?;
         let follower = state.servers[index].clone();
         if !follower.made {
             return Ok(None);
         }
-        let server = workshop.open_follower(&leader, &follower).await?;
+        let server = provisioner.open_follower(&leader, &follower).await?;
         if let Some(server) = Arc::clone(&server).into_process() {
             server.set_inherited(inherited);
         }
@@ -60,8 +60,8 @@ impl Returned {
     }
 
     /// Whether a follower that was not whole when that was written down is so by now.
-    pub async fn is_whole(workshop: &Workshop, leader: &ServerState, follower: &ServerState) -> bool {
-        matches!(look_at_clone(workshop, leader, follower).await, Found::Whole)
+    pub async fn is_whole(provisioner: &Provisioner, leader: &ServerState, follower: &ServerState) -> bool {
+        matches!(look_at_clone(provisioner, leader, follower).await, Found::Whole)
     }
 
     /// Who still fills a follower that was not whole, and what its server inherits from there; what has become of it is
@@ -70,7 +70,7 @@ impl Returned {
     /// # Errors
     /// [`HostError::File`].
     pub async fn who_fills(
-        workshop: &Workshop,
+        provisioner: &Provisioner,
         state: &mut ClusterState,
         index: usize,
         progress: &dyn Progress,
@@ -78,28 +78,28 @@ impl Returned {
         let (mut filled_by, mut inherited) = (None, Vec::new());
         if state.servers[index].filling {
             let name = state.servers[index].name.clone();
-            match look_at_clone(workshop, state.leader(), &state.servers[index]).await {
+            match look_at_clone(provisioner, state.leader(), &state.servers[index]).await {
                 Found::Whole => state.servers[index].filling = false,
                 Found::Filling(service, descriptors) => (filled_by, inherited) = (Some(service), descriptors),
                 Found::Lost(reason) => {
                     progress.notice(format!("{name} cannot be completed ({reason}); it is made again"));
-                    state.servers[index].unmake();
+                    state.servers[index].mark_unmade();
                 }
             }
-            state.write(&workshop.directory.state_file())?;
+            state.write(&provisioner.directory.state_file())?;
         }
         Ok((filled_by, inherited))
     }
 }
 
-async fn look_at_clone(workshop: &Workshop, leader: &ServerState, follower: &ServerState) -> Found {
-    let target = workshop.data_directory(follower);
+async fn look_at_clone(provisioner: &Provisioner, leader: &ServerState, follower: &ServerState) -> Found {
+    let target = provisioner.data_directory(follower);
     let without_service = || match state_without_service(&target) {
         CloneState::Whole => Found::Whole,
         CloneState::Discarded { reason } => Found::Lost(reason),
         other => Found::Lost(format!("{other:?}")),
     };
-    let service = match workshop.running_clone_service(leader).await {
+    let service = match provisioner.running_clone_service(leader).await {
         Ok(Some(service)) => service,
         Ok(None) => return without_service(),
         Err(error) => return Found::Lost(error.to_string()),
@@ -145,7 +145,7 @@ impl Membership {
     /// Keeps the files of one more follower ready, where clones are filled on demand: the next one is then there
     /// sooner.
     async fn keep_spare(self: Arc<Self>) {
-        match self.workshop.keep_spare(self.remembered().leader()).await {
+        match self.provisioner.keep_spare(self.remembered().leader()).await {
             Ok(true) => tracing::info!("the files of one more follower are kept ready"),
             Ok(false) => {}
             // Followers come without it, a little later.

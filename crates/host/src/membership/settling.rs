@@ -29,7 +29,7 @@ impl Membership {
         begun: Instant,
         progress: &Arc<dyn Progress>,
     ) -> Result<(), HostError> {
-        self.dismiss_leaving(&**progress).await?;
+        self.remove_leaving(&**progress).await?;
         let missing = self.remembered().missing();
         if missing.is_empty() {
             return Ok(());
@@ -52,25 +52,25 @@ impl Membership {
         for follower in missing {
             self.set_problem(&follower.name, None);
             self.take_out(&follower.name, &**progress).await?;
-            self.dismantle(follower, &**progress).await?;
+            self.remove_server(follower, &**progress).await?;
         }
-        if self.workshop.machines.is_some() {
+        if self.provisioner.machines.is_some() {
             return self.make_in_machines(missing, begun, progress).await;
         }
         let leader = self.remembered().leader().clone();
         let mut plans = Vec::new();
         for follower in missing {
-            plans.push(self.workshop.plan(&leader, follower, options)?);
+            plans.push(self.provisioner.plan(&leader, follower, options)?);
         }
         let choice = choose(options.mode, &plans[0]).map_err(failed(missing))?;
         progress.report(Event::Way { way: choice.name.to_string(), reason: choice.reason });
         let prewarming =
-            (options.warm == Warm::Full).then(|| Prewarming::begin(self.workshop.source(&leader).connection));
+            (options.warm == Warm::Full).then(|| Prewarming::begin(self.provisioner.source(&leader).connection));
         let making = Making { missing, begun, progress, prewarming, admissions: JoinSet::new() };
         let mut admissions = match choice.name {
             WayName::Lazy => self.fill_all(plans, making).await?,
             WayName::Copy => {
-                let way = Copy { binaries: self.workshop.binaries.clone() };
+                let way = Copy { binaries: self.provisioner.binaries.clone() };
                 // One after the other: two at once would only take the disk from each other.
                 self.make_whole(&way, plans.chunks(1), making).await?
             }
@@ -86,7 +86,7 @@ impl Membership {
         begun: Instant,
         progress: &Arc<dyn Progress>,
     ) -> Result<(), HostError> {
-        self.remember(|state| machines::assign_ports(&self.workshop.directory, state))??;
+        self.remember(|state| machines::assign_ports(&self.provisioner.directory, state))??;
         let remembered = self.remembered();
         let reason = "servers in machines are base backups, made in the guest".to_owned();
         progress.report(Event::Way { way: WayName::Copy.to_string(), reason });
@@ -96,7 +96,7 @@ impl Membership {
             remembered.followers().iter().filter(|follower| missing.iter().any(|one| one.name == follower.name))
         {
             progress.step(format!("making a machine for {} and copying the leader into it", follower.name));
-            self.workshop.copy_leader(remembered.leader(), follower, &**progress).await?;
+            self.provisioner.copy_leader(remembered.leader(), follower, &**progress).await?;
             let (follower, way, inherited) = (follower.clone(), WayName::Copy, Vec::new());
             let startable = Startable { follower, way, inherited, filled_by: None, prewarming: None };
             self.start_admission(startable, &mut making);
@@ -139,7 +139,7 @@ impl Membership {
         self.check_space(making.missing.len()).await?;
         making.progress.step(format!("cloning the leader to {}", making.names(&plans)));
         let leader = self.remembered().leader().clone();
-        let service = self.workshop.clone_service(&leader).await.map_err(failed(making.missing))?;
+        let service = self.provisioner.clone_service(&leader).await.map_err(failed(making.missing))?;
         let mut events = service.clone_all(plans).await.map_err(failed(making.missing))?;
         let (mut failure, mut told_pause) = (None, None);
         while let Some(event) = events.next().await.map_err(failed(making.missing))? {
@@ -184,7 +184,7 @@ impl Membership {
         let sizes = "SELECT sum(pg_catalog.pg_tablespace_size(oid))::int8 FROM pg_catalog.pg_tablespace";
         let row = client.query_one(sizes, &[]).await.map_err(HostError::sql(&leader.name, "ask for its size"))?;
         let size_bytes = u64::try_from(row.get::<_, i64>(0)).unwrap_or(0);
-        self.workshop.check_space(servers, size_bytes)
+        self.provisioner.check_space(servers, size_bytes)
     }
 }
 

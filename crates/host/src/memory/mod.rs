@@ -1,8 +1,7 @@
 //! The memory of a host's servers: how a cluster's servers are started, and the agent that shares memory out among
 //! them.
 
-mod alone;
-mod asking;
+mod client;
 mod configuration;
 mod engines;
 mod groups;
@@ -11,15 +10,16 @@ mod metrics;
 mod routes;
 mod schema;
 mod service;
+mod standalone;
 mod starting;
 mod status;
 
-pub use alone::MemoryAgent;
-pub use asking::{set, set_auto, status};
+pub use client::{set, set_auto, status};
 pub use configuration::{CgroupUse, ExtensionUse, InstanceMemory, MemoryConfiguration, ServerMemory};
 pub(crate) use metrics::metrics;
 pub(crate) use routes::routes;
 pub use routes::{AutoRequest, SetRequest};
 pub(crate) use service::MemoryService;
+pub use standalone::MemoryAgent;
 pub(crate) use starting::{EXTENSION, ServersMemory};
 pub use status::{MemoryStatus, MemorySummary};

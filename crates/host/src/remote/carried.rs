@@ -237,7 +237,7 @@ mod tests {
         let methods: Vec<&str> = carried.iter().map(|rule| rule.method.as_str()).collect();
         assert_eq!(methods, ["md5", "reject", "reject", "scram-sha-256"]);
         assert_eq!(take_rules(carried.clone()).unwrap(), carried);
-        let strange = [rule(RuleKind::Host, "a\"b", "::/0", "trust")];
-        assert!(carried_rules(&strange).unwrap_err().to_string().contains("access rule"), "it is not left out");
+        let unknown = [rule(RuleKind::Host, "a\"b", "::/0", "trust")];
+        assert!(carried_rules(&unknown).unwrap_err().to_string().contains("access rule"), "it is not left out");
     }
 }

@@ -1,7 +1,7 @@
 //! What this host does for others: it lets them read the images of its sources, and makes clones of theirs.
 //!
 //! ```text
-//!   other host ══ TLS, both known ══> [door] ── ping
+//!   other host ══ TLS, both known ══> [listener] ── ping
 //!                                       ├────── image of an allowed source ──> the source's clone service, byte by byte
 //!                                       └────── clone into an allowed directory ──> [ordered], whose image comes from the other host
 //! ```
@@ -13,12 +13,12 @@
 mod accepted;
 mod allowed;
 mod carried;
-mod door;
+mod listener;
 mod order;
 mod ordered;
-mod strangers;
+mod unauthenticated;
 
 pub use allowed::Allowed;
 pub use carried::{carried_rules, carried_settings};
-pub use door::Door;
+pub use listener::Listener;
 pub use order::{CloneOrder, OrderEvent, order_clone, ping};

@@ -13,7 +13,7 @@ use tokio::io::AsyncWrite;
 use tokio::sync::mpsc;
 
 use super::accepted::{Accepted, HOME_SUFFIX, Orderer, beside};
-use super::door::Host;
+use super::listener::Host;
 use super::order::OrderEvent;
 use crate::memory::EXTENSION;
 

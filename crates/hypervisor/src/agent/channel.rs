@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use onecopy_guest_agent::protocol::{LINE_BYTES_MAX, Outcome, Reply, Welcome};
+use onecopy_guest_agent::protocol::{Greeting, LINE_BYTES_MAX, Outcome, Reply};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -25,7 +25,7 @@ pub(super) struct Shared {
 #[derive(Debug, Default)]
 struct Waiters {
     by_id: HashMap<u64, mpsc::Sender<Outcome>>,
-    welcome: Option<Welcome>,
+    greeting: Option<Greeting>,
 }
 
 impl Shared {
@@ -37,12 +37,12 @@ impl Shared {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 
-    pub(super) fn welcome(&self) -> Option<Welcome> {
-        self.state().welcome.clone()
+    pub(super) fn greeting(&self) -> Option<Greeting> {
+        self.state().greeting.clone()
     }
 
-    pub(super) fn welcomed(&self, welcome: Welcome) {
-        self.state().welcome = Some(welcome);
+    pub(super) fn greeted(&self, greeting: Greeting) {
+        self.state().greeting = Some(greeting);
     }
 
     pub(super) fn lost(&self) -> Option<String> {

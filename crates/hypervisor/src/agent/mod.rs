@@ -1,7 +1,7 @@
 //! The host's end of the talk with the agent in a guest (`onecopy_guest_agent::protocol`).
 //!
 //! ```text
-//!            connect                    welcome
+//!            connect                    greeting
 //!  nothing ──────────> Greeting ───────────────────> Ready ──┐ requests, several at once
 //!                         ^  └─ hello again, each with an id of its own
 //!                         |          resync                  |
@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onecopy_guest_agent::protocol::{
-    Answer, COMMANDS_MAX, Command, FailureKind, Hello, Outcome, Postgres, Progress, Request, URGENT_COMMANDS_MAX,
-    VERSION_NEWEST, VERSION_OLDEST, Welcome,
+    Answer, COMMANDS_MAX, Command, FailureKind, Greeting, Hello, Outcome, Postgres, Progress, Request,
+    URGENT_COMMANDS_MAX, VERSION_NEWEST, VERSION_OLDEST,
 };
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
@@ -76,7 +76,8 @@ impl Agent {
     /// Connects to the socket of a machine's agent port and waits up to `timeout` until an agent answers.
     ///
     /// # Errors
-    /// [`HypervisorError::NoAgent`]: the guest is not up, or another process talks to it; [`HypervisorError::AgentVersion`].
+    /// [`HypervisorError::NoAgent`]: the guest is not up, or another process talks to it;
+    /// [`HypervisorError::AgentVersion`].
     pub async fn connect(socket: impl AsRef<Path>, timeout: Duration) -> Result<Agent, HypervisorError> {
         let socket = socket.as_ref();
         let deadline = Instant::now() + timeout;
@@ -103,15 +104,15 @@ impl Agent {
     ///
     /// # Errors
     /// Those of [`Agent::connect`].
-    pub async fn resync(&self, timeout: Duration) -> Result<Welcome, HypervisorError> {
+    pub async fn resync(&self, timeout: Duration) -> Result<Greeting, HypervisorError> {
         self.inner.shared.forget("the connection begins anew");
         self.greet(Instant::now() + timeout, timeout).await?;
-        Ok(self.welcome())
+        Ok(self.greeting())
     }
 
     /// Who answers: versions, and the guest's boot.
-    pub fn welcome(&self) -> Welcome {
-        self.inner.shared.welcome().expect("an agent is made when it has answered")
+    pub fn greeting(&self) -> Greeting {
+        self.inner.shared.greeting().expect("an agent is made when it has answered")
     }
 
     /// Why the connection is lost; none while it stands.
@@ -127,7 +128,7 @@ impl Agent {
     /// Whether the agent answers at all: a hello, which waits behind no other request and for nothing in the guest.
     ///
     /// # Errors
-    /// [`HypervisorError::AgentSilent`], [`HypervisorError::AgentLost`].
+    /// [`HypervisorError::AgentUnresponsive`], [`HypervisorError::AgentLost`].
     pub async fn probe(&self, timeout: Duration) -> Result<(), HypervisorError> {
         let command = Command::Hello(Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST });
         let name = requests::name(&command);
@@ -135,7 +136,7 @@ impl Agent {
             // Whatever it says, it is there.
             Ok(Ok(_) | Err(HypervisorError::Agent { .. })) => Ok(()),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(HypervisorError::AgentSilent { command: name.to_owned(), waited: timeout }),
+            Err(_) => Err(HypervisorError::AgentUnresponsive { command: name.to_owned(), waited: timeout }),
         }
     }
 
@@ -144,7 +145,7 @@ impl Agent {
     /// is told to end a program.
     ///
     /// # Errors
-    /// [`HypervisorError::Agent`] with the agent's words, [`HypervisorError::AgentSilent`],
+    /// [`HypervisorError::Agent`] with the agent's words, [`HypervisorError::AgentUnresponsive`],
     /// [`HypervisorError::AgentLost`].
     pub async fn request(&self, command: Command, timeout: Duration) -> Result<Answer, HypervisorError> {
         self.request_with_progress(command, timeout, |_| {}).await
@@ -162,7 +163,7 @@ impl Agent {
     ) -> Result<Answer, HypervisorError> {
         let name = requests::name(&command);
         let asked = tokio::time::timeout(timeout, self.ask(name, command, told)).await;
-        asked.unwrap_or_else(|_| Err(HypervisorError::AgentSilent { command: name.to_owned(), waited: timeout }))
+        asked.unwrap_or_else(|_| Err(HypervisorError::AgentUnresponsive { command: name.to_owned(), waited: timeout }))
     }
 
     async fn ask(
@@ -214,13 +215,13 @@ impl Agent {
     /// Says hello until one is answered.
     async fn greet(&self, deadline: Instant, timeout: Duration) -> Result<(), HypervisorError> {
         let no_agent = |reason: String| HypervisorError::NoAgent { socket: self.inner.socket.clone(), reason };
-        let silent =
+        let unresponsive =
             || no_agent(format!("no answer within {timeout:?}; the guest is not up, or another process talks to it"));
         let lost = || no_agent(self.lost().unwrap_or_else(|| "the connection is lost".to_owned()));
         // A guest that does not read takes no line, and those that wait for it take its place.
         let send = async |line: Vec<u8>| {
             let sent = tokio::time::timeout_at(deadline, self.inner.outgoing.send(line)).await;
-            sent.map_err(|_| silent())?.map_err(|_| lost())
+            sent.map_err(|_| unresponsive())?.map_err(|_| lost())
         };
         // Ends the line that an earlier host may have begun.
         send(b"\n".to_vec()).await?;
@@ -238,8 +239,8 @@ impl Agent {
                 () = self.inner.shared.wait_lost() => return Err(lost()),
             };
             match answer {
-                Ok(Some(Outcome::Ok(Answer::Hello(welcome)))) => {
-                    self.inner.shared.welcomed(bounded(welcome));
+                Ok(Some(Outcome::Ok(Answer::Hello(greeting)))) => {
+                    self.inner.shared.greeted(bounded(greeting));
                     return Ok(());
                 }
                 Ok(Some(Outcome::Error(failure))) if failure.kind == FailureKind::Version => {
@@ -250,7 +251,7 @@ impl Agent {
                 Err(_) => {}
             }
             if Instant::now() >= deadline {
-                return Err(silent());
+                return Err(unresponsive());
             }
             interval = HELLO_INTERVAL_MAX.min(interval * 2);
         }
@@ -258,10 +259,10 @@ impl Agent {
 }
 
 /// What a guest says of itself is kept and shown: no more than a line of it, and nothing that commands a terminal.
-fn bounded(welcome: Welcome) -> Welcome {
+fn bounded(greeting: Greeting) -> Greeting {
     let line = |text: String| printable(&text).chars().filter(|&letter| letter != '\n').take(WORD_MAX).collect();
-    let Welcome { version, program, boot_id, kernel } = welcome;
-    Welcome { version, program: line(program), boot_id: line(boot_id), kernel: line(kernel) }
+    let Greeting { version, program, boot_id, kernel } = greeting;
+    Greeting { version, program: line(program), boot_id: line(boot_id), kernel: line(kernel) }
 }
 
 /// Tells the guest when a request is given up.

@@ -33,12 +33,12 @@ impl Fake {
         Guest { stream: BufReader::new(self.listener.accept().await.unwrap().0) }
     }
 
-    /// A client that has been welcomed after the guest has said `stale`.
+    /// A client that has been greeted after the guest has said `stale`.
     async fn connected(&self, stale: &[u8]) -> (Agent, Guest) {
         let serving = async {
             let mut guest = self.guest().await;
             guest.stream.write_all(stale).await.unwrap();
-            guest.welcome("boot-1").await;
+            guest.greeting("boot-1").await;
             guest
         };
         let (agent, guest) = tokio::join!(Agent::connect(&self.socket, SOON), serving);
@@ -73,13 +73,13 @@ impl Guest {
         self.stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    async fn welcome(&mut self, boot: &str) {
+    async fn greeting(&mut self, boot: &str) {
         let hello = self.hear_any().await;
         assert!(matches!(hello.command, Command::Hello(_)), "{hello:?}");
         self.stream.write_all(b"\n").await.unwrap();
         let text = |text: &str| text.to_owned();
-        let welcome = Welcome { version: 1, program: text("0"), boot_id: text(boot), kernel: text("6") };
-        self.say(Some(hello.id), Outcome::Ok(Answer::Hello(welcome))).await;
+        let greeting = Greeting { version: 1, program: text("0"), boot_id: text(boot), kernel: text("6") };
+        self.say(Some(hello.id), Outcome::Ok(Answer::Hello(greeting))).await;
     }
 }
 
@@ -89,11 +89,11 @@ fn execute(program: &str) -> Command {
 
 #[tokio::test]
 async fn v7_what_an_earlier_host_has_left_is_thrown_away() {
-    // A whole answer to another's request, nonsense, and a half line that the welcome must not be glued to.
+    // A whole answer to another's request, nonsense, and a half line that the greeting must not be glued to.
     let stale = b"{\"id\":1,\"ok\":{\"done\":{}}}\n\xff\xfe\x00garbage\n{\"id\":2,\"ok\":{\"exec";
     let fake = Fake::new();
     let (agent, mut guest) = fake.connected(stale).await;
-    assert_eq!(agent.welcome().boot_id, "boot-1");
+    assert_eq!(agent.greeting().boot_id, "boot-1");
     let serving = async {
         let request = guest.hear().await;
         guest.say(Some(request.id), Outcome::Ok(Answer::Done {})).await;
@@ -105,14 +105,17 @@ async fn v7_what_an_earlier_host_has_left_is_thrown_away() {
 #[test]
 fn v7_what_a_guest_says_of_itself_is_one_short_line() {
     let text = |text: &str| text.to_owned();
-    let welcome = Welcome {
+    let greeting = Greeting {
         version: 1,
         program: text("a\n\u{1b}[31mb"),
         boot_id: text("boot-1"),
         kernel: "6".repeat(LINE_BYTES_MAX / 2),
     };
-    let welcome = bounded(welcome);
-    assert_eq!((welcome.program.as_str(), welcome.boot_id.as_str(), welcome.kernel.len()), ("ab", "boot-1", WORD_MAX));
+    let greeting = bounded(greeting);
+    assert_eq!(
+        (greeting.program.as_str(), greeting.boot_id.as_str(), greeting.kernel.len()),
+        ("ab", "boot-1", WORD_MAX)
+    );
 }
 
 #[tokio::test]
@@ -122,13 +125,13 @@ async fn v7_hello_is_said_again_to_a_guest_that_has_lost_it() {
         let mut guest = fake.guest().await;
         // A guest that was about to start anew.
         let lost = guest.hear_any().await;
-        guest.welcome("boot-2").await;
-        // The first one is answered late: that is one more welcome, and no answer to anything else.
+        guest.greeting("boot-2").await;
+        // The first one is answered late: that is one more greeting, and no answer to anything else.
         guest.say(Some(lost.id), Outcome::Ok(Answer::Done {})).await;
         guest
     };
     let (agent, _guest) = tokio::join!(Agent::connect(&fake.socket, SOON), serving);
-    assert_eq!(agent.unwrap().welcome().boot_id, "boot-2");
+    assert_eq!(agent.unwrap().greeting().boot_id, "boot-2");
 }
 
 #[tokio::test]
@@ -248,7 +251,7 @@ async fn v7_silence_a_lost_guest_and_a_foreign_version_are_told_apart() {
     let fake = Fake::new();
     let (agent, mut guest) = fake.connected(b"").await;
     let error = agent.request(execute("x"), Duration::from_millis(50)).await.unwrap_err();
-    assert!(matches!(error, HypervisorError::AgentSilent { .. }), "{error}");
+    assert!(matches!(error, HypervisorError::AgentUnresponsive { .. }), "{error}");
     let serving = async {
         guest.hear().await;
         guest.hear().await;
@@ -268,8 +271,8 @@ async fn v7_silence_a_lost_guest_and_a_foreign_version_are_told_apart() {
     let error = refused.unwrap_err();
     assert!(matches!(error, HypervisorError::AgentVersion { .. }), "{error}");
     // Nobody answers at all.
-    let silent = Agent::connect(&fake.socket, Duration::from_millis(300)).await.unwrap_err().to_string();
-    assert!(silent.contains("no answer within"), "{silent}");
+    let unresponsive = Agent::connect(&fake.socket, Duration::from_millis(300)).await.unwrap_err().to_string();
+    assert!(unresponsive.contains("no answer within"), "{unresponsive}");
     let missing = Agent::connect("/nonexistent.sock", Duration::from_millis(100)).await.unwrap_err().to_string();
     assert!(missing.contains("/nonexistent.sock"), "{missing}");
 }
@@ -286,15 +289,15 @@ async fn v7_a_restored_guest_is_greeted_anew_and_what_was_under_way_is_lost() {
     let serving = async {
         // The guest's state is an older one: it has never heard of the request, and is in the midst of a line.
         guest.stream.write_all(b"{\"id\":77,\"ok\":{\"do").await.unwrap();
-        guest.welcome("boot-3").await;
+        guest.greeting("boot-3").await;
         // An answer to what was asked before counts for nobody.
         guest.say(Some(old.id), Outcome::Ok(Answer::Done {})).await;
         let request = guest.hear().await;
         guest.say(Some(request.id), Outcome::Ok(Answer::Trimmed { bytes: 7 })).await;
     };
     let asked = async {
-        let welcome = agent.resync(SOON).await.unwrap();
-        assert_eq!(welcome.boot_id, "boot-3");
+        let greeting = agent.resync(SOON).await.unwrap();
+        assert_eq!(greeting.boot_id, "boot-3");
         agent.trim(SOON).await.unwrap()
     };
     let (trimmed, ()) = tokio::join!(asked, serving);
@@ -344,10 +347,10 @@ async fn v7_a_probe_tells_a_busy_guest_from_a_silent_one() {
     for _ in 0..COMMANDS_MAX {
         assert!(matches!(guest.hear().await.command, Command::Execute(_)));
     }
-    let (probed, ()) = tokio::join!(agent.probe(SOON), guest.welcome("boot-1"));
+    let (probed, ()) = tokio::join!(agent.probe(SOON), guest.greeting("boot-1"));
     probed.unwrap();
-    let silent = agent.probe(Duration::from_millis(20)).await.unwrap_err();
-    assert!(matches!(silent, HypervisorError::AgentSilent { .. }), "{silent}");
+    let unresponsive = agent.probe(Duration::from_millis(20)).await.unwrap_err();
+    assert!(matches!(unresponsive, HypervisorError::AgentUnresponsive { .. }), "{unresponsive}");
     programs.iter().for_each(tokio::task::JoinHandle::abort);
     drop(guest);
     agent.wait_lost().await;
@@ -365,7 +368,10 @@ async fn v34_nobody_waits_longer_than_was_said_for_a_guest_that_does_not_read() 
     for _ in 0..LINES_WAITING_MAX + 8 {
         let asked = tokio::time::timeout(SOON, agent.request(Command::WriteFile(file.clone()), patience)).await;
         let error = asked.expect("it ends by its own time").unwrap_err();
-        assert!(matches!(&error, HypervisorError::AgentSilent { command, .. } if command == "write_file"), "{error}");
+        assert!(
+            matches!(&error, HypervisorError::AgentUnresponsive { command, .. } if command == "write_file"),
+            "{error}"
+        );
     }
     assert_eq!(agent.inner.outgoing.capacity(), 0, "the queue is full");
     let begun_anew = tokio::time::timeout(SOON, agent.resync(patience)).await.expect("it ends by its own time");

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::devices::plugs_later;
-use crate::configuration::{Board, Boot, DiskDoor, Incoming, MemoryBackEnd, NbdServer, NetworkEnd, SocketRole};
+use crate::configuration::{Board, Boot, DiskBackend, Incoming, MemoryBackend, NbdServer, NetworkEnd, SocketRole};
 use crate::directory::check_socket_path;
 use crate::{MachineConfiguration, QemuVersion};
 
@@ -59,8 +59,8 @@ fn memory(configuration: &MachineConfiguration) -> Result<(), String> {
     if memory.size_bytes == 0 || !memory.size_bytes.is_multiple_of(MIB) {
         return Err(format!("{} bytes of memory: it must be a multiple of 1 MiB", memory.size_bytes));
     }
-    let shared = match &memory.back_end {
-        MemoryBackEnd::Anonymous { shared, huge_page_bytes } => {
+    let shared = match &memory.backend {
+        MemoryBackend::Anonymous { shared, huge_page_bytes } => {
             if let Some(bytes) = huge_page_bytes
                 && (!bytes.is_power_of_two() || *bytes < 2 * MIB || !memory.size_bytes.is_multiple_of(*bytes))
             {
@@ -68,7 +68,7 @@ fn memory(configuration: &MachineConfiguration) -> Result<(), String> {
             }
             *shared
         }
-        MemoryBackEnd::File { shared, read_only, path, .. } => {
+        MemoryBackend::File { shared, read_only, path, .. } => {
             if *shared && *read_only {
                 let path = path.display();
                 return Err(format!("the guest cannot share {path}, which is read only: it could not write"));
@@ -76,8 +76,8 @@ fn memory(configuration: &MachineConfiguration) -> Result<(), String> {
             *shared
         }
     };
-    let sees_memory = |door: &DiskDoor| matches!(door, DiskDoor::VhostUser { .. });
-    match configuration.disks.iter().find(|disk| sees_memory(&disk.door)) {
+    let sees_memory = |backend: &DiskBackend| matches!(backend, DiskBackend::VhostUser { .. });
+    match configuration.disks.iter().find(|disk| sees_memory(&disk.backend)) {
         Some(disk) if !shared => {
             Err(format!("the vhost-user back end of disk {} needs shared memory: `shared: true`", disk.id))
         }
@@ -128,9 +128,9 @@ fn ids(configuration: &MachineConfiguration) -> Result<(), String> {
 fn sockets(configuration: &MachineConfiguration) -> Result<(), String> {
     let mut paths: Vec<&std::path::Path> = configuration.more_monitors.iter().map(AsRef::as_ref).collect();
     for disk in &configuration.disks {
-        match &disk.door {
-            DiskDoor::VhostUser { socket, .. } => paths.push(socket),
-            DiskDoor::Nbd { server: NbdServer::Unix(socket), .. } => paths.push(socket),
+        match &disk.backend {
+            DiskBackend::VhostUser { socket, .. } => paths.push(socket),
+            DiskBackend::Nbd { server: NbdServer::Unix(socket), .. } => paths.push(socket),
             _ => {}
         }
     }

@@ -3,7 +3,7 @@
 use super::option::OptionText;
 use super::{CommandLine, generation};
 use crate::configuration::{
-    AsynchronousIo, Board, Disk, DiskDoor, FileFormat, Forward, NbdServer, Network, NetworkEnd, Protocol, SocketRole,
+    AsynchronousIo, Board, Disk, DiskBackend, FileFormat, Forward, NbdServer, Network, NetworkEnd, Protocol, SocketRole,
 };
 use crate::{MachineConfiguration, MachineDirectory, QemuVersion};
 
@@ -64,14 +64,14 @@ fn agent(line: &mut CommandLine, directory: &MachineDirectory) {
 fn disk(line: &mut CommandLine, disk: &Disk, processors: u32, boots: bool, version: QemuVersion) {
     let queues = disk.queues.map_or(processors, u32::from);
     let id = &disk.id;
-    let device = match &disk.door {
-        DiskDoor::VhostUser { socket, reconnect_ms } => {
+    let device = match &disk.backend {
+        DiskBackend::VhostUser { socket, reconnect_ms } => {
             let chardev = OptionText::new("socket").with("id", format!("{id}-socket")).with_path("path", socket);
             line.add("-chardev", reconnecting(chardev, *reconnect_ms, version));
             OptionText::new("vhost-user-blk-pci").with("id", id).with("chardev", format!("{id}-socket"))
         }
-        door => {
-            line.add("-blockdev", block_node(id, door));
+        backend => {
+            line.add("-blockdev", block_node(id, backend));
             let device = OptionText::new("virtio-blk-pci").with("id", id).with("drive", format!("{id}-blocks"));
             let device = device.with("serial", id);
             if disk.own_thread {
@@ -93,10 +93,10 @@ fn reconnecting(socket: OptionText, reconnect_ms: Option<u32>, version: QemuVers
     }
 }
 
-fn block_node(id: &str, door: &DiskDoor) -> OptionText {
+fn block_node(id: &str, backend: &DiskBackend) -> OptionText {
     let node = OptionText::new("").with("node-name", format!("{id}-blocks")).with("discard", "unmap");
-    match door {
-        DiskDoor::Nbd { server, export, reconnect_delay_s } => {
+    match backend {
+        DiskBackend::Nbd { server, export, reconnect_delay_s } => {
             let node = node.with("driver", "nbd").with("export", export).with("reconnect-delay", reconnect_delay_s);
             match server {
                 NbdServer::Unix(path) => node.with("server.type", "unix").with_path("server.path", path),
@@ -105,7 +105,7 @@ fn block_node(id: &str, door: &DiskDoor) -> OptionText {
                 }
             }
         }
-        DiskDoor::File { path, format, read_only, direct, asynchronous_io } => {
+        DiskBackend::File { path, format, read_only, direct, asynchronous_io } => {
             let format = match format {
                 FileFormat::Raw => "raw",
                 FileFormat::Qcow2 => "qcow2",
@@ -119,7 +119,7 @@ fn block_node(id: &str, door: &DiskDoor) -> OptionText {
             let node = node.with_path("file.filename", path).with("file.aio", way).with("file.discard", "unmap");
             node.with_switch("cache.direct", *direct).with_switch("file.cache.direct", *direct)
         }
-        DiskDoor::VhostUser { .. } => node,
+        DiskBackend::VhostUser { .. } => node,
     }
 }
 

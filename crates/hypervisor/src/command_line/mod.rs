@@ -13,7 +13,7 @@ mod tests;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::configuration::{Accelerator, Board, Boot, Generation, Incoming, MemoryBackEnd, OnPanic};
+use crate::configuration::{Accelerator, Board, Boot, Generation, Incoming, MemoryBackend, OnPanic};
 use crate::{HypervisorError, MachineConfiguration, MachineDirectory, QemuVersion};
 use option::OptionText;
 
@@ -143,13 +143,13 @@ impl CommandLine {
     fn memory(&mut self, configuration: &MachineConfiguration) {
         let memory = &configuration.memory;
         self.add("-m", OptionText::new("").with("size", format!("{}M", memory.size_bytes >> 20)));
-        let object = match &memory.back_end {
-            MemoryBackEnd::Anonymous { shared, huge_page_bytes } => {
+        let object = match &memory.backend {
+            MemoryBackend::Anonymous { shared, huge_page_bytes } => {
                 let object = OptionText::new("memory-backend-memfd").with_switch("share", *shared);
                 let huge = huge_page_bytes.map(|bytes| format!("{}k", bytes >> 10));
                 object.with_some("hugetlb", huge.is_some().then_some("on")).with_some("hugetlbsize", huge)
             }
-            MemoryBackEnd::File { path, shared, read_only, offset_bytes } => {
+            MemoryBackend::File { path, shared, read_only, offset_bytes } => {
                 let object = OptionText::new("memory-backend-file").with_path("mem-path", path);
                 let object = object.with_switch("share", *shared).with_switch("readonly", *read_only);
                 // A read-only file under private memory: the guest's memory itself is no ROM.

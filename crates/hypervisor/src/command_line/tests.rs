@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::configuration::{
-    Account, AsynchronousIo, Balloon, Disk, DiskDoor, FileFormat, Forward, NbdServer, Network, NetworkEnd, Protocol,
+    Account, AsynchronousIo, Balloon, Disk, DiskBackend, FileFormat, Forward, NbdServer, Network, NetworkEnd, Protocol,
     SocketRole,
 };
 
@@ -33,7 +33,7 @@ fn values(configuration: &MachineConfiguration, host: HostTraits, flag: &str) ->
 #[test]
 fn v1_a_whole_command_line() {
     let mut configuration = machine();
-    let socket = DiskDoor::VhostUser { socket: "/run/m/vhost.sock".into(), reconnect_ms: Some(200) };
+    let socket = DiskBackend::VhostUser { socket: "/run/m/vhost.sock".into(), reconnect_ms: Some(200) };
     configuration.disks.push(Disk::new("root", socket));
     let user = NetworkEnd::User { forwards: vec![Forward::tcp(15432, 5432)], restricted: false };
     configuration.networks.push(Network::new("net0", user));
@@ -103,55 +103,55 @@ fn v9_a_microvm_without_kvm_is_told_its_clock() {
 
 #[test]
 fn v1_memory_back_ends() {
-    let object = |back_end, preallocated| {
+    let object = |backend, preallocated| {
         let mut configuration = machine();
-        configuration.memory.back_end = back_end;
+        configuration.memory.backend = backend;
         configuration.memory.preallocated = preallocated;
         values(&configuration, HOST, "-object").remove(0)
     };
     let tail = |preallocated| {
         format!("id=pc.ram,size=536870912,prealloc={preallocated},x-use-canonical-path-for-ramblock-id=off")
     };
-    let file = |shared, read_only, offset_bytes| MemoryBackEnd::File {
+    let file = |shared, read_only, offset_bytes| MemoryBackend::File {
         path: "/m/ram, one".into(),
         shared,
         read_only,
         offset_bytes,
     };
     let table = [
-        (MemoryBackEnd::Anonymous { shared: false, huge_page_bytes: None }, "memory-backend-memfd,share=off"),
+        (MemoryBackend::Anonymous { shared: false, huge_page_bytes: None }, "memory-backend-memfd,share=off"),
         (
-            MemoryBackEnd::Anonymous { shared: true, huge_page_bytes: Some(2 << 20) },
+            MemoryBackend::Anonymous { shared: true, huge_page_bytes: Some(2 << 20) },
             "memory-backend-memfd,share=on,hugetlb=on,hugetlbsize=2048k",
         ),
         (file(true, false, 0), "memory-backend-file,mem-path=/m/ram,, one,share=on,readonly=off"),
         (file(false, true, 0), "memory-backend-file,mem-path=/m/ram,, one,share=off,readonly=on,rom=off"),
         (file(false, false, 4096), "memory-backend-file,mem-path=/m/ram,, one,share=off,readonly=off,offset=4096"),
     ];
-    for (back_end, expected) in table {
-        assert_eq!(object(back_end.clone(), false), format!("{expected},{}", tail("off")));
-        assert_eq!(object(back_end, true), format!("{expected},{}", tail("on")));
+    for (backend, expected) in table {
+        assert_eq!(object(backend.clone(), false), format!("{expected},{}", tail("off")));
+        assert_eq!(object(backend, true), format!("{expected},{}", tail("on")));
     }
 }
 
 #[test]
 fn v1_disks() {
-    let with = |door: DiskDoor, host| {
+    let with = |backend: DiskBackend, host| {
         let mut configuration = MachineConfiguration { processors: 4, ..machine() };
-        configuration.disks.push(Disk { queue_size: Some(256), ..Disk::new("d", door) });
+        configuration.disks.push(Disk { queue_size: Some(256), ..Disk::new("d", backend) });
         let flags = ["-chardev", "-blockdev", "-device"];
         let all = flags.iter().flat_map(|flag| values(&configuration, host, flag)).collect::<Vec<String>>();
         all.into_iter().filter(|value| value.contains("d-") || value.contains("id=d,")).collect::<Vec<String>>()
     };
-    let file = |format, read_only, direct, asynchronous_io| DiskDoor::File {
+    let file = |format, read_only, direct, asynchronous_io| DiskBackend::File {
         path: "/d,1".into(),
         format,
         read_only,
         direct,
         asynchronous_io,
     };
-    let nbd = |server| DiskDoor::Nbd { server, export: "e,1".into(), reconnect_delay_s: 60 };
-    let vhost = |reconnect_ms| DiskDoor::VhostUser { socket: "/s,1".into(), reconnect_ms };
+    let nbd = |server| DiskBackend::Nbd { server, export: "e,1".into(), reconnect_delay_s: 60 };
+    let vhost = |reconnect_ms| DiskBackend::VhostUser { socket: "/s,1".into(), reconnect_ms };
     let blocks = "virtio-blk-pci,id=d,drive=d-blocks,serial=d,num-queues=4,queue-size=256";
     let shared = "vhost-user-blk-pci,id=d,chardev=d-socket,num-queues=4,queue-size=256";
     let node = "node-name=d-blocks,discard=unmap";
@@ -200,16 +200,17 @@ fn v1_disks() {
             ],
         ),
     ];
-    for (door, host, expected) in table {
-        assert_eq!(with(door.clone(), host), expected, "{door:?}");
+    for (backend, host, expected) in table {
+        assert_eq!(with(backend.clone(), host), expected, "{backend:?}");
     }
 }
 
 #[test]
 fn v1_a_disk_may_have_a_thread_of_its_own() {
-    let door = DiskDoor::Nbd { server: NbdServer::Unix("/n".into()), export: String::new(), reconnect_delay_s: 0 };
+    let backend =
+        DiskBackend::Nbd { server: NbdServer::Unix("/n".into()), export: String::new(), reconnect_delay_s: 0 };
     let mut configuration = machine();
-    configuration.disks.push(Disk { own_thread: true, ..Disk::new("d", door) });
+    configuration.disks.push(Disk { own_thread: true, ..Disk::new("d", backend) });
     assert!(values(&configuration, HOST, "-object").contains(&"iothread,id=d-thread".to_owned()));
     let device = "virtio-blk-pci,id=d,drive=d-blocks,serial=d,iothread=d-thread,num-queues=1";
     assert!(values(&configuration, HOST, "-device").contains(&device.to_owned()));
@@ -309,7 +310,7 @@ fn v1_what_contradicts_itself_is_refused() {
         arguments(&configuration, host).expect_err("refused")
     };
     let long = PathBuf::from(format!("/{}", "x".repeat(200)));
-    let vhost = |socket: PathBuf| Disk::new("d", DiskDoor::VhostUser { socket, reconnect_ms: None });
+    let vhost = |socket: PathBuf| Disk::new("d", DiskBackend::VhostUser { socket, reconnect_ms: None });
     let unplugged = |id: &str| Network::new(id, NetworkEnd::Unplugged);
     type Change<'a> = &'a dyn Fn(&mut MachineConfiguration);
     let table: [(Change<'_>, &str); 18] = [
@@ -322,20 +323,20 @@ fn v1_what_contradicts_itself_is_refused() {
         (
             &|m| {
                 m.memory.size_bytes = 3 << 20;
-                m.memory.back_end = MemoryBackEnd::Anonymous { shared: true, huge_page_bytes: Some(2 << 20) };
+                m.memory.backend = MemoryBackend::Anonymous { shared: true, huge_page_bytes: Some(2 << 20) };
             },
             "huge pages of 2097152",
         ),
         (
             &|m| {
-                m.memory.back_end =
-                    MemoryBackEnd::File { path: "/f".into(), shared: true, read_only: true, offset_bytes: 0 };
+                m.memory.backend =
+                    MemoryBackend::File { path: "/f".into(), shared: true, read_only: true, offset_bytes: 0 };
             },
             "read only",
         ),
         (
             &|m| {
-                m.memory.back_end = MemoryBackEnd::Anonymous { shared: false, huge_page_bytes: None };
+                m.memory.backend = MemoryBackend::Anonymous { shared: false, huge_page_bytes: None };
                 m.disks.push(vhost("/s".into()));
             },
             "needs shared memory",
@@ -383,7 +384,7 @@ fn v1_a_directory_with_a_long_name_is_refused() {
 #[test]
 fn v1_a_configuration_is_kept_in_a_file() {
     let mut configuration = machine();
-    configuration.disks.push(Disk::new("d", DiskDoor::VhostUser { socket: "/s".into(), reconnect_ms: Some(1) }));
+    configuration.disks.push(Disk::new("d", DiskBackend::VhostUser { socket: "/s".into(), reconnect_ms: Some(1) }));
     configuration
         .networks
         .push(Network::new("n", NetworkEnd::User { forwards: vec![Forward::tcp(1, 2)], restricted: false }));

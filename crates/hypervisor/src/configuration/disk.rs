@@ -10,7 +10,7 @@ pub struct Disk {
     /// Its name inside QEMU, letters, digits and `-`; unique in the machine.
     pub id: String,
     /// Where its blocks come from.
-    pub door: DiskDoor,
+    pub backend: DiskBackend,
     /// Request queues; none: one a processor.
     pub queues: Option<u16>,
     /// Requests a queue holds, a power of 2; none: QEMU's choice.
@@ -22,16 +22,16 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// A disk behind `door`; QEMU chooses the rest.
-    pub fn new(id: impl Into<String>, door: DiskDoor) -> Disk {
-        Disk { id: id.into(), door, queues: None, queue_size: None, own_thread: false }
+    /// A disk behind `backend`; QEMU chooses the rest.
+    pub fn new(id: impl Into<String>, backend: DiskBackend) -> Disk {
+        Disk { id: id.into(), backend, queues: None, queue_size: None, own_thread: false }
     }
 }
 
 /// Where a disk's blocks come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum DiskDoor {
+pub enum DiskBackend {
     /// A vhost-user-blk back end that listens on this socket and sees the guest's memory, which must be shared.
     VhostUser {
         /// The back end's socket.

@@ -13,7 +13,7 @@ pub struct Memory {
     /// Size in bytes, a multiple of 1 MiB.
     pub size_bytes: u64,
     /// What is behind it.
-    pub back_end: MemoryBackEnd,
+    pub backend: MemoryBackend,
     /// All of it is taken from the host at start.
     pub preallocated: bool,
 }
@@ -21,15 +21,15 @@ pub struct Memory {
 impl Memory {
     /// Memory that other processes can map, as a vhost-user disk needs it.
     pub fn shared(size_bytes: u64) -> Memory {
-        let back_end = MemoryBackEnd::Anonymous { shared: true, huge_page_bytes: None };
-        Memory { size_bytes, back_end, preallocated: false }
+        let backend = MemoryBackend::Anonymous { shared: true, huge_page_bytes: None };
+        Memory { size_bytes, backend, preallocated: false }
     }
 }
 
 /// What is behind a guest's memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum MemoryBackEnd {
+pub enum MemoryBackend {
     /// A memfd.
     Anonymous {
         /// Other processes can be given it and see what the guest writes.

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use disk::{AsynchronousIo, Disk, DiskDoor, FileFormat, NbdServer};
-pub use memory::{Memory, MemoryBackEnd};
+pub use disk::{AsynchronousIo, Disk, DiskBackend, FileFormat, NbdServer};
+pub use memory::{Memory, MemoryBackend};
 pub use network::{Forward, Network, NetworkEnd, Protocol, SocketRole};
 pub use security::{Account, Security};
 

@@ -97,8 +97,8 @@ impl Monitor {
     ///
     /// # Errors
     /// Those of [`Monitor::execute`].
-    pub async fn add_character_device(&self, id: &str, back_end: Value) -> Result<(), HypervisorError> {
-        self.tell("chardev-add", json!({ "id": id, "backend": back_end })).await
+    pub async fn add_character_device(&self, id: &str, backend: Value) -> Result<(), HypervisorError> {
+        self.tell("chardev-add", json!({ "id": id, "backend": backend })).await
     }
 
     /// `chardev-remove`.

@@ -5,7 +5,7 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 
 use onecopy_hypervisor::configuration::{
-    Accelerator, AsynchronousIo, Balloon, Board, Disk, DiskDoor, FileFormat, Forward, Generation, MemoryBackEnd,
+    Accelerator, AsynchronousIo, Balloon, Board, Disk, DiskBackend, FileFormat, Forward, Generation, MemoryBackend,
     Network, NetworkEnd, OnPanic, Protocol, SocketRole,
 };
 use onecopy_hypervisor::{InheritedDescriptor, Machine, MachineConfiguration};
@@ -86,10 +86,10 @@ async fn v1_every_kind_of_memory_is_accepted() {
     let file = machines.path("memory, with comma");
     std::fs::File::create(&file).unwrap().set_len(65 << 20).unwrap();
     let on_file =
-        |shared, read_only, offset_bytes| MemoryBackEnd::File { path: file.clone(), shared, read_only, offset_bytes };
+        |shared, read_only, offset_bytes| MemoryBackend::File { path: file.clone(), shared, read_only, offset_bytes };
     let kinds = [
-        MemoryBackEnd::Anonymous { shared: true, huge_page_bytes: None },
-        MemoryBackEnd::Anonymous { shared: false, huge_page_bytes: None },
+        MemoryBackend::Anonymous { shared: true, huge_page_bytes: None },
+        MemoryBackend::Anonymous { shared: false, huge_page_bytes: None },
         on_file(true, false, 0),
         on_file(false, false, 1 << 20),
         on_file(false, true, 0),
@@ -97,8 +97,8 @@ async fn v1_every_kind_of_memory_is_accepted() {
     for (number, kind) in kinds.into_iter().enumerate() {
         let mut configuration = machines.configuration();
         let shared =
-            matches!(kind, MemoryBackEnd::Anonymous { shared: true, .. } | MemoryBackEnd::File { shared: true, .. });
-        configuration.memory.back_end = kind.clone();
+            matches!(kind, MemoryBackend::Anonymous { shared: true, .. } | MemoryBackend::File { shared: true, .. });
+        configuration.memory.backend = kind.clone();
         configuration.memory.preallocated = number == 0;
         let machine = accepted(&mut machines, &format!("m{number}"), &configuration, &[]).await;
         let back_ends = machine.monitor().execute("query-memdev", json!({})).await.unwrap();
@@ -159,7 +159,7 @@ async fn v1_every_kind_of_file_is_accepted() {
     let mut make = std::process::Command::new("qemu-img");
     make.args(["create", "-q", "-f", "qcow2"]).arg(&qcow2).arg("8M");
     assert!(make.status().unwrap().success());
-    let file = |path, format, read_only, direct, asynchronous_io| DiskDoor::File {
+    let file = |path, format, read_only, direct, asynchronous_io| DiskBackend::File {
         path,
         format,
         read_only,
@@ -192,7 +192,7 @@ async fn v1_a_vhost_user_back_end_that_is_not_there_is_named() {
     let mut machines = Machines::new();
     let socket = machines.path("disk, with comma.sock");
     let mut configuration = machines.configuration();
-    configuration.disks.push(Disk::new("shared", DiskDoor::VhostUser { socket, reconnect_ms: None }));
+    configuration.disks.push(Disk::new("shared", DiskBackend::VhostUser { socket, reconnect_ms: None }));
     let directory = machines.directory("m");
     let error = machines.start(&configuration, &directory).await.unwrap_err().to_string();
     assert!(error.contains("/disk, with comma.sock"), "{error}");

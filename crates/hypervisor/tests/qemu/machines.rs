@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use onecopy_hypervisor::configuration::{AsynchronousIo, Boot, Disk, DiskDoor, FileFormat};
+use onecopy_hypervisor::configuration::{AsynchronousIo, Boot, Disk, DiskBackend, FileFormat};
 use onecopy_hypervisor::{HypervisorError, Machine, MachineConfiguration, MachineDirectory, Qemu, TimeLimits};
 use onecopy_testing::{TestDirectory, WAIT_MAX, process};
 
@@ -64,9 +64,9 @@ pub fn patient() -> TimeLimits {
     TimeLimits { start: WAIT_MAX, quit: WAIT_MAX, kill: WAIT_MAX, pause: WAIT_MAX, ..TimeLimits::default() }
 }
 
-pub fn file_door(path: PathBuf) -> DiskDoor {
+pub fn file_door(path: PathBuf) -> DiskBackend {
     let asynchronous_io = AsynchronousIo::Threads;
-    DiskDoor::File { path, format: FileFormat::Raw, read_only: false, direct: false, asynchronous_io }
+    DiskBackend::File { path, format: FileFormat::Raw, read_only: false, direct: false, asynchronous_io }
 }
 
 impl Drop for Machines {

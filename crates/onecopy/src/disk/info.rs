@@ -89,8 +89,8 @@ fn base_text(base: &BaseSpecification) -> String {
 fn served_text(served: &ServedDisk, text: &mut String) {
     let attached = if served.is_attached { "" } else { ", which waits for a machine" };
     let _ = writeln!(text, "served by process {}{attached}", served.process_id);
-    for door in &served.doors {
-        let _ = writeln!(text, "  {} at {}", door.kind, door.address);
+    for transport in &served.transports {
+        let _ = writeln!(text, "  {} at {}", transport.kind, transport.address);
     }
     if let Some(disk) = &served.disk {
         let (allocated, current) = (HumanBytes(disk.allocated_bytes), HumanBytes(disk.current_bytes));

@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use onecopy_disk::TlsFiles;
 use onecopy_disk::nbd::Address;
 use onecopy_disk::vhost_user::CompletionHold;
-use onecopy_host::disk::protocol::{Door, ServedDisk};
+use onecopy_host::disk::protocol::{ServedDisk, Transport};
 use onecopy_host::disk::{DiskServer, SCAN_BYTES_PER_SECOND_DEFAULT, ServeOptions};
 use onecopy_host::{HostError, Page};
 use tokio::net::TcpListener;
@@ -151,7 +151,7 @@ impl Serving {
     fn options(&self) -> anyhow::Result<ServeOptions> {
         anyhow::ensure!(
             self.vhost.is_some() || !self.nbd.is_empty(),
-            "a disk without a door is of no use: give --vhost SOCKET, --nbd ADDRESS, or both"
+            "a disk without a transport is of no use: give --vhost SOCKET, --nbd ADDRESS, or both"
         );
         Ok(ServeOptions {
             vhost: self.vhost.clone(),
@@ -180,18 +180,18 @@ impl Serving {
     }
 }
 
-/// Says what QEMU needs to use each door.
+/// Says what QEMU needs to use each transport.
 fn tell(directory: &Path, served: &ServedDisk) {
     output::say(format_args!("{} is served by process {}.", directory.display(), served.process_id));
-    for door in &served.doors {
-        output::say(format_args!("QEMU, {}:\n{}", door.kind, qemu_options(door)));
+    for transport in &served.transports {
+        output::say(format_args!("QEMU, {}:\n{}", transport.kind, qemu_options(transport)));
     }
 }
 
-/// QEMU's options for a door.
-fn qemu_options(door: &Door) -> String {
-    let address = &door.address;
-    if door.kind == "vhost-user-blk" {
+/// QEMU's options for a transport.
+fn qemu_options(transport: &Transport) -> String {
+    let address = &transport.address;
+    if transport.kind == "vhost-user-blk" {
         return format!(
             "  -object memory-backend-memfd,id=memory,size=1G,share=on -machine q35,memory-backend=memory -m 1G \\\n  \
              -chardev socket,id=disk,path={address},reconnect-ms=100 -device vhost-user-blk-pci,chardev=disk"

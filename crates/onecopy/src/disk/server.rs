@@ -15,6 +15,6 @@ impl DiskServer {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<()> {
         crate::logging::start("info");
-        self.serving.run(|served| tracing::info!(doors = served.doors.len(), "the disk is served"))
+        self.serving.run(|served| tracing::info!(transports = served.transports.len(), "the disk is served"))
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onecopy_host::machines::{Forward, MachineWishes, NewMachine};
+use onecopy_host::machines::{Forward, MachineOverrides, NewMachine};
 
 use super::MachineOption;
 use crate::disk::amount::bytes;
@@ -47,13 +47,13 @@ impl Create {
     pub fn run(&self) -> anyhow::Result<()> {
         let name = self.machine.name()?;
         let machines = self.machine.machines()?;
-        let wishes = MachineWishes {
+        let overrides = MachineOverrides {
             memory_bytes: Some(self.memory),
             processors: Some(self.processors),
             disk_bytes: Some(self.disk),
             image: self.image.clone(),
         };
-        let new = NewMachine { name, wishes, forwards: self.forward.clone(), postgresql: self.postgresql };
+        let new = NewMachine { name, overrides, forwards: self.forward.clone(), postgresql: self.postgresql };
         crate::block_on(async {
             let display = Display::choose(self.json);
             machines.create(&new).await?;

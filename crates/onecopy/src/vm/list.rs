@@ -56,7 +56,7 @@ fn show(summary: &MachineSummary) {
         machine.processors,
         size::text(machine.memory_bytes),
     ));
-    if let Some(seconds) = machine.silent_s {
+    if let Some(seconds) = machine.unresponsive_s {
         output::say(format_args!("  its guest has not answered for {seconds} s"));
     }
     if let Some(end) = summary.end.as_ref().filter(|end| !end.clean && machine.process_id.is_none()) {

@@ -125,12 +125,12 @@ fn c22_a_server_that_does_not_answer_is_told() {
     let directory = ClusterDirectory::new();
     directory.up(1);
     let follower = Frozen::server(directory.postmaster("follower-1"));
-    until("it is told", || directory.status()["servers"][1]["state"] == "silent");
+    until("it is told", || directory.status()["servers"][1]["state"] == "unresponsive");
     until("the leader answers", || directory.status()["servers"][0]["state"] == "running");
     until("the leader serves", || directory.page("/healthz").0.ends_with("200 OK"));
     drop(follower);
     let leader = Frozen::server(directory.postmaster("leader"));
-    until("it is told", || directory.status()["servers"][0]["state"] == "silent");
+    until("it is told", || directory.status()["servers"][0]["state"] == "unresponsive");
     until("/healthz says so", || directory.page("/healthz").0.contains("503"));
     drop(leader);
     until("/healthz is good again", || directory.page("/healthz").0.ends_with("200 OK"));

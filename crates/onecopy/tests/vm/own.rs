@@ -47,9 +47,9 @@ fn v24_a_machine_outlives_what_looks_after_it() {
     assert_eq!(machines.process("web", "qemu.pid"), Some(machine), "the guest was never booted again");
 
     // A guest that does not run says nothing: that is told, and nothing else follows.
-    let silent = Frozen::of([machine]);
-    until("it is silent", || machines.machine("web")["state"] == "silent");
-    drop(silent);
+    let unresponsive = Frozen::of([machine]);
+    until("it is unresponsive", || machines.machine("web")["state"] == "unresponsive");
+    drop(unresponsive);
     until("it answers", || machines.machine("web")["state"] == "running");
     assert_eq!(machines.guest("web", "cat /root/kept"), "kept");
 

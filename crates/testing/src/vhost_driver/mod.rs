@@ -1,4 +1,5 @@
-//! A virtio-blk driver without a guest: the other end of a vhost-user-blk door, which it knows by the protocol alone.
+//! A virtio-blk driver without a guest: the other end of a vhost-user-blk back end, which it knows by the protocol
+//! alone.
 //!
 //! It is a front end and a guest's driver at once: it shares a piece of its own memory, keeps the rings in it and does
 //! requests. Everything that a well-behaved guest would not do can be done through [`Driver::put`] and
@@ -29,7 +30,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 const LOG_ALL: u64 = 1 << 26;
 /// `VIRTIO_F_EVENT_IDX`: both sides say up to where they need no notification.
 const EVENT_INDEX: u64 = 1 << 29;
-/// All that a driver asks for (VIRTIO 1.2, 5.2.3 and 6). A door that offers less refuses.
+/// All that a driver asks for (VIRTIO 1.2, 5.2.3 and 6). A back end that offers less refuses.
 const FEATURES: u64 = (1 << 1) // SIZE_MAX
     | (1 << 2) // SEG_MAX
     | (1 << 6) // BLK_SIZE
@@ -46,7 +47,7 @@ const FEATURES: u64 = (1 << 1) // SIZE_MAX
 
 /// Where the shared memory begins for the "guest".
 pub const GUEST_BASE: u64 = 0x4000_0000;
-/// Where it begins in the front end's address space, as far as the door is told: ring addresses come in it.
+/// Where it begins in the front end's address space, as far as the back end is told: ring addresses come in it.
 const USER_BASE: u64 = 0x7f00_0000_0000;
 /// Room for a ring's three parts at the largest size.
 const RING_BYTES: u64 = 64 << 10;
@@ -59,8 +60,8 @@ const SLOT_HEAD_BYTES: u64 = 32;
 /// What went wrong with a driver.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// The door did not answer as it should.
-    #[error("the door: {0}")]
+    /// The back end did not answer as it should.
+    #[error("the back end: {0}")]
     Door(#[from] vhost::Error),
     /// The operating system refused.
     #[error("a driver's memory or descriptors: {0}")]
@@ -89,7 +90,7 @@ pub struct DriverOptions {
     pub spare_bytes: u64,
     /// Whether both sides say up to where they need no notification.
     pub event_index: bool,
-    /// Whether requests under way are kept in an area that outlives the door.
+    /// Whether requests under way are kept in an area that outlives the back end.
     pub track_in_flight: bool,
 }
 
@@ -181,10 +182,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Connects to a door and negotiates; no ring runs yet.
+    /// Connects to a back end and negotiates; no ring runs yet.
     ///
     /// # Errors
-    /// The door is not there, or refuses.
+    /// The back end is not there, or refuses.
     pub fn connect(socket: &Path, options: DriverOptions) -> Result<Driver, DriverError> {
         let slots = u64::from(options.ring_size / 3);
         let size = u64::from(options.queues) * (RING_BYTES + slots * (SLOT_HEAD_BYTES + options.slot_bytes))
@@ -221,10 +222,10 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Connects to another door, or to the same one after its death, with the same memory and rings.
+    /// Connects to another back end, or to the same one after its death, with the same memory and rings.
     ///
     /// # Errors
-    /// The door is not there, or refuses.
+    /// The back end is not there, or refuses.
     pub fn reconnect(&mut self, socket: &Path) -> Result<(), DriverError> {
         self.front_end = Frontend::connect(socket, u64::from(self.options.queues))?;
         self.negotiate(self.log.is_some())?;
@@ -269,7 +270,7 @@ impl Driver {
     /// Shares the memory again, as a front end does when its machine's memory changed; running rings go on.
     ///
     /// # Errors
-    /// The door refuses.
+    /// The back end refuses.
     pub fn share_again(&mut self) -> Result<(), DriverError> {
         self.share()
     }
@@ -277,7 +278,7 @@ impl Driver {
     /// Starts a ring where it stands: after a death with what is in flight, else where it stopped.
     ///
     /// # Errors
-    /// The door refuses.
+    /// The back end refuses.
     pub fn start(&mut self, queue: u16) -> Result<(), DriverError> {
         let base = self.rings[usize::from(queue)].used;
         self.start_at(queue, base)
@@ -286,7 +287,7 @@ impl Driver {
     /// Starts a ring at an index of the available ring.
     ///
     /// # Errors
-    /// The door refuses.
+    /// The back end refuses.
     pub fn start_at(&mut self, queue: u16, base: u16) -> Result<(), DriverError> {
         let ring = &self.rings[usize::from(queue)];
         let index = usize::from(queue);
@@ -316,7 +317,7 @@ impl Driver {
     /// Stops a ring; gives the index at which it goes on.
     ///
     /// # Errors
-    /// The door has gone.
+    /// The back end has gone.
     pub fn stop(&mut self, queue: u16) -> Result<u16, DriverError> {
         Ok(self.front_end.get_vring_base(usize::from(queue))? as u16)
     }
@@ -324,13 +325,14 @@ impl Driver {
     /// The device's configuration space, from its beginning.
     ///
     /// # Errors
-    /// The door refuses.
+    /// The back end refuses.
     pub fn config(&mut self, bytes: u32) -> Result<Vec<u8>, DriverError> {
         let room = vec![0; bytes as usize];
         Ok(self.front_end.get_config(0, bytes, VhostUserConfigFlags::WRITABLE, &room)?.1)
     }
 
-    /// The area of requests in flight, as the door has made it, and its size in bytes; none when they are not tracked.
+    /// The area of requests in flight, as the back end has made it, and its size in bytes; none when they are not
+    /// tracked.
     pub fn in_flight(&self) -> Option<(&File, u64)> {
         self.in_flight.as_ref().map(|(area, file)| (file, area.mmap_size))
     }
@@ -338,7 +340,7 @@ impl Driver {
     /// Begins to log which pages the device writes.
     ///
     /// # Errors
-    /// The door refuses.
+    /// The back end refuses.
     pub fn log(&mut self) -> Result<(), DriverError> {
         let bits = (GUEST_BASE + self.memory.size() as u64).div_ceil(4096).div_ceil(8);
         let file = File::from(rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).map_err(io)?);

@@ -1,6 +1,6 @@
 //! The guest's clock, which stands still while the guest is saved or paused.
 
-use super::answers::{Result, failed, malformed};
+use super::replies::{Result, failed, malformed};
 use rustix::time::{ClockId, Timespec, clock_settime};
 
 pub(crate) fn set(unix_ns: u64) -> Result<()> {

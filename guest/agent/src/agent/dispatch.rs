@@ -1,12 +1,12 @@
 //! Requests become work, each on a thread of its own.
 
-use super::answers::{Answers, Reporter, Result, failure, malformed};
+use super::in_progress::InProgress;
 use super::lines::Line;
-use super::under_way::UnderWay;
+use super::replies::{Replies, Reporter, Result, failure, malformed};
 use super::{SwitchOff, clock, execute, files, health, identity, memory, postgres, trim};
 use crate::protocol::{
-    Answer, Command, Failure, FailureKind, Hello, LINE_BYTES_MAX, Outcome, Reply, Request, VERSION_NEWEST,
-    VERSION_OLDEST, Welcome,
+    Answer, Command, Failure, FailureKind, Greeting, Hello, LINE_BYTES_MAX, Outcome, Reply, Request, VERSION_NEWEST,
+    VERSION_OLDEST,
 };
 use std::fs::read_to_string;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,14 +15,14 @@ use std::sync::mpsc::Sender;
 
 /// What takes requests.
 pub(crate) struct Dispatch {
-    answers: Arc<Answers>,
+    replies: Arc<Replies>,
     switch_off: Sender<SwitchOff>,
-    under_way: Arc<UnderWay>,
+    in_progress: Arc<InProgress>,
 }
 
 impl Dispatch {
-    pub(crate) fn new(answers: Arc<Answers>, switch_off: Sender<SwitchOff>) -> Dispatch {
-        Dispatch { answers, switch_off, under_way: Arc::default() }
+    pub(crate) fn new(replies: Arc<Replies>, switch_off: Sender<SwitchOff>) -> Dispatch {
+        Dispatch { replies, switch_off, in_progress: Arc::default() }
     }
 
     /// Begins what a line asks for, or answers that it cannot be done.
@@ -33,14 +33,14 @@ impl Dispatch {
             Line::TooLong => Err((None, malformed(format!("a line of more than {LINE_BYTES_MAX} bytes")))),
         };
         match request {
-            Ok(Request { id, command: Command::Hello(hello) }) => self.answer(Some(id), welcome(hello)),
+            Ok(Request { id, command: Command::Hello(hello) }) => self.answer(Some(id), greeting(hello)),
             Ok(Request { id, command: Command::PowerOff {} }) => {
                 self.answer(Some(id), Ok(Answer::Done {}));
                 // Nobody receives: it is being switched off already.
                 let _ = self.switch_off.send(SwitchOff);
             }
             Ok(Request { id, command: Command::Cancel { id: given_up } }) => {
-                self.under_way.cancel(given_up);
+                self.in_progress.cancel(given_up);
                 self.answer(Some(id), Ok(Answer::Done {}));
             }
             Ok(request) => self.begin(request),
@@ -49,26 +49,26 @@ impl Dispatch {
     }
 
     fn answer(&self, id: Option<u64>, result: Result<Answer>) {
-        self.answers.send(&Reply { id, outcome: outcome(result) });
+        self.replies.send(&Reply { id, outcome: outcome(result) });
     }
 
     fn begin(&self, Request { id, command }: Request) {
-        let cancelled = match self.under_way.begin(id, command.is_urgent()) {
+        let cancelled = match self.in_progress.begin(id, command.is_urgent()) {
             Ok(cancelled) => cancelled,
             Err(busy) => return self.answer(Some(id), Err(busy)),
         };
-        let (answers, under_way, is_urgent) =
-            (Arc::clone(&self.answers), Arc::clone(&self.under_way), command.is_urgent());
+        let (replies, in_progress, is_urgent) =
+            (Arc::clone(&self.replies), Arc::clone(&self.in_progress), command.is_urgent());
         let begun = std::thread::Builder::new().spawn(move || {
-            let reporter = Reporter::new(&answers, id, cancelled);
+            let reporter = Reporter::new(&replies, id, cancelled);
             let result = catch_unwind(AssertUnwindSafe(|| perform(command, &reporter)))
                 .unwrap_or_else(|_| Err(failure(FailureKind::Failed, "the agent failed: see the guest's console")));
             // Before the answer: who has it may ask for the next thing at once.
-            under_way.end(id, is_urgent);
-            answers.send(&Reply { id: Some(id), outcome: outcome(result) });
+            in_progress.end(id, is_urgent);
+            replies.send(&Reply { id: Some(id), outcome: outcome(result) });
         });
         if let Err(error) = begun {
-            self.under_way.end(id, is_urgent);
+            self.in_progress.end(id, is_urgent);
             self.answer(Some(id), Err(failure(FailureKind::Busy, format!("no thread for it: {error}"))));
         }
     }
@@ -91,7 +91,7 @@ fn perform(command: Command, reporter: &Reporter<'_>) -> Result<Answer> {
         Command::Postgres(action) => postgres::perform(&action, reporter),
         Command::MemoryTarget { bytes } => memory::set_target(bytes).map(Answer::Memory),
         Command::Trim {} => trim::trim().map(|bytes| Answer::Trimmed { bytes }),
-        Command::Hello(hello) => welcome(hello),
+        Command::Hello(hello) => greeting(hello),
         Command::PowerOff {} | Command::Cancel { .. } => Err(malformed("that is not done by a thread of its own")),
     }
 }
@@ -100,7 +100,7 @@ fn done((): ()) -> Answer {
     Answer::Done {}
 }
 
-fn welcome(hello: Hello) -> Result<Answer> {
+fn greeting(hello: Hello) -> Result<Answer> {
     let version = hello.newest.min(VERSION_NEWEST);
     if version < hello.oldest.max(VERSION_OLDEST) {
         return Err(Failure {
@@ -113,7 +113,7 @@ fn welcome(hello: Hello) -> Result<Answer> {
         });
     }
     let line = |path: &str| read_to_string(path).map(|text| text.trim_end().to_string()).unwrap_or_default();
-    Ok(Answer::Hello(Welcome {
+    Ok(Answer::Hello(Greeting {
         version,
         program: env!("CARGO_PKG_VERSION").to_string(),
         boot_id: line("/proc/sys/kernel/random/boot_id"),

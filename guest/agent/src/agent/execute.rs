@@ -1,7 +1,7 @@
 //! Programs that the host asks for.
 
-use super::answers::{Reporter, Result, malformed};
 use super::process::{Program, run};
+use super::replies::{Reporter, Result, malformed};
 use crate::protocol::{Execute, Executed};
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Files that the host writes: whole or not at all, also when the guest dies on the way.
 
-use super::answers::{Result, failed, malformed};
+use super::replies::{Result, failed, malformed};
 use super::users;
 use crate::protocol::WriteFile;
 use std::fs::{File, OpenOptions, Permissions, remove_file, rename};

@@ -1,7 +1,7 @@
 //! How the guest is.
 
-use super::answers::{Result, failed};
 use super::postgres;
+use super::replies::{Result, failed};
 use crate::protocol::Health;
 use rustix::fs::statvfs;
 use std::fs::read_to_string;

@@ -1,7 +1,7 @@
 //! What tells a guest from another one that was copied from the same memory or disk.
 
-use super::answers::{Result, failed, malformed};
 use super::process::{Program, run};
+use super::replies::{Result, failed, malformed};
 use crate::protocol::Identity;
 use std::fs::{create_dir_all, write};
 use std::net::IpAddr;

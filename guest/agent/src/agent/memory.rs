@@ -1,6 +1,6 @@
 //! The memory of the server's control group.
 
-use super::answers::{Result, failed};
+use super::replies::{Result, failed};
 use crate::protocol::MemoryUse;
 use std::fs::{read_to_string, write};
 

@@ -1,4 +1,4 @@
-//! The agent: listens to the host, works, answers.
+//! The agent: listens to the host, works, replies.
 //!
 //! ```text
 //! port ──> lines ──> dispatch ──> a thread a command (at most COMMANDS_MAX) ──> answers ──> port
@@ -7,7 +7,6 @@
 //! ```
 //! The guest's first process starts it again when it ends with another status.
 
-mod answers;
 mod button;
 mod clock;
 mod dispatch;
@@ -15,17 +14,18 @@ mod execute;
 mod files;
 mod health;
 mod identity;
+mod in_progress;
 mod lines;
 mod memory;
 mod port;
 mod postgres;
 mod process;
+mod replies;
 mod trim;
-mod under_way;
 mod users;
 
-use answers::Answers;
 use dispatch::Dispatch;
+use replies::Replies;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -43,8 +43,8 @@ pub fn serve() -> io::Result<()> {
     let (switch_off, wanted) = mpsc::channel();
     button::watch(&switch_off);
     postgres::bound_log();
-    let answers = Arc::new(Answers::new(Arc::clone(&port)));
-    std::thread::spawn(move || listen(&port, &Dispatch::new(answers, switch_off)));
+    let replies = Arc::new(Replies::new(Arc::clone(&port)));
+    std::thread::spawn(move || listen(&port, &Dispatch::new(replies, switch_off)));
     // The listening thread holds a sender for as long as the port lives.
     wanted.recv().map_err(|_| io::Error::other("the port to the host is gone"))?;
     postgres::stop_for_good();

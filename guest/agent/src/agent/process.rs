@@ -1,7 +1,7 @@
 //! Programs: started, fed, listened to, and ended in time.
 
-use super::answers::{Result, failed, failure, malformed};
-use super::under_way::Cancelled;
+use super::in_progress::Cancelled;
+use super::replies::{Result, failed, failure, malformed};
 use super::users::{self, User};
 use crate::protocol::{Bytes, Executed, FailureKind, OUTPUT_BYTES_MAX};
 use rustix::event::{PollFd, PollFlags, poll};

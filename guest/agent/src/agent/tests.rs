@@ -20,7 +20,7 @@ impl Host {
         guest.set_nonblocking(true).unwrap();
         let port = Arc::new(port::Port::of(OwnedFd::from(guest)));
         let (sender, switched_off) = mpsc::channel();
-        let dispatch = Dispatch::new(Arc::new(Answers::new(Arc::clone(&port))), sender);
+        let dispatch = Dispatch::new(Arc::new(Replies::new(Arc::clone(&port))), sender);
         std::thread::spawn(move || {
             let mut lines = lines::Lines::default();
             let mut buffer = [0; 4096];
@@ -58,10 +58,10 @@ impl Host {
 fn versions_are_agreed_on_or_refused() {
     let mut host = Host::new();
     host.say(br#"{"id":1,"command":{"hello":{"oldest":1,"newest":99}}}"#);
-    let Reply { id: Some(1), outcome: Outcome::Ok(Answer::Hello(welcome)) } = host.answer() else {
-        panic!("no welcome")
+    let Reply { id: Some(1), outcome: Outcome::Ok(Answer::Hello(greeting)) } = host.answer() else {
+        panic!("no greeting")
     };
-    assert_eq!(welcome.version, crate::protocol::VERSION_NEWEST);
+    assert_eq!(greeting.version, crate::protocol::VERSION_NEWEST);
     host.say(br#"{"id":2,"command":{"hello":{"oldest":98,"newest":99}}}"#);
     assert_eq!(host.failure(), (Some(2), FailureKind::Version));
 }

@@ -1,7 +1,7 @@
 //! Free blocks of the root file system, told to the disk.
 
-use super::answers::{Result, failed, failure};
 use super::process::{Program, run};
+use super::replies::{Result, failed, failure};
 use crate::protocol::FailureKind;
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! The guest's users, as `/etc/passwd` has them.
 
-use super::answers::{Result, failed, malformed};
+use super::replies::{Result, failed, malformed};
 
 /// A user.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What an agent answers.
+//! What an agent replies.
 
 use super::Bytes;
 use serde::{Deserialize, Serialize};
@@ -30,7 +30,7 @@ pub enum Outcome {
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// To `hello`.
-    Hello(Welcome),
+    Hello(Greeting),
     /// To `health`.
     Health(Health),
     /// To `execute`.
@@ -48,9 +48,9 @@ pub enum Answer {
     Done {},
 }
 
-/// Who answers.
+/// Who replies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Welcome {
+pub struct Greeting {
     /// The version that both speak from now on: the newest that both know.
     pub version: u32,
     /// The agent's program version.

@@ -2,6 +2,8 @@
 
 use std::sync::{Mutex, OnceLock};
 
+use onecopy_pagemap::{Bounds, Found, PageMap, content_hash};
+
 use super::*;
 use crate::{Direction, Observer};
 
@@ -60,7 +62,7 @@ fn meddled(meddling: Meddling) -> (tempfile::TempDir, Arc<Meddler>, Disk) {
 }
 
 fn hash(disk: &Disk, byte: u8) -> u128 {
-    xxhash_rust::xxh3::xxh3_128_with_seed(&[byte; BLOCK], disk.hash_seed())
+    content_hash(disk.hash_seed(), &[byte; BLOCK])
 }
 
 #[test]
@@ -80,5 +82,45 @@ fn b10_a_read_does_not_tell_what_was_discarded_meanwhile() {
     let (_home, meddler, disk) = meddled(Meddling::Discard);
     assert_eq!(read(&disk, BLOCK_BYTES, BLOCK), [1; BLOCK]);
     assert_eq!(*meddler.hash.lock().unwrap(), None);
+    disk.close().unwrap();
+}
+
+/// A page map that observes a disk.
+struct Mapped(PageMap);
+
+impl Observer for Mapped {
+    fn transferred(&self, block: u64, hash: u128, guest_address: Option<u64>, _direction: Direction) {
+        self.0.record(block, hash, guest_address);
+    }
+
+    fn invalidated(&self, blocks: Range<u64>) {
+        self.0.forget(blocks);
+    }
+
+    fn knows(&self, block: u64) -> bool {
+        self.0.knows(block)
+    }
+
+    fn placed(&self, block: u64, guest_address: u64) {
+        self.0.hint(block, guest_address);
+    }
+}
+
+#[test]
+fn a_page_map_finds_what_a_disk_has_written_and_read_by_the_bytes_of_a_page() {
+    let home = tempfile::tempdir_in("/dev/shm").unwrap();
+    create(home.path(), 64 * BLOCK_BYTES);
+    let disk = Disk::open(home.path(), options(None)).unwrap();
+    disk.write(2 * BLOCK_BYTES, &[2; BLOCK], &[]).unwrap();
+    let size_bytes = disk.size_bytes();
+    let map = PageMap::new(size_bytes, disk.hash_seed(), Bounds::for_disk(size_bytes)).unwrap();
+    let mapped = Arc::new(Mapped(map));
+    disk.close().unwrap();
+    let disk = Disk::open(home.path(), OpenOptions { observer: Some(mapped.clone()), ..options(None) }).unwrap();
+    let find = |byte| mapped.0.find(&[byte; BLOCK], None);
+    disk.write(BLOCK_BYTES, &[1; BLOCK], &[]).unwrap();
+    assert_eq!([find(1), find(2)], [Found::Block { block: 1, by_hint: false }, Found::Unknown]);
+    assert_eq!(read(&disk, 2 * BLOCK_BYTES, BLOCK), [2; BLOCK]);
+    assert_eq!(find(2), Found::Block { block: 2, by_hint: false });
     disk.close().unwrap();
 }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use xxhash_rust::xxh3::xxh3_128_with_seed;
+use onecopy_pagemap::content_hash;
 
 use super::*;
 use crate::storage::record::Recording;
@@ -217,7 +217,7 @@ fn b10_the_observer_learns_hashes_and_guest_pages_and_the_log_every_write() {
     let seen = Arc::new(Seen::default());
     let options = OpenOptions { observer: Some(seen.clone()), record_writes: true, ..options(None) };
     let disk = Disk::open(home.path(), options).unwrap();
-    let hash = |byte| xxh3_128_with_seed(&[byte; BLOCK], disk.hash_seed());
+    let hash = |byte| content_hash(disk.hash_seed(), &[byte; BLOCK]);
     let segment = |address, length| GuestSegment { guest_address: Some(address), length };
     // Half a block, then one in a page, one across two segments, one in the middle of two pages.
     let segments = [segment(512, 2048), segment(8192, 4096 + 1024), segment(20480, 3072), segment(40000, 4096)];
@@ -240,7 +240,7 @@ fn b10_the_observer_learns_hashes_and_guest_pages_and_the_log_every_write() {
     let epoch = disk.cut().unwrap();
     disk.write(0, &[2; BLOCK], &[]).unwrap();
     let log = disk.take_write_log(epoch).unwrap();
-    let partial = xxh3_128_with_seed(&[1; 2048], disk.hash_seed());
+    let partial = content_hash(disk.hash_seed(), &[1; 2048]);
     assert!(!log.overflowed);
     let record = |sector, guest_address, length, hash| WriteRecord { sector, guest_address, length, hash };
     assert_eq!(

@@ -247,8 +247,8 @@ impl DiskServer {
     }
 }
 
-/// What it is told. It offers as many queues as a door can have: QEMU takes those that it was started with, and goes on
-/// with them when the server is another one and `machine.toml` says something else by then.
+/// What it is told. It offers as many queues as a back end can have: QEMU takes those that it was started with, and
+/// goes on with them when the server is another one and `machine.toml` says something else by then.
 pub(super) fn arguments(home: &MachineHome) -> Vec<OsString> {
     let (socket, queues) = (DiskServer::socket(home), QUEUES_MAX.to_string());
     let options = ["--vhost".into(), socket.into(), "--queues".into(), queues.into()];

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onecopy_hypervisor::configuration::{
-    Account, Balloon, Boot, Disk, DiskDoor, Forward, Generation, KERNEL_ARGUMENTS,
+    Account, Balloon, Boot, Disk, DiskBackend, Forward, Generation, KERNEL_ARGUMENTS,
     MachineConfiguration as Configuration, Network, NetworkEnd, OnPanic,
 };
 use onecopy_hypervisor::{Agent, Machine, MachineDirectory, Qemu, State, TimeLimits};
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::disk_server::DiskServer;
 use crate::HostError;
-use crate::machines::standing::{self, Care, Found, Standing};
+use crate::machines::desired_state::{self, DesiredState, Found, Takeover};
 use crate::machines::{GuestImage, MachineConfiguration, MachineHome, hypervisor_failed};
 
 /// How soon QEMU connects again to a disk server that was started anew.
@@ -28,7 +28,7 @@ const GREETING_INTERVAL: Duration = Duration::from_millis(200);
 const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts the machine, or takes over the one that runs; then it may be that a stop is to be gone on with.
-pub(super) async fn start(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Care), HostError> {
+pub(super) async fn start(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Takeover), HostError> {
     let failed = |error| hypervisor_failed(home.name(), error);
     // Where the link leads: QEMU's paths of sockets are short there.
     let directory = MachineDirectory::new(home.run()).map_err(failed)?;
@@ -41,35 +41,35 @@ pub(super) async fn start(home: &MachineHome, user: &ServiceUser) -> Result<(Mac
     // It is let go by us, once that is known to be right.
     configuration.starts_paused = true;
     let qemu = Qemu::find().map_err(failed)?;
-    standing::begin(home, user, LEASE_TIMEOUT).await?;
+    desired_state::begin(home, user, LEASE_TIMEOUT).await?;
     let machine = Machine::start(&qemu, &configuration, &directory, &[], limits).await.map_err(failed)?;
     if let Err(error) = run(home, user, &machine).await {
         machine.kill();
         return Err(error);
     }
-    Ok((machine, Care::Leave))
+    Ok((machine, Takeover::Leave))
 }
 
 /// Does with a machine that is there what was wanted of it before its keeper died.
-async fn take_over(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<Care, HostError> {
-    let (found, state) = (standing::find(home, user), machine.state());
-    let care = found.care(&state);
+async fn take_over(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<Takeover, HostError> {
+    let (found, state) = (desired_state::find(home, user), machine.state());
+    let care = found.takeover(&state);
     tracing::info!(?found, %state, ?care, "the machine is there already");
     match (care, found) {
-        (Care::LetGo, _) => run(home, user, machine).await?,
-        (Care::Hold, _) => machine.pause().await.map_err(|error| hypervisor_failed(home.name(), error))?,
+        (Takeover::Resume, _) => run(home, user, machine).await?,
+        (Takeover::Pause, _) => machine.pause().await.map_err(|error| hypervisor_failed(home.name(), error))?,
         // It was let go, or not made to stand, and there was no time to write that down.
-        (Care::Leave, Found::Own(Standing::Beginning | Standing::Paused)) if state == State::Running => {
+        (Takeover::Leave, Found::Own(DesiredState::Beginning | DesiredState::Paused)) if state == State::Running => {
             note_running(home);
         }
-        (Care::Leave | Care::End, _) => {}
+        (Takeover::Leave | Takeover::Stop, _) => {}
     }
     Ok(care)
 }
 
 /// Lets a machine go, where it is known that its disk is as it left it: whoever lets one go does it here.
 pub(super) async fn let_go(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<(), HostError> {
-    standing::check_may_run(home, user)?;
+    desired_state::check_may_run(home, user)?;
     machine.resume().await.map_err(|error| hypervisor_failed(home.name(), error))
 }
 
@@ -82,7 +82,7 @@ pub(super) async fn run(home: &MachineHome, user: &ServiceUser, machine: &Machin
 
 /// It does, and whoever takes it over sees that: it is not given up because it cannot be written down.
 fn note_running(home: &MachineHome) {
-    if let Err(error) = standing::note(home, Standing::Running) {
+    if let Err(error) = desired_state::note(home, DesiredState::Running) {
         tracing::error!(%error, "it is not written down that the machine runs");
     }
 }
@@ -101,8 +101,8 @@ fn configuration(
     };
     let mut configuration = Configuration::new(name.as_str(), machine.memory_bytes, boot);
     configuration.processors = machine.processors;
-    let door = DiskDoor::VhostUser { socket: DiskServer::socket(home), reconnect_ms: Some(RECONNECT_MS) };
-    configuration.disks = vec![Disk::new("root", door)];
+    let backend = DiskBackend::VhostUser { socket: DiskServer::socket(home), reconnect_ms: Some(RECONNECT_MS) };
+    configuration.disks = vec![Disk::new("root", backend)];
     let forwards = machine.forwards.iter().map(|forward| Forward::tcp(forward.host_port, forward.guest_port)).collect();
     let end = NetworkEnd::User { forwards, restricted: false };
     configuration.networks =
@@ -170,8 +170,8 @@ mod tests {
             std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
             let mut configuration = Configuration::new("nothing-to-boot", 64 << 20, Boot::FirstDisk);
             let (format, asynchronous_io) = (FileFormat::Raw, AsynchronousIo::Threads);
-            let door = DiskDoor::File { path: image, format, read_only: false, direct: false, asynchronous_io };
-            configuration.disks.push(Disk::new("empty", door));
+            let backend = DiskBackend::File { path: image, format, read_only: false, direct: false, asynchronous_io };
+            configuration.disks.push(Disk::new("empty", backend));
             configuration.starts_paused = true;
             let directory = MachineDirectory::new(self.home.run()).unwrap();
             let qemu = Qemu::find().unwrap();
@@ -192,13 +192,13 @@ mod tests {
     async fn v33_a_machine_is_taken_over_in_every_state_that_a_keeper_may_have_left() {
         let machines = Machines::new();
         let (home, user) = (&machines.home, &machines.user);
-        standing::begin(home, user, Duration::ZERO).await.unwrap();
+        desired_state::begin(home, user, Duration::ZERO).await.unwrap();
         machines.start().await;
         let (machine, care) = start(home, user).await.unwrap();
-        assert_eq!((care, machine.state()), (Care::LetGo, State::Running), "its keeper had not let it go");
-        assert_eq!(standing::find(home, user), Found::Own(Standing::Running));
+        assert_eq!((care, machine.state()), (Takeover::Resume, State::Running), "its keeper had not let it go");
+        assert_eq!(desired_state::find(home, user), Found::Own(DesiredState::Running));
 
-        let (beginning, running, paused) = (Standing::Beginning, Standing::Running, Standing::Paused);
+        let (beginning, running, paused) = (DesiredState::Beginning, DesiredState::Running, DesiredState::Paused);
         // What was written down, whether the machine runs; whether it does then, and what is written down.
         let table = [
             (beginning, false, true, Found::Own(running)),
@@ -207,31 +207,31 @@ mod tests {
             (running, true, true, Found::Own(running)),
             (paused, false, false, Found::Own(paused)),
             (paused, true, true, Found::Own(running)),
-            (Standing::Stopping, false, false, Found::Own(Standing::Stopping)),
-            (Standing::Stopping, true, true, Found::Own(Standing::Stopping)),
+            (DesiredState::Stopping, false, false, Found::Own(DesiredState::Stopping)),
+            (DesiredState::Stopping, true, true, Found::Own(DesiredState::Stopping)),
             // The last one: that is for good.
-            (Standing::Migrated, false, false, Found::Moved),
-            (Standing::Migrated, true, false, Found::Moved),
+            (DesiredState::Migrated, false, false, Found::Moved),
+            (DesiredState::Migrated, true, false, Found::Moved),
         ];
         for (standing, ran, runs, found) in table {
             match ran {
                 true => machine.resume().await.unwrap(),
                 false => machine.pause().await.unwrap(),
             }
-            if standing::find(home, user) != Found::Moved {
-                standing::note(home, standing).unwrap();
+            if desired_state::find(home, user) != Found::Moved {
+                desired_state::note(home, standing).unwrap();
             }
             let care = take_over(home, user, &machine).await.unwrap();
-            assert_eq!(care == Care::End, standing == Standing::Stopping, "{standing:?} {ran}");
+            assert_eq!(care == Takeover::Stop, standing == DesiredState::Stopping, "{standing:?} {ran}");
             let expected = if runs { State::Running } else { State::Paused };
-            assert_eq!((machine.state(), standing::find(home, user)), (expected, found), "{standing:?} {ran}");
+            assert_eq!((machine.state(), desired_state::find(home, user)), (expected, found), "{standing:?} {ran}");
         }
         let error = let_go(home, user, &machine).await.unwrap_err().to_string();
         assert!(error.contains("disk has gone on without it"), "{error}");
         assert_eq!(machine.state(), State::Paused);
         machine.quit().await.unwrap();
         // Nor is it booted again.
-        let error = standing::begin(home, user, Duration::ZERO).await.unwrap_err().to_string();
+        let error = desired_state::begin(home, user, Duration::ZERO).await.unwrap_err().to_string();
         assert!(error.contains("does not run here again"), "{error}");
     }
 

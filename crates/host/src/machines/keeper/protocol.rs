@@ -73,7 +73,7 @@ pub enum MachineState {
     /// The guest's agent answers.
     Running,
     /// The guest's agent answered once and does not answer now, though the guest runs.
-    Silent,
+    Unresponsive,
     /// Its processors stand, because somebody wanted that.
     Paused,
     /// Its processors stand for good: its disk has gone on without it.
@@ -92,7 +92,7 @@ impl MachineState {
         match self {
             MachineState::Starting => "starting",
             MachineState::Running => "running",
-            MachineState::Silent => "silent",
+            MachineState::Unresponsive => "unresponsive",
             MachineState::Paused => "paused",
             MachineState::Migrated => "migrated",
             MachineState::Failed => "failed",
@@ -107,9 +107,9 @@ impl MachineState {
 pub struct KeeperStatus {
     /// What it does.
     pub state: MachineState,
-    /// Since when the guest has been silent, in milliseconds since 1970.
+    /// Since when the guest has been unresponsive, in milliseconds since 1970.
     #[serde(default)]
-    pub silent_since_unix_ms: Option<u64>,
+    pub unresponsive_since_unix_ms: Option<u64>,
     /// QEMU's process, while it runs.
     pub process_id: Option<u32>,
     /// The process that serves the disk, while it runs.

@@ -3,7 +3,7 @@
 //! ```text
 //!   lock, socket ──> disk server ──> QEMU ──> agent ──> Running ──┬── disk server died: again; QEMU waits and connects anew
 //!   (each started, or taken over from a keeper that has died)     ├── agent lost: greeted again
-//!                                                                 ├── guest silent: told; ended, where that is wished for
+//!                                                                 ├── guest unresponsive: told; ended, where that is wished for
 //!                                                                 └── QEMU ended, for whatever reason ──> disk closed, end noted, gone
 //! ```
 
@@ -18,12 +18,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::disk_server::{DiskEvent, DiskServer};
 use super::service::{Kept, serve};
-use super::silence::unix_ms;
-use super::{MachineState, guest, silence, socket};
+use super::unresponsive::unix_ms;
+use super::{MachineState, guest, socket, unresponsive};
 use crate::HostError;
 use crate::lock::{DirectoryLock, LockState};
+use crate::machines::desired_state::{DesiredState, Takeover};
 use crate::machines::machine::END_TIMEOUT;
-use crate::machines::standing::{Care, Standing};
 use crate::machines::{MachineConfiguration, MachineEnd, MachineError, MachineHome};
 
 /// Requests to stop that may wait; there is only one to do.
@@ -119,7 +119,7 @@ async fn keep(
     let (machine, care) = loop {
         match guest::start(home, user).await {
             Ok(started) => break started,
-            // It runs, and needs its disk: it is not given up, however long its monitor is silent.
+            // It runs, and needs its disk: it is not given up, however long its monitor is unresponsive.
             Err(error) if home.process_id().is_some() => {
                 tracing::error!(%error, "the machine runs and cannot be reached");
                 tokio::time::sleep(ADOPT_INTERVAL).await;
@@ -131,13 +131,13 @@ async fn keep(
         }
     };
     kept.set_machine(machine.clone());
-    let (became_silent, mut silent) = mpsc::channel(1);
+    let (became_unresponsive, mut unresponsive) = mpsc::channel(1);
     let patience = Patience::of(home);
-    let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(kept), patience, became_silent));
+    let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(kept), patience, became_unresponsive));
     let mut terminated =
         signal(SignalKind::terminate()).map_err(HostError::file("listen for signals of", home.root()))?;
-    let (mut waiting, mut ender, mut was_forced, mut was_silent) = (Vec::new(), None, false, false);
-    if care == Care::End {
+    let (mut waiting, mut ender, mut was_forced, mut was_unresponsive) = (Vec::new(), None, false, false);
+    if care == Takeover::Stop {
         tracing::info!("the machine was being ended when its keeper died: that goes on");
         kept.change(|status| status.state = MachineState::Stopping);
         ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(kept), false, END_TIMEOUT)));
@@ -169,9 +169,9 @@ async fn keep(
                     previous.abort();
                 }
             }
-            Some(()) = silent.recv(), if patience.ends_silent && ender.is_none() => {
-                tracing::error!("the guest is silent, and the machine is ended");
-                was_silent = true;
+            Some(()) = unresponsive.recv(), if patience.ends_unresponsive && ender.is_none() => {
+                tracing::error!("the guest is unresponsive, and the machine is ended");
+                was_unresponsive = true;
                 kept.change(|status| status.state = MachineState::Stopping);
                 ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(kept), true, END_TIMEOUT)));
             }
@@ -186,7 +186,7 @@ async fn keep(
     kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
     disk.close().await;
     let mut end = end_of(&ending, was_forced);
-    if was_silent {
+    if was_unresponsive {
         let seconds = patience.silent_after.as_secs();
         (end.clean, end.reason) = (false, format!("it was ended: its guest ran and did not answer for {seconds} s"));
     }
@@ -194,28 +194,28 @@ async fn keep(
     Ok(waiting)
 }
 
-/// How long a guest may be silent, and what follows.
+/// How long a guest may be unresponsive, and what follows.
 #[derive(Debug, Clone, Copy)]
 struct Patience {
     silent_after: Duration,
-    ends_silent: bool,
+    ends_unresponsive: bool,
 }
 
 impl Patience {
     /// As the machine's file says; a keeper that takes over a machine whose file was broken meanwhile goes on.
     fn of(home: &MachineHome) -> Patience {
         let configuration = home.configuration().unwrap_or_else(|error| {
-            tracing::warn!(%error, "how long the guest may be silent is not known");
+            tracing::warn!(%error, "how long the guest may be unresponsive is not known");
             MachineConfiguration::new(home.image())
         });
         let silent_after = Duration::from_secs(configuration.silent_after_s);
-        Patience { silent_after, ends_silent: configuration.end_when_silent }
+        Patience { silent_after, ends_unresponsive: configuration.end_when_silent }
     }
 }
 
 /// Ends the machine; its watcher tells when it has ended.
 async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) {
-    if let Err(error) = kept.note(Standing::Stopping) {
+    if let Err(error) = kept.note(DesiredState::Stopping) {
         // It ends all the same; only nobody goes on with that.
         tracing::error!(%error, "it is not written down that the machine is being ended");
     }
@@ -247,21 +247,26 @@ async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) 
     }
 }
 
-/// Greets the guest's agent, again whenever it is lost, and says in which state the machine is; `became_silent` is told
-/// once it is that.
-async fn look_after_agent(machine: Machine, kept: Arc<Kept>, patience: Patience, became_silent: mpsc::Sender<()>) {
+/// Greets the guest's agent, again whenever it is lost, and says in which state the machine is; `became_unresponsive`
+/// is told once it is that.
+async fn look_after_agent(
+    machine: Machine,
+    kept: Arc<Kept>,
+    patience: Patience,
+    became_unresponsive: mpsc::Sender<()>,
+) {
     while let Some(agent) = guest::greet(&machine).await {
-        let welcome = agent.welcome();
+        let greeting = agent.greeting();
         if let Err(error) = agent.set_clock().await {
             tracing::warn!(%error, "the guest's clock is as it was");
         }
-        tracing::info!(kernel = welcome.kernel, boot = welcome.boot_id, "the guest's agent answers");
-        kept.set_agent(agent.clone(), welcome.kernel);
+        tracing::info!(kernel = greeting.kernel, boot = greeting.boot_id, "the guest's agent answers");
+        kept.set_agent(agent.clone(), greeting.kernel);
         // Where one waits to be heard already, that is enough.
         let told = || {
-            let _ = became_silent.try_send(());
+            let _ = became_unresponsive.try_send(());
         };
-        silence::watch(&machine, &agent, &kept, patience.silent_after, told).await;
+        unresponsive::watch(&machine, &agent, &kept, patience.silent_after, told).await;
         tracing::warn!(reason = agent.lost(), "the guest's agent is lost");
         kept.forget_agent(unix_ms());
     }

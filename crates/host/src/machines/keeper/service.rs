@@ -15,7 +15,7 @@ use super::run::Stop;
 use super::socket::is_welcome;
 use super::{KeeperReply, KeeperRequest, KeeperStatus, MachineState, guest};
 use crate::HostError;
-use crate::machines::standing::{self, Found, Standing};
+use crate::machines::desired_state::{self, DesiredState, Found};
 use crate::machines::{MachineError, MachineHome, hypervisor_failed};
 
 /// Connections at the same time; one more waits.
@@ -50,7 +50,7 @@ impl Kept {
     pub(super) fn new(home: MachineHome, user: ServiceUser, stops: mpsc::Sender<Stop>) -> Kept {
         let status = KeeperStatus {
             state: MachineState::Starting,
-            silent_since_unix_ms: None,
+            unresponsive_since_unix_ms: None,
             process_id: None,
             disk_process_id: None,
             disk_restarts: 0,
@@ -86,12 +86,12 @@ impl Kept {
         self.set_silent(Some(since_unix_ms));
     }
 
-    /// The guest has been silent since then, or answers.
+    /// The guest has been unresponsive since then, or answers.
     pub(super) fn set_silent(&self, since_unix_ms: Option<u64>) {
         let mut status = self.status();
-        status.silent_since_unix_ms = since_unix_ms;
+        status.unresponsive_since_unix_ms = since_unix_ms;
         if status.state != MachineState::Stopping {
-            status.state = if since_unix_ms.is_some() { MachineState::Silent } else { MachineState::Running };
+            status.state = if since_unix_ms.is_some() { MachineState::Unresponsive } else { MachineState::Running };
         }
     }
 
@@ -99,7 +99,9 @@ impl Kept {
     fn told(&self) -> KeeperStatus {
         let mut status = self.status().clone();
         let standing = self.machine.get().and_then(|machine| match machine.state() {
-            State::Paused if standing::find(&self.home, &self.user) == Found::Moved => Some(MachineState::Migrated),
+            State::Paused if desired_state::find(&self.home, &self.user) == Found::Moved => {
+                Some(MachineState::Migrated)
+            }
             State::Incoming | State::Paused => Some(MachineState::Paused),
             State::Panicked | State::Failed { .. } => Some(MachineState::Failed),
             State::Running | State::Ended(_) => None,
@@ -107,7 +109,8 @@ impl Kept {
         if let Some(standing) = standing.filter(|_| status.state != MachineState::Stopping) {
             status.state = standing;
         }
-        status.silent_since_unix_ms = status.silent_since_unix_ms.filter(|_| status.state == MachineState::Silent);
+        status.unresponsive_since_unix_ms =
+            status.unresponsive_since_unix_ms.filter(|_| status.state == MachineState::Unresponsive);
         status
     }
 
@@ -121,12 +124,12 @@ impl Kept {
     }
 
     /// Writes down what the machine shall do now, before it does it.
-    pub(super) fn note(&self, standing: Standing) -> Result<(), HostError> {
+    pub(super) fn note(&self, standing: DesiredState) -> Result<(), HostError> {
         let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
-        if standing != Standing::Stopping && self.status().state == MachineState::Stopping {
+        if standing != DesiredState::Stopping && self.status().state == MachineState::Stopping {
             return Err(MachineError::DoesNotRun { name: self.home.name().clone() }.into());
         }
-        standing::note(&self.home, standing)
+        desired_state::note(&self.home, standing)
     }
 
     /// Lets the machine go, where it may run.
@@ -139,11 +142,11 @@ impl Kept {
         let does_not_run = || MachineError::DoesNotRun { name: self.home.name().clone() };
         let machine = self.machine.get().ok_or_else(does_not_run)?;
         if is_wanted {
-            self.note(Standing::Paused)?;
+            self.note(DesiredState::Paused)?;
             return machine.pause().await.map_err(|error| hypervisor_failed(self.home.name(), error));
         }
         self.let_go(machine).await?;
-        self.note(Standing::Running)
+        self.note(DesiredState::Running)
     }
 
     async fn answer(&self, request: KeeperRequest, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {
@@ -289,12 +292,12 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_told_of_a_machine_that_shall_run_only() {
+    fn unresponsiveness_is_told_of_a_machine_that_shall_run_only() {
         let kept = kept(mpsc::channel(1).0);
-        let told = |kept: &Kept| (kept.told().state, kept.told().silent_since_unix_ms);
+        let told = |kept: &Kept| (kept.told().state, kept.told().unresponsive_since_unix_ms);
         assert_eq!(told(&kept), (MachineState::Starting, None));
         kept.set_silent(Some(7));
-        assert_eq!(told(&kept), (MachineState::Silent, Some(7)));
+        assert_eq!(told(&kept), (MachineState::Unresponsive, Some(7)));
         kept.set_silent(None);
         assert_eq!(told(&kept), (MachineState::Running, None));
         kept.change(|status| status.state = MachineState::Stopping);

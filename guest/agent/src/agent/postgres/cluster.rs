@@ -2,10 +2,10 @@
 
 use super::source::Source;
 use super::{DATA, NEW_DATA, USER, needed_programs};
-use crate::agent::answers::{Reporter, Result, failed, failure};
 use crate::agent::execute::timeout;
 use crate::agent::files;
 use crate::agent::process::{Program, run, run_with};
+use crate::agent::replies::{Reporter, Result, failed, failure};
 use crate::protocol::{BaseBackup, Bytes, Executed, FailureKind, Initialize, Progress, WriteFile};
 use std::fs::{File, OpenOptions, remove_dir_all, remove_file, rename};
 use std::io::Write;

@@ -2,10 +2,10 @@
 
 use super::log::last_lines;
 use super::{DATA, LOG, USER, needed_programs, status};
-use crate::agent::answers::{Reporter, Result, failed, failure};
 use crate::agent::execute::timeout;
 use crate::agent::memory::GROUP;
 use crate::agent::process::{Program, run};
+use crate::agent::replies::{Reporter, Result, failed, failure};
 use crate::protocol::{FailureKind, PostgresState, StopMode};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::read_to_string;

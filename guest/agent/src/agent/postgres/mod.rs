@@ -10,7 +10,7 @@ pub(crate) use control::stop_for_good;
 pub(crate) use log::bound_log;
 pub(crate) use status::status;
 
-use super::answers::{Reporter, Result, failure};
+use super::replies::{Reporter, Result, failure};
 use crate::protocol::{Answer, FailureKind, Postgres};
 use std::path::{Path, PathBuf};
 

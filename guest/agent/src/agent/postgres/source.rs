@@ -1,6 +1,6 @@
 //! A connection string without its password.
 
-use crate::agent::answers::{Result, malformed};
+use crate::agent::replies::{Result, malformed};
 
 /// Where a cluster is copied from.
 #[derive(Debug, PartialEq, Eq)]

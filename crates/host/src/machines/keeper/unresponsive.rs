@@ -21,16 +21,16 @@ const PROBES_MISSED_MAX: u32 = 3;
 /// Pauses between probes that a probe is as long as.
 const PAUSES_PER_PROBE: u32 = 6;
 
-/// What is known of a guest's silence.
+/// Probes in a row that a guest did not answer.
 #[derive(Debug, Default)]
-struct Silence {
+struct MissedProbes {
     missed: u32,
     /// When the first of the missed ones was sent.
     since_unix_ms: u64,
 }
 
-impl Silence {
-    /// A probe that was sent then was not answered; since when the guest is silent, once it is.
+impl MissedProbes {
+    /// A probe that was sent then was not answered; since when the guest is unresponsive, once it is.
     fn missed(&mut self, sent_unix_ms: u64) -> Option<u64> {
         if self.missed == 0 {
             self.since_unix_ms = sent_unix_ms;
@@ -40,11 +40,11 @@ impl Silence {
     }
 }
 
-/// Probes the agent until its connection is lost, and tells `kept` whether the guest is silent: when it has not
+/// Probes the agent until its connection is lost, and tells `kept` whether the guest is unresponsive: when it has not
 /// answered for `patience` while QEMU let it run. `told` is called each time it has become so.
 pub(super) async fn watch(machine: &Machine, agent: &Agent, kept: &Kept, patience: Duration, told: impl Fn()) {
     let probe = patience / PROBES_MISSED_MAX;
-    let mut silence = Silence::default();
+    let mut probes = MissedProbes::default();
     loop {
         let (sent_unix_ms, ran) = (unix_ms(), machine.state() == State::Running);
         let is_answered = tokio::select! {
@@ -54,21 +54,21 @@ pub(super) async fn watch(machine: &Machine, agent: &Agent, kept: &Kept, patienc
         if agent.lost().is_some() {
             return;
         }
-        let was_silent = silence.missed >= PROBES_MISSED_MAX;
+        let was_unresponsive = probes.missed >= PROBES_MISSED_MAX;
         let stands = !ran || machine.state() != State::Running;
-        let since = if is_answered || stands { None } else { silence.missed(sent_unix_ms) };
+        let since = if is_answered || stands { None } else { probes.missed(sent_unix_ms) };
         if is_answered || stands {
-            silence = Silence::default();
+            probes = MissedProbes::default();
         }
-        if since.is_some() != was_silent {
+        if since.is_some() != was_unresponsive {
             kept.set_silent(since);
         }
         match since {
-            Some(_) if !was_silent => {
+            Some(_) if !was_unresponsive => {
                 tracing::warn!(seconds = patience.as_secs(), "the guest runs and does not answer");
                 told();
             }
-            None if was_silent => tracing::info!(stands, "the guest is not silent any more"),
+            None if was_unresponsive => tracing::info!(stands, "the guest is not unresponsive any more"),
             _ => {}
         }
         tokio::select! {
@@ -90,10 +90,10 @@ mod tests {
 
     #[test]
     fn one_missed_probe_is_no_silence_and_silence_began_with_the_first() {
-        let mut silence = Silence::default();
-        assert_eq!([silence.missed(10), silence.missed(20), silence.missed(30)], [None, None, Some(10)]);
-        assert_eq!(silence.missed(40), Some(10));
-        silence = Silence::default();
-        assert_eq!(silence.missed(50), None, "it has answered meanwhile");
+        let mut probes = MissedProbes::default();
+        assert_eq!([probes.missed(10), probes.missed(20), probes.missed(30)], [None, None, Some(10)]);
+        assert_eq!(probes.missed(40), Some(10));
+        probes = MissedProbes::default();
+        assert_eq!(probes.missed(50), None, "it has answered meanwhile");
     }
 }

@@ -14,7 +14,7 @@ impl Membership {
         self.remove_from_router(name).await?;
         if let Some(member) = self.remove(name) {
             progress.step(format!("stopping {name}"));
-            // What does not stop in peace is killed when it is dismantled: its data is a copy.
+            // What does not stop in peace is killed when it is removed: its data is a copy.
             if let Err(error) = member.supervisor.stop(StopMode::Fast).await {
                 progress.notice(format!("{name} does not stop and is killed: {error}"));
             }
@@ -39,22 +39,22 @@ impl Membership {
     }
 
     /// Removes everything of a follower that nobody watches: processes, slot, files.
-    pub(super) async fn dismantle(&self, follower: &ServerState, progress: &dyn Progress) -> Result<(), HostError> {
-        if self.workshop.home_of(follower).exists() {
+    pub(super) async fn remove_server(&self, follower: &ServerState, progress: &dyn Progress) -> Result<(), HostError> {
+        if self.provisioner.home_of(follower).exists() {
             progress.step(format!("removing what there is of {}", follower.name));
         }
-        self.workshop.dismantle(&self.remembered().leader().clone(), follower).await
+        self.provisioner.remove_server(&self.remembered().leader().clone(), follower).await
     }
 
     /// Removes and forgets followers that are leaving.
-    pub(super) async fn dismiss_leaving(&self, progress: &dyn Progress) -> Result<(), HostError> {
-        steps::dismiss_leaving(&Removing { membership: self, progress }).await
+    pub(super) async fn remove_leaving(&self, progress: &dyn Progress) -> Result<(), HostError> {
+        steps::remove_leaving(&Removing { membership: self, progress }).await
     }
 
     /// After a change that failed: followers that were not there before and were not made are not wanted any more.
     pub(super) async fn forget_unmade(&self, before: &[String]) -> Result<(), HostError> {
-        self.remember(|state| state.dismiss_unmade(before))?;
-        self.dismiss_leaving(&|_| ()).await
+        self.remember(|state| state.remove_unmade(before))?;
+        self.remove_leaving(&|_| ()).await
     }
 }
 
@@ -72,7 +72,7 @@ impl FollowerRemover for Removing<'_> {
     fn remove<'a>(&'a self, follower: &'a ServerState) -> StepFuture<'a, ()> {
         Box::pin(async move {
             self.membership.take_out(&follower.name, self.progress).await?;
-            self.membership.dismantle(follower, self.progress).await
+            self.membership.remove_server(follower, self.progress).await
         })
     }
 

@@ -79,15 +79,15 @@ impl Observed for Observation {
 
     async fn health(&self) -> Result<(), String> {
         let status = self.0.status().agent;
-        let silent: Vec<&str> = status
+        let unresponsive: Vec<&str> = status
             .instances
             .iter()
             .filter(|instance| instance.failure.is_some())
             .map(|instance| instance.instance.as_str())
             .collect();
-        match silent.is_empty() {
+        match unresponsive.is_empty() {
             true => Ok(()),
-            false => Err(format!("no answer from {}", silent.join(", "))),
+            false => Err(format!("no answer from {}", unresponsive.join(", "))),
         }
     }
 }

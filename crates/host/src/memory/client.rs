@@ -7,10 +7,10 @@ use crate::{Daemon, Event, HostError, Progress};
 ///
 /// # Errors
 /// [`HostError::NotACluster`], [`HostError::NotRunning`], [`HostError::NoMemoryAgent`] when nobody listens;
-/// [`HostError::StrangeAnswer`] or [`HostError::StrangeAgent`] else.
+/// [`HostError::InvalidReply`] or [`HostError::InvalidAgentReply`] else.
 pub async fn status(daemon: &Daemon) -> Result<MemoryStatus, HostError> {
     let body = daemon.get("/memory").await?;
-    serde_json::from_slice(&body).map_err(|error| daemon.strange(error.to_string()))
+    serde_json::from_slice(&body).map_err(|error| daemon.invalid_reply(error.to_string()))
 }
 
 /// Gives a server a size by hand. The last event is [`Event::Resized`]. What the server was told holds when this is

@@ -23,11 +23,11 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// What the daemon of `directory` says about its cluster.
 ///
 /// # Errors
-/// [`HostError::NotACluster`], [`HostError::NotRunning`] when nobody listens, [`HostError::StrangeAnswer`] else.
+/// [`HostError::NotACluster`], [`HostError::NotRunning`] when nobody listens, [`HostError::InvalidReply`] else.
 pub async fn status(directory: &Directory) -> Result<ClusterStatus, HostError> {
     let daemon = Daemon::OfCluster(directory.clone());
     let body = daemon.get("/status").await?;
-    serde_json::from_slice(&body).map_err(|error| daemon.strange(error.to_string()))
+    serde_json::from_slice(&body).map_err(|error| daemon.invalid_reply(error.to_string()))
 }
 
 /// The daemon's metrics in Prometheus' text form.
@@ -36,7 +36,7 @@ pub async fn status(directory: &Directory) -> Result<ClusterStatus, HostError> {
 /// As [`status`].
 pub async fn metrics(directory: &Directory) -> Result<String, HostError> {
     let daemon = Daemon::OfCluster(directory.clone());
-    String::from_utf8(daemon.get("/metrics").await?).map_err(|error| daemon.strange(error.to_string()))
+    String::from_utf8(daemon.get("/metrics").await?).map_err(|error| daemon.invalid_reply(error.to_string()))
 }
 
 /// Lets the daemon of `directory` have so many followers; returns their names when the new ones answer (or, so asked
@@ -44,7 +44,7 @@ pub async fn metrics(directory: &Directory) -> Result<String, HostError> {
 ///
 /// # Errors
 /// [`HostError::NotACluster`], [`HostError::NotRunning`]; [`HostError::Daemon`] with the daemon's words;
-/// [`HostError::StrangeAnswer`].
+/// [`HostError::InvalidReply`].
 pub async fn scale(
     directory: &Directory,
     request: &ScaleRequest,
@@ -88,9 +88,9 @@ impl Daemon {
         let stream = self.connect().await?;
         let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange(stream, path))
             .await
-            .map_err(|_| self.strange(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))?
-            .map_err(|error| self.strange(error.to_string()))?;
-        body(&answer).map(<[u8]>::to_vec).map_err(|reason| self.strange(reason))
+            .map_err(|_| self.invalid_reply(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))?
+            .map_err(|error| self.invalid_reply(error.to_string()))?;
+        body(&answer).map(<[u8]>::to_vec).map_err(|reason| self.invalid_reply(reason))
     }
 
     /// Asks for work that tells events; returns the last one, which is no failure.
@@ -101,23 +101,23 @@ impl Daemon {
         progress: &dyn Progress,
     ) -> Result<Event, HostError> {
         let stream = self.connect().await?;
-        let strange = |reason: String| self.strange(reason);
+        let invalid_reply = |reason: String| self.invalid_reply(reason);
         let body = serde_json::to_string(request).expect("requests are strings and numbers");
         let length = body.len();
         let request =
             format!("POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
         let mut stream = BufReader::new(stream);
-        stream.write_all(request.as_bytes()).await.map_err(|error| strange(error.to_string()))?;
-        let is_good = read_head(&mut stream).await.map_err(strange)?;
+        stream.write_all(request.as_bytes()).await.map_err(|error| invalid_reply(error.to_string()))?;
+        let is_good = read_head(&mut stream).await.map_err(invalid_reply)?;
         if !is_good {
             let mut message = String::new();
             let read = (&mut stream).take(LINE_BYTES_MAX).read_to_string(&mut message).await;
-            read.map_err(|error| strange(error.to_string()))?;
+            read.map_err(|error| invalid_reply(error.to_string()))?;
             return Err(HostError::Daemon(message.trim().to_owned()));
         }
         loop {
-            let line = read_line(&mut stream).await.map_err(strange)?;
-            match serde_json::from_str(&line).map_err(|error| strange(format!("{error} in {line:?}")))? {
+            let line = read_line(&mut stream).await.map_err(invalid_reply)?;
+            match serde_json::from_str(&line).map_err(|error| invalid_reply(format!("{error} in {line:?}")))? {
                 Event::Failed { message } => return Err(HostError::Daemon(message)),
                 event if event.is_last() => return Ok(event),
                 event => progress.report(event),
@@ -139,10 +139,10 @@ impl Daemon {
         }
     }
 
-    pub(crate) fn strange(&self, reason: String) -> HostError {
+    pub(crate) fn invalid_reply(&self, reason: String) -> HostError {
         match self {
-            Daemon::OfCluster(directory) => HostError::StrangeAnswer { directory: directory.root().to_owned(), reason },
-            Daemon::OfMemory(socket) => HostError::StrangeAgent { socket: socket.clone(), reason },
+            Daemon::OfCluster(directory) => HostError::InvalidReply { directory: directory.root().to_owned(), reason },
+            Daemon::OfMemory(socket) => HostError::InvalidAgentReply { socket: socket.clone(), reason },
         }
     }
 }

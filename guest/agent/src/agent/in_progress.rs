@@ -1,6 +1,6 @@
 //! The commands that are being worked on: bounded, and each can be given up.
 
-use super::answers::{Result, failure};
+use super::replies::{Result, failure};
 use crate::protocol::{COMMANDS_MAX, FailureKind, URGENT_COMMANDS_MAX};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,12 +11,12 @@ pub(crate) type Cancelled = Arc<AtomicBool>;
 
 /// Of the two kinds, urgent and not, each by the host's ids.
 #[derive(Default)]
-pub(crate) struct UnderWay {
+pub(crate) struct InProgress {
     by_urgency: Mutex<[HashMap<u64, Cancelled>; 2]>,
 }
 
-impl UnderWay {
-    /// A place for a command, kept until [`UnderWay::end`].
+impl InProgress {
+    /// A place for a command, kept until [`InProgress::end`].
     pub(crate) fn begin(&self, id: u64, is_urgent: bool) -> Result<Cancelled> {
         let most = if is_urgent { URGENT_COMMANDS_MAX } else { COMMANDS_MAX };
         let mut commands = self.commands();

@@ -18,7 +18,7 @@ use super::guest_server::GuestServer;
 use super::machine::END_TIMEOUT;
 use super::serving::pool_setting;
 use super::shape::free_port;
-use super::{Forward, GuestImage, Machine, MachineEnd, MachineError, MachineHome, MachineName, MachineWishes};
+use super::{Forward, GuestImage, Machine, MachineEnd, MachineError, MachineHome, MachineName, MachineOverrides};
 use crate::state::{ClusterState, Runtime};
 use crate::{Directory, HostError, MachineStatus, Progress};
 
@@ -41,7 +41,7 @@ pub struct NewMachine {
     /// Its name.
     pub name: MachineName,
     /// What it is made of.
-    pub wishes: MachineWishes,
+    pub overrides: MachineOverrides,
     /// Ports that lead into it; 0 on the host's side: any free one.
     pub forwards: Vec<Forward>,
     /// It runs a PostgreSQL server.
@@ -125,7 +125,7 @@ impl Machines {
             return Err(MachineError::Exists { name: new.name.clone() }.into());
         }
         Qemu::find().map_err(|error| hypervisor_failed(&new.name, error))?;
-        let shape = new.wishes.applied_to(None)?;
+        let shape = new.overrides.applied_to(None)?;
         if new.postgresql && GuestImage::find(Some(&shape.image))?.postgresql_major.is_none() {
             let (directory, reason) = (shape.image, "it has no PostgreSQL".to_owned());
             return Err(MachineError::NoImage { directory, reason }.into());

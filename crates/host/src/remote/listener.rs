@@ -18,7 +18,7 @@ use tokio::sync::Semaphore;
 use super::accepted::Orderer;
 use super::allowed::Allowed;
 use super::ordered;
-use super::strangers::{Stranger, Strangers};
+use super::unauthenticated::{Unauthenticated, UnauthenticatedConnection};
 
 /// Connections of hosts that have shown who they are, at once; a further one is refused.
 const VISITORS_MAX: usize = 256;
@@ -27,7 +27,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves other hosts.
 #[derive(Debug)]
-pub struct Door {
+pub struct Listener {
     listener: TcpListener,
     host: Arc<Host>,
 }
@@ -43,12 +43,12 @@ pub(super) struct Host {
     visitors: Semaphore,
 }
 
-impl Door {
+impl Listener {
     /// Listens for hosts whose certificates are of the same authority as the keys in `keys_directory`.
     ///
     /// # Errors
     /// [`CloneError::Keys`]; [`CloneError::Network`] when the address cannot be listened at.
-    pub async fn open(listen: &str, keys_directory: &Path, allowed: Allowed) -> Result<Door, CloneError> {
+    pub async fn open(listen: &str, keys_directory: &Path, allowed: Allowed) -> Result<Listener, CloneError> {
         let keys = HostKeys::load(keys_directory)?;
         let cannot = |error: std::io::Error| CloneError::Network {
             peer: listen.to_owned(),
@@ -60,7 +60,7 @@ impl Door {
         let keys_directory =
             std::path::absolute(keys_directory).map_err(CloneError::file("resolve", keys_directory))?;
         let visitors = Semaphore::new(VISITORS_MAX);
-        Ok(Door { listener, host: Arc::new(Host { keys, keys_directory, allowed, program, visitors }) })
+        Ok(Listener { listener, host: Arc::new(Host { keys, keys_directory, allowed, program, visitors }) })
     }
 
     /// Where it listens.
@@ -73,13 +73,13 @@ impl Door {
 
     /// Serves until it is dropped. Clones that were ordered go on without it, and can be asked for on this host.
     pub async fn serve(&self) {
-        let strangers = Arc::new(Strangers::default());
+        let unauthenticated = Arc::new(Unauthenticated::default());
         loop {
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
-                    let (host, stranger) = (Arc::clone(&self.host), strangers.admit(peer.ip()));
+                    let (host, connection) = (Arc::clone(&self.host), unauthenticated.admit(peer.ip()));
                     tokio::spawn(async move {
-                        if let Err(error) = host.attend(stream, peer, stranger).await {
+                        if let Err(error) = host.attend(stream, peer, connection).await {
                             tracing::warn!(%peer, %error, "a connection ended");
                         }
                     });
@@ -98,10 +98,10 @@ impl Host {
         self: Arc<Host>,
         stream: TcpStream,
         peer: SocketAddr,
-        stranger: Stranger,
+        connection: UnauthenticatedConnection,
     ) -> Result<(), ProtocolError> {
         let here = stream.local_addr()?.ip().to_canonical();
-        let Some(greeted) = stranger.greet(endpoint::receive(stream, &self.keys)).await else {
+        let Some(greeted) = connection.greet(endpoint::receive(stream, &self.keys)).await else {
             tracing::debug!(%peer, "sent away for others: it has said nothing");
             return Ok(());
         };

@@ -14,7 +14,7 @@ use onecopy_postgres::{
 
 use onecopy_router::config::ServerConfiguration;
 
-use crate::machines::{HOST_IN_GUEST, MachineShape};
+use crate::machines::{HOST_IN_GUEST, MachineTemplate};
 use crate::memory::ServersMemory;
 use crate::secret::Secrets;
 use crate::state::ServerState;
@@ -32,7 +32,7 @@ const SLOT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What all servers of a cluster are made with.
 #[derive(Debug, Clone)]
-pub struct Workshop {
+pub struct Provisioner {
     /// The cluster's directory.
     pub directory: Directory,
     /// PostgreSQL's programs.
@@ -44,10 +44,10 @@ pub struct Workshop {
     /// What servers are started with as far as memory goes.
     pub(crate) memory: Arc<ServersMemory>,
     /// What servers' machines are made of; none: servers are processes of this host.
-    pub(crate) machines: Option<MachineShape>,
+    pub(crate) machines: Option<MachineTemplate>,
 }
 
-impl Workshop {
+impl Provisioner {
     /// Refuses to begin what would fill the disk: `servers` new ones with `data_bytes` each.
     ///
     /// # Errors
@@ -249,7 +249,7 @@ impl Workshop {
     ///
     /// # Errors
     /// [`HostError::OrphanStays`], [`HostError::SlotInUse`], [`HostError::Server`], [`HostError::File`].
-    pub async fn dismantle(&self, leader: &ServerState, follower: &ServerState) -> Result<(), HostError> {
+    pub async fn remove_server(&self, leader: &ServerState, follower: &ServerState) -> Result<(), HostError> {
         self.discard(leader, follower).await?;
         let slot = slot_name(&follower.name);
         self.free_slot(leader, &slot).await?;
@@ -318,37 +318,37 @@ impl Workshop {
     }
 }
 
-/// The workshop, as a start uses it: it tells what it does.
-pub(crate) struct TellingMaker<'a> {
+/// The provisioner, as a start uses it: it tells what it does.
+pub(crate) struct ReportingMaker<'a> {
     /// What makes them.
-    pub workshop: &'a Workshop,
+    pub provisioner: &'a Provisioner,
     /// Who is told.
     pub progress: &'a dyn Progress,
 }
 
-impl ServerMaker for TellingMaker<'_> {
+impl ServerMaker for ReportingMaker<'_> {
     type Server = Arc<dyn Instance>;
 
     fn is_there(&self, server: &ServerState) -> bool {
-        self.workshop.is_there(server)
+        self.provisioner.is_there(server)
     }
 
     fn home_of(&self, server: &ServerState) -> PathBuf {
-        self.workshop.home_of(server)
+        self.provisioner.home_of(server)
     }
 
     fn open_leader<'a>(&'a self, leader: &'a ServerState) -> StepFuture<'a, Arc<dyn Instance>> {
-        Box::pin(self.workshop.open(leader, Role::Leader))
+        Box::pin(self.provisioner.open(leader, Role::Leader))
     }
 
     fn make_leader<'a>(&'a self, leader: &'a ServerState) -> StepFuture<'a, Arc<dyn Instance>> {
-        self.progress.step(format!("making the leader (PostgreSQL {})", self.workshop.postgres_version()));
-        Box::pin(self.workshop.make_leader(leader))
+        self.progress.step(format!("making the leader (PostgreSQL {})", self.provisioner.postgres_version()));
+        Box::pin(self.provisioner.make_leader(leader))
     }
 
     fn copy_leader<'a>(&'a self, leader: &'a ServerState, follower: &'a ServerState) -> StepFuture<'a, ()> {
         self.progress.step(format!("copying the leader to {}", follower.name));
-        Box::pin(self.workshop.copy_leader(leader, follower, self.progress))
+        Box::pin(self.provisioner.copy_leader(leader, follower, self.progress))
     }
 
     fn tell_gone(&self, follower: &ServerState) {
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn a_disk_without_room_is_refused_before_anything_is_made() {
         let directory = tempfile::tempdir().unwrap();
-        let workshop = Workshop {
+        let provisioner = Provisioner {
             directory: Directory::new(directory.path()).unwrap(),
             binaries: Binaries::find(None).unwrap(),
             user: ServiceUser::resolve(None).unwrap(),
@@ -376,9 +376,9 @@ mod tests {
             memory: Arc::new(ServersMemory::none()),
             machines: None,
         };
-        workshop.check_space(0, 0).unwrap();
+        provisioner.check_space(0, 0).unwrap();
         for (servers, data_bytes) in [(1 << 32, 0), (2, 1 << 60)] {
-            let error = workshop.check_space(servers, data_bytes).unwrap_err();
+            let error = provisioner.check_space(servers, data_bytes).unwrap_err();
             assert!(matches!(error, HostError::NoSpace { servers: found, .. } if found == servers), "{error}");
         }
     }

@@ -1,7 +1,7 @@
-//! Answers on their way to the host: one line at a time, from any thread.
+//! Replies on their way to the host: one line at a time, from any thread.
 
+use super::in_progress::Cancelled;
 use super::port::Port;
-use super::under_way::Cancelled;
 use crate::protocol::{Answer, Failure, FailureKind, Outcome, Progress, Reply};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,15 +24,15 @@ pub(crate) fn malformed(message: impl Into<String>) -> Failure {
 }
 
 /// The port's writing side.
-pub(crate) struct Answers {
+pub(crate) struct Replies {
     port: Arc<Port>,
     /// A line was begun whose end no host has read: the next one starts on a line of its own.
     torn: Mutex<bool>,
 }
 
-impl Answers {
-    pub(crate) fn new(port: Arc<Port>) -> Answers {
-        Answers { port, torn: Mutex::new(false) }
+impl Replies {
+    pub(crate) fn new(port: Arc<Port>) -> Replies {
+        Replies { port, torn: Mutex::new(false) }
     }
 
     /// Sends a reply; nobody gets it when no host listens.
@@ -60,14 +60,14 @@ impl Answers {
 
 /// One command's host: where its progress goes, and whether it still waits.
 pub(crate) struct Reporter<'a> {
-    answers: &'a Answers,
+    replies: &'a Replies,
     id: u64,
     cancelled: Cancelled,
 }
 
 impl<'a> Reporter<'a> {
-    pub(crate) fn new(answers: &'a Answers, id: u64, cancelled: Cancelled) -> Reporter<'a> {
-        Reporter { answers, id, cancelled }
+    pub(crate) fn new(replies: &'a Replies, id: u64, cancelled: Cancelled) -> Reporter<'a> {
+        Reporter { replies, id, cancelled }
     }
 
     /// Set when the host waits no more.
@@ -76,7 +76,7 @@ impl<'a> Reporter<'a> {
     }
 
     pub(crate) fn progress(&self, progress: Progress) {
-        self.answers.send(&Reply { id: Some(self.id), outcome: Outcome::Progress(progress) });
+        self.replies.send(&Reply { id: Some(self.id), outcome: Outcome::Progress(progress) });
     }
 
     pub(crate) fn say(&self, message: &str) {

@@ -1,4 +1,4 @@
-//! The doors of one disk's server.
+//! The transports of one disk's server.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,24 +9,24 @@ use onecopy_disk::vhost_user::{CompletionHold, VhostUserBackend, VhostUserOption
 use onecopy_disk::{At, Attachment, DiskError, Epoch};
 use serde::Serialize;
 
-use super::protocol::Door;
+use super::protocol::Transport;
 use super::{DiskServerError, ServeOptions};
 
-/// How long requests of NBD clients that are under way have to finish when the door closes.
+/// How long requests of NBD clients that are under way have to finish when the transport closes.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Connections of NBD clients at once.
 const NBD_CONNECTIONS_MAX: usize = 128;
 
-/// The doors that are open.
-pub(super) struct Doors {
+/// The transports that are open.
+pub(super) struct Transports {
     vhost: Option<(PathBuf, VhostUserBackend)>,
     nbd: Mutex<Option<nbd::Server>>,
 }
 
-impl Doors {
+impl Transports {
     /// Opens those that are wanted.
-    pub(super) fn open(attachment: &Arc<Attachment>, options: &ServeOptions) -> Result<Doors, DiskServerError> {
+    pub(super) fn open(attachment: &Arc<Attachment>, options: &ServeOptions) -> Result<Transports, DiskServerError> {
         let named = |error| DiskServerError::disk(attachment.directory())(error);
         let vhost = match &options.vhost {
             Some(socket) => {
@@ -36,8 +36,8 @@ impl Doors {
                     log_dirty: options.log_dirty,
                     hold: options.hold,
                 };
-                let door = VhostUserBackend::serve(Arc::clone(attachment), socket, look).map_err(named)?;
-                Some((socket.clone(), door))
+                let transport = VhostUserBackend::serve(Arc::clone(attachment), socket, look).map_err(named)?;
+                Some((socket.clone(), transport))
             }
             None => None,
         };
@@ -45,37 +45,37 @@ impl Doors {
             true => None,
             false => Some(open_nbd(attachment, options).map_err(named)?),
         };
-        Ok(Doors { vhost, nbd: Mutex::new(nbd) })
+        Ok(Transports { vhost, nbd: Mutex::new(nbd) })
     }
 
     /// What they are and did.
-    pub(super) fn list(&self) -> Vec<Door> {
-        let mut doors = Vec::new();
-        if let Some((socket, door)) = &self.vhost {
-            doors.push(listed("vhost-user-blk", socket.display().to_string(), door.statistics()));
+    pub(super) fn list(&self) -> Vec<Transport> {
+        let mut transports = Vec::new();
+        if let Some((socket, transport)) = &self.vhost {
+            transports.push(listed("vhost-user-blk", socket.display().to_string(), transport.statistics()));
         }
         let nbd = self.nbd.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(server) = nbd.as_ref() {
             // One server at all addresses: its counters are told once.
             let addresses: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
-            doors.push(listed("nbd", addresses.join(" "), server.statistics()));
+            transports.push(listed("nbd", addresses.join(" "), server.statistics()));
         }
-        doors
+        transports
     }
 
-    /// Keeps answers back. NBD clients have theirs at once: machines that are protected come by the other door.
+    /// Keeps answers back. NBD clients have theirs at once: machines that are protected come by the other transport.
     pub(super) fn hold(&self, policy: CompletionHold) {
-        self.vhost.iter().for_each(|(_, door)| door.hold(policy));
+        self.vhost.iter().for_each(|(_, transport)| transport.hold(policy));
     }
 
     /// Lets go answers up to an epoch.
     pub(super) fn release(&self, upto: Epoch) {
-        self.vhost.iter().for_each(|(_, door)| door.release(upto));
+        self.vhost.iter().for_each(|(_, transport)| transport.release(upto));
     }
 
     /// Closes them: what is under way is answered, and the disk is theirs no more.
     pub(super) fn stop(&self) {
-        self.vhost.iter().for_each(|(_, door)| door.stop());
+        self.vhost.iter().for_each(|(_, transport)| transport.stop());
         let server = self.nbd.lock().unwrap_or_else(PoisonError::into_inner).take();
         if server.is_some_and(|server| !server.stop(DRAIN_TIMEOUT)) {
             tracing::warn!("NBD clients were cut off with requests under way");
@@ -125,7 +125,7 @@ impl Exports for ReadOnly {
     }
 }
 
-fn listed(kind: &str, address: String, counters: impl Serialize) -> Door {
+fn listed(kind: &str, address: String, counters: impl Serialize) -> Transport {
     let counters = serde_json::to_value(counters).expect("counters are numbers");
-    Door { kind: kind.to_owned(), address, counters }
+    Transport { kind: kind.to_owned(), address, counters }
 }

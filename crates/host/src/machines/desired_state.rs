@@ -23,7 +23,7 @@ use onecopy_postgres::{Directory, ServiceUser};
 use serde::{Deserialize, Serialize};
 
 use super::{MachineError, MachineHome};
-use crate::{HostError, whole_file};
+use crate::{HostError, atomic_file};
 
 /// In the disk's directory: the generation that may go on with it.
 const GENERATION: &str = "generation";
@@ -40,7 +40,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// What a machine shall do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Standing {
+pub(super) enum DesiredState {
     /// Its QEMU is started, and the guest not let go yet.
     Beginning,
     /// It shall run.
@@ -57,7 +57,7 @@ pub(super) enum Standing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Record {
-    standing: Standing,
+    standing: DesiredState,
     generation: u64,
 }
 
@@ -69,31 +69,31 @@ pub(super) enum Found {
     /// The disk has gone on without it.
     Moved,
     /// The disk is as it left it, and it shall do this.
-    Own(Standing),
+    Own(DesiredState),
 }
 
 /// What a keeper does first with a machine that it takes over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Care {
+pub(super) enum Takeover {
     /// It stays as it is.
     Leave,
     /// The guest begins.
-    LetGo,
+    Resume,
     /// What runs and must not is made to stand.
-    Hold,
+    Pause,
     /// The stop that somebody has begun goes on.
-    End,
+    Stop,
 }
 
 impl Found {
     /// What to do with a machine in this state.
-    pub(super) fn care(self, state: &State) -> Care {
+    pub(super) fn takeover(self, state: &State) -> Takeover {
         match (self, state) {
-            (Found::Moved, State::Running) => Care::Hold,
-            (Found::Own(Standing::Beginning), State::Paused) => Care::LetGo,
-            (Found::Own(Standing::Stopping), _) => Care::End,
+            (Found::Moved, State::Running) => Takeover::Pause,
+            (Found::Own(DesiredState::Beginning), State::Paused) => Takeover::Resume,
+            (Found::Own(DesiredState::Stopping), _) => Takeover::Stop,
             // Where it stands and nobody has said why, somebody may have a reason: nothing is lost by asking for it.
-            _ => Care::Leave,
+            _ => Takeover::Leave,
         }
     }
 }
@@ -102,7 +102,7 @@ impl Found {
 pub(super) fn find(home: &MachineHome, user: &ServiceUser) -> Found {
     let read = record(home).and_then(|record| Ok((record, generation(home, user)?)));
     match read {
-        Ok((Some(Record { standing: Standing::Migrated, .. }), _)) => Found::Moved,
+        Ok((Some(Record { standing: DesiredState::Migrated, .. }), _)) => Found::Moved,
         Ok((Some(record), generation)) if record.generation != generation => Found::Moved,
         Ok((Some(record), _)) => Found::Own(record.standing),
         Ok((None, _)) => Found::Unknown,
@@ -115,7 +115,7 @@ pub(super) fn find(home: &MachineHome, user: &ServiceUser) -> Found {
 
 /// Whether the machine has gone on elsewhere for good.
 pub(super) fn is_migrated(home: &MachineHome) -> bool {
-    matches!(record(home), Ok(Some(Record { standing: Standing::Migrated, .. })))
+    matches!(record(home), Ok(Some(Record { standing: DesiredState::Migrated, .. })))
 }
 
 /// Refuses to let a machine run whose memory is not, or not known to be, what belongs to its disk.
@@ -148,7 +148,7 @@ pub(super) async fn begin(home: &MachineHome, user: &ServiceUser, patience: Dura
         HostError::file("read", path)(no_generation(&last.to_string()))
     })?;
     // Its own first: broken off between the two, it is one that has moved, and does not run.
-    write(home, Record { standing: Standing::Beginning, generation })?;
+    write(home, Record { standing: DesiredState::Beginning, generation })?;
     Ok(user.write_file(&home.disk().join(GENERATION), format!("{generation}\n").as_bytes(), 0o600)?)
 }
 
@@ -157,9 +157,9 @@ pub(super) async fn begin(home: &MachineHome, user: &ServiceUser, patience: Dura
 /// # Errors
 /// [`HostError::File`], also when its run has never begun; [`MachineError::Moved`] when it has migrated, which stays
 /// so.
-pub(super) fn note(home: &MachineHome, standing: Standing) -> Result<(), HostError> {
+pub(super) fn note(home: &MachineHome, standing: DesiredState) -> Result<(), HostError> {
     match record(home)? {
-        Some(Record { standing: Standing::Migrated, .. }) => {
+        Some(Record { standing: DesiredState::Migrated, .. }) => {
             Err(MachineError::Moved { name: home.name().clone() }.into())
         }
         Some(record) => write(home, Record { standing, ..record }),
@@ -185,7 +185,7 @@ fn record(home: &MachineHome) -> Result<Option<Record>, HostError> {
 fn write(home: &MachineHome, record: Record) -> Result<(), HostError> {
     let mut text = serde_json::to_vec(&record).expect("a record is a word and a number");
     text.push(b'\n');
-    whole_file::write(&record_file(home), 0o644, &text)
+    atomic_file::write(&record_file(home), 0o644, &text)
 }
 
 /// The generation that may go on with the disk; 0 where no machine ever has.
@@ -236,8 +236,13 @@ mod tests {
 
     use super::*;
 
-    const STANDINGS: [Standing; 5] =
-        [Standing::Beginning, Standing::Running, Standing::Paused, Standing::Stopping, Standing::Migrated];
+    const DESIRED_STATES: [DesiredState; 5] = [
+        DesiredState::Beginning,
+        DesiredState::Running,
+        DesiredState::Paused,
+        DesiredState::Stopping,
+        DesiredState::Migrated,
+    ];
 
     fn machine() -> (tempfile::TempDir, MachineHome, ServiceUser) {
         use std::os::unix::fs::PermissionsExt;
@@ -259,43 +264,46 @@ mod tests {
     fn v33_what_a_new_keeper_does_is_told_by_the_record_and_never_lets_go_what_has_moved() {
         let states =
             [State::Incoming, State::Paused, State::Running, State::Panicked, State::Failed { what: "io-error" }];
-        let cares = |found: Found| states.each_ref().map(|state| found.care(state));
-        assert_eq!(cares(Found::Unknown), [Care::Leave; 5]);
-        assert_eq!(cares(Found::Moved), [Care::Leave, Care::Leave, Care::Hold, Care::Leave, Care::Leave]);
-        let beginning = [Care::Leave, Care::LetGo, Care::Leave, Care::Leave, Care::Leave];
-        assert_eq!(cares(Found::Own(Standing::Beginning)), beginning);
-        assert_eq!(cares(Found::Own(Standing::Running)), [Care::Leave; 5]);
-        assert_eq!(cares(Found::Own(Standing::Paused)), [Care::Leave; 5]);
-        assert_eq!(cares(Found::Own(Standing::Stopping)), [Care::End; 5]);
+        let cares = |found: Found| states.each_ref().map(|state| found.takeover(state));
+        assert_eq!(cares(Found::Unknown), [Takeover::Leave; 5]);
+        assert_eq!(
+            cares(Found::Moved),
+            [Takeover::Leave, Takeover::Leave, Takeover::Pause, Takeover::Leave, Takeover::Leave]
+        );
+        let beginning = [Takeover::Leave, Takeover::Resume, Takeover::Leave, Takeover::Leave, Takeover::Leave];
+        assert_eq!(cares(Found::Own(DesiredState::Beginning)), beginning);
+        assert_eq!(cares(Found::Own(DesiredState::Running)), [Takeover::Leave; 5]);
+        assert_eq!(cares(Found::Own(DesiredState::Paused)), [Takeover::Leave; 5]);
+        assert_eq!(cares(Found::Own(DesiredState::Stopping)), [Takeover::Stop; 5]);
     }
 
     #[tokio::test]
     async fn v33_each_record_is_found_again_and_none_is_believed_when_the_disk_has_gone_on() {
         let (_directory, home, user) = machine();
         assert_eq!(find(&home, &user), Found::Unknown);
-        assert!(note(&home, Standing::Running).is_err(), "there is no run that it could be said of");
+        assert!(note(&home, DesiredState::Running).is_err(), "there is no run that it could be said of");
         begin(&home, &user, Duration::ZERO).await.unwrap();
         assert_eq!(generation(&home, &user).unwrap(), 1);
-        for standing in STANDINGS {
+        for standing in DESIRED_STATES {
             note(&home, standing).unwrap();
-            let is_migrated = standing == Standing::Migrated;
+            let is_migrated = standing == DesiredState::Migrated;
             let expected = if is_migrated { Found::Moved } else { Found::Own(standing) };
             assert_eq!(find(&home, &user), expected, "{standing:?}");
             assert_eq!(check_may_run(&home, &user).is_ok(), !is_migrated, "{standing:?}");
         }
-        assert!(note(&home, Standing::Stopping).is_err(), "it has migrated for good");
+        assert!(note(&home, DesiredState::Stopping).is_err(), "it has migrated for good");
         let error = begin(&home, &user, Duration::ZERO).await.unwrap_err();
         assert!(matches!(error, HostError::Machine(MachineError::Moved { .. })), "{error}");
         assert_eq!(generation(&home, &user).unwrap(), 1, "the disk is left to whoever has it");
         go_on_elsewhere(&home, &user);
-        for standing in STANDINGS {
+        for standing in DESIRED_STATES {
             write(&home, Record { standing, generation: 1 }).unwrap();
             assert_eq!(find(&home, &user), Found::Moved, "{standing:?}");
             assert!(check_may_run(&home, &user).is_err(), "{standing:?}");
         }
         // A disk from before this run, put in its place, is as wrong.
         fs::remove_file(home.disk().join(GENERATION)).unwrap();
-        write(&home, Record { standing: Standing::Running, generation: 1 }).unwrap();
+        write(&home, Record { standing: DesiredState::Running, generation: 1 }).unwrap();
         assert_eq!(find(&home, &user), Found::Moved);
     }
 
@@ -303,12 +311,12 @@ mod tests {
     async fn v33_a_start_that_is_killed_between_its_steps_lets_nothing_go_and_the_next_one_starts() {
         let (_directory, home, user) = machine();
         begin(&home, &user, Duration::ZERO).await.unwrap();
-        note(&home, Standing::Running).unwrap();
+        note(&home, DesiredState::Running).unwrap();
         // Killed between the two files.
-        write(&home, Record { standing: Standing::Beginning, generation: 2 }).unwrap();
+        write(&home, Record { standing: DesiredState::Beginning, generation: 2 }).unwrap();
         assert_eq!(find(&home, &user), Found::Moved);
         begin(&home, &user, Duration::ZERO).await.unwrap();
-        assert_eq!(find(&home, &user), Found::Own(Standing::Beginning));
+        assert_eq!(find(&home, &user), Found::Own(DesiredState::Beginning));
         assert_eq!(generation(&home, &user).unwrap(), 2);
     }
 
@@ -317,7 +325,7 @@ mod tests {
         let (_directory, home, user) = machine();
         let good = r#"{"standing":"beginning","generation":0}"#;
         fs::write(record_file(&home), good).unwrap();
-        assert_eq!(find(&home, &user), Found::Own(Standing::Beginning));
+        assert_eq!(find(&home, &user), Found::Own(DesiredState::Beginning));
         for text in ["", "{", r#"{"standing":"flying","generation":0}"#, r#"{"standing":"beginning"}"#] {
             fs::write(record_file(&home), text).unwrap();
             assert_eq!(find(&home, &user), Found::Unknown, "{text}");
