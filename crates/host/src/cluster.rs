@@ -14,8 +14,7 @@ use tokio::net::{TcpListener, UnixListener};
 
 use crate::change::{Change, CloneOptions};
 use crate::http::Page;
-use crate::lock::{DirectoryLock, LockState};
-use crate::machines::{self, MachineOverrides};
+use crate::machines;
 use crate::membership::{Membership, Returned};
 use crate::memory::{self, MemoryConfiguration, MemoryService, ServersMemory};
 use crate::observation::{Observation, ObservedServer};
@@ -25,6 +24,8 @@ use crate::secret::Secrets;
 use crate::state::{ClusterState, REPLICAS_MAX, Runtime};
 use crate::stop::{discard_incomplete, stop_servers};
 use crate::{ClusterStatus, Directory, HostError, Progress, control, roles, steps};
+use onecopy_directory::{DirectoryLock, LockState};
+use onecopy_machine::MachineOverrides;
 
 /// Followers of a new cluster.
 pub const REPLICAS_DEFAULT: usize = 2;

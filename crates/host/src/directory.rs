@@ -10,25 +10,19 @@
 //!   leader/         a server: its data directory `data/` and its log `server.log`
 //!   follower-1/     ..
 //!   spare/          files for one more follower, kept ready
-//!   machines/       virtual machines, each with its disk, see `machines::MachineHome`
+//!   machines/       virtual machines, each with its disk, see `onecopy_machine::MachineHome`
 //!   run/            Unix sockets; a link to a short directory where the path would be too long for the kernel
 //! ```
 
 use std::fs::{self, DirBuilder};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use onecopy_directory::{make_run, remove_unowned, set_mode};
 use onecopy_postgres::ServiceUser;
 
 use crate::{ClusterState, HostError};
-
-/// Longest path of a Unix socket. Source: unix(7), `sun_path` has 108 bytes, one of them the final zero.
-const SOCKET_PATH_BYTES_MAX: usize = 107;
-
-/// The longest name of a socket that comes into `run/`, with that of the lock file beside it.
-const SOCKET_NAME_BYTES_MAX: usize = "/.s.PGSQL.65535.lock".len();
 
 /// The variable that names the directory when `--dir` does not.
 pub const DIRECTORY_VARIABLE: &str = "ONECOPY_DIR";
@@ -80,7 +74,7 @@ impl Directory {
         match DirBuilder::new().mode(0o711).create(&path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
             Err(error) => Err(HostError::file("create", path)(error)),
-            Ok(()) => set_mode(&path, 0o711),
+            Ok(()) => Ok(set_mode(&path, 0o711)?),
         }
     }
 
@@ -138,7 +132,7 @@ impl Directory {
         ServiceUser::resolve(None)?.check_reachable(&self.root)?;
         // Servers' account passes through, it does not look around: the directory names what a cluster is.
         match DirBuilder::new().recursive(false).mode(0o711).create(&self.root) {
-            Ok(()) => return set_mode(&self.root, 0o711),
+            Ok(()) => return Ok(set_mode(&self.root, 0o711)?),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             Err(error) => return Err(HostError::file("create", &self.root)(error)),
         }
@@ -174,7 +168,7 @@ impl Directory {
         }
         #[cfg(test)]
         crate::kills::note(&secrets);
-        make_run(&self.root, user)
+        Ok(make_run(&self.root, user)?)
     }
 
     /// Refuses a cluster whose servers ran as another account: they could not read their own files any more.
@@ -189,64 +183,6 @@ impl Directory {
             _ => Ok(()),
         }
     }
-}
-
-/// The mode given at creation passes through the umask, which may keep the servers' account out.
-pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<(), HostError> {
-    use std::os::unix::fs::PermissionsExt;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(HostError::file("set the mode of", path))
-}
-
-/// Makes `run` in `root` for sockets. Returns the directory that they are in when it must lie elsewhere.
-///
-/// # Errors
-/// [`HostError::File`], [`HostError::Postgres`], [`HostError::SocketDirectoryForeign`].
-pub(crate) fn make_run(root: &Path, user: &ServiceUser) -> Result<Option<PathBuf>, HostError> {
-    let run = root.join("run");
-    let link = fs::read_link(&run).ok();
-    if link.is_none() && run.as_os_str().len() + SOCKET_NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX {
-        user.create_directory(&run)?;
-        return Ok(None);
-    }
-    let short = link.clone().unwrap_or_else(|| short_directory(root));
-    make_private(&short, user)?;
-    if link.is_none() {
-        symlink(&short, &run).map_err(HostError::file("link", &run))?;
-    }
-    Ok(Some(short))
-}
-
-/// A directory for sockets that is short wherever the cluster lies; gone after a restart of the machine, and made
-/// again.
-pub(crate) fn short_directory(root: &Path) -> PathBuf {
-    let mut hasher = DefaultHasher::new();
-    root.hash(&mut hasher);
-    let base = if rustix::process::geteuid().is_root() { "/run" } else { "/tmp" };
-    Path::new(base).join(format!("onecopy-{:016x}", hasher.finish()))
-}
-
-/// Removes an empty directory that root made and, killed in between, did not give to the servers' account.
-fn remove_unowned(path: &Path, user: &ServiceUser) -> Result<(), HostError> {
-    let by_root = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == 0);
-    if !by_root || user.user_id() == 0 || !rustix::process::geteuid().is_root() {
-        return Ok(());
-    }
-    match fs::remove_dir(path) {
-        // Somebody's files are in it: whoever needs the directory says that it is not theirs.
-        Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => Ok(()),
-        other => other.map_err(HostError::file("remove the empty", path)),
-    }
-}
-
-/// Makes a directory where everybody may write, and refuses one that another account has put there.
-fn make_private(path: &Path, user: &ServiceUser) -> Result<(), HostError> {
-    remove_unowned(path, user)?;
-    user.create_directory(path)?;
-    let metadata = fs::symlink_metadata(path).map_err(HostError::file("look at", path))?;
-    if !metadata.is_dir() || metadata.uid() != user.user_id() || metadata.mode() & 0o077 != 0 {
-        return Err(HostError::SocketDirectoryForeign { path: path.to_owned() });
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -309,7 +245,7 @@ mod tests {
         let short = directory.make_inside(&user).unwrap().expect("too long for the kernel");
         assert_eq!(directory.make_inside(&user).unwrap(), Some(short.clone()));
         assert_eq!(directory.sockets(), short);
-        assert!(short.as_os_str().len() + SOCKET_NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX);
+        assert!(short.as_os_str().len() + "/.s.PGSQL.65535.lock".len() <= 107);
         fs::set_permissions(&short, fs::Permissions::from_mode(0o777)).unwrap();
         let error = directory.make_inside(&user).unwrap_err();
         fs::remove_dir(&short).unwrap();

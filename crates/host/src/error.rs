@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use onecopy_directory::DirectoryError;
 use onecopy_postgres::PostgresError;
 use onecopy_router::RouterError;
 
@@ -185,9 +186,6 @@ pub enum HostError {
         /// The leader's process that serves it.
         process_id: i32,
     },
-    /// A disk cannot be served, or its server not be asked.
-    #[error(transparent)]
-    Disk(#[from] crate::disk::DiskServerError),
     /// Something around one server failed.
     #[error("{server}: {source}")]
     Server {
@@ -232,7 +230,7 @@ pub enum HostError {
     },
     /// Something around a machine failed.
     #[error(transparent)]
-    Machine(#[from] crate::machines::MachineError),
+    Machine(#[from] onecopy_machine::MachineError),
     /// The memory of the host or its servers cannot be looked after.
     #[error(transparent)]
     Memory(#[from] onecopy_memory::MemoryError),
@@ -316,6 +314,16 @@ pub enum HostError {
         /// How long it was waited for.
         seconds: u64,
     },
+}
+
+impl From<DirectoryError> for HostError {
+    fn from(error: DirectoryError) -> HostError {
+        match error {
+            DirectoryError::File { action, path, source } => HostError::File { action, path, source },
+            DirectoryError::SocketDirectoryForeign { path } => HostError::SocketDirectoryForeign { path },
+            DirectoryError::Postgres(error) => HostError::Postgres(error),
+        }
+    }
 }
 
 impl HostError {

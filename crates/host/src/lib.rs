@@ -10,19 +10,16 @@
 //! killed daemon: the next [`Cluster::up`] takes them over, [`down`] stops them.
 
 mod access;
-mod atomic_file;
 mod change;
 mod cloning;
 mod cluster;
 mod control;
 mod daemon_client;
 mod directory;
-pub mod disk;
 mod error;
 mod http;
 #[cfg(test)]
 mod kills;
-mod lock;
 pub mod machines;
 mod membership;
 pub mod memory;
@@ -46,7 +43,8 @@ pub use daemon_client::{Daemon, is_running, metrics, reinit, scale, status};
 pub use directory::{DIRECTORY_DEFAULT, DIRECTORY_VARIABLE, Directory};
 pub use error::HostError;
 pub use http::{Observed, Page};
+pub use onecopy_machine::MachineStatus;
 pub use progress::{Event, Progress};
 pub use state::{ClusterState, REPLICAS_MAX, Runtime, ServerState};
-pub use status::{CloneStatus, ClusterStatus, MachineStatus, ServerStatus};
+pub use status::{CloneStatus, ClusterStatus, ServerStatus};
 pub use stop::down;

@@ -14,12 +14,12 @@ use onecopy_postgres::{
 
 use onecopy_router::config::ServerConfiguration;
 
-use crate::machines::{HOST_IN_GUEST, MachineTemplate};
 use crate::memory::ServersMemory;
 use crate::secret::Secrets;
 use crate::state::ServerState;
 use crate::steps::{ServerMaker, StepFuture};
 use crate::{Directory, Event, HostError, Progress, orphans, roles};
+use onecopy_machine::{HOST_IN_GUEST, MachineTemplate};
 
 /// What a new server takes at first, with room for its log: 40 MB of catalogs, then segments of 16 MB.
 const NEW_SERVER_BYTES: u64 = 160 << 20;

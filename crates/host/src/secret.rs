@@ -6,7 +6,8 @@ use std::path::Path;
 use rand::RngExt;
 use rand::distr::Alphanumeric;
 
-use crate::{HostError, atomic_file};
+use crate::HostError;
+use onecopy_directory::atomic_file;
 
 /// Letters and digits of a password: 190 bits, and nothing that a URL or a shell must quote.
 const PASSWORD_CHARACTERS: usize = 32;

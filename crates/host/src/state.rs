@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use onecopy_router::config::Freshness;
 use serde::{Deserialize, Serialize};
 
+use crate::HostError;
 use crate::change::Change;
-use crate::machines::MachineTemplate;
-use crate::{HostError, atomic_file};
+use onecopy_directory::atomic_file;
+use onecopy_machine::MachineTemplate;
 
 /// Form of the file that this program reads and writes.
 const FORMAT: u32 = 1;
@@ -271,7 +272,7 @@ impl ClusterState {
     pub fn write(&self, path: &Path) -> Result<(), HostError> {
         let text = toml::to_string(self).expect("strings, numbers and lists have a TOML form");
         let head = "# Written by onecopy; change it by the options of `onecopy up` and `onecopy scale`.";
-        atomic_file::write(path, FILE_MODE, format!("{head}\n{text}").as_bytes())
+        Ok(atomic_file::write(path, FILE_MODE, format!("{head}\n{text}").as_bytes())?)
     }
 }
 

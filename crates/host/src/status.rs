@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use onecopy_machine::MachineStatus;
 use onecopy_postgres::Lsn;
 use onecopy_router::RouterStatus;
 use serde::{Deserialize, Serialize};
@@ -58,32 +59,6 @@ pub struct ServerStatus {
     /// Follower that was cloned from the running leader: how, and how far it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clone: Option<CloneStatus>,
-}
-
-/// A server's machine, now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MachineStatus {
-    /// `starting`, `running`, `unresponsive`, `paused`, `failed`, `stopping`, `stopped`; `unkept` when it runs and
-    /// nobody looks after it.
-    pub state: String,
-    /// For how many seconds its guest has not answered, while it is unresponsive.
-    pub unresponsive_s: Option<u64>,
-    /// QEMU's process, while it runs.
-    pub process_id: Option<u32>,
-    /// The process that serves its disk, while that runs.
-    pub disk_process_id: Option<u32>,
-    /// How often the process that serves its disk was started again.
-    pub disk_restarts: u64,
-    /// Its memory. Nobody resizes the server's pool in it.
-    pub memory_bytes: u64,
-    /// What programs in the guest could still have of it, when the guest has told.
-    pub memory_available_bytes: Option<u64>,
-    /// Size of its disk.
-    pub disk_bytes: u64,
-    /// What its disk takes of the host's.
-    pub disk_used_bytes: u64,
-    /// Processors.
-    pub processors: u32,
 }
 
 /// How far a clone is.

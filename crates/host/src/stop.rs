@@ -7,13 +7,13 @@ use std::time::Duration;
 use onecopy_postgres::{Binaries, Role, ServiceUser, StopMode};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::lock::{DirectoryLock, LockState};
 use crate::membership::Returned;
 use crate::memory::ServersMemory;
 use crate::provisioning::Provisioner;
 use crate::secret::Secrets;
 use crate::state::{ClusterState, ServerState};
 use crate::{Directory, HostError, Progress};
+use onecopy_directory::{DirectoryLock, LockState};
 
 /// How long a daemon may take to stop all its servers.
 const DAEMON_STOP_TIMEOUT: Duration = Duration::from_secs(180);

@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 use onecopy_disk::DiskError;
+use onecopy_disk_server::DiskServerError;
 use onecopy_host::HostError;
-use onecopy_host::disk::DiskServerError;
-use onecopy_host::machines::MachineError;
+use onecopy_machine::MachineError;
 
 use crate::output;
 

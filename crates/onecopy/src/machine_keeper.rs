@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onecopy_host::machines::keeper;
+use onecopy_machine::keeper;
 
 /// Look after a machine until it has ended
 #[derive(Debug, Args)]

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
-use onecopy_host::machines::MachineOverrides;
 use onecopy_host::memory::MemoryConfiguration;
 use onecopy_host::{Cluster, Directory, Event, Progress, Runtime, Summary, UpOptions};
+use onecopy_machine::MachineOverrides;
 use onecopy_router::config::Freshness;
 
 use crate::directory::DirectoryOption;

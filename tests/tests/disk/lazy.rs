@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use onecopy_disk::source::Source;
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk, Hydration, OpenOptions, View};
+use onecopy_disk_server::DiskClient;
+use onecopy_disk_server::protocol::Request;
 use onecopy_guest_agent::protocol::StopMode;
-use onecopy_host::disk::DiskClient;
-use onecopy_host::disk::protocol::Request;
 use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskBackend, NbdServer};
 use onecopy_tests::guest::{IMAGE, Image, Saved, TestGuest};
 

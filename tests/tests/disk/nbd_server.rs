@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use onecopy_host::disk::DiskClient;
+use onecopy_disk_server::DiskClient;
 
 /// What a server may take to listen, on a machine that has more to do.
 const START_TIMEOUT: Duration = Duration::from_secs(180);

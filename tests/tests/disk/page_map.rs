@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
+use onecopy_disk_server::{DiskServer, ObservedPages, ServeOptions};
 use onecopy_guest_agent::protocol::StopMode;
-use onecopy_host::disk::{DiskServer, ObservedPages, ServeOptions};
 use onecopy_hypervisor::configuration::{Boot, Disk as GuestDisk, DiskBackend, MemoryBackend};
 use onecopy_pagemap::{Found, PAGE_BYTES};
 use onecopy_tests::guest::{IMAGE, Image, Saved, TestGuest};

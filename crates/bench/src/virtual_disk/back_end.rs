@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use onecopy_disk::nbd::Address;
 use onecopy_disk::{CreateOptions, Disk};
-use onecopy_host::disk::DiskServer;
+use onecopy_disk_server::DiskServer;
 use serde::Serialize;
 
 use super::load::{Client, Load, Measured, SPAN_BYTES};
@@ -76,12 +76,12 @@ pub struct ServeOptions {
 
 /// Serves a disk until it is killed.
 pub fn serve(options: &ServeOptions) -> anyhow::Result<()> {
-    let look = onecopy_host::disk::ServeOptions {
+    let look = onecopy_disk_server::ServeOptions {
         vhost: options.vhost.clone(),
         nbd: options.nbd.iter().cloned().collect(),
         page_map: !options.no_page_map,
         scan_bytes_per_second: 0,
-        ..onecopy_host::disk::ServeOptions::default()
+        ..onecopy_disk_server::ServeOptions::default()
     };
     let server = DiskServer::start(&options.directory, &look)?;
     server.wait(&AtomicBool::new(false));

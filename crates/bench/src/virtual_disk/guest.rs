@@ -5,11 +5,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use onecopy_host::machines::GuestImage;
 use onecopy_hypervisor::configuration::{
     AsynchronousIo, Boot, Disk, DiskBackend, FileFormat, KERNEL_ARGUMENTS, NbdServer,
 };
 use onecopy_hypervisor::{Agent, Machine, MachineConfiguration, MachineDirectory, Qemu, TimeLimits};
+use onecopy_machine::GuestImage;
 use onecopy_testing::guest_exercise;
 use serde::{Deserialize, Serialize};
 

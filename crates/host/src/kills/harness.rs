@@ -12,7 +12,6 @@ use tempfile::TempDir;
 use super::recording::{note, note_initialized};
 use crate::change::Change;
 use crate::cluster::wanted_state;
-use crate::lock::{DirectoryLock, LockState};
 use crate::membership::Returned;
 use crate::memory::ServersMemory;
 use crate::provisioning::{Provisioner, slot_name};
@@ -21,6 +20,7 @@ use crate::state::{ClusterState, ServerState};
 use crate::steps::{self, FollowerRemover, ServerMaker, StepFuture};
 use crate::stop::discard_incomplete;
 use crate::{Directory, Event, HostError, UpOptions};
+use onecopy_directory::{DirectoryLock, LockState};
 
 /// Its server remembers the password that it was made with, and which server it is.
 const INITDB: &str = r#"#!/bin/sh

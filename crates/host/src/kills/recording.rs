@@ -36,6 +36,7 @@ pub(super) struct Recording(PathBuf);
 impl Recording {
     /// Records `root`, which need not be there, from now on.
     pub(super) fn begin(root: &Path) -> Recording {
+        onecopy_directory::observe_steps(note);
         recorded().insert(root.to_owned(), vec![Tree::of(root)]);
         Recording(root.to_owned())
     }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use onecopy_hypervisor::Qemu;
+use onecopy_machine::{
+    END_TIMEOUT, GuestImage, GuestServer, GuestServerOptions, Machine, MachineConfiguration, MachineError, MachineHome,
+};
 use onecopy_postgres::{Instance, Role, StandbyOptions, recommended_settings};
 
-use super::guest_options::GuestServerOptions;
-use super::guest_server::GuestServer;
-use super::machine::END_TIMEOUT;
-use super::{GuestImage, Machine, MachineConfiguration, MachineError, MachineHome};
+use super::runtime::machine_of;
 use crate::provisioning::{Provisioner, slot_name};
 use crate::state::ServerState;
 use crate::{Event, HostError, Progress};
@@ -27,7 +27,7 @@ impl Provisioner {
     pub(crate) fn machine_home(&self, state: &ServerState) -> Option<MachineHome> {
         self.machines.as_ref()?;
         // A cluster's names are numbers behind fixed words: see `ClusterState`.
-        Some(MachineHome::of(&self.directory, &state.name.parse().ok()?))
+        Some(MachineHome::of(&self.directory.machines(), &state.name.parse().ok()?))
     }
 
     /// The machine of a server; none where servers are processes.
@@ -50,8 +50,8 @@ impl Provisioner {
     pub(crate) fn postgres_version(&self) -> String {
         match &self.machines {
             None => self.binaries.version().to_owned(),
-            Some(shape) => {
-                let major = GuestImage::find(Some(&shape.image)).ok().and_then(|image| image.postgresql_major);
+            Some(template) => {
+                let major = GuestImage::find(Some(&template.image)).ok().and_then(|image| image.postgresql_major);
                 major.map_or_else(|| "of the guest image".to_owned(), |major| major.to_string())
             }
         }
@@ -77,8 +77,8 @@ impl Provisioner {
         role: Role,
         leader: Option<&ServerState>,
     ) -> Result<Option<GuestServer>, HostError> {
-        let (Some(shape), Some(machine)) = (&self.machines, self.machine(state)) else { return Ok(None) };
-        let mut configuration = shape.of_server(state);
+        let (Some(template), Some(machine)) = (&self.machines, self.machine(state)) else { return Ok(None) };
+        let mut configuration = machine_of(template, state);
         // What was made stays as large as it was made, and keeps the image that it was made from.
         let made = machine.home().is_made().then(|| machine.home().configuration()).transpose()?;
         if let Some(made) = made {
@@ -86,7 +86,7 @@ impl Provisioner {
         }
         let mut settings = recommended_settings(role, &state.name);
         settings.set("shared_buffers", pool_setting(&configuration));
-        let image = if machine.home().is_made() { machine.home().image() } else { shape.image.clone() };
+        let image = if machine.home().is_made() { machine.home().image() } else { template.image.clone() };
         let major_version = GuestImage::find(Some(&image))?.postgresql_major;
         let primary = leader.map(|leader| StandbyOptions {
             primary: self.replication_access(leader, state),
@@ -106,12 +106,12 @@ impl Provisioner {
     ) -> Result<GuestServer, HostError> {
         self.remove_machine(state).await?;
         let no_machines = || HostError::from(MachineError::NoMachines);
-        let (shape, home) = self.machines.as_ref().zip(self.machine_home(state)).ok_or_else(no_machines)?;
+        let (template, home) = self.machines.as_ref().zip(self.machine_home(state)).ok_or_else(no_machines)?;
         self.directory.make_machines()?;
-        let (configuration, user) = (shape.of_server(state), self.user.clone());
+        let (configuration, user) = (machine_of(template, state), self.user.clone());
         // It may copy the image.
         let made = tokio::task::spawn_blocking(move || home.make(&configuration, None, &user)).await;
-        made.unwrap_or_else(|error| Err(HostError::Daemon(format!("making a machine ended: {error}"))))?;
+        made.unwrap_or_else(|error| Err(MachineError::Task(format!("making a machine ended: {error}"))))?;
         let server = self.server_in_machine(state, role, leader)?.ok_or_else(no_machines)?;
         server.boot().await?;
         Ok(server)
@@ -138,7 +138,7 @@ impl Provisioner {
         let report = |done_bytes, total_bytes| {
             progress.report(Event::Copying { server: follower.name.clone(), done_bytes, total_bytes });
         };
-        server.copy_primary(&report).await
+        Ok(server.copy_primary(&report).await?)
     }
 
     /// Removes the machine of a server that is not complete or not wanted, and ends what runs of it.
@@ -147,6 +147,6 @@ impl Provisioner {
         machine.stop(true, END_TIMEOUT).await?;
         let home = machine.home().clone();
         let removed = tokio::task::spawn_blocking(move || home.remove()).await;
-        removed.unwrap_or_else(|error| Err(HostError::Daemon(format!("removing a machine ended: {error}"))))
+        Ok(removed.unwrap_or_else(|error| Err(MachineError::Task(format!("removing a machine ended: {error}"))))?)
     }
 }

@@ -33,11 +33,11 @@ use member::Member;
 pub(crate) use returning::Returned;
 
 use crate::change::{Change, CloneOptions};
-use crate::machines::{Machine, MachineError};
 use crate::observation::ObservedServer;
 use crate::provisioning::Provisioner;
 use crate::state::{ClusterState, REPLICAS_MAX, ServerState};
 use crate::{HostError, Progress};
+use onecopy_machine::{Machine, MachineError};
 
 /// How often followers that an earlier change wanted are tried; no other change can be made meanwhile.
 const RESUME_ATTEMPTS_MAX: u32 = 3;

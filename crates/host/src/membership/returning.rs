@@ -8,10 +8,10 @@ use tokio::sync::watch;
 
 use super::{Member, Membership};
 use crate::change::{Change, CloneOptions};
-use crate::lock::DirectoryLock;
 use crate::provisioning::Provisioner;
 use crate::state::{ClusterState, ServerState};
 use crate::{CloneStatus, Event, HostError, Progress};
+use onecopy_directory::DirectoryLock;
 
 /// A follower that is being started again.
 pub(crate) struct Returned {

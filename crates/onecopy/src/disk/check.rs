@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use onecopy_disk::{At, CheckReport, Disk, DiskError, Source};
-use onecopy_host::disk::{self, DiskServerError};
+use onecopy_disk_server::{self as disk, DiskServerError};
 
 use super::copying::Copying;
 use crate::output;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use indicatif::HumanBytes;
 use onecopy_disk::{BLOCK_BYTES, BaseSpecification, CreateOptions, Disk, TlsFiles, source};
-use onecopy_host::disk::DiskServerError;
+use onecopy_disk_server::DiskServerError;
 
 use super::copying::Copying;
 use super::{amount, place};
@@ -98,7 +98,7 @@ impl Create {
 
     /// Copies until all is there or a signal comes.
     fn fill(&self) -> anyhow::Result<()> {
-        let disk = onecopy_host::disk::open_at_rest(&self.directory)?;
+        let disk = onecopy_disk_server::open_at_rest(&self.directory)?;
         disk.set_hydration_limit(self.limit);
         let filled = crate::block_on(async {
             let signal = StopSignal::listen(HangUp::Stops)?;

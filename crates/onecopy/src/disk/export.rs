@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::HumanBytes;
 use onecopy_disk::{At, Source, View};
-use onecopy_host::disk::protocol::Request;
-use onecopy_host::disk::{self, DiskClient, DiskServerError};
+use onecopy_disk_server::protocol::Request;
+use onecopy_disk_server::{self as disk, DiskClient, DiskServerError};
 
 use super::copying::Copying;
 use super::place::DiskPlace;

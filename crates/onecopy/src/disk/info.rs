@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::HumanBytes;
 use onecopy_disk::{BaseSpecification, CheckReport, Disk, Geometry, Hydration};
-use onecopy_host::disk::protocol::{PageMapStatus, ServedDisk};
-use onecopy_host::disk::{self, DiskServerError};
+use onecopy_disk_server::protocol::{PageMapStatus, ServedDisk};
+use onecopy_disk_server::{self as disk, DiskServerError};
 use serde::Serialize;
 
 use crate::output;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onecopy_host::disk::DiskClient;
-use onecopy_host::disk::protocol::Request;
+use onecopy_disk_server::DiskClient;
+use onecopy_disk_server::protocol::Request;
 
 use super::amount;
 

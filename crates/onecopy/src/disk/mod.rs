@@ -7,6 +7,7 @@ mod create;
 mod export;
 mod info;
 mod limit;
+mod page;
 mod place;
 mod serve;
 mod server;

@@ -11,12 +11,13 @@ use clap::{Args, ValueEnum};
 use onecopy_disk::TlsFiles;
 use onecopy_disk::nbd::Address;
 use onecopy_disk::vhost_user::CompletionHold;
-use onecopy_host::disk::protocol::{ServedDisk, Transport};
-use onecopy_host::disk::{DiskServer, SCAN_BYTES_PER_SECOND_DEFAULT, ServeOptions};
+use onecopy_disk_server::protocol::{ServedDisk, Transport};
+use onecopy_disk_server::{DiskServer, SCAN_BYTES_PER_SECOND_DEFAULT, ServeOptions};
 use onecopy_host::{HostError, Page};
 use tokio::net::TcpListener;
 
 use super::amount;
+use super::page::DiskPage;
 use crate::output;
 use crate::signals::{HangUp, StopSignal};
 
@@ -145,7 +146,7 @@ impl Serving {
 
     async fn page(&self, listen: SocketAddr, server: &DiskServer) -> Result<Page, HostError> {
         let listener = TcpListener::bind(listen).await.map_err(|source| HostError::MetricsListen { listen, source })?;
-        Ok(Page::serve(listener, server.observed()))
+        Ok(Page::serve(listener, Arc::new(DiskPage(server.served()))))
     }
 
     fn options(&self) -> anyhow::Result<ServeOptions> {

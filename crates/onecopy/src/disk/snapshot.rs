@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use onecopy_disk::Snapshot as Made;
-use onecopy_host::disk::protocol::Request;
-use onecopy_host::disk::{self, DiskClient, DiskServerError};
+use onecopy_disk_server::protocol::Request;
+use onecopy_disk_server::{self as disk, DiskClient, DiskServerError};
 
 use crate::output;
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onecopy_host::disk::DiskClient;
+use onecopy_disk_server::DiskClient;
 
 /// Close a served disk and end its server
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use onecopy_host::HostError;
-use onecopy_host::machines::MachineError;
+use onecopy_machine::MachineError;
 use rustix::fs::{Mode, OFlags};
 
 use super::MachineOption;

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use onecopy_host::machines::{Forward, MachineOverrides, NewMachine};
+use onecopy_host::machines::NewMachine;
+use onecopy_machine::{Forward, MachineOverrides};
 
 use super::MachineOption;
 use crate::disk::amount::bytes;

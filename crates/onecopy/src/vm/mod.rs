@@ -10,7 +10,8 @@ mod start;
 mod stop;
 
 use clap::{Args, Subcommand};
-use onecopy_host::machines::{MachineName, Machines};
+use onecopy_host::machines::Machines;
+use onecopy_machine::MachineName;
 
 use crate::directory::DirectoryOption;
 

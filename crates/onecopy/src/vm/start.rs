@@ -1,7 +1,8 @@
 //! `onecopy vm start`: a machine runs, and its server.
 
 use clap::Args;
-use onecopy_host::machines::{MachineName, Machines};
+use onecopy_host::machines::Machines;
+use onecopy_machine::MachineName;
 
 use super::MachineOption;
 use crate::output;

@@ -1,0 +1,255 @@
+//! The server of one disk: transports, page map, control socket.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use onecopy_disk::{Attachment, Disk, DiskError, OpenOptions};
+
+use crate::control::Control;
+use crate::observer::ObservedPages;
+use crate::protocol::ServedDisk;
+use crate::transports::Transports;
+use crate::{CONTROL_SOCKET, DiskServerError, ServeOptions, metrics, scan};
+use onecopy_directory::{DirectoryLock, LockState};
+
+/// How often the server looks whether the disk has come or gone.
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long a server before this one may take to end after it has given its disk back.
+const ENDING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often its lock is tried meanwhile.
+const LOCK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// A disk that is served until [`DiskServer::stop`], or until this is dropped.
+pub struct DiskServer {
+    served: Arc<Served>,
+    control: Control,
+    looking: Option<JoinHandle<()>>,
+    _lock: DirectoryLock,
+}
+
+/// The page map of the opening that is current, or of the last one.
+type Pages = Arc<Mutex<Option<Arc<ObservedPages>>>>;
+
+/// What the server's threads share.
+pub struct Served {
+    pub(crate) attachment: Arc<Attachment>,
+    pub(crate) transports: Transports,
+    pages: Pages,
+    /// The limit of the background copy, for each opening.
+    limit: Arc<Mutex<Option<u64>>>,
+    scan_bytes_per_second: u64,
+    /// Whether the server itself has the disk, so that a transport for many clients need not open it for each.
+    holds_disk: AtomicBool,
+    ended: AtomicBool,
+    end: (Mutex<bool>, Condvar),
+}
+
+impl DiskServer {
+    /// Serves the disk in this directory.
+    ///
+    /// # Errors
+    /// NBD clients would come in the clear from elsewhere, there is no disk, another server listens on the control
+    /// socket, another process has the disk (only asked where a transport needs the disk from the start), or a
+    /// transport cannot be opened.
+    pub fn start(directory: &Path, options: &ServeOptions) -> Result<DiskServer, DiskServerError> {
+        options.check()?;
+        let control = options.control.clone().unwrap_or_else(|| directory.join(CONTROL_SOCKET));
+        Disk::geometry(directory).map_err(DiskServerError::disk(directory))?;
+        let lock = lock(directory, &control)?;
+        let pages = Arc::new(Mutex::new(None));
+        let limit = Arc::new(Mutex::new(options.limit_bytes_per_second));
+        let attachment = Arc::new(attachment(directory, options, &pages, &limit));
+        let keeps_disk = options.keeps_disk();
+        if keeps_disk {
+            attachment.attach().map_err(DiskServerError::disk(directory))?;
+        }
+        // From here on whatever fails gives the disk back.
+        let transports = Transports::open(&attachment, options).inspect_err(|_| give_back(&attachment, keeps_disk))?;
+        let served = Arc::new(Served {
+            attachment,
+            transports,
+            pages,
+            limit,
+            scan_bytes_per_second: options.scan_bytes_per_second,
+            holds_disk: AtomicBool::new(keeps_disk),
+            ended: AtomicBool::new(false),
+            end: (Mutex::new(false), Condvar::new()),
+        });
+        let control = Control::listen(&control, Arc::clone(&served)).inspect_err(|_| served.close_disk())?;
+        let looking = {
+            let served = Arc::clone(&served);
+            let thread = std::thread::Builder::new().name("disk-look".to_owned());
+            thread.spawn(move || served.look()).map_err(DiskServerError::io("start a thread for", directory))?
+        };
+        Ok(DiskServer { served, control, looking: Some(looking), _lock: lock })
+    }
+
+    /// Everything about it.
+    pub fn info(&self) -> ServedDisk {
+        self.served.info()
+    }
+
+    /// What can be asked of it from another thread, as long as it serves and after that.
+    pub fn served(&self) -> Arc<Served> {
+        Arc::clone(&self.served)
+    }
+
+    /// Its page map, while the disk is attached.
+    pub fn pages(&self) -> Option<Arc<ObservedPages>> {
+        self.served.pages()
+    }
+
+    /// Returns when somebody has asked for the end over the control socket, or `stopped` is set.
+    pub fn wait(&self, stopped: &AtomicBool) {
+        let (asked, changed) = &self.served.end;
+        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        while !*asked && !stopped.load(Ordering::Relaxed) {
+            asked = changed.wait_timeout(asked, LOOK_INTERVAL).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Closes the transports and the disk, in this order.
+    pub fn stop(mut self) -> Result<(), DiskServerError> {
+        let closed = self.served.stop();
+        self.end_threads();
+        closed
+    }
+
+    fn end_threads(&mut self) {
+        self.control.stop();
+        if self.looking.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that looks after the disk panicked");
+        }
+    }
+}
+
+impl Drop for DiskServer {
+    fn drop(&mut self) {
+        if let Err(error) = self.served.stop() {
+            tracing::error!(%error, "the disk is not closed in order");
+        }
+        self.end_threads();
+    }
+}
+
+impl Served {
+    /// Everything about it.
+    pub fn info(&self) -> ServedDisk {
+        let disk = self.attachment.current();
+        ServedDisk {
+            process_id: std::process::id(),
+            is_attached: disk.is_some(),
+            disk: disk.as_ref().map(Disk::statistics),
+            hydration: disk.as_ref().and_then(Disk::hydration),
+            snapshots: disk.as_ref().map(Disk::snapshots),
+            transports: self.transports.list(),
+            page_map: disk.and_then(|_| self.pages()).and_then(|pages| pages.status()),
+        }
+    }
+
+    /// Its figures in Prometheus' text form.
+    pub fn metrics(&self) -> String {
+        metrics::text(self.attachment.directory(), &self.info())
+    }
+
+    pub(crate) fn set_limit(&self, bytes_per_second: Option<u64>) {
+        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = bytes_per_second;
+        if let Some(disk) = self.attachment.current() {
+            disk.set_hydration_limit(bytes_per_second);
+        }
+    }
+
+    /// Closes transports and disk. Once: later calls have nothing to do.
+    pub(crate) fn stop(&self) -> Result<(), DiskServerError> {
+        self.ended.store(true, Ordering::Relaxed);
+        self.transports.stop();
+        let closed = match self.holds_disk.swap(false, Ordering::AcqRel) {
+            true => self.attachment.detach().map_err(DiskServerError::disk(self.attachment.directory())),
+            false => Ok(()),
+        };
+        if let Some(pages) = self.pages() {
+            pages.save();
+        }
+        closed
+    }
+
+    /// Tells whoever waits that the end was asked for.
+    pub(crate) fn ask_for_end(&self) {
+        *self.end.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.end.1.notify_all();
+    }
+
+    fn close_disk(&self) {
+        if let Err(error) = self.stop() {
+            tracing::error!(%error, "the disk is not closed in order");
+        }
+    }
+
+    fn pages(&self) -> Option<Arc<ObservedPages>> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// For each opening of the disk: scans what its page map does not know.
+    fn look(&self) {
+        let mut scanned: Option<Arc<ObservedPages>> = None;
+        while !self.ended.load(Ordering::Relaxed) {
+            std::thread::sleep(LOOK_INTERVAL);
+            let (Some(disk), Some(pages)) = (self.attachment.current(), self.pages()) else { continue };
+            if scanned.as_ref().is_some_and(|scanned| Arc::ptr_eq(scanned, &pages)) {
+                continue;
+            }
+            // What comes from elsewhere need not come sooner for the map, and passes it when the guest asks.
+            if disk.hydration().is_some_and(|hydration| !hydration.is_whole) {
+                continue;
+            }
+            if self.scan_bytes_per_second > 0 && pages.scanned_bytes() < disk.size_bytes() {
+                match scan::run(&disk, &pages, self.scan_bytes_per_second, &self.ended) {
+                    Ok(()) | Err(DiskError::Closed) => {}
+                    Err(error) => tracing::warn!(%error, "the page map's scan ended early"),
+                }
+            }
+            scanned = Some(pages);
+        }
+    }
+}
+
+/// Takes the lock that says who listens on a control socket. A server that was told to stop has a moment to be gone.
+fn lock(directory: &Path, control: &Path) -> Result<DirectoryLock, DiskServerError> {
+    let path = PathBuf::from(format!("{}.lock", control.display()));
+    let deadline = Instant::now() + ENDING_TIMEOUT;
+    loop {
+        match DirectoryLock::take(&path) {
+            Ok(LockState::Taken(lock)) => return Ok(lock),
+            Ok(LockState::HeldBy(_)) if Instant::now() < deadline => std::thread::sleep(LOCK_INTERVAL),
+            Ok(LockState::HeldBy(process_id)) => {
+                return Err(DiskServerError::Served { directory: directory.to_owned(), process_id });
+            }
+            Err(error) => return Err(DiskServerError::Lock { path, reason: error.to_string() }),
+        }
+    }
+}
+
+/// The disk, with a new page map for each opening.
+fn attachment(directory: &Path, options: &ServeOptions, pages: &Pages, limit: &Arc<Mutex<Option<u64>>>) -> Attachment {
+    let (pages, limit) = (Arc::clone(pages), Arc::clone(limit));
+    let (has_map, lease_timeout) = (options.page_map, options.lease_timeout);
+    Attachment::new(directory, move || {
+        let mut pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let observer = has_map.then(|| Arc::new(ObservedPages::kept(pages.take())));
+        pages.clone_from(&observer);
+        let observer = observer.map(|observer| observer as Arc<dyn onecopy_disk::Observer>);
+        let hydration_limit = *limit.lock().unwrap_or_else(PoisonError::into_inner);
+        OpenOptions { observer, lease_timeout, hydration_limit, ..OpenOptions::default() }
+    })
+}
+
+fn give_back(attachment: &Attachment, was_taken: bool) {
+    if was_taken && let Err(error) = attachment.detach() {
+        tracing::error!(%error, "the disk is not closed in order");
+    }
+}

@@ -1,0 +1,266 @@
+//! The machine itself: what QEMU is told, and the guest's agent.
+
+use std::time::Duration;
+
+use onecopy_hypervisor::configuration::{
+    Account, Balloon, Boot, Disk, DiskBackend, Forward, Generation, KERNEL_ARGUMENTS,
+    MachineConfiguration as Configuration, Network, NetworkEnd, OnPanic,
+};
+use onecopy_hypervisor::{Agent, Machine, MachineDirectory, Qemu, State, TimeLimits};
+use onecopy_postgres::ServiceUser;
+use sha2::{Digest, Sha256};
+
+use super::disk_server::DiskServer;
+use crate::desired_state::{self, DesiredState, Found, Takeover};
+use crate::{GuestImage, MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
+
+/// How soon QEMU connects again to a disk server that was started anew.
+const RECONNECT_MS: u32 = 100;
+
+/// How long one attempt to reach the agent may take; the next one follows.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The time between two attempts.
+const GREETING_INTERVAL: Duration = Duration::from_millis(200);
+
+/// How long whoever has the disk may take to give it back: the process that served it for a QEMU that has just died.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Starts the machine, or takes over the one that runs; then it may be that a stop is to be gone on with.
+pub(super) async fn start(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Takeover), MachineError> {
+    let failed = |error| hypervisor_failed(home.name(), error);
+    // Where the link leads: QEMU's paths of sockets are short there.
+    let directory = MachineDirectory::new(home.run()).map_err(failed)?;
+    let limits = TimeLimits::default();
+    if let Some(machine) = Machine::adopt(&directory, limits).await.map_err(failed)? {
+        let care = take_over(home, user, &machine).await?;
+        return Ok((machine, care));
+    }
+    let mut configuration = configuration(home, &home.configuration()?, user)?;
+    // It is let go by us, once that is known to be right.
+    configuration.starts_paused = true;
+    let qemu = Qemu::find().map_err(failed)?;
+    desired_state::begin(home, user, LEASE_TIMEOUT).await?;
+    let machine = Machine::start(&qemu, &configuration, &directory, &[], limits).await.map_err(failed)?;
+    if let Err(error) = run(home, user, &machine).await {
+        machine.kill();
+        return Err(error);
+    }
+    Ok((machine, Takeover::Leave))
+}
+
+/// Does with a machine that is there what was wanted of it before its keeper died.
+async fn take_over(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<Takeover, MachineError> {
+    let (found, state) = (desired_state::find(home, user), machine.state());
+    let care = found.takeover(&state);
+    tracing::info!(?found, %state, ?care, "the machine is there already");
+    match (care, found) {
+        (Takeover::Resume, _) => run(home, user, machine).await?,
+        (Takeover::Pause, _) => machine.pause().await.map_err(|error| hypervisor_failed(home.name(), error))?,
+        // It was let go, or not made to stand, and there was no time to write that down.
+        (Takeover::Leave, Found::Own(DesiredState::Beginning | DesiredState::Paused)) if state == State::Running => {
+            note_running(home);
+        }
+        (Takeover::Leave | Takeover::Stop, _) => {}
+    }
+    Ok(care)
+}
+
+/// Lets a machine go, where it is known that its disk is as it left it: whoever lets one go does it here.
+pub(super) async fn let_go(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<(), MachineError> {
+    desired_state::check_may_run(home, user)?;
+    machine.resume().await.map_err(|error| hypervisor_failed(home.name(), error))
+}
+
+/// Lets a machine go that shall run from now on.
+pub(super) async fn run(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<(), MachineError> {
+    let_go(home, user, machine).await?;
+    note_running(home);
+    Ok(())
+}
+
+/// It does, and whoever takes it over sees that: it is not given up because it cannot be written down.
+fn note_running(home: &MachineHome) {
+    if let Err(error) = desired_state::note(home, DesiredState::Running) {
+        tracing::error!(%error, "it is not written down that the machine runs");
+    }
+}
+
+fn configuration(
+    home: &MachineHome,
+    machine: &MachineConfiguration,
+    user: &ServiceUser,
+) -> Result<Configuration, MachineError> {
+    let image = GuestImage::find(Some(&home.image()))?;
+    let name = home.name();
+    let boot = Boot::Kernel {
+        kernel: image.kernel(),
+        initrd: Some(image.initrd()),
+        arguments: format!("{KERNEL_ARGUMENTS} root=/dev/vda onecopy.hostname={name}"),
+    };
+    let mut configuration = Configuration::new(name.as_str(), machine.memory_bytes, boot);
+    configuration.processors = machine.processors;
+    let backend = DiskBackend::VhostUser { socket: DiskServer::socket(home), reconnect_ms: Some(RECONNECT_MS) };
+    configuration.disks = vec![Disk::new("root", backend)];
+    let forwards = machine.forwards.iter().map(|forward| Forward::tcp(forward.host_port, forward.guest_port)).collect();
+    let end = NetworkEnd::User { forwards, restricted: false };
+    configuration.networks =
+        vec![Network { hardware_address: Some(hardware_address(home)), ..Network::new("net0", end) }];
+    // A supervisor starts it again; the console's last lines say why.
+    configuration.on_panic = OnPanic::End;
+    configuration.balloon = Some(Balloon { free_page_reporting: true });
+    configuration.generation = Some(Generation::New);
+    if rustix::process::geteuid().is_root() {
+        configuration.security.account = Some(Account { user_id: user.user_id(), group_id: user.group_id() });
+    }
+    Ok(configuration)
+}
+
+/// The card's address: the same at each start, another one for each machine, locally administered (IEEE 802).
+fn hardware_address(home: &MachineHome) -> String {
+    let digest = Sha256::digest(home.root().as_os_str().as_encoded_bytes());
+    format!("52:54:00:{:02x}:{:02x}:{:02x}", digest[0], digest[1], digest[2])
+}
+
+/// Waits, as long as the machine runs, until its agent answers.
+pub(super) async fn greet(machine: &Machine) -> Option<Agent> {
+    loop {
+        let socket = machine.directory().agent();
+        tokio::select! {
+            agent = Agent::connect(socket, GREETING_TIMEOUT) => match agent {
+                Ok(agent) => return Some(agent),
+                Err(error) => tracing::debug!(machine = machine.name(), %error, "the guest's agent does not answer yet"),
+            },
+            _ = machine.wait_ended() => return None,
+        }
+        tokio::time::sleep(GREETING_INTERVAL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onecopy_hypervisor::configuration::{AsynchronousIo, FileFormat};
+    use onecopy_hypervisor::{CommandLine, HostTraits, QemuVersion};
+    use onecopy_testing::process;
+
+    use super::super::disk_server;
+    use super::*;
+    use crate::configuration::PROCESSORS_MAX;
+
+    /// A machine's directory, whose QEMU finds nothing to boot and ends with the test.
+    struct Machines {
+        home: MachineHome,
+        user: ServiceUser,
+        _directory: onecopy_testing::TestDirectory,
+    }
+
+    impl Machines {
+        fn new() -> Machines {
+            let directory = onecopy_testing::TestDirectory::new().unwrap();
+            let (home, user) = (MachineHome::at(&directory.join("web")).unwrap(), ServiceUser::resolve(None).unwrap());
+            std::fs::create_dir(home.root()).unwrap();
+            user.create_directory(&home.disk()).unwrap();
+            home.make_run(&user).unwrap();
+            Machines { home, user, _directory: directory }
+        }
+
+        async fn start(&self) {
+            let image = self.home.root().join("empty.raw");
+            std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+            let mut configuration = Configuration::new("nothing-to-boot", 64 << 20, Boot::FirstDisk);
+            let (format, asynchronous_io) = (FileFormat::Raw, AsynchronousIo::Threads);
+            let backend = DiskBackend::File { path: image, format, read_only: false, direct: false, asynchronous_io };
+            configuration.disks.push(Disk::new("empty", backend));
+            configuration.starts_paused = true;
+            let directory = MachineDirectory::new(self.home.run()).unwrap();
+            let qemu = Qemu::find().unwrap();
+            drop(Machine::start(&qemu, &configuration, &directory, &[], TimeLimits::default()).await.unwrap());
+        }
+    }
+
+    impl Drop for Machines {
+        fn drop(&mut self) {
+            if let Some(process_id) = self.home.process_id() {
+                process::kill(process_id);
+            }
+        }
+    }
+
+    /// As it is when its keeper is killed at any moment: whatever was written down, whether or not it was done.
+    #[tokio::test]
+    async fn v33_a_machine_is_taken_over_in_every_state_that_a_keeper_may_have_left() {
+        let machines = Machines::new();
+        let (home, user) = (&machines.home, &machines.user);
+        desired_state::begin(home, user, Duration::ZERO).await.unwrap();
+        machines.start().await;
+        let (machine, care) = start(home, user).await.unwrap();
+        assert_eq!((care, machine.state()), (Takeover::Resume, State::Running), "its keeper had not let it go");
+        assert_eq!(desired_state::find(home, user), Found::Own(DesiredState::Running));
+
+        let (beginning, running, paused) = (DesiredState::Beginning, DesiredState::Running, DesiredState::Paused);
+        // What was written down, whether the machine runs; whether it does then, and what is written down.
+        let table = [
+            (beginning, false, true, Found::Own(running)),
+            (beginning, true, true, Found::Own(running)),
+            (running, false, false, Found::Own(running)),
+            (running, true, true, Found::Own(running)),
+            (paused, false, false, Found::Own(paused)),
+            (paused, true, true, Found::Own(running)),
+            (DesiredState::Stopping, false, false, Found::Own(DesiredState::Stopping)),
+            (DesiredState::Stopping, true, true, Found::Own(DesiredState::Stopping)),
+            // The last one: that is for good.
+            (DesiredState::Migrated, false, false, Found::Moved),
+            (DesiredState::Migrated, true, false, Found::Moved),
+        ];
+        for (standing, ran, runs, found) in table {
+            match ran {
+                true => machine.resume().await.unwrap(),
+                false => machine.pause().await.unwrap(),
+            }
+            if desired_state::find(home, user) != Found::Moved {
+                desired_state::note(home, standing).unwrap();
+            }
+            let care = take_over(home, user, &machine).await.unwrap();
+            assert_eq!(care == Takeover::Stop, standing == DesiredState::Stopping, "{standing:?} {ran}");
+            let expected = if runs { State::Running } else { State::Paused };
+            assert_eq!((machine.state(), desired_state::find(home, user)), (expected, found), "{standing:?} {ran}");
+        }
+        let error = let_go(home, user, &machine).await.unwrap_err().to_string();
+        assert!(error.contains("disk has gone on without it"), "{error}");
+        assert_eq!(machine.state(), State::Paused);
+        machine.quit().await.unwrap();
+        // Nor is it booted again.
+        let error = desired_state::begin(home, user, Duration::ZERO).await.unwrap_err().to_string();
+        assert!(error.contains("does not run here again"), "{error}");
+    }
+
+    #[test]
+    fn v32_a_disk_has_a_queue_for_each_processor_and_its_server_offers_as_many() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        std::fs::create_dir_all(home.image()).unwrap();
+        for name in ["vmlinuz", "initrd", "root.img", "manifest.toml"] {
+            std::fs::write(home.image().join(name), "").unwrap();
+        }
+        let user = ServiceUser::resolve(None).unwrap();
+        let told = disk_server::arguments(&home);
+        let position = told.iter().position(|word| word == "--queues").unwrap();
+        let offered: u32 = told[position + 1].to_str().unwrap().parse().unwrap();
+        for processors in [1, 2, PROCESSORS_MAX] {
+            let machine = MachineConfiguration { processors, ..MachineConfiguration::new(home.image()) };
+            machine.check().unwrap();
+            let wanted = configuration(&home, &machine, &user).unwrap();
+            let version = QemuVersion { major: 10, minor: 0 };
+            let host = HostTraits { version, kvm: false, time_stamp_khz: None };
+            let line = CommandLine::new(&wanted, &MachineDirectory::new("/machine").unwrap(), host).unwrap();
+            let words = line.arguments().iter().filter_map(|word| word.to_str());
+            let disks: Vec<&str> = words.filter(|word| word.starts_with("vhost-user-blk-pci,")).collect();
+            assert_eq!(disks.len(), 1, "{disks:?}");
+            assert!(disks[0].ends_with(&format!(",num-queues={processors}")), "{disks:?}");
+            assert!(
+                processors <= offered,
+                "QEMU does not start where it wants more than the {offered} that are offered"
+            );
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! A keeper's life.
+//!
+//! ```text
+//!   lock, socket ──> disk server ──> QEMU ──> agent ──> Running ──┬── disk server died: again; QEMU waits and connects anew
+//!   (each started, or taken over from a keeper that has died)     ├── agent lost: greeted again
+//!                                                                 ├── guest unresponsive: told; ended, where that is wished for
+//!                                                                 └── QEMU ended, for whatever reason ──> disk closed, end noted, gone
+//! ```
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onecopy_hypervisor::{EndCause, Ending, Machine, State};
+use onecopy_postgres::ServiceUser;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+
+use super::disk_server::{DiskEvent, DiskServer};
+use super::service::{Kept, serve};
+use super::unresponsive::unix_ms;
+use super::{MachineState, guest, socket, unresponsive};
+use crate::desired_state::{DesiredState, Takeover};
+use crate::machine::END_TIMEOUT;
+use crate::{MachineConfiguration, MachineEnd, MachineError, MachineHome};
+use onecopy_directory::{DirectoryLock, LockState};
+
+/// Requests to stop that may wait; there is only one to do.
+const STOPS_MAX: usize = 4;
+
+/// How long a keeper waits for the lock of one that is just ending.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often it tries.
+const LOCK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The time between attempts to reach a machine that runs and does not answer.
+const ADOPT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A wish that the machine ends.
+pub(super) struct Stop {
+    /// At once.
+    pub force: bool,
+    /// How long the guest may take.
+    pub timeout: Duration,
+    /// Told when nothing but the keeper runs any more.
+    pub done: oneshot::Sender<()>,
+}
+
+/// Looks after the machine in `directory` until it has ended; returns at once when somebody else does already.
+///
+/// # Errors
+/// [`MachineError`] of what kept the machine from running; it is also noted for whoever asks how it ended.
+pub async fn run(directory: &Path) -> Result<(), MachineError> {
+    let home = MachineHome::at(directory)?;
+    let user = ServiceUser::resolve(None)?;
+    let Some(_lock) = take_lock(&home).await? else { return Ok(()) };
+    home.make_run(&user)?;
+    let is_running = home.process_id().is_some();
+    if !is_running {
+        home.forget_end().map_err(MachineError::file("write into", home.root()))?;
+    }
+    let (stop, stops) = mpsc::channel(STOPS_MAX);
+    let kept = Arc::new(Kept::new(home.clone(), user.clone(), stop));
+    // From now on it can be asked.
+    let listener = socket::listen(&home).map_err(MachineError::file("listen on", home.keeper_socket()))?;
+    let service = tokio::spawn(serve(listener, Arc::clone(&kept)));
+    let outcome = keep(&home, &user, &kept, stops).await;
+    let noted = match &outcome {
+        Ok(_) => None,
+        Err(error) => Some(MachineEnd { clean: false, reason: error.to_string(), unix_ms: unix_ms() }),
+    };
+    if let Some(end) = noted {
+        note(&home, &end);
+    }
+    service.abort();
+    // Nobody can ask any more: whoever does so now sees that it has ended.
+    let _ = socket::remove(&home);
+    for answered in outcome? {
+        let _ = answered.send(());
+    }
+    Ok(())
+}
+
+async fn take_lock(home: &MachineHome) -> Result<Option<DirectoryLock>, MachineError> {
+    // Who started it holds it for it: there is no moment in which nobody seems to look after the machine.
+    if let Some(lock) = DirectoryLock::inherited(&home.keeper_lock())? {
+        return Ok(Some(lock));
+    }
+    let begun = Instant::now();
+    loop {
+        match DirectoryLock::take(&home.keeper_lock())? {
+            LockState::Taken(lock) => return Ok(Some(lock)),
+            LockState::HeldBy(_) if begun.elapsed() >= LOCK_TIMEOUT => return Ok(None),
+            LockState::HeldBy(_) => tokio::time::sleep(LOCK_INTERVAL).await,
+        }
+    }
+}
+
+/// Returns who waits to hear that the machine has ended.
+async fn keep(
+    home: &MachineHome,
+    user: &ServiceUser,
+    kept: &Arc<Kept>,
+    mut stops: mpsc::Receiver<Stop>,
+) -> Result<Vec<oneshot::Sender<()>>, MachineError> {
+    let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
+    let mut disk = DiskServer::start(home, user).await.map_err(disk_failed)?;
+    kept.change(|status| status.disk_process_id = disk.process_id());
+    if home.process_id().is_none()
+        && let Ok(Stop { done, .. }) = stops.try_recv()
+    {
+        disk.close().await;
+        let reason = "it was told to stop before it began".to_owned();
+        note(home, &MachineEnd { clean: true, reason, unix_ms: unix_ms() });
+        return Ok(vec![done]);
+    }
+    let (machine, care) = loop {
+        match guest::start(home, user).await {
+            Ok(started) => break started,
+            // It runs, and needs its disk: it is not given up, however long its monitor is unresponsive.
+            Err(error) if home.process_id().is_some() => {
+                tracing::error!(%error, "the machine runs and cannot be reached");
+                tokio::time::sleep(ADOPT_INTERVAL).await;
+            }
+            Err(error) => {
+                disk.close().await;
+                return Err(error);
+            }
+        }
+    };
+    kept.set_machine(machine.clone());
+    let (became_unresponsive, mut unresponsive) = mpsc::channel(1);
+    let patience = Patience::of(home);
+    let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(kept), patience, became_unresponsive));
+    let mut terminated =
+        signal(SignalKind::terminate()).map_err(MachineError::file("listen for signals of", home.root()))?;
+    let (mut waiting, mut ender, mut was_forced, mut was_unresponsive) = (Vec::new(), None, false, false);
+    if care == Takeover::Stop {
+        tracing::info!("the machine was being ended when its keeper died: that goes on");
+        kept.change(|status| status.state = MachineState::Stopping);
+        ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(kept), false, END_TIMEOUT)));
+    }
+    let ending = loop {
+        tokio::select! {
+            ending = machine.wait_ended() => break ending,
+            event = disk.next() => {
+                let number = disk.process_id();
+                match event {
+                    DiskEvent::Died(reason) => {
+                        tracing::warn!(reason, "the disk server has died and is started again");
+                        kept.change(|status| status.disk_process_id = None);
+                    }
+                    DiskEvent::Serves => kept.change(|status| {
+                        (status.disk_process_id, status.disk_restarts) = (number, status.disk_restarts + 1);
+                    }),
+                    // What stands in the way may pass; the guest waits.
+                    DiskEvent::Failed(reason) => tracing::error!(reason, "the disk is not served"),
+                }
+            }
+            Some(Stop { force, timeout, done }) = stops.recv() => {
+                waiting.push(done);
+                was_forced |= force;
+                kept.change(|status| status.state = MachineState::Stopping);
+                // A second one, which may be in more of a hurry, goes beside the first.
+                let previous = ender.replace(tokio::spawn(end(machine.clone(), Arc::clone(kept), force, timeout)));
+                if let Some(previous) = previous.filter(|_| force) {
+                    previous.abort();
+                }
+            }
+            Some(()) = unresponsive.recv(), if patience.ends_unresponsive && ender.is_none() => {
+                tracing::error!("the guest is unresponsive, and the machine is ended");
+                was_unresponsive = true;
+                kept.change(|status| status.state = MachineState::Stopping);
+                ender = Some(tokio::spawn(end(machine.clone(), Arc::clone(kept), true, END_TIMEOUT)));
+            }
+            _ = terminated.recv() => {
+                kept.change(|status| status.state = MachineState::Stopping);
+                ender.get_or_insert_with(|| tokio::spawn(end(machine.clone(), Arc::clone(kept), false, END_TIMEOUT)));
+            }
+        }
+    };
+    greeter.abort();
+    tracing::info!(ending = %ending, "the machine has ended");
+    kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
+    disk.close().await;
+    let mut end = end_of(&ending, was_forced);
+    if was_unresponsive {
+        let seconds = patience.silent_after.as_secs();
+        (end.clean, end.reason) = (false, format!("it was ended: its guest ran and did not answer for {seconds} s"));
+    }
+    note(home, &end);
+    Ok(waiting)
+}
+
+/// How long a guest may be unresponsive, and what follows.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    silent_after: Duration,
+    ends_unresponsive: bool,
+}
+
+impl Patience {
+    /// As the machine's file says; a keeper that takes over a machine whose file was broken meanwhile goes on.
+    fn of(home: &MachineHome) -> Patience {
+        let configuration = home.configuration().unwrap_or_else(|error| {
+            tracing::warn!(%error, "how long the guest may be unresponsive is not known");
+            MachineConfiguration::new(home.image())
+        });
+        let silent_after = Duration::from_secs(configuration.silent_after_s);
+        Patience { silent_after, ends_unresponsive: configuration.end_when_silent }
+    }
+}
+
+/// Ends the machine; its watcher tells when it has ended.
+async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) {
+    if let Err(error) = kept.note(DesiredState::Stopping) {
+        // It ends all the same; only nobody goes on with that.
+        tracing::error!(%error, "it is not written down that the machine is being ended");
+    }
+    let ended = async {
+        // One that stands could do nothing; and one that must not run is ended as it is.
+        if machine.state() == State::Paused
+            && let Err(error) = kept.let_go(&machine).await
+        {
+            tracing::warn!(%error, "the machine stands and is not let go");
+            return;
+        }
+        // The agent stops the server first; without an agent the button does the same.
+        let asked = match kept.agent() {
+            Some(agent) => agent.power_off().await.is_ok(),
+            None => false,
+        };
+        if asked {
+            machine.wait_ended().await;
+        } else if let Err(error) = machine.power_down().await {
+            tracing::warn!(%error, "the guest does not switch itself off");
+            std::future::pending::<()>().await;
+        }
+    };
+    if !force && tokio::time::timeout(timeout, ended).await.is_ok() && machine.state().ending().is_some() {
+        return;
+    }
+    if let Err(error) = machine.quit().await {
+        tracing::error!(%error, "QEMU does not end");
+    }
+}
+
+/// Greets the guest's agent, again whenever it is lost, and says in which state the machine is; `became_unresponsive`
+/// is told once it is that.
+async fn look_after_agent(
+    machine: Machine,
+    kept: Arc<Kept>,
+    patience: Patience,
+    became_unresponsive: mpsc::Sender<()>,
+) {
+    while let Some(agent) = guest::greet(&machine).await {
+        let greeting = agent.greeting();
+        if let Err(error) = agent.set_clock().await {
+            tracing::warn!(%error, "the guest's clock is as it was");
+        }
+        tracing::info!(kernel = greeting.kernel, boot = greeting.boot_id, "the guest's agent answers");
+        kept.set_agent(agent.clone(), greeting.kernel);
+        // Where one waits to be heard already, that is enough.
+        let told = || {
+            let _ = became_unresponsive.try_send(());
+        };
+        unresponsive::watch(&machine, &agent, &kept, patience.silent_after, told).await;
+        tracing::warn!(reason = agent.lost(), "the guest's agent is lost");
+        kept.forget_agent(unix_ms());
+    }
+}
+
+/// Clean is what the guest did itself, or what was asked for with force: one that had to be ended has not written all
+/// back.
+fn end_of(ending: &Ending, was_forced: bool) -> MachineEnd {
+    let clean = ending.cause == EndCause::PoweredOff || was_forced;
+    let reason = if clean { format!("it {}", ending.cause) } else { format!("it {ending}") };
+    MachineEnd { clean, reason, unix_ms: unix_ms() }
+}
+
+fn note(home: &MachineHome, end: &MachineEnd) {
+    if let Err(error) = home.note_end(end) {
+        tracing::error!(%error, ?end, "the machine's end cannot be noted");
+    }
+}

@@ -1,0 +1,325 @@
+//! The keeper's socket: one request a connection.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use onecopy_guest_agent::protocol::{Command, LINE_BYTES_MAX};
+use onecopy_hypervisor::{Agent, HypervisorError, Machine, State};
+use onecopy_postgres::ServiceUser;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc, oneshot};
+
+use super::run::Stop;
+use super::socket::is_welcome;
+use super::{KeeperReply, KeeperRequest, KeeperStatus, MachineState, guest};
+use crate::desired_state::{self, DesiredState, Found};
+use crate::{MachineError, MachineHome, hypervisor_failed};
+
+/// Connections at the same time; one more waits.
+const CONNECTIONS_MAX: usize = 32;
+
+/// How long a caller may take to say what it wants.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The longest request: a file to write, in base64, with its envelope.
+const REQUEST_BYTES_MAX: u64 = LINE_BYTES_MAX as u64;
+
+/// Progress that waits for a caller; one that reads more slowly misses some.
+const PROGRESS_MAX: usize = 16;
+
+/// How long accepting rests when the process has no descriptor left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a keeper knows of its machine.
+pub(super) struct Kept {
+    home: MachineHome,
+    user: ServiceUser,
+    status: Mutex<KeeperStatus>,
+    agent: Mutex<Option<Agent>>,
+    machine: OnceLock<Machine>,
+    stops: mpsc::Sender<Stop>,
+    /// Held while it is written down what the machine shall do.
+    noting: Mutex<()>,
+}
+
+impl Kept {
+    /// A machine that is only beginning.
+    pub(super) fn new(home: MachineHome, user: ServiceUser, stops: mpsc::Sender<Stop>) -> Kept {
+        let status = KeeperStatus {
+            state: MachineState::Starting,
+            unresponsive_since_unix_ms: None,
+            process_id: None,
+            disk_process_id: None,
+            disk_restarts: 0,
+            keeper_process_id: std::process::id(),
+            kernel: None,
+        };
+        let (agent, machine, noting) = (Mutex::default(), OnceLock::new(), Mutex::default());
+        Kept { home, user, status: Mutex::new(status), agent, machine, stops, noting }
+    }
+
+    /// Changes what is told.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut KeeperStatus) -> T) -> T {
+        change(&mut self.status())
+    }
+
+    /// The machine runs.
+    pub(super) fn set_machine(&self, machine: Machine) {
+        self.change(|status| status.process_id = Some(machine.process_id()));
+        // There is only one in a keeper's life.
+        let _ = self.machine.set(machine);
+    }
+
+    /// The guest's agent has come.
+    pub(super) fn set_agent(&self, agent: Agent, kernel: String) {
+        *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = Some(agent);
+        self.change(|status| status.kernel = Some(kernel));
+        self.set_silent(None);
+    }
+
+    /// The connection to the guest's agent is lost.
+    pub(super) fn forget_agent(&self, since_unix_ms: u64) {
+        *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.set_silent(Some(since_unix_ms));
+    }
+
+    /// The guest has been unresponsive since then, or answers.
+    pub(super) fn set_silent(&self, since_unix_ms: Option<u64>) {
+        let mut status = self.status();
+        status.unresponsive_since_unix_ms = since_unix_ms;
+        if status.state != MachineState::Stopping {
+            status.state = if since_unix_ms.is_some() { MachineState::Unresponsive } else { MachineState::Running };
+        }
+    }
+
+    /// What is told: that it stands is QEMU's word, and says more than what the guest does not say.
+    fn told(&self) -> KeeperStatus {
+        let mut status = self.status().clone();
+        let standing = self.machine.get().and_then(|machine| match machine.state() {
+            State::Paused if desired_state::find(&self.home, &self.user) == Found::Moved => {
+                Some(MachineState::Migrated)
+            }
+            State::Incoming | State::Paused => Some(MachineState::Paused),
+            State::Panicked | State::Failed { .. } => Some(MachineState::Failed),
+            State::Running | State::Ended(_) => None,
+        });
+        if let Some(standing) = standing.filter(|_| status.state != MachineState::Stopping) {
+            status.state = standing;
+        }
+        status.unresponsive_since_unix_ms =
+            status.unresponsive_since_unix_ms.filter(|_| status.state == MachineState::Unresponsive);
+        status
+    }
+
+    /// The guest's agent, while it answers.
+    pub(super) fn agent(&self) -> Option<Agent> {
+        self.agent.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn status(&self) -> MutexGuard<'_, KeeperStatus> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes down what the machine shall do now, before it does it.
+    pub(super) fn note(&self, standing: DesiredState) -> Result<(), MachineError> {
+        let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
+        if standing != DesiredState::Stopping && self.status().state == MachineState::Stopping {
+            return Err(MachineError::DoesNotRun { name: self.home.name().clone() });
+        }
+        desired_state::note(&self.home, standing)
+    }
+
+    /// Lets the machine go, where it may run.
+    pub(super) async fn let_go(&self, machine: &Machine) -> Result<(), MachineError> {
+        guest::let_go(&self.home, &self.user, machine).await
+    }
+
+    /// Makes the machine stand, or run again.
+    async fn set_paused(&self, is_wanted: bool) -> Result<(), MachineError> {
+        let does_not_run = || MachineError::DoesNotRun { name: self.home.name().clone() };
+        let machine = self.machine.get().ok_or_else(does_not_run)?;
+        if is_wanted {
+            self.note(DesiredState::Paused)?;
+            return machine.pause().await.map_err(|error| hypervisor_failed(self.home.name(), error));
+        }
+        self.let_go(machine).await?;
+        self.note(DesiredState::Running)
+    }
+
+    async fn answer(&self, request: KeeperRequest, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {
+        let failed = |message: String| KeeperReply::Error { kind: None, message };
+        match request {
+            KeeperRequest::Status {} => KeeperReply::Status(self.told()),
+            KeeperRequest::Agent { command, timeout_ms } => self.ask_agent(command, timeout_ms, progress).await,
+            KeeperRequest::Pause {} => done(self.set_paused(true).await),
+            KeeperRequest::Resume {} => done(self.set_paused(false).await),
+            KeeperRequest::Stop { force, timeout_ms } => {
+                let (done, ended) = oneshot::channel();
+                let stop = Stop { force, timeout: Duration::from_millis(timeout_ms), done };
+                if self.stops.send(stop).await.is_err() {
+                    return failed("the machine has ended already".to_owned());
+                }
+                match ended.await {
+                    Ok(()) => KeeperReply::Stopped {},
+                    Err(_) => failed("the keeper ended before the machine did".to_owned()),
+                }
+            }
+        }
+    }
+
+    async fn ask_agent(&self, command: Command, timeout_ms: u64, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {
+        let Some(agent) = self.agent() else {
+            let message = "the guest's agent does not answer; it may be booting".to_owned();
+            return KeeperReply::Error { kind: None, message };
+        };
+        let told = |told| {
+            let _ = progress.try_send(KeeperReply::Progress(told));
+        };
+        match agent.request_with_progress(command, Duration::from_millis(timeout_ms), told).await {
+            Ok(answer) => KeeperReply::Agent(answer),
+            Err(HypervisorError::Agent { failure, .. }) => {
+                KeeperReply::Error { kind: Some(failure.kind), message: failure.message }
+            }
+            Err(error) => KeeperReply::Error { kind: None, message: error.to_string() },
+        }
+    }
+}
+
+fn done(outcome: Result<(), MachineError>) -> KeeperReply {
+    match outcome {
+        Ok(()) => KeeperReply::Done {},
+        Err(error) => KeeperReply::Error { kind: None, message: error.to_string() },
+    }
+}
+
+/// Answers until it is dropped.
+pub(super) async fn serve(listener: UnixListener, kept: Arc<Kept>) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let place = Arc::clone(&places).acquire_owned().await;
+        let stream = match listener.accept().await {
+            Ok((stream, _)) if is_welcome(&stream) => stream,
+            Ok(_) => continue,
+            Err(error) => {
+                tracing::warn!(%error, "a caller is not let in");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let kept = Arc::clone(&kept);
+        tokio::spawn(async move {
+            if let Err(error) = converse(stream, &kept).await {
+                tracing::debug!(%error, "a caller has gone");
+            }
+            drop(place);
+        });
+    }
+}
+
+async fn converse(stream: UnixStream, kept: &Kept) -> std::io::Result<()> {
+    let (reader, mut writer) = stream.into_split();
+    let mut reader = BufReader::new(reader);
+    let mut line = String::new();
+    let mut bounded = (&mut reader).take(REQUEST_BYTES_MAX);
+    match tokio::time::timeout(REQUEST_TIMEOUT, bounded.read_line(&mut line)).await {
+        // Who only looks whether somebody listens says nothing.
+        Ok(Ok(0)) | Err(_) => return Ok(()),
+        Ok(read) => read?,
+    };
+    let request = match serde_json::from_str::<KeeperRequest>(&line) {
+        Ok(request) => request,
+        Err(error) => {
+            let message = format!("that is no request: {error}");
+            return write(&mut writer, &KeeperReply::Error { kind: None, message }).await;
+        }
+    };
+    let (sender, mut progress) = mpsc::channel(PROGRESS_MAX);
+    let answer = kept.answer(request, &sender);
+    let left = wait_left(&mut reader);
+    tokio::pin!(answer, left);
+    let last = loop {
+        tokio::select! {
+            biased;
+            Some(told) = progress.recv() => write(&mut writer, &told).await?,
+            last = &mut answer => break last,
+            // Dropped, the question to the agent ends the program that it has begun. A stop that was asked for goes on.
+            () = &mut left => return Ok(()),
+        }
+    };
+    write(&mut writer, &last).await
+}
+
+/// Waits until the caller has gone; what it says beside its one request is not heard.
+async fn wait_left(reader: &mut BufReader<OwnedReadHalf>) {
+    while let Ok(bytes) = reader.fill_buf().await
+        && !bytes.is_empty()
+    {
+        let length = bytes.len();
+        reader.consume(length);
+    }
+}
+
+async fn write(writer: &mut OwnedWriteHalf, reply: &KeeperReply) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(reply).expect("a reply is text and numbers");
+    line.push(b'\n');
+    writer.write_all(&line).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Far beyond what a busy host takes.
+    const SOON: Duration = Duration::from_secs(60);
+
+    /// Of a machine that is not there.
+    fn kept(stops: mpsc::Sender<Stop>) -> Kept {
+        let home = MachineHome::at(std::path::Path::new("/nonexistent/web")).unwrap();
+        Kept::new(home, ServiceUser::resolve(None).unwrap(), stops)
+    }
+
+    /// A caller that has asked for a stop, and what the keeper has heard of it.
+    async fn stopping() -> (UnixStream, Stop, tokio::task::JoinHandle<std::io::Result<()>>) {
+        let (mut caller, keeper) = UnixStream::pair().unwrap();
+        let (stop, mut stops) = mpsc::channel(1);
+        let served = tokio::spawn(async move { converse(keeper, &kept(stop)).await });
+        caller.write_all(b"{\"stop\":{\"force\":false,\"timeout_ms\":1000}}\n").await.unwrap();
+        let heard = tokio::time::timeout(SOON, stops.recv()).await.unwrap().unwrap();
+        (caller, heard, served)
+    }
+
+    #[test]
+    fn unresponsiveness_is_told_of_a_machine_that_shall_run_only() {
+        let kept = kept(mpsc::channel(1).0);
+        let told = |kept: &Kept| (kept.told().state, kept.told().unresponsive_since_unix_ms);
+        assert_eq!(told(&kept), (MachineState::Starting, None));
+        kept.set_silent(Some(7));
+        assert_eq!(told(&kept), (MachineState::Unresponsive, Some(7)));
+        kept.set_silent(None);
+        assert_eq!(told(&kept), (MachineState::Running, None));
+        kept.change(|status| status.state = MachineState::Stopping);
+        kept.forget_agent(8);
+        assert_eq!(told(&kept), (MachineState::Stopping, None));
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_has_gone_is_not_waited_for() {
+        let (caller, mut heard, served) = stopping().await;
+        assert!(!heard.done.is_closed(), "it is waited for while it listens");
+        drop(caller);
+        tokio::time::timeout(SOON, heard.done.closed()).await.unwrap();
+        tokio::time::timeout(SOON, served).await.unwrap().unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_caller_that_waits_has_its_answer() {
+        let (mut caller, heard, served) = stopping().await;
+        heard.done.send(()).unwrap();
+        let mut said = String::new();
+        caller.read_to_string(&mut said).await.unwrap();
+        assert_eq!(said, "{\"stopped\":{}}\n");
+        served.await.unwrap().unwrap();
+    }
+}

@@ -1,0 +1,36 @@
+//! Virtual machines of a directory: made, started, looked after and removed; with a PostgreSQL server in them where
+//! that is wanted.
+//!
+//! ```text
+//!   onecopy up, onecopy vm ..  ──(keeper.sock)──>  keeper ──┬── disk-server      serves machines/<name>/disk
+//!                                                           └── QEMU             the guest, with its agent
+//! ```
+//!
+//! A machine's keeper, its disk server and QEMU outlive the daemon, and each other: who dies alone is started again, or
+//! taken over by the next one. A machine has ended when its QEMU has.
+
+mod configuration;
+mod desired_state;
+mod error;
+mod guest_options;
+mod guest_server;
+mod home;
+mod image;
+pub mod keeper;
+mod machine;
+mod name;
+mod observe;
+mod template;
+#[cfg(test)]
+mod tests;
+
+pub use configuration::{Forward, GUEST_PORT, MachineConfiguration};
+pub use error::{MachineError, hypervisor_failed};
+pub use guest_options::{GuestServerOptions, HOST_IN_GUEST};
+pub use guest_server::GuestServer;
+pub use home::{MachineEnd, MachineHome};
+pub use image::{GuestImage, IMAGES_VARIABLE};
+pub use machine::{END_TIMEOUT, GuestRefusal, Machine};
+pub use name::MachineName;
+pub use observe::MachineStatus;
+pub use template::{MachineOverrides, MachineTemplate};

@@ -1,0 +1,402 @@
+//! One machine, reached through its keeper.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
+use onecopy_postgres::ServiceUser;
+use rustix::process::Signal;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+
+use super::keeper::{
+    DISK_CLOSE_TIMEOUT, KeeperReply, KeeperRequest, KeeperStatus, MachineState, connect, disk_server_of,
+    end_left_disk_server,
+};
+use super::{MachineConfiguration, MachineError, MachineHome};
+use onecopy_directory::{DirectoryLock, LockState};
+
+/// The subcommand of this program that is a keeper.
+pub const KEEPER_COMMAND: &str = "machine-keeper";
+
+/// The kernel's way to the file that a process runs, also when that has no name any more; see proc_pid_exe(5).
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// How long a guest may take until its agent answers: without hardware help, on a busy host, ten times the usual.
+pub const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// How long a guest may take to end by itself. Its agent gives the server 60 s to stop, and then 60 s more to stop at
+/// once; the rest is for the guest.
+pub const END_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// How long one may take that looks whether a lock is held.
+const LOCK_LOOK_TIMEOUT: Duration = Duration::from_millis(200);
+
+/// How long a keeper that was started may take to listen; also how long its disk server may take to close the disk.
+const KEEPER_TIMEOUT: Duration = DISK_CLOSE_TIMEOUT.saturating_add(Duration::from_secs(30));
+
+/// How often the lock is tried.
+const LOCK_LOOK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How long a keeper may take to listen, and to say how its machine is.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long a machine may take to stand, or to run again: QEMU has 30 s, and there are two ways to it.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// What is added to the time of a command for the way there and back.
+const WAY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often it is looked how far a machine is.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The longest reply: an agent's line, with its envelope.
+const REPLY_BYTES_MAX: u64 = 8 << 20;
+
+/// The keeper's log is begun anew when it is longer; the old one is kept beside it.
+const LOG_BYTES_MAX: u64 = 4 << 20;
+
+/// What the guest's agent did not do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestRefusal {
+    /// Why, for programs; none where it was not the agent that refused.
+    pub kind: Option<FailureKind>,
+    /// Why, for people.
+    pub message: String,
+}
+
+/// One machine that was made.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    home: MachineHome,
+    user: ServiceUser,
+}
+
+impl Machine {
+    /// The machine in `home`; its processes run as `user`.
+    pub fn new(home: MachineHome, user: ServiceUser) -> Machine {
+        Machine { home, user }
+    }
+
+    /// Where it is.
+    pub fn home(&self) -> &MachineHome {
+        &self.home
+    }
+
+    /// Changes what it is made of, from its next start on.
+    ///
+    /// # Errors
+    /// As [`MachineConfiguration::write`].
+    pub fn write_configuration(&self, configuration: &MachineConfiguration) -> Result<(), MachineError> {
+        configuration.write(&self.home.configuration_file())
+    }
+
+    /// Starts it, or takes over what runs of it, and waits until the guest's agent answers. Whether it had to be
+    /// started.
+    ///
+    /// # Errors
+    /// [`MachineError::Ended`] with its last words, [`MachineError::Keeper`], [`MachineError::Directory`].
+    pub async fn start(&self) -> Result<bool, MachineError> {
+        let is_new = self.process_id().is_none();
+        self.wait_answering(BOOT_TIMEOUT).await?;
+        Ok(is_new)
+    }
+
+    /// The same, with less patience.
+    ///
+    /// # Errors
+    /// As [`Machine::start`].
+    pub async fn wait_answering(&self, timeout: Duration) -> Result<(), MachineError> {
+        let begun = Instant::now();
+        self.spawn_missing_keeper().await?;
+        loop {
+            let seen = match self.status().await {
+                Ok(KeeperStatus { state: MachineState::Running, .. }) => return Ok(()),
+                // It would be waited for in vain.
+                Ok(KeeperStatus { state: MachineState::Paused, .. }) => {
+                    return Err(MachineError::Paused { name: self.home.name().clone() });
+                }
+                Ok(KeeperStatus { state: MachineState::Migrated, .. }) => {
+                    return Err(MachineError::Moved { name: self.home.name().clone() });
+                }
+                Ok(status) => format!("has a guest that is {}", status.state.as_str()),
+                // It is only beginning, or it has ended.
+                Err(error) => {
+                    if !self.home.has_keeper() {
+                        return Err(self.ended(error));
+                    }
+                    "does not answer".to_owned()
+                }
+            };
+            if begun.elapsed() >= timeout {
+                return Err(self.keeper_failed(format!("{seen} after {} s", timeout.as_secs())));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Makes somebody look after a machine that runs; nothing happens where somebody does.
+    ///
+    /// # Errors
+    /// [`MachineError::Directory`], [`MachineError::Keeper`].
+    pub async fn ensure_keeper(&self) -> Result<(), MachineError> {
+        let begun = Instant::now();
+        self.spawn_missing_keeper().await?;
+        while !self.is_kept().await {
+            if !self.home.has_keeper() {
+                return Err(self.keeper_failed("ended as soon as it was started".to_owned()));
+            }
+            if begun.elapsed() >= ANSWER_TIMEOUT {
+                return Err(self.keeper_failed("does not answer".to_owned()));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// Makes its processors stand, or run again; what it shall do is remembered, whoever looks after it next.
+    ///
+    /// # Errors
+    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with what QEMU says, or that it must not run any more.
+    pub async fn set_paused(&self, is_wanted: bool) -> Result<(), MachineError> {
+        if self.process_id().is_none() {
+            return Err(MachineError::DoesNotRun { name: self.home.name().clone() });
+        }
+        self.ensure_keeper().await?;
+        let begun = Instant::now();
+        while self.status().await?.process_id.is_none() {
+            if begun.elapsed() >= KEEPER_TIMEOUT {
+                return Err(self.keeper_failed("does not reach the machine".to_owned()));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        let request = if is_wanted { KeeperRequest::Pause {} } else { KeeperRequest::Resume {} };
+        match self.ask(&request, PAUSE_TIMEOUT, &|_| ()).await? {
+            KeeperReply::Done {} => Ok(()),
+            KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
+            other => Err(self.keeper_failed(format!("answered {other:?}"))),
+        }
+    }
+
+    /// Ends it cleanly (the guest stops its server, and switches off), or at once with `force`. One that does not run
+    /// has ended already.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`], [`MachineError::Directory`].
+    pub async fn stop(&self, force: bool, timeout: Duration) -> Result<(), MachineError> {
+        if !self.wait_kept_or_gone().await? {
+            if self.process_id().is_none() {
+                return self.end_left_disk_server().await;
+            }
+            // Somebody must write back what the disk has not got yet.
+            self.ensure_keeper().await?;
+        }
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        let request = KeeperRequest::Stop { force, timeout_ms };
+        let reply = self.ask(&request, timeout + ANSWER_TIMEOUT + WAY_TIMEOUT, &|_| ()).await;
+        match reply {
+            Ok(KeeperReply::Stopped {}) => self.wait_gone().await,
+            Ok(KeeperReply::Error { message, .. }) => Err(self.keeper_failed(message)),
+            Ok(other) => Err(self.keeper_failed(format!("answered {other:?}"))),
+            // It has ended meanwhile, with its machine.
+            Err(_) if !self.is_kept().await && self.process_id().is_none() => self.wait_gone().await,
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a keeper listens: one that is beginning is waited for, and one that is ending until it has ended.
+    async fn wait_kept_or_gone(&self) -> Result<bool, MachineError> {
+        let begun = Instant::now();
+        loop {
+            if self.is_kept().await {
+                return Ok(true);
+            }
+            if !self.home.has_keeper() {
+                return Ok(false);
+            }
+            if begun.elapsed() >= KEEPER_TIMEOUT {
+                return Err(self.keeper_failed("neither listens nor ends".to_owned()));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Ends a disk server whose keeper and machine are dead.
+    async fn end_left_disk_server(&self) -> Result<(), MachineError> {
+        let home = self.home.clone();
+        let ended = tokio::task::spawn_blocking(move || {
+            end_left_disk_server(&home, Signal::TERM);
+            disk_server_of(&home)
+        });
+        match ended.await {
+            Ok(None) => Ok(()),
+            Ok(Some(left)) => {
+                Err(self.keeper_failed(format!("is gone, and its disk server (process {left}) does not end")))
+            }
+            Err(error) => Err(MachineError::Task(format!("ending a disk server ended: {error}"))),
+        }
+    }
+
+    /// The keeper ends after its last answer; the machine can only be started again, or removed, without it.
+    async fn wait_gone(&self) -> Result<(), MachineError> {
+        let begun = Instant::now();
+        while self.home.has_keeper() {
+            if begun.elapsed() >= ANSWER_TIMEOUT {
+                return Err(self.keeper_failed("does not end".to_owned()));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    /// How it is, as its keeper says.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`] when nobody listens or the answer is strange.
+    pub async fn status(&self) -> Result<KeeperStatus, MachineError> {
+        match self.ask(&KeeperRequest::Status {}, ANSWER_TIMEOUT, &|_| ()).await? {
+            KeeperReply::Status(status) => Ok(status),
+            other => Err(self.keeper_failed(format!("answered {other:?}"))),
+        }
+    }
+
+    /// Lets the guest's agent do something.
+    ///
+    /// # Errors
+    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`]; a refusal of the agent is the inner result.
+    pub async fn agent(
+        &self,
+        command: Command,
+        timeout: Duration,
+        progress: &(dyn Fn(Progress) + Send + Sync),
+    ) -> Result<Result<Answer, GuestRefusal>, MachineError> {
+        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        let request = KeeperRequest::Agent { command, timeout_ms };
+        match self.ask(&request, timeout.saturating_add(WAY_TIMEOUT), progress).await? {
+            KeeperReply::Agent(answer) => Ok(Ok(answer)),
+            KeeperReply::Error { kind, message } => Ok(Err(GuestRefusal { kind, message })),
+            other => Err(self.keeper_failed(format!("answered {other:?}"))),
+        }
+    }
+
+    /// The same, where a refusal is an error; `action` says what it was for.
+    ///
+    /// # Errors
+    /// [`MachineError::Guest`] with the agent's words, and as [`Machine::agent`].
+    pub async fn ask_agent(
+        &self,
+        action: &str,
+        command: Command,
+        timeout: Duration,
+        progress: &(dyn Fn(Progress) + Send + Sync),
+    ) -> Result<Answer, MachineError> {
+        let answer = self.agent(command, timeout, progress).await?;
+        answer.map_err(|refusal| {
+            let (machine, action, reason) = (self.home.name().to_string(), action.to_owned(), refusal.message);
+            MachineError::Guest { machine, action, reason }
+        })
+    }
+
+    /// Whether somebody looks after it.
+    pub async fn is_kept(&self) -> bool {
+        connect(&self.home).await.is_ok()
+    }
+
+    /// QEMU's process, while it runs, also without a keeper.
+    pub fn process_id(&self) -> Option<u32> {
+        self.home.process_id()
+    }
+
+    /// Holds the keeper's lock from before there is one, and hands it down: whoever looks sees that somebody is about
+    /// to look after it.
+    async fn spawn_missing_keeper(&self) -> Result<(), MachineError> {
+        let Some(lock) = self.take_keeper_lock().await? else { return Ok(()) };
+        self.home.make_run(&self.user)?;
+        let log_path = self.home.keeper_log();
+        if fs::metadata(&log_path).is_ok_and(|metadata| metadata.len() > LOG_BYTES_MAX) {
+            let old = log_path.with_extension("log.1");
+            fs::rename(&log_path, &old).map_err(MachineError::file("rename", &log_path))?;
+        }
+        let log = OpenOptions::new().create(true).append(true).mode(0o644).open(&log_path);
+        let log = log.map_err(MachineError::file("open", &log_path))?;
+        // As this account: it gives QEMU the devices that only it may open, and lets QEMU run as another one.
+        let mut command = tokio::process::Command::new(OWN_PROGRAM);
+        command
+            .current_dir("/")
+            .arg(KEEPER_COMMAND)
+            .arg(self.home.root())
+            .stdin(lock.for_standard_input().map_err(MachineError::file("hand down", self.home.keeper_lock()))?)
+            .stdout(Stdio::null())
+            .stderr(log);
+        // Dropped, it goes on; tokio looks after its end.
+        command.spawn().map_err(MachineError::file("run the keeper", Path::new(OWN_PROGRAM))).map(|_| ())
+    }
+
+    /// The keeper's lock; none when there is a keeper.
+    async fn take_keeper_lock(&self) -> Result<Option<DirectoryLock>, MachineError> {
+        let begun = Instant::now();
+        loop {
+            match DirectoryLock::take(&self.home.keeper_lock())? {
+                LockState::Taken(lock) => return Ok(Some(lock)),
+                LockState::HeldBy(_) if begun.elapsed() >= LOCK_LOOK_TIMEOUT => return Ok(None),
+                LockState::HeldBy(_) if self.is_kept().await => return Ok(None),
+                // Perhaps only by somebody who looks.
+                LockState::HeldBy(_) => tokio::time::sleep(LOCK_LOOK_INTERVAL).await,
+            }
+        }
+    }
+
+    /// Sends a request and returns the last reply.
+    async fn ask(
+        &self,
+        request: &KeeperRequest,
+        timeout: Duration,
+        progress: &(dyn Fn(Progress) + Send + Sync),
+    ) -> Result<KeeperReply, MachineError> {
+        let conversation = async {
+            let stream = connect(&self.home).await.map_err(|error| error.to_string())?;
+            let mut stream = BufReader::new(stream);
+            let mut line = serde_json::to_vec(request).expect("a request is text and numbers");
+            line.push(b'\n');
+            stream.write_all(&line).await.map_err(|error| error.to_string())?;
+            loop {
+                let mut line = String::new();
+                let read = (&mut stream).take(REPLY_BYTES_MAX).read_line(&mut line).await;
+                read.map_err(|error| error.to_string())?;
+                if !line.ends_with('\n') {
+                    return Err("ended in the middle of its answer".to_owned());
+                }
+                match serde_json::from_str(&line).map_err(|error| format!("{error} in its answer"))? {
+                    KeeperReply::Progress(told) => progress(told),
+                    last => return Ok(last),
+                }
+            }
+        };
+        match tokio::time::timeout(timeout, conversation).await {
+            Ok(Ok(reply)) => Ok(reply),
+            Ok(Err(_)) if self.process_id().is_none() => {
+                Err(MachineError::DoesNotRun { name: self.home.name().clone() })
+            }
+            Ok(Err(reason)) => Err(self.keeper_failed(format!("does not answer ({reason})"))),
+            Err(_) => Err(self.keeper_failed(format!("has not answered within {} s", timeout.as_secs()))),
+        }
+    }
+
+    /// What to say of a machine that is gone: what was noted of its end, or else what was seen.
+    fn ended(&self, seen: MachineError) -> MachineError {
+        match self.home.end() {
+            Some(end) => {
+                MachineError::Ended { machine: self.home.name().to_string(), reason: end.reason.trim().to_owned() }
+                    .into()
+            }
+            None => seen,
+        }
+    }
+
+    fn keeper_failed(&self, reason: String) -> MachineError {
+        let (machine, log) = (self.home.name().to_string(), self.home.keeper_log());
+        MachineError::Keeper { machine, reason, log }
+    }
+}

@@ -1,0 +1,100 @@
+//! Looking at a machine, whoever looks after it.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use onecopy_guest_agent::protocol::{Answer, Command};
+use serde::{Deserialize, Serialize};
+
+use super::keeper::{MachineState, unix_ms};
+use super::{Machine, desired_state};
+
+/// How long a guest may take to say how it is; one that boots or hangs does not.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The state of a machine that runs without a keeper, which its supervisor, or the next command, gives it.
+const UNKEPT: &str = "unkept";
+
+/// How deep a disk's directory is looked into; it has no directories in it.
+const DEPTH_MAX: usize = 4;
+
+/// A server's machine, now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineStatus {
+    /// `starting`, `running`, `unresponsive`, `paused`, `failed`, `stopping`, `stopped`; `unkept` when it runs and
+    /// nobody looks after it.
+    pub state: String,
+    /// For how many seconds its guest has not answered, while it is unresponsive.
+    pub unresponsive_s: Option<u64>,
+    /// QEMU's process, while it runs.
+    pub process_id: Option<u32>,
+    /// The process that serves its disk, while that runs.
+    pub disk_process_id: Option<u32>,
+    /// How often the process that serves its disk was started again.
+    pub disk_restarts: u64,
+    /// Its memory. Nobody resizes the server's pool in it.
+    pub memory_bytes: u64,
+    /// What programs in the guest could still have of it, when the guest has told.
+    pub memory_available_bytes: Option<u64>,
+    /// Size of its disk.
+    pub disk_bytes: u64,
+    /// What its disk takes of the host's.
+    pub disk_used_bytes: u64,
+    /// Processors.
+    pub processors: u32,
+}
+
+impl Machine {
+    /// How it is; none where it is not made.
+    pub async fn observe(&self) -> Option<MachineStatus> {
+        let configuration = self.home().configuration().ok()?;
+        let process_id = self.process_id();
+        let kept = self.status().await.ok();
+        let state = match (&kept, process_id) {
+            (Some(kept), _) => kept.state.as_str(),
+            (None, Some(_)) => UNKEPT,
+            (None, None) if desired_state::is_migrated(self.home()) => MachineState::Migrated.as_str(),
+            (None, None) => MachineState::Stopped.as_str(),
+        };
+        let is_up = kept.as_ref().is_some_and(|kept| kept.state == MachineState::Running);
+        let memory_available_bytes = if is_up { self.memory_available_bytes().await } else { None };
+        let disk = self.home().disk();
+        let used = tokio::task::spawn_blocking(move || used_bytes(&disk, DEPTH_MAX)).await;
+        let unresponsive_since = kept.as_ref().and_then(|kept| kept.unresponsive_since_unix_ms);
+        Some(MachineStatus {
+            state: state.to_owned(),
+            unresponsive_s: unresponsive_since.map(|since| unix_ms().saturating_sub(since) / 1000),
+            process_id,
+            disk_process_id: kept.as_ref().and_then(|kept| kept.disk_process_id),
+            disk_restarts: kept.as_ref().map_or(0, |kept| kept.disk_restarts),
+            memory_bytes: configuration.memory_bytes,
+            memory_available_bytes,
+            disk_bytes: configuration.disk_bytes,
+            disk_used_bytes: used.unwrap_or(0),
+            processors: configuration.processors,
+        })
+    }
+
+    async fn memory_available_bytes(&self) -> Option<u64> {
+        match self.agent(Command::Health {}, HEALTH_TIMEOUT, &|_| ()).await {
+            Ok(Ok(Answer::Health(health))) => Some(health.memory_available_bytes),
+            _ => None,
+        }
+    }
+}
+
+/// What files below a directory take of the host's disk.
+fn used_bytes(path: &Path, depth: usize) -> u64 {
+    let Ok(entries) = std::fs::read_dir(path) else { return 0 };
+    let sizes = entries.flatten().filter_map(|entry| {
+        let metadata = entry.metadata().ok()?;
+        match metadata.is_dir() {
+            true if depth > 0 => Some(used_bytes(&entry.path(), depth - 1)),
+            true => None,
+            // Source: stat(2), st_blocks has 512 bytes each, whatever the file system.
+            false => Some(metadata.blocks() * 512),
+        }
+    });
+    sizes.sum()
+}
