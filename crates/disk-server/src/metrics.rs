@@ -9,7 +9,7 @@ use crate::protocol::{PageMapStatus, ServedDisk, Transport};
 pub(crate) fn text(directory: &Path, served: &ServedDisk) -> String {
     let mut page = Page { text: String::new(), disk: escape(&directory.display().to_string()) };
     let attached = u64::from(served.is_attached);
-    page.gauge("onecopy_disk_attached_count", "1 while this server has the disk.", attached);
+    page.gauge("onecopy_disk_attached", "1 while this server has the disk.", attached);
     if let Some(disk) = &served.disk {
         page.disk(disk);
     }
@@ -21,7 +21,7 @@ pub(crate) fn text(directory: &Path, served: &ServedDisk) -> String {
             hydration.total_bytes,
         );
         let troubled = u64::from(hydration.trouble.is_some());
-        page.gauge("onecopy_disk_hydration_troubled_count", "1 while the base cannot be reached.", troubled);
+        page.gauge("onecopy_disk_hydration_troubled", "1 while the base cannot be reached.", troubled);
     }
     if let Some(map) = &served.page_map {
         page.page_map(map);
@@ -40,10 +40,10 @@ impl Page {
         self.gauge("onecopy_disk_size_bytes", "Size that the guest sees.", disk.size_bytes);
         self.gauge("onecopy_disk_allocated_bytes", "Data in the disk's own files.", disk.allocated_bytes);
         self.gauge("onecopy_disk_current_bytes", "Of that, the current content's.", disk.current_bytes);
-        self.gauge("onecopy_disk_snapshots_count", "Named snapshots.", disk.snapshots);
-        self.gauge("onecopy_disk_retained_epochs_count", "Epochs cut and not released.", disk.retained_epochs);
+        self.gauge("onecopy_disk_snapshots", "Named snapshots.", disk.snapshots);
+        self.gauge("onecopy_disk_retained_epochs", "Epochs cut and not released.", disk.retained_epochs);
         self.gauge("onecopy_disk_journal_bytes", "Journal since the last checkpoint.", disk.journal_bytes);
-        self.gauge("onecopy_disk_pending_requests_count", "Requests in the disk's workers.", disk.pending_requests);
+        self.gauge("onecopy_disk_pending_requests", "Requests in the disk's workers.", disk.pending_requests);
         self.counter("onecopy_disk_checkpoints_total", "Checkpoints written.", disk.checkpoints);
         self.counter("onecopy_disk_reads_total", "Reads.", disk.reads);
         self.counter("onecopy_disk_read_bytes_total", "Bytes read.", disk.read_bytes);
@@ -57,7 +57,7 @@ impl Page {
 
     fn page_map(&mut self, status: &PageMapStatus) {
         let map = &status.figures;
-        self.gauge("onecopy_pagemap_known_blocks_count", "Blocks whose content is known.", map.known_blocks);
+        self.gauge("onecopy_pagemap_known_blocks", "Blocks whose content is known.", map.known_blocks);
         self.gauge("onecopy_pagemap_memory_bytes", "Memory set aside.", map.memory_bytes);
         self.gauge("onecopy_pagemap_scanned_bytes", "How far the background scan is.", status.scanned_bytes);
         self.counter("onecopy_pagemap_recorded_total", "Blocks recorded.", map.recorded);

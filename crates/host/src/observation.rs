@@ -307,7 +307,7 @@ fn instance_metrics(servers: &[ServerStatus], text: &mut String) {
             Some((format!("server=\"{}\",role=\"{}\"", server.name, server.role), value(server)?))
         });
     };
-    add("onecopy_instance_running_count", "gauge", "1 when the server's process runs.", &|server| {
+    add("onecopy_instance_running", "gauge", "1 when the server's process runs.", &|server| {
         Some(u64::from(server.process_id.is_some()))
     });
     add("onecopy_instance_restarts_total", "counter", "Starts after the first.", &|server| server.restarts);
@@ -320,7 +320,7 @@ fn clone_metrics(servers: &[ServerStatus], text: &mut String) {
             Some((format!("server=\"{}\"", server.name), value(server.clone.as_ref()?)?))
         });
     };
-    add("onecopy_clone_whole_count", "gauge", "1 when all data of the clone is there.", &|clone| {
+    add("onecopy_clone_whole", "gauge", "1 when all data of the clone is there.", &|clone| {
         Some(u64::from(clone.whole))
     });
     add("onecopy_clone_filled_bytes", "gauge", "Bytes of the clone that are there.", &|clone| Some(clone.filled_bytes));
@@ -341,11 +341,11 @@ fn machine_metrics(servers: &[ServerStatus], text: &mut String) {
             Some((format!("server=\"{}\"", server.name), value(server.machine.as_ref()?)?))
         });
     };
-    add("onecopy_machine_running_count", "gauge", "1 when the machine runs and its guest answers.", &|machine| {
+    add("onecopy_machine_running", "gauge", "1 when the machine runs and its guest answers.", &|machine| {
         Some(u64::from(machine.state == "running"))
     });
     add(
-        "onecopy_machine_silent_seconds",
+        "onecopy_machine_unresponsive_seconds",
         "gauge",
         "For how long the guest has run and not answered; 0 while it answers.",
         &|machine| Some(machine.unresponsive_s.unwrap_or(0)),
@@ -408,8 +408,8 @@ mod tests {
         assert_eq!(
             samples,
             [
-                "onecopy_instance_running_count{server=\"leader\",role=\"leader\"} 1",
-                "onecopy_instance_running_count{server=\"follower-1\",role=\"follower\"} 0",
+                "onecopy_instance_running{server=\"leader\",role=\"leader\"} 1",
+                "onecopy_instance_running{server=\"follower-1\",role=\"follower\"} 0",
                 "onecopy_instance_restarts_total{server=\"leader\",role=\"leader\"} 2",
             ]
         );

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_is_observed_only_when_no_change_began_or_was_under_way() {
+    fn a_read_is_told_only_when_no_change_began_or_was_under_way() {
         let changes = Changes::default();
         let before = changes.before(10..40);
         assert!(is_observed(&changes, 10, &before) && is_observed(&changes, 39, &before));

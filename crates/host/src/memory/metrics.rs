@@ -9,7 +9,7 @@ use onecopy_memory::{HostPressure, Observation};
 type Family<T> = (&'static str, &'static str, &'static str, fn(&T) -> Option<f64>);
 
 const OF_HOST: [Family<Status>; 15] = [
-    ("automatic_count", "gauge", "1 when targets follow need and pressure.", |status| {
+    ("automatic", "gauge", "1 when targets follow need and pressure.", |status| {
         Some(f64::from(u8::from(status.automatic)))
     }),
     ("budget_bytes", "gauge", "What all pools together may have.", |status| Some(status.budget_bytes as f64)),
@@ -39,7 +39,7 @@ const OF_HOST: [Family<Status>; 15] = [
 ];
 
 const OF_INSTANCE: [Family<InstanceStatus>; 15] = [
-    ("answering_count", "gauge", "1 when the server tells of its memory.", |instance| {
+    ("answering", "gauge", "1 when the server tells of its memory.", |instance| {
         Some(f64::from(u8::from(instance.failure.is_none() && instance.observation.is_some())))
     }),
     ("pool_bytes", "gauge", "What the pool uses.", |instance| observed(instance, |seen| Some(seen.pool_bytes as f64))),

@@ -37,13 +37,6 @@ pub struct CharacterDevice {
     pub frontend_open: bool,
 }
 
-impl CharacterDevice {
-    /// A socket that nobody is connected to.
-    pub fn is_disconnected(&self) -> bool {
-        self.filename.starts_with("disconnected:")
-    }
-}
-
 impl Monitor {
     /// `query-block`. Disks behind vhost-user are no block devices of QEMU's.
     ///

@@ -90,7 +90,7 @@ fn snapshots(directory: &std::path::Path) -> Result<Vec<Made>, DiskServerError> 
     }
 }
 
-/// Those of a served disk; none while no door has it.
+/// Those of a served disk; none while no transport has it.
 fn listed(server: &mut DiskClient) -> Result<Option<Vec<Made>>, DiskServerError> {
     Ok(server.info()?.snapshots)
 }

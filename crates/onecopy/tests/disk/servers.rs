@@ -119,9 +119,9 @@ fn b56_metrics_are_those_of_the_guide_and_tell_what_was_done() {
             .unwrap_or_else(|| panic!("{name}: {page}"));
         line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
     };
-    assert_eq!(value("onecopy_disk_attached_count"), 1);
+    assert_eq!(value("onecopy_disk_attached"), 1);
     assert_eq!(value("onecopy_disk_written_bytes_total"), 1 << 20);
-    assert_eq!(value("onecopy_pagemap_known_blocks_count"), 256);
+    assert_eq!(value("onecopy_pagemap_known_blocks"), 256);
     server.terminate();
 }
 

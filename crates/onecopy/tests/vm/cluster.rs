@@ -104,7 +104,7 @@ fn told_of_machines(machines: &MachineDirectory) {
     assert!(told.contains("machine running") && told.contains("not managed"), "{told}");
     let listed = machines.machine("follower-1");
     assert_eq!((&listed["of_cluster"], &listed["state"]), (&true.into(), &"running".into()));
-    let samples = ["onecopy_machine_running_count{server=\"leader\"} 1", "onecopy_machine_disk_restarts_total{server="];
+    let samples = ["onecopy_machine_running{server=\"leader\"} 1", "onecopy_machine_disk_restarts_total{server="];
     until("the metrics tell of the machines", || {
         let (_, metrics) = directory.page("/metrics");
         samples.iter().all(|sample| metrics.contains(sample))

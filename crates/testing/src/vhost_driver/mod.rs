@@ -62,7 +62,7 @@ const SLOT_HEAD_BYTES: u64 = 32;
 pub enum DriverError {
     /// The back end did not answer as it should.
     #[error("the back end: {0}")]
-    Door(#[from] vhost::Error),
+    Backend(#[from] vhost::Error),
     /// The operating system refused.
     #[error("a driver's memory or descriptors: {0}")]
     Io(#[from] std::io::Error),

@@ -169,11 +169,6 @@ impl Driver {
         }
     }
 
-    /// Whether the device called, or told of an error, since it was last asked.
-    pub fn was_called(&self, queue: u16) -> bool {
-        self.rings[usize::from(queue)].call.read().is_ok()
-    }
-
     /// Whether the device told that the ring is broken.
     pub fn is_broken(&self, queue: u16) -> bool {
         self.rings[usize::from(queue)].error.read().is_ok()

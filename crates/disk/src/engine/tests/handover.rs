@@ -94,7 +94,7 @@ fn b9_a_new_journal_whose_name_may_not_last_makes_the_disk_read_only() {
 
 /// A write to several places that fails gives all of them back: a successor must not be told of some.
 #[test]
-fn b3_a_successor_is_observed_of_a_change_wholly_or_not_at_all() {
+fn b3_a_successor_is_told_of_a_change_wholly_or_not_at_all() {
     let (home, recording, disk) = recorded();
     for block in [0, 5] {
         disk.write(block * BLOCK_BYTES, &[1; BLOCK], &[]).unwrap();
