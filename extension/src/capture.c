@@ -33,7 +33,7 @@
 /* Captured buffers that were still linked in the free list. */
 static uint64 captured_in_free_list = 0;
 
-/* When flush_buffer() began to open files; 0: none are open. */
+/* When onecopy_flush_buffer() began to open files; 0: none are open. */
 static int64 files_opened_us = 0;
 
 /* Bookkeeping of a buffer whose header is ours already. */
@@ -65,7 +65,7 @@ is_in_use(uint32 buf_state)
 }
 
 CaptureResult
-capture_buffer(int buffer_id)
+onecopy_capture_buffer(int buffer_id)
 {
 	BufferDesc *desc = GetBufferDescriptor(buffer_id);
 	BufferTag	tag;
@@ -128,14 +128,14 @@ capture_buffer(int buffer_id)
 }
 
 void
-capture_adopt(int buffer_id)
+onecopy_capture_adopt(int buffer_id)
 {
 	Assert(!buffer_is_captured(buffer_id));
 	note_captured(GetBufferDescriptor(buffer_id));
 }
 
 void
-capture_disown(int buffer_id)
+onecopy_capture_disown(int buffer_id)
 {
 	Assert(buffer_is_captured(buffer_id));
 	onecopy->captured[buffer_id] = 0;
@@ -143,7 +143,7 @@ capture_disown(int buffer_id)
 }
 
 void
-release_buffer(int buffer_id)
+onecopy_release_buffer(int buffer_id)
 {
 	BufferDesc *desc = GetBufferDescriptor(buffer_id);
 	uint32		buf_state;
@@ -154,7 +154,7 @@ release_buffer(int buffer_id)
 		UnlockBufHdr(desc, buf_state);
 		elog(ERROR, "captured buffer %d has state %08x", buffer_id, buf_state);
 	}
-	capture_disown(buffer_id);
+	onecopy_capture_disown(buffer_id);
 	UnlockBufHdr(desc, buf_state - BUF_REFCOUNT_ONE);
 	StrategyFreeBuffer(desc);
 }
@@ -170,13 +170,13 @@ close_old_files(void)
 	int64		now = onecopy_now_us();
 
 	if (files_opened_us != 0 && now - files_opened_us > OPEN_FILES_US_MAX)
-		flush_done();
+		onecopy_flush_done();
 	if (files_opened_us == 0)
 		files_opened_us = now;
 }
 
 bool
-flush_buffer(int buffer_id)
+onecopy_flush_buffer(int buffer_id)
 {
 	BufferDesc *desc = GetBufferDescriptor(buffer_id);
 	BufferTag	tag;
@@ -209,7 +209,7 @@ flush_buffer(int buffer_id)
  * comes free, and none is mistaken for a later one of the same name.
  */
 void
-flush_done(void)
+onecopy_flush_done(void)
 {
 	if (files_opened_us == 0)
 		return;
@@ -222,7 +222,7 @@ flush_done(void)
 }
 
 void
-flush_chunk(uint32 chunk, OnecopyChange *change)
+onecopy_flush_chunk(uint32 chunk, OnecopyChange *change)
 {
 	int64		started_us = onecopy_now_us();
 
@@ -231,10 +231,10 @@ flush_chunk(uint32 chunk, OnecopyChange *change)
 		if (!(pg_atomic_read_u32(&GetBufferDescriptor(id)->state) & BM_DIRTY))
 			continue;
 		CHECK_FOR_INTERRUPTS();
-		if (flush_buffer(id))
+		if (onecopy_flush_buffer(id))
 			change->written_pages++;
 	}
-	flush_done();
+	onecopy_flush_done();
 	change->write_us += onecopy_now_us() - started_us;
 }
 
@@ -242,23 +242,23 @@ flush_chunk(uint32 chunk, OnecopyChange *change)
 static CaptureResult
 capture_or_write(int buffer_id, OnecopyChange *change)
 {
-	CaptureResult result = capture_buffer(buffer_id);
+	CaptureResult result = onecopy_capture_buffer(buffer_id);
 
 	for (int writes = 0; result == CAPTURE_DIRTY && writes < CAPTURE_WRITES_MAX; writes++)
 	{
 		int64		started_us = onecopy_now_us();
 
-		if (flush_buffer(buffer_id))
+		if (onecopy_flush_buffer(buffer_id))
 			change->written_pages++;
 		change->write_us += onecopy_now_us() - started_us;
 		change->capture_us -= onecopy_now_us() - started_us;
-		result = capture_buffer(buffer_id);
+		result = onecopy_capture_buffer(buffer_id);
 	}
 	return result;
 }
 
 int
-capture_chunk(uint32 chunk, OnecopyChange *change)
+onecopy_capture_chunk(uint32 chunk, OnecopyChange *change)
 {
 	int64		started_us = onecopy_now_us();
 	int			left = 0;
@@ -280,7 +280,7 @@ capture_chunk(uint32 chunk, OnecopyChange *change)
 				break;
 		}
 	}
-	flush_done();
+	onecopy_flush_done();
 	change->capture_us += onecopy_now_us() - started_us;
 	return left;
 }
@@ -292,7 +292,7 @@ capture_chunk(uint32 chunk, OnecopyChange *change)
  * So the worker walks here: it takes all out and puts the free ones back.
  */
 void
-unlink_captured(void)
+onecopy_unlink_captured(void)
 {
 	int		   *free_ids;
 	int			free_count = 0;

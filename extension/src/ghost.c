@@ -74,13 +74,13 @@ static uint32 arrivals_drawn;	/* makes the chance of each another one */
 static GhostTotals found;		/* in this round */
 
 Size
-ghost_size(void)
+onecopy_ghost_size(void)
 {
 	return MAXALIGN(sizeof(GhostShared));
 }
 
 void
-ghost_attach(void)
+onecopy_ghost_attach(void)
 {
 	bool		already;
 
@@ -93,7 +93,7 @@ ghost_attach(void)
 }
 
 void
-ghost_totals(GhostTotals *totals)
+onecopy_ghost_totals(GhostTotals *totals)
 {
 	SpinLockAcquire(&shared->mutex);
 	*totals = shared->totals;
@@ -101,7 +101,7 @@ ghost_totals(GhostTotals *totals)
 }
 
 double
-ghost_hits_within(const GhostTotals *totals, uint64 larger_by_bytes)
+onecopy_ghost_hits_within(const GhostTotals *totals, uint64 larger_by_bytes)
 {
 	double		hits = 0;
 	uint64		below = 0;
@@ -343,7 +343,7 @@ end_round(void)
 }
 
 void
-ghost_scan(void)
+onecopy_ghost_scan(void)
 {
 	int			active = onecopy_active_buffers();
 	int			end;

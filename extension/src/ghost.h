@@ -28,20 +28,20 @@ typedef struct GhostTotals
 									 * the step before */
 } GhostTotals;
 
-extern Size ghost_size(void);
+extern Size onecopy_ghost_size(void);
 
 /* Called with AddinShmemInitLock held. */
-extern void ghost_attach(void);
+extern void onecopy_ghost_attach(void);
 
 /* One bounded step of the sampling scan; called by the worker every tick. */
-extern void ghost_scan(void);
+extern void onecopy_ghost_scan(void);
 
-extern void ghost_totals(GhostTotals *totals);
+extern void onecopy_ghost_totals(GhostTotals *totals);
 
 /*
  * How many of the arrivals a pool larger by so much would have saved, between
  * the steps by proportion.
  */
-extern double ghost_hits_within(const GhostTotals *totals, uint64 larger_by_bytes);
+extern double onecopy_ghost_hits_within(const GhostTotals *totals, uint64 larger_by_bytes);
 
 #endif							/* ONECOPY_GHOST_H */

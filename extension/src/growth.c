@@ -73,27 +73,27 @@ fill(uint32 first, uint32 end, uint32 was, OnecopyChange *change, char *problem)
 	bool		populated;
 
 	populated = populate(start, start + length, problem);
-	mapping_drop(first_buffer, end_buffer);
+	onecopy_mapping_drop(first_buffer, end_buffer);
 	change->populate_us += onecopy_now_us() - started_us;
 	if (!populated && was == ONECOPY_CHUNK_RETURNED)
-		return_chunks(first, end, change);
+		onecopy_return_chunks(first, end, change);
 	for (uint32 chunk = first; chunk < end; chunk++)
 	{
-		bool		is_part = is_returned_in_part(chunk);
+		bool		is_part = onecopy_is_returned_in_part(chunk);
 
 		/* What came of it is there now, or goes again. */
-		forget_returned_part(chunk);
+		onecopy_forget_returned_part(chunk);
 		if (populated)
 			continue;
 		if (is_part && was != ONECOPY_CHUNK_RETURNED)
-			return_captured_runs(chunk, change);
+			onecopy_return_captured_runs(chunk, change);
 		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, was);
 	}
 	return populated;
 }
 
 bool
-fill_chunks(uint32 first, uint32 end, OnecopyChange *change, char *problem)
+onecopy_fill_chunks(uint32 first, uint32 end, OnecopyChange *change, char *problem)
 {
 	uint32		chunk = first;
 
@@ -109,7 +109,7 @@ fill_chunks(uint32 first, uint32 end, OnecopyChange *change, char *problem)
 }
 
 bool
-grow_chunk(uint32 chunk, OnecopyChange *change, char *problem)
+onecopy_grow_chunk(uint32 chunk, OnecopyChange *change, char *problem)
 {
 	uint32		was = onecopy_chunk_state(chunk);
 
@@ -118,7 +118,7 @@ grow_chunk(uint32 chunk, OnecopyChange *change, char *problem)
 		return false;
 	/* Parked memory is there, but for huge pages that were never touched. */
 	if ((was == ONECOPY_CHUNK_CAPTURING || onecopy->huge_page_bytes != 0 ||
-		 is_returned_in_part(chunk)) &&
+		 onecopy_is_returned_in_part(chunk)) &&
 		!fill(chunk, chunk + 1, was, change, problem))
 		return false;
 
@@ -126,7 +126,7 @@ grow_chunk(uint32 chunk, OnecopyChange *change, char *problem)
 	for (int id = onecopy_chunk_end(chunk) - 1; id >= onecopy_chunk_first(chunk); id--)
 	{
 		if (buffer_is_captured(id))
-			release_buffer(id);
+			onecopy_release_buffer(id);
 	}
 	onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, ONECOPY_CHUNK_ACTIVE);
 	return true;

@@ -132,7 +132,7 @@ read_huge_page_pool(uint32 huge_page_bytes, HugePagePool *pool)
 }
 
 uint64
-free_huge_bytes(uint32 huge_page_bytes)
+onecopy_free_huge_bytes(uint32 huge_page_bytes)
 {
 	HugePagePool pool;
 
@@ -276,7 +276,7 @@ own_groups_have(uint64 bytes, char *problem)
 }
 
 bool
-headroom_for(uint64 bytes, uint32 huge_page_bytes, char *problem)
+onecopy_headroom_for(uint64 bytes, uint32 huge_page_bytes, char *problem)
 {
 	/* Huge pages are set aside on the host, other limits do not count them. */
 	if (huge_page_bytes != 0)

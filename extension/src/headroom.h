@@ -15,7 +15,7 @@
  * Is there room for so many bytes more?  False with a reason in problem (of
  * ONECOPY_REASON_BYTES).  huge_page_bytes is 0 for ordinary pages.
  */
-extern bool headroom_for(uint64 bytes, uint32 huge_page_bytes, char *problem);
+extern bool onecopy_headroom_for(uint64 bytes, uint32 huge_page_bytes, char *problem);
 
 /*
  * Bytes that lie free in the system's pool of huge pages of this size: where
@@ -23,6 +23,6 @@ extern bool headroom_for(uint64 bytes, uint32 huge_page_bytes, char *problem);
  * has them.  0 for ordinary pages (huge_page_bytes is 0), and when the pages
  * are made on demand: those go back to the host.
  */
-extern uint64 free_huge_bytes(uint32 huge_page_bytes);
+extern uint64 onecopy_free_huge_bytes(uint32 huge_page_bytes);
 
 #endif							/* ONECOPY_HEADROOM_H */

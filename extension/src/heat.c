@@ -41,14 +41,14 @@ PG_FUNCTION_INFO_V1(onecopy_memory_working_set);
 /* Rounds, of a second each or more, after which counts are lowered anyway. */
 #define ROUNDS_TO_AGE 10
 
-/* The round of heat_tick(). */
+/* The round of onecopy_heat_tick(). */
 static int	next_header = 0;
 static bool aging = false;
 static int	rounds_without_aging = 0;
 static HeatHistogram seen;
 
 void
-heat_count(int first, int end, HeatHistogram *histogram)
+onecopy_heat_count(int first, int end, HeatHistogram *histogram)
 {
 	for (int buffer_id = first; buffer_id < end; buffer_id++)
 	{
@@ -67,7 +67,7 @@ heat_count(int first, int end, HeatHistogram *histogram)
 }
 
 int
-heat_cutoff(const HeatHistogram *histogram, uint32 buffers)
+onecopy_heat_cutoff(const HeatHistogram *histogram, uint32 buffers)
 {
 	uint64		pages = 0;
 
@@ -103,13 +103,13 @@ age(int buffer_id)
 }
 
 void
-heat_tick(void)
+onecopy_heat_tick(void)
 {
 	int			active = onecopy_active_buffers();
 	int			end = next_header + Min(Max(active - next_header, 0), HEADERS_PER_TICK);
 	uint64		pages = 0;
 
-	heat_count(next_header, end, &seen);
+	onecopy_heat_count(next_header, end, &seen);
 	for (int buffer_id = next_header; aging && buffer_id < end; buffer_id++)
 	{
 		if (!onecopy->captured[buffer_id])
@@ -163,7 +163,7 @@ onecopy_memory_working_set(PG_FUNCTION_ARGS)
 		int			end = (int) Min(first + ONECOPY_CHUNK_BLOCKS, active);
 
 		CHECK_FOR_INTERRUPTS();
-		heat_count((int) first, end, &histogram);
+		onecopy_heat_count((int) first, end, &histogram);
 		looked_at += end - first;
 	}
 	for (int heat = usage; heat <= BM_MAX_USAGE_COUNT; heat++)

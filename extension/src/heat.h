@@ -36,15 +36,15 @@ heat_of_state(uint32 buf_state)
 }
 
 /* Adds the buffers [first, end) to the histogram. */
-extern void heat_count(int first, int end, HeatHistogram *histogram);
+extern void onecopy_heat_count(int first, int end, HeatHistogram *histogram);
 
 /*
  * The least heat at which pages are worth a place when only so many buffers
  * stay.
  */
-extern int	heat_cutoff(const HeatHistogram *histogram, uint32 buffers);
+extern int	onecopy_heat_cutoff(const HeatHistogram *histogram, uint32 buffers);
 
 /* Called by the worker about once a second: ages the counts where they say nothing. */
-extern void heat_tick(void);
+extern void onecopy_heat_tick(void);
 
 #endif							/* ONECOPY_HEAT_H */

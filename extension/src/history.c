@@ -44,13 +44,13 @@ typedef struct History
 static History *history = NULL;
 
 Size
-history_size(void)
+onecopy_history_size(void)
 {
 	return MAXALIGN(sizeof(History));
 }
 
 void
-history_attach(void)
+onecopy_history_attach(void)
 {
 	bool		found;
 
@@ -63,7 +63,7 @@ history_attach(void)
 }
 
 uint64
-history_pool_bytes(void)
+onecopy_history_pool_bytes(void)
 {
 	uint32		captured = pg_atomic_read_u32(&onecopy->captured_buffers);
 
@@ -71,7 +71,7 @@ history_pool_bytes(void)
 }
 
 void
-history_note(const char *event, const OnecopyChange *change)
+onecopy_history_note(const char *event, const OnecopyChange *change)
 {
 	HistoryChange entry = {0};
 
@@ -89,18 +89,18 @@ take_sample(HistorySample *sample)
 	memset(sample, 0, sizeof(*sample));
 	sample->at = GetCurrentTimestamp();
 	sample->at_us = onecopy_now_us();
-	sample->pool_bytes = history_pool_bytes();
-	traffic_now(&sample->traffic);
-	ghost_totals(&sample->ghosts);
+	sample->pool_bytes = onecopy_history_pool_bytes();
+	onecopy_hit_statistics_read(&sample->statistics);
+	onecopy_ghost_totals(&sample->ghosts);
 }
 
 void
-history_sample(void)
+onecopy_history_sample(void)
 {
 	static int64 next_us = 0;
 	HistorySample sample;
 
-	if (onecopy_now_us() < next_us || !traffic_is_known())
+	if (onecopy_now_us() < next_us || !onecopy_hit_statistics_known())
 		return;
 	take_sample(&sample);
 	next_us = sample.at_us + HISTORY_SAMPLE_MS * INT64CONST(1000);
@@ -152,7 +152,7 @@ get_written(uint64 *changes, uint64 *samples)
  * statistics the counters are lower than before: then it is not known.
  */
 static void
-add_difference(PoolTraffic *sum, const PoolTraffic *from, const PoolTraffic *to)
+add_difference(HitStatistics *sum, const HitStatistics *from, const HitStatistics *to)
 {
 	if (to->hits < from->hits || to->reads < from->reads)
 		return;
@@ -161,7 +161,7 @@ add_difference(PoolTraffic *sum, const PoolTraffic *from, const PoolTraffic *to)
 }
 
 bool
-history_window(int seconds, HistoryWindow *window)
+onecopy_history_window(int seconds, HistoryWindow *window)
 {
 	HistorySample now;
 	HistorySample previous;
@@ -195,10 +195,10 @@ history_window(int seconds, HistoryWindow *window)
 
 		if (!get_sample(number, &next))
 			return false;
-		add_difference(&window->traffic, &previous.traffic, &next.traffic);
+		add_difference(&window->statistics, &previous.statistics, &next.statistics);
 		previous = next;
 	}
-	add_difference(&window->traffic, &previous.traffic, &now.traffic);
+	add_difference(&window->statistics, &previous.statistics, &now.statistics);
 
 	window->seconds = (now.at_us - first.at_us) / (double) USECS_PER_SEC;
 	window->ghosts.arrivals = now.ghosts.arrivals - first.ghosts.arrivals;
@@ -243,7 +243,7 @@ put_change(ReturnSetInfo *result, const HistoryChange *entry)
 static void
 put_sample(ReturnSetInfo *result, const HistorySample *from, const HistorySample *to)
 {
-	PoolTraffic traffic = {0};
+	HitStatistics statistics = {0};
 	Datum		values[HISTORY_COLUMNS];
 	bool		nulls[HISTORY_COLUMNS];
 
@@ -254,11 +254,11 @@ put_sample(ReturnSetInfo *result, const HistorySample *from, const HistorySample
 	values[3] = Int64GetDatum((int64) to->pool_bytes);
 	values[4] = milliseconds(to->at_us - from->at_us);
 	memset(nulls, false, 5);
-	if (to->traffic.hits >= from->traffic.hits && to->traffic.reads >= from->traffic.reads)
+	if (to->statistics.hits >= from->statistics.hits && to->statistics.reads >= from->statistics.reads)
 	{
-		add_difference(&traffic, &from->traffic, &to->traffic);
-		values[13] = Int64GetDatum((int64) traffic.hits);
-		values[14] = Int64GetDatum((int64) traffic.reads);
+		add_difference(&statistics, &from->statistics, &to->statistics);
+		values[13] = Int64GetDatum((int64) statistics.hits);
+		values[14] = Int64GetDatum((int64) statistics.reads);
 		nulls[13] = nulls[14] = false;
 	}
 	tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);

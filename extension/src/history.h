@@ -10,7 +10,7 @@
 
 #include "ghost.h"
 #include "state.h"
-#include "traffic.h"
+#include "hit_statistics.h"
 
 /* A sample every so often, for an hour; the samples' ring forgets older ones. */
 #define HISTORY_SAMPLE_MS 10000
@@ -22,7 +22,7 @@ typedef struct HistorySample
 	TimestampTz at;				/* for people; spans come from: */
 	int64		at_us;			/* onecopy_now_us() */
 	uint64		pool_bytes;
-	PoolTraffic traffic;
+	HitStatistics statistics;
 	GhostTotals ghosts;
 } HistorySample;
 
@@ -30,28 +30,28 @@ typedef struct HistorySample
 typedef struct HistoryWindow
 {
 	double		seconds;
-	PoolTraffic traffic;
+	HitStatistics statistics;
 	GhostTotals ghosts;
 } HistoryWindow;
 
-extern Size history_size(void);
+extern Size onecopy_history_size(void);
 
 /* Called with AddinShmemInitLock held. */
-extern void history_attach(void);
+extern void onecopy_history_attach(void);
 
 /* Something happened: "shrink", "grow", "taken", "refused", ... */
-extern void history_note(const char *event, const OnecopyChange *change);
+extern void onecopy_history_note(const char *event, const OnecopyChange *change);
 
 /* Called by the worker about once a second. */
-extern void history_sample(void);
+extern void onecopy_history_sample(void);
 
 /* Bytes of the buffers that are not captured. */
-extern uint64 history_pool_bytes(void);
+extern uint64 onecopy_history_pool_bytes(void);
 
 /*
  * What came in the last so many seconds (as far as samples reach back).
  * False when there is no sample to compare with.
  */
-extern bool history_window(int seconds, HistoryWindow *window);
+extern bool onecopy_history_window(int seconds, HistoryWindow *window);
 
 #endif							/* ONECOPY_HISTORY_H */

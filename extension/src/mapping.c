@@ -20,7 +20,7 @@
 #include "mapping.h"
 
 void
-mapping_drop(int first, int end)
+onecopy_mapping_drop(int first, int end)
 {
 	uintptr_t	from = (uintptr_t) BufferBlocks + (Size) first * BLCKSZ;
 	uintptr_t	to = (uintptr_t) BufferBlocks + (Size) end * BLCKSZ;
@@ -41,7 +41,7 @@ mapping_drop(int first, int end)
 		 byte = (char *) TYPEALIGN(onecopy->page_bytes, (uintptr_t) byte + 1))
 
 void
-mapping_touch(int buffer_id)
+onecopy_mapping_touch(int buffer_id)
 {
 	FOR_EACH_PAGE(byte, buffer_id)
 	{
@@ -50,7 +50,7 @@ mapping_touch(int buffer_id)
 }
 
 void
-mapping_touch_captured(int buffer_id)
+onecopy_mapping_touch_captured(int buffer_id)
 {
 	Assert(buffer_is_captured(buffer_id));
 	FOR_EACH_PAGE(byte, buffer_id)

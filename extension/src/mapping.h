@@ -16,12 +16,12 @@
  * Lets go of the mappings of the buffers [first, end), and of nothing else:
  * what is in them stays, for this process too.
  */
-extern void mapping_drop(int first, int end);
+extern void onecopy_mapping_drop(int first, int end);
 
 /* Maps a buffer, so that reading it soon means no page fault. */
-extern void mapping_touch(int buffer_id);
+extern void onecopy_mapping_touch(int buffer_id);
 
-/* As mapping_touch() for writing; the buffer must be captured by us. */
-extern void mapping_touch_captured(int buffer_id);
+/* As onecopy_mapping_touch() for writing; the buffer must be captured by us. */
+extern void onecopy_mapping_touch_captured(int buffer_id);
 
 #endif							/* ONECOPY_MAPPING_H */

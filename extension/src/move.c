@@ -85,13 +85,13 @@
  * rely on, and with wal_level = minimal a permanent relation may go without.
  */
 bool
-move_possible(void)
+onecopy_move_possible(void)
 {
 	return RecoveryInProgress() || XLogIsNeeded();
 }
 
 bool
-move_suits(uint32 buf_state, const BufferTag *tag)
+onecopy_move_suits(uint32 buf_state, const BufferTag *tag)
 {
 	return BUF_STATE_GET_REFCOUNT(buf_state) == 0 &&
 		(buf_state & MOVE_FLAGS_WANTED) == MOVE_FLAGS_WANTED &&
@@ -159,7 +159,7 @@ begin_move(BufferDesc *source, const BufferTag *tag, uint32 *usage_count)
 	uint32		buf_state = LockBufHdr(source);
 
 	if (!BufferTagsEqual(&source->tag, tag) ||
-		!move_suits(buf_state & ~BM_LOCKED, &source->tag))
+		!onecopy_move_suits(buf_state & ~BM_LOCKED, &source->tag))
 	{
 		UnlockBufHdr(source, buf_state);
 		return false;
@@ -193,7 +193,7 @@ finish_move(int destination, const BufferTag *tag, uint32 hash, uint32 usage_cou
 	BufTableDelete(unconstify(BufferTag *, tag), hash);
 	if (BufTableInsert(unconstify(BufferTag *, tag), hash, destination) >= 0)
 		elog(PANIC, "onecopy: page under its own partition lock is in the mapping table twice");
-	capture_disown(destination);
+	onecopy_capture_disown(destination);
 
 	buf_state = LockBufHdr(header);
 	buf_state &= ~(BUF_FLAG_MASK | BUF_USAGECOUNT_MASK);
@@ -215,7 +215,7 @@ empty_header(BufferDesc *header)
 }
 
 MoveResult
-move_page(int source, int destination, const BufferTag *tag)
+onecopy_move_page(int source, int destination, const BufferTag *tag)
 {
 	BufferDesc *source_header = GetBufferDescriptor(source);
 	BufferDesc *destination_header = GetBufferDescriptor(destination);
@@ -235,8 +235,8 @@ move_page(int source, int destination, const BufferTag *tag)
 	 * Nobody shall wait for our page faults: to take a page from the system,
 	 * or to read it from swap, takes longer than all that the lock is for.
 	 */
-	mapping_touch(source);
-	mapping_touch_captured(destination);
+	onecopy_mapping_touch(source);
+	onecopy_mapping_touch_captured(destination);
 
 	LWLockAcquire(partition_lock, LW_EXCLUSIVE);
 	if (!begin_move(source_header, tag, &usage_count))
@@ -259,7 +259,7 @@ move_page(int source, int destination, const BufferTag *tag)
 		result = MOVE_EVICTED;
 	}
 	empty_header(source_header);
-	capture_adopt(source);
+	onecopy_capture_adopt(source);
 	LWLockRelease(partition_lock);
 	return result;
 }

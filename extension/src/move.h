@@ -19,10 +19,10 @@ typedef enum MoveResult
 } MoveResult;
 
 /* True when pages of this server may be moved at all. */
-extern bool move_possible(void);
+extern bool onecopy_move_possible(void);
 
 /* True when a buffer in this state, with this tag, holds a page to be moved. */
-extern bool move_suits(uint32 buf_state, const BufferTag *tag);
+extern bool onecopy_move_suits(uint32 buf_state, const BufferTag *tag);
 
 /*
  * Moves the page with this tag from one buffer to another, lower one that is
@@ -30,6 +30,6 @@ extern bool move_suits(uint32 buf_state, const BufferTag *tag);
  * use; after MOVE_EVICTED both are captured; after MOVE_BUSY nothing has
  * changed.  The caller holds a lock on the page's database.
  */
-extern MoveResult move_page(int source, int destination, const BufferTag *tag);
+extern MoveResult onecopy_move_page(int source, int destination, const BufferTag *tag);
 
 #endif							/* ONECOPY_MOVE_H */

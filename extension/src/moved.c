@@ -69,13 +69,13 @@ number_of(RelFileLocator *locator)
 }
 
 Size
-moved_size(void)
+onecopy_moved_size(void)
 {
 	return MAXALIGN(sizeof(MovedRelations));
 }
 
 void
-moved_attach(void)
+onecopy_moved_attach(void)
 {
 	bool		found;
 
@@ -85,7 +85,7 @@ moved_attach(void)
 }
 
 bool
-moved_remember(const BufferTag *tag)
+onecopy_moved_remember(const BufferTag *tag)
 {
 	static MovedRelation *last = NULL;	/* pages come in runs of one relation */
 	RelFileLocator locator = BufTagGetRelFileLocator(tag);
@@ -141,10 +141,10 @@ drop_pages_beyond(RelFileLocator *locator, BlockNumber blocks)
 			BufTagGetForkNum(&tag) != MAIN_FORKNUM || tag.blockNum < blocks ||
 			buffer_is_captured(buffer_id))
 			continue;
-		captured = capture_buffer(buffer_id);
+		captured = onecopy_capture_buffer(buffer_id);
 		if (captured == CAPTURE_DONE || captured == CAPTURE_EVICTED)
 		{
-			release_buffer(buffer_id);
+			onecopy_release_buffer(buffer_id);
 			dropped++;
 		}
 	}
@@ -179,7 +179,7 @@ check_relation(MovedRelation *relation, int64 now_us)
 }
 
 void
-moved_check(void)
+onecopy_moved_check(void)
 {
 	int64		now_us = onecopy_now_us();
 	int			checked = 0;

@@ -10,21 +10,21 @@
 
 #include "state.h"
 
-extern Size moved_size(void);
+extern Size onecopy_moved_size(void);
 
 /* Called with AddinShmemInitLock held. */
-extern void moved_attach(void);
+extern void onecopy_moved_attach(void);
 
 /*
  * To be called before a page of this tag is moved.  False when there is no
  * room to remember its relation: then the page must not be moved.
  */
-extern bool moved_remember(const BufferTag *tag);
+extern bool onecopy_moved_remember(const BufferTag *tag);
 
 /*
  * Looks whether relations moved some seconds ago still have their pages, a
  * bounded number of relations a call.  May raise an error.
  */
-extern void moved_check(void);
+extern void onecopy_moved_check(void);
 
 #endif							/* ONECOPY_MOVED_H */

@@ -11,7 +11,7 @@
 
 #include "fmgr.h"
 #include "ghost.h"
-#include "hand.h"
+#include "clock_sweep.h"
 #include "history.h"
 #include "miscadmin.h"
 #include "moved.h"
@@ -55,9 +55,9 @@ request_shared_memory(void)
 	if (previous_shmem_request != NULL)
 		previous_shmem_request();
 	RequestAddinShmemSpace(onecopy_state_size());
-	RequestAddinShmemSpace(history_size());
-	RequestAddinShmemSpace(ghost_size());
-	RequestAddinShmemSpace(moved_size());
+	RequestAddinShmemSpace(onecopy_history_size());
+	RequestAddinShmemSpace(onecopy_ghost_size());
+	RequestAddinShmemSpace(onecopy_moved_size());
 }
 
 static void
@@ -66,11 +66,11 @@ attach_shared_memory(void)
 	if (previous_shmem_startup != NULL)
 		previous_shmem_startup();
 	LWLockAcquire(AddinShmemInitLock, LW_EXCLUSIVE);
-	hand_attach();
+	onecopy_clock_sweep_attach();
 	onecopy_state_attach();
-	history_attach();
-	ghost_attach();
-	moved_attach();
+	onecopy_history_attach();
+	onecopy_ghost_attach();
+	onecopy_moved_attach();
 	LWLockRelease(AddinShmemInitLock);
 }
 
@@ -110,5 +110,5 @@ _PG_init(void)
 	shmem_request_hook = request_shared_memory;
 	previous_shmem_startup = shmem_startup_hook;
 	shmem_startup_hook = attach_shared_memory;
-	worker_register();
+	onecopy_worker_register();
 }

@@ -4,7 +4,7 @@
  *	  Level 2 inside the server: parked chunks that the agent takes without
  *	  asking.
  *
- * Chunks from publish_wanted_active() up to the target are the reserve: the
+ * Chunks from onecopy_publish_wanted_active() up to the target are the reserve: the
  * worker has parked them and offers them (PUBLISHED).  The agent takes one by
  * compare-and-swap (TAKING), punches its memory out of the segment and says
  * so (TAKEN).  The worker, on its next turn, lowers the target by what was
@@ -119,7 +119,7 @@ write_published_file(void)
 
 /* The worker starts: writes the file that the agent finds the segment by. */
 void
-publish_start(void)
+onecopy_publish_start(void)
 {
 	turns_with_taking = 0;
 	offered_first = 0;
@@ -156,7 +156,7 @@ account_taken(void)
 	taken_chunks = 0;
 	change.from_bytes = onecopy_bytes_of_chunks(target);
 	change.to_bytes = onecopy_bytes_of_chunks(lowered);
-	history_note("taken", &change);
+	onecopy_history_note("taken", &change);
 }
 
 /*
@@ -182,7 +182,7 @@ finish_for_dead_agent(void)
 		{
 			if (onecopy_chunk_state(chunk) != ONECOPY_CHUNK_TAKING)
 				continue;
-			(void) return_buffers(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk), &change);
+			(void) onecopy_return_buffers(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk), &change);
 			onecopy_chunk_transition(chunk, ONECOPY_CHUNK_TAKING, ONECOPY_CHUNK_TAKEN);
 			ereport(LOG,
 					(errmsg("gave the memory of chunk %u back that an agent had begun to take", chunk)));
@@ -196,7 +196,7 @@ finish_for_dead_agent(void)
  * finishes what a dead agent has begun.
  */
 void
-publish_tick(void)
+onecopy_publish_tick(void)
 {
 	bool		taking = false;
 	uint32		first = PG_UINT32_MAX;
@@ -216,7 +216,7 @@ publish_tick(void)
 				break;
 			case ONECOPY_CHUNK_TAKEN:
 				/* The agent leaves pages that its chunks share with others. */
-				return_chunks(chunk, chunk + 1, &change);
+				onecopy_return_chunks(chunk, chunk + 1, &change);
 				onecopy_chunk_transition(chunk, ONECOPY_CHUNK_TAKEN, ONECOPY_CHUNK_RETURNED);
 				taken_chunks++;
 				break;
@@ -239,7 +239,7 @@ publish_tick(void)
  * the floor.  The worker captures and un-parks towards it.
  */
 uint32
-publish_wanted_active(void)
+onecopy_publish_wanted_active(void)
 {
 	uint32		target = pg_atomic_read_u32(&onecopy->target_chunks);
 	uint32		floor = onecopy_floor_chunks();
@@ -251,11 +251,11 @@ publish_wanted_active(void)
 }
 
 /*
- * A chunk below the target but not below publish_wanted_active() has just
+ * A chunk below the target but not below onecopy_publish_wanted_active() has just
  * been parked: offer it (PARKED -> PUBLISHED).
  */
 void
-publish_chunk(uint32 chunk)
+onecopy_publish_chunk(uint32 chunk)
 {
 	offered_first = Min(offered_first, chunk);
 	offered_end = Max(offered_end, chunk + 1);
@@ -268,7 +268,7 @@ publish_chunk(uint32 chunk)
  * faster.
  */
 bool
-publish_withdraw(uint32 chunk)
+onecopy_publish_withdraw(uint32 chunk)
 {
 	if (!onecopy_chunk_transition(chunk, ONECOPY_CHUNK_PUBLISHED, ONECOPY_CHUNK_PARKED))
 		return false;

@@ -27,7 +27,7 @@
 #include "storage/lmgr.h"
 #include "storage/lock.h"
 
-/* Databases whose pages are moved in one call of relocate_range(). */
+/* Databases whose pages are moved in one call of onecopy_relocate_range(). */
 #define DATABASES_LOCKED_MAX 16
 
 #define NO_PLACE (-1)
@@ -102,7 +102,7 @@ lock_database(Oid database)
 }
 
 void
-relocate_unlock(void)
+onecopy_relocate_unlock(void)
 {
 	while (locked_databases_count > 0)
 	{
@@ -117,20 +117,20 @@ static void
 release_spare(void)
 {
 	if (shrink.spare != NO_PLACE)
-		release_buffer(shrink.spare);
+		onecopy_release_buffer(shrink.spare);
 	shrink.spare = NO_PLACE;
 }
 
 void
-relocate_begin(int first, int end, int keep)
+onecopy_relocate_begin(int first, int end, int keep)
 {
 	HeatHistogram histogram = {0};
 
-	relocate_end();
-	heat_count(0, end, &histogram);
-	shrink.active = move_possible();
+	onecopy_relocate_end();
+	onecopy_heat_count(0, end, &histogram);
+	shrink.active = onecopy_move_possible();
 	shrink.keep = keep;
-	shrink.cutoff = heat_cutoff(&histogram, keep);
+	shrink.cutoff = onecopy_heat_cutoff(&histogram, keep);
 	shrink.heat = HEAT_EMPTY;
 	shrink.next = 0;
 	shrink.refusals = 0;
@@ -178,7 +178,7 @@ unmap_places(void)
 	uint32		chunk = shrink.mapped / ONECOPY_CHUNK_BLOCKS;
 
 	if (shrink.mapped != NO_PLACE)
-		mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
+		onecopy_mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
 	shrink.mapped = NO_PLACE;
 }
 
@@ -241,7 +241,7 @@ find_place(int heat, OnecopyChange *change)
 				map_places(candidate);
 			if (!gives_way(pg_atomic_read_u32(&GetBufferDescriptor(candidate)->state), shrink.heat))
 				continue;
-			captured = capture_buffer(candidate);
+			captured = onecopy_capture_buffer(candidate);
 			if (captured == CAPTURE_EVICTED)
 				change->evicted_pages++;
 			if (captured == CAPTURE_EVICTED || captured == CAPTURE_DONE)
@@ -267,16 +267,19 @@ relocate_buffer(int source, OnecopyChange *change)
 	int			heat = heat_of_state(buf_state);
 	int			destination;
 
-	/* Read without a lock: move_page() compares under the header's lock. */
-	if (heat < shrink.cutoff || !move_suits(buf_state, &tag) ||
-		!lock_database(TagDatabase(&tag)) || !moved_remember(&tag))
+	/*
+	 * Read without a lock: onecopy_move_page() compares under the header's
+	 * lock.
+	 */
+	if (heat < shrink.cutoff || !onecopy_move_suits(buf_state, &tag) ||
+		!lock_database(TagDatabase(&tag)) || !onecopy_moved_remember(&tag))
 		return true;
 	destination = find_place(heat, change);
 	if (destination == NO_PLACE)
 		return false;
 
 	map_sources();
-	switch (move_page(source, destination, &tag))
+	switch (onecopy_move_page(source, destination, &tag))
 	{
 		case MOVE_DONE:
 			change->moved_pages++;
@@ -298,14 +301,14 @@ relocate_buffer(int source, OnecopyChange *change)
 }
 
 void
-relocate_range(int first, int end, OnecopyChange *change)
+onecopy_relocate_range(int first, int end, OnecopyChange *change)
 {
 	instr_time	start;
 	instr_time	now;
 	int			hopeless = HEAT_EMPTY;	/* no place for pages as cold as this */
 
 	/* A promotion may have changed what a truncation waits for. */
-	shrink.active = shrink.active && move_possible();
+	shrink.active = shrink.active && onecopy_move_possible();
 	if (!shrink.active)
 		return;
 	INSTR_TIME_SET_CURRENT(start);
@@ -322,7 +325,7 @@ relocate_range(int first, int end, OnecopyChange *change)
 		if (!relocate_buffer(source, change))
 			hopeless = heat_of_state(buf_state);
 	}
-	relocate_unlock();
+	onecopy_relocate_unlock();
 	release_spare();
 	INSTR_TIME_SET_CURRENT(now);
 	INSTR_TIME_SUBTRACT(now, start);
@@ -330,17 +333,17 @@ relocate_range(int first, int end, OnecopyChange *change)
 }
 
 void
-relocate_end(void)
+onecopy_relocate_end(void)
 {
-	relocate_unlock();
+	onecopy_relocate_unlock();
 	release_spare();
 	unmap_places();
 	shrink.active = false;
 }
 
 void
-relocate_tick(void)
+onecopy_relocate_tick(void)
 {
-	heat_tick();
-	moved_check();
+	onecopy_heat_tick();
+	onecopy_moved_check();
 }

@@ -14,7 +14,7 @@
  * A shrink begins: buffers [first, end) will be vacated, buffers below keep
  * stay.  Called once a shrink, and again when its target changes.
  */
-extern void relocate_begin(int first, int end, int keep);
+extern void onecopy_relocate_begin(int first, int end, int keep);
 
 /*
  * Called for each chunk's buffers [first, end) before they are evicted, with
@@ -22,15 +22,15 @@ extern void relocate_begin(int first, int end, int keep);
  * hot; a source that was moved is captured afterwards.  Counts moved_pages
  * and move_us.
  */
-extern void relocate_range(int first, int end, OnecopyChange *change);
+extern void onecopy_relocate_range(int first, int end, OnecopyChange *change);
 
 /* The shrink is over (reached, given up, or interrupted by an error). */
-extern void relocate_end(void);
+extern void onecopy_relocate_end(void);
 
 /* Called by the worker about once a second: checks pages moved lately. */
-extern void relocate_tick(void);
+extern void onecopy_relocate_tick(void);
 
 /* Lets go of the locks on databases, which would outlive the worker. */
-extern void relocate_unlock(void);
+extern void onecopy_relocate_unlock(void);
 
 #endif							/* ONECOPY_RELOCATE_H */

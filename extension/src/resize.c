@@ -90,9 +90,9 @@ end_change(void)
 	{
 		int64		started_us;
 
-		relocate_end();
+		onecopy_relocate_end();
 		started_us = onecopy_now_us();
-		unlink_captured();
+		onecopy_unlink_captured();
 		change.capture_us += onecopy_now_us() - started_us;
 	}
 	change.to_bytes = active_bytes();
@@ -101,7 +101,7 @@ end_change(void)
 	{
 		onecopy_count_change(&change);
 		log_change();
-		history_note(direction == SHRINKING ? "shrink" : "grow", &change);
+		onecopy_history_note(direction == SHRINKING ? "shrink" : "grow", &change);
 	}
 	direction = NOT_RESIZING;
 }
@@ -125,8 +125,8 @@ begin_change(Direction wanted_direction, uint32 wanted)
 	}
 	wanted_of_change = wanted;
 	if (direction == SHRINKING)
-		relocate_begin(onecopy_chunk_first(wanted), onecopy_chunk_end(active - 1),
-					   onecopy_chunk_first(wanted));
+		onecopy_relocate_begin(onecopy_chunk_first(wanted), onecopy_chunk_end(active - 1),
+							   onecopy_chunk_first(wanted));
 	onecopy_set_activity(direction == SHRINKING ? ONECOPY_SHRINKING : ONECOPY_GROWING, NULL);
 }
 
@@ -135,7 +135,7 @@ static bool
 goes_back(uint32 chunk, uint32 target)
 {
 	return onecopy_chunk_state(chunk) == ONECOPY_CHUNK_PARKED &&
-		(chunk >= target || is_returned_in_part(chunk));
+		(chunk >= target || onecopy_is_returned_in_part(chunk));
 }
 
 /*
@@ -153,13 +153,13 @@ place_parked(uint32 first)
 
 	while (end < onecopy->chunks && end - first < ONECOPY_CHUNKS_A_CALL && goes_back(end, target))
 		end++;
-	take_set_aside(first, Max(end, first + 1));
+	onecopy_take_set_aside(first, Max(end, first + 1));
 	if (end == first)
 	{
-		publish_chunk(first);
+		onecopy_publish_chunk(first);
 		return;
 	}
-	return_chunks(first, end, &change);
+	onecopy_return_chunks(first, end, &change);
 	for (uint32 chunk = first; chunk < end; chunk++)
 		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_PARKED, ONECOPY_CHUNK_RETURNED);
 }
@@ -173,12 +173,12 @@ vacate(uint32 chunk)
 {
 	int			left;
 
-	flush_chunk(chunk, &change);
-	relocate_range(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk), &change);
-	left = capture_chunk(chunk, &change);
+	onecopy_flush_chunk(chunk, &change);
+	onecopy_relocate_range(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk), &change);
+	left = onecopy_capture_chunk(chunk, &change);
 	if (left == 0)
 		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_CAPTURING, ONECOPY_CHUNK_PARKED);
-	mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
+	onecopy_mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
 	return left;
 }
 
@@ -228,7 +228,7 @@ refuse_growth(uint32 there, const char *problem)
 	refused.started_at = GetCurrentTimestamp();
 	refused.from_bytes = active_bytes();
 	refused.to_bytes = active_bytes();
-	history_note("refused", &refused);
+	onecopy_history_note("refused", &refused);
 	end_change();
 	return RESIZE_MOVED_ON;
 }
@@ -237,7 +237,7 @@ refuse_growth(uint32 there, const char *problem)
 static bool
 has_headroom(uint32 first, uint32 end, char *problem)
 {
-	return headroom_for(onecopy_returned_bytes(first, end), onecopy->huge_page_bytes, problem);
+	return onecopy_headroom_for(onecopy_returned_bytes(first, end), onecopy->huge_page_bytes, problem);
 }
 
 /*
@@ -249,7 +249,7 @@ fill_reserve(uint32 chunk, uint32 target)
 {
 	char		problem[ONECOPY_REASON_BYTES];
 
-	if (!has_headroom(chunk, target, problem) || !fill_chunks(chunk, target, &change, problem))
+	if (!has_headroom(chunk, target, problem) || !onecopy_fill_chunks(chunk, target, &change, problem))
 		return refuse_growth(chunk, problem);
 	return RESIZE_MOVED_ON;
 }
@@ -263,7 +263,7 @@ grow_step(uint32 active, uint32 wanted)
 	switch (onecopy_chunk_state(active))
 	{
 		case ONECOPY_CHUNK_PUBLISHED:
-			(void) publish_withdraw(active);
+			(void) onecopy_publish_withdraw(active);
 			return RESIZE_MOVED_ON;
 		case ONECOPY_CHUNK_TAKEN:
 			/* Accounted on the next turn, which may change what is wanted. */
@@ -279,9 +279,9 @@ grow_step(uint32 active, uint32 wanted)
 		return refuse_growth(active, problem);
 	problem[0] = '\0';
 	if (onecopy_chunk_state(active) == ONECOPY_CHUNK_RETURNED &&
-		!fill_chunks(active, wanted, &change, problem))
+		!onecopy_fill_chunks(active, wanted, &change, problem))
 		return refuse_growth(active, problem);
-	if (!grow_chunk(active, &change, problem))
+	if (!onecopy_grow_chunk(active, &change, problem))
 	{
 		if (problem[0] != '\0')
 			return refuse_growth(active, problem);
@@ -306,11 +306,11 @@ settle_chunk(uint32 chunk, uint32 target, int *pinned)
 			*pinned += left;
 			/* Of the reserve below the target nothing is to go. */
 			if (left > 0 && vain_passes >= PASSES_BEFORE_PART && chunk >= target)
-				return_captured_runs(chunk, &change);
+				onecopy_return_captured_runs(chunk, &change);
 			return left == 0;
 		case ONECOPY_CHUNK_PUBLISHED:
 			/* The target fell below it. */
-			if (chunk >= target && publish_withdraw(chunk))
+			if (chunk >= target && onecopy_publish_withdraw(chunk))
 				place_parked(chunk);
 			return true;
 		default:
@@ -363,13 +363,13 @@ settle(uint32 active)
 }
 
 ResizeResult
-resize_step(void)
+onecopy_resize_step(void)
 {
 	uint32		active = pg_atomic_read_u32(&onecopy->active_chunks);
 	uint32		wanted;
 
 	request_of_step = pg_atomic_read_u64(&onecopy->request_number);
-	wanted = publish_wanted_active();
+	wanted = onecopy_publish_wanted_active();
 	if (active > wanted)
 		return shrink_step(active, wanted);
 	if (active < wanted)
@@ -383,26 +383,26 @@ resize_step(void)
  * the memory that came of it, or with none.
  */
 void
-resize_recover(void)
+onecopy_resize_recover(void)
 {
 	uint32		active = pg_atomic_read_u32(&onecopy->active_chunks);
 	int			end = onecopy_chunk_first(active);
 
 	if (direction == SHRINKING)
-		relocate_end();
+		onecopy_relocate_end();
 	direction = NOT_RESIZING;
 	settled.holds = false;
 	memset(&change, 0, sizeof(change));
-	flush_done();
+	onecopy_flush_done();
 
 	for (int id = 0; id < Min(end, NBuffers); id++)
 	{
 		if (buffer_is_captured(id))
-			release_buffer(id);
+			onecopy_release_buffer(id);
 	}
 	for (uint32 chunk = active; chunk < onecopy->chunks; chunk++)
 	{
 		if (onecopy_chunk_transition(chunk, ONECOPY_CHUNK_FILLING, ONECOPY_CHUNK_CAPTURING))
-			doubt_memory(chunk);
+			onecopy_doubt_memory(chunk);
 	}
 }

@@ -18,12 +18,12 @@ typedef enum ResizeResult
 } ResizeResult;
 
 /* One step: at most one chunk. */
-extern ResizeResult resize_step(void);
+extern ResizeResult onecopy_resize_step(void);
 
 /*
  * Puts in order what an error, or the end of an earlier worker, has left
  * half done.
  */
-extern void resize_recover(void);
+extern void onecopy_resize_recover(void);
 
 #endif							/* ONECOPY_RESIZE_H */

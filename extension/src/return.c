@@ -15,7 +15,7 @@
 #include "capture.h"
 #include "return.h"
 
-/* As many chunks at most, 2 GiB, are looked at by one call of return_again(). */
+/* As many chunks at most, 2 GiB, are looked at by one call of onecopy_return_again(). */
 #define CHUNKS_AGAIN 1024
 
 /* Gives whole pages between two addresses to the system; false when there is none. */
@@ -54,7 +54,7 @@ block_address(int buffer_id)
 }
 
 bool
-return_buffers(int first, int end, OnecopyChange *change)
+onecopy_return_buffers(int first, int end, OnecopyChange *change)
 {
 	return return_range(page_up(block_address(first)), page_down(block_address(end)), change);
 }
@@ -85,7 +85,7 @@ pages_of_chunks(uint32 first, uint32 chunks_end, char **start, char **end)
 }
 
 void
-return_chunks(uint32 first, uint32 chunks_end, OnecopyChange *change)
+onecopy_return_chunks(uint32 first, uint32 chunks_end, OnecopyChange *change)
 {
 	char	   *start;
 	char	   *end;
@@ -97,13 +97,13 @@ return_chunks(uint32 first, uint32 chunks_end, OnecopyChange *change)
 				 first, chunks_end - 1, id);
 	}
 	for (uint32 chunk = first; chunk < chunks_end; chunk++)
-		doubt_memory(chunk);
+		onecopy_doubt_memory(chunk);
 	pages_of_chunks(first, chunks_end, &start, &end);
 	(void) return_range(start, end, change);
 }
 
 void
-take_set_aside(uint32 first, uint32 chunks_end)
+onecopy_take_set_aside(uint32 first, uint32 chunks_end)
 {
 	char	   *start;
 	char	   *end;
@@ -121,7 +121,7 @@ take_set_aside(uint32 first, uint32 chunks_end)
  * nothing, so this is done from time to time without asking.
  */
 bool
-return_again(void)
+onecopy_return_again(void)
 {
 	static uint32 chunk = 0;
 	uint32		end = Min(chunk + CHUNKS_AGAIN, onecopy->chunks);
@@ -135,7 +135,7 @@ return_again(void)
 			   onecopy_chunk_state(chunk) == ONECOPY_CHUNK_RETURNED)
 			chunk++;
 		if (chunk > first)
-			(void) return_buffers(onecopy_chunk_first(first), onecopy_chunk_end(chunk - 1), &unused);
+			(void) onecopy_return_buffers(onecopy_chunk_first(first), onecopy_chunk_end(chunk - 1), &unused);
 		else
 			chunk++;
 	}
@@ -150,7 +150,7 @@ return_again(void)
  * between two blocks belongs to both.
  */
 void
-return_captured_runs(uint32 chunk, OnecopyChange *change)
+onecopy_return_captured_runs(uint32 chunk, OnecopyChange *change)
 {
 	int			end = onecopy_chunk_end(chunk);
 	int			id = onecopy_chunk_first(chunk);
@@ -166,7 +166,7 @@ return_captured_runs(uint32 chunk, OnecopyChange *change)
 		{
 			/* Before: where it fails nobody knows what is still there. */
 			memset(onecopy->captured + first, ONECOPY_CAPTURED_RETURNED, id - first);
-			(void) return_buffers(first, id, change);
+			(void) onecopy_return_buffers(first, id, change);
 		}
 		if (id == first)
 			id++;
@@ -174,7 +174,7 @@ return_captured_runs(uint32 chunk, OnecopyChange *change)
 }
 
 bool
-is_returned_in_part(uint32 chunk)
+onecopy_is_returned_in_part(uint32 chunk)
 {
 	int			first = onecopy_chunk_first(chunk);
 
@@ -183,7 +183,7 @@ is_returned_in_part(uint32 chunk)
 }
 
 void
-doubt_memory(uint32 chunk)
+onecopy_doubt_memory(uint32 chunk)
 {
 	for (int id = onecopy_chunk_first(chunk); id < onecopy_chunk_end(chunk); id++)
 	{
@@ -193,7 +193,7 @@ doubt_memory(uint32 chunk)
 }
 
 void
-forget_returned_part(uint32 chunk)
+onecopy_forget_returned_part(uint32 chunk)
 {
 	for (int id = onecopy_chunk_first(chunk); id < onecopy_chunk_end(chunk); id++)
 	{

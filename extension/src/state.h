@@ -36,7 +36,7 @@ typedef enum OnecopyActivity
 
 /*
  * One change of the pool's size, with its parts.  The worker fills one while
- * it works and hands it to history_note() at the end.
+ * it works and hands it to onecopy_history_note() at the end.
  */
 typedef struct OnecopyChange
 {

@@ -95,7 +95,7 @@ onecopy_memory_status(PG_FUNCTION_ARGS)
 	activity = pg_atomic_read_u32(&onecopy->activity);
 	published_bytes = sum_published();
 	returned_bytes = onecopy_returned_bytes(0, onecopy->chunks);
-	pool_bytes = history_pool_bytes();
+	pool_bytes = onecopy_history_pool_bytes();
 
 	values[i++] = Int64GetDatum((int64) ceiling_bytes);
 	values[i++] = Int64GetDatum((int64) onecopy_bytes_of_chunks(pg_atomic_read_u32(&onecopy->target_chunks)));
@@ -119,7 +119,7 @@ onecopy_memory_status(PG_FUNCTION_ARGS)
 	values[i++] = Int64GetDatum((int64) pg_atomic_read_u64(&onecopy->moved_pages));
 	values[i++] = Int64GetDatum((int64) pg_atomic_read_u64(&onecopy->written_pages));
 	values[i++] = Int64GetDatum((int64) pg_atomic_read_u64(&onecopy->evicted_pages));
-	values[i++] = Int64GetDatum((int64) Min(returned_bytes, free_huge_bytes(onecopy->huge_page_bytes)));
+	values[i++] = Int64GetDatum((int64) Min(returned_bytes, onecopy_free_huge_bytes(onecopy->huge_page_bytes)));
 	Assert(i == STATUS_COLUMNS);
 
 	return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(columns), values, nulls));
@@ -144,12 +144,12 @@ onecopy_memory_hit_ratio(PG_FUNCTION_ARGS)
 	uint64		asked;
 
 	onecopy_require_preloaded();
-	if (!history_window(seconds_argument(PG_GETARG_INT32(0)), &window))
+	if (!onecopy_history_window(seconds_argument(PG_GETARG_INT32(0)), &window))
 		PG_RETURN_NULL();
-	asked = window.traffic.hits + window.traffic.reads;
+	asked = window.statistics.hits + window.statistics.reads;
 	if (asked == 0)
 		PG_RETURN_NULL();
-	PG_RETURN_FLOAT8((double) window.traffic.hits / asked);
+	PG_RETURN_FLOAT8((double) window.statistics.hits / asked);
 }
 
 /* onecopy_memory_reads_per_second(seconds integer) returns double precision */
@@ -159,9 +159,9 @@ onecopy_memory_reads_per_second(PG_FUNCTION_ARGS)
 	HistoryWindow window;
 
 	onecopy_require_preloaded();
-	if (!history_window(seconds_argument(PG_GETARG_INT32(0)), &window))
+	if (!onecopy_history_window(seconds_argument(PG_GETARG_INT32(0)), &window))
 		PG_RETURN_NULL();
-	PG_RETURN_FLOAT8(window.traffic.reads / window.seconds);
+	PG_RETURN_FLOAT8(window.statistics.reads / window.seconds);
 }
 
 /*
@@ -171,14 +171,14 @@ onecopy_memory_reads_per_second(PG_FUNCTION_ARGS)
 static void
 put_ghost_hits(ReturnSetInfo *result, const HistoryWindow *window, uint64 larger_by_bytes)
 {
-	double		reads_per_second = window->traffic.reads / window->seconds;
+	double		reads_per_second = window->statistics.reads / window->seconds;
 	Datum		values[3];
 	bool		nulls[3] = {0};
 
 	values[0] = Int64GetDatum((int64) larger_by_bytes);
 	if (window->ghosts.arrivals > 0)
 	{
-		double		share = ghost_hits_within(&window->ghosts, larger_by_bytes) /
+		double		share = onecopy_ghost_hits_within(&window->ghosts, larger_by_bytes) /
 			window->ghosts.arrivals;
 
 		values[1] = Float8GetDatum(share * reads_per_second);
@@ -187,7 +187,7 @@ put_ghost_hits(ReturnSetInfo *result, const HistoryWindow *window, uint64 larger
 	else
 	{
 		/* Nothing was read, nothing could be saved; else it is not known. */
-		nulls[1] = window->traffic.reads > 0;
+		nulls[1] = window->statistics.reads > 0;
 		values[1] = Float8GetDatum(0);
 		nulls[2] = true;
 	}
@@ -222,7 +222,7 @@ onecopy_memory_ghost_hits(PG_FUNCTION_ARGS)
 	}
 
 	InitMaterializedSRF(fcinfo, 0);
-	if (!onecopy_ghost_setting || !history_window(GHOST_WINDOW_SECONDS, &window))
+	if (!onecopy_ghost_setting || !onecopy_history_window(GHOST_WINDOW_SECONDS, &window))
 		return (Datum) 0;
 	if (larger_by_bytes != 0)
 	{

@@ -14,7 +14,7 @@
 
 #include "capture.h"
 #include "ghost.h"
-#include "hand.h"
+#include "clock_sweep.h"
 #include "history.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -45,16 +45,17 @@
 #define ERROR_PAUSE_MS_MAX 10000
 #define RESTART_SECONDS 1
 
-bool		in_worker = false;
+bool		onecopy_in_worker = false;
 
 static int	retry_ms = RETRY_MS_MIN;
 static int	error_pause_ms = ERROR_PAUSE_MS_MIN;
 static int64 next_tick_us = 0;
 static int	ticks = 0;
-static bool returns_again = false;	/* a round of return_again() is under way */
+static bool returns_again = false;	/* a round of onecopy_return_again() is
+									 * under way */
 
 void
-worker_register(void)
+onecopy_worker_register(void)
 {
 	BackgroundWorker worker;
 
@@ -74,7 +75,7 @@ static void
 worker_gone(int code, Datum argument)
 {
 	/* After an error; nobody else would do it for a process without database. */
-	relocate_unlock();
+	onecopy_relocate_unlock();
 	SpinLockAcquire(&onecopy->mutex);
 	onecopy->worker_pid = 0;
 	onecopy->worker_latch = NULL;
@@ -148,13 +149,13 @@ tick(void)
 	if (++ticks % TICKS_TO_RETURN_AGAIN == 0)
 		returns_again = true;
 	if (returns_again)
-		returns_again = return_again();
+		returns_again = onecopy_return_again();
 	/* Writes of pages and log are counted like those of other processes. */
 	pgstat_report_wal(false);
-	relocate_tick();
+	onecopy_relocate_tick();
 	if (onecopy_ghost_setting)
-		ghost_scan();
-	history_sample();
+		onecopy_ghost_scan();
+	onecopy_history_sample();
 }
 
 /* Everything that was asked for up to this request holds. */
@@ -180,9 +181,9 @@ turn(void)
 	pg_read_barrier();
 	if (ConfigReloadPending)
 		reload_settings();
-	publish_tick();
+	onecopy_publish_tick();
 	tick();
-	switch (resize_step())
+	switch (onecopy_resize_step())
 	{
 		case RESIZE_MOVED_ON:
 			retry_ms = RETRY_MS_MIN;
@@ -267,7 +268,7 @@ onecopy_worker_main(Datum main_arg)
 	sigjmp_buf	on_error;
 	MemoryContext context;
 
-	in_worker = true;
+	onecopy_in_worker = true;
 	pqsignal(SIGTERM, SignalHandlerForShutdownRequest);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
@@ -286,8 +287,8 @@ onecopy_worker_main(Datum main_arg)
 	}
 	PG_exception_stack = &on_error;
 
-	resize_recover();
-	publish_start();
+	onecopy_resize_recover();
+	onecopy_publish_start();
 	for (;;)
 	{
 		int			pause_ms;
@@ -296,7 +297,7 @@ onecopy_worker_main(Datum main_arg)
 		end_when_told();
 		pause_ms = turn();
 		MemoryContextReset(context);
-		look_ms = hand_skip(TICK_MS);
+		look_ms = onecopy_clock_sweep_skip(TICK_MS);
 		pause_ms = Min(pause_ms, look_ms);
 		if (pause_ms > 0)
 			sleep_for(pause_ms);

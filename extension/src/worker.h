@@ -10,10 +10,10 @@
 
 #include "state.h"
 
-extern void worker_register(void);
+extern void onecopy_worker_register(void);
 extern PGDLLEXPORT void onecopy_worker_main(Datum main_arg);
 
 /* True in the worker's process. */
-extern bool in_worker;
+extern bool onecopy_in_worker;
 
 #endif							/* ONECOPY_WORKER_H */

@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * hand.c
+ * clock_sweep.c
  *	  Lets the clock sweep pass over parked buffers at once.
  *
  * The server's clock sweep looks at every buffer in turn and passes over those
@@ -20,7 +20,7 @@
  */
 #include "postgres.h"
 
-#include "hand.h"
+#include "clock_sweep.h"
 #include "portability/instr_time.h"
 #include "storage/shmem.h"
 
@@ -72,7 +72,7 @@ is_as_set_up(const StrategyControl *candidate)
 }
 
 void
-hand_attach(void)
+onecopy_clock_sweep_attach(void)
 {
 	MemoryContext context = CurrentMemoryContext;
 
@@ -121,7 +121,7 @@ speed_of_hand(int at)
 }
 
 int
-hand_skip(int longest_ms)
+onecopy_clock_sweep_skip(int longest_ms)
 {
 	int			keep = onecopy_chunk_first(pg_atomic_read_u32(&onecopy->active_chunks));
 	uint32		hand;

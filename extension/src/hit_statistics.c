@@ -1,6 +1,6 @@
 /*-------------------------------------------------------------------------
  *
- * traffic.c
+ * hit_statistics.c
  *	  How many pages were asked for, and how many of them were found.
  *
  * The figures are those of pg_stat_database (blks_hit, blks_read), which exist
@@ -18,7 +18,7 @@
 #include "access/xlog.h"
 #include "access/xlogrecovery.h"
 #include "lib/dshash.h"
-#include "traffic.h"
+#include "hit_statistics.h"
 #include "utils/pgstat_internal.h"
 
 #if PG_VERSION_NUM < 160000
@@ -27,19 +27,19 @@
 #endif
 
 bool
-traffic_is_known(void)
+onecopy_hit_statistics_known(void)
 {
 	/* They are read before the first record is replayed, if any is. */
 	return !RecoveryInProgress() || GetCurrentReplayRecPtr(NULL) != InvalidXLogRecPtr;
 }
 
 void
-traffic_now(PoolTraffic *traffic)
+onecopy_hit_statistics_read(HitStatistics *statistics)
 {
 	dshash_seq_status scan;
 	PgStatShared_HashEntry *entry;
 
-	memset(traffic, 0, sizeof(*traffic));
+	memset(statistics, 0, sizeof(*statistics));
 	dshash_seq_init(&scan, pgStatLocal.shared_hash, false);
 	while ((entry = dshash_seq_next(&scan)) != NULL)
 	{
@@ -49,8 +49,8 @@ traffic_now(PoolTraffic *traffic)
 			continue;
 		database = dsa_get_address(pgStatLocal.dsa, entry->body);
 		LWLockAcquire(&database->header.lock, LW_SHARED);
-		traffic->hits += database->stats.blocks_hit;
-		traffic->reads += database->stats.blocks_fetched - database->stats.blocks_hit;
+		statistics->hits += database->stats.blocks_hit;
+		statistics->reads += database->stats.blocks_fetched - database->stats.blocks_hit;
 		LWLockRelease(&database->header.lock);
 	}
 	dshash_seq_term(&scan);
