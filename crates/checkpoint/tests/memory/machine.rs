@@ -8,7 +8,7 @@ use onecopy_checkpoint::memory::{Cut, Epoch};
 use onecopy_checkpoint::restore::{self, Prefix};
 use onecopy_checkpoint::take::{self, After, Cause, NoNetwork, Parts, RecordFile, Step};
 use onecopy_hypervisor::configuration::{
-    AsynchronousIo, Boot, Disk, DiskDoor, FileFormat, Incoming, Memory as GuestMemory, MemoryBackEnd,
+    AsynchronousIo, Boot, Disk, DiskBackend, FileFormat, Incoming, Memory as GuestMemory, MemoryBackend,
 };
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{Machine, MachineConfiguration, MachineDirectory, Qemu, State, TimeLimits};
@@ -59,12 +59,13 @@ impl Running {
         change: impl FnOnce(&mut MachineConfiguration),
     ) -> Running {
         let mut configuration = MachineConfiguration::new("counts", SIZE, Boot::FirstDisk);
-        let back_end = MemoryBackEnd::File { path: memory.place(), shared: true, read_only: false, offset_bytes: 0 };
-        configuration.memory = GuestMemory { size_bytes: SIZE, back_end, preallocated: false };
+        let backend = MemoryBackend::File { path: memory.place(), shared: true, read_only: false, offset_bytes: 0 };
+        configuration.memory = GuestMemory { size_bytes: SIZE, backend, preallocated: false };
         (configuration.agent, configuration.random_numbers, configuration.panic_notice) = (false, false, false);
         let (path, asynchronous_io) = (disk, AsynchronousIo::Threads);
-        let door = DiskDoor::File { path, format: FileFormat::Raw, read_only: false, direct: false, asynchronous_io };
-        configuration.disks.push(Disk::new("root", door));
+        let backend =
+            DiskBackend::File { path, format: FileFormat::Raw, read_only: false, direct: false, asynchronous_io };
+        configuration.disks.push(Disk::new("root", backend));
         change(&mut configuration);
         let run = MachineDirectory::new(directory.join("run")).unwrap();
         let (runtime, qemu) = (Runtime::new().unwrap(), Qemu::find().unwrap());
