@@ -59,7 +59,7 @@ pub enum RouterError {
     #[error(
         "transactions of an earlier router still run on {server:?} (server processes {processes}); stop that router, or end them with pg_terminate_backend()"
     )]
-    Predecessor {
+    OrphanedTransactions {
         /// The server.
         server: String,
         /// Their process ids.

@@ -4,7 +4,7 @@
 //! order that is open on every replica at once. The way of a statement through this crate:
 //!
 //! ```text
-//! client -> session (log-in, messages) -> sql (what is it?) -+-> pool::LeaderPool -> epoch::Room -> leader
+//! client -> session (log-in, messages) -> sql (what is it?) -+-> pool::LeaderPool -> epoch::CommitBarrier -> leader
 //!                                                            +-> epoch::Epochs -> pool::ReaderPool -> any server
 //! ```
 
@@ -12,19 +12,18 @@ pub mod authentication;
 pub mod backend;
 pub mod config;
 mod console;
-mod domain;
+mod database;
+mod drain;
 pub mod epoch;
 mod error;
 mod health;
-mod heap;
-mod lineage;
+mod malloc_trim;
 mod membership;
 mod metrics;
+mod orphaned_transactions;
 mod pool;
-mod predecessor;
 mod prepared_text;
 mod read_share;
-mod removal;
 mod router;
 mod servers;
 mod session;
@@ -32,6 +31,7 @@ mod settings;
 pub mod sql;
 mod state;
 mod status;
+mod timeline;
 pub mod wire;
 
 pub use epoch::GateSummary;

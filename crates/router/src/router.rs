@@ -10,13 +10,13 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
 use crate::config::{RouterConfiguration, ServerConfiguration};
+use crate::drain;
 use crate::error::RouterError;
 use crate::health;
-use crate::heap;
+use crate::malloc_trim;
 use crate::membership::Servers;
 use crate::metrics;
-use crate::predecessor;
-use crate::removal;
+use crate::orphaned_transactions;
 use crate::servers::Server;
 use crate::state::RouterState;
 use crate::status::RouterStatus;
@@ -67,7 +67,7 @@ impl Router {
         if !is_looked_at {
             tasks.spawn(look_until_done(state.clone()));
         }
-        tasks.spawn(heap::give_back());
+        tasks.spawn(malloc_trim::trim_periodically());
         tracing::info!(%local_address, "listening");
         let router = Router { state, local_address, tasks: tasks.into(), probes: Default::default(), stop };
         for server in router.state.servers.current().iter() {
@@ -147,7 +147,7 @@ impl Router {
             self.take_in(server)?;
         }
         for server in &gone {
-            removal::leave(&self.state, server).await;
+            drain::drain(&self.state, server).await;
         }
         Ok(())
     }
@@ -168,7 +168,7 @@ impl Router {
     /// [`RouterError::UnknownFollower`].
     pub async fn remove_follower(&self, name: &str) -> Result<(), RouterError> {
         let server = self.take_out(name)?;
-        removal::leave(&self.state, &server).await;
+        drain::drain(&self.state, &server).await;
         Ok(())
     }
 
@@ -208,8 +208,8 @@ impl Router {
         let mut tasks = std::mem::take(&mut *lock(&self.tasks));
         tasks.shutdown().await;
         self.state.end_sessions(STOP_TIMEOUT).await;
-        for domain in self.state.open_domains() {
-            domain.close();
+        for database in self.state.open_databases() {
+            database.close();
         }
     }
 }
@@ -298,7 +298,7 @@ async fn look(state: &RouterState) -> Result<(), RouterError> {
     if let Some(size) = value(2).and_then(|size| size.parse().ok()) {
         state.serializable.set_pool_size(size);
     }
-    predecessor::end_transactions(&mut backend).await
+    orphaned_transactions::end_transactions(&mut backend).await
 }
 
 async fn accept(state: Arc<RouterState>, listener: Listener, mut stop: tokio::sync::watch::Receiver<bool>) {

@@ -10,8 +10,8 @@ use tokio::sync::watch;
 
 use crate::config::ServerConfiguration;
 use crate::error::RouterError;
-use crate::lineage::Lineage;
 use crate::read_share::ReadShare;
+use crate::timeline::SystemTimeline;
 use crate::wire::Address;
 
 /// What a server is in its cluster.
@@ -84,7 +84,7 @@ pub struct Server {
     /// old.
     pub has_caught_up: AtomicBool,
     /// Of which history it was when an epoch's connections to it were last made; kept of the leader only.
-    pub lineage: watch::Sender<Option<Lineage>>,
+    pub timeline: watch::Sender<Option<SystemTimeline>>,
     /// It was not there when the router started: what an earlier router has left running must end before it is used.
     pub is_held_back: AtomicBool,
     /// The router has given it up: nothing begins there any more.
@@ -124,7 +124,7 @@ impl Server {
             sessions: Mutex::default(),
             endings: watch::Sender::default(),
             has_caught_up: AtomicBool::new(role == Role::Leader),
-            lineage: watch::Sender::new(None),
+            timeline: watch::Sender::new(None),
             is_held_back: AtomicBool::new(false),
             is_removed: AtomicBool::new(false),
             is_cut_off: watch::Sender::new(false),
@@ -305,7 +305,8 @@ mod tests {
         assert_eq!((server.session_of(7), server.session_of(100 + SESSIONS_KNOWN_MAX as u32 - 1)), (None, Some(3)));
     }
 
-    /// Reads begin where a server answers, or was not asked yet; what waits for one that has fallen silent is given up.
+    /// Reads begin where a server answers, or was not asked yet; what waits for one that has become unresponsive is
+    /// given up.
     #[tokio::test]
     async fn a_server_is_open_for_reads_until_it_fails_or_is_removed() {
         let server = server();

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use crate::authentication::MockSecret;
 use crate::backend::{Backend, BackendError};
 use crate::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
-use crate::domain::Domain;
+use crate::database::Database;
 use crate::error::RouterError;
 use crate::membership::Servers;
 use crate::servers::Server;
@@ -124,14 +124,14 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 const LEAVE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Databases by name; one that is being opened is empty.
-type Domains = HashMap<String, Arc<OnceCell<Arc<Domain>>>>;
+type Databases = HashMap<String, Arc<OnceCell<Arc<Database>>>>;
 
 /// What all sessions share.
 pub struct RouterState {
     /// The servers of now.
     pub servers: Arc<Servers>,
     settings: RwLock<Arc<RouterSettings>>,
-    domains: Mutex<Domains>,
+    databases: Mutex<Databases>,
     /// Counters.
     pub counters: Counters,
     /// Serializable transactions on the leader.
@@ -161,7 +161,7 @@ impl RouterState {
         Ok(RouterState {
             servers,
             settings: RwLock::new(Arc::new(settings.clone())),
-            domains: Mutex::default(),
+            databases: Mutex::default(),
             counters: Counters::default(),
             serializable: SerializableTransactions::default(),
             turn: AtomicUsize::new(0),
@@ -187,19 +187,17 @@ impl RouterState {
     }
 
     /// The database of this name, opened if it is not open yet.
-    pub async fn domain(&self, database: &str) -> Result<Arc<Domain>, BackendError> {
-        let cell = self.domains().entry(database.to_owned()).or_default().clone();
+    pub async fn database(&self, name: &str) -> Result<Arc<Database>, BackendError> {
+        let cell = self.databases().entry(name.to_owned()).or_default().clone();
         let opened = cell
-            .get_or_try_init(|| {
-                Domain::open(database, self.servers.clone(), self.settings(), self.serializable.clone())
-            })
+            .get_or_try_init(|| Database::open(name, self.servers.clone(), self.settings(), self.serializable.clone()))
             .await;
         match opened {
-            Ok(domain) => Ok(domain.clone()),
+            Ok(database) => Ok(database.clone()),
             Err(error) => {
-                let mut domains = self.domains();
-                if domains.get(database).is_some_and(|known| known.get().is_none()) {
-                    domains.remove(database);
+                let mut databases = self.databases();
+                if databases.get(name).is_some_and(|known| known.get().is_none()) {
+                    databases.remove(name);
                 }
                 Err(error)
             }
@@ -207,8 +205,8 @@ impl RouterState {
     }
 
     /// Databases that are open.
-    pub fn open_domains(&self) -> Vec<Arc<Domain>> {
-        self.domains().values().filter_map(|cell| cell.get().cloned()).collect()
+    pub fn open_databases(&self) -> Vec<Arc<Database>> {
+        self.databases().values().filter_map(|cell| cell.get().cloned()).collect()
     }
 
     /// Serves a client in a task of its own.
@@ -234,53 +232,53 @@ impl RouterState {
 
     /// Gives a database up that is to be dropped or copied, if no client is in it. Clients that are about to leave are
     /// waited for: they may have been told that they have left.
-    pub async fn close_domain(&self, database: &str) {
+    pub async fn close_database(&self, name: &str) {
         let deadline = Instant::now() + LEAVE_TIMEOUT;
-        while self.has_clients(database) && Instant::now() < deadline {
+        while self.has_clients(name) && Instant::now() < deadline {
             tokio::time::sleep(LEAVE_INTERVAL).await;
         }
         let closed = {
-            let mut domains = self.domains();
-            let unused = domains
-                .get(database)
+            let mut databases = self.databases();
+            let unused = databases
+                .get(name)
                 .and_then(|cell| cell.get())
-                .is_some_and(|domain| domain.clients.load(SeqCst) == 0);
-            if unused { domains.remove(database) } else { None }
+                .is_some_and(|database| database.clients.load(SeqCst) == 0);
+            if unused { databases.remove(name) } else { None }
         };
-        if let Some(domain) = closed.as_ref().and_then(|cell| cell.get()) {
-            domain.close();
+        if let Some(database) = closed.as_ref().and_then(|cell| cell.get()) {
+            database.close();
             // Servers notice closed connections a moment later.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
     /// The last client has left a database that others copy: closes it.
-    pub fn leave_domain(&self, left: &Arc<Domain>) {
-        let mut domains = self.domains();
-        if left.clients.load(SeqCst) == 0 && is_known(&domains, left) {
-            domains.remove(&*left.database);
+    pub fn leave_database(&self, left: &Arc<Database>) {
+        let mut databases = self.databases();
+        if left.clients.load(SeqCst) == 0 && is_known(&databases, left) {
+            databases.remove(&*left.name);
             left.close();
         }
     }
 
-    /// Whether clients that come to the database of `domain` come to this one.
-    pub fn is_open(&self, domain: &Arc<Domain>) -> bool {
-        is_known(&self.domains(), domain)
+    /// Whether clients that come to a database of this name come to this one.
+    pub fn is_open(&self, database: &Arc<Database>) -> bool {
+        is_known(&self.databases(), database)
     }
 
-    fn has_clients(&self, database: &str) -> bool {
-        let domain = self.domains().get(database).and_then(|cell| cell.get().cloned());
-        domain.is_some_and(|domain| domain.clients.load(SeqCst) > 0)
+    fn has_clients(&self, name: &str) -> bool {
+        let database = self.databases().get(name).and_then(|cell| cell.get().cloned());
+        database.is_some_and(|database| database.clients.load(SeqCst) > 0)
     }
 
-    fn domains(&self) -> std::sync::MutexGuard<'_, Domains> {
-        self.domains.lock().expect("no code panics while it holds this lock")
+    fn databases(&self) -> std::sync::MutexGuard<'_, Databases> {
+        self.databases.lock().expect("no code panics while it holds this lock")
     }
 }
 
-fn is_known(domains: &Domains, domain: &Arc<Domain>) -> bool {
-    let known = domains.get(&*domain.database).and_then(|cell| cell.get());
-    known.is_some_and(|known| Arc::ptr_eq(known, domain))
+fn is_known(databases: &Databases, database: &Arc<Database>) -> bool {
+    let known = databases.get(&*database.name).and_then(|cell| cell.get());
+    known.is_some_and(|known| Arc::ptr_eq(known, database))
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ impl RouterStatus {
             replay_lag_bytes: leader_position.saturating_sub(server.wal_position_bytes.load(Relaxed)),
         });
         let mut databases: Vec<DatabaseStatus> =
-            state.open_domains().iter().map(|domain| database_status(domain, &current)).collect();
+            state.open_databases().iter().map(|database| database_status(database, &current)).collect();
         databases.sort_by(|one, other| one.name.cmp(&other.name));
         RouterStatus {
             freshness: state.settings().freshness.to_string(),
@@ -118,23 +118,23 @@ impl RouterStatus {
     }
 }
 
-fn database_status(domain: &crate::domain::Domain, servers: &[Arc<Server>]) -> DatabaseStatus {
-    let epoch = domain.epochs.current();
-    let commits = domain.room.commits_begun();
+fn database_status(database: &crate::database::Database, servers: &[Arc<Server>]) -> DatabaseStatus {
+    let epoch = database.epochs.current();
+    let commits = database.commit_barrier.commits_begun();
     let open_on = |epoch: &Epoch| {
         let open = servers.iter().filter(|server| epoch.snapshot_on(server).is_some());
         open.map(|server| server.name.clone()).collect()
     };
     DatabaseStatus {
-        name: domain.database.to_string(),
-        clients: domain.clients.load(SeqCst),
+        name: database.name.to_string(),
+        clients: database.clients.load(SeqCst),
         epoch: epoch.as_ref().map(|epoch| epoch.id),
         epoch_age_ms: epoch.as_ref().map(|epoch| epoch.closed_at.elapsed().as_millis() as u64),
         epoch_commits_behind: epoch.as_ref().map(|epoch| commits.saturating_sub(epoch.commits)),
         epoch_servers: epoch.as_ref().map(|epoch| open_on(epoch)).unwrap_or_default(),
         commits,
-        gates: domain.epochs.statistics.summary(),
-        idle_readers: servers.iter().map(|server| domain.readers.idle_count(server)).collect(),
-        parked: domain.leader.idle_count(),
+        gates: database.epochs.statistics.summary(),
+        idle_readers: servers.iter().map(|server| database.readers.idle_count(server)).collect(),
+        parked: database.leader.idle_count(),
     }
 }

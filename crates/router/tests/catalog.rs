@@ -1,4 +1,4 @@
-//! The catalog of a real PostgreSQL server, and what statements on it are judged to be.
+//! The catalog of a real PostgreSQL server, and what statements on it are classified to be.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -67,7 +67,7 @@ const LEADER: Action = Action::Update { opaque: false, writes: false, commits_it
 const WRITE: Action = Action::Update { opaque: false, writes: true, commits_itself: false };
 const OPAQUE: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
 
-const BARRIER: Action = Action::Barrier { harmless: false, alone: false, told_by_locks: false, database: None };
+const DDL: Action = Action::Ddl { harmless: false, alone: false, told_by_locks: false, database: None };
 
 const JUDGED: &[(&str, Action)] = &[
     ("SELECT * FROM plain WHERE a = 1 AND b LIKE 'x%' ORDER BY lower(b) LIMIT 3", READ),
@@ -130,7 +130,7 @@ const JUDGED: &[(&str, Action)] = &[
 ];
 
 #[tokio::test]
-async fn statements_are_judged_by_a_real_catalog() {
+async fn statements_are_classified_by_a_real_catalog() {
     let directory = TestDirectory::new().unwrap();
     let server = start(&directory).await;
     let client = server.connection().connect().await.unwrap();
@@ -310,15 +310,15 @@ const RUN: &[(&str, Action, bool)] = &[
     ("SELECT * FROM secured_by_another FOR UPDATE", WRITE, false),
     ("UPDATE secured SET a = 'b'", OPAQUE, false),
     ("SELECT * FROM secured_oddly", OPAQUE, true),
-    ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION note()", BARRIER, false),
-    ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION remember()", BARRIER, true),
+    ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION note()", DDL, false),
+    ("CREATE TRIGGER y AFTER INSERT ON plain FOR EACH ROW EXECUTE FUNCTION remember()", DDL, true),
     ("CREATE TABLE more (a text DEFAULT tenant('a'))", OPAQUE, true),
     ("CREATE TABLE more (LIKE remembered INCLUDING ALL)", OPAQUE, true),
-    ("CREATE FUNCTION more() RETURNS text LANGUAGE sql AS 'SELECT sneaky_tenant(''a'')'", BARRIER, true),
+    ("CREATE FUNCTION more() RETURNS text LANGUAGE sql AS 'SELECT sneaky_tenant(''a'')'", DDL, true),
 ];
 
 #[tokio::test]
-async fn users_code_is_judged_by_what_it_may_leave_behind() {
+async fn users_code_is_classified_by_what_it_may_leave_behind() {
     let directory = TestDirectory::new().unwrap();
     let server = start(&directory).await;
     let client = server.connection().connect().await.unwrap();

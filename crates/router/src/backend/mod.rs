@@ -17,9 +17,9 @@ pub use prepared::PreparedStatements;
 pub use process::ServerProcess;
 pub use purpose::Purpose;
 
-use crate::lineage::Unfit;
 use crate::servers::{Connection, Server};
 use crate::settings::Settings;
+use crate::timeline::Unfit;
 use crate::wire::{Address, Channel, ChannelError, ErrorFields, Frame, Reply, Socket, SqlError, sqlstate};
 
 /// Why a server did not do what the router asked.
@@ -146,7 +146,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Whether the connection is still there and silent; reads nothing that a statement is answered with.
+    /// Whether the connection is still there and idle; reads nothing that a statement is answered with.
     pub fn is_alive(&mut self) -> bool {
         self.channel.peek().is_ok() && !self.channel.has_input()
     }

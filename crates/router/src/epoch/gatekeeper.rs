@@ -1,6 +1,6 @@
 //! The task that closes gates: one a database.
 //!
-//! A gate: close the commit room; on the leader, the marker (a tiny commit whose WAL position every follower must
+//! A gate: close the commit barrier; on the leader, the marker (a tiny commit whose WAL position every follower must
 //! replay) beside the canary and the leader's snapshot; on every follower, wait for the marker and open the snapshot;
 //! publish; reopen. A follower that misses its deadline leaves the epoch; the others go on. Between gates the
 //! gatekeeper looks which followers the router has now.
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use super::member::{CatchUp, Marker, Member};
 use super::pace::Pace;
-use super::{Epoch, Epochs, Place, Room, tripwire};
+use super::{CommitBarrier, Epoch, EpochSnapshot, Epochs, tripwire};
 use crate::backend::{Backend, BackendError, Credentials, Purpose, ServerProcess};
 use crate::config::RouterSettings;
 use crate::membership::Servers;
@@ -35,12 +35,12 @@ const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Connections of the gate's own must be made, and their questions answered, within this.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// First and longest pause after a gate that found the room occupied too long.
-const OCCUPIED_PAUSE_MIN: Duration = Duration::from_millis(50);
-const OCCUPIED_PAUSE_MAX: Duration = Duration::from_millis(1000);
+/// First and longest pause after a gate that was kept from closing too long by commits in flight.
+const BLOCKED_PAUSE_MIN: Duration = Duration::from_millis(50);
+const BLOCKED_PAUSE_MAX: Duration = Duration::from_millis(1000);
 
 /// A server process without an answer must be gone within this for a gate to be tried.
-const SETTLE_TIMEOUT: Duration = Duration::from_millis(500);
+const RESOLVE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The tripwire is emptied after this many inserts, so that the canary stays cheap.
 const TRIPWIRES_KEPT_MAX: u64 = 2000;
@@ -56,9 +56,9 @@ const MARKER: &str = "SELECT pg_catalog.pg_logical_emit_message(true, 'onecopy',
 #[derive(Debug, thiserror::Error)]
 enum GateError {
     #[error("sessions {0:?} held their commits open too long")]
-    Occupied(Vec<u64>),
+    Blocked(Vec<u64>),
     #[error("a commit without an answer may still happen")]
-    Unsettled,
+    InDoubt,
     #[error("the leader is not there")]
     NoLeader,
     #[error(transparent)]
@@ -68,7 +68,7 @@ enum GateError {
 /// Makes the epochs of one database.
 pub struct Gatekeeper {
     epochs: Arc<Epochs>,
-    room: Arc<Room>,
+    barrier: Arc<CommitBarrier>,
     settings: Arc<RouterSettings>,
     credentials: Arc<Credentials>,
     database: Arc<str>,
@@ -85,12 +85,12 @@ pub struct Gatekeeper {
 }
 
 /// Hears who kept a gate from closing.
-type OnOccupied = Box<dyn Fn(&[super::room::Occupant]) + Send>;
+type OnBlocked = Box<dyn Fn(&[super::commit_barrier::InFlightCommit]) + Send>;
 
 /// What others do when something happens at a gate.
 pub struct GateHooks {
     /// These sessions kept a gate from closing.
-    pub on_occupied: OnOccupied,
+    pub on_blocked: OnBlocked,
     /// A canary ran: one more serializable transaction on the leader.
     pub on_canary: Box<dyn Fn() + Send>,
 }
@@ -99,7 +99,7 @@ impl Gatekeeper {
     /// A gatekeeper of `database`.
     pub fn new(
         epochs: Arc<Epochs>,
-        room: Arc<Room>,
+        barrier: Arc<CommitBarrier>,
         settings: Arc<RouterSettings>,
         servers: Arc<Servers>,
         database: &str,
@@ -109,7 +109,7 @@ impl Gatekeeper {
         let credentials = Arc::new(Credentials::of_router(servers.leader()));
         let mut gatekeeper = Gatekeeper {
             epochs,
-            room,
+            barrier,
             settings,
             credentials,
             database,
@@ -164,20 +164,20 @@ impl Gatekeeper {
         };
         let _ = tokio::time::timeout(FIRST_JOIN_TIMEOUT, first).await;
         let pause = Duration::from_millis(self.settings.gate_interval_min_ms);
-        let mut occupied_pause = Duration::ZERO;
+        let mut blocked_pause = Duration::ZERO;
         loop {
             let asked = tokio::time::timeout(interval, self.epochs.wanted.notified()).await.is_ok();
             self.follow_servers();
             self.take_out_lost();
-            let is_barred = self.epochs.has_barrier() || self.epochs.is_to_be_released();
+            let is_barred = self.epochs.has_ddl_barrier() || self.epochs.is_to_be_released();
             let is_due = !is_barred && self.is_due(asked);
             if !is_due {
-                self.settle_unasked().await;
+                self.resolve_unasked().await;
             }
             if is_barred {
                 self.release().await;
                 // A reader that has asked for a gate asks again, or finds the barrier: what it asked for was not done.
-                self.epochs.note_attempt(occupied_pause > Duration::ZERO);
+                self.epochs.note_attempt(blocked_pause > Duration::ZERO);
                 tokio::time::sleep(Duration::from_millis(self.settings.gate_interval_min_ms)).await;
                 continue;
             }
@@ -187,11 +187,11 @@ impl Gatekeeper {
             }
             let result = self.attempt().await;
             match &result {
-                Ok(()) => occupied_pause = Duration::ZERO,
-                Err(GateError::Occupied(_)) => {
+                Ok(()) => blocked_pause = Duration::ZERO,
+                Err(GateError::Blocked(_)) => {
                     // Each attempt holds commits for its time-out: the longer somebody stays, the rarer they get.
                     self.epochs.statistics.note_gave_up();
-                    occupied_pause = (occupied_pause * 2).clamp(OCCUPIED_PAUSE_MIN, OCCUPIED_PAUSE_MAX);
+                    blocked_pause = (blocked_pause * 2).clamp(BLOCKED_PAUSE_MIN, BLOCKED_PAUSE_MAX);
                 }
                 Err(_) => self.epochs.statistics.note_failed(),
             }
@@ -199,8 +199,8 @@ impl Gatekeeper {
                 tracing::debug!(database = &*self.database, %error, "no epoch");
             }
             let now = Instant::now();
-            let rest = pause.max(occupied_pause);
-            self.epochs.note_attempt(occupied_pause > Duration::ZERO);
+            let rest = pause.max(blocked_pause);
+            self.epochs.note_attempt(blocked_pause > Duration::ZERO);
             // Who can go elsewhere shall not hurry it.
             self.epochs.wait_times.note_next_gate(now + rest.max(self.pace.pause(now)));
             tokio::time::sleep(rest.max(self.pace.pause_when_asked(now))).await;
@@ -212,7 +212,7 @@ impl Gatekeeper {
         let Some(epoch) = self.epochs.current().filter(|epoch| !epoch.is_doomed()) else {
             return asked;
         };
-        let newer = self.room.commits_begun() > epoch.commits;
+        let newer = self.barrier.commits_begun() > epoch.commits;
         let joined = self.members.iter().any(|member| member.is_in() && epoch.snapshot_on(&member.server).is_none());
         let old = self.is_old(&epoch);
         let are_read = self.epochs.readers.load(SeqCst) > 0 && self.pace.pause(Instant::now()).is_zero();
@@ -223,7 +223,7 @@ impl Gatekeeper {
     /// Whether it has held the vacuum horizon back for long enough.
     fn is_old(&self, epoch: &Epoch) -> bool {
         let age_max = Duration::from_millis(self.settings.epoch_age_max_ms);
-        let lacks_commits = self.room.commits_begun() > epoch.commits;
+        let lacks_commits = self.barrier.commits_begun() > epoch.commits;
         epoch.closed_at.elapsed() > if lacks_commits { age_max } else { age_max * UNCHANGED_AGE_FACTOR }
     }
 
@@ -237,7 +237,7 @@ impl Gatekeeper {
         let members = &self.members;
         let has_it =
             |server: &Server| members.iter().any(|member| member.server.number == server.number && member.is_in());
-        self.epochs.close_places(|server| !has_it(server));
+        self.epochs.close_snapshots(|server| !has_it(server));
     }
 
     /// Lets an epoch end that nobody reads and that holds the vacuum horizon back. While the leader is gone none
@@ -283,25 +283,25 @@ impl Gatekeeper {
             return Err(GateError::NoLeader);
         }
         let timeout = Duration::from_millis(self.settings.gate_timeout_ms);
-        let room = self.room.clone();
-        let (begun_at, held_before) = (Instant::now(), room.commits_held());
-        let Some(closed) = room.close(timeout).await else {
-            let occupants = self.room.occupants_now();
-            (self.hooks.on_occupied)(&occupants);
-            return Err(GateError::Occupied(occupants.iter().map(|occupant| occupant.session).collect()));
+        let barrier = self.barrier.clone();
+        let (begun_at, held_before) = (Instant::now(), barrier.commits_held());
+        let Some(closed) = barrier.close(timeout).await else {
+            let commits = self.barrier.in_flight();
+            (self.hooks.on_blocked)(&commits);
+            return Err(GateError::Blocked(commits.iter().map(|commit| commit.session).collect()));
         };
-        let commits = closed.commits().ok_or(GateError::Unsettled)?;
+        let commits = closed.commits().ok_or(GateError::InDoubt)?;
         let closed_at = Instant::now();
-        let places = self.open_everywhere(commits).await?;
+        let snapshots = self.open_everywhere(commits).await?;
         let id = self.epochs.next_id();
         // Whoever has asked for a gate up to now gets this one: nothing has committed since it was closed.
-        self.epochs.forget_wishes();
-        self.epochs.publish(Arc::new(Epoch::new(id, commits, closed_at, places, &self.epochs)));
+        self.epochs.forget_requests();
+        self.epochs.publish(Arc::new(Epoch::new(id, commits, closed_at, snapshots, &self.epochs)));
         drop(closed);
         let now = Instant::now();
         self.epochs.statistics.note_closed(now - closed_at);
         self.epochs.wait_times.note_gate(now - begun_at);
-        if room.commits_held() > held_before {
+        if barrier.commits_held() > held_before {
             self.pace.note_closed(now - begun_at, now);
         }
         self.members.iter_mut().for_each(Member::turn);
@@ -309,9 +309,10 @@ impl Gatekeeper {
         Ok(())
     }
 
-    /// What must be there before the room is closed: the marker's connection, and no commit without an answer.
+    /// What must be there before the commit barrier is closed: the marker's connection, and no commit without an
+    /// answer.
     async fn prepare(&mut self) -> Result<(), GateError> {
-        self.settle().await?;
+        self.resolve().await?;
         if self.marker.as_mut().is_none_or(|marker| !marker.is_alive()) {
             let leader = &self.members[0].server;
             let mut marker = Backend::connect(leader, &self.database, &self.credentials, Purpose::Gate).await?;
@@ -323,28 +324,28 @@ impl Gatekeeper {
         Ok(())
     }
 
-    /// Settles also while nobody asks for a gate: a commit without an answer may wait on the leader for as long as it
-    /// likes, with its locks, and whoever is in conflict with it is refused meanwhile.
-    async fn settle_unasked(&mut self) {
-        if self.room.unsettled().is_empty() || self.members[0].server.health() != Health::Up {
+    /// Resolves commits in doubt also while nobody asks for a gate: a commit without an answer may wait on the leader
+    /// for as long as it likes, with its locks, and whoever is in conflict with it is refused meanwhile.
+    async fn resolve_unasked(&mut self) {
+        if self.barrier.in_doubt().is_empty() || self.members[0].server.health() != Health::Up {
             return;
         }
-        let settled = tokio::time::timeout(PREPARE_TIMEOUT, self.settle()).await;
-        if !matches!(settled, Ok(Ok(()))) {
-            tracing::debug!(database = &*self.database, ?settled, "commits without an answer are not settled");
+        let resolved = tokio::time::timeout(PREPARE_TIMEOUT, self.resolve()).await;
+        if !matches!(resolved, Ok(Ok(()))) {
+            tracing::debug!(database = &*self.database, ?resolved, "commits without an answer are not resolved");
         }
     }
 
     /// Makes sure that server processes whose commits were never answered have ended.
-    async fn settle(&mut self) -> Result<(), GateError> {
-        let unsettled = self.room.unsettled();
-        if unsettled.is_empty() {
+    async fn resolve(&mut self) -> Result<(), GateError> {
+        let in_doubt = self.barrier.in_doubt();
+        if in_doubt.is_empty() {
             return Ok(());
         }
         let leader = self.members[0].server.clone();
-        let list = unsettled.iter().map(ServerProcess::to_string).collect::<Vec<_>>().join(",");
+        let list = in_doubt.iter().map(ServerProcess::to_string).collect::<Vec<_>>().join(",");
         let mut backend = Backend::connect(&leader, &self.database, &self.credentials, Purpose::Gate).await?;
-        let deadline = Instant::now() + SETTLE_TIMEOUT;
+        let deadline = Instant::now() + RESOLVE_TIMEOUT;
         while Instant::now() < deadline {
             let sql = format!(
                 "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity \
@@ -352,16 +353,16 @@ impl Gatekeeper {
                 ServerProcess::ROW
             );
             if backend.rows(&sql).await?.is_empty() {
-                self.room.settle(&unsettled);
+                self.barrier.resolve(&in_doubt);
                 return Ok(());
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        Err(GateError::Unsettled)
+        Err(GateError::InDoubt)
     }
 
-    /// The snapshots of all servers that make it in time. The room is closed.
-    async fn open_everywhere(&mut self, commits: u64) -> Result<Vec<Place>, GateError> {
+    /// The snapshots of all servers that make it in time. The barrier is closed.
+    async fn open_everywhere(&mut self, commits: u64) -> Result<Vec<EpochSnapshot>, GateError> {
         let (leader, followers) = self.members.split_first_mut().expect("the leader is always a member");
         let marker = self.marker.as_mut().ok_or(GateError::NoLeader)?;
         (self.hooks.on_canary)();
@@ -393,7 +394,7 @@ impl Gatekeeper {
         let position = &position;
         let opened = join_all(followers.iter_mut().filter(|member| member.is_in()).map(|member| async move {
             match tokio::time::timeout(timeout, member.open_snapshot(Some(position))).await {
-                Ok(Ok(snapshot)) => Some(Place { server: member.server.clone(), snapshot }),
+                Ok(Ok(snapshot)) => Some(EpochSnapshot { server: member.server.clone(), snapshot }),
                 Ok(Err(error)) => {
                     member.leave(&error);
                     None
@@ -405,7 +406,7 @@ impl Gatekeeper {
             }
         }))
         .await;
-        let on_leader = Place { server: leader.server.clone(), snapshot: leader_snapshot };
+        let on_leader = EpochSnapshot { server: leader.server.clone(), snapshot: leader_snapshot };
         Ok(std::iter::once(on_leader).chain(opened.into_iter().flatten()).collect())
     }
 }

@@ -1,8 +1,9 @@
-//! Room and epochs before a model of PostgreSQL: which transactions are in which epoch, and who passes the tripwire.
+//! Commit barrier and epochs before a model of PostgreSQL: which transactions are in which epoch, and who passes the
+//! tripwire.
 //!
 //! A commit that was sent happens on the model server at any time until it is answered; one that lost its session,
-//! until its process is known to have ended. What follows from the room's counts is compared with what has happened
-//! there.
+//! until its process is known to have ended. What follows from the commit barrier's counts is compared with what has
+//! happened there.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,18 +12,18 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::by_hand::{Waiting, clock, process};
-use super::{Commit, Demand, Epoch, Epochs, Known, Room};
+use super::manual_poll::{Waiting, clock, process};
+use super::{CommitBarrier, CommitGuard, Demand, Epoch, Epochs, Known};
 use crate::config::Freshness;
 
-/// Nobody waits for it: the room is left or closed at once, or not at all.
+/// Nobody waits for it: the commit barrier is left or closed at once, or not at all.
 const NEVER: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     /// A transaction counts what has ended, and takes its snapshot.
     Begin(usize),
-    /// Its COMMIT is sent, in the room.
+    /// Its COMMIT is sent, in the commit barrier.
     Send(usize),
     /// The server commits it.
     Happen(usize),
@@ -32,7 +33,7 @@ enum Event {
     Lose(usize),
     /// Processes whose commits were in doubt have ended.
     Resolve,
-    /// A gate tries to close the room, and makes an epoch if it can.
+    /// A gate tries to close the commit barrier, and makes an epoch if it can.
     Gate,
 }
 
@@ -123,11 +124,11 @@ struct Held {
 }
 
 struct World<'a> {
-    room: &'a Room,
+    barrier: &'a CommitBarrier,
     epochs: &'a Epochs,
     model: Model,
     transactions: Vec<Transaction>,
-    commits: Vec<Option<Commit<'a>>>,
+    commits: Vec<Option<CommitGuard<'a>>>,
     /// What the server has committed.
     happened: BTreeSet<usize>,
     made: Vec<Held>,
@@ -135,10 +136,10 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    fn new(room: &'a Room, epochs: &'a Epochs, model: Model) -> World<'a> {
+    fn new(barrier: &'a CommitBarrier, epochs: &'a Epochs, model: Model) -> World<'a> {
         let count = model.steps.len();
         World {
-            room,
+            barrier,
             epochs,
             model,
             transactions: vec![Transaction::default(); count],
@@ -154,7 +155,7 @@ impl<'a> World<'a> {
         match event {
             Event::Begin(transaction) => {
                 self.transactions[transaction] = Transaction {
-                    commits_at_snapshot: self.epochs.before_snapshot(self.room).commits,
+                    commits_at_snapshot: self.epochs.before_snapshot(self.barrier).commits,
                     snapshot: self.happened.clone(),
                     gates_at_snapshot: self.made.len(),
                     ..Transaction::default()
@@ -170,13 +171,13 @@ impl<'a> World<'a> {
             }
             Event::Answer(transaction) => {
                 let commit = self.commits[transaction].take().expect("it was sent");
-                self.transactions[transaction].seen = Some(commit.settle());
+                self.transactions[transaction].seen = Some(commit.resolve());
             }
             Event::Lose(transaction) => {
                 let commit = self.commits[transaction].take().expect("it was sent");
                 self.transactions[transaction].seen = Some(commit.begun());
             }
-            Event::Resolve => self.room.settle(&self.room.unsettled()),
+            Event::Resolve => self.barrier.resolve(&self.barrier.in_doubt()),
             Event::Gate => self.close_gate(),
         }
         self.model.apply(event);
@@ -184,10 +185,10 @@ impl<'a> World<'a> {
 
     fn send(&mut self, transaction: usize) {
         let process = process(u32::try_from(transaction).expect("a few") + 100);
-        let commit = Waiting::new(self.room.enter(transaction as u64, process, None)).advance();
-        self.commits[transaction] = Some(commit.expect("no gate has the room for long"));
+        let commit = Waiting::new(self.barrier.enter(transaction as u64, process, None)).advance();
+        self.commits[transaction] = Some(commit.expect("no gate has the barrier for long"));
         let known = &mut self.transactions[transaction];
-        known.number = Some(self.room.commits_begun());
+        known.number = Some(self.barrier.commits_begun());
         let passes = self.epochs.needs_tripwire(known.commits_at_snapshot);
         let straddled = &self.made[known.gates_at_snapshot..];
         // It could precede what an epoch has shown, and be preceded by it.
@@ -199,7 +200,7 @@ impl<'a> World<'a> {
     /// In the order of the gatekeeper: close, count, canary and snapshot, publish, open.
     fn close_gate(&mut self) {
         let events = &self.events;
-        let Some(closed) = Waiting::new(self.room.close(NEVER)).advance() else {
+        let Some(closed) = Waiting::new(self.barrier.close(NEVER)).advance() else {
             assert!(self.commits.iter().any(Option::is_some), "nobody keeps it from closing: {events:?}");
             return;
         };
@@ -234,8 +235,8 @@ impl<'a> World<'a> {
         }
         for (number, transaction) in self.transactions.iter().enumerate() {
             let Some(seen) = transaction.seen else { continue };
-            let demand = Demand::of(Freshness::Session, self.room, Known { before: 0, seen });
-            for held in self.made.iter().filter(|held| demand.is_met_by(&held.epoch, self.room)) {
+            let demand = Demand::of(Freshness::Session, self.barrier, Known { before: 0, seen });
+            for held in self.made.iter().filter(|held| demand.is_met_by(&held.epoch, self.barrier)) {
                 let (is_there, has_happened) = (held.visible.contains(&number), self.happened.contains(&number));
                 assert_eq!(is_there, has_happened, "what its session reads of {number}: {events:?}");
             }
@@ -244,9 +245,9 @@ impl<'a> World<'a> {
 }
 
 fn replay(transactions: usize, gates: usize, events: &[Event]) {
-    let (room, epochs) = (Room::default(), Epochs::default());
+    let (barrier, epochs) = (CommitBarrier::default(), Epochs::default());
     let model = Model { steps: vec![Step::Idle; transactions], gates_left: gates };
-    let mut world = World::new(&room, &epochs, model);
+    let mut world = World::new(&barrier, &epochs, model);
     events.iter().for_each(|event| world.apply(*event));
     world.finish();
 }
@@ -289,9 +290,9 @@ proptest! {
     ) {
         let clock = clock();
         let _inside = clock.enter();
-        let (room, epochs) = (Room::default(), Epochs::default());
+        let (barrier, epochs) = (CommitBarrier::default(), Epochs::default());
         let model = Model { steps: vec![Step::Idle; 6], gates_left: 12 };
-        let mut world = World::new(&room, &epochs, model);
+        let mut world = World::new(&barrier, &epochs, model);
         for choice in choices {
             let possible = world.model.possible();
             if !possible.is_empty() {
@@ -308,9 +309,9 @@ proptest! {
 fn only_who_was_overtaken_by_an_epoch_passes_the_tripwire() {
     let clock = clock();
     let _inside = clock.enter();
-    let (room, epochs) = (Room::default(), Epochs::default());
+    let (barrier, epochs) = (CommitBarrier::default(), Epochs::default());
     let model = Model { steps: vec![Step::Idle; 3], gates_left: 9 };
-    let mut world = World::new(&room, &epochs, model);
+    let mut world = World::new(&barrier, &epochs, model);
     // A gate that shows nothing new straddles nobody.
     for event in [Event::Begin(0), Event::Gate] {
         world.apply(event);

@@ -5,8 +5,8 @@
 //!  In  --misses a deadline, loses its connection--> Out (tried again with back-off)
 //! ```
 //!
-//! Each deadline that is missed has kept the room closed for so long. So who misses it again soon after it has come
-//! back stays out for twice as long as the time before.
+//! Each deadline that is missed has kept the commit barrier closed for so long. So who misses it again soon after it
+//! has come back stays out for twice as long as the time before.
 //!
 //! No gate waits for a server that is not in, and joining is a task of its own. It ends only when the server has
 //! replayed so much that the next gate will hardly have to wait for it: one that is far behind, such as a new copy,
@@ -20,8 +20,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
-use crate::lineage::{Lineage, Unfit};
 use crate::servers::{Role, Server};
+use crate::timeline::{SystemTimeline, Unfit};
 
 /// First pause before a server that left the epochs is tried again; doubled each time.
 const REJOIN_PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -29,7 +29,8 @@ const REJOIN_PAUSE_MIN: Duration = Duration::from_millis(50);
 /// Longest such pause.
 const REJOIN_PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Longest pause of a follower that is late again and again: it keeps the room closed for 1 % of the time at the most.
+/// Longest pause of a follower that is late again and again: it keeps the commit barrier closed for 1 % of the time at
+/// the most.
 const LATE_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// A follower that has been in for so long is no flapping one.
@@ -89,7 +90,7 @@ pub(super) struct Member {
 }
 
 /// Connections that hold snapshots, and of which history their server is.
-type Joined = ([Backend; 2], Lineage);
+type Joined = ([Backend; 2], SystemTimeline);
 
 impl Drop for Member {
     fn drop(&mut self) {
@@ -103,7 +104,7 @@ impl Drop for Member {
 enum State {
     Out { retry_at: Instant, pause: Duration },
     Joining { task: JoinHandle<Result<Joined, BackendError>>, pause: Duration },
-    In { holders: Box<[Backend; 2]>, next: usize, lineage: Lineage, since: Instant },
+    In { holders: Box<[Backend; 2]>, next: usize, timeline: SystemTimeline, since: Instant },
 }
 
 impl Member {
@@ -122,12 +123,12 @@ impl Member {
     /// # Errors
     /// Why it must leave.
     pub(super) fn check(&mut self) -> Result<(), &'static str> {
-        let State::In { holders, lineage, .. } = &mut self.state else { return Ok(()) };
+        let State::In { holders, timeline, .. } = &mut self.state else { return Ok(()) };
         if !holders.iter_mut().all(Backend::is_alive) {
             return Err("has lost the connections that hold its snapshots");
         }
-        let leader = self.catch_up.leader.lineage.borrow();
-        if leader.as_ref().is_some_and(|leader| lineage.check_follows(leader).is_err()) {
+        let leader = self.catch_up.leader.timeline.borrow();
+        if leader.as_ref().is_some_and(|leader| timeline.check_follows(leader).is_err()) {
             return Err("joined when the leader was of another system or timeline");
         }
         Ok(())
@@ -144,14 +145,14 @@ impl Member {
             State::Joining { task, pause } if task.is_finished() => {
                 let pause = *pause;
                 self.state = match task.await {
-                    Ok(Ok((holders, lineage))) => {
+                    Ok(Ok((holders, timeline))) => {
                         tracing::info!(server = self.server.name, database = &*self.database, "joins the epochs");
                         self.server.has_caught_up.store(true, SeqCst);
                         self.refusal = None;
                         if self.server.role == Role::Leader {
-                            self.server.lineage.send_replace(Some(lineage.clone()));
+                            self.server.timeline.send_replace(Some(timeline.clone()));
                         }
-                        State::In { holders: Box::new(holders), next: 0, lineage, since: Instant::now() }
+                        State::In { holders: Box::new(holders), next: 0, timeline, since: Instant::now() }
                     }
                     Ok(Err(error)) => {
                         let refusal = Some(error.to_string());
@@ -272,29 +273,29 @@ async fn join(
 ) -> Result<Joined, BackendError> {
     let mut first = Backend::connect(&server, &database, &credentials, Purpose::Epoch).await?;
     let second = Backend::connect(&server, &database, &credentials, Purpose::Epoch).await?;
-    let mut lineage = Lineage::ask(&mut first).await?;
+    let mut timeline = SystemTimeline::ask(&mut first).await?;
     if server.role == Role::Follower {
         let unfit = |reason| BackendError::Unfit { server: server.name.clone(), reason };
         let near = async {
-            follows(&lineage, &catch_up.leader).await.map_err(unfit)?;
+            follows(&timeline, &catch_up.leader).await.map_err(unfit)?;
             wait_until_near(&mut first, catch_up.clone()).await?;
             // What it has caught up with counts if it was of the leader's history all the time.
-            lineage = Lineage::ask(&mut first).await?;
-            follows(&lineage, &catch_up.leader).await.map_err(unfit)
+            timeline = SystemTimeline::ask(&mut first).await?;
+            follows(&timeline, &catch_up.leader).await.map_err(unfit)
         };
         tokio::time::timeout(CATCH_UP_TIMEOUT, near).await.map_err(|_| BackendError::TimedOut {
             server: server.name.clone(),
             milliseconds: CATCH_UP_TIMEOUT.as_millis(),
         })??;
     }
-    Ok(([first, second], lineage))
+    Ok(([first, second], timeline))
 }
 
-/// Whether a standby of this lineage is one of `leader`'s, which has joined first.
-async fn follows(lineage: &Lineage, leader: &Server) -> Result<(), Unfit> {
-    let mut known = leader.lineage.subscribe();
+/// Whether a standby of this timeline is one of `leader`'s, which has joined first.
+async fn follows(timeline: &SystemTimeline, leader: &Server) -> Result<(), Unfit> {
+    let mut known = leader.timeline.subscribe();
     let known = known.wait_for(Option::is_some).await.ok().and_then(|known| known.clone());
-    known.map_or(Ok(()), |leader| lineage.check_follows(&leader))
+    known.map_or(Ok(()), |leader| timeline.check_follows(&leader))
 }
 
 /// Waits until a standby is so near the leader that the next gate will hardly have to wait for it.
@@ -397,7 +398,7 @@ mod tests {
         assert_eq!(pause_of(&member), REJOIN_PAUSE_MIN, "its time has not come");
     }
 
-    /// Each time that a follower is late it keeps the room closed, so it may come back ever more rarely.
+    /// Each time that a follower is late it keeps the commit barrier closed, so it may come back ever more rarely.
     #[tokio::test]
     async fn a_follower_that_is_late_again_and_again_stays_out_ever_longer() {
         let mut member = member();

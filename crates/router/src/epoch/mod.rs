@@ -1,21 +1,21 @@
 //! Epochs: prefixes of the leader's commit order, open for reading on every replica at once.
 //!
-//! [`Room`] knows which commits are in flight, [`Gatekeeper`] makes epochs, [`Epochs`] hands them to readers.
+//! [`CommitBarrier`] knows which commits are in flight, [`Gatekeeper`] makes epochs, [`Epochs`] hands them to readers.
 //!
 //! An epoch is *doomed* when something that is not MVCC (DDL, TRUNCATE) commits after it: what a reader sees at it from
 //! then on may be wrong. The flag is set before such a commit is sent and read after each answer, so no answer that saw
 //! the commit is ever believed.
 
-#[cfg(test)]
-mod by_hand;
+mod commit_barrier;
 mod gatekeeper;
 #[cfg(test)]
 mod history_tests;
+#[cfg(test)]
+mod manual_poll;
 mod member;
 #[cfg(test)]
 pub(crate) mod model_server;
 mod pace;
-mod room;
 mod statistics;
 #[cfg(test)]
 mod tests;
@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
+pub use commit_barrier::{CommitBarrier, CommitGuard, HeldUntilResolved, WatchGuard};
 pub use gatekeeper::{GateHooks, Gatekeeper};
-pub use room::{Commit, Kept, Room, Watch};
 pub use statistics::{GateStatistics, GateSummary};
 pub use wait_times::WaitTimes;
 
@@ -46,13 +46,13 @@ pub struct Epoch {
     /// When its gate closed.
     pub closed_at: Instant,
     /// Where it is open.
-    pub places: Vec<Place>,
+    pub snapshots: Vec<EpochSnapshot>,
     doomed_up_to: Arc<AtomicU64>,
 }
 
 /// Where an epoch is open.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct EpochSnapshot {
     /// The server.
     pub server: Arc<Server>,
     /// The exported snapshot to read it with there.
@@ -60,8 +60,8 @@ pub struct Place {
 }
 
 impl Epoch {
-    fn new(id: u64, commits: u64, closed_at: Instant, places: Vec<Place>, epochs: &Epochs) -> Epoch {
-        Epoch { id, commits, closed_at, places, doomed_up_to: epochs.doomed_up_to.clone() }
+    fn new(id: u64, commits: u64, closed_at: Instant, snapshots: Vec<EpochSnapshot>, epochs: &Epochs) -> Epoch {
+        Epoch { id, commits, closed_at, snapshots, doomed_up_to: epochs.doomed_up_to.clone() }
     }
 
     /// No epoch at all: each reader has a snapshot of its own. For tests that must fail without epochs.
@@ -72,14 +72,20 @@ impl Epoch {
             id,
             commits: 0,
             closed_at: Instant::now(),
-            places: servers.iter().map(|server| Place { server: server.clone(), snapshot: String::new() }).collect(),
+            snapshots: servers
+                .iter()
+                .map(|server| EpochSnapshot { server: server.clone(), snapshot: String::new() })
+                .collect(),
             doomed_up_to: Arc::default(),
         }
     }
 
     /// The snapshot to read it with on `server`; none where it is not open.
     pub fn snapshot_on(&self, server: &Server) -> Option<&str> {
-        self.places.iter().find(|place| place.server.number == server.number).map(|place| place.snapshot.as_str())
+        self.snapshots
+            .iter()
+            .find(|snapshot| snapshot.server.number == server.number)
+            .map(|snapshot| snapshot.snapshot.as_str())
     }
 
     /// Whether what is read at it can no longer be believed.
@@ -109,19 +115,20 @@ pub struct Known {
 impl Demand {
     /// The demand of a reader that arrives now and knows of so many commits. However old a read may be, it never shows
     /// less than the session has seen.
-    pub fn of(freshness: Freshness, room: &Room, known: Known) -> Demand {
+    pub fn of(freshness: Freshness, barrier: &CommitBarrier, known: Known) -> Demand {
         match freshness {
-            Freshness::Strict => Demand::Commits(room.commits_begun()),
+            Freshness::Strict => Demand::Commits(barrier.commits_begun()),
             Freshness::Session => Demand::Commits(known.seen.max(known.before)),
             Freshness::Bounded(age) => Demand::Age(known.seen, age),
         }
     }
 
-    fn is_met_by(self, epoch: &Epoch, room: &Room) -> bool {
+    fn is_met_by(self, epoch: &Epoch, barrier: &CommitBarrier) -> bool {
         match self {
             Demand::Commits(commits) => epoch.commits >= commits,
             Demand::Age(commits, age) => {
-                epoch.commits >= room.commits_begun() || (epoch.commits >= commits && epoch.closed_at.elapsed() <= age)
+                epoch.commits >= barrier.commits_begun()
+                    || (epoch.commits >= commits && epoch.closed_at.elapsed() <= age)
             }
         }
     }
@@ -133,7 +140,7 @@ pub struct LaterSnapshot {
     /// Commits that it holds at least.
     pub commits: u64,
     /// What had been changed that is not MVCC, for [`Epochs::snapshot_stands`].
-    pub mark: u64,
+    pub change_counter: u64,
     /// The same of what dooms epochs, for [`Epochs::is_older_than_a_doom`].
     pub dooms: u64,
 }
@@ -142,27 +149,27 @@ pub struct LaterSnapshot {
 #[derive(Debug, Default)]
 struct InFlight {
     now: AtomicUsize,
-    mark: AtomicU64,
+    change_counter: AtomicU64,
 }
 
 impl InFlight {
     fn begin(&self) {
         self.now.fetch_add(1, SeqCst);
-        self.mark.fetch_add(1, SeqCst);
+        self.change_counter.fetch_add(1, SeqCst);
     }
 
     fn end(&self) {
-        self.mark.fetch_add(1, SeqCst);
+        self.change_counter.fetch_add(1, SeqCst);
         self.now.fetch_sub(1, SeqCst);
     }
 
-    fn mark(&self) -> u64 {
-        self.mark.load(SeqCst)
+    fn change_counter(&self) -> u64 {
+        self.change_counter.load(SeqCst)
     }
 
-    /// Whether none is under way, nor was since `mark`.
-    fn none_since(&self, mark: u64) -> bool {
-        self.now.load(SeqCst) == 0 && self.mark() == mark
+    /// Whether none is under way, nor was since `change_counter`.
+    fn none_since(&self, change_counter: u64) -> bool {
+        self.now.load(SeqCst) == 0 && self.change_counter() == change_counter
     }
 }
 
@@ -170,7 +177,7 @@ impl InFlight {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoEpoch {
     /// DDL is going on: read on the leader.
-    Barrier,
+    DdlBarrier,
     /// No gate could be closed in time.
     TimedOut,
 }
@@ -184,7 +191,7 @@ pub struct Epochs {
     wanted: Notify,
     /// Readers since the last gate, so that nobody is served epochs that nobody reads.
     readers: AtomicUsize,
-    barriers: AtomicUsize,
+    ddl_barriers: AtomicUsize,
     /// Commits at the newest gate whose canary ran.
     canary_commits: AtomicU64,
     last_id: AtomicU64,
@@ -193,8 +200,8 @@ pub struct Epochs {
     /// Those of them that doom epochs.
     dooms: InFlight,
     release: AtomicBool,
-    /// The last gate found the room occupied too long.
-    occupied: AtomicBool,
+    /// The last gate was kept from closing too long by commits in flight.
+    blocked: AtomicBool,
     doomed_up_to: Arc<AtomicU64>,
     /// How gates went.
     pub statistics: GateStatistics,
@@ -209,13 +216,13 @@ impl Default for Epochs {
             attempts: watch::Sender::new(0),
             wanted: Notify::new(),
             readers: AtomicUsize::new(0),
-            barriers: AtomicUsize::new(0),
+            ddl_barriers: AtomicUsize::new(0),
             canary_commits: AtomicU64::new(0),
             last_id: AtomicU64::new(0),
             changes: InFlight::default(),
             dooms: InFlight::default(),
             release: AtomicBool::new(false),
-            occupied: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
             doomed_up_to: Arc::default(),
             statistics: GateStatistics::default(),
             wait_times: WaitTimes::default(),
@@ -238,21 +245,26 @@ impl Epochs {
     }
 
     /// Whether an epoch that meets `demand` is open already.
-    pub fn is_ready(&self, demand: Demand, room: &Room) -> bool {
-        self.current().is_some_and(|epoch| demand.is_met_by(&epoch, room) && !epoch.is_doomed())
+    pub fn is_ready(&self, demand: Demand, barrier: &CommitBarrier) -> bool {
+        self.current().is_some_and(|epoch| demand.is_met_by(&epoch, barrier) && !epoch.is_doomed())
     }
 
     /// An epoch that meets `demand`, waited for at most `timeout`.
-    pub async fn take(&self, demand: Demand, room: &Room, timeout: Duration) -> Result<Arc<Epoch>, NoEpoch> {
+    pub async fn take(
+        &self,
+        demand: Demand,
+        barrier: &CommitBarrier,
+        timeout: Duration,
+    ) -> Result<Arc<Epoch>, NoEpoch> {
         self.readers.fetch_add(1, SeqCst);
         let deadline = Instant::now() + timeout;
         let mut attempts = None;
         loop {
-            if self.barriers.load(SeqCst) > 0 {
-                return Err(NoEpoch::Barrier);
+            if self.ddl_barriers.load(SeqCst) > 0 {
+                return Err(NoEpoch::DdlBarrier);
             }
             if let Some(epoch) = self.current()
-                && demand.is_met_by(&epoch, room)
+                && demand.is_met_by(&epoch, barrier)
                 && !epoch.is_doomed()
             {
                 return Ok(epoch);
@@ -263,7 +275,7 @@ impl Epochs {
                 continue;
             };
             self.wanted.notify_one();
-            if tokio::time::timeout_at(deadline.into(), attempts.changed()).await.is_err() || self.occupied.load(SeqCst)
+            if tokio::time::timeout_at(deadline.into(), attempts.changed()).await.is_err() || self.blocked.load(SeqCst)
             {
                 return Err(NoEpoch::TimedOut);
             }
@@ -277,16 +289,16 @@ impl Epochs {
     }
 
     /// Keeps readers off epochs until the returned guard is dropped.
-    pub fn begin_barrier(self: &Arc<Self>) -> Barrier {
-        self.barriers.fetch_add(1, SeqCst);
+    pub fn begin_ddl_barrier(self: &Arc<Self>) -> DdlBarrier {
+        self.ddl_barriers.fetch_add(1, SeqCst);
         self.retire();
         self.attempts.send_modify(|attempts| *attempts += 1);
-        Barrier(self.clone())
+        DdlBarrier(self.clone())
     }
 
     /// Whether DDL is going on.
-    pub fn has_barrier(&self) -> bool {
-        self.barriers.load(SeqCst) > 0
+    pub fn has_ddl_barrier(&self) -> bool {
+        self.ddl_barriers.load(SeqCst) > 0
     }
 
     /// Has all snapshots of the current epoch closed soon: something waits for them (CREATE INDEX CONCURRENTLY,
@@ -301,8 +313,8 @@ impl Epochs {
     }
 
     /// Dooms all epochs now and once more when the commit that dooms them has ended, with the guard. Call it under a
-    /// [`Barrier`]: a gate that was under way at the first time has published at the second, and nobody took its epoch
-    /// in between.
+    /// [`DdlBarrier`]: a gate that was under way at the first time has published at the second, and nobody took its
+    /// epoch in between.
     pub fn begin_dooming(self: &Arc<Self>) -> Dooming {
         self.changes.begin();
         self.dooms.begin();
@@ -315,9 +327,9 @@ impl Epochs {
         self.retire();
     }
 
-    /// A commit of new relations is about to be sent. Call it inside the room: as no gate closes there, whoever takes
-    /// an epoch from now on gets one with these relations in it. Epochs of before stay right for who does not look at
-    /// them.
+    /// A commit of new relations is about to be sent. Call it inside the commit barrier: as no gate closes there,
+    /// whoever takes an epoch from now on gets one with these relations in it. Epochs of before stay right for who does
+    /// not look at them.
     pub fn begin_creating(self: &Arc<Self>) -> Creating {
         self.changes.begin();
         self.retire();
@@ -325,20 +337,24 @@ impl Epochs {
     }
 
     /// To be called before a transaction on the leader is begun.
-    pub fn before_snapshot(&self, room: &Room) -> LaterSnapshot {
+    pub fn before_snapshot(&self, barrier: &CommitBarrier) -> LaterSnapshot {
         // Not what has begun only: it may be visible after the snapshot.
-        LaterSnapshot { commits: room.commits_done(), mark: self.mark(), dooms: self.dooms.mark() }
+        LaterSnapshot {
+            commits: barrier.commits_done(),
+            change_counter: self.change_counter(),
+            dooms: self.dooms.change_counter(),
+        }
     }
 
     /// To be taken before a snapshot, for [`Epochs::snapshot_stands`].
-    pub fn mark(&self) -> u64 {
-        self.changes.mark()
+    pub fn change_counter(&self) -> u64 {
+        self.changes.change_counter()
     }
 
-    /// Whether nothing that is not MVCC has committed since `mark`: otherwise a statement may have opened a table after
-    /// a TRUNCATE, or its making, with a snapshot of before it, and found it empty.
-    pub fn snapshot_stands(&self, mark: u64) -> bool {
-        self.changes.none_since(mark)
+    /// Whether nothing that is not MVCC has committed since `change_counter`: otherwise a statement may have opened a
+    /// table after a TRUNCATE, or its making, with a snapshot of before it, and found it empty.
+    pub fn snapshot_stands(&self, change_counter: u64) -> bool {
+        self.changes.none_since(change_counter)
     }
 
     /// Whether what dooms epochs has committed, or may have, since a snapshot on the leader.
@@ -346,13 +362,13 @@ impl Epochs {
         !self.dooms.none_since(snapshot.dooms)
     }
 
-    fn note_attempt(&self, occupied: bool) {
-        self.occupied.store(occupied, SeqCst);
+    fn note_attempt(&self, blocked: bool) {
+        self.blocked.store(blocked, SeqCst);
         self.attempts.send_modify(|attempts| *attempts += 1);
     }
 
     /// Forgets that a gate was asked for.
-    fn forget_wishes(&self) {
+    fn forget_requests(&self) {
         let mut wish = std::pin::pin!(self.wanted.notified());
         wish.as_mut().enable();
     }
@@ -368,13 +384,14 @@ impl Epochs {
 
     /// Takes the current epoch away from servers whose snapshot of it is gone; when none is left it ends. A back end
     /// that has it open there already may go on with it.
-    fn close_places(&self, mut is_gone: impl FnMut(&Server) -> bool) {
+    fn close_snapshots(&self, mut is_gone: impl FnMut(&Server) -> bool) {
         let mut current = self.current.write().expect("no code panics while it holds this lock");
         let Some(epoch) = &*current else { return };
-        let places: Vec<Place> = epoch.places.iter().filter(|place| !is_gone(&place.server)).cloned().collect();
-        if places.len() < epoch.places.len() {
-            let left = Epoch { places, doomed_up_to: epoch.doomed_up_to.clone(), ..**epoch };
-            *current = (!left.places.is_empty()).then(|| Arc::new(left));
+        let snapshots: Vec<EpochSnapshot> =
+            epoch.snapshots.iter().filter(|snapshot| !is_gone(&snapshot.server)).cloned().collect();
+        if snapshots.len() < epoch.snapshots.len() {
+            let left = Epoch { snapshots, doomed_up_to: epoch.doomed_up_to.clone(), ..**epoch };
+            *current = (!left.snapshots.is_empty()).then(|| Arc::new(left));
         }
     }
 
@@ -407,11 +424,11 @@ impl Drop for Creating {
 
 /// DDL is going on while this lives.
 #[derive(Debug)]
-pub struct Barrier(Arc<Epochs>);
+pub struct DdlBarrier(Arc<Epochs>);
 
-impl Drop for Barrier {
+impl Drop for DdlBarrier {
     fn drop(&mut self) {
         // Nobody waits for this: whoever comes to a barrier is sent away.
-        self.0.barriers.fetch_sub(1, SeqCst);
+        self.0.ddl_barriers.fetch_sub(1, SeqCst);
     }
 }

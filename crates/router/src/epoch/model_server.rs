@@ -52,7 +52,7 @@ struct Shared {
     snapshots: AtomicU64,
     processes: AtomicU32,
     /// What it answers when it is asked of which history it is.
-    lineage: Mutex<String>,
+    timeline: Mutex<String>,
     /// Nobody gets in.
     is_gone: AtomicBool,
     /// Grows by one when all connections are cut.
@@ -123,8 +123,8 @@ impl ModelServers {
     }
 
     /// `server` is in recovery (`t` or `f`), of this system and timeline.
-    pub(crate) fn set_lineage(&self, server: &str, lineage: &str) {
-        lineage.clone_into(&mut self.shared(server).lineage.lock().unwrap());
+    pub(crate) fn set_lineage(&self, server: &str, timeline: &str) {
+        timeline.clone_into(&mut self.shared(server).timeline.lock().unwrap());
     }
 
     /// Ends all connections to `server`; new ones can be made.
@@ -181,7 +181,7 @@ impl ModelServer {
             marker: AtomicU64::new(0),
             snapshots: AtomicU64::new(0),
             processes: AtomicU32::new(0),
-            lineage: Mutex::new(format!("{} 1 00000001", if is_leader { "f" } else { "t" })),
+            timeline: Mutex::new(format!("{} 1 00000001", if is_leader { "f" } else { "t" })),
             is_gone: AtomicBool::new(false),
             cuts: watch::Sender::new(0),
             log_ins: Mutex::default(),
@@ -272,7 +272,7 @@ impl Shared {
         } else if sql.contains("rolsuper") {
             vec!["f|t|1000".to_owned()]
         } else if sql.contains("pg_control_system") {
-            vec![self.lineage.lock().unwrap().clone()]
+            vec![self.timeline.lock().unwrap().clone()]
         } else if sql.contains("pg_last_wal_replay_lsn") {
             let answer = if self.replayed.load(SeqCst) >= position_in(sql) { "t" } else { "f" };
             vec![answer.to_owned()]

@@ -1,4 +1,4 @@
-//! How gates went: counts, and a histogram of the time the room was closed.
+//! How gates went: counts, and a histogram of the time the commit barrier was closed.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -46,7 +46,7 @@ pub struct GateStatistics {
 pub struct GateSummary {
     /// Gates that made an epoch.
     pub epochs: u64,
-    /// Gates that found the room occupied too long.
+    /// Gates that were kept from closing too long by commits in flight.
     pub gave_up: u64,
     /// Gates that a server's failure ended.
     pub failed: u64,

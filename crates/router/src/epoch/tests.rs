@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::by_hand::{Waiting, clock, process};
+use super::manual_poll::{Waiting, clock, process};
 use super::*;
 
 /// Nobody waits for it: a reader gives up by [`Event::GiveUp`].
@@ -20,10 +20,10 @@ enum Event {
     Publish,
     /// A gate ends without one.
     Fail {
-        occupied: bool,
+        blocked: bool,
     },
-    BarrierBegins,
-    BarrierEnds,
+    DdlBegins,
+    DdlEnds,
     /// A commit that dooms epochs is sent, behind a barrier.
     DoomBegins,
     /// It has ended.
@@ -45,12 +45,12 @@ struct Model {
     last_id: u64,
     doomed_up_to: u64,
     begun: u64,
-    barriers: usize,
+    ddl_barriers: usize,
     dooming: bool,
     creating: bool,
     dooms: u64,
     changes: u64,
-    occupied: bool,
+    blocked: bool,
 }
 
 /// What a reader gets.
@@ -67,30 +67,30 @@ impl Model {
             last_id: 0,
             doomed_up_to: 0,
             begun: 0,
-            barriers: 0,
+            ddl_barriers: 0,
             dooming: false,
             creating: false,
             dooms: 0,
             changes: 0,
-            occupied: false,
+            blocked: false,
         }
     }
 
     fn possible(&self) -> Vec<Event> {
         let mut events = vec![Event::Commit, Event::Publish];
-        events.extend([true, false].map(|occupied| Event::Fail { occupied }));
+        events.extend([true, false].map(|blocked| Event::Fail { blocked }));
         let readers = self.waiting.iter().enumerate();
         events.extend(readers.map(|(reader, waiting)| match waiting {
             None => Event::Read(reader),
             Some(_) => Event::GiveUp(reader),
         }));
-        if self.barriers < 2 {
-            events.push(Event::BarrierBegins);
+        if self.ddl_barriers < 2 {
+            events.push(Event::DdlBegins);
         }
         if self.dooming {
             events.push(Event::DoomEnds);
-        } else if self.barriers > 0 {
-            events.extend([Event::DoomBegins, Event::BarrierEnds]);
+        } else if self.ddl_barriers > 0 {
+            events.extend([Event::DoomBegins, Event::DdlEnds]);
         }
         events.push(if self.creating { Event::CreateEnds } else { Event::CreateBegins });
         events
@@ -107,20 +107,20 @@ impl Model {
             Event::Publish => {
                 self.last_id += 1;
                 self.current = Some((self.last_id, self.begun));
-                self.occupied = false;
+                self.blocked = false;
                 return self.end_attempt();
             }
-            Event::Fail { occupied } => {
-                self.occupied = occupied;
+            Event::Fail { blocked } => {
+                self.blocked = blocked;
                 return self.end_attempt();
             }
-            Event::BarrierBegins => {
-                self.barriers += 1;
+            Event::DdlBegins => {
+                self.ddl_barriers += 1;
                 self.current = None;
                 return self.end_attempt();
             }
-            Event::BarrierEnds => {
-                self.barriers -= 1;
+            Event::DdlEnds => {
+                self.ddl_barriers -= 1;
                 return self.end_attempt();
             }
             Event::DoomBegins | Event::DoomEnds => {
@@ -149,7 +149,7 @@ impl Model {
             .collect::<Vec<_>>()
             .into_iter()
             .filter_map(|reader| {
-                if self.occupied {
+                if self.blocked {
                     self.waiting[reader] = None;
                     return Some((reader, Err(NoEpoch::TimedOut)));
                 }
@@ -159,7 +159,8 @@ impl Model {
     }
 
     fn serve(&mut self, reader: usize) -> Option<(usize, Result<u64, NoEpoch>)> {
-        let result = if self.barriers > 0 { Err(NoEpoch::Barrier) } else { Ok(self.ready_for(self.waiting[reader]?)?) };
+        let result =
+            if self.ddl_barriers > 0 { Err(NoEpoch::DdlBarrier) } else { Ok(self.ready_for(self.waiting[reader]?)?) };
         self.waiting[reader] = None;
         Some((reader, result))
     }
@@ -171,10 +172,10 @@ impl Model {
 
 /// The real epochs and the model of them.
 struct World<'a> {
-    room: &'a Room,
+    barrier: &'a CommitBarrier,
     epochs: &'a Arc<Epochs>,
     readers: Vec<Option<Waiting<'a, Taken>>>,
-    barriers: Vec<Barrier>,
+    ddl_barriers: Vec<DdlBarrier>,
     dooming: Option<Dooming>,
     creating: Option<Creating>,
     published: Vec<Arc<Epoch>>,
@@ -185,16 +186,16 @@ struct World<'a> {
 }
 
 impl<'a> World<'a> {
-    fn new(room: &'a Room, epochs: &'a Arc<Epochs>, readers: usize) -> World<'a> {
+    fn new(barrier: &'a CommitBarrier, epochs: &'a Arc<Epochs>, readers: usize) -> World<'a> {
         World {
-            room,
+            barrier,
             epochs,
             readers: (0..readers).map(|_| None).collect(),
-            barriers: Vec::new(),
+            ddl_barriers: Vec::new(),
             dooming: None,
             creating: None,
             published: Vec::new(),
-            snapshots: vec![(epochs.before_snapshot(room), 0, 0)],
+            snapshots: vec![(epochs.before_snapshot(barrier), 0, 0)],
             model: Model::new(readers),
             events: Vec::new(),
         }
@@ -202,30 +203,30 @@ impl<'a> World<'a> {
 
     fn apply(&mut self, event: Event) {
         self.events.push(event);
-        let (room, epochs) = (self.room, self.epochs);
-        let demand = Demand::of(Freshness::Strict, room, Known::default());
+        let (barrier, epochs) = (self.barrier, self.epochs);
+        let demand = Demand::of(Freshness::Strict, barrier, Known::default());
         let expected = self.model.apply(event);
         match event {
-            Event::Read(reader) => self.readers[reader] = Some(Waiting::new(epochs.take(demand, room, NEVER))),
+            Event::Read(reader) => self.readers[reader] = Some(Waiting::new(epochs.take(demand, barrier, NEVER))),
             Event::GiveUp(reader) => self.readers[reader] = None,
             Event::Commit => {
-                commit(room);
+                commit(barrier);
             }
             Event::Publish => {
-                let epoch = Arc::new(epoch_of(epochs, room.commits_begun(), Instant::now()));
+                let epoch = Arc::new(epoch_of(epochs, barrier.commits_begun(), Instant::now()));
                 self.published.push(epoch.clone());
                 epochs.publish(epoch);
                 epochs.note_attempt(false);
             }
-            Event::Fail { occupied } => epochs.note_attempt(occupied),
-            Event::BarrierBegins => self.barriers.push(epochs.begin_barrier()),
-            Event::BarrierEnds => drop(self.barriers.pop()),
+            Event::Fail { blocked } => epochs.note_attempt(blocked),
+            Event::DdlBegins => self.ddl_barriers.push(epochs.begin_ddl_barrier()),
+            Event::DdlEnds => drop(self.ddl_barriers.pop()),
             Event::DoomBegins => self.dooming = Some(epochs.begin_dooming()),
             Event::DoomEnds => self.dooming = None,
             Event::CreateBegins => self.creating = Some(epochs.begin_creating()),
             Event::CreateEnds => self.creating = None,
         }
-        self.snapshots.push((epochs.before_snapshot(room), self.model.changes, self.model.dooms));
+        self.snapshots.push((epochs.before_snapshot(barrier), self.model.changes, self.model.dooms));
         let served = self.advance();
         assert_eq!(served, expected, "{:?}", self.events);
         self.check();
@@ -238,7 +239,7 @@ impl<'a> World<'a> {
             if let Some(result) = reader.as_mut().and_then(Waiting::advance) {
                 *reader = None;
                 if let Ok(epoch) = &result {
-                    assert!(self.barriers.is_empty() && !epoch.is_doomed(), "{:?}", self.events);
+                    assert!(self.ddl_barriers.is_empty() && !epoch.is_doomed(), "{:?}", self.events);
                 }
                 served.push((number, result.map(|epoch| epoch.id)));
             }
@@ -250,23 +251,23 @@ impl<'a> World<'a> {
         let (epochs, model, events) = (self.epochs, &self.model, &self.events);
         let current = epochs.current().map(|epoch| (epoch.id, epoch.commits));
         assert_eq!(current, model.current, "{events:?}");
-        assert_eq!(epochs.has_barrier(), model.barriers > 0, "{events:?}");
+        assert_eq!(epochs.has_ddl_barrier(), model.ddl_barriers > 0, "{events:?}");
         for epoch in &self.published {
             assert_eq!(epoch.is_doomed(), epoch.id <= model.doomed_up_to, "epoch {}: {events:?}", epoch.id);
         }
         for (snapshot, changes, dooms) in &self.snapshots {
             let stands = !model.dooming && !model.creating && *changes == model.changes;
-            assert_eq!(epochs.snapshot_stands(snapshot.mark), stands, "{events:?}");
+            assert_eq!(epochs.snapshot_stands(snapshot.change_counter), stands, "{events:?}");
             let is_older = model.dooming || *dooms != model.dooms;
             assert_eq!(epochs.is_older_than_a_doom(snapshot), is_older, "{events:?}");
         }
         for (reader, waiting) in model.waiting.iter().enumerate() {
             assert_eq!(self.readers[reader].is_some(), waiting.is_some(), "{events:?}");
-            let is_served = |commits: &u64| model.barriers == 0 && model.ready_for(*commits).is_some();
+            let is_served = |commits: &u64| model.ddl_barriers == 0 && model.ready_for(*commits).is_some();
             assert!(!waiting.as_ref().is_some_and(is_served), "reader {reader} waits for what is there: {events:?}");
         }
         let ready = model.ready_for(model.begun).is_some();
-        assert_eq!(epochs.is_ready(Demand::Commits(model.begun), self.room), ready, "{events:?}");
+        assert_eq!(epochs.is_ready(Demand::Commits(model.begun), self.barrier), ready, "{events:?}");
     }
 
     /// Whatever came before: once DDL ends and a gate closes, nobody waits any more.
@@ -277,8 +278,8 @@ impl<'a> World<'a> {
         if self.model.creating {
             self.apply(Event::CreateEnds);
         }
-        while self.model.barriers > 0 {
-            self.apply(Event::BarrierEnds);
+        while self.model.ddl_barriers > 0 {
+            self.apply(Event::DdlEnds);
         }
         self.apply(Event::Publish);
         assert!(self.readers.iter().all(Option::is_none), "{:?}", self.events);
@@ -287,8 +288,8 @@ impl<'a> World<'a> {
 
 fn try_all(model: &Model, events: &mut Vec<Event>, length: usize) -> u64 {
     if length == 0 {
-        let (room, epochs) = (Room::default(), Arc::default());
-        let mut world = World::new(&room, &epochs, model.waiting.len());
+        let (barrier, epochs) = (CommitBarrier::default(), Arc::default());
+        let mut world = World::new(&barrier, &epochs, model.waiting.len());
         events.iter().for_each(|event| world.apply(*event));
         world.finish();
         return 1;
@@ -320,15 +321,15 @@ fn every_short_order_of_readers_gates_and_ddl_keeps_the_rules_of_epochs() {
 fn an_epoch_published_while_ddl_commits_is_taken_by_nobody() {
     let clock = clock();
     let _inside = clock.enter();
-    let (room, epochs) = (Room::default(), Arc::default());
-    let mut world = World::new(&room, &epochs, 2);
-    for event in [Event::Commit, Event::BarrierBegins, Event::DoomBegins, Event::Publish, Event::Read(0)] {
+    let (barrier, epochs) = (CommitBarrier::default(), Arc::default());
+    let mut world = World::new(&barrier, &epochs, 2);
+    for event in [Event::Commit, Event::DdlBegins, Event::DoomBegins, Event::Publish, Event::Read(0)] {
         world.apply(event);
     }
     assert!(!world.published[0].is_doomed(), "what was read before the commit was sent is right");
     world.apply(Event::DoomEnds);
     assert!(world.published[0].is_doomed() && epochs.current().is_none());
-    for event in [Event::BarrierEnds, Event::Read(1)] {
+    for event in [Event::DdlEnds, Event::Read(1)] {
         world.apply(event);
     }
     assert!(world.readers[1].is_some(), "it waits for an epoch of after");
@@ -340,12 +341,12 @@ fn an_epoch_published_while_ddl_commits_is_taken_by_nobody() {
 fn an_epoch_that_was_doomed_before_it_was_published_is_taken_by_nobody() {
     let clock = clock();
     let _inside = clock.enter();
-    let (room, epochs) = (Room::default(), Arc::new(Epochs::default()));
+    let (barrier, epochs) = (CommitBarrier::default(), Arc::new(Epochs::default()));
     let numbered = Arc::new(epoch_of(&epochs, 0, Instant::now()));
-    drop((epochs.begin_dooming(), epochs.begin_barrier()));
+    drop((epochs.begin_dooming(), epochs.begin_ddl_barrier()));
     epochs.publish(numbered);
-    assert!(!epochs.is_ready(Demand::Commits(0), &room));
-    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER));
+    assert!(!epochs.is_ready(Demand::Commits(0), &barrier));
+    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &barrier, NEVER));
     assert!(reader.advance().is_none());
     epochs.publish(Arc::new(epoch_of(&epochs, 0, Instant::now())));
     epochs.note_attempt(false);
@@ -356,13 +357,13 @@ fn an_epoch_that_was_doomed_before_it_was_published_is_taken_by_nobody() {
 /// overtaken the transaction.
 #[test]
 fn a_snapshot_holds_what_is_done_and_not_what_has_begun() {
-    let (room, epochs) = (Room::default(), Epochs::default());
-    let under_way = Waiting::new(room.enter(1, process(1), None)).advance().expect("no gate waits");
-    let snapshot = epochs.before_snapshot(&room);
-    let commits = under_way.settle();
+    let (barrier, epochs) = (CommitBarrier::default(), Epochs::default());
+    let under_way = Waiting::new(barrier.enter(1, process(1), None)).advance().expect("no gate waits");
+    let snapshot = epochs.before_snapshot(&barrier);
+    let commits = under_way.resolve();
     epochs.canary_commits.store(commits, SeqCst);
     assert!(epochs.needs_tripwire(snapshot.commits));
-    assert!(!epochs.needs_tripwire(epochs.before_snapshot(&room).commits));
+    assert!(!epochs.needs_tripwire(epochs.before_snapshot(&barrier).commits));
 }
 
 /// Whoever takes an epoch once a commit of new relations is sent gets one of after it; those who have one keep it.
@@ -370,12 +371,12 @@ fn a_snapshot_holds_what_is_done_and_not_what_has_begun() {
 fn new_relations_doom_no_epoch_and_nobody_takes_an_older_one() {
     let clock = clock();
     let _inside = clock.enter();
-    let (room, epochs) = (Room::default(), Arc::new(Epochs::default()));
+    let (barrier, epochs) = (CommitBarrier::default(), Arc::new(Epochs::default()));
     let before = Arc::new(epoch_of(&epochs, 0, Instant::now()));
     epochs.publish(before.clone());
     let creating = epochs.begin_creating();
-    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER));
-    assert!(reader.advance().is_none() && !before.is_doomed() && !epochs.has_barrier());
+    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &barrier, NEVER));
+    assert!(reader.advance().is_none() && !before.is_doomed() && !epochs.has_ddl_barrier());
     drop(creating);
     assert!(reader.advance().is_none() && !before.is_doomed());
     epochs.publish(Arc::new(epoch_of(&epochs, 1, Instant::now())));
@@ -391,8 +392,8 @@ proptest! {
     ) {
         let clock = clock();
         let _inside = clock.enter();
-        let (room, epochs) = (Room::default(), Arc::default());
-        let mut world = World::new(&room, &epochs, 4);
+        let (barrier, epochs) = (CommitBarrier::default(), Arc::default());
+        let mut world = World::new(&barrier, &epochs, 4);
         for choice in choices {
             let possible = world.model.possible();
             world.apply(possible[choice.index(possible.len())]);
@@ -401,8 +402,8 @@ proptest! {
     }
 }
 
-fn commit(room: &Room) -> u64 {
-    Waiting::new(room.enter(1, process(1), None)).advance().expect("no gate waits").settle()
+fn commit(barrier: &CommitBarrier) -> u64 {
+    Waiting::new(barrier.enter(1, process(1), None)).advance().expect("no gate waits").resolve()
 }
 
 fn epoch_of(epochs: &Epochs, commits: u64, closed_at: Instant) -> Epoch {
@@ -417,38 +418,38 @@ fn a_second_ago() -> Instant {
 /// `bounded` an age, or that nothing has committed since.
 #[test]
 fn a_demand_is_met_by_what_its_freshness_says() {
-    let (room, epochs) = (Room::default(), Epochs::default());
-    let seen = commit(&room);
+    let (barrier, epochs) = (CommitBarrier::default(), Epochs::default());
+    let seen = commit(&barrier);
     let before = epoch_of(&epochs, seen, a_second_ago());
-    commit(&room);
+    commit(&barrier);
     let after = epoch_of(&epochs, 2, a_second_ago());
-    let strict = Demand::of(Freshness::Strict, &room, Known { before: seen, seen });
-    assert_eq!((strict.is_met_by(&before, &room), strict.is_met_by(&after, &room)), (false, true));
-    let session = |before, seen| Demand::of(Freshness::Session, &room, Known { before, seen });
-    assert!(session(seen, seen).is_met_by(&before, &room) && session(seen, seen).is_met_by(&after, &room));
+    let strict = Demand::of(Freshness::Strict, &barrier, Known { before: seen, seen });
+    assert_eq!((strict.is_met_by(&before, &barrier), strict.is_met_by(&after, &barrier)), (false, true));
+    let session = |before, seen| Demand::of(Freshness::Session, &barrier, Known { before, seen });
+    assert!(session(seen, seen).is_met_by(&before, &barrier) && session(seen, seen).is_met_by(&after, &barrier));
     for newer in [session(2, 0), session(0, 2)] {
-        assert_eq!((newer.is_met_by(&before, &room), newer.is_met_by(&after, &room)), (false, true));
+        assert_eq!((newer.is_met_by(&before, &barrier), newer.is_met_by(&after, &barrier)), (false, true));
     }
     let (young, old) = (Duration::from_secs(3600), Duration::ZERO);
     // What its client was told before the session began may be missing from a bounded read.
-    let bounded = |age| Demand::of(Freshness::Bounded(age), &room, Known { before: 2, seen });
-    assert_eq!((bounded(young).is_met_by(&before, &room), bounded(old).is_met_by(&before, &room)), (true, false));
-    let ahead = Demand::of(Freshness::Bounded(young), &room, Known { before: 0, seen: 2 });
-    assert!(!ahead.is_met_by(&before, &room) && ahead.is_met_by(&after, &room), "it never goes back");
-    assert!(bounded(old).is_met_by(&after, &room), "nothing has committed since, so it is as good as new");
+    let bounded = |age| Demand::of(Freshness::Bounded(age), &barrier, Known { before: 2, seen });
+    assert_eq!((bounded(young).is_met_by(&before, &barrier), bounded(old).is_met_by(&before, &barrier)), (true, false));
+    let ahead = Demand::of(Freshness::Bounded(young), &barrier, Known { before: 0, seen: 2 });
+    assert!(!ahead.is_met_by(&before, &barrier) && ahead.is_met_by(&after, &barrier), "it never goes back");
+    assert!(bounded(old).is_met_by(&after, &barrier), "nothing has committed since, so it is as good as new");
 }
 
 /// A commit that was sent and not answered yet is demanded by strict readers all the same: it may be visible on the
 /// leader.
 #[test]
 fn a_strict_reader_demands_also_what_is_under_way() {
-    let (room, epochs) = (Room::default(), Epochs::default());
+    let (barrier, epochs) = (CommitBarrier::default(), Epochs::default());
     let before = epoch_of(&epochs, 0, a_second_ago());
-    let under_way = Waiting::new(room.enter(1, process(1), None)).advance().expect("no gate waits");
-    assert!(!Demand::of(Freshness::Strict, &room, Known::default()).is_met_by(&before, &room));
-    let bounded = Demand::of(Freshness::Bounded(Duration::ZERO), &room, Known::default());
-    assert!(!bounded.is_met_by(&before, &room));
-    under_way.settle();
+    let under_way = Waiting::new(barrier.enter(1, process(1), None)).advance().expect("no gate waits");
+    assert!(!Demand::of(Freshness::Strict, &barrier, Known::default()).is_met_by(&before, &barrier));
+    let bounded = Demand::of(Freshness::Bounded(Duration::ZERO), &barrier, Known::default());
+    assert!(!bounded.is_met_by(&before, &barrier));
+    under_way.resolve();
 }
 
 /// Each reader that has to wait asks for a gate, and readers are counted whether they wait or not: an epoch that nobody
@@ -457,15 +458,15 @@ fn a_strict_reader_demands_also_what_is_under_way() {
 fn readers_that_wait_ask_for_a_gate() {
     let clock = clock();
     let _inside = clock.enter();
-    let (room, epochs) = (Room::default(), Epochs::default());
+    let (barrier, epochs) = (CommitBarrier::default(), Epochs::default());
     let asked = || Waiting::new(epochs.wanted.notified()).advance().is_some();
-    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER));
+    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &barrier, NEVER));
     assert!(reader.advance().is_none() && asked());
     epochs.publish(Arc::new(epoch_of(&epochs, 0, Instant::now())));
     epochs.note_attempt(false);
     assert!(reader.advance().is_some_and(|taken| taken.is_ok()));
     assert!(!asked(), "nobody waits");
-    let taken = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER)).advance();
+    let taken = Waiting::new(epochs.take(Demand::Commits(0), &barrier, NEVER)).advance();
     assert!(taken.is_some_and(|taken| taken.is_ok()) && !asked());
     assert_eq!(epochs.readers.load(SeqCst), 2);
     epochs.note_reader();
@@ -479,13 +480,13 @@ fn readers_that_wait_ask_for_a_gate() {
 /// A reader whom a gate leaves without an epoch goes on waiting, and asks again; when it waits too long it is told so.
 #[tokio::test]
 async fn a_reader_waits_through_failed_gates_and_not_for_ever() {
-    let (room, epochs) = (Room::default(), Epochs::default());
-    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &room, NEVER));
+    let (barrier, epochs) = (CommitBarrier::default(), Epochs::default());
+    let mut reader = Waiting::new(epochs.take(Demand::Commits(0), &barrier, NEVER));
     assert!(reader.advance().is_none());
     epochs.wanted.notified().await;
     epochs.note_attempt(false);
     assert!(reader.advance().is_none());
     assert!(Waiting::new(epochs.wanted.notified()).advance().is_some(), "it asks for another gate");
-    let result = epochs.take(Demand::Commits(0), &room, Duration::from_millis(1)).await;
+    let result = epochs.take(Demand::Commits(0), &barrier, Duration::from_millis(1)).await;
     assert_eq!(result.map(|epoch| epoch.id), Err(NoEpoch::TimedOut));
 }

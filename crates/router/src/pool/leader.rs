@@ -45,7 +45,7 @@ enum Found {
     /// Another session's: everything must be taken off it.
     Stolen(Box<Backend>),
     /// A new one may be made.
-    Place(OwnedSemaphorePermit),
+    Slot(OwnedSemaphorePermit),
 }
 
 impl LeaderPool {
@@ -81,7 +81,7 @@ impl LeaderPool {
                         return Ok(backend);
                     }
                 }
-                Some(Found::Place(permit)) => {
+                Some(Found::Slot(permit)) => {
                     let mut backend =
                         Backend::connect(&self.server, &self.database, credentials, Purpose::Session).await?;
                     backend.permit = Some(permit);
@@ -102,7 +102,7 @@ impl LeaderPool {
         own.is_alive().then_some(own)
     }
 
-    /// What there is for `session` of `user`: its own, one that nobody has, a place for a new one, one of another
+    /// What there is for `session` of `user`: its own, one that nobody has, a slot for a new one, one of another
     /// session.
     fn look(&self, session: u64, user: &str) -> Option<Found> {
         if let Some(own) = self.take_own(session) {
@@ -114,8 +114,8 @@ impl LeaderPool {
             }
         }
         loop {
-            if let Some(place) = self.queue.place() {
-                return Some(Found::Place(place));
+            if let Some(slot) = self.queue.slot() {
+                return Some(Found::Slot(slot));
             }
             // One of another role makes room.
             if self.close_one_free() {

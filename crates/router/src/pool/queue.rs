@@ -11,11 +11,11 @@ use std::time::Instant;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
 
-/// The places of a pool, and who waits for one.
+/// The slots of a pool, and who waits for one.
 #[derive(Debug)]
 pub(super) struct Queue {
     /// One for each back end that may still be made.
-    places: Arc<Semaphore>,
+    slots: Arc<Semaphore>,
     /// Whoever has it is the first. Tokio's semaphores give in the order in which they were asked.
     turn: Semaphore,
     waiting: AtomicUsize,
@@ -32,17 +32,17 @@ impl Drop for Waiter<'_> {
 }
 
 impl Queue {
-    /// Nobody waits yet for one of `limit` places.
+    /// Nobody waits yet for one of `limit` slots.
     pub(super) fn new(limit: usize) -> Queue {
         Queue {
-            places: Arc::new(Semaphore::new(limit)),
+            slots: Arc::new(Semaphore::new(limit)),
             turn: Semaphore::new(1),
             waiting: AtomicUsize::new(0),
             offered: Notify::new(),
         }
     }
 
-    /// What `look` finds when it is one's turn; it is asked again whenever something was offered or a place is free.
+    /// What `look` finds when it is one's turn; it is asked again whenever something was offered or a slot is free.
     /// None when `deadline` is over before.
     pub(super) async fn wait<T>(&self, deadline: Instant, mut look: impl FnMut() -> Option<T>) -> Option<T> {
         self.waiting.fetch_add(1, SeqCst);
@@ -52,25 +52,25 @@ impl Queue {
             if let Some(found) = look() {
                 return Some(found);
             }
-            // A place that is free is left for `look`: nobody else asks for one.
+            // A slot that is free is left for `look`: nobody else asks for one.
             let woken = async {
                 tokio::select! {
                     () = self.offered.notified() => {}
-                    _ = self.places.acquire() => {}
+                    _ = self.slots.acquire() => {}
                 }
             };
             timeout_at(deadline.into(), woken).await.ok()?;
         }
     }
 
-    /// A place for a back end that is to be made. Only for who looks.
-    pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
-        self.places.clone().try_acquire_owned().ok()
+    /// A slot for a back end that is to be made. Only for who looks.
+    pub(super) fn slot(&self) -> Option<OwnedSemaphorePermit> {
+        self.slots.clone().try_acquire_owned().ok()
     }
 
     /// Whether a back end may still be made.
     pub(super) fn has_place(&self) -> bool {
-        self.places.available_permits() > 0
+        self.slots.available_permits() > 0
     }
 
     /// There is a back end that the first one may take.

@@ -30,7 +30,7 @@ pub struct ReaderPool {
 enum Found {
     Idle(Box<Backend>),
     /// A new one may be made.
-    Place(OwnedSemaphorePermit),
+    Slot(OwnedSemaphorePermit),
 }
 
 impl ReaderPool {
@@ -64,7 +64,7 @@ impl ReaderPool {
         let deadline = Instant::now() + timeout;
         match self.queue.wait(deadline, || self.look(&credentials.user, settings)).await {
             Some(Found::Idle(backend)) => Ok(*backend),
-            Some(Found::Place(permit)) => {
+            Some(Found::Slot(permit)) => {
                 let mut backend = Backend::connect(&self.server, &self.database, credentials, Purpose::Reader).await?;
                 backend.permit = Some(permit);
                 Ok(backend)
@@ -73,7 +73,7 @@ impl ReaderPool {
         }
     }
 
-    /// What there is for a reader of `user`: an idle one, or a place for a new one, for which one of another role is
+    /// What there is for a reader of `user`: an idle one, or a slot for a new one, for which one of another role is
     /// closed.
     fn look(&self, user: &str, settings: &Settings) -> Option<Found> {
         while let Some(mut backend) = self.take_idle(user, settings) {
@@ -81,14 +81,14 @@ impl ReaderPool {
                 return Some(Found::Idle(Box::new(backend)));
             }
         }
-        let place = self.queue.place().or_else(|| {
+        let slot = self.queue.slot().or_else(|| {
             self.close_one_of_others(user);
-            self.queue.place()
+            self.queue.slot()
         });
-        place.map(Found::Place)
+        slot.map(Found::Slot)
     }
 
-    /// Closes the back end of another role that was idle longest, so that this one gets its place.
+    /// Closes the back end of another role that was idle longest, so that this one gets its slot.
     fn close_one_of_others(&self, user: &str) {
         let mut idle = self.idle();
         let others = idle.iter_mut().filter(|(other, _)| *other != user).map(|(_, backends)| backends);

@@ -176,7 +176,7 @@ async fn until_waiting(queue: &queue::Queue, count: usize) {
 }
 
 /// Nobody is overtaken: not by who comes later, and not by a session that gives its back end back and wants it again at
-/// once. Who gives up keeps nobody's place.
+/// once. Who gives up keeps nobody's slot.
 #[tokio::test]
 async fn those_who_wait_for_a_back_end_are_served_in_their_order() {
     let (models, server) = leader().await;
@@ -215,7 +215,7 @@ async fn those_who_wait_for_a_back_end_are_served_in_their_order() {
     assert_eq!((last.process_id, server.connections.load(SeqCst), pool.queue.waiting()), (process, 1, 0));
 }
 
-/// The same for readers; a place that gets free because a back end was closed is given as one that is given back.
+/// The same for readers; a slot that gets free because a back end was closed is given as one that is given back.
 #[tokio::test]
 async fn readers_who_wait_are_served_in_their_order() {
     let (models, server) = leader().await;

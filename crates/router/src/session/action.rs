@@ -233,7 +233,7 @@ impl Session {
                 // Its locks must be gone when the client is answered; closing alone takes effect some time later.
                 let _ = tokio::time::timeout(DISCARD_TIMEOUT, backend.rows("DISCARD ALL")).await;
             }
-            self.domain.leader.forget(self.number);
+            self.database.leader.forget(self.number);
             self.pinned = None;
             self.kept.clear();
             self.has_state_there = false;
@@ -241,7 +241,7 @@ impl Session {
             self.portals.clear();
             self.forget_settings();
             // As after a log-in: a pool gives the connection to somebody else now.
-            (self.commits_before, self.commits_seen) = (self.domain.room.commits_begun(), 0);
+            (self.commits_before, self.commits_seen) = (self.database.commit_barrier.commits_begun(), 0);
             self.client.output.command_complete("DISCARD ALL");
             return Ok(Outcome::Done);
         }

@@ -1,20 +1,20 @@
-//! Units on the leader outside a transaction: updates whole inside the commit room, reads READ ONLY.
+//! Units on the leader outside a transaction: updates whole inside the commit barrier, reads READ ONLY.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use super::ddl::{OVERTAKEN, UnderWay, closed_by_ddl};
+use super::batch_traits::BatchTraits;
+use super::ddl::{DdlInProgress, OVERTAKEN, closed_by_ddl};
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
 use super::unit::{Outcome, Unfit};
-use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
-use crate::domain::{Aside, Domain};
-use crate::epoch::{Commit, Watch};
+use crate::database::{Database, VacatedDatabase};
+use crate::epoch::{CommitGuard, WatchGuard};
 use crate::sql::PinReason;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
@@ -37,10 +37,10 @@ const DOOM_PAUSE: Duration = Duration::from_millis(5);
 pub(super) struct Releasing(tokio::task::JoinHandle<()>);
 
 impl Releasing {
-    fn start(domain: Arc<Domain>) -> Releasing {
+    fn start(database: Arc<Database>) -> Releasing {
         Releasing(tokio::spawn(async move {
             loop {
-                domain.epochs.ask_for_release();
+                database.epochs.ask_for_release();
                 tokio::time::sleep(RELEASE_INTERVAL).await;
             }
         }))
@@ -53,20 +53,24 @@ impl Drop for Releasing {
     }
 }
 
-/// Where a statement that commits by itself stands while it runs.
-enum Place<'a> {
-    /// In the commit room.
-    Inside(Commit<'a>),
-    /// It would hold the room for long: what it does is in force until it has ended.
-    Watched(Watch<'a>),
+/// What guards a statement that commits by itself while it runs.
+enum CommitScope<'a> {
+    /// In the commit barrier.
+    InBarrier(CommitGuard<'a>),
+    /// It would hold the commit barrier for long: what it does is in force until it has ended.
+    Watched(WatchGuard<'a>),
     /// Others need not know of it.
     Outside,
 }
 
 impl Session {
     /// Runs a read on the leader, in a SERIALIZABLE transaction that is sent with it at once. It is READ ONLY there as
-    /// well: what writes after all must commit in the room.
-    pub(super) async fn read_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
+    /// well: what writes after all must commit in the commit barrier.
+    pub(super) async fn read_on_leader(
+        &mut self,
+        request: &Request,
+        traits: &BatchTraits,
+    ) -> Result<Outcome, SessionEnd> {
         for attempt in 1.. {
             let asked_at = Instant::now();
             let mut backend = match self.take_leader().await {
@@ -83,15 +87,15 @@ impl Session {
                 return Ok(self.leader_is_unfit(backend, unfit));
             }
             let mut expected = VecDeque::new();
-            let mark = self.domain.epochs.mark();
-            let looks = attempt > 1 || !self.domain.epochs.snapshot_stands(mark);
+            let change_counter = self.database.epochs.change_counter();
+            let looks = attempt > 1 || !self.database.epochs.snapshot_stands(change_counter);
             put_own(&mut backend, "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY", false, &mut expected);
             request.encode(&mut backend, &mut expected);
             if looks {
                 put_own(&mut backend, OVERTAKEN, false, &mut expected);
             }
             put_own(&mut backend, "COMMIT", false, &mut expected);
-            let Ended { result, went_out, start, last_words, .. } =
+            let Ended { result, went_out, start, final_error, .. } =
                 self.relay(&mut backend, expected, Hold::Briefly).await;
             self.statement_ended();
             let taken_back = if went_out { 0 } else { start };
@@ -100,17 +104,20 @@ impl Session {
                 Err(RelayError::Client(error)) => return Err(error.into()),
                 Err(error) => {
                     self.client.output.truncate(taken_back);
-                    return self.leader_lost(work, &error, last_words);
+                    return self.leader_lost(traits, &error, final_error);
                 }
             };
-            self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
+            self.commits_seen = self.commits_seen.max(self.database.commit_barrier.commits_begun());
             // Where the client's statement has failed, the look behind it has as well.
             let is_clean = |error: &ErrorFields| error.code == sqlstate::IN_FAILED_SQL_TRANSACTION;
             if relayed.own_error.as_ref().is_none_or(is_clean) || self.is_pinned() {
                 self.return_leader(backend);
             }
-            let is_overtaken =
-                if looks { !relayed.own_rows.is_empty() } else { !self.domain.epochs.snapshot_stands(mark) };
+            let is_overtaken = if looks {
+                !relayed.own_rows.is_empty()
+            } else {
+                !self.database.epochs.snapshot_stands(change_counter)
+            };
             let reported = relayed.error.is_some();
             let failed = relayed.error.or(relayed.own_error);
             match failed.as_ref().map(|fields| fields.code.as_str()) {
@@ -123,16 +130,18 @@ impl Session {
                     tokio::time::sleep(DOOM_PAUSE * 2_u32.pow(attempt)).await;
                 }
                 None => {
-                    self.domain.epochs.wait_times.note_leader_read(asked_at.elapsed());
+                    self.database.epochs.wait_times.note_leader_read(asked_at.elapsed());
                     leader.reads.fetch_add(1, Relaxed);
                     return Ok(Outcome::Done);
                 }
                 Some(sqlstate::READ_ONLY_SQL_TRANSACTION) if !went_out => {
                     self.client.output.truncate(start);
-                    let work = Work { reads_only: false, writes: true, opaque: true, ..work.clone() };
-                    return self.run_wrapped(request, &work).await;
+                    let traits = BatchTraits { reads_only: false, writes: true, opaque: true, ..traits.clone() };
+                    return self.run_wrapped(request, &traits).await;
                 }
-                Some(sqlstate::SERIALIZATION_FAILURE) if !went_out && work.reads_only && attempt < UPDATE_TRIES_MAX => {
+                Some(sqlstate::SERIALIZATION_FAILURE)
+                    if !went_out && traits.reads_only && attempt < UPDATE_TRIES_MAX =>
+                {
                     self.client.output.truncate(start);
                     self.router.counters.read_retries.fetch_add(1, Relaxed);
                 }
@@ -153,14 +162,18 @@ impl Session {
     }
 
     /// Runs one unit on the leader, SERIALIZABLE, in a transaction of the server's own.
-    pub(super) async fn run_on_leader(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
-        let _releasing = self.releasing_around(work);
-        let _aside = self.leave_database(work).await;
+    pub(super) async fn run_on_leader(
+        &mut self,
+        request: &Request,
+        traits: &BatchTraits,
+    ) -> Result<Outcome, SessionEnd> {
+        let _releasing = self.releasing_around(traits);
+        let _vacated = self.leave_database(traits).await;
         let mut pause = UPDATE_PAUSE;
         for attempt in 1.. {
             // What leaves state has an effect although it fails: an advisory lock would be taken twice.
-            let may_retry = attempt < UPDATE_TRIES_MAX && !work.commits_itself && work.pins.is_none();
-            match self.try_on_leader(request, work, may_retry).await? {
+            let may_retry = attempt < UPDATE_TRIES_MAX && !traits.commits_itself && traits.pins.is_none();
+            match self.try_on_leader(request, traits, may_retry).await? {
                 Some(outcome) => {
                     return Ok(outcome);
                 }
@@ -176,34 +189,34 @@ impl Session {
 
     /// For commands that wait for old snapshots or for readers' locks, but leave old epochs right. What is about
     /// another database waits for none of this one.
-    pub(super) fn releasing_around(&self, work: &Work) -> Option<Releasing> {
-        let harmless = work.barrier.as_ref().is_some_and(|barrier| barrier.harmless && barrier.database.is_none());
-        harmless.then(|| Releasing::start(self.domain.clone()))
+    pub(super) fn releasing_around(&self, traits: &BatchTraits) -> Option<Releasing> {
+        let harmless = traits.ddl.as_ref().is_some_and(|ddl| ddl.harmless && ddl.database.is_none());
+        harmless.then(|| Releasing::start(self.database.clone()))
     }
 
     /// For what needs a database that nobody is in: the router's own connections to it are closed.
-    async fn leave_database(&self, work: &Work) -> Option<Aside> {
-        let database = work.barrier.as_ref()?.database.as_deref()?;
-        if *database == *self.domain.database {
-            return self.domain.stand_aside(&self.router.serializable);
+    async fn leave_database(&self, traits: &BatchTraits) -> Option<VacatedDatabase> {
+        let database = traits.ddl.as_ref()?.database.as_deref()?;
+        if *database == *self.database.name {
+            return self.database.vacate(&self.router.serializable);
         }
-        self.router.close_domain(database).await;
+        self.router.close_database(database).await;
         None
     }
 
     /// For DDL that runs alone, and for CALL and DO, which may hide it and commit it at any time.
-    async fn barrier_around(&self, work: &Work) -> Option<UnderWay> {
-        if !work.commits_itself && work.barrier.as_ref().is_none_or(|barrier| barrier.harmless) {
+    async fn barrier_around(&self, traits: &BatchTraits) -> Option<DdlInProgress> {
+        if !traits.commits_itself && traits.ddl.as_ref().is_none_or(|ddl| ddl.harmless) {
             return None;
         }
-        Some(UnderWay::dooming(&self.domain).await)
+        Some(DdlInProgress::dooming(&self.database).await)
     }
 
     /// One try; none when it failed so that it may be tried again.
     async fn try_on_leader(
         &mut self,
         request: &Request,
-        work: &Work,
+        traits: &BatchTraits,
         may_retry: bool,
     ) -> Result<Option<Outcome>, SessionEnd> {
         let mut backend = match self.take_leader().await {
@@ -227,58 +240,58 @@ impl Session {
         let leader = backend.server.clone();
         self.served_by = Some(ServedBy::Leader(leader.clone()));
         let _update = self.router.serializable.begin(&leader);
-        let domain = self.domain.clone();
-        let under_way = self.barrier_around(work).await;
-        let alone = work.barrier.as_ref().is_some_and(|barrier| barrier.alone);
+        let database = self.database.clone();
+        let ddl = self.barrier_around(traits).await;
+        let alone = traits.ddl.as_ref().is_some_and(|ddl| ddl.alone);
         // It stays under way until it is known to have ended, whoever is lost meanwhile.
-        let place = if work.writes && !alone {
-            let mut commit = domain.room.enter(self.number, backend.process(), work.fingerprint).await;
+        let scope = if traits.writes && !alone {
+            let mut commit = database.commit_barrier.enter(self.number, backend.process(), traits.fingerprint).await;
             // Whatever becomes of it, the session's next read shows it.
             self.commits_seen = commit.begun();
-            if work.must_be_wrapped(false, domain.epochs.has_barrier()) {
+            if traits.must_be_wrapped(false, database.epochs.has_ddl_barrier()) {
                 // DDL has begun while a gate was waited for.
-                commit.settle();
+                commit.resolve();
                 self.return_leader(backend);
-                return self.run_wrapped(request, work).await.map(Some);
+                return self.run_wrapped(request, traits).await.map(Some);
             }
-            if let Some(under_way) = under_way {
-                commit.keep(Box::new(under_way));
+            if let Some(ddl) = ddl {
+                commit.keep(Box::new(ddl));
             }
-            Place::Inside(commit)
-        } else if let Some(under_way) = under_way {
-            Place::Watched(domain.room.watch(backend.process(), Box::new(under_way)))
+            CommitScope::InBarrier(commit)
+        } else if let Some(ddl) = ddl {
+            CommitScope::Watched(database.commit_barrier.watch(backend.process(), Box::new(ddl)))
         } else {
-            Place::Outside
+            CommitScope::Outside
         };
         let mut expected = VecDeque::new();
         request.encode(&mut backend, &mut expected);
         let start = self.client.output.len();
-        let hold = if matches!(place, Place::Inside(_)) { Hold::InRoom } else { Hold::Briefly };
-        let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, hold).await;
+        let hold = if matches!(scope, CommitScope::InBarrier(_)) { Hold::InCommitBarrier } else { Hold::Briefly };
+        let Ended { result, went_out, final_error, .. } = self.relay(&mut backend, expected, hold).await;
         self.statement_ended();
         let relayed = match result {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
-                if work.writes {
+                if traits.writes {
                     self.in_doubt = Some(backend.process());
                 }
-                drop(place);
+                drop(scope);
                 if went_out {
                     self.client.output.clear();
                 } else {
                     self.client.output.truncate(start);
                 }
-                return self.leader_lost(work, &error, last_words).map(Some);
+                return self.leader_lost(traits, &error, final_error).map(Some);
             }
         };
-        self.commits_seen = self.commits_seen.max(domain.room.commits_begun());
-        match place {
-            Place::Inside(commit) => self.commits_seen = commit.settle(),
-            Place::Watched(watch) => watch.end(),
-            Place::Outside => {}
+        self.commits_seen = self.commits_seen.max(database.commit_barrier.commits_begun());
+        match scope {
+            CommitScope::InBarrier(commit) => self.commits_seen = commit.resolve(),
+            CommitScope::Watched(watch) => watch.end(),
+            CommitScope::Outside => {}
         }
-        self.after_leader_statement(work, relayed.error.is_none());
+        self.after_leader_statement(traits, relayed.error.is_none());
         self.return_leader(backend);
         let code = relayed.error.as_ref().map(|error| error.code.as_str());
         match code {
@@ -304,8 +317,8 @@ impl Session {
     }
 
     /// Notes what a statement has left behind on the session's back end.
-    pub(super) fn after_leader_statement(&mut self, work: &Work, succeeded: bool) {
-        if succeeded && let Some(reason) = work.pins {
+    pub(super) fn after_leader_statement(&mut self, traits: &BatchTraits, succeeded: bool) {
+        if succeeded && let Some(reason) = traits.pins {
             self.pin(reason);
         }
     }
@@ -320,19 +333,19 @@ impl Session {
     /// The leader was lost under an autocommit statement.
     fn leader_lost(
         &mut self,
-        work: &Work,
+        traits: &BatchTraits,
         error: &RelayError,
-        last_words: Option<ErrorFields>,
+        final_error: Option<ErrorFields>,
     ) -> Result<Outcome, SessionEnd> {
-        let name = &self.domain.servers.leader().name;
-        let sql_error = if work.writes {
+        let name = &self.database.servers.leader().name;
+        let sql_error = if traits.writes {
             SqlError::error(
                 sqlstate::TRANSACTION_RESOLUTION_UNKNOWN,
                 format!("lost {name} while it ran the statement: {error}; whether it committed is unknown"),
             )
             .hint("Look whether its effect is there before you run it again.")
         } else {
-            self.server_lost(name, error, last_words)
+            self.server_lost(name, error, final_error)
         };
         if self.pinned.is_some() {
             return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..sql_error }));

@@ -1,5 +1,5 @@
 //! Cancel requests: each hits the statement that runs when it comes, or nothing. One server runs what the router may
-//! still be reading or judging, so what comes then hits that.
+//! still be reading or classifying, so what comes then hits that.
 //!
 //! A server passes a request on some time after it has got it, and closes the connection then. Whoever ends a statement
 //! waits for the requests that are on their way to its back end, so that they find nothing else there; who sends one

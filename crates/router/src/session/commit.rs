@@ -1,10 +1,10 @@
-//! COMMIT and ROLLBACK: inside the commit room, through the tripwire when an epoch has overtaken the transaction.
+//! COMMIT and ROLLBACK: inside the commit barrier, through the tripwire when an epoch has overtaken the transaction.
 
 use bytes::Bytes;
 
-use super::ddl::{Change, NotSent, UnderWay};
+use super::ddl::{Change, DdlInProgress, NotSent};
 use super::relay::{RelayError, Relayed};
-use super::transaction::{LeaderTransaction, Place, aborted, cut_off, too_many_transactions};
+use super::transaction::{LeaderTransaction, Placement, aborted, cut_off, too_many_transactions};
 use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
@@ -26,16 +26,16 @@ impl Session {
             self.roll_back(answers).await?;
             return Ok(Outcome::Done);
         }
-        match std::mem::replace(&mut transaction.place, Place::Lost) {
-            Place::Nowhere => {}
-            Place::AtEpoch { mut backend, .. } => {
+        match std::mem::replace(&mut transaction.placement, Placement::Lost) {
+            Placement::Nowhere => {}
+            Placement::AtEpoch { mut backend, .. } => {
                 if transaction.savepoints > 0 && self.settings != transaction.settings_before {
                     self.read_settings_back(&mut backend).await?;
                 }
                 backend.stale_plans |= transaction.stale_plans;
                 self.give_back_reader(*backend);
             }
-            Place::OnLeader(leader) => {
+            Placement::OnLeader(leader) => {
                 match self.commit_on_leader(*leader).await? {
                     // A session whose settings savepoints may have taken back keeps its back end, which knows them.
                     Committed::Yes if self.settings != transaction.settings_before => {
@@ -63,14 +63,15 @@ impl Session {
             }
             // All that it has read was right, and it has nothing to commit; only what savepoints have done to its
             // settings is not known any more.
-            Place::CutOff { .. } if transaction.savepoints == 0 || self.settings == transaction.settings_before => {}
-            Place::CutOff { server } => {
+            Placement::CutOff { .. } if transaction.savepoints == 0 || self.settings == transaction.settings_before => {
+            }
+            Placement::CutOff { server } => {
                 self.settings = transaction.settings_before;
                 self.characteristics = transaction.characteristics_before;
                 self.fail(cut_off(&server));
                 return Ok(Outcome::Failed);
             }
-            Place::Lost => {
+            Placement::Lost => {
                 self.fail(aborted());
                 return Ok(Outcome::Failed);
             }
@@ -98,49 +99,49 @@ impl Session {
                 return Ok(Committed::Error(self.server_lost(&leader.backend.server.name, &error, None)));
             }
         };
-        let domain = self.domain.clone();
+        let database = self.database.clone();
         let mut commit = if leader.wrote || change != Change::Nothing {
-            domain.room.enter(self.number, leader.backend.process(), None).await
+            database.commit_barrier.enter(self.number, leader.backend.process(), None).await
         } else {
             // What looks like reads may hide writes (functions, operators, casts of users), and what was begun READ
             // ONLY may be READ WRITE by now, or have been: the server knows.
-            let visit = domain.room.visit(self.number, leader.backend.process()).await;
+            let uncounted = database.commit_barrier.enter_uncounted(self.number, leader.backend.process()).await;
             let relayed = match self.own_statement(&mut leader.backend, HAS_WRITTEN, false).await? {
                 Ok(relayed) => relayed,
                 Err(error) => {
-                    visit.leave();
+                    uncounted.leave();
                     return self.committed(leader, Err(error), false).await;
                 }
             };
             let commit = if has_written(&relayed.own_rows) {
-                visit.into_commit()
+                uncounted.into_commit()
             } else {
                 let relayed = self.own_statement(&mut leader.backend, "COMMIT", true).await?;
-                visit.leave();
-                self.commits_seen = self.commits_seen.max(domain.room.commits_begun());
+                uncounted.leave();
+                self.commits_seen = self.commits_seen.max(database.commit_barrier.commits_begun());
                 return self.committed(leader, relayed, false).await;
             };
-            commit.expect("a visit is inside until it leaves")
+            commit.expect("it is inside until it leaves")
         };
         // Whatever becomes of it, the session's next read shows it.
         self.commits_seen = commit.begun();
-        if let Some(under_way) = UnderWay::of_commit(leader.under_way.take(), change, &domain) {
-            commit.keep(Box::new(under_way));
+        if let Some(ddl) = DdlInProgress::of_commit(leader.ddl.take(), change, &database) {
+            commit.keep(Box::new(ddl));
         }
         if leader.begun_read_only && leader.serializable.may_be_forgotten() {
-            commit.settle();
+            commit.resolve();
             drop(leader);
             return Ok(Committed::Error(too_many_transactions()));
         }
         let tripwire =
-            domain.epochs.needs_tripwire(leader.snapshot.commits) && !domain.settings.unsafe_without_tripwire;
+            database.epochs.needs_tripwire(leader.snapshot.commits) && !database.settings.unsafe_without_tripwire;
         let sql = if tripwire { "INSERT INTO onecopy_router.tripwire VALUES (0); COMMIT" } else { "COMMIT" };
         let mut relayed = self.own_statement(&mut leader.backend, sql, true).await?;
         if let Ok(relayed) = &mut relayed {
-            self.commits_seen = commit.settle();
+            self.commits_seen = commit.resolve();
             if tripwire {
                 let is_overtaken = relayed.own_error.as_mut().is_some_and(is_overtaken);
-                domain.epochs.statistics.note_tripwire(is_overtaken);
+                database.epochs.statistics.note_tripwire(is_overtaken);
             }
         } else {
             self.in_doubt = Some(leader.backend.process());
@@ -185,14 +186,14 @@ impl Session {
         let Some(transaction) = self.transaction.take() else { return Ok(()) };
         self.settings = transaction.settings_before;
         self.characteristics = transaction.characteristics_before;
-        match transaction.place {
-            Place::Nowhere | Place::CutOff { .. } | Place::Lost => {}
-            Place::AtEpoch { mut backend, .. } => {
+        match transaction.placement {
+            Placement::Nowhere | Placement::CutOff { .. } | Placement::Lost => {}
+            Placement::AtEpoch { mut backend, .. } => {
                 backend.stale_plans |= transaction.stale_plans;
                 self.give_back_reader(*backend);
             }
-            Place::OnLeader(mut leader) => {
-                self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
+            Placement::OnLeader(mut leader) => {
+                self.commits_seen = self.commits_seen.max(self.database.commit_barrier.commits_begun());
                 let settings = self.settings.clone();
                 match self.own_statement(&mut leader.backend, "ROLLBACK", true).await? {
                     Ok(relayed) if relayed.own_error.is_none() => {
@@ -216,7 +217,7 @@ impl Session {
         }
         // What SET has changed there is gone with the rollback before its next use; its record is that of before.
         backend.epoch = None;
-        self.domain.readers.give_back(&self.user, backend);
+        self.database.readers.give_back(&self.user, backend);
     }
 }
 
@@ -263,7 +264,7 @@ mod tests {
     }
 
     /// Only a transaction of which the server says that it has no number commits as one that has written nothing: any
-    /// other answer, and none, takes it through the room as a commit.
+    /// other answer, and none, takes it through the commit barrier as a commit.
     #[test]
     fn what_is_not_known_to_have_written_nothing_has_written() {
         let row = |value: &'static [u8]| Bytes::from_static(value);

@@ -8,15 +8,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use super::batch_traits::BatchTraits;
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::put_own;
 use super::setting::first_value;
 use super::transaction::LeaderTransaction;
-use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::{Backend, Credentials, Purpose};
-use crate::domain::Domain;
-use crate::epoch::{Barrier, Creating, Dooming};
+use crate::database::Database;
+use crate::epoch::{Creating, DdlBarrier, Dooming};
 use crate::wire::{SqlError, sqlstate};
 
 /// A row, if this transaction has opened a relation that got another file, or was made, after its snapshot: TRUNCATE, a
@@ -46,7 +46,7 @@ const CONDITION_BYTES_MAX: usize = 64 * 1024;
 
 /// How long DDL waits for commits and single updates that are under way before it. Those that do not end by then have
 /// opened their tables already, or wait for others.
-const PASS_TIMEOUT: Duration = Duration::from_millis(100);
+const IN_FLIGHT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The leader must tell what others see within this.
 const OUTSIDE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -63,61 +63,71 @@ pub(super) enum Change {
 }
 
 /// DDL, or what may hide it, is under way while this lives. The parts end in their order: an epoch that was published
-/// behind the barrier is doomed, and statements are judged anew, before anybody can take it.
+/// behind the barrier is doomed, and statements are classified anew, before anybody can take it.
 #[derive(Debug)]
-pub(super) struct UnderWay {
+pub(super) struct DdlInProgress {
     dooming: Option<Dooming>,
     creating: Option<Creating>,
     catalog: Option<CatalogChange>,
-    _barrier: Option<Barrier>,
+    _ddl_barrier: Option<DdlBarrier>,
 }
 
-/// Statements are judged anew when this ends.
+/// Statements are classified anew when this ends.
 #[derive(Debug)]
-struct CatalogChange(Weak<Domain>);
+struct CatalogChange(Weak<Database>);
 
 impl Drop for CatalogChange {
     fn drop(&mut self) {
-        if let Some(domain) = self.0.upgrade() {
-            domain.catalog_changed();
+        if let Some(database) = self.0.upgrade() {
+            database.catalog_changed();
         }
     }
 }
 
-impl UnderWay {
+impl DdlInProgress {
     /// DDL in a transaction: it is nobody's business yet, but readers keep off epochs. Single updates that have not
     /// seen the barrier may get their snapshots now and their locks after the DDL, and nobody would ask them: they are
     /// let pass.
-    pub(super) async fn begin(domain: &Domain) -> UnderWay {
-        let under_way = UnderWay::barrier(domain);
-        domain.room.let_pass(PASS_TIMEOUT).await;
-        under_way
+    pub(super) async fn begin(database: &Database) -> DdlInProgress {
+        let ddl = DdlInProgress::barrier(database);
+        database.commit_barrier.wait_for_in_flight(IN_FLIGHT_TIMEOUT).await;
+        ddl
     }
 
-    fn barrier(domain: &Domain) -> UnderWay {
-        UnderWay { dooming: None, creating: None, catalog: None, _barrier: Some(domain.epochs.begin_barrier()) }
-    }
-
-    /// What dooms epochs at any time from now on, until this ends.
-    pub(super) async fn dooming(domain: &Arc<Domain>) -> UnderWay {
-        UnderWay::begin(domain).await.committing(Change::Dooms, domain)
-    }
-
-    /// A transaction that has done so far what `before` says is about to commit `change`. Called inside the room.
-    pub(super) fn of_commit(before: Option<UnderWay>, change: Change, domain: &Arc<Domain>) -> Option<UnderWay> {
-        let nothing = UnderWay { dooming: None, creating: None, catalog: None, _barrier: None };
-        match (before, change) {
-            (None, Change::Nothing) => None,
-            (None, Change::Creates) => Some(nothing.committing(change, domain)),
-            (None, Change::Dooms) => Some(UnderWay::barrier(domain).committing(change, domain)),
-            (Some(before), _) => Some(before.committing(change, domain)),
+    fn barrier(database: &Database) -> DdlInProgress {
+        DdlInProgress {
+            dooming: None,
+            creating: None,
+            catalog: None,
+            _ddl_barrier: Some(database.epochs.begin_ddl_barrier()),
         }
     }
 
-    fn committing(mut self, change: Change, domain: &Arc<Domain>) -> UnderWay {
-        self.dooming = (change == Change::Dooms).then(|| domain.epochs.begin_dooming());
-        self.creating = (change == Change::Creates).then(|| domain.epochs.begin_creating());
-        self.catalog = Some(CatalogChange(Arc::downgrade(domain)));
+    /// What dooms epochs at any time from now on, until this ends.
+    pub(super) async fn dooming(database: &Arc<Database>) -> DdlInProgress {
+        DdlInProgress::begin(database).await.committing(Change::Dooms, database)
+    }
+
+    /// A transaction that has done so far what `before` says is about to commit `change`. Called inside the commit
+    /// barrier.
+    pub(super) fn of_commit(
+        before: Option<DdlInProgress>,
+        change: Change,
+        database: &Arc<Database>,
+    ) -> Option<DdlInProgress> {
+        let nothing = DdlInProgress { dooming: None, creating: None, catalog: None, _ddl_barrier: None };
+        match (before, change) {
+            (None, Change::Nothing) => None,
+            (None, Change::Creates) => Some(nothing.committing(change, database)),
+            (None, Change::Dooms) => Some(DdlInProgress::barrier(database).committing(change, database)),
+            (Some(before), _) => Some(before.committing(change, database)),
+        }
+    }
+
+    fn committing(mut self, change: Change, database: &Arc<Database>) -> DdlInProgress {
+        self.dooming = (change == Change::Dooms).then(|| database.epochs.begin_dooming());
+        self.creating = (change == Change::Creates).then(|| database.epochs.begin_creating());
+        self.catalog = Some(CatalogChange(Arc::downgrade(database)));
         self
     }
 }
@@ -132,23 +142,23 @@ pub(super) enum NotSent {
 }
 
 impl Session {
-    /// Whether a change of relations has overtaken the transaction: what `work` has read, or what triggers have at its
-    /// end, may be wrong. Asks the server only when something was changed since its snapshot, but then each time: it
-    /// may open what was changed at any time.
+    /// Whether a change of relations has overtaken the transaction: what `traits` has read, or what triggers have at
+    /// its end, may be wrong. Asks the server only when something was changed since its snapshot, but then each time:
+    /// it may open what was changed at any time.
     pub(super) async fn is_overtaken(
         &mut self,
         leader: &mut LeaderTransaction,
-        work: &Work,
+        traits: &BatchTraits,
     ) -> Result<Result<bool, RelayError>, SessionEnd> {
-        let epochs = &self.domain.epochs;
-        if work.barrier.as_ref().is_some_and(|barrier| barrier.harmless) || epochs.snapshot_stands(leader.snapshot.mark)
+        let epochs = &self.database.epochs;
+        if traits.ddl.as_ref().is_some_and(|ddl| ddl.harmless) || epochs.snapshot_stands(leader.snapshot.change_counter)
         {
             return Ok(Ok(false));
         }
         // What it has changed itself has the file of now in its own catalog; a savepoint that was taken back has let
         // its locks go.
-        let has_changed = leader.has_ddl && work.barrier.is_none() && work.statements > 0;
-        let may_have_let_go = work.within_transaction && work.statements > 1;
+        let has_changed = leader.has_ddl && traits.ddl.is_none() && traits.statements > 0;
+        let may_have_let_go = traits.within_transaction && traits.statements > 1;
         if (has_changed || may_have_let_go) && epochs.is_older_than_a_doom(&leader.snapshot) {
             return Ok(Ok(true));
         }
@@ -164,9 +174,9 @@ impl Session {
     pub(super) async fn looks_at_what_is_newer(
         &mut self,
         backend: &mut Backend,
-        mark: u64,
+        change_counter: u64,
     ) -> Result<bool, SessionEnd> {
-        if self.domain.epochs.snapshot_stands(mark) {
+        if self.database.epochs.snapshot_stands(change_counter) {
             return Ok(false);
         }
         let looked = self.own_statement(backend, OVERTAKEN, false).await?;
@@ -192,7 +202,7 @@ impl Session {
             Err(error) => return Ok(Err(NotSent::Lost(error))),
         };
         // Its triggers have read as well.
-        match self.is_overtaken(leader, &Work::nothing()).await? {
+        match self.is_overtaken(leader, &BatchTraits::nothing()).await? {
             Ok(false) => {}
             Ok(true) => return Ok(Err(NotSent::Refused(closed_by_ddl()))),
             Err(error) => return Ok(Err(NotSent::Lost(error))),
@@ -212,11 +222,11 @@ impl Session {
         if condition.len() > CONDITION_BYTES_MAX || condition.contains(char::REPLACEMENT_CHARACTER) {
             return false;
         }
-        let leader = self.domain.servers.leader();
+        let leader = self.database.servers.leader();
         let sql = format!("SELECT 1 FROM pg_catalog.pg_class WHERE relpersistence <> 't' AND ({condition}) LIMIT 1");
         let asked = async {
             let credentials = Credentials::of_router(leader);
-            let mut backend = Backend::connect(leader, &self.domain.database, &credentials, Purpose::Catalog).await?;
+            let mut backend = Backend::connect(leader, &self.database.name, &credentials, Purpose::Catalog).await?;
             backend.rows(&sql).await
         };
         matches!(tokio::time::timeout(OUTSIDE_TIMEOUT, asked).await, Ok(Ok(rows)) if rows.is_empty())
@@ -231,7 +241,7 @@ impl Session {
     ) -> Result<Result<Relayed, RelayError>, SessionEnd> {
         let mut expected = VecDeque::new();
         put_own(backend, sql, heard, &mut expected);
-        let Ended { result, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        let Ended { result, .. } = self.relay(backend, expected, Hold::InCommitBarrier).await;
         self.statement_ended();
         match result {
             Err(RelayError::Client(error)) => Err(error.into()),

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::batch_traits::BatchTraits;
 use super::relay::{Ended, RelayError};
-use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::{Backend, BackendError};
 use crate::servers::{Role, Server};
@@ -29,9 +29,9 @@ impl Drop for Ending {
     }
 }
 
-fn ends_processes(work: &Work) -> bool {
+fn ends_processes(traits: &BatchTraits) -> bool {
     let named = |text: &[u8]| text.windows(FUNCTION.len()).any(|part| part.eq_ignore_ascii_case(FUNCTION));
-    !work.reads_only && work.text.as_ref().is_some_and(|text| named(text))
+    !traits.reads_only && traits.text.as_ref().is_some_and(|text| named(text))
 }
 
 fn terminated() -> SqlError {
@@ -39,11 +39,11 @@ fn terminated() -> SqlError {
 }
 
 impl Session {
-    /// To be held while `work` runs.
-    pub(super) fn ending_around(&mut self, work: &Work) -> Option<Ending> {
-        self.ends_processes = ends_processes(work);
+    /// To be held while `traits` runs.
+    pub(super) fn ending_around(&mut self, traits: &BatchTraits) -> Option<Ending> {
+        self.ends_processes = ends_processes(traits);
         self.ends_processes.then(|| {
-            let leader = self.domain.servers.leader().clone();
+            let leader = self.database.servers.leader().clone();
             leader.note_ending();
             Ending(leader)
         })
@@ -53,9 +53,9 @@ impl Session {
     /// hands is found out by what runs there.
     pub(super) async fn look_for_ending(&mut self) -> Result<(), SessionEnd> {
         self.endings.mark_unchanged();
-        let Some(mut backend) = self.domain.leader.take_parked(self.number) else { return Ok(()) };
+        let Some(mut backend) = self.database.leader.take_parked(self.number) else { return Ok(()) };
         match tokio::time::timeout(LOOK_TIMEOUT, backend.rows("")).await {
-            Ok(Ok(_)) => self.domain.leader.park(self.number, &self.user, backend),
+            Ok(Ok(_)) => self.database.leader.park(self.number, &self.user, backend),
             Ok(Err(BackendError::Lost { .. })) => return Err(SessionEnd::Fatal(terminated())),
             _ => {}
         }
@@ -69,7 +69,7 @@ impl Session {
         let is_ended = matches!(ended.result, Err(RelayError::Server(_)))
             && server.role == Role::Leader
             && (self.ends_processes || server.endings() != backend.endings)
-            && ended.last_words.as_ref().is_some_and(is_told);
+            && ended.final_error.as_ref().is_some_and(is_told);
         is_ended.then(terminated)
     }
 }
@@ -82,15 +82,15 @@ mod tests {
 
     #[test]
     fn a_statement_that_ends_processes_is_known_by_its_function() {
-        let work = |reads_only: bool, text: &'static str| Work {
+        let traits = |reads_only: bool, text: &'static str| BatchTraits {
             reads_only,
             text: Some(Bytes::from_static(text.as_bytes())),
-            ..Work::default()
+            ..BatchTraits::default()
         };
-        assert!(ends_processes(&work(false, "SELECT PG_Terminate_Backend(7)")));
-        assert!(ends_processes(&work(false, "SELECT pg_catalog.pg_terminate_backend($1)")));
-        assert!(!ends_processes(&work(false, "SELECT pg_cancel_backend(7)")));
-        assert!(!ends_processes(&work(true, "SELECT 'pg_terminate_backend'")));
-        assert!(!ends_processes(&Work::default()));
+        assert!(ends_processes(&traits(false, "SELECT PG_Terminate_Backend(7)")));
+        assert!(ends_processes(&traits(false, "SELECT pg_catalog.pg_terminate_backend($1)")));
+        assert!(!ends_processes(&traits(false, "SELECT pg_cancel_backend(7)")));
+        assert!(!ends_processes(&traits(true, "SELECT 'pg_terminate_backend'")));
+        assert!(!ends_processes(&BatchTraits::default()));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use super::batch_traits::BatchTraits;
 use super::ddl::closed_by_ddl;
 use super::relay::{Ended, Hold, RelayError};
 use super::request::Request;
@@ -12,7 +13,6 @@ use super::served_by::ServedBy;
 use super::server_choice::{AfterFailure, after_failure, leader_is_less_busy, least_busy, named};
 use super::simple::readable;
 use super::unit::{Outcome, Unfit};
-use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::{Demand, Epoch, Known};
@@ -75,17 +75,17 @@ impl Session {
     /// The demand of a read that arrives now.
     pub(super) fn demand(&self) -> Demand {
         let known = Known { before: self.commits_before, seen: self.commits_seen };
-        Demand::of(self.freshness, &self.domain.room, known)
+        Demand::of(self.freshness, &self.database.commit_barrier, known)
     }
 
     /// An epoch that meets `demand`, or the reason why there is none.
     async fn take_epoch(&self, demand: Demand) -> Result<Arc<Epoch>, NotAtEpoch> {
-        if self.domain.settings.unsafe_without_epochs {
-            return Ok(Arc::new(Epoch::unsafe_fake(&self.domain.servers.current())));
+        if self.database.settings.unsafe_without_epochs {
+            return Ok(Arc::new(Epoch::unsafe_fake(&self.database.servers.current())));
         }
-        let leader_is_gone = || matches!(self.domain.servers.leader().health(), Health::Down | Health::Unresponsive);
+        let leader_is_gone = || matches!(self.database.servers.leader().health(), Health::Down | Health::Unresponsive);
         let wait = if leader_is_gone() { EPOCH_WAIT_WITHOUT_LEADER } else { EPOCH_WAIT };
-        match self.domain.epochs.take(demand, &self.domain.room, wait).await {
+        match self.database.epochs.take(demand, &self.database.commit_barrier, wait).await {
             Ok(epoch) => Ok(epoch),
             // Looked at again: it may have come back meanwhile.
             Err(_) if leader_is_gone() => Err(NotAtEpoch::Error(
@@ -129,10 +129,10 @@ impl Session {
     /// The server that the session has chosen, or the least busy one on which `epoch` is open.
     fn choose_server(&self, epoch: &Epoch, avoid: &[u64]) -> Result<Arc<Server>, NotAtEpoch> {
         if let Some(name) = &self.server_choice {
-            return named(&epoch.places, name).cloned().ok_or(NotAtEpoch::ChosenServerIsOut);
+            return named(&epoch.snapshots, name).cloned().ok_or(NotAtEpoch::ChosenServerIsOut);
         }
         let turn = self.router.turn.fetch_add(1, Relaxed);
-        least_busy(&epoch.places, avoid, turn).cloned().ok_or(NotAtEpoch::AskLeader)
+        least_busy(&epoch.snapshots, avoid, turn).cloned().ok_or(NotAtEpoch::AskLeader)
     }
 
     /// Whether the leader shall answer a read for which there is no epoch yet: it is no busier than the others, or will
@@ -140,31 +140,35 @@ impl Session {
     fn leader_is_better(&self, demand: Demand) -> bool {
         if self.server_choice.is_some()
             || self.is_in_doubt()
-            || self.domain.settings.unsafe_without_epochs
-            || self.domain.epochs.is_ready(demand, &self.domain.room)
+            || self.database.settings.unsafe_without_epochs
+            || self.database.epochs.is_ready(demand, &self.database.commit_barrier)
         {
             return false;
         }
-        self.domain.epochs.note_reader();
-        let leader_is_up = self.domain.servers.leader().health() == Health::Up;
-        self.domain.leader.has_room()
-            && (leader_is_less_busy(&self.domain.servers.current())
-                || (leader_is_up && self.domain.epochs.wait_times.leader_is_sooner(Instant::now())))
+        self.database.epochs.note_reader();
+        let leader_is_up = self.database.servers.leader().health() == Health::Up;
+        self.database.leader.has_room()
+            && (leader_is_less_busy(&self.database.servers.current())
+                || (leader_is_up && self.database.epochs.wait_times.leader_is_sooner(Instant::now())))
     }
 
     /// Runs reads at an epoch on some server; on the leader when that cannot be.
-    pub(super) async fn run_at_epoch(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
-        if work.text.as_ref().is_some_and(|text| self.domain.is_remembered_update(&readable(text))) {
-            let work = Work { reads_only: false, writes: true, opaque: true, ..work.clone() };
-            return self.run_wrapped(request, &work).await;
+    pub(super) async fn run_at_epoch(
+        &mut self,
+        request: &Request,
+        traits: &BatchTraits,
+    ) -> Result<Outcome, SessionEnd> {
+        if traits.text.as_ref().is_some_and(|text| self.database.is_remembered_update(&readable(text))) {
+            let traits = BatchTraits { reads_only: false, writes: true, opaque: true, ..traits.clone() };
+            return self.run_wrapped(request, &traits).await;
         }
         let demand = self.demand();
         if self.leader_is_better(demand) {
-            return self.read_on_leader(request, work).await;
+            return self.read_on_leader(request, traits).await;
         }
         let mut avoid = Vec::new();
         for _ in 0..EPOCH_TRIES_MAX {
-            let mark = self.domain.epochs.mark();
+            let change_counter = self.database.epochs.change_counter();
             let (epoch, server) = match self.choose(demand, &avoid).await {
                 Ok(chosen) => chosen,
                 Err(NotAtEpoch::AskLeader | NotAtEpoch::ChosenServerIsOut) => break,
@@ -173,36 +177,36 @@ impl Session {
                     return Ok(Outcome::Failed);
                 }
             };
-            match self.try_at_epoch(request, work, &epoch, &server, mark).await? {
+            match self.try_at_epoch(request, traits, &epoch, &server, change_counter).await? {
                 Tried::Done(outcome) => return Ok(outcome),
                 Tried::Again { avoid: index } => avoid.extend(index),
                 Tried::AskLeader => break,
             }
             self.router.counters.read_retries.fetch_add(1, Relaxed);
         }
-        self.read_on_leader(request, work).await
+        self.read_on_leader(request, traits).await
     }
 
     async fn try_at_epoch(
         &mut self,
         request: &Request,
-        work: &Work,
+        traits: &BatchTraits,
         epoch: &Arc<Epoch>,
         server: &Arc<Server>,
-        mark: u64,
+        change_counter: u64,
     ) -> Result<Tried, SessionEnd> {
         let again = || Tried::Again { avoid: Some(server.number) };
-        let (Some(_in_flight), Some(pool)) = (InFlight::on(server), self.domain.readers.of(server)) else {
+        let (Some(_in_flight), Some(pool)) = (InFlight::on(server), self.database.readers.of(server)) else {
             return Ok(again());
         };
-        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
+        let wait = Duration::from_millis(self.database.settings.backend_wait_ms);
         let Ok(mut backend) = pool.take(&self.credentials, &self.settings, wait).await else {
             return Ok(again());
         };
-        let own_transaction = work.own_transaction || request.binds_named_portal();
+        let own_transaction = traits.own_transaction || request.binds_named_portal();
         // A function that has settings of its own must not find what others have planned without them, and nobody after
         // it what it has planned under them.
-        let has_own_settings = work.local_settings != Reach::Nothing;
+        let has_own_settings = traits.local_settings != Reach::Nothing;
         backend.stale_plans |= has_own_settings;
         if let Err(unfit) = self.give_settings(&mut backend).await? {
             return Ok(self.reader_is_unfit(backend, unfit));
@@ -212,7 +216,7 @@ impl Session {
         request.encode(&mut backend, &mut expected);
         backend.stale_plans |= has_own_settings;
         let start = self.client.output.len();
-        let Ended { result, went_out, last_words, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
+        let Ended { result, went_out, final_error, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
         self.statement_ended();
         let reusable = !std::mem::take(&mut self.may_be_cancelled_late);
         let relayed = match result {
@@ -220,7 +224,7 @@ impl Session {
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) if went_out => {
                 self.client.output.clear();
-                self.fail(self.server_lost(&server.name, &error, last_words));
+                self.fail(self.server_lost(&server.name, &error, final_error));
                 return Ok(Tried::Done(Outcome::Failed));
             }
             Err(_) => {
@@ -233,16 +237,16 @@ impl Session {
         }
         let failed_to_join = relayed.own_error.is_some();
         if reusable && !failed_to_join {
-            self.domain.readers.give_back(&self.user, backend);
+            self.database.readers.give_back(&self.user, backend);
         }
         // What a read names itself was in the catalog before its epoch was taken; what code of users looks for was
         // perhaps not.
-        let may_be_newer = work.own_transaction && !went_out && !self.domain.epochs.snapshot_stands(mark);
+        let may_be_newer = traits.own_transaction && !went_out && !self.database.epochs.snapshot_stands(change_counter);
         if failed_to_join || epoch.is_doomed() || may_be_newer {
             return Ok(self.read_was_doomed(start, went_out));
         }
         if let Some(error) = relayed.error {
-            return Ok(self.read_failed(&error.code, work, server, start, went_out));
+            return Ok(self.read_failed(&error.code, traits, server, start, went_out));
         }
         server.reads.fetch_add(1, Relaxed);
         self.served_by = Some(ServedBy::epoch(epoch, server));
@@ -274,11 +278,18 @@ impl Session {
         Tried::Done(Outcome::Failed)
     }
 
-    fn read_failed(&mut self, code: &str, work: &Work, server: &Server, start: usize, went_out: bool) -> Tried {
+    fn read_failed(
+        &mut self,
+        code: &str,
+        traits: &BatchTraits,
+        server: &Server,
+        start: usize,
+        went_out: bool,
+    ) -> Tried {
         let again = match after_failure(code, server.role) {
             AfterFailure::IsUpdate => {
-                if let Some(text) = &work.text {
-                    self.domain.remember_update(&readable(text));
+                if let Some(text) = &traits.text {
+                    self.database.remember_update(&readable(text));
                 }
                 Some(Tried::AskLeader)
             }

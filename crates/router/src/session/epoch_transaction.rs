@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use super::batch_traits::BatchTraits;
 use super::ddl::closed_by_ddl;
 use super::epoch_read::{InFlight, NotAtEpoch};
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
-use super::transaction::{Place, Reported, Transaction, aborted};
-use super::work::Work;
+use super::transaction::{Placement, Reported, Transaction, aborted};
 use super::{Session, SessionEnd};
 use crate::settings::{FORGET_PLANS, Reach};
 use crate::wire::{SqlError, sqlstate};
@@ -27,19 +27,19 @@ impl Session {
         &mut self,
         transaction: &mut Transaction,
         request: &Request,
-        work: &Work,
+        traits: &BatchTraits,
     ) -> Result<Option<Result<(), Reported>>, SessionEnd> {
         let demand = self.demand();
-        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
+        let wait = Duration::from_millis(self.database.settings.backend_wait_ms);
         let mut avoid = Vec::new();
         for _ in 0..OPEN_TRIES_MAX {
-            let mark = self.domain.epochs.mark();
+            let change_counter = self.database.epochs.change_counter();
             let (epoch, server) = match self.choose(demand, &avoid).await {
                 Ok(chosen) => chosen,
                 Err(NotAtEpoch::AskLeader | NotAtEpoch::ChosenServerIsOut) => return Ok(None),
                 Err(NotAtEpoch::Error(error)) => return Ok(Some(Err(Reported::Here(error)))),
             };
-            let (Some(in_flight), Some(pool)) = (InFlight::on(&server), self.domain.readers.of(&server)) else {
+            let (Some(in_flight), Some(pool)) = (InFlight::on(&server), self.database.readers.of(&server)) else {
                 avoid.push(server.number);
                 continue;
             };
@@ -64,9 +64,9 @@ impl Session {
             match result {
                 Ok(relayed) if relayed.own_error.is_none() => {
                     self.served_by = Some(ServedBy::epoch(&epoch, &server));
-                    transaction.place =
-                        Place::AtEpoch { backend: Box::new(backend), epoch, mark, _in_flight: in_flight };
-                    return self.run_at_transaction_epoch(transaction, request, work).await.map(Some);
+                    transaction.placement =
+                        Placement::AtEpoch { backend: Box::new(backend), epoch, change_counter, _in_flight: in_flight };
+                    return self.run_at_transaction_epoch(transaction, request, traits).await.map(Some);
                 }
                 Ok(_) => {}
                 Err(RelayError::Client(error)) => return Err(error.into()),
@@ -80,9 +80,9 @@ impl Session {
         &mut self,
         transaction: &mut Transaction,
         request: &Request,
-        work: &Work,
+        traits: &BatchTraits,
     ) -> Result<Result<(), Reported>, SessionEnd> {
-        if !work.fits_an_epoch() {
+        if !traits.fits_an_epoch() {
             return Ok(Err(Reported::Here(
                 SqlError::error(
                     sqlstate::READ_ONLY_SQL_TRANSACTION,
@@ -91,34 +91,36 @@ impl Session {
                 .hint("Run it first in its transaction, or begin the transaction without READ ONLY."),
             )));
         }
-        match (&work.setting, &mut transaction.settings_so_far) {
+        match (&traits.setting, &mut transaction.settings_so_far) {
             (Some(text), Some(so_far)) if so_far.len() < SETTINGS_MAX => so_far.push(text.clone()),
             _ => transaction.settings_so_far = None,
         }
-        let Place::AtEpoch { backend, epoch, mark, .. } = &mut transaction.place else { return Ok(Ok(())) };
+        let Placement::AtEpoch { backend, epoch, change_counter, .. } = &mut transaction.placement else {
+            return Ok(Ok(()));
+        };
         let mut expected = VecDeque::new();
-        if work.local_settings != Reach::Nothing {
+        if traits.local_settings != Reach::Nothing {
             // A function that has settings of its own must not find what others have planned without them.
             put_own(backend, FORGET_PLANS, false, &mut expected);
         }
         request.encode(backend, &mut expected);
-        let Ended { result, went_out, start, last_words, .. } = self.relay(backend, expected, Hold::Briefly).await;
+        let Ended { result, went_out, start, final_error, .. } = self.relay(backend, expected, Hold::Briefly).await;
         self.statement_ended();
         let server = backend.server.clone();
         let taken_back = if went_out { 0 } else { start };
         match result {
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => {
-                transaction.place = Place::Lost;
+                transaction.placement = Placement::Lost;
                 self.client.output.truncate(taken_back);
-                Ok(Err(Reported::Here(self.server_lost(&server.name, &error, last_words))))
+                Ok(Err(Reported::Here(self.server_lost(&server.name, &error, final_error))))
             }
             Ok(_) if epoch.is_doomed() => {
                 self.client.output.truncate(taken_back);
                 Ok(Err(Reported::Here(closed_by_ddl())))
             }
             Ok(Relayed { error: Some(fields), .. }) => Ok(Err(Reported::ByServer(fields.code))),
-            Ok(_) if self.looks_at_what_is_newer(backend, *mark).await? => {
+            Ok(_) if self.looks_at_what_is_newer(backend, *change_counter).await? => {
                 self.client.output.truncate(taken_back);
                 Ok(Err(Reported::Here(closed_by_ddl())))
             }
@@ -129,15 +131,15 @@ impl Session {
         }
     }
 
-    /// A transaction at an epoch goes to the leader when `work` cannot run at the epoch and nothing but SET and the
+    /// A transaction at an epoch goes to the leader when `traits` cannot run at the epoch and nothing but SET and the
     /// like has run there: that it was placed by a setting shall not decide what it may read.
     pub(super) async fn leave_epoch_for(
         &mut self,
         transaction: &mut Transaction,
-        work: &Work,
+        traits: &BatchTraits,
     ) -> Result<Result<(), Reported>, SessionEnd> {
         match &mut transaction.settings_so_far {
-            Some(so_far) if !work.fits_an_epoch() => {
+            Some(so_far) if !traits.fits_an_epoch() => {
                 let settings = std::mem::take(so_far);
                 self.move_to_leader(transaction, &settings).await
             }
@@ -151,14 +153,16 @@ impl Session {
         transaction: &mut Transaction,
         settings: &[String],
     ) -> Result<Result<(), Reported>, SessionEnd> {
-        if let Place::AtEpoch { mut backend, .. } = std::mem::replace(&mut transaction.place, Place::Nowhere) {
+        if let Placement::AtEpoch { mut backend, .. } =
+            std::mem::replace(&mut transaction.placement, Placement::Nowhere)
+        {
             backend.stale_plans |= transaction.stale_plans;
             self.give_back_reader(*backend);
         }
         if let Err(error) = self.place_on_leader(transaction).await {
             return Ok(Err(Reported::Here(error)));
         }
-        let Place::OnLeader(leader) = &mut transaction.place else { return Ok(Err(Reported::Here(aborted()))) };
+        let Placement::OnLeader(leader) = &mut transaction.placement else { return Ok(Err(Reported::Here(aborted()))) };
         // What it has set already must end with it.
         let of_now = std::mem::replace(&mut self.settings, transaction.settings_before.clone());
         let given = self.give_settings(&mut leader.backend).await;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use super::action::is_routers_own;
+use super::batch_traits::BatchTraits;
 use super::relay;
 use super::request::{Item, Request};
 use super::simple::{readable, unread};
 use super::transaction::Transaction;
 use super::unit::Outcome;
-use super::work::Work;
 use super::{ClientStatement, Kept, PORTAL_NAME_BYTES_MAX, PORTALS_MAX, Session, SessionEnd};
 use crate::prepared_text::on_their_own;
 use crate::settings::Reach;
@@ -40,14 +40,14 @@ enum End {
 /// Messages for one server, and what they execute.
 pub(super) struct Piece {
     pub request: Request,
-    pub work: Work,
+    pub traits: BatchTraits,
     /// Names of the statements that its `Parse` messages prepare on a server.
     parses: Vec<Bytes>,
 }
 
 impl Piece {
     fn new() -> Piece {
-        Piece { request: Request::default(), work: Work::nothing(), parses: Vec::new() }
+        Piece { request: Request::default(), traits: BatchTraits::nothing(), parses: Vec::new() }
     }
 }
 
@@ -121,10 +121,10 @@ impl Session {
         for frame in frames {
             let executes = frame.tag == b'E';
             let in_parts = frame.rest > 0;
-            let changes_settings = piece.work.pins.is_some() || piece.work.local_settings != Reach::Nothing;
+            let changes_settings = piece.traits.pins.is_some() || piece.traits.local_settings != Reach::Nothing;
             // What was executed may have changed by what rules the server reads SQL, which the server says behind it.
             // A Bind in parts cannot be run again, so it runs in a transaction, with nothing that has none.
-            if changes_settings && matches!(frame.tag, b'P' | b'B') || in_parts && piece.work.statements > 0 {
+            if changes_settings && matches!(frame.tag, b'P' | b'B') || in_parts && piece.traits.statements > 0 {
                 let before = std::mem::replace(&mut piece, Piece::new());
                 self.run_piece(before, true).await?;
                 if self.skips_until_sync {
@@ -146,7 +146,7 @@ impl Session {
                     }
                 }
             }
-            if executes && piece.work.commits_itself {
+            if executes && piece.traits.commits_itself {
                 let before = std::mem::replace(&mut piece, Piece::new());
                 self.run_piece(before, false).await?;
             }
@@ -160,24 +160,24 @@ impl Session {
 
     /// `goes_on`: the client's `Sync` does not follow at once, and with it the end of the implicit transaction.
     async fn run_piece(&mut self, piece: Piece, goes_on: bool) -> Result<Outcome, SessionEnd> {
-        let Piece { request, work, parses } = piece;
+        let Piece { request, traits, parses } = piece;
         if request.items.is_empty() {
             return Ok(Outcome::Done);
         }
-        if work.statements > 0 && self.is_barred(&Action::UNKNOWN) {
+        if traits.statements > 0 && self.is_barred(&Action::UNKNOWN) {
             self.forget_statements(&parses);
             return Ok(Outcome::Failed);
         }
         // What follows belongs to the same transaction until the client's Sync, and portals live as long.
-        let opens = work.statements > 0 || request.binds_portal();
-        if goes_on && opens && self.transaction.is_none() && !work.commits_itself {
-            let alone = work.barrier.as_ref().is_some_and(|barrier| barrier.alone);
+        let opens = traits.statements > 0 || request.binds_portal();
+        if goes_on && opens && self.transaction.is_none() && !traits.commits_itself {
+            let alone = traits.ddl.as_ref().is_some_and(|ddl| ddl.alone);
             if !alone {
                 self.transaction = Some(Transaction::implicit(self));
             }
         }
         self.parsed = 0;
-        let outcome = self.run_unit(request, work).await?;
+        let outcome = self.run_unit(request, traits).await?;
         if outcome == Outcome::Failed {
             self.forget_statements(parses.get(self.parsed..).unwrap_or_default());
         }
@@ -217,8 +217,8 @@ impl Session {
                     .hint("Close or DEALLOCATE those that are not needed any more."),
             );
         }
-        let judged_at = self.domain.catalog_version();
-        let statement = match self.domain.classify(&parse.sql).await {
+        let classified_at = self.database.catalog_version();
+        let statement = match self.database.classify(&parse.sql).await {
             Ok(statements) if statements.len() > 1 => {
                 return Next::Error(SqlError::error(
                     sqlstate::SYNTAX_ERROR,
@@ -232,9 +232,9 @@ impl Session {
             Err(_) => {
                 // The leader's parser says in its words what is wrong; the statement exists for nobody.
                 let settings = self.settings_of_statements();
-                let text = self.domain.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, settings);
+                let text = self.database.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, settings);
                 piece.request.items.push(Item::Parse { text, named: false });
-                piece.work.reads_only = false;
+                piece.traits.reads_only = false;
                 self.statements.remove(&parse.name);
                 return Next::Go;
             }
@@ -242,9 +242,9 @@ impl Session {
         let own = statement.as_ref().is_none_or(|statement| is_routers_own(&statement.action));
         let name = parse.name.clone();
         let (prepared, kept) = match statement.as_ref().filter(|_| !own) {
-            Some(statement) => self.text_of(parse, statement, &piece.work),
+            Some(statement) => self.text_of(parse, statement, &piece.traits),
             None => (
-                self.domain.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, Arc::default()),
+                self.database.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, Arc::default()),
                 Kept::Not,
             ),
         };
@@ -257,30 +257,30 @@ impl Session {
             piece.parses.push(name.clone());
             self.mark_place(statement.as_ref(), piece);
         }
-        self.statements.insert(name, ClientStatement { text: prepared, statement, named, kept, judged_at });
+        self.statements.insert(name, ClientStatement { text: prepared, statement, named, kept, classified_at });
         Next::Go
     }
 
-    /// Judges a statement again if the catalog has changed since: a view may write now that did not.
-    async fn judge_again(&mut self, name: &Bytes, statement: &mut ClientStatement) {
-        let version = self.domain.catalog_version();
-        if statement.judged_at == version || statement.statement.is_none() {
+    /// Classifies a statement again if the catalog has changed since: a view may write now that did not.
+    async fn classify_again(&mut self, name: &Bytes, statement: &mut ClientStatement) {
+        let version = self.database.catalog_version();
+        if statement.classified_at == version || statement.statement.is_none() {
             return;
         }
-        statement.statement = match self.domain.classify(&statement.text.sql).await {
+        statement.statement = match self.database.classify(&statement.text.sql).await {
             Ok(statements) => statements.first().cloned(),
             Err(_) => Some(Statement::unknown(statement.text.sql.len())),
         };
-        statement.judged_at = version;
-        // What is kept as well, or each Bind from now on would judge it anew.
+        statement.classified_at = version;
+        // What is kept as well, or each Bind from now on would classify it anew.
         self.statements.insert(name.clone(), statement.clone());
     }
 
     /// Preparing and describing a statement must happen where it can run, though it writes nothing.
     fn mark_place(&self, statement: Option<&Statement>, piece: &mut Piece) {
         if let Some(statement) = statement {
-            let reads_only = statement.action.is_read() || Work::of(statement, "", &Bytes::new()).reads_only;
-            piece.work.reads_only &= reads_only;
+            let reads_only = statement.action.is_read() || BatchTraits::of(statement, "", &Bytes::new()).reads_only;
+            piece.traits.reads_only &= reads_only;
         }
     }
 
@@ -307,7 +307,7 @@ impl Session {
             Ok(statement) => statement,
             Err(error) => return Next::Error(error),
         };
-        self.judge_again(&bind.statement, &mut statement).await;
+        self.classify_again(&bind.statement, &mut statement).await;
         if let Err(error) = self.keep_meaning(&bind.statement, &mut statement, piece).await {
             return Next::Error(error);
         }
@@ -328,7 +328,7 @@ impl Session {
         if statement.is_routers_own() {
             piece.request.items.push(Item::Answer(Bytes::from_static(BIND_COMPLETE)));
         } else {
-            piece.work.own_transaction |= bind.rest > 0 || names_time(&bind.values);
+            piece.traits.own_transaction |= bind.rest > 0 || names_time(&bind.values);
             self.mark_place(statement.statement.as_ref(), piece);
             piece.request.items.push(Item::Bind { bind, text: statement.text, named: statement.named });
         }
@@ -344,7 +344,7 @@ impl Session {
 
     async fn take_describe(&mut self, describe: &Describe, frame: Frame, piece: &mut Piece) -> Next {
         if describe.target == CloseTarget::Portal && self.may_be_cursor(&describe.name) {
-            piece.work.within_transaction = true;
+            piece.traits.within_transaction = true;
             piece.request.items.push(Item::Portal(frame));
             return Next::Go;
         }
@@ -388,8 +388,13 @@ impl Session {
 
     fn take_execute(&mut self, execute: &Execute, frame: Frame, piece: &mut Piece) -> Next {
         if self.may_be_cursor(&execute.portal) {
-            // What it does was judged when it was declared.
-            piece.work.add(Work { reads_only: true, within_transaction: true, statements: 1, ..Work::default() });
+            // What it does was classified when it was declared.
+            piece.traits.add(BatchTraits {
+                reads_only: true,
+                within_transaction: true,
+                statements: 1,
+                ..BatchTraits::default()
+            });
             piece.request.items.push(Item::Portal(frame));
             return Next::Go;
         }
@@ -405,14 +410,14 @@ impl Session {
             }
             Some(statement) if is_routers_own(&statement.action) => Next::Run(statement, text.into_owned()),
             Some(statement) => {
-                let work = Work::of(&statement, &text, &portal.text.sql);
+                let traits = BatchTraits::of(&statement, &text, &portal.text.sql);
                 if let (Action::Savepoint(_), Some(transaction)) = (&statement.action, &mut self.transaction) {
                     transaction.savepoints += 1;
                 }
                 if let (Action::RollbackTo(_), Some(transaction)) = (&statement.action, &mut self.transaction) {
                     transaction.failed = false;
                 }
-                piece.work.add(work);
+                piece.traits.add(traits);
                 piece.request.items.push(Item::Portal(frame));
                 Next::Go
             }
@@ -421,7 +426,7 @@ impl Session {
 
     fn take_close(&mut self, close: &Close, frame: Frame, piece: &mut Piece) -> Next {
         if close.target == CloseTarget::Portal && self.may_be_cursor(&close.name) {
-            piece.work.within_transaction = true;
+            piece.traits.within_transaction = true;
             piece.request.items.push(Item::Portal(frame));
             return Next::Go;
         }

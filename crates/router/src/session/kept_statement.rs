@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use super::batch_traits::BatchTraits;
 use super::extended::Piece;
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Expected, Item, Request, put_named, put_own};
 use super::transaction::Transaction;
 use super::unit::Unfit;
-use super::work::Work;
 use super::{ClientStatement, Kept, Session};
 use crate::backend::Backend;
 use crate::prepared_text::PreparedText;
@@ -27,7 +27,12 @@ use crate::wire::{Parse, Reply, SqlError, sqlstate};
 
 impl Session {
     /// The text of a statement that the client parses now, after `before`, and whether its back end is kept for it.
-    pub(super) fn text_of(&mut self, parse: Parse, statement: &Statement, before: &Work) -> (Arc<PreparedText>, Kept) {
+    pub(super) fn text_of(
+        &mut self,
+        parse: Parse,
+        statement: &Statement,
+        before: &BatchTraits,
+    ) -> (Arc<PreparedText>, Kept) {
         let settings = self.settings_of_statements();
         let local = self.local_settings(before);
         let keeps = statement.names_instant
@@ -38,11 +43,11 @@ impl Session {
             };
         if !keeps && !self.has_own_settings(before) && local == Reach::Nothing {
             return (
-                self.domain.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, settings),
+                self.database.prepared_texts().shared(self.user.clone(), parse.sql, parse.types, settings),
                 Kept::Not,
             );
         }
-        let text = self.domain.prepared_texts().private(self.user.clone(), parse.sql, parse.types, settings);
+        let text = self.database.prepared_texts().private(self.user.clone(), parse.sql, parse.types, settings);
         if !keeps {
             return (text, Kept::Not);
         }
@@ -52,13 +57,13 @@ impl Session {
     }
 
     /// How far settings reach that only the open transaction has, with what is to run in it before.
-    fn local_settings(&self, before: &Work) -> Reach {
+    fn local_settings(&self, before: &BatchTraits) -> Reach {
         let open = self.transaction.as_ref().map_or(Reach::Nothing, |transaction| transaction.local_settings);
         open.max(before.local_settings)
     }
 
     /// Whether the session's back end may have settings that the router does not know.
-    fn has_own_settings(&self, before: &Work) -> bool {
+    fn has_own_settings(&self, before: &BatchTraits) -> bool {
         self.pinned.is_some() || before.pins.is_some()
     }
 
@@ -85,8 +90,8 @@ impl Session {
         if statement.is_routers_own() {
             return Ok(());
         }
-        let local = self.local_settings(&piece.work);
-        let has_own = self.has_own_settings(&piece.work);
+        let local = self.local_settings(&piece.traits);
+        let has_own = self.has_own_settings(&piece.traits);
         let now = self.settings_of_statements();
         let text = statement.text.clone();
         if text.private {
@@ -115,7 +120,7 @@ impl Session {
         if !is_known && difference == Reach::Nothing && self.has_prepared(text.number) {
             return Ok(());
         }
-        let text = self.domain.prepared_texts().private(
+        let text = self.database.prepared_texts().private(
             self.user.clone(),
             text.sql.clone(),
             text.types.clone(),
@@ -146,7 +151,7 @@ impl Session {
     fn share_anew(&mut self, name: &Bytes, statement: &mut ClientStatement, settings: Arc<Settings>) {
         let text = &statement.text;
         statement.text =
-            self.domain.prepared_texts().shared(self.user.clone(), text.sql.clone(), text.types.clone(), settings);
+            self.database.prepared_texts().shared(self.user.clone(), text.sql.clone(), text.types.clone(), settings);
         self.statements.insert(name.clone(), statement.clone());
     }
 
@@ -223,7 +228,7 @@ impl Session {
         backend.channel.output.message(b'S', b"");
         expected.push_back(Expected::Sync);
         put_own(backend, leave, false, &mut expected);
-        let Ended { result, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        let Ended { result, .. } = self.relay(backend, expected, Hold::InCommitBarrier).await;
         self.statement_ended();
         self.client.output.truncate(start);
         match result {

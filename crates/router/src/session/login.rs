@@ -15,15 +15,15 @@ use super::epoch_read::InFlight;
 use super::presence::Presence;
 use super::relay::{self, Ended, FROM_CLIENT_IN_PARTS, Hold, Relay};
 use super::request::put_own;
-use super::role::{Door, look_up_admission, may_look};
-use super::startup::{Wishes, negotiate};
+use super::role::{DatabaseAccess, look_up_admission, may_look};
+use super::startup::{StartupOptions, negotiate};
 use super::unit::switch;
 use super::{Characteristics, IdleLimits, Session};
 use crate::authentication::{AuthenticationError, MECHANISM, ScramKeys, ScramServer, ScramVerifier};
 use crate::backend::{Backend, Credentials};
 use crate::config::Freshness;
 use crate::console;
-use crate::domain::Domain;
+use crate::database::Database;
 use crate::servers::Health;
 use crate::settings::{Settings, is_on, is_readable_with, is_utf8};
 use crate::state::RouterState;
@@ -57,10 +57,10 @@ impl From<std::io::Error> for LoginError {
 
 /// Serves one connection until it ends.
 pub async fn serve(router: Arc<RouterState>, socket: Socket) {
-    let _place = Place::take(&router);
-    let silence = router.settings().client_keepalive_s;
-    if silence > 0
-        && let Err(error) = socket.keep_alive(Duration::from_secs(silence.into()))
+    let _slot = ConnectionSlot::take(&router);
+    let keepalive_s = router.settings().client_keepalive_s;
+    if keepalive_s > 0
+        && let Err(error) = socket.keep_alive(Duration::from_secs(keepalive_s.into()))
     {
         tracing::warn!(%error, "a client is not asked whether it is there");
     }
@@ -74,7 +74,7 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
         Ok(Some(session)) => {
             let number = session.inside.number;
             let mut session = session.into_session(client, presence.clone());
-            session.client.message_bytes_max = session.domain.settings.message_bytes_max;
+            session.client.message_bytes_max = session.database.settings.message_bytes_max;
             session.client.in_parts = FROM_CLIENT_IN_PARTS;
             let running = session.cancel.clone();
             match presence.while_there(&running, session.run()).await {
@@ -99,48 +99,53 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
 }
 
 /// One of the clients that the router counts.
-struct Place(Arc<RouterState>);
+struct ConnectionSlot(Arc<RouterState>);
 
-impl Place {
-    fn take(router: &Arc<RouterState>) -> Place {
+impl ConnectionSlot {
+    fn take(router: &Arc<RouterState>) -> ConnectionSlot {
         router.clients.fetch_add(1, SeqCst);
-        Place(router.clone())
+        ConnectionSlot(router.clone())
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.0.clients.fetch_sub(1, SeqCst);
     }
 }
 
 /// A client inside a database; leaves it, its back end and its cancel key when dropped.
-pub(super) struct Inside {
+pub(super) struct SessionRegistration {
     router: Arc<RouterState>,
-    domain: Arc<Domain>,
+    database: Arc<Database>,
     number: u64,
     secret: u32,
     is_template: bool,
 }
 
-impl Inside {
-    fn enter(router: &Arc<RouterState>, domain: &Arc<Domain>, cancel: &Arc<CancelSlot>, is_template: bool) -> Inside {
-        domain.clients.fetch_add(1, SeqCst);
+impl SessionRegistration {
+    fn enter(
+        router: &Arc<RouterState>,
+        database: &Arc<Database>,
+        cancel: &Arc<CancelSlot>,
+        is_template: bool,
+    ) -> SessionRegistration {
+        database.clients.fetch_add(1, SeqCst);
         let number = router.last_session.fetch_add(1, Relaxed) + 1;
         let secret = rand::random();
         cancels(router).insert((process_id(number), secret), Arc::downgrade(cancel));
-        Inside { router: router.clone(), domain: domain.clone(), number, secret, is_template }
+        SessionRegistration { router: router.clone(), database: database.clone(), number, secret, is_template }
     }
 }
 
-impl Drop for Inside {
+impl Drop for SessionRegistration {
     fn drop(&mut self) {
-        self.domain.clients.fetch_sub(1, SeqCst);
-        self.domain.leader.forget(self.number);
+        self.database.clients.fetch_sub(1, SeqCst);
+        self.database.leader.forget(self.number);
         cancels(&self.router).remove(&(process_id(self.number), self.secret));
-        if self.is_template && self.domain.clients.load(SeqCst) == 0 {
+        if self.is_template && self.database.clients.load(SeqCst) == 0 {
             // Whoever copies it, through the router or not, needs it without connections.
-            self.router.leave_domain(&self.domain);
+            self.router.leave_database(&self.database);
         }
     }
 }
@@ -148,8 +153,8 @@ impl Drop for Inside {
 /// A session that is ready but for its channel.
 struct LoggedIn {
     router: Arc<RouterState>,
-    domain: Arc<Domain>,
-    inside: Inside,
+    database: Arc<Database>,
+    inside: SessionRegistration,
     user: String,
     credentials: Arc<Credentials>,
     settings: Arc<Settings>,
@@ -179,14 +184,14 @@ impl LoggedIn {
             has_state_there: false,
             // Who logs in knows, maybe, what others were told before: a script's next psql, an application's next
             // connection.
-            commits_before: self.domain.room.commits_begun(),
+            commits_before: self.database.commit_barrier.commits_begun(),
             commits_seen: 0,
             skips_until_sync: false,
             failed_with: String::new(),
             in_doubt: None,
             in_extended_batch: false,
             may_be_cancelled_late: false,
-            endings: self.domain.servers.leader().watch_endings(),
+            endings: self.database.servers.leader().watch_endings(),
             ends_processes: false,
             ended_by: None,
             stopping: self.router.stopping.subscribe(),
@@ -194,7 +199,7 @@ impl LoggedIn {
             parsed: 0,
             _inside: self.inside,
             router: self.router,
-            domain: self.domain,
+            database: self.database,
             client,
             user: self.user.into(),
             credentials: self.credentials,
@@ -236,11 +241,11 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
             "sorry, too many clients already",
         )));
     }
-    let wishes = Wishes::of(parameters).map_err(LoginError::Refused)?;
-    let (keys, door) = authenticate(router, client, &wishes).await?;
-    if wishes.database == console::DATABASE {
-        if !may_look(router, &wishes.user).await {
-            let text = format!("role \"{}\" may not look at the router", wishes.user);
+    let startup = StartupOptions::of(parameters).map_err(LoginError::Refused)?;
+    let (keys, access) = authenticate(router, client, &startup).await?;
+    if startup.database == console::DATABASE {
+        if !may_look(router, &startup.user).await {
+            let text = format!("role \"{}\" may not look at the router", startup.user);
             let error = SqlError::fatal(sqlstate::INSUFFICIENT_PRIVILEGE, text);
             return Err(LoginError::Refused(
                 error.hint("GRANT pg_monitor to the role, or connect to another database."),
@@ -250,9 +255,9 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
         return Ok(None);
     }
     // Before anything is made there, or learnt of it, in the router's own name.
-    let is_template = door.enter(&wishes.database).map_err(LoginError::Refused)?;
-    let credentials = Arc::new(Credentials::proved(wishes.user.clone(), keys));
-    let logged_in = open_session(router, client, wishes, credentials, is_template).await?;
+    let is_template = access.check(&startup.database).map_err(LoginError::Refused)?;
+    let credentials = Arc::new(Credentials::proved(startup.user.clone(), keys));
+    let logged_in = open_session(router, client, startup, credentials, is_template).await?;
     router.counters.logins.fetch_add(1, Relaxed);
     Ok(Some(logged_in))
 }
@@ -260,10 +265,10 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
 async fn authenticate(
     router: &Arc<RouterState>,
     client: &mut Channel,
-    wishes: &Wishes,
-) -> Result<(ScramKeys, Door), LoginError> {
-    let user = &wishes.user;
-    let admission = look_up_admission(router, user, &wishes.database)
+    startup: &StartupOptions,
+) -> Result<(ScramKeys, DatabaseAccess), LoginError> {
+    let user = &startup.user;
+    let admission = look_up_admission(router, user, &startup.database)
         .await
         .map_err(|error| LoginError::Refused(SqlError { severity: "FATAL", ..error.to_sql() }))?;
     let verifier = match admission.verifier {
@@ -294,7 +299,7 @@ async fn authenticate(
         tracing::warn!("{text}");
         client.output.warning(sqlstate::WARNING, &text);
     }
-    Ok((keys, admission.door))
+    Ok((keys, admission.access))
 }
 
 fn refusal(user: &str, error: &AuthenticationError) -> SqlError {
@@ -326,34 +331,34 @@ async fn password_message(client: &mut Channel) -> Result<Bytes, LoginError> {
 async fn open_session(
     router: &Arc<RouterState>,
     client: &mut Channel,
-    wishes: Wishes,
+    startup: StartupOptions,
     credentials: Arc<Credentials>,
     is_template: bool,
 ) -> Result<LoggedIn, LoginError> {
     let fatal = |error: SqlError| LoginError::Refused(SqlError { severity: "FATAL", ..error });
     let cancel = Arc::default();
-    let (domain, inside) = loop {
-        let domain = router.domain(&wishes.database).await.map_err(|error| fatal(error.to_sql()))?;
-        let inside = Inside::enter(router, &domain, &cancel, is_template);
+    let (database, inside) = loop {
+        let database = router.database(&startup.database).await.map_err(|error| fatal(error.to_sql()))?;
+        let inside = SessionRegistration::enter(router, &database, &cancel, is_template);
         // It may have been closed before this one was counted.
-        if router.is_open(&domain) {
-            break (domain, inside);
+        if router.is_open(&database) {
+            break (database, inside);
         }
     };
     let mut logged_in = LoggedIn {
         router: router.clone(),
-        freshness: domain.settings.freshness,
+        freshness: database.settings.freshness,
         inside,
-        domain,
-        user: wishes.user,
+        database,
+        user: startup.user,
         credentials,
         settings: Arc::default(),
         server_choice: None,
         cancel,
         is_read_only: false,
     };
-    greet(&mut logged_in, client, wishes.settings).await?;
-    let Inside { number, secret, .. } = &logged_in.inside;
+    greet(&mut logged_in, client, startup.settings).await?;
+    let SessionRegistration { number, secret, .. } = &logged_in.inside;
     client.output.message(b'K', &[process_id(*number).to_be_bytes(), secret.to_be_bytes()].concat());
     client.output.ready_for_query(b'I');
     relay::flush(client).await?;
@@ -377,7 +382,7 @@ async fn greet(
         match name.as_str() {
             "onecopy.freshness" => session.freshness = value.parse().map_err(|_| invalid())?,
             "onecopy.server" => {
-                let chosen = session.domain.servers.named(&value).ok_or_else(invalid)?;
+                let chosen = session.database.servers.named(&value).ok_or_else(invalid)?;
                 session.server_choice = Some(chosen.name.as_str().into());
             }
             // The client gets SERIALIZABLE whatever it asks for.
@@ -401,7 +406,7 @@ async fn greet(
         let mut expected = VecDeque::new();
         let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
         put_own(&mut backend, &format!("{end}{change}"), false, &mut expected);
-        let Ended { result, .. } = Relay::new(client, &mut backend, expected, Hold::InRoom).run().await;
+        let Ended { result, .. } = Relay::new(client, &mut backend, expected, Hold::InCommitBarrier).run().await;
         match result {
             Ok(relayed) => {
                 if let Some(fields) = relayed.own_error {
@@ -430,14 +435,14 @@ async fn greet(
         session.is_read_only |= name == "default_transaction_read_only" && is_on(value);
         client.output.parameter_status(name, value);
     }
-    session.domain.readers.give_back(&session.user, backend);
+    session.database.readers.give_back(&session.user, backend);
     Ok(())
 }
 
 /// A reader's back end on any server that reads go to, followers first; the leader's refusal is the one that counts.
 async fn first_backend(session: &LoggedIn) -> Result<(Backend, InFlight), SqlError> {
     let mut refusal = None;
-    for pool in session.domain.readers.all().iter().rev() {
+    for pool in session.database.readers.all().iter().rev() {
         let server = &pool.server;
         let is_asked_for = session.server_choice.as_deref() == Some(server.name.as_str());
         let takes_reads = is_asked_for || !server.read_share.is_none();

@@ -16,6 +16,7 @@
 
 mod action;
 mod autocommit;
+mod batch_traits;
 mod cancel;
 mod client_statements;
 mod commit;
@@ -38,7 +39,6 @@ mod simple;
 mod startup;
 mod transaction;
 mod unit;
-mod work;
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -55,7 +55,7 @@ pub use presence::GONE_CLIENT_BOUND;
 
 use crate::backend::{Backend, Credentials, ServerProcess};
 use crate::config::{Freshness, RouterSettings};
-use crate::domain::Domain;
+use crate::database::Database;
 use crate::pool::PoolError;
 use crate::prepared_text::PreparedText;
 use crate::settings::Settings;
@@ -114,8 +114,8 @@ struct ClientStatement {
     named: bool,
     /// Why it must run where it was parsed.
     kept: Kept,
-    /// The catalog's version when it was judged.
-    judged_at: u64,
+    /// The catalog's version when it was classified.
+    classified_at: u64,
 }
 
 /// How long a client may say nothing; none: for ever.
@@ -147,10 +147,10 @@ struct Characteristics {
 /// One client that is logged in.
 pub struct Session {
     router: Arc<RouterState>,
-    domain: Arc<Domain>,
+    database: Arc<Database>,
     client: Channel,
     number: u64,
-    _inside: login::Inside,
+    _inside: login::SessionRegistration,
     user: Arc<str>,
     credentials: Arc<Credentials>,
     settings: Arc<Settings>,
@@ -371,7 +371,7 @@ impl Session {
 
     /// Whether the session's last commit may still happen.
     fn is_in_doubt(&self) -> bool {
-        self.in_doubt.is_some_and(|process| self.domain.room.unsettled().contains(&process))
+        self.in_doubt.is_some_and(|process| self.database.commit_barrier.in_doubt().contains(&process))
     }
 
     /// A back end on the leader for this session. Nothing runs there before it is known what has become of the
@@ -388,8 +388,8 @@ impl Session {
         if let Some(backend) = self.own_backend.take() {
             return Ok(backend);
         }
-        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
-        let mut backend = self.domain.leader.take(self.number, &self.credentials, wait).await?;
+        let wait = Duration::from_millis(self.database.settings.backend_wait_ms);
+        let mut backend = self.database.leader.take(self.number, &self.credentials, wait).await?;
         let session = process_id(self.number);
         if std::mem::replace(&mut backend.session, session) != session {
             backend.server.note_session(backend.process_id, session);
@@ -408,7 +408,7 @@ impl Session {
         }
         self.has_state_there = false;
         if !is_hit {
-            self.domain.leader.park(self.number, &self.user, backend);
+            self.database.leader.park(self.number, &self.user, backend);
         }
     }
 

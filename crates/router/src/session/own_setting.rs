@@ -39,7 +39,7 @@ impl Session {
         let valid = match (name, value) {
             ("onecopy.served_by", _) => return self.cannot_be_changed(name),
             ("onecopy.freshness", None) => {
-                self.freshness = self.domain.settings.freshness;
+                self.freshness = self.database.settings.freshness;
                 true
             }
             ("onecopy.freshness", Some(value)) => value.parse().map(|freshness| self.freshness = freshness).is_ok(),
@@ -48,7 +48,7 @@ impl Session {
                 true
             }
             (_, Some(value)) => {
-                let chosen = self.domain.servers.named(value);
+                let chosen = self.database.servers.named(value);
                 if let Some(server) = &chosen {
                     self.server_choice = Some(server.name.as_str().into());
                 }
@@ -76,7 +76,7 @@ impl Session {
         self.fail(match name {
             "onecopy.freshness" => error.hint("Available values: strict, session, bounded:<milliseconds>."),
             "onecopy.server" => {
-                let servers = self.domain.servers.current();
+                let servers = self.database.servers.current();
                 let names: Vec<&str> = servers.iter().map(|server| server.name.as_str()).collect();
                 error.hint(format!("Available values: {}.", names.join(", ")))
             }

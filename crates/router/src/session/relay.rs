@@ -23,8 +23,8 @@ use parts::FROM_SERVER_IN_PARTS;
 /// Bytes of an answer held back before the first of them go to the client.
 pub const HELD_BYTES_MAX: usize = 32 * 1024;
 
-/// Bytes of an answer held back while its statement is in the commit room, where no client may be waited for.
-pub const HELD_IN_ROOM_BYTES_MAX: usize = 16 << 20;
+/// Bytes of an answer held back while its statement is in the commit barrier, where no client may be waited for.
+pub const HELD_IN_BARRIER_BYTES_MAX: usize = 16 << 20;
 
 /// Bytes that COPY FROM STDIN, and what passes in parts, keep of either side for the other. While the one for a side is
 /// full the other is not read, and is held up as it would be by one server.
@@ -40,7 +40,7 @@ pub enum Hold {
     /// As soon as there is much of them.
     Briefly,
     /// Only when there is very much of them: while the client is waited for, no gate can close.
-    InRoom,
+    InCommitBarrier,
 }
 
 /// How an answer ended.
@@ -93,7 +93,7 @@ pub struct Ended {
     /// Where the answer, or what of it has not gone out, begins in the client's output.
     pub start: usize,
     /// What the server said before the connection broke.
-    pub last_words: Option<ErrorFields>,
+    pub final_error: Option<ErrorFields>,
     /// How many of the client's `Parse` messages have succeeded, of those that went to the server.
     pub parsed: usize,
 }
@@ -151,9 +151,9 @@ impl<'a> Relay<'a> {
         let result = self.answers().await;
         self.backend.channel.in_parts = &[];
         let relayed = std::mem::take(&mut self.relayed);
-        let last_words = relayed.error.clone().or_else(|| relayed.own_error.clone());
+        let final_error = relayed.error.clone().or_else(|| relayed.own_error.clone());
         let result = result.map(|()| relayed);
-        Ended { result, went_out: self.went_out, start: self.start, last_words, parsed: self.parsed }
+        Ended { result, went_out: self.went_out, start: self.start, final_error, parsed: self.parsed }
     }
 
     async fn answers(&mut self) -> Result<(), RelayError> {
@@ -335,7 +335,7 @@ impl<'a> Relay<'a> {
         }
         let held = self.client.output.len() - self.start.min(self.client.output.len()) + bytes.len();
         let held_max = match self.hold {
-            Hold::InRoom => HELD_IN_ROOM_BYTES_MAX,
+            Hold::InCommitBarrier => HELD_IN_BARRIER_BYTES_MAX,
             Hold::Briefly => HELD_BYTES_MAX,
         };
         if held <= held_max {

@@ -17,20 +17,20 @@ use crate::wire::{SqlError, sqlstate};
 /// A server that does not answer within this is passed over.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a log-in is judged by.
+/// What a log-in depends on.
 #[derive(Debug)]
 pub(super) struct Admission {
     /// The stored password of a role that may log in.
     pub verifier: Option<String>,
     /// What the role finds under the name of its database. To be told only to who has proved to be the role.
-    pub door: Door,
+    pub access: DatabaseAccess,
     /// The follower that was asked in the leader's place.
     pub asked_instead: Option<String>,
 }
 
 /// What a role finds under a database's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Door {
+pub(super) enum DatabaseAccess {
     /// It may enter.
     Open { is_template: bool },
     /// It lacks the right CONNECT.
@@ -41,37 +41,39 @@ pub(super) enum Door {
     Missing,
 }
 
-impl Door {
+impl DatabaseAccess {
     /// Of the columns behind the password.
-    fn of(row: &[Option<String>]) -> Door {
+    fn of(row: &[Option<String>]) -> DatabaseAccess {
         let is = |column: usize| row.get(column).and_then(Option::as_deref).map(|value| value == "t");
         match (is(1), is(2), is(3)) {
-            (None, ..) => Door::Missing,
-            (Some(false), ..) => Door::Closed,
-            (_, Some(true), is_template) => Door::Open { is_template: is_template == Some(true) },
-            _ => Door::NotForRole,
+            (None, ..) => DatabaseAccess::Missing,
+            (Some(false), ..) => DatabaseAccess::Closed,
+            (_, Some(true), is_template) => DatabaseAccess::Open { is_template: is_template == Some(true) },
+            _ => DatabaseAccess::NotForRole,
         }
     }
 
     /// Whether it is a template's; an error in PostgreSQL's words when the role may not enter.
-    pub fn enter(self, database: &str) -> Result<bool, SqlError> {
+    pub fn check(self, database: &str) -> Result<bool, SqlError> {
         let (code, text) = match self {
-            Door::Open { is_template } => return Ok(is_template),
-            Door::NotForRole => {
+            DatabaseAccess::Open { is_template } => return Ok(is_template),
+            DatabaseAccess::NotForRole => {
                 let error = SqlError::fatal(
                     sqlstate::INSUFFICIENT_PRIVILEGE,
                     format!("permission denied for database \"{database}\""),
                 );
                 return Err(error.detail("User does not have CONNECT privilege."));
             }
-            Door::Closed => (sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, "is not currently accepting connections"),
-            Door::Missing => (sqlstate::INVALID_CATALOG_NAME, "does not exist"),
+            DatabaseAccess::Closed => {
+                (sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE, "is not currently accepting connections")
+            }
+            DatabaseAccess::Missing => (sqlstate::INVALID_CATALOG_NAME, "does not exist"),
         };
         Err(SqlError::fatal(code, format!("database \"{database}\" {text}")))
     }
 }
 
-/// What the log-in of `user` to `database` is judged by.
+/// What the log-in of `user` to `database` depends on.
 pub(super) async fn look_up_admission(
     router: &RouterState,
     user: &str,
@@ -87,7 +89,7 @@ pub(super) async fn look_up_admission(
     );
     let (row, asked_instead) = look_up(router, &sql).await?;
     let row = row.unwrap_or_default();
-    Ok(Admission { verifier: row.first().cloned().flatten(), door: Door::of(&row), asked_instead })
+    Ok(Admission { verifier: row.first().cloned().flatten(), access: DatabaseAccess::of(&row), asked_instead })
 }
 
 /// Whether the role may use the admin console.
@@ -177,7 +179,7 @@ mod tests {
 
     /// Whatever is not said to be allowed is refused, in PostgreSQL's words.
     #[test]
-    fn a_door_is_open_only_when_the_server_says_so() {
+    fn access_is_granted_only_when_the_server_says_so() {
         let row = |allows: Option<&str>, may: Option<&str>, template: Option<&str>| -> Row {
             [Some("SCRAM"), allows, may, template].map(|value| value.map(str::to_owned)).to_vec()
         };
@@ -191,8 +193,8 @@ mod tests {
             (row(None, None, None), Err("3D000")),
             (Row::new(), Err("3D000")),
         ] {
-            let door = Door::of(&row).enter("shop").map_err(|error| error.code);
-            assert_eq!(door, entered.map_err(str::to_owned), "{row:?}");
+            let access = DatabaseAccess::of(&row).check("shop").map_err(|error| error.code);
+            assert_eq!(access, entered.map_err(str::to_owned), "{row:?}");
         }
     }
 }

@@ -3,21 +3,21 @@
 
 use std::sync::Arc;
 
-use crate::epoch::Place;
+use crate::epoch::EpochSnapshot;
 use crate::servers::{Health, Role, Server};
 use crate::wire::sqlstate;
 
 /// The server of this name, if it may be read on and its epoch is open there.
-pub(super) fn named<'a>(places: &'a [Place], name: &str) -> Option<&'a Arc<Server>> {
-    places.iter().map(|place| &place.server).find(|server| server.is_open_for_reads() && server.name == name)
+pub(super) fn named<'a>(snapshots: &'a [EpochSnapshot], name: &str) -> Option<&'a Arc<Server>> {
+    snapshots.iter().map(|snapshot| &snapshot.server).find(|server| server.is_open_for_reads() && server.name == name)
 }
 
 /// The least busy of the servers on which an epoch is open, of those whose turn it is; none when all are closed, or to
 /// be avoided, or take no reads.
-pub(super) fn least_busy<'a>(places: &'a [Place], avoid: &[u64], turn: usize) -> Option<&'a Arc<Server>> {
-    let count = places.len();
+pub(super) fn least_busy<'a>(snapshots: &'a [EpochSnapshot], avoid: &[u64], turn: usize) -> Option<&'a Arc<Server>> {
+    let count = snapshots.len();
     let open = |server: &&Arc<Server>| server.is_open_for_reads() && !avoid.contains(&server.number);
-    let servers = || (0..count).map(|step| &places[turn.wrapping_add(step) % count].server).filter(open);
+    let servers = || (0..count).map(|step| &snapshots[turn.wrapping_add(step) % count].server).filter(open);
     let in_turn = servers().filter(|server| server.read_share.takes_part(server.number, turn));
     in_turn.min_by_key(|server| server.load()).or_else(|| {
         // Those whose turn it is are down: better one out of turn than none.
@@ -88,21 +88,21 @@ mod tests {
         (0..=followers).map(server).collect()
     }
 
-    fn places(servers: &[Arc<Server>]) -> Vec<Place> {
-        servers.iter().map(|server| Place { server: server.clone(), snapshot: server.name.clone() }).collect()
+    fn snapshots(servers: &[Arc<Server>]) -> Vec<EpochSnapshot> {
+        servers.iter().map(|server| EpochSnapshot { server: server.clone(), snapshot: server.name.clone() }).collect()
     }
 
-    fn chosen(places: &[Place], avoid: &[u64], turn: usize) -> Option<u64> {
-        least_busy(places, avoid, turn).map(|server| server.number)
+    fn chosen(snapshots: &[EpochSnapshot], avoid: &[u64], turn: usize) -> Option<u64> {
+        least_busy(snapshots, avoid, turn).map(|server| server.number)
     }
 
-    /// Readers never get a server that is removed, down or silent, nor one that has failed them just now; whatever the
-    /// turn, they get one as long as one is left, and only one on which the epoch is open.
+    /// Readers never get a server that is removed, down or unresponsive, nor one that has failed them just now;
+    /// whatever the turn, they get one as long as one is left, and only one on which the epoch is open.
     #[test]
     fn a_read_goes_to_an_open_server_of_its_epoch_and_to_no_other() {
         let servers = servers(3);
         // The epoch is not open on the third follower.
-        let places = places(&servers[..3]);
+        let snapshots = snapshots(&servers[..3]);
         for closed in 0..8_u64 {
             for avoided in 0..8_u64 {
                 for (number, server) in servers[..3].iter().enumerate() {
@@ -111,7 +111,7 @@ mod tests {
                 }
                 let avoid: Vec<u64> = (0..3).filter(|number| (avoided >> number) & 1 == 1).collect();
                 for turn in 0..6 {
-                    let chosen = chosen(&places, &avoid, turn);
+                    let chosen = chosen(&snapshots, &avoid, turn);
                     let may = (0..3).filter(|number| ((closed | avoided) >> number) & 1 == 0).collect::<Vec<u64>>();
                     assert_eq!(chosen.is_none(), may.is_empty(), "{closed:b} {avoided:b} {turn}");
                     assert!(chosen.is_none_or(|number| may.contains(&number)), "{closed:b} {avoided:b} {turn}");
@@ -124,41 +124,41 @@ mod tests {
     #[test]
     fn the_least_busy_server_answers_and_equals_take_turns() {
         let servers = servers(2);
-        let places = places(&servers);
-        let turns: Vec<_> = (0..6).map(|turn| chosen(&places, &[], turn)).collect();
+        let snapshots = snapshots(&servers);
+        let turns: Vec<_> = (0..6).map(|turn| chosen(&snapshots, &[], turn)).collect();
         assert_eq!(turns, [0, 1, 2, 0, 1, 2].map(Some));
         servers[0].updates_in_flight.store(2, SeqCst);
         servers[1].reads_in_flight.store(1, SeqCst);
-        assert!((0..6).all(|turn| chosen(&places, &[], turn) == Some(2)));
+        assert!((0..6).all(|turn| chosen(&snapshots, &[], turn) == Some(2)));
         servers[2].reads_in_flight.store(3, SeqCst);
-        assert!((0..6).all(|turn| chosen(&places, &[], turn) == Some(1)), "updates count as well");
-        assert_eq!(chosen(&places, &[], usize::MAX), Some(1), "turns begin anew after the last");
+        assert!((0..6).all(|turn| chosen(&snapshots, &[], turn) == Some(1)), "updates count as well");
+        assert_eq!(chosen(&snapshots, &[], usize::MAX), Some(1), "turns begin anew after the last");
     }
 
     /// A server without a share gets no reads, not even when all others are closed; one out of turn does.
     #[test]
     fn a_share_of_nothing_is_nothing() {
         let servers = servers(1);
-        let places = places(&servers);
+        let snapshots = snapshots(&servers);
         assert!(servers[0].read_share.set(0.0) && servers[1].read_share.set(0.01));
-        assert!((0..1000).all(|turn| chosen(&places, &[], turn) == Some(1)));
+        assert!((0..1000).all(|turn| chosen(&snapshots, &[], turn) == Some(1)));
         servers[1].set_health(Health::Down);
-        assert_eq!(chosen(&places, &[], 0), None, "the leader is asked as such, not as a reader");
+        assert_eq!(chosen(&snapshots, &[], 0), None, "the leader is asked as such, not as a reader");
     }
 
     /// The server that a session has chosen answers or nobody does.
     #[test]
     fn a_chosen_server_must_be_open() {
         let servers = servers(2);
-        let places = places(&servers[..2]);
-        let number = |name| named(&places, name).map(|server| server.number);
+        let snapshots = snapshots(&servers[..2]);
+        let number = |name| named(&snapshots, name).map(|server| server.number);
         assert_eq!((number("server-1"), number("server-2"), number("nobody")), (Some(1), None, None));
         servers[1].set_health(Health::Unresponsive);
         assert_eq!(number("server-1"), None);
         servers[1].set_health(Health::Up);
         servers[1].is_removed.store(true, SeqCst);
         assert_eq!(number("server-1"), None);
-        assert_eq!(chosen(&places, &[], 1), Some(0), "nothing begins on a removed server");
+        assert_eq!(chosen(&snapshots, &[], 1), Some(0), "nothing begins on a removed server");
     }
 
     /// A read that would wait for a gate goes to the leader only when that is up and no busier than the others.

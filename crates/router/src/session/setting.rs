@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::batch_traits::BatchTraits;
 use super::epoch_read::InFlight;
 use super::relay::{Ended, Hold, RelayError, Relayed};
 use super::request::{Request, put_own};
 use super::transaction::Transaction;
 use super::unit::Outcome;
-use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::servers::Health;
@@ -118,7 +118,7 @@ impl Session {
         if reader.is_some() {
             put_own(&mut backend, FORGET_PLANS, false, &mut expected);
         }
-        let Ended { result, start, .. } = self.relay(&mut backend, expected, Hold::InRoom).await;
+        let Ended { result, start, .. } = self.relay(&mut backend, expected, Hold::InCommitBarrier).await;
         self.statement_ended();
         let relayed = match result {
             Ok(relayed) => relayed,
@@ -187,7 +187,7 @@ impl Session {
         let result = match transaction.backend() {
             Some(backend) => {
                 put_own(backend, sql, false, &mut expected);
-                self.relay(backend, expected, Hold::InRoom).await.result
+                self.relay(backend, expected, Hold::InCommitBarrier).await.result
             }
             None => Ok(Relayed::default()),
         };
@@ -209,7 +209,7 @@ impl Session {
                 &mut expected,
             );
         }
-        let Ended { result, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        let Ended { result, .. } = self.relay(backend, expected, Hold::InCommitBarrier).await;
         self.statement_ended();
         match result {
             Ok(relayed) if relayed.own_error.is_none() => {
@@ -232,20 +232,20 @@ impl Session {
 
     /// A back end outside any transaction of this session: the leader's, or a reader while the leader is gone.
     pub(super) async fn any_backend(&mut self) -> Result<(Backend, Option<InFlight>), SqlError> {
-        if self.is_pinned() || self.own_backend.is_some() || self.domain.servers.leader().health() == Health::Up {
+        if self.is_pinned() || self.own_backend.is_some() || self.database.servers.leader().health() == Health::Up {
             match self.take_leader().await {
                 Ok(backend) => {
                     // What is asked there about a setting is a serializable transaction as well.
                     self.router.serializable.note_short();
                     return Ok((backend, None));
                 }
-                Err(error) if self.domain.servers.current().len() == 1 => return Err(error.to_sql()),
+                Err(error) if self.database.servers.current().len() == 1 => return Err(error.to_sql()),
                 Err(_) => {}
             }
         }
-        let wait = Duration::from_millis(self.domain.settings.backend_wait_ms);
+        let wait = Duration::from_millis(self.database.settings.backend_wait_ms);
         let mut last = SqlError::error(sqlstate::CANNOT_CONNECT_NOW, "no server is there");
-        for pool in self.domain.readers.all().iter().rev().filter(|pool| pool.server.has_caught_up()) {
+        for pool in self.database.readers.all().iter().rev().filter(|pool| pool.server.has_caught_up()) {
             let Some(in_flight) = InFlight::on(&pool.server) else { continue };
             match pool.take(&self.credentials, &self.settings, wait).await {
                 Ok(backend) => return Ok((backend, Some(in_flight))),
@@ -258,7 +258,7 @@ impl Session {
     fn give_back_any(&mut self, backend: Backend, reader: Option<InFlight>) {
         if reader.is_some() {
             if !std::mem::take(&mut self.may_be_cancelled_late) {
-                self.domain.readers.give_back(&self.user, backend);
+                self.database.readers.give_back(&self.user, backend);
             }
         } else {
             self.return_leader(backend);
@@ -372,7 +372,7 @@ impl Session {
     pub(super) fn forget_settings(&mut self) {
         self.settings = Arc::clone(&self.settings_at_login);
         self.characteristics = self.characteristics_at_login;
-        self.freshness = self.domain.settings.freshness;
+        self.freshness = self.database.settings.freshness;
         self.server_choice = None;
     }
 
@@ -388,17 +388,18 @@ impl Session {
         if let Some(transaction) = &mut self.transaction {
             transaction.stale_plans = true;
         }
-        let work = Work { reads_only: true, statements: 1, setting: Some(text.to_owned()), ..Work::default() };
-        self.run_in_transaction(&Request::simple(text.to_owned().into()), &work).await
+        let traits =
+            BatchTraits { reads_only: true, statements: 1, setting: Some(text.to_owned()), ..BatchTraits::default() };
+        self.run_in_transaction(&Request::simple(text.to_owned().into()), &traits).await
     }
 
     /// Runs one statement of the client's as it is on the leader.
     pub(super) async fn run_text_on_leader(&mut self, text: &str) -> Result<Outcome, SessionEnd> {
-        let work = Work { statements: 1, ..Work::default() };
+        let traits = BatchTraits { statements: 1, ..BatchTraits::default() };
         let request = Request::simple(text.to_owned().into());
         match &self.transaction {
-            Some(_) => self.run_in_transaction(&request, &work).await,
-            None => self.run_on_leader(&request, &work).await,
+            Some(_) => self.run_in_transaction(&request, &traits).await,
+            None => self.run_on_leader(&request, &traits).await,
         }
     }
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::action::is_routers_own;
+use super::batch_traits::BatchTraits;
 use super::request::{Item, Request};
 use super::transaction::Transaction;
 use super::unit::Outcome;
-use super::work::Work;
 use super::{Session, SessionEnd};
 pub(super) use crate::sql::readable;
 use crate::sql::{Action, ParseError, Statement};
@@ -28,7 +28,7 @@ impl Session {
         if self.transaction.is_none() {
             self.portals.clear();
         }
-        match self.domain.classify(&sql).await {
+        match self.database.classify(&sql).await {
             Ok(statements) if statements.is_empty() => {
                 let start = begin_message(&mut self.client.output, b'I');
                 end_message(&mut self.client.output, start);
@@ -52,8 +52,8 @@ impl Session {
         if self.is_barred(&statement.action) {
             return Ok(Outcome::Failed);
         }
-        let work = Work::of(statement, text, &sql);
-        let outcome = self.run_unit(Request::simple(sql), work).await?;
+        let traits = BatchTraits::of(statement, text, &sql);
+        let outcome = self.run_unit(Request::simple(sql), traits).await?;
         self.note_savepoint(&statement.action, outcome);
         Ok(outcome)
     }
@@ -119,10 +119,11 @@ impl Session {
             return Ok(());
         }
         let settings = self.settings_of_statements();
-        let text = self.domain.prepared_texts().shared(self.user.clone(), sql, Bytes::from_static(NO_TYPES), settings);
+        let text =
+            self.database.prepared_texts().shared(self.user.clone(), sql, Bytes::from_static(NO_TYPES), settings);
         let request = Request { items: vec![Item::Parse { text, named: false }] };
         let start = self.client.output.len();
-        if self.run_unit(request, Work::default()).await? == Outcome::Done {
+        if self.run_unit(request, BatchTraits::default()).await? == Outcome::Done {
             self.client.output.truncate(start);
             self.fail(
                 SqlError::error(

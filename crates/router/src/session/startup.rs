@@ -5,20 +5,20 @@ use bytes::BufMut;
 use crate::wire::{Channel, SqlError, begin_message, end_message, sqlstate};
 
 /// What a client asks for in its start-up packet.
-pub(super) struct Wishes {
+pub(super) struct StartupOptions {
     pub user: String,
     pub database: String,
     pub settings: Vec<(String, String)>,
 }
 
-impl Wishes {
-    pub fn of(parameters: Vec<(String, String)>) -> Result<Wishes, SqlError> {
-        let mut wishes = Wishes { user: String::new(), database: String::new(), settings: Vec::new() };
+impl StartupOptions {
+    pub fn of(parameters: Vec<(String, String)>) -> Result<StartupOptions, SqlError> {
+        let mut startup = StartupOptions { user: String::new(), database: String::new(), settings: Vec::new() };
         let mut from_options = Vec::new();
         for (name, value) in parameters {
             match name.as_str() {
-                "user" => wishes.user = value,
-                "database" => wishes.database = value,
+                "user" => startup.user = value,
+                "database" => startup.database = value,
                 "replication" if !matches!(value.as_str(), "false" | "off" | "no" | "0") => {
                     return Err(SqlError::fatal(
                         sqlstate::FEATURE_NOT_SUPPORTED,
@@ -29,21 +29,21 @@ impl Wishes {
                 "replication" => {}
                 "options" => from_options = options(&value)?,
                 name if name.starts_with("_pq_.") => {}
-                name => wishes.settings.push((name.to_ascii_lowercase(), value)),
+                name => startup.settings.push((name.to_ascii_lowercase(), value)),
             }
         }
         // As with PostgreSQL: those of the options are set first, wherever they stand, so the others count.
-        wishes.settings.splice(..0, from_options);
-        if wishes.user.is_empty() {
+        startup.settings.splice(..0, from_options);
+        if startup.user.is_empty() {
             return Err(SqlError::fatal(
                 sqlstate::INVALID_AUTHORIZATION,
                 "no PostgreSQL user name specified in startup packet",
             ));
         }
-        if wishes.database.is_empty() {
-            wishes.database = wishes.user.clone();
+        if startup.database.is_empty() {
+            startup.database = startup.user.clone();
         }
-        Ok(wishes)
+        Ok(startup)
     }
 }
 
@@ -111,14 +111,15 @@ mod tests {
     #[test]
     fn a_parameter_counts_more_than_the_same_among_the_options() {
         let packet = [("client_encoding", "UTF8"), ("options", "-c client_encoding=LATIN1"), ("user", "u")];
-        let wishes = Wishes::of(packet.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()).unwrap();
-        let values: Vec<&str> = wishes.settings.iter().map(|(_, value)| value.as_str()).collect();
+        let startup =
+            StartupOptions::of(packet.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()).unwrap();
+        let values: Vec<&str> = startup.settings.iter().map(|(_, value)| value.as_str()).collect();
         assert_eq!(values, ["LATIN1", "UTF8"]);
     }
 
     #[test]
     fn a_replication_connection_is_refused() {
         let parameters = vec![("user".to_owned(), "u".to_owned()), ("replication".to_owned(), "database".to_owned())];
-        assert_eq!(Wishes::of(parameters).err().map(|error| error.code), Some("0A000".to_owned()));
+        assert_eq!(StartupOptions::of(parameters).err().map(|error| error.code), Some("0A000".to_owned()));
     }
 }

@@ -1,8 +1,8 @@
-//! Transactions: begun lazily, placed by their first statement, committed inside the room.
+//! Transactions: begun lazily, placed by their first statement, committed inside the commit barrier.
 //!
 //! ```text
 //!  BEGIN --> Nowhere --first statement--> AtEpoch (declared READ ONLY, a whitelisted read) --COMMIT--> done
-//!                                     \-> OnLeader (all others, SERIALIZABLE) --COMMIT in the room--> done
+//!                                     \-> OnLeader (all others, SERIALIZABLE) --COMMIT in the barrier--> done
 //!  any --error--> failed --ROLLBACK or COMMIT--> rolled back
 //! ```
 
@@ -10,13 +10,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::ddl::{UnderWay, closed_by_ddl};
+use super::batch_traits::BatchTraits;
+use super::ddl::{DdlInProgress, closed_by_ddl};
 use super::epoch_read::InFlight;
 use super::relay::{Ended, Hold, RelayError};
 use super::request::{Request, put_own};
 use super::served_by::ServedBy;
 use super::unit::{Outcome, Unfit};
-use super::work::Work;
 use super::{Characteristics, Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::{Epoch, LaterSnapshot};
@@ -47,15 +47,15 @@ pub(super) struct Transaction {
     /// The session's characteristics before it.
     pub characteristics_before: Characteristics,
     /// Where it runs.
-    pub place: Place,
+    pub placement: Placement,
 }
 
 /// Where a transaction runs.
-pub(super) enum Place {
+pub(super) enum Placement {
     /// Nothing was sent yet.
     Nowhere,
-    /// Reads one epoch. `mark`: what had been changed that is not MVCC before it was taken.
-    AtEpoch { backend: Box<Backend>, epoch: Arc<Epoch>, mark: u64, _in_flight: InFlight },
+    /// Reads one epoch. `change_counter`: what had been changed that is not MVCC before it was taken.
+    AtEpoch { backend: Box<Backend>, epoch: Arc<Epoch>, change_counter: u64, _in_flight: InFlight },
     /// Runs on the leader.
     OnLeader(Box<LeaderTransaction>),
     /// It read an epoch on a server that was removed from the router, and did not end in time.
@@ -83,7 +83,7 @@ pub(super) struct LeaderTransaction {
     pub has_ddl: bool,
     /// Epochs up to its commit are wrong afterwards.
     pub dooms: bool,
-    pub under_way: Option<UnderWay>,
+    pub ddl: Option<DdlInProgress>,
 }
 
 impl Transaction {
@@ -99,7 +99,7 @@ impl Transaction {
             settings_so_far: Some(Vec::new()),
             settings_before: session.settings.clone(),
             characteristics_before: session.characteristics,
-            place: Place::Nowhere,
+            placement: Placement::Nowhere,
         }
     }
 
@@ -115,24 +115,24 @@ impl Transaction {
 
     /// Whether a statement was sent already.
     pub(super) fn has_started(&self) -> bool {
-        !matches!(self.place, Place::Nowhere)
+        !matches!(self.placement, Placement::Nowhere)
     }
 
     /// Whether it runs at an epoch.
     pub(super) fn reads_an_epoch(&self) -> bool {
-        matches!(self.place, Place::AtEpoch { .. })
+        matches!(self.placement, Placement::AtEpoch { .. })
     }
 
     /// What settings its back end on the leader has if it commits.
     pub(super) fn note_settings_there(&mut self, settings: Arc<Settings>) {
-        if let Place::OnLeader(leader) = &mut self.place {
+        if let Placement::OnLeader(leader) = &mut self.placement {
             leader.settings_there = settings;
         }
     }
 
     /// Whether it runs on the leader.
     pub(super) fn is_on_leader(&self) -> bool {
-        matches!(self.place, Place::OnLeader(_))
+        matches!(self.placement, Placement::OnLeader(_))
     }
 
     /// From here on it has settings of its own that reach so far.
@@ -143,25 +143,25 @@ impl Transaction {
 
     /// Its back end.
     pub(super) fn backend(&mut self) -> Option<&mut Backend> {
-        match &mut self.place {
-            Place::AtEpoch { backend, .. } => Some(backend),
-            Place::OnLeader(leader) => Some(&mut leader.backend),
-            Place::Nowhere | Place::CutOff { .. } | Place::Lost => None,
+        match &mut self.placement {
+            Placement::AtEpoch { backend, .. } => Some(backend),
+            Placement::OnLeader(leader) => Some(&mut leader.backend),
+            Placement::Nowhere | Placement::CutOff { .. } | Placement::Lost => None,
         }
     }
 
     /// Waits until it must leave the server on which it reads an epoch, because that one was removed from the router.
     pub(super) async fn must_leave(&self) {
-        match &self.place {
-            Place::AtEpoch { backend, .. } => backend.server.cut_off().await,
+        match &self.placement {
+            Placement::AtEpoch { backend, .. } => backend.server.cut_off().await,
             _ => std::future::pending().await,
         }
     }
 
     /// Leaves that server at once.
     pub(super) fn leave(&mut self) {
-        if let Place::AtEpoch { backend, .. } = &self.place {
-            self.place = Place::CutOff { server: backend.server.name.clone() };
+        if let Placement::AtEpoch { backend, .. } = &self.placement {
+            self.placement = Placement::CutOff { server: backend.server.name.clone() };
         }
     }
 }
@@ -175,9 +175,13 @@ pub(super) fn aborted() -> SqlError {
 
 impl Session {
     /// Runs one unit inside the open transaction.
-    pub(super) async fn run_in_transaction(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
+    pub(super) async fn run_in_transaction(
+        &mut self,
+        request: &Request,
+        traits: &BatchTraits,
+    ) -> Result<Outcome, SessionEnd> {
         let Some(mut transaction) = self.transaction.take() else { return Ok(Outcome::Failed) };
-        let result = self.run_placed(&mut transaction, request, work).await;
+        let result = self.run_placed(&mut transaction, request, traits).await;
         self.transaction = Some(transaction);
         match result? {
             Ok(()) => Ok(Outcome::Done),
@@ -197,22 +201,22 @@ impl Session {
         &mut self,
         transaction: &mut Transaction,
         request: &Request,
-        work: &Work,
+        traits: &BatchTraits,
     ) -> Result<Result<(), Reported>, SessionEnd> {
-        transaction.note_local_settings(work.local_settings);
-        match &transaction.place {
-            Place::Lost => return Ok(Err(Reported::Here(aborted()))),
-            Place::CutOff { server } => {
+        transaction.note_local_settings(traits.local_settings);
+        match &transaction.placement {
+            Placement::Lost => return Ok(Err(Reported::Here(aborted()))),
+            Placement::CutOff { server } => {
                 let error = cut_off(server);
-                transaction.place = Place::Lost;
+                transaction.placement = Placement::Lost;
                 return Ok(Err(Reported::Here(error)));
             }
             _ => {}
         }
         let must_stay = self.is_pinned() || self.has_kept_statements();
-        let reads_an_epoch = transaction.characteristics.read_only && work.reads_only && !must_stay;
+        let reads_an_epoch = transaction.characteristics.read_only && traits.reads_only && !must_stay;
         if !transaction.has_started() && reads_an_epoch {
-            match self.open_epoch_transaction(transaction, request, work).await? {
+            match self.open_epoch_transaction(transaction, request, traits).await? {
                 Some(result) => return Ok(result),
                 None => tracing::debug!(session = self.number, "a read-only transaction runs on the leader"),
             }
@@ -223,13 +227,13 @@ impl Session {
             return Ok(Err(Reported::Here(error)));
         }
         if transaction.reads_an_epoch()
-            && let Err(reported) = self.leave_epoch_for(transaction, work).await?
+            && let Err(reported) = self.leave_epoch_for(transaction, traits).await?
         {
             return Ok(Err(reported));
         }
-        match &mut transaction.place {
-            Place::AtEpoch { .. } => self.run_at_transaction_epoch(transaction, request, work).await,
-            _ => self.run_in_leader_transaction(transaction, request, work).await,
+        match &mut transaction.placement {
+            Placement::AtEpoch { .. } => self.run_at_transaction_epoch(transaction, request, traits).await,
+            _ => self.run_in_leader_transaction(transaction, request, traits).await,
         }
     }
 
@@ -240,18 +244,18 @@ impl Session {
         let characteristics = transaction.characteristics;
         let mode = if characteristics.read_only { " READ ONLY" } else { " READ WRITE" };
         let wait = if characteristics.deferrable { " DEFERRABLE" } else { "" };
-        transaction.place = Place::OnLeader(Box::new(LeaderTransaction {
+        transaction.placement = Placement::OnLeader(Box::new(LeaderTransaction {
             serializable: self.router.serializable.begin(&backend.server),
             backend,
             begin: Some(format!("BEGIN ISOLATION LEVEL SERIALIZABLE{mode}{wait}")),
-            snapshot: self.domain.epochs.before_snapshot(&self.domain.room),
+            snapshot: self.database.epochs.before_snapshot(&self.database.commit_barrier),
             settings_there: self.settings.clone(),
             begun_read_only: characteristics.read_only,
             wrote: false,
             opaque: false,
             has_ddl: false,
             dooms: false,
-            under_way: None,
+            ddl: None,
         }));
         Ok(())
     }
@@ -260,23 +264,23 @@ impl Session {
         &mut self,
         transaction: &mut Transaction,
         request: &Request,
-        work: &Work,
+        traits: &BatchTraits,
     ) -> Result<Result<(), Reported>, SessionEnd> {
-        let Place::OnLeader(leader) = &mut transaction.place else { return Ok(Err(Reported::Here(aborted()))) };
+        let Placement::OnLeader(leader) = &mut transaction.placement else { return Ok(Err(Reported::Here(aborted()))) };
         if leader.serializable.may_be_forgotten() {
             return Ok(Err(Reported::Here(too_many_transactions())));
         }
         // A user's function may write although it is declared STABLE; PostgreSQL does not look further than one call.
-        let may_write = work.writes || work.own_transaction || (work.statements > 0 && !work.reads_only);
+        let may_write = traits.writes || traits.own_transaction || (traits.statements > 0 && !traits.reads_only);
         leader.wrote |= may_write && !transaction.characteristics.read_only;
-        leader.opaque |= work.opaque || work.own_transaction;
-        let _releasing = self.releasing_around(work);
-        if let Some(barrier) = work.barrier.as_ref().filter(|barrier| !barrier.harmless) {
+        leader.opaque |= traits.opaque || traits.own_transaction;
+        let _releasing = self.releasing_around(traits);
+        if let Some(ddl) = traits.ddl.as_ref().filter(|ddl| !ddl.harmless) {
             leader.has_ddl = true;
-            leader.opaque |= barrier.told_by_locks;
-            leader.dooms |= !barrier.told_by_locks;
-            if leader.under_way.is_none() {
-                leader.under_way = Some(UnderWay::begin(&self.domain).await);
+            leader.opaque |= ddl.told_by_locks;
+            leader.dooms |= !ddl.told_by_locks;
+            if leader.ddl.is_none() {
+                leader.ddl = Some(DdlInProgress::begin(&self.database).await);
                 self.release_readers().await;
             }
         }
@@ -290,17 +294,17 @@ impl Session {
             put_own(&mut leader.backend, &begin, false, &mut expected);
         }
         request.encode(&mut leader.backend, &mut expected);
-        let Ended { result, went_out, start, last_words, .. } =
+        let Ended { result, went_out, start, final_error, .. } =
             self.relay(&mut leader.backend, expected, Hold::Briefly).await;
         self.statement_ended();
         let relayed = match result {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
-                return self.lost_in_transaction(transaction, &error, last_words, if went_out { 0 } else { start });
+                return self.lost_in_transaction(transaction, &error, final_error, if went_out { 0 } else { start });
             }
         };
-        self.after_leader_statement(work, relayed.error.is_none());
+        self.after_leader_statement(traits, relayed.error.is_none());
         if let Some(fields) = relayed.own_error {
             self.client.output.truncate(if went_out { 0 } else { start });
             return Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))));
@@ -309,7 +313,7 @@ impl Session {
         if let Some(fields) = relayed.error {
             return Ok(Err(Reported::ByServer(fields.code)));
         }
-        match self.is_overtaken(leader, work).await? {
+        match self.is_overtaken(leader, traits).await? {
             Ok(false) => Ok(Ok(())),
             Ok(true) => {
                 self.client.output.truncate(if went_out { 0 } else { start });
@@ -325,11 +329,11 @@ impl Session {
         transaction: &mut Transaction,
         unfit: Unfit,
     ) -> Result<Result<(), Reported>, SessionEnd> {
-        let place = std::mem::replace(&mut transaction.place, Place::Lost);
-        match place {
-            Place::OnLeader(leader) if unfit.is_whole => {
+        let placement = std::mem::replace(&mut transaction.placement, Placement::Lost);
+        match placement {
+            Placement::OnLeader(leader) if unfit.is_whole => {
                 self.return_leader(leader.backend);
-                transaction.place = Place::Nowhere;
+                transaction.placement = Placement::Nowhere;
             }
             _ if self.pinned.is_some() => {
                 return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..unfit.error }));
@@ -345,13 +349,13 @@ impl Session {
         &mut self,
         transaction: &mut Transaction,
         error: &RelayError,
-        last_words: Option<ErrorFields>,
+        final_error: Option<ErrorFields>,
         start: usize,
     ) -> Result<Result<(), Reported>, SessionEnd> {
-        transaction.place = Place::Lost;
-        self.commits_seen = self.commits_seen.max(self.domain.room.commits_begun());
+        transaction.placement = Placement::Lost;
+        self.commits_seen = self.commits_seen.max(self.database.commit_barrier.commits_begun());
         self.client.output.truncate(start);
-        let lost = self.server_lost(&self.domain.servers.leader().name, error, last_words);
+        let lost = self.server_lost(&self.database.servers.leader().name, error, final_error);
         if self.pinned.is_some() {
             return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..lost }));
         }
@@ -360,7 +364,7 @@ impl Session {
 
     /// Idle readers hold locks in their epoch's transaction; DDL must not wait for them.
     pub(super) async fn release_readers(&self) {
-        for pool in self.domain.readers.all().iter() {
+        for pool in self.database.readers.all().iter() {
             let _ = tokio::time::timeout(Duration::from_millis(100), pool.sweep(None)).await;
         }
     }

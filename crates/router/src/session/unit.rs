@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::autocommit::{UPDATE_PAUSE, UPDATE_TRIES_MAX};
+use super::batch_traits::BatchTraits;
 use super::relay::{Ended, Hold, Relay, RelayError, Relayed};
 use super::request::{Expected, Request, put_own};
 use super::transaction::Transaction;
-use super::work::Work;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::epoch::Epoch;
@@ -36,7 +36,7 @@ pub enum Outcome {
 
 impl Session {
     /// Runs `request`; its answers, or one error, are in the client's output afterwards.
-    pub(super) async fn run_unit(&mut self, request: Request, work: Work) -> Result<Outcome, SessionEnd> {
+    pub(super) async fn run_unit(&mut self, request: Request, traits: BatchTraits) -> Result<Outcome, SessionEnd> {
         if !request.needs_server() {
             for item in &request.items {
                 if let super::request::Item::Answer(bytes) = item {
@@ -49,37 +49,37 @@ impl Session {
             self.fail(SqlError::error(sqlstate::QUERY_CANCELED, "canceling statement due to user request"));
             return Ok(Outcome::Failed);
         }
-        self.count(work.reads_only);
-        let _ending = self.ending_around(&work);
+        self.count(traits.reads_only);
+        let _ending = self.ending_around(&traits);
         if self.transaction.is_some() {
-            return self.run_in_transaction(&request, &work).await;
+            return self.run_in_transaction(&request, &traits).await;
         }
-        let is_long = work.fingerprint.is_some_and(|statement| self.domain.is_remembered_long(statement));
-        if work.must_be_wrapped(is_long, self.domain.epochs.has_barrier()) {
-            return self.run_wrapped(&request, &work).await;
+        let is_long = traits.fingerprint.is_some_and(|statement| self.database.is_remembered_long(statement));
+        if traits.must_be_wrapped(is_long, self.database.epochs.has_ddl_barrier()) {
+            return self.run_wrapped(&request, &traits).await;
         }
-        if work.reads_only && !work.within_transaction && !self.is_pinned() {
-            return self.run_at_epoch(&request, &work).await;
+        if traits.reads_only && !traits.within_transaction && !self.is_pinned() {
+            return self.run_at_epoch(&request, &traits).await;
         }
-        if work.only_looks && work.statements > 0 {
-            return self.read_on_leader(&request, &work).await;
+        if traits.only_looks && traits.statements > 0 {
+            return self.read_on_leader(&request, &traits).await;
         }
-        self.run_on_leader(&request, &work).await
+        self.run_on_leader(&request, &traits).await
     }
 
     /// Runs a lone statement inside a transaction of the router's own, and again when it was refused with 40001 and
     /// cannot have had an effect.
-    pub(super) async fn run_wrapped(&mut self, request: &Request, work: &Work) -> Result<Outcome, SessionEnd> {
+    pub(super) async fn run_wrapped(&mut self, request: &Request, traits: &BatchTraits) -> Result<Outcome, SessionEnd> {
         let start = self.client.output.len();
         let mut pause = UPDATE_PAUSE;
         for attempt in 1.. {
             self.failed_with.clear();
             self.transaction = Some(Transaction::implicit(self));
-            let outcome = self.run_in_transaction(request, work).await?;
+            let outcome = self.run_in_transaction(request, traits).await?;
             let went_out = self.transaction.as_ref().is_some_and(|transaction| transaction.went_out);
             let outcome = self.end_implicit(outcome).await?;
             let refused = outcome == Outcome::Failed && self.failed_with == sqlstate::SERIALIZATION_FAILURE;
-            if !refused || went_out || !work.leaves_nothing_behind() || attempt == UPDATE_TRIES_MAX {
+            if !refused || went_out || !traits.leaves_nothing_behind() || attempt == UPDATE_TRIES_MAX {
                 return Ok(outcome);
             }
             self.client.output.truncate(start);
@@ -155,7 +155,7 @@ impl Session {
         }
         let mut expected = VecDeque::new();
         put_own(backend, sql, false, &mut expected);
-        let Ended { result, last_words, .. } = self.relay(backend, expected, Hold::InRoom).await;
+        let Ended { result, final_error, .. } = self.relay(backend, expected, Hold::InCommitBarrier).await;
         self.statement_ended();
         Ok(match result {
             Ok(Relayed { own_error: None, .. }) => Ok(()),
@@ -164,7 +164,7 @@ impl Session {
             }
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
-                let error = self.server_lost(&backend.server.name, &error, last_words);
+                let error = self.server_lost(&backend.server.name, &error, final_error);
                 Err(Unfit { error, is_whole: false })
             }
         })
@@ -183,7 +183,7 @@ impl Session {
         }
         let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
         let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
-        let snapshot = match (epoch.snapshot_on(&backend.server), self.domain.settings.unsafe_without_epochs) {
+        let snapshot = match (epoch.snapshot_on(&backend.server), self.database.settings.unsafe_without_epochs) {
             (Some(snapshot), false) => format!("; SET TRANSACTION SNAPSHOT '{snapshot}'"),
             _ => String::new(),
         };
@@ -193,12 +193,12 @@ impl Session {
     }
 
     /// What a client is told when the server was lost under its statement; the server's own last words if it had any.
-    pub(super) fn server_lost(&self, server: &str, error: &RelayError, last_words: Option<ErrorFields>) -> SqlError {
+    pub(super) fn server_lost(&self, server: &str, error: &RelayError, final_error: Option<ErrorFields>) -> SqlError {
         if let RelayError::Unreadable { .. } = error {
             let refused = SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, error.to_string());
             return refused.hint("The server process on which it was set is closed, and its transaction rolled back.");
         }
-        match last_words {
+        match final_error {
             Some(fields) if fields.severity != "ERROR" => {
                 SqlError::error(&fields.code, format!("{server} ended the connection: {}", fields.message))
             }

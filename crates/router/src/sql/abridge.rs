@@ -5,7 +5,7 @@
 //! classification does not depend on: blanks and comments; the content of constants, but for what the words of time in
 //! them mean; and of a list every item that says what one before it has said.
 //!
-//! Soundness before shortness, as in [`super::shape`]: an item is left out only after
+//! Soundness before shortness, as in [`super::query_fingerprint`]: an item is left out only after
 //! - an equal one directly before it: nothing but a comma is between them, so they are of one grammatical list;
 //! - any constant in the same list, if it is a constant itself: constants have no names in them;
 //! - an equal one anywhere in the same list, if it is all in parentheses (a row of VALUES, mostly): in them a name
@@ -15,11 +15,11 @@
 
 use std::ops::Range;
 
-use super::shape::{SHAPE_BYTES_MAX, begins_with_query, names_a_time};
+use super::query_fingerprint::{FINGERPRINT_BYTES_MAX, begins_with_query, names_a_time};
 use super::token::{Scanner, Token, continues_word};
 
 /// Longest form that is of use, in bytes: its classification is remembered.
-pub const ABRIDGED_BYTES_MAX: usize = SHAPE_BYTES_MAX;
+pub const ABRIDGED_BYTES_MAX: usize = FINGERPRINT_BYTES_MAX;
 
 /// Deepest nesting of parentheses that is taken apart; the parser itself does not go much deeper.
 const DEPTH_MAX: usize = 1000;
@@ -354,7 +354,7 @@ mod tests {
         ]
     }
 
-    fn judged(text: &str) -> Option<(Kind, Facts)> {
+    fn classified(text: &str) -> Option<(Kind, Facts)> {
         let mut statements = parse(text).ok()?;
         let statement = statements.pop().filter(|_| statements.is_empty())?;
         Some((statement.kind, statement.facts))
@@ -371,10 +371,10 @@ mod tests {
             end in proptest::sample::select(&["", ")", ", (a)", ", b", ", 1", "), (1, f())"][..]),
         ) {
             let text = format!("{start}{}{end}", tokens.join(" "));
-            if let (Some(long), Some(short)) = (judged(&text), abridge(&text))
-                && let Some(judged) = judged(&short)
+            if let (Some(long), Some(short)) = (classified(&text), abridge(&text))
+                && let Some(classified) = classified(&short)
             {
-                prop_assert_eq!(long, judged, "{} | {}", text, short);
+                prop_assert_eq!(long, classified, "{} | {}", text, short);
             }
         }
 

@@ -1,8 +1,8 @@
 //! What code that lies in the database may do, told from its words alone.
 //!
-//! The judgement errs on one side: what is not plainly harmless counts. Session state is what a statement leaves on its
-//! back end beyond its transaction - settings, advisory locks, temporary tables, prepared statements and so on. SET
-//! LOCAL, a function's own SET clause and `set_config(.., true)` end by themselves and are fine.
+//! The classification errs on one side: what is not plainly harmless counts. Session state is what a statement leaves
+//! on its back end beyond its transaction - settings, advisory locks, temporary tables, prepared statements and so on.
+//! SET LOCAL, a function's own SET clause and `set_config(.., true)` end by themselves and are fine.
 
 use std::collections::BTreeSet;
 
@@ -17,25 +17,26 @@ const LEVEL_NAMES: [&str; 4] = ["isolation", "transaction_isolation", "default_t
 
 /// What code may do that its declared volatility does not say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Marks {
+pub(super) struct SideEffects {
     /// It may leave session state behind.
     pub leaves_state: bool,
     /// Its answer may depend on the server or the session that it runs in.
-    pub asks_the_server: bool,
+    pub depends_on_server: bool,
     /// It may change settings for the rest of its transaction.
     pub sets_locally: bool,
     /// It may choose the isolation level of a transaction that it begins.
     pub sets_level: bool,
 }
 
-impl Marks {
-    pub const WORST: Marks = Marks { leaves_state: true, asks_the_server: true, sets_locally: true, sets_level: true };
+impl SideEffects {
+    pub const WORST: SideEffects =
+        SideEffects { leaves_state: true, depends_on_server: true, sets_locally: true, sets_level: true };
 
-    /// Takes the other's marks too; says whether that changed anything.
-    pub fn join(&mut self, other: Marks) -> bool {
+    /// Takes the other's side effects too; says whether that changed anything.
+    pub fn join(&mut self, other: SideEffects) -> bool {
         let before = *self;
         self.leaves_state |= other.leaves_state;
-        self.asks_the_server |= other.asks_the_server;
+        self.depends_on_server |= other.depends_on_server;
         self.sets_locally |= other.sets_locally;
         self.sets_level |= other.sets_level;
         *self != before
@@ -45,7 +46,7 @@ impl Marks {
 /// Code by its words.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Body {
-    pub marks: Marks,
+    pub side_effects: SideEffects,
     /// Names that an opening parenthesis follows.
     pub calls: BTreeSet<String>,
     /// All names.
@@ -55,7 +56,7 @@ pub(super) struct Body {
 impl Body {
     /// Code that nobody can look into.
     pub fn unknown() -> Body {
-        Body { marks: Marks::WORST, ..Body::default() }
+        Body { side_effects: SideEffects::WORST, ..Body::default() }
     }
 
     /// The words of a body, a view's definition or a DO block.
@@ -69,18 +70,18 @@ impl Body {
             // The session's first call makes a value of it, which the session's later ones find again.
             let glued =
                 matches!(token, Token::Constant { .. }) && matches!(tokens.get(at + 1), Some(Token::Constant { .. }));
-            body.marks.leaves_state |= glued || *token == Token::Constant { instant: true };
+            body.side_effects.leaves_state |= glued || *token == Token::Constant { instant: true };
             let Some(name) = token.name() else { continue };
             body.names.insert(name.to_owned());
-            body.marks.leaves_state |= name == "pg_temp";
-            body.marks.sets_level |= LEVEL_NAMES.contains(&name);
+            body.side_effects.leaves_state |= name == "pg_temp";
+            body.side_effects.sets_level |= LEVEL_NAMES.contains(&name);
             if tokens.get(at + 1) == Some(&Token::Symbol(b'(')) {
                 body.calls.insert(name.to_owned());
-                body.marks.join(marks_of_call(name, &tokens[at + 2..]));
+                body.side_effects.join(side_effects_of_call(name, &tokens[at + 2..]));
             }
             if let Some(keyword) = token.word() {
                 let begins = at.checked_sub(1).is_none_or(|before| may_precede_statement(&tokens[before]));
-                body.marks.join(marks_of_keyword(keyword, begins, &tokens, at));
+                body.side_effects.join(side_effects_of_keyword(keyword, begins, &tokens, at));
             }
         }
         body
@@ -88,18 +89,18 @@ impl Body {
 
     /// Code that does nothing but call the function of this name.
     pub fn call(name: &str) -> Body {
-        let mut body = Body { marks: marks_of_call(name, &[]), ..Body::default() };
+        let mut body = Body { side_effects: side_effects_of_call(name, &[]), ..Body::default() };
         body.calls.insert(name.to_owned());
         body
     }
 }
 
 /// What calling a function of PostgreSQL's own, or of a well-known extension, does.
-fn marks_of_call(name: &str, arguments: &[Token<'_>]) -> Marks {
+fn side_effects_of_call(name: &str, arguments: &[Token<'_>]) -> SideEffects {
     let sets = name == "set_config" && !ends_with_transaction(arguments);
-    Marks {
+    SideEffects {
         leaves_state: sets || builtin::leaves_behind(name).is_some(),
-        asks_the_server: builtin::speaks_of_the_server(name),
+        depends_on_server: builtin::is_server_specific(name),
         sets_locally: name == "set_config",
         sets_level: name == "set_config",
     }
@@ -135,7 +136,7 @@ fn may_precede_statement(token: &Token<'_>) -> bool {
     }
 }
 
-fn marks_of_keyword(keyword: &str, begins: bool, tokens: &[Token<'_>], at: usize) -> Marks {
+fn side_effects_of_keyword(keyword: &str, begins: bool, tokens: &[Token<'_>], at: usize) -> SideEffects {
     let next = |ahead: usize| tokens.get(at + ahead).and_then(Token::word);
     let before = at.checked_sub(1).and_then(|before| tokens[before].word());
     let leaves_state = match keyword {
@@ -158,7 +159,7 @@ fn marks_of_keyword(keyword: &str, begins: bool, tokens: &[Token<'_>], at: usize
         _ => false,
     };
     let sets_locally = keyword == "set" && begins && next(1) == Some("local");
-    Marks { leaves_state, asks_the_server: keyword == "show" && begins, sets_locally, sets_level }
+    SideEffects { leaves_state, depends_on_server: keyword == "show" && begins, sets_locally, sets_level }
 }
 
 #[cfg(test)]
@@ -176,14 +177,14 @@ mod tests {
             "BEGIN EXECUTE q; END",
             "BEGIN RESET ALL; END",
         ] {
-            assert!(Body::of(text).marks.sets_level, "{text}");
+            assert!(Body::of(text).side_effects.sets_level, "{text}");
         }
         for text in
             ["BEGIN COMMIT; INSERT INTO a VALUES (1); END", "BEGIN SET search_path = a; COMMIT; END", "SELECT 1"]
         {
-            assert!(!Body::of(text).marks.sets_level, "{text}");
+            assert!(!Body::of(text).side_effects.sets_level, "{text}");
         }
-        assert!(Body::unknown().marks.sets_level);
+        assert!(Body::unknown().side_effects.sets_level);
     }
 
     #[test]
@@ -232,7 +233,7 @@ mod tests {
             "CREATE OR REPLACE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
             "SELECT 'open",
         ] {
-            assert!(Body::of(text).marks.leaves_state, "{text}");
+            assert!(Body::of(text).side_effects.leaves_state, "{text}");
         }
         assert_eq!(Body::of(&" ".repeat(BODY_BYTES_MAX + 1)), Body::unknown());
     }
@@ -255,8 +256,8 @@ mod tests {
             "BEGIN ALTER TABLE t ALTER a SET DEFAULT 1; END",
             "SELECT current_user, set_configuration(1)",
         ] {
-            let marks = Body::of(text).marks;
-            assert!(!marks.leaves_state && !marks.asks_the_server, "{text}");
+            let side_effects = Body::of(text).side_effects;
+            assert!(!side_effects.leaves_state && !side_effects.depends_on_server, "{text}");
         }
     }
 
@@ -270,17 +271,21 @@ mod tests {
             "SELECT U&'n\\006fw'::date",
             "SELECT 'no'\n'w'::date",
         ] {
-            assert!(Body::of(text).marks.leaves_state, "{text}");
+            assert!(Body::of(text).side_effects.leaves_state, "{text}");
         }
         for text in ["SELECT now(), 'unknown'", "BEGIN RAISE NOTICE 'what you do today is done now, not later'; END"] {
-            assert!(!Body::of(text).marks.leaves_state, "{text}");
+            assert!(!Body::of(text).side_effects.leaves_state, "{text}");
         }
     }
 
     #[test]
     fn what_asks_the_server_is_seen() {
         for text in ["SELECT current_setting('a.b')", "SHOW work_mem", "SELECT pg_is_in_recovery()"] {
-            assert_eq!(Body::of(text).marks, Marks { asks_the_server: true, ..Marks::default() }, "{text}");
+            assert_eq!(
+                Body::of(text).side_effects,
+                SideEffects { depends_on_server: true, ..SideEffects::default() },
+                "{text}"
+            );
         }
     }
 
@@ -292,7 +297,7 @@ mod tests {
             assert!(body.names.contains(name), "{name}");
         }
         assert!(!body.names.contains("h"));
-        assert!(Body::call("setseed").marks.leaves_state);
-        assert!(Body::call("set_config").marks.leaves_state);
+        assert!(Body::call("setseed").side_effects.leaves_state);
+        assert!(Body::call("set_config").side_effects.leaves_state);
     }
 }

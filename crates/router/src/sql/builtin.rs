@@ -1,4 +1,4 @@
-//! PostgreSQL's own functions that need more than their volatility to be judged.
+//! PostgreSQL's own functions that need more than their volatility to be classified.
 //!
 //! The catalog's volatility says whether a function may write. It does not say whether the answer is about the data,
 //! which is the same on every server at one epoch, or about the server that happens to answer.
@@ -7,7 +7,7 @@ use super::statement::PinReason;
 
 /// Stable functions that speak of the server, the session or the transaction, not of the data. They run on the leader,
 /// so that a client always hears of one server.
-pub(super) fn speaks_of_the_server(name: &str) -> bool {
+pub(super) fn is_server_specific(name: &str) -> bool {
     const NAMES: &[&str] = &[
         // The transaction and its snapshot.
         "txid_current",
@@ -61,7 +61,7 @@ pub(super) fn speaks_of_the_server(name: &str) -> bool {
 }
 
 /// Functions whose result is the time of the transaction or statement.
-pub(super) fn tells_the_time(name: &str) -> bool {
+pub(super) fn is_time_dependent(name: &str) -> bool {
     matches!(name, "now" | "transaction_timestamp" | "statement_timestamp" | "age")
 }
 
@@ -97,10 +97,11 @@ pub(super) fn volatile_without_writing(name: &str) -> bool {
         "pg_timezone_names",
     ];
     const PREFIXES: &[&str] = &["pg_advisory_", "pg_try_advisory_", "pg_stat_get_", "pg_last_", "pg_current_wal_"];
-    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || speaks_of_the_server(name)
+    NAMES.contains(&name) || PREFIXES.iter().any(|prefix| name.starts_with(prefix)) || is_server_specific(name)
 }
 
-/// Session state that a function of this name leaves behind. `set_config` is judged by its third argument elsewhere.
+/// Session state that a function of this name leaves behind. `set_config` is classified by its third argument
+/// elsewhere.
 pub(super) fn leaves_behind(name: &str) -> Option<PinReason> {
     if name.starts_with("pg_advisory_") || name.starts_with("pg_try_advisory_") {
         // The transaction-level ones contain `xact`; unlocking presumes a lock that pinned the session before.
@@ -144,10 +145,10 @@ mod tests {
     #[test]
     fn server_functions_by_name() {
         for name in ["pg_backend_pid", "inet_server_addr", "pg_stat_get_activity", "pg_database_size", "txid_current"] {
-            assert!(speaks_of_the_server(name), "{name}");
+            assert!(is_server_specific(name), "{name}");
         }
         for name in ["version", "count", "pg_column_size", "current_database", "txid_snapshot_xmin", "pg_get_viewdef"] {
-            assert!(!speaks_of_the_server(name), "{name}");
+            assert!(!is_server_specific(name), "{name}");
         }
     }
 

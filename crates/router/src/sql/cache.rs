@@ -1,4 +1,4 @@
-//! Judged messages, remembered by their shape.
+//! Classified messages, remembered by their fingerprint.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -8,23 +8,23 @@ use super::abridge::abridge;
 use super::catalog::Catalog;
 use super::classify::{fixed, resolve};
 use super::parse::{PARSED_BYTES_MAX, PARSED_TOKENS_MAX, ParseError, STATEMENTS_MAX, parse, readable};
-use super::shape::{SHAPE_BYTES_MAX, Shape, shape};
+use super::query_fingerprint::{FINGERPRINT_BYTES_MAX, QueryFingerprint, query_fingerprint};
 use super::split::{count_tokens, split};
 use super::statement::Statement;
 
 /// Most messages remembered. At the bound the oldest goes.
 pub const CACHE_ENTRIES_MAX: usize = 10_000;
 
-/// Most bytes of keys and judgements remembered, about. At the bound the oldest go.
+/// Most bytes of keys and classifications remembered, about. At the bound the oldest go.
 pub const CACHE_BYTES_MAX: usize = 32 << 20;
 
 /// What the fixed parts of an entry take, about, in bytes: two keys, pointers, table slots.
 const ENTRY_BYTES: usize = 128;
 
-/// Judged messages of one database. Shared by all its sessions.
+/// Classified messages of one database. Shared by all its sessions.
 ///
-/// A judgement is good for one generation of the catalog; the first use with another generation empties the cache. The
-/// parser's errors are not remembered.
+/// A classification holds for one generation of the catalog; the first use with another generation empties the cache.
+/// The parser's errors are not remembered.
 #[derive(Debug, Default)]
 pub struct ClassificationCache {
     entries: RwLock<Entries>,
@@ -33,8 +33,8 @@ pub struct ClassificationCache {
 #[derive(Debug, Default)]
 struct Entries {
     generation: u64,
-    by_shape: HashMap<Arc<Shape>, Arc<[Statement]>>,
-    oldest_first: VecDeque<Arc<Shape>>,
+    by_shape: HashMap<Arc<QueryFingerprint>, Arc<[Statement]>>,
+    oldest_first: VecDeque<Arc<QueryFingerprint>>,
     bytes: usize,
 }
 
@@ -44,15 +44,15 @@ impl ClassificationCache {
         ClassificationCache::default()
     }
 
-    /// The statements of a message, remembered or judged now.
+    /// The statements of a message, remembered or classified now.
     ///
     /// # Errors
     /// [`ParseError`], when the parser refuses the message.
     pub fn classify(&self, text: &str, catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
-        if text.len() > SHAPE_BYTES_MAX {
+        if text.len() > FINGERPRINT_BYTES_MAX {
             return self.classify_long(text, catalog);
         }
-        let key = shape(text);
+        let key = query_fingerprint(text);
         {
             // A poisoned lock is as good as new: entries are complete before they are put in.
             let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
@@ -62,14 +62,14 @@ impl ClassificationCache {
                 return Ok(Arc::clone(statements));
             }
         }
-        let statements = judge(text, catalog)?;
+        let statements = classify_text(text, catalog)?;
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.insert(key, Arc::clone(&statements), catalog.generation());
         Ok(statements)
     }
 
-    /// The short form of a query stands for the long one, and of many statements each is judged for itself. Only what
-    /// can be done neither with, or is refused that way, is parsed as it is.
+    /// The short form of a query stands for the long one, and of many statements each is classified for itself. Only
+    /// what can be done neither with, or is refused that way, is parsed as it is.
     fn classify_long(&self, text: &str, catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
         if let Some(Ok(statements)) = abridge(text).map(|short| self.classify(&short, catalog)) {
             return Ok(statements);
@@ -87,7 +87,7 @@ impl ClassificationCache {
         if bytes > PARSED_BYTES_MAX || tokens > PARSED_TOKENS_MAX {
             return Err(ParseError::TooLong { bytes, tokens });
         }
-        judge(text, catalog)
+        classify_text(text, catalog)
     }
 
     /// None when one of them is not what it seems.
@@ -111,19 +111,19 @@ impl ClassificationCache {
 }
 
 /// The statements of a short message, if no catalog has a say in any of them.
-pub fn judge_without_catalog(sql: &[u8]) -> Option<Arc<[Statement]>> {
-    let text = (sql.len() <= SHAPE_BYTES_MAX).then(|| readable(sql))?;
+pub fn classify_without_catalog(sql: &[u8]) -> Option<Arc<[Statement]>> {
+    let text = (sql.len() <= FINGERPRINT_BYTES_MAX).then(|| readable(sql))?;
     parse(&text).ok()?.iter().map(fixed).collect()
 }
 
-fn judge(text: &str, catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
+fn classify_text(text: &str, catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
     Ok(parse(text)?.iter().map(|parsed| resolve(parsed, catalog)).collect())
 }
 
 impl Entries {
-    fn insert(&mut self, key: Shape, statements: Arc<[Statement]>, generation: u64) {
+    fn insert(&mut self, key: QueryFingerprint, statements: Arc<[Statement]>, generation: u64) {
         if generation < self.generation {
-            // Judged with a catalog that is already replaced.
+            // Classified with a catalog that is already replaced.
             return;
         }
         if generation > self.generation {
@@ -146,7 +146,7 @@ impl Entries {
 }
 
 /// Names inside actions are parts of the text, so the key's length bounds them once more.
-fn entry_bytes(key: &Shape, statements: &[Statement]) -> usize {
+fn entry_bytes(key: &QueryFingerprint, statements: &[Statement]) -> usize {
     ENTRY_BYTES + 2 * key.len() + std::mem::size_of_val(statements)
 }
 
@@ -156,7 +156,7 @@ mod tests {
     use crate::sql::Action;
 
     #[test]
-    fn messages_of_one_shape_share_an_entry() {
+    fn messages_of_one_fingerprint_share_an_entry() {
         let (cache, catalog) = (ClassificationCache::new(), Catalog::empty());
         let first = cache.classify("SELECT 1", &catalog).unwrap();
         let second = cache.classify("SELECT 23", &catalog).unwrap();
@@ -196,9 +196,10 @@ mod tests {
     }
 
     #[test]
-    fn statements_of_a_long_message_are_judged_each_for_itself() {
+    fn statements_of_a_long_message_are_classified_each_for_itself() {
         let (cache, catalog) = (ClassificationCache::new(), Catalog::empty());
-        let text = format!("BEGIN; -- {}\nINSERT INTO t VALUES (1, 'a;b');; SELECT 2", "x".repeat(SHAPE_BYTES_MAX));
+        let text =
+            format!("BEGIN; -- {}\nINSERT INTO t VALUES (1, 'a;b');; SELECT 2", "x".repeat(FINGERPRINT_BYTES_MAX));
         let short = cache.classify("BEGIN; INSERT INTO t VALUES (1, 'a;b'); SELECT 2", &catalog).unwrap();
         let long = cache.classify(&text, &catalog).unwrap();
         assert_eq!(long.len(), 3);
@@ -244,7 +245,7 @@ mod tests {
         cache.classify("SELECT 1", &newer).unwrap();
         assert_eq!(cache.len(), 1);
         cache.classify("SELECT 'a'", &older).unwrap();
-        assert_eq!(cache.len(), 1, "a judgement by an older catalog is not remembered");
+        assert_eq!(cache.len(), 1, "a classification by an older catalog is not remembered");
     }
 
     #[test]
@@ -252,14 +253,14 @@ mod tests {
         let mut entries = Entries::default();
         let nothing: Arc<[Statement]> = Arc::from([]);
         for number in 0..CACHE_ENTRIES_MAX + 10 {
-            entries.insert(Shape::exact(&number.to_string()), Arc::clone(&nothing), 1);
+            entries.insert(QueryFingerprint::exact(&number.to_string()), Arc::clone(&nothing), 1);
         }
         assert_eq!(entries.by_shape.len(), CACHE_ENTRIES_MAX);
         assert_eq!(entries.oldest_first.len(), CACHE_ENTRIES_MAX);
-        assert!(!entries.by_shape.contains_key(&Shape::exact("9")));
-        assert!(entries.by_shape.contains_key(&Shape::exact("10")));
+        assert!(!entries.by_shape.contains_key(&QueryFingerprint::exact("9")));
+        assert!(entries.by_shape.contains_key(&QueryFingerprint::exact("10")));
         for letter in 0..4000 {
-            entries.insert(Shape::exact(&format!("{letter:016384}")), Arc::clone(&nothing), 1);
+            entries.insert(QueryFingerprint::exact(&format!("{letter:016384}")), Arc::clone(&nothing), 1);
             assert!(entries.bytes <= CACHE_BYTES_MAX);
         }
         assert!(entries.by_shape.len() < 4000);

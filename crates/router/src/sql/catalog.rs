@@ -7,14 +7,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::body::{Body, Marks};
+use super::body::{Body, SideEffects};
 use super::closure::{Closure, Source};
 use super::facts::{Facts, QualifiedName};
 use super::parse::parse;
 use super::part::Part;
 use crate::settings::Reach;
 
-/// Most objects of one kind; a database with more is not judged, everything goes to its leader.
+/// Most objects of one kind; a database with more is not classified, everything goes to its leader.
 pub const OBJECTS_MAX: usize = 1_000_000;
 
 /// Most bytes of view definitions and bodies of functions together.
@@ -169,7 +169,7 @@ impl Objects {
         if self.definition_bytes > DEFINITION_BYTES_MAX { Err(CatalogError::TooMany { part }) } else { Ok(()) }
     }
 
-    /// Overloads of one schema are judged as one.
+    /// Overloads of one schema are classified as one.
     fn add_function(&mut self, schema: String, name: String, functions: Functions) {
         let schemas = self.functions.entry(name).or_default();
         match schemas.iter_mut().find(|(known, _)| *known == schema) {
@@ -186,11 +186,11 @@ impl Objects {
         let mut body = code.map_or_else(Body::unknown, Body::of);
         // What is planned while it runs is planned under these. PostgreSQL itself plans anew for another search_path.
         let reaches = |name: &str| name != "search_path" && Reach::of(&name.to_ascii_lowercase()) != Reach::Nothing;
-        body.marks.sets_locally |= own_settings.split(',').filter(|name| !name.is_empty()).any(reaches);
+        body.side_effects.sets_locally |= own_settings.split(',').filter(|name| !name.is_empty()).any(reaches);
         // Functions of well-known extensions are told by their names.
-        body.marks.join(Body::call(&name).marks);
+        body.side_effects.join(Body::call(&name).side_effects);
         let source = self.sources.entry(name).or_default();
-        source.body.marks.join(body.marks);
+        source.body.side_effects.join(body.side_effects);
         source.body.calls.append(&mut body.calls);
         source.body.names.append(&mut body.names);
         source.attribute |= attribute;
@@ -205,15 +205,16 @@ impl Objects {
                 let mut code = view.map(Body::of).unwrap_or_default();
                 // Their content differs from server to server, or runs code that nobody looked into.
                 let own = !relation.permanent || relation.odd_descendants || relation.row_security;
-                code.marks.asks_the_server |= own || matches!(relation.kind, b'S' | b'f');
+                code.side_effects.depends_on_server |= own || matches!(relation.kind, b'S' | b'f');
                 for function in &relation.hook_functions {
                     let known = function.as_deref().filter(|function| knows(function));
-                    code.marks.join(known.map_or(Marks::WORST, |function| Body::call(function).marks));
+                    code.side_effects
+                        .join(known.map_or(SideEffects::WORST, |function| Body::call(function).side_effects));
                     code.calls.extend(known.map(str::to_owned));
                 }
                 if code != Body::default() {
                     let body = bodies.entry(name.clone()).or_default();
-                    body.marks.join(code.marks);
+                    body.side_effects.join(code.side_effects);
                     body.calls.append(&mut code.calls);
                     body.names.append(&mut code.names);
                 }
@@ -294,54 +295,54 @@ impl Catalog {
     }
 
     /// What users' functions of this name may do, directly or through what they call.
-    pub(super) fn function_marks(&self, name: &str) -> Marks {
+    pub(super) fn function_side_effects(&self, name: &str) -> SideEffects {
         self.closure.function(name)
     }
 
     /// What may run when a relation of this name is written, or read where row security runs code.
-    pub(super) fn relation_marks(&self, name: &str) -> Marks {
+    pub(super) fn relation_side_effects(&self, name: &str) -> SideEffects {
         self.closure.relation(name)
     }
 
     /// What operators of this name may do.
-    pub(super) fn operator_marks(&self, name: &str) -> Marks {
+    pub(super) fn operator_side_effects(&self, name: &str) -> SideEffects {
         let functions = self.user.operator_functions.get(name).into_iter().flatten();
-        self.marks_of_all(functions)
+        self.side_effects_of_all(functions)
     }
 
     /// What conversions may do that no parse tree names.
-    pub(super) fn conversion_marks(&self) -> Marks {
-        self.marks_of_all(self.user.conversion_functions.iter())
+    pub(super) fn conversion_side_effects(&self) -> SideEffects {
+        self.side_effects_of_all(self.user.conversion_functions.iter())
     }
 
     /// What code that is no object of the database (a DO block) may do.
-    pub(super) fn body_marks(&self, body: &Body) -> Marks {
-        let mut marks = body.marks;
+    pub(super) fn body_side_effects(&self, body: &Body) -> SideEffects {
+        let mut side_effects = body.side_effects;
         for name in &body.calls {
-            marks.join(self.function_marks(name));
+            side_effects.join(self.function_side_effects(name));
         }
         for name in &body.names {
-            marks.join(self.relation_marks(name));
-            marks.join(self.attribute_marks(name));
+            side_effects.join(self.relation_side_effects(name));
+            side_effects.join(self.attribute_side_effects(name));
         }
         for name in self.user.operator_functions.keys() {
-            marks.join(self.operator_marks(name));
+            side_effects.join(self.operator_side_effects(name));
         }
-        marks.join(self.conversion_marks());
-        marks
+        side_effects.join(self.conversion_side_effects());
+        side_effects
     }
 
-    fn marks_of_all<'a>(&self, functions: impl Iterator<Item = &'a String>) -> Marks {
-        let mut marks = Marks::default();
+    fn side_effects_of_all<'a>(&self, functions: impl Iterator<Item = &'a String>) -> SideEffects {
+        let mut side_effects = SideEffects::default();
         for name in functions {
-            marks.join(self.function_marks(name));
+            side_effects.join(self.function_side_effects(name));
         }
-        marks
+        side_effects
     }
 
     /// What `x.name` may do when it calls a user's function.
-    pub(super) fn attribute_marks(&self, name: &str) -> Marks {
-        if self.attributes.contains(name) { self.function_marks(name) } else { Marks::default() }
+    pub(super) fn attribute_side_effects(&self, name: &str) -> SideEffects {
+        if self.attributes.contains(name) { self.function_side_effects(name) } else { SideEffects::default() }
     }
 
     /// Whether a conversion anywhere may run a volatile function of a user: no statement is safe then.

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::body::{Body, Marks};
+use super::body::{Body, SideEffects};
 use super::builtin;
 use super::catalog::{Catalog, Relation};
 use super::facts::{Facts, QualifiedName};
@@ -20,52 +20,52 @@ pub fn fixed(parsed: &ParsedStatement) -> Option<Statement> {
     Some(Statement { action: action.clone(), range, pins: *pins, names_instant, local_settings: Reach::Nothing })
 }
 
-/// Judges one statement against a catalog.
+/// Classifies one statement against a catalog.
 pub fn resolve(parsed: &ParsedStatement, catalog: &Catalog) -> Statement {
     let range = parsed.range.clone();
-    let judge = || Judgement::of(&parsed.facts, catalog);
+    let classify = || Classification::of(&parsed.facts, catalog);
     let (action, pins) = match &parsed.kind {
         Kind::Fixed(action, pins) => (action.clone(), *pins),
         Kind::Runs(action, pins) => {
             let sets_level = |name: &QualifiedName| {
-                catalog.functions(name).next().is_none() || catalog.function_marks(&name.name).sets_level
+                catalog.functions(name).next().is_none() || catalog.function_side_effects(&name.name).sets_level
             };
             let sets_level = parsed.facts.functions.iter().any(sets_level);
-            (within_transaction_if(sets_level, action.clone()), pins.or(judge().pins))
+            (within_transaction_if(sets_level, action.clone()), pins.or(classify().pins))
         }
         Kind::Defines(action, pins, body) => (action.clone(), pins.or_else(|| defines(&parsed.facts, body, catalog))),
         Kind::Block(body) => {
-            let marks = catalog.body_marks(body);
-            let pins = marks.leaves_state.then_some(PinReason::UserCode);
-            (within_transaction_if(marks.sets_level, Action::UNKNOWN), pins)
+            let side_effects = catalog.body_side_effects(body);
+            let pins = side_effects.leaves_state.then_some(PinReason::UserCode);
+            (within_transaction_if(side_effects.sets_level, Action::UNKNOWN), pins)
         }
         Kind::Query { own_transaction } => {
-            let judged = judge();
-            let action = if judged.read {
-                Action::Read { own_transaction: *own_transaction || judged.own_transaction }
+            let classified = classify();
+            let action = if classified.read {
+                Action::Read { own_transaction: *own_transaction || classified.own_transaction }
             } else {
                 // What leaves state cannot run READ ONLY at once; next to it a user's function may write unseen.
-                let unseen = judged.pins.is_some() && judged.own_transaction;
-                Action::Update { opaque: judged.opaque || unseen, writes: judged.writes, commits_itself: false }
+                let unseen = classified.pins.is_some() && classified.own_transaction;
+                Action::Update { opaque: classified.opaque || unseen, writes: classified.writes, commits_itself: false }
             };
-            (action, judged.pins)
+            (action, classified.pins)
         }
         Kind::Write => {
-            let judged = judge();
-            (Action::Update { opaque: judged.opaque, writes: true, commits_itself: false }, judged.pins)
+            let classified = classify();
+            (Action::Update { opaque: classified.opaque, writes: true, commits_itself: false }, classified.pins)
         }
         Kind::Cursor { hold } => {
-            let judged = judge();
-            let pins = if *hold { Some(PinReason::HoldableCursor) } else { judged.pins };
-            (Action::Declare { hold: *hold, read: judged.read }, pins)
+            let classified = classify();
+            let pins = if *hold { Some(PinReason::HoldableCursor) } else { classified.pins };
+            (Action::Declare { hold: *hold, read: classified.read }, pins)
         }
     };
     let local_settings = match &parsed.kind {
         Kind::Fixed(..) => Reach::Nothing,
         // Its code runs at once, and what it sets for its transaction may be the client's as well.
-        Kind::Block(body) if catalog.body_marks(body).sets_locally => Reach::Names,
+        Kind::Block(body) if catalog.body_side_effects(body).sets_locally => Reach::Names,
         Kind::Block(_) => Reach::Nothing,
-        _ => judge().local_settings,
+        _ => classify().local_settings,
     };
     Statement { action, range, pins, names_instant: parsed.facts.instant, local_settings }
 }
@@ -86,16 +86,16 @@ fn within_transaction_if(sets_level: bool, action: Action) -> Action {
 /// back.
 fn defines(facts: &Facts, body: &Body, catalog: &Catalog) -> Option<PinReason> {
     let leaves = facts.session_setting
-        || catalog.body_marks(body).leaves_state
+        || catalog.body_side_effects(body).leaves_state
         || facts.functions.iter().any(|name| {
-            builtin::leaves_behind(&name.name).is_some() || catalog.function_marks(&name.name).leaves_state
+            builtin::leaves_behind(&name.name).is_some() || catalog.function_side_effects(&name.name).leaves_state
         })
-        || facts.relations.iter().any(|name| catalog.relation_marks(&name.name).leaves_state);
+        || facts.relations.iter().any(|name| catalog.relation_side_effects(&name.name).leaves_state);
     leaves.then_some(PinReason::UserCode)
 }
 
 /// What is known so far; it only ever gets worse.
-struct Judgement<'a> {
+struct Classification<'a> {
     catalog: &'a Catalog,
     read: bool,
     own_transaction: bool,
@@ -107,9 +107,9 @@ struct Judgement<'a> {
     seen: HashSet<(&'a str, String)>,
 }
 
-impl<'a> Judgement<'a> {
-    fn of(facts: &Facts, catalog: &'a Catalog) -> Judgement<'a> {
-        let mut judgement = Judgement {
+impl<'a> Classification<'a> {
+    fn of(facts: &Facts, catalog: &'a Catalog) -> Classification<'a> {
+        let mut classification = Classification {
             catalog,
             read: true,
             own_transaction: false,
@@ -120,14 +120,14 @@ impl<'a> Judgement<'a> {
             seen: HashSet::new(),
         };
         if catalog.has_volatile_conversions() {
-            judgement.unknown_code();
+            classification.unknown_code();
         }
-        judgement.marks(catalog.conversion_marks());
-        judgement.facts(facts, facts.modifies, 0);
-        judgement
+        classification.side_effects(catalog.conversion_side_effects());
+        classification.facts(facts, facts.modifies, 0);
+        classification
     }
 
-    /// Something runs that nobody can judge.
+    /// Something runs that nobody can classify.
     fn unknown_code(&mut self) {
         self.read = false;
         self.writes = true;
@@ -141,16 +141,16 @@ impl<'a> Judgement<'a> {
     }
 
     /// A user's code runs whose declared volatility is not the whole truth.
-    fn marks(&mut self, marks: Marks) {
-        self.read &= !marks.asks_the_server;
-        self.sets_locally(marks);
-        if marks.leaves_state {
+    fn side_effects(&mut self, side_effects: SideEffects) {
+        self.read &= !side_effects.depends_on_server;
+        self.sets_locally(side_effects);
+        if side_effects.leaves_state {
             self.unseen_code();
         }
     }
 
-    fn sets_locally(&mut self, marks: Marks) {
-        if marks.sets_locally {
+    fn sets_locally(&mut self, side_effects: SideEffects) {
+        if side_effects.sets_locally {
             self.local_settings = Reach::Names;
         }
     }
@@ -179,10 +179,10 @@ impl<'a> Judgement<'a> {
             self.unknown_code();
         }
         for name in &facts.operators {
-            self.marks(self.catalog.operator_marks(name));
+            self.side_effects(self.catalog.operator_side_effects(name));
         }
         for name in &facts.attributes {
-            self.marks(self.catalog.attribute_marks(name));
+            self.side_effects(self.catalog.attribute_side_effects(name));
         }
     }
 
@@ -200,7 +200,7 @@ impl<'a> Judgement<'a> {
         for functions in self.catalog.functions(name) {
             known = true;
             if functions.user_defined {
-                self.marks(self.catalog.function_marks(&name.name));
+                self.side_effects(self.catalog.function_side_effects(&name.name));
             }
             match (functions.volatile, functions.user_defined) {
                 (true, true) => self.unknown_code(),
@@ -209,7 +209,7 @@ impl<'a> Judgement<'a> {
                     self.writes |= !builtin::volatile_without_writing(&name.name);
                 }
                 (false, true) => self.own_transaction = true,
-                (false, false) => self.read &= !builtin::speaks_of_the_server(&name.name),
+                (false, false) => self.read &= !builtin::is_server_specific(&name.name),
             }
         }
         if !known {
@@ -218,7 +218,7 @@ impl<'a> Judgement<'a> {
         if builtin::runs_text(&name.name) {
             self.unknown_code();
         }
-        self.own_transaction |= builtin::tells_the_time(&name.name);
+        self.own_transaction |= builtin::is_time_dependent(&name.name);
     }
 
     fn relation(&mut self, name: &QualifiedName, facts: &Facts, modifies: bool, depth: usize) {
@@ -228,9 +228,9 @@ impl<'a> Judgement<'a> {
             self.read &= relation.permanent && !relation.odd_descendants;
             self.opaque |= modifies && relation.hooks;
             if modifies || relation.row_security {
-                self.sets_locally(self.catalog.relation_marks(&name.name));
+                self.sets_locally(self.catalog.relation_side_effects(&name.name));
             }
-            if (modifies || relation.row_security) && self.catalog.relation_marks(&name.name).leaves_state {
+            if (modifies || relation.row_security) && self.catalog.relation_side_effects(&name.name).leaves_state {
                 self.unseen_code();
             }
             match relation.kind {

@@ -2,11 +2,11 @@
 //!
 //! Functions and relations are joined by name, whatever their schema. A body that calls a function may do what that
 //! function does; one that names a relation may run the relation's triggers or the functions of a view; one that names
-//! an attribute may call a function on a row. Marks are carried from callee to caller until nothing changes.
+//! an attribute may call a function on a row. Side effects are carried from callee to caller until nothing changes.
 
 use std::collections::HashMap;
 
-use super::body::{Body, Marks};
+use super::body::{Body, SideEffects};
 
 /// The overloads of one name that users made.
 #[derive(Debug, Default)]
@@ -16,56 +16,58 @@ pub(super) struct Source {
     pub attribute: bool,
 }
 
-/// Marks by name; a name that is missing has none.
+/// Side effects by name; a name that is missing has none.
 #[derive(Debug, Default)]
 pub(super) struct Closure {
-    functions: HashMap<String, Marks>,
-    relations: HashMap<String, Marks>,
+    functions: HashMap<String, SideEffects>,
+    relations: HashMap<String, SideEffects>,
 }
 
 impl Closure {
-    /// The marks of all functions and relations; `everywhere` names functions that run unseen, through operators and
-    /// conversions, so that any code with words in it may call them.
+    /// The side effects of all functions and relations; `everywhere` names functions that run unseen, through operators
+    /// and conversions, so that any code with words in it may call them.
     pub fn of<'a>(
         functions: &HashMap<String, Source>,
         relations: &HashMap<String, Body>,
         everywhere: impl Iterator<Item = &'a String> + Clone,
     ) -> Closure {
         let mut graph = Graph::of(functions, relations);
-        graph.carry((0..graph.marks.len()).collect());
-        let mut unseen = Marks::default();
+        graph.carry((0..graph.side_effects.len()).collect());
+        let mut unseen = SideEffects::default();
         for name in everywhere {
-            unseen.join(graph.functions.get(name.as_str()).map_or(Marks::default(), |node| graph.marks[*node]));
+            unseen.join(
+                graph.functions.get(name.as_str()).map_or(SideEffects::default(), |node| graph.side_effects[*node]),
+            );
         }
-        if unseen != Marks::default() {
+        if unseen != SideEffects::default() {
             let speaks = functions.iter().filter(|(_, source)| !source.body.names.is_empty());
             let changed: Vec<usize> = speaks.map(|(name, _)| graph.functions[name.as_str()]).collect();
             for node in &changed {
-                graph.marks[*node].join(unseen);
+                graph.side_effects[*node].join(unseen);
             }
             graph.carry(changed);
         }
         let marked = |nodes: &HashMap<&str, usize>| {
-            let marks = nodes.iter().map(|(name, node)| ((*name).to_owned(), graph.marks[*node]));
-            marks.filter(|(_, marks)| *marks != Marks::default()).collect()
+            let side_effects = nodes.iter().map(|(name, node)| ((*name).to_owned(), graph.side_effects[*node]));
+            side_effects.filter(|(_, side_effects)| *side_effects != SideEffects::default()).collect()
         };
         Closure { functions: marked(&graph.functions), relations: marked(&graph.relations) }
     }
 
     /// What users' functions of this name may do.
-    pub fn function(&self, name: &str) -> Marks {
+    pub fn function(&self, name: &str) -> SideEffects {
         self.functions.get(name).copied().unwrap_or_default()
     }
 
     /// What may run when relations of this name are written, or read where row security or a view runs code.
-    pub fn relation(&self, name: &str) -> Marks {
+    pub fn relation(&self, name: &str) -> SideEffects {
         self.relations.get(name).copied().unwrap_or_default()
     }
 }
 
 struct Graph<'a> {
-    marks: Vec<Marks>,
-    /// Who takes over the marks of a node.
+    side_effects: Vec<SideEffects>,
+    /// Who takes over the side effects of a node.
     callers: Vec<Vec<usize>>,
     functions: HashMap<&'a str, usize>,
     relations: HashMap<&'a str, usize>,
@@ -75,7 +77,7 @@ impl<'a> Graph<'a> {
     fn of(functions: &'a HashMap<String, Source>, relations: &'a HashMap<String, Body>) -> Graph<'a> {
         let bodies: Vec<&Body> = functions.values().map(|source| &source.body).chain(relations.values()).collect();
         let mut graph = Graph {
-            marks: bodies.iter().map(|body| body.marks).collect(),
+            side_effects: bodies.iter().map(|body| body.side_effects).collect(),
             callers: vec![Vec::new(); bodies.len()],
             functions: functions.keys().enumerate().map(|(node, name)| (name.as_str(), node)).collect(),
             relations: relations
@@ -96,13 +98,13 @@ impl<'a> Graph<'a> {
         graph
     }
 
-    /// Carries the marks of these nodes on. Ends, because marks are only added and each node has few.
+    /// Carries the side effects of these nodes on. Ends, because side effects are only added and each node has few.
     fn carry(&mut self, mut changed: Vec<usize>) {
         while let Some(node) = changed.pop() {
             for place in 0..self.callers[node].len() {
                 let caller = self.callers[node][place];
-                let marks = self.marks[node];
-                if self.marks[caller].join(marks) {
+                let side_effects = self.side_effects[node];
+                if self.side_effects[caller].join(side_effects) {
                     changed.push(caller);
                 }
             }
@@ -137,21 +139,21 @@ mod tests {
         let relations =
             HashMap::from([("v".to_owned(), Body::of("SELECT asks()")), ("watched".to_owned(), Body::call("tenant"))]);
         let closure = Closure::of(&functions, &relations, [].iter());
-        let leaves = Marks { leaves_state: true, asks_the_server: false, sets_locally: true, sets_level: true };
-        let asks = Marks { asks_the_server: true, ..Marks::default() };
-        for (name, marks) in [
+        let leaves = SideEffects { leaves_state: true, depends_on_server: false, sets_locally: true, sets_level: true };
+        let asks = SideEffects { depends_on_server: true, ..SideEffects::default() };
+        for (name, side_effects) in [
             ("tenant", leaves),
             ("outer", leaves),
             ("middle", leaves),
             ("round", leaves),
-            ("clean", Marks::default()),
+            ("clean", SideEffects::default()),
             ("asks", asks),
             ("over_view", asks),
-            ("by_attribute", Marks { leaves_state: true, ..Marks::default() }),
+            ("by_attribute", SideEffects { leaves_state: true, ..SideEffects::default() }),
             ("writes", leaves),
-            ("unheard", Marks::default()),
+            ("unheard", SideEffects::default()),
         ] {
-            assert_eq!(closure.function(name), marks, "{name}");
+            assert_eq!(closure.function(name), side_effects, "{name}");
         }
         assert_eq!(closure.relation("v"), asks);
         assert_eq!(closure.relation("watched"), leaves);
@@ -159,6 +161,6 @@ mod tests {
         // Code that an operator runs may be run by any other code.
         let everywhere = Closure::of(&functions, &relations, ["asks".to_owned()].iter());
         assert_eq!(everywhere.function("clean"), asks);
-        assert_eq!(everywhere.function("tenant"), Marks::WORST);
+        assert_eq!(everywhere.function("tenant"), SideEffects::WORST);
     }
 }

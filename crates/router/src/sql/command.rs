@@ -15,11 +15,11 @@ use super::statement::{Action, DiscardTarget, Isolation, PinReason, TransactionM
 const CURSOR_OPTION_HOLD: i32 = 0x20;
 
 /// DDL that is not on a list below: every epoch must end before it and begin after it.
-const BARRIER: Action = Action::Barrier { harmless: false, alone: false, told_by_locks: false, database: None };
-const BARRIER_BY_LOCKS: Action = Action::Barrier { harmless: false, alone: false, told_by_locks: true, database: None };
-const BARRIER_ALONE: Action = Action::Barrier { harmless: false, alone: true, told_by_locks: false, database: None };
-const HARMLESS: Action = Action::Barrier { harmless: true, alone: false, told_by_locks: false, database: None };
-const HARMLESS_ALONE: Action = Action::Barrier { harmless: true, alone: true, told_by_locks: false, database: None };
+const DDL: Action = Action::Ddl { harmless: false, alone: false, told_by_locks: false, database: None };
+const DDL_BY_LOCKS: Action = Action::Ddl { harmless: false, alone: false, told_by_locks: true, database: None };
+const DDL_ALONE: Action = Action::Ddl { harmless: false, alone: true, told_by_locks: false, database: None };
+const HARMLESS: Action = Action::Ddl { harmless: true, alone: false, told_by_locks: false, database: None };
+const HARMLESS_ALONE: Action = Action::Ddl { harmless: true, alone: true, told_by_locks: false, database: None };
 /// Makes relations, for all or for the session alone, or changes temporary ones: nobody else's business before its
 /// COMMIT.
 const MAKES: Action = Action::Update { opaque: true, writes: true, commits_itself: false };
@@ -44,7 +44,7 @@ pub(super) fn kind(node: &NodeEnum) -> Kind {
                 _ => false,
             });
             let is_own = truncate.behavior != DropBehavior::DropCascade as i32 && names.into_iter().all(|own| own);
-            return Kind::Runs(if is_own { MAKES } else { BARRIER_BY_LOCKS }, None);
+            return Kind::Runs(if is_own { MAKES } else { DDL_BY_LOCKS }, None);
         }
         NodeEnum::InsertStmt(_) | NodeEnum::UpdateStmt(_) | NodeEnum::DeleteStmt(_) | NodeEnum::MergeStmt(_) => {
             return Kind::Write;
@@ -89,12 +89,10 @@ pub(super) fn kind(node: &NodeEnum) -> Kind {
 fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
     let action = match node {
         // A child of another table is found by whoever reads that.
-        NodeEnum::CreateStmt(create) if !create.inh_relations.is_empty() && !names_own(create.relation.as_ref()) => {
-            BARRIER
-        }
+        NodeEnum::CreateStmt(create) if !create.inh_relations.is_empty() && !names_own(create.relation.as_ref()) => DDL,
         NodeEnum::CreateStmt(create) => return made(create.relation.as_ref()),
         NodeEnum::CreateSeqStmt(create) => return made(create.sequence.as_ref()),
-        NodeEnum::ViewStmt(view) if view.replace && !names_own(view.view.as_ref()) => BARRIER_BY_LOCKS,
+        NodeEnum::ViewStmt(view) if view.replace && !names_own(view.view.as_ref()) => DDL_BY_LOCKS,
         NodeEnum::ViewStmt(view) => return made(view.view.as_ref()),
         NodeEnum::IndexStmt(index) if names_own(index.relation.as_ref()) && !index.concurrent => MAKES,
         NodeEnum::CommentStmt(_) | NodeEnum::CreateStatsStmt(_) => HARMLESS,
@@ -103,10 +101,10 @@ fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
         NodeEnum::ClusterStmt(cluster) if cluster.relation.is_some() => HARMLESS,
         NodeEnum::ClusterStmt(_) => HARMLESS_ALONE,
         NodeEnum::IndexStmt(index) => {
-            Action::Barrier { harmless: true, alone: index.concurrent, told_by_locks: false, database: None }
+            Action::Ddl { harmless: true, alone: index.concurrent, told_by_locks: false, database: None }
         }
         NodeEnum::ReindexStmt(reindex) => reindexed(reindex),
-        NodeEnum::DropStmt(DropStmt { concurrent: true, .. }) => BARRIER_ALONE,
+        NodeEnum::DropStmt(DropStmt { concurrent: true, .. }) => DDL_ALONE,
         NodeEnum::DropStmt(drop) => dropped(drop),
         NodeEnum::AlterTableStmt(alter) if names_own(alter.relation.as_ref()) => MAKES,
         NodeEnum::AlterTableStmt(alter) => {
@@ -121,30 +119,30 @@ fn definition(node: &NodeEnum) -> (Action, Option<PinReason>) {
                 _ => false,
             };
             let alone = alter.cmds.iter().any(concurrent);
-            Action::Barrier { harmless: false, alone, told_by_locks: !alone, database: None }
+            Action::Ddl { harmless: false, alone, told_by_locks: !alone, database: None }
         }
         NodeEnum::CreateTableSpaceStmt(_)
         | NodeEnum::DropTableSpaceStmt(_)
         | NodeEnum::CreateSubscriptionStmt(_)
         | NodeEnum::AlterSubscriptionStmt(_)
-        | NodeEnum::DropSubscriptionStmt(_) => BARRIER_ALONE,
+        | NodeEnum::DropSubscriptionStmt(_) => DDL_ALONE,
         NodeEnum::CreatedbStmt(create) => {
-            Action::Barrier { harmless: true, alone: true, told_by_locks: false, database: template(create) }
+            Action::Ddl { harmless: true, alone: true, told_by_locks: false, database: template(create) }
         }
         // Other databases than the one it is said in: nothing that is read here is touched.
         NodeEnum::DropdbStmt(drop) => {
-            Action::Barrier { harmless: true, alone: true, told_by_locks: false, database: Some(drop.dbname.clone()) }
+            Action::Ddl { harmless: true, alone: true, told_by_locks: false, database: Some(drop.dbname.clone()) }
         }
         NodeEnum::AlterDatabaseStmt(alter) => {
             let moves = option(&alter.options, "tablespace").is_some();
             let database = moves.then(|| alter.dbname.clone());
-            Action::Barrier { harmless: moves, alone: moves, told_by_locks: false, database }
+            Action::Ddl { harmless: moves, alone: moves, told_by_locks: false, database }
         }
         NodeEnum::RenameStmt(rename) if rename.rename_type == ObjectType::ObjectDatabase as i32 => {
             let database = Some(rename.subname.clone());
-            Action::Barrier { harmless: false, alone: false, told_by_locks: false, database }
+            Action::Ddl { harmless: false, alone: false, told_by_locks: false, database }
         }
-        _ => BARRIER,
+        _ => DDL,
     };
     (action, None)
 }
@@ -170,7 +168,7 @@ fn dropped(drop: &DropStmt) -> Action {
     use ObjectType as O;
     let kinds = [O::ObjectTable, O::ObjectView, O::ObjectSequence, O::ObjectIndex, O::ObjectMatview];
     if !kinds.iter().any(|kind| drop.remove_type == *kind as i32) {
-        return BARRIER;
+        return DDL;
     }
     let is_own = |object: &Node| match &object.node {
         Some(NodeEnum::List(names)) if names.items.len() > 1 => {
@@ -179,7 +177,7 @@ fn dropped(drop: &DropStmt) -> Action {
         _ => false,
     };
     let all_own = drop.behavior != DropBehavior::DropCascade as i32 && drop.objects.iter().all(is_own);
-    if all_own { MAKES } else { BARRIER_BY_LOCKS }
+    if all_own { MAKES } else { DDL_BY_LOCKS }
 }
 
 fn names_own(relation: Option<&RangeVar>) -> bool {
@@ -224,7 +222,7 @@ fn reindexed(reindex: &ReindexStmt) -> Action {
     let one = [ReindexObjectType::ReindexObjectIndex as i32, ReindexObjectType::ReindexObjectTable as i32];
     let concurrent = option(&reindex.params, "concurrently").is_some();
     let alone = concurrent || !one.contains(&reindex.kind);
-    Action::Barrier { harmless: true, alone, told_by_locks: false, database: None }
+    Action::Ddl { harmless: true, alone, told_by_locks: false, database: None }
 }
 
 fn template(create: &CreatedbStmt) -> Option<String> {

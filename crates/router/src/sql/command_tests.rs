@@ -7,8 +7,8 @@ use super::part::Part;
 use super::statement::{Action, DiscardTarget, Isolation, PinReason, TransactionModes};
 use super::{parse, resolve};
 
-/// The one statement of a text, judged without any catalog.
-fn judged(text: &str) -> (Action, Option<PinReason>) {
+/// The one statement of a text, classified without any catalog.
+fn classified(text: &str) -> (Action, Option<PinReason>) {
     let parsed = parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     assert_eq!(parsed.len(), 1, "{text}");
     let statement = resolve(&parsed[0], &Catalog::empty());
@@ -33,19 +33,19 @@ fn small_catalog() -> Catalog {
 
 fn check(table: &[(&str, Action)]) {
     for (text, action) in table {
-        assert_eq!(&judged(text).0, action, "{text}");
+        assert_eq!(&classified(text).0, action, "{text}");
     }
 }
 
 const fn barrier(harmless: bool, alone: bool) -> Action {
-    Action::Barrier { harmless, alone, told_by_locks: false, database: None }
+    Action::Ddl { harmless, alone, told_by_locks: false, database: None }
 }
 
 /// DDL whose locks tell what it has changed.
-const BY_LOCKS: Action = Action::Barrier { harmless: false, alone: false, told_by_locks: true, database: None };
+const BY_LOCKS: Action = Action::Ddl { harmless: false, alone: false, told_by_locks: true, database: None };
 
 fn for_database(harmless: bool, alone: bool, name: &str) -> Action {
-    Action::Barrier { harmless, alone, told_by_locks: false, database: Some(name.to_owned()) }
+    Action::Ddl { harmless, alone, told_by_locks: false, database: Some(name.to_owned()) }
 }
 
 const fn update(opaque: bool, writes: bool, commits_itself: bool) -> Action {

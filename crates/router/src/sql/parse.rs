@@ -18,7 +18,8 @@ pub const STATEMENTS_MAX: usize = 10_000;
 /// A longer one is refused unless it can be made short.
 pub const PARSED_BYTES_MAX: usize = 16 << 20;
 
-/// Most tokens of a statement beyond [`super::SHAPE_BYTES_MAX`] that is parsed as it is: each may take 5 KB of tree.
+/// Most tokens of a statement beyond [`super::FINGERPRINT_BYTES_MAX`] that is parsed as it is: each may take 5 KB of
+/// tree.
 pub const PARSED_TOKENS_MAX: usize = 50_000;
 
 /// Why a message has no parse tree. The router sends such a message to the leader, whose own error the client gets.
@@ -54,7 +55,7 @@ pub enum ParseError {
     },
 }
 
-/// One statement of a message, before it is judged against a catalog.
+/// One statement of a message, before it is classified against a catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedStatement {
     /// Bytes of the statement within its message, without the semicolon.
@@ -84,7 +85,7 @@ pub(super) enum Kind {
 }
 
 /// SQL as text of the same length. Bytes that are no UTF-8 can only stand in names and constants (encodings in which
-/// they could hide ASCII are refused), so for judging a statement any letter does in their place.
+/// they could hide ASCII are refused), so for classifying a statement any letter does in their place.
 pub fn readable(sql: &[u8]) -> Cow<'_, str> {
     match std::str::from_utf8(sql) {
         Ok(text) => Cow::Borrowed(text),

@@ -4,14 +4,15 @@ use std::ops::Range;
 
 use crate::settings::Reach;
 
-/// One statement of a message, judged against the catalog.
+/// One statement of a message, classified against the catalog.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Statement {
     /// What the statement does, as far as the router cares.
     pub action: Action,
     /// Bytes of the statement within its message, without the semicolon; leading blanks and comments may be in it.
     /// Meaningful only for the text that was parsed: a message of one statement that came out of the cache under
-    /// its shape carries the range of the first text of that shape, so treat a lone statement as the whole message.
+    /// its fingerprint carries the range of the first text of that fingerprint, so treat a lone statement as the whole
+    /// message.
     pub range: Range<usize>,
     /// Session state that the statement leaves on its back end, so that the session cannot share back ends any more.
     pub pins: Option<PinReason>,
@@ -50,7 +51,7 @@ pub enum Action {
         commits_itself: bool,
     },
     /// DDL and TRUNCATE: not MVCC, no epoch may be read across it.
-    Barrier {
+    Ddl {
         /// Older snapshots stay right (CREATE INDEX, ANALYZE, VACUUM, COMMENT, REINDEX, CLUSTER).
         harmless: bool,
         /// Cannot run inside a transaction block.

@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream, UnixStream};
 const KEEPALIVE_MAX: Duration = Duration::from_secs(32_767);
 const KEEPALIVE_MIN: Duration = Duration::from_secs(1);
 
-/// How often a silent peer is asked before it is given up: one question that is lost ends no connection.
+/// How often an unresponsive peer is asked before it is given up: one question that is lost ends no connection.
 const KEEPALIVE_QUESTIONS: u32 = 6;
 
 /// Where a server listens.
@@ -70,18 +70,18 @@ impl Socket {
         }
     }
 
-    /// Has the kernel ask a peer that says nothing for `silence` whether it is there, and end the connection when it
+    /// Has the kernel ask a peer that says nothing for `idle` whether it is there, and end the connection when it
     /// acknowledges nothing for as long again, neither that question nor what was sent to it. Source: tcp(7).
     ///
     /// # Errors
     /// What the kernel does not take.
-    pub fn keep_alive(&self, silence: Duration) -> io::Result<()> {
+    pub fn keep_alive(&self, idle: Duration) -> io::Result<()> {
         let Socket::Tcp(stream) = self else { return Ok(()) };
-        let silence = silence.min(KEEPALIVE_MAX);
-        sockopt::set_tcp_keepidle(stream, silence)?;
-        sockopt::set_tcp_keepintvl(stream, (silence / KEEPALIVE_QUESTIONS).max(KEEPALIVE_MIN))?;
+        let idle = idle.min(KEEPALIVE_MAX);
+        sockopt::set_tcp_keepidle(stream, idle)?;
+        sockopt::set_tcp_keepintvl(stream, (idle / KEEPALIVE_QUESTIONS).max(KEEPALIVE_MIN))?;
         sockopt::set_tcp_keepcnt(stream, KEEPALIVE_QUESTIONS)?;
-        sockopt::set_tcp_user_timeout(stream, u32::try_from((silence * 2).as_millis()).unwrap_or(u32::MAX))?;
+        sockopt::set_tcp_user_timeout(stream, u32::try_from((idle * 2).as_millis()).unwrap_or(u32::MAX))?;
         Ok(sockopt::set_socket_keepalive(stream, true)?)
     }
 

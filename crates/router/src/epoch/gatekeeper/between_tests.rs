@@ -8,37 +8,37 @@ use crate::config::ServerConfiguration;
 use crate::epoch::model_server::ModelServers;
 use crate::epoch::{Demand, NoEpoch};
 
-/// Commits without an answer are settled although nobody asks for a gate, but no leader is asked who does not answer.
+/// Commits without an answer are resolved although nobody asks for a gate, but no leader is asked who does not answer.
 #[tokio::test]
-async fn commits_in_doubt_are_settled_also_while_nobody_reads() {
-    let Harness { models, mut gatekeeper, room, .. } = harness(0, |_| {}).await;
-    room.note_unsettled(process(77));
+async fn commits_in_doubt_are_resolved_also_while_nobody_reads() {
+    let Harness { models, mut gatekeeper, barrier, .. } = harness(0, |_| {}).await;
+    barrier.note_in_doubt(process(77));
     gatekeeper.members[0].server.set_health(Health::Down);
-    gatekeeper.settle_unasked().await;
-    assert_eq!((room.unsettled(), models.when(LEADER, END_PROCESSES)), (vec![process(77)], None));
+    gatekeeper.resolve_unasked().await;
+    assert_eq!((barrier.in_doubt(), models.when(LEADER, END_PROCESSES)), (vec![process(77)], None));
     gatekeeper.members[0].server.set_health(Health::Up);
-    gatekeeper.settle_unasked().await;
-    assert!(room.unsettled().is_empty());
+    gatekeeper.resolve_unasked().await;
+    assert!(barrier.in_doubt().is_empty());
     assert!(models.when(LEADER, "IN ((77, 77000))").is_some());
 }
 
-/// While DDL goes on no gate is tried, snapshots are let go, and readers are told of the barrier; afterwards there are
-/// epochs again.
+/// While DDL goes on no gate is tried, snapshots are let go, and readers are told of the DDL barrier; afterwards there
+/// are epochs again.
 #[tokio::test]
 async fn behind_a_barrier_snapshots_are_let_go_and_no_gate_is_tried() {
-    let Harness { models, mut gatekeeper, room, epochs, .. } =
+    let Harness { models, mut gatekeeper, barrier, epochs, .. } =
         harness(1, |settings| settings.epoch_interval_ms = 1).await;
     gatekeeper.attempt().await.unwrap();
-    let barrier = epochs.begin_barrier();
+    let ddl_barrier = epochs.begin_ddl_barrier();
     models.forget();
     let running = tokio::spawn(gatekeeper.run());
     models.hears(LEADER, "ROLLBACK", 1).await;
     models.hears(FOLLOWER, "ROLLBACK", 1).await;
-    let taken = epochs.take(Demand::Commits(0), &room, Duration::from_millis(LONG_MS)).await;
-    assert_eq!(taken.map(|epoch| epoch.id), Err(NoEpoch::Barrier));
+    let taken = epochs.take(Demand::Commits(0), &barrier, Duration::from_millis(LONG_MS)).await;
+    assert_eq!(taken.map(|epoch| epoch.id), Err(NoEpoch::DdlBarrier));
     assert_eq!(models.when(LEADER, MARK), None);
-    drop(barrier);
-    let taken = epochs.take(Demand::Commits(0), &room, Duration::from_millis(LONG_MS)).await;
+    drop(ddl_barrier);
+    let taken = epochs.take(Demand::Commits(0), &barrier, Duration::from_millis(LONG_MS)).await;
     assert_eq!(taken.map(|epoch| epoch.id), Ok(2));
     running.abort();
 }
@@ -46,9 +46,9 @@ async fn behind_a_barrier_snapshots_are_let_go_and_no_gate_is_tried() {
 /// A reader's wish for a gate that comes with a wish to let snapshots go is not forgotten: nobody waits for ever.
 #[tokio::test]
 async fn a_reader_that_asks_while_snapshots_are_let_go_gets_its_epoch() {
-    let Harness { models: _models, gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
+    let Harness { models: _models, gatekeeper, barrier, epochs, .. } = harness(1, |_| {}).await;
     epochs.ask_for_release();
-    let mut reader = std::pin::pin!(epochs.take(Demand::Commits(0), &room, Duration::from_millis(LONG_MS)));
+    let mut reader = std::pin::pin!(epochs.take(Demand::Commits(0), &barrier, Duration::from_millis(LONG_MS)));
     let begins = std::future::poll_fn(|context| Poll::Ready(reader.as_mut().poll(context).is_pending()));
     assert!(begins.await, "there is no epoch yet");
     let running = tokio::spawn(gatekeeper.run());
@@ -60,13 +60,13 @@ async fn a_reader_that_asks_while_snapshots_are_let_go_gets_its_epoch() {
 /// commits that nobody reads, nor for readers when nothing has changed.
 #[tokio::test]
 async fn a_gate_is_due_when_readers_gain_by_it() {
-    let Harness { models: _models, mut gatekeeper, room, epochs, servers, .. } = harness(1, |_| {}).await;
+    let Harness { models: _models, mut gatekeeper, barrier, epochs, servers, .. } = harness(1, |_| {}).await;
     assert_eq!((gatekeeper.is_due(false), gatekeeper.is_due(true)), (false, true), "there is no epoch");
     gatekeeper.attempt().await.unwrap();
     let mut table = Vec::new();
     for has_newer in [false, true] {
         if has_newer {
-            commit(&room).await;
+            commit(&barrier).await;
         }
         for readers in [0, 1] {
             epochs.readers.store(readers, SeqCst);
@@ -101,7 +101,7 @@ async fn a_gate_is_due_when_readers_gain_by_it() {
 async fn an_old_epoch_lapses_only_when_another_can_follow() {
     const AGE_MAX: Duration = Duration::from_secs(10);
     let age_max_ms = u64::try_from(AGE_MAX.as_millis()).unwrap();
-    let Harness { models, mut gatekeeper, room, epochs, .. } =
+    let Harness { models, mut gatekeeper, barrier, epochs, .. } =
         harness(1, |settings| settings.epoch_age_max_ms = age_max_ms).await;
     let leader = gatekeeper.members[0].server.clone();
     let (old, very_old) = (AGE_MAX * 2, AGE_MAX * (UNCHANGED_AGE_FACTOR + 1));
@@ -114,11 +114,17 @@ async fn an_old_epoch_lapses_only_when_another_can_follow() {
                 // Ends the snapshots of the epoch before.
                 gatekeeper.let_lapse().await;
                 if lacks_commits {
-                    commit(&room).await;
+                    commit(&barrier).await;
                 }
                 let epoch = epochs.current().unwrap();
                 let closed_at = epoch.closed_at.checked_sub(age).unwrap();
-                epochs.publish(Arc::new(Epoch::new(epoch.id, epoch.commits, closed_at, epoch.places.clone(), &epochs)));
+                epochs.publish(Arc::new(Epoch::new(
+                    epoch.id,
+                    epoch.commits,
+                    closed_at,
+                    epoch.snapshots.clone(),
+                    &epochs,
+                )));
                 models.forget();
                 gatekeeper.let_lapse().await;
                 let is_closed = [LEADER, FOLLOWER].map(|server| models.when(server, "ROLLBACK").is_some());
@@ -152,14 +158,14 @@ async fn a_server_that_has_lost_its_snapshot_is_taken_out_of_the_epoch() {
         tokio::task::yield_now().await;
     }
     gatekeeper.take_out_lost();
-    assert_eq!(places(&epochs), [LEADER, "follower-2"]);
+    assert_eq!(open_on(&epochs), [LEADER, "follower-2"]);
     assert_eq!(current(&epochs), Some((before.id, before.commits)), "it is the same prefix");
     epochs.readers.store(1, SeqCst);
     assert!(!gatekeeper.is_due(false));
     join(&mut gatekeeper).await;
     assert!(gatekeeper.is_due(false));
     gatekeeper.attempt().await.unwrap();
-    assert_eq!(places(&epochs), [LEADER, FOLLOWER, "follower-2"]);
+    assert_eq!(open_on(&epochs), [LEADER, FOLLOWER, "follower-2"]);
     for server in [LEADER, FOLLOWER, "follower-2"] {
         models.cut_off(server);
     }
@@ -176,10 +182,10 @@ async fn a_server_that_leaves_behind_a_gate_is_not_in_its_epoch() {
     let Harness { models, mut gatekeeper, epochs, .. } = harness(1, |_| {}).await;
     gatekeeper.attempt().await.unwrap();
     gatekeeper.attempt().await.unwrap();
-    assert_eq!(places(&epochs), [LEADER, FOLLOWER]);
+    assert_eq!(open_on(&epochs), [LEADER, FOLLOWER]);
     models.refuse(FOLLOWER, Some("ROLLBACK"));
     gatekeeper.let_lapse().await;
-    assert_eq!(places(&epochs), [LEADER]);
+    assert_eq!(open_on(&epochs), [LEADER]);
     assert!(!gatekeeper.members[1].is_in());
 }
 
@@ -187,17 +193,17 @@ async fn a_server_that_leaves_behind_a_gate_is_not_in_its_epoch() {
 #[expect(clippy::async_yields_async, reason = "the reader is heard after the gate has been noted")]
 #[tokio::test]
 async fn one_gate_serves_all_who_ask_until_it_is_over() {
-    let Harness { models, mut gatekeeper, room, epochs, .. } = harness(1, |_| {}).await;
+    let Harness { models, mut gatekeeper, barrier, epochs, .. } = harness(1, |_| {}).await;
     let mut last = 0;
     for gate in 1..=2 {
-        last = commit(&room).await;
+        last = commit(&barrier).await;
         models.hold(FOLLOWER, EXPORT);
         models.forget();
         let asking = async {
             models.hears(FOLLOWER, EXPORT, 1).await;
             let reader = tokio::spawn({
-                let (epochs, room) = (epochs.clone(), room.clone());
-                async move { epochs.take(Demand::Commits(last), &room, Duration::from_millis(LONG_MS)).await }
+                let (epochs, barrier) = (epochs.clone(), barrier.clone());
+                async move { epochs.take(Demand::Commits(last), &barrier, Duration::from_millis(LONG_MS)).await }
             });
             while epochs.readers.load(SeqCst) == 0 {
                 tokio::task::yield_now().await;
@@ -237,7 +243,7 @@ async fn a_follower_joins_only_when_it_has_replayed_the_newest_gate() {
     models.hears(FOLLOWER, ">= '0/1'", 1).await;
     gatekeeper.attempt().await.unwrap();
     gatekeeper.attempt().await.unwrap();
-    assert_eq!(places(&epochs), [LEADER]);
+    assert_eq!(open_on(&epochs), [LEADER]);
     // It is asked for the gate that is the newest by now, not for the one of before only.
     models.let_go(FOLLOWER);
     models.hears(FOLLOWER, ">= '0/3'", 2).await;
@@ -258,7 +264,7 @@ async fn a_removed_follower_is_in_no_later_epoch() {
     gatekeeper.follow_servers();
     models.forget();
     gatekeeper.attempt().await.unwrap();
-    assert_eq!(places(&epochs), [LEADER, "follower-2"]);
+    assert_eq!(open_on(&epochs), [LEADER, "follower-2"]);
     assert_eq!(models.when(FOLLOWER, REPLAYED), None, "it is not asked any more");
     assert!(before.snapshot_on(&removed).is_some(), "readers of before find it there still");
     servers.add(servers.prepare(&configuration_of(&removed)).unwrap()).unwrap();
@@ -266,30 +272,30 @@ async fn a_removed_follower_is_in_no_later_epoch() {
     join(&mut gatekeeper).await;
     gatekeeper.attempt().await.unwrap();
     let now = epochs.current().unwrap();
-    assert_eq!(places(&epochs), [LEADER, "follower-2", FOLLOWER]);
+    assert_eq!(open_on(&epochs), [LEADER, "follower-2", FOLLOWER]);
     assert_eq!(now.snapshot_on(&removed), None, "a number is never given twice");
 }
 
 /// Whose positions in the WAL mean something else than the leader's never serves a read, however far it has replayed.
 #[tokio::test]
 async fn a_server_of_another_history_does_not_join() {
-    for lineage in ["f 1 00000001", "t 2 00000001", "t 1 00000002", ""] {
+    for timeline in ["f 1 00000001", "t 2 00000001", "t 1 00000002", ""] {
         let models = ModelServers::start(1).await;
-        models.set_lineage(FOLLOWER, lineage);
+        models.set_lineage(FOLLOWER, timeline);
         let Harness { models, mut gatekeeper, epochs, .. } = with(models, 1, |_| {});
         let (leader, follower) = gatekeeper.members.split_at_mut(1);
         leader[0].advance().await;
         leader[0].joined().await;
         follower[0].advance().await;
         follower[0].joined().await;
-        assert!(leader[0].is_in() && !follower[0].is_in(), "{lineage:?}");
+        assert!(leader[0].is_in() && !follower[0].is_in(), "{timeline:?}");
         gatekeeper.attempt().await.unwrap();
-        assert_eq!(places(&epochs), [LEADER], "{lineage:?}");
-        assert_eq!(models.when(FOLLOWER, EXPORT), None, "{lineage:?}");
+        assert_eq!(open_on(&epochs), [LEADER], "{timeline:?}");
+        assert_eq!(models.when(FOLLOWER, EXPORT), None, "{timeline:?}");
         models.set_lineage(FOLLOWER, "t 1 00000001");
         join(&mut gatekeeper).await;
         gatekeeper.attempt().await.unwrap();
-        assert_eq!(places(&epochs), [LEADER, FOLLOWER]);
+        assert_eq!(open_on(&epochs), [LEADER, FOLLOWER]);
     }
 }
 
@@ -316,5 +322,5 @@ async fn who_follows_a_leader_of_before_leaves() {
         }
     }
     gatekeeper.attempt().await.unwrap();
-    assert_eq!(places(&epochs), [LEADER, "follower-2"]);
+    assert_eq!(open_on(&epochs), [LEADER, "follower-2"]);
 }

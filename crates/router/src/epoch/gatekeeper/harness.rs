@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 
 use super::*;
 use crate::config::{RouterConfiguration, ServerConfiguration};
-use crate::epoch::by_hand::Waiting;
-pub(super) use crate::epoch::by_hand::process;
+use crate::epoch::manual_poll::Waiting;
+pub(super) use crate::epoch::manual_poll::process;
 use crate::epoch::model_server::ModelServers;
 
 /// Far beyond what anything here takes on a machine that has more to do.
@@ -24,15 +24,15 @@ pub(super) const REPLAYED: &str = "pg_last_wal_replay_lsn";
 pub(super) const END_PROCESSES: &str = "pg_terminate_backend";
 
 /// Sessions that kept gates from closing, with the kinds of their statements.
-type Occupants = Vec<(u64, Option<u64>)>;
+type BlockingCommits = Vec<(u64, Option<u64>)>;
 
 pub(super) struct Harness {
     pub(super) models: ModelServers,
     pub(super) gatekeeper: Gatekeeper,
     pub(super) servers: Arc<Servers>,
-    pub(super) room: Arc<Room>,
+    pub(super) barrier: Arc<CommitBarrier>,
     pub(super) epochs: Arc<Epochs>,
-    pub(super) occupied: Arc<Mutex<Occupants>>,
+    pub(super) blocked: Arc<Mutex<BlockingCommits>>,
     pub(super) canaries: Arc<AtomicU64>,
 }
 
@@ -55,20 +55,20 @@ pub(super) fn with(models: ModelServers, followers: usize, change: impl FnOnce(&
     let leader = configurations.remove(0);
     let configuration = RouterConfiguration { router: settings.clone(), leader, followers: configurations };
     let servers = Arc::new(Servers::of(&configuration).unwrap());
-    let (room, epochs): (Arc<Room>, Arc<Epochs>) = (Arc::default(), Arc::default());
-    let (occupied, canaries): (Arc<Mutex<Occupants>>, Arc<AtomicU64>) = (Arc::default(), Arc::default());
-    let (heard, counted) = (occupied.clone(), canaries.clone());
+    let (barrier, epochs): (Arc<CommitBarrier>, Arc<Epochs>) = (Arc::default(), Arc::default());
+    let (blocked, canaries): (Arc<Mutex<BlockingCommits>>, Arc<AtomicU64>) = (Arc::default(), Arc::default());
+    let (heard, counted) = (blocked.clone(), canaries.clone());
     let hooks = GateHooks {
-        on_occupied: Box::new(move |occupants| {
-            heard.lock().unwrap().extend(occupants.iter().map(|occupant| (occupant.session, occupant.statement)));
+        on_blocked: Box::new(move |commits| {
+            heard.lock().unwrap().extend(commits.iter().map(|commit| (commit.session, commit.statement)));
         }),
         on_canary: Box::new(move || {
             counted.fetch_add(1, SeqCst);
         }),
     };
     let gatekeeper =
-        Gatekeeper::new(epochs.clone(), room.clone(), Arc::new(settings), servers.clone(), "database", hooks);
-    Harness { models, gatekeeper, servers, room, epochs, occupied, canaries }
+        Gatekeeper::new(epochs.clone(), barrier.clone(), Arc::new(settings), servers.clone(), "database", hooks);
+    Harness { models, gatekeeper, servers, barrier, epochs, blocked, canaries }
 }
 
 /// Waits until every member is in.
@@ -82,20 +82,20 @@ pub(super) async fn join(gatekeeper: &mut Gatekeeper) {
     }
 }
 
-/// Whether a gate waits for the room or has it.
-pub(super) fn is_closed(room: &Room) -> bool {
+/// Whether a gate waits for the commit barrier or has closed it.
+pub(super) fn is_closed(barrier: &CommitBarrier) -> bool {
     // Without Tokio's budget, which a future that is polled by hand may find used up.
-    match Waiting::new(tokio::task::unconstrained(room.visit(99, process(99)))).advance() {
-        Some(visit) => {
-            visit.leave();
+    match Waiting::new(tokio::task::unconstrained(barrier.enter_uncounted(99, process(99)))).advance() {
+        Some(commit) => {
+            commit.leave();
             false
         }
         None => true,
     }
 }
 
-pub(super) async fn commit(room: &Room) -> u64 {
-    room.enter(1, process(10), None).await.settle()
+pub(super) async fn commit(barrier: &CommitBarrier) -> u64 {
+    barrier.enter(1, process(10), None).await.resolve()
 }
 
 pub(super) fn current(epochs: &Epochs) -> Option<(u64, u64)> {
@@ -103,9 +103,9 @@ pub(super) fn current(epochs: &Epochs) -> Option<(u64, u64)> {
 }
 
 /// On which servers the newest epoch is open.
-pub(super) fn places(epochs: &Epochs) -> Vec<String> {
+pub(super) fn open_on(epochs: &Epochs) -> Vec<String> {
     let epoch = epochs.current().expect("there is an epoch");
-    epoch.places.iter().map(|place| place.server.name.clone()).collect()
+    epoch.snapshots.iter().map(|snapshot| snapshot.server.name.clone()).collect()
 }
 
 /// How to reach `server` once more.

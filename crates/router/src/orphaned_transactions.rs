@@ -24,7 +24,8 @@ const END: &str = "SELECT pid, pg_catalog.pg_terminate_backend(pid) FROM pg_cata
 /// Ends the serializable transactions that run on the leader, asked through `leader`. Call it before the first client.
 ///
 /// # Errors
-/// [`RouterError::Predecessor`] when one does not end in time; [`RouterError::Leader`] when the leader is lost.
+/// [`RouterError::OrphanedTransactions`] when one does not end in time; [`RouterError::Leader`] when the leader is
+/// lost.
 pub async fn end_transactions(leader: &mut Backend) -> Result<(), RouterError> {
     let deadline = Instant::now() + END_TIMEOUT;
     loop {
@@ -35,7 +36,7 @@ pub async fn end_transactions(leader: &mut Backend) -> Result<(), RouterError> {
         }
         tracing::info!(?processes, "ends transactions that an earlier router left");
         if Instant::now() > deadline {
-            return Err(RouterError::Predecessor {
+            return Err(RouterError::OrphanedTransactions {
                 server: leader.server.name.clone(),
                 processes: processes.join(", "),
             });

@@ -16,22 +16,22 @@ const LEADER: &str = "leader";
 /// Part of what the leader is asked when its catalog is read.
 const FUNCTIONS: &str = "FROM pg_catalog.pg_proc p";
 
-async fn open(models: &ModelServers) -> Result<Arc<Domain>, BackendError> {
+async fn open(models: &ModelServers) -> Result<Arc<Database>, BackendError> {
     let settings = RouterSettings { gate_timeout_ms: 120_000, follower_timeout_ms: 120_000, ..Default::default() };
     let mut followers = models.configurations();
     let leader = followers.remove(0);
     let configuration = RouterConfiguration { router: settings.clone(), leader, followers };
     let servers = Arc::new(Servers::of(&configuration).unwrap());
-    Domain::open("database", servers, Arc::new(settings), SerializableTransactions::default()).await
+    Database::open("database", servers, Arc::new(settings), SerializableTransactions::default()).await
 }
 
 /// Begins to read the catalog anew beside the sessions; the leader holds its answer back.
-async fn refresh_held(models: &ModelServers, domain: &Arc<Domain>) -> JoinHandle<()> {
+async fn refresh_held(models: &ModelServers, database: &Arc<Database>) -> JoinHandle<()> {
     models.hold(LEADER, FUNCTIONS);
     models.forget();
     let refreshing = tokio::spawn({
-        let domain = domain.clone();
-        async move { domain.refresh_catalog().await }
+        let database = database.clone();
+        async move { database.refresh_catalog().await }
     });
     models.hears(LEADER, FUNCTIONS, 1).await;
     refreshing
@@ -42,15 +42,15 @@ async fn refresh_held(models: &ModelServers, domain: &Arc<Domain>) -> JoinHandle
 #[tokio::test]
 async fn the_routers_own_connections_are_not_serializable() {
     let models = ModelServers::start(1).await;
-    let domain = open(&models).await.unwrap();
-    domain.room.note_unsettled(ServerProcess { id: 77, started_us: 0 });
-    let epoch = domain.epochs.take(Demand::Commits(0), &domain.room, LONG).await.unwrap();
+    let database = open(&models).await.unwrap();
+    database.commit_barrier.note_in_doubt(ServerProcess { id: 77, started_us: 0 });
+    let epoch = database.epochs.take(Demand::Commits(0), &database.commit_barrier, LONG).await.unwrap();
     assert_eq!(epoch.id, 1);
-    let credentials = Credentials::of_router(domain.servers.leader());
-    let session = domain.leader.take(1, &credentials, LONG).await.unwrap();
+    let credentials = Credentials::of_router(database.servers.leader());
+    let session = database.leader.take(1, &credentials, LONG).await.unwrap();
     // Asked without a serializable transaction: its number alone could be another process' when it is ended.
     assert_eq!(session.process().started_us, 1_700_000_000_123_456);
-    for pool in domain.readers.all().iter() {
+    for pool in database.readers.all().iter() {
         pool.take(&credentials, &Settings::default(), LONG).await.unwrap();
     }
     let mut own: Vec<String> = Vec::new();
@@ -71,10 +71,10 @@ async fn a_database_opened_without_its_leader_gets_its_tripwire_before_the_first
     const MAKE: &str = "CREATE UNLOGGED TABLE IF NOT EXISTS onecopy_router.tripwire";
     let models = ModelServers::start(1).await;
     models.set_gone(LEADER, true);
-    let domain = open(&models).await.unwrap();
+    let database = open(&models).await.unwrap();
     assert_eq!(models.when(LEADER, MAKE), None);
     models.set_gone(LEADER, false);
-    domain.epochs.take(Demand::Commits(0), &domain.room, LONG).await.unwrap();
+    database.epochs.take(Demand::Commits(0), &database.commit_barrier, LONG).await.unwrap();
     let canary = models.when(LEADER, "SELECT 1 FROM onecopy_router.tripwire");
     assert!(models.when(LEADER, MAKE).is_some() && models.when(LEADER, MAKE) < canary);
 }
@@ -83,50 +83,50 @@ async fn a_database_opened_without_its_leader_gets_its_tripwire_before_the_first
 #[tokio::test]
 async fn the_catalog_is_read_anew_beside_the_sessions() {
     let models = ModelServers::start(0).await;
-    let domain = open(&models).await.unwrap();
-    let (before, version) = (domain.catalog().await, domain.catalog_version());
-    let refreshing = refresh_held(&models, &domain).await;
-    assert!(Arc::ptr_eq(&domain.catalog().await, &before), "who comes meanwhile does not wait");
+    let database = open(&models).await.unwrap();
+    let (before, version) = (database.catalog().await, database.catalog_version());
+    let refreshing = refresh_held(&models, &database).await;
+    assert!(Arc::ptr_eq(&database.catalog().await, &before), "who comes meanwhile does not wait");
     models.let_go(LEADER);
     refreshing.await.unwrap();
-    assert!(Arc::ptr_eq(&domain.catalog().await, &before) && domain.catalog_version() == version);
-    // The same after DDL that changes nothing of it, such as CREATE INDEX: what was judged stays judged.
-    domain.catalog_changed();
-    assert!(Arc::ptr_eq(&domain.catalog().await, &before));
+    assert!(Arc::ptr_eq(&database.catalog().await, &before) && database.catalog_version() == version);
+    // The same after DDL that changes nothing of it, such as CREATE INDEX: what was classified stays classified.
+    database.catalog_changed();
+    assert!(Arc::ptr_eq(&database.catalog().await, &before));
     // And what differs is taken.
-    lock(&domain.catalog).fingerprint = None;
-    let version = domain.catalog_version();
-    domain.refresh_catalog().await;
-    assert!(!Arc::ptr_eq(&domain.catalog().await, &before) && domain.catalog_version() == version + 1);
+    lock(&database.catalog).fingerprint = None;
+    let version = database.catalog_version();
+    database.refresh_catalog().await;
+    assert!(!Arc::ptr_eq(&database.catalog().await, &before) && database.catalog_version() == version + 1);
 }
 
 /// After DDL nothing is believed that was known before: who asks waits, and what was being read beside is not enough.
 #[tokio::test]
 async fn after_ddl_nobody_is_served_by_the_catalog_of_before() {
     let models = ModelServers::start(0).await;
-    let domain = open(&models).await.unwrap();
-    let refreshing = refresh_held(&models, &domain).await;
-    domain.catalog_changed();
-    lock(&domain.catalog).fingerprint = None;
+    let database = open(&models).await.unwrap();
+    let refreshing = refresh_held(&models, &database).await;
+    database.catalog_changed();
+    lock(&database.catalog).fingerprint = None;
     let mut asked = tokio::spawn({
-        let domain = domain.clone();
-        async move { domain.catalog().await }
+        let database = database.clone();
+        async move { database.catalog().await }
     });
     models.hears(LEADER, FUNCTIONS, 2).await;
-    assert!(!asked.is_finished() && domain.current_catalog().is_none());
+    assert!(!asked.is_finished() && database.current_catalog().is_none());
     models.let_go(LEADER);
     refreshing.await.unwrap();
     (&mut asked).await.unwrap();
-    assert_eq!(lock(&domain.catalog).version, domain.catalog_version());
+    assert_eq!(lock(&database.catalog).version, database.catalog_version());
 }
 
 /// While the catalog of after DDL is on its way, a COMMIT keeps no locks for it; what may call something waits.
 #[tokio::test]
 async fn what_no_catalog_has_a_say_in_waits_for_none() {
     let models = ModelServers::start(0).await;
-    let domain = open(&models).await.unwrap();
+    let database = open(&models).await.unwrap();
     models.hold(LEADER, FUNCTIONS);
-    domain.catalog_changed();
+    database.catalog_changed();
     for (sql, waits) in [
         ("BEGIN; SET LOCAL search_path = a", false),
         ("COMMIT", false),
@@ -138,16 +138,16 @@ async fn what_no_catalog_has_a_say_in_waits_for_none() {
         ("SELEC", true),
     ] {
         let sql = Bytes::from(sql);
-        let mut judging = std::pin::pin!(domain.classify(&sql));
-        let judged = std::future::poll_fn(|context| Poll::Ready(judging.as_mut().poll(context))).await;
-        assert_eq!(judged.is_pending(), waits, "{sql:?}");
-        if let Poll::Ready(judged) = judged {
+        let mut classifying = std::pin::pin!(database.classify(&sql));
+        let classified = std::future::poll_fn(|context| Poll::Ready(classifying.as_mut().poll(context))).await;
+        assert_eq!(classified.is_pending(), waits, "{sql:?}");
+        if let Poll::Ready(classified) = classified {
             // As by any catalog.
-            assert_eq!(judged, judge(&ClassificationCache::new(), &sql, &Catalog::empty()));
+            assert_eq!(classified, classify_with(&ClassificationCache::new(), &sql, &Catalog::empty()));
         }
     }
     models.let_go(LEADER);
-    assert!(domain.classify(&Bytes::from("SELECT 1")).await.is_ok());
+    assert!(database.classify(&Bytes::from("SELECT 1")).await.is_ok());
 }
 
 /// Rows may come in any order, and each value counts.

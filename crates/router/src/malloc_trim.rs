@@ -10,7 +10,7 @@ use std::time::Duration;
 const INTERVAL: Duration = Duration::from_secs(30);
 
 /// Gives back what is free, again and again, until the task is aborted.
-pub async fn give_back() {
+pub async fn trim_periodically() {
     loop {
         tokio::time::sleep(INTERVAL).await;
         if let Err(error) = tokio::task::spawn_blocking(trim).await {

@@ -1,30 +1,30 @@
-//! A key under which messages that differ only in plain constants are judged once.
+//! A key under which messages that differ only in plain constants are classified once.
 //!
-//! Soundness before hits: two texts of one shape must have one classification. So only numbers that stand alone and
-//! plain `'...'` literals in the places where literals are data are taken out, and on anything unusual the shape is the
-//! text itself. Classification depends on names and on the tree's form; the tokens that are taken out are constants in
-//! the grammar wherever they are followed and preceded by what is checked here, and the kind of constant (integer,
-//! other number, string) stays in the shape.
+//! Soundness before hits: two texts of one fingerprint must have one classification. So only numbers that stand alone
+//! and plain `'...'` literals in the places where literals are data are taken out, and on anything unusual the
+//! fingerprint is the text itself. Classification depends on names and on the tree's form; the tokens that are taken
+//! out are constants in the grammar wherever they are followed and preceded by what is checked here, and the kind of
+//! constant (integer, other number, string) stays in the fingerprint.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::facts::TIME_WORDS;
 
-/// Longest text that gets a shape of its own, in bytes; longer texts are not cached.
-pub const SHAPE_BYTES_MAX: usize = 16 * 1024;
+/// Longest text that gets a fingerprint of its own, in bytes; longer texts are not cached.
+pub const FINGERPRINT_BYTES_MAX: usize = 16 * 1024;
 
 /// What stands for an integer, another number and a string: bytes that no SQL text outside literals contains.
 const INTEGER: u8 = 1;
 const NUMBER: u8 = 2;
 const STRING: u8 = 3;
 
-/// The shape of a message: equal shapes have equal classifications.
+/// The fingerprint of a message: equal fingerprints have equal classifications.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Shape {
+pub struct QueryFingerprint {
     key: Box<[u8]>,
 }
 
-impl Shape {
+impl QueryFingerprint {
     /// Bytes that the key takes.
     pub fn len(&self) -> usize {
         self.key.len()
@@ -36,31 +36,31 @@ impl Shape {
     }
 
     /// The text itself, unaltered: for messages whose statements' ranges matter.
-    pub fn exact(text: &str) -> Shape {
-        Shape { key: text.as_bytes().into() }
+    pub fn exact(text: &str) -> QueryFingerprint {
+        QueryFingerprint { key: text.as_bytes().into() }
     }
 }
 
-/// The shape of a message; [`Shape::exact`] when nothing can be taken out of it.
+/// The fingerprint of a message; [`QueryFingerprint::exact`] when nothing can be taken out of it.
 ///
-/// A message of several statements has its text as its shape, because its statements' ranges depend on the lengths
-/// of the constants.
-pub fn shape(text: &str) -> Shape {
+/// A message of several statements has its text as its fingerprint, because its statements' ranges depend on the
+/// lengths of the constants.
+pub fn query_fingerprint(text: &str) -> QueryFingerprint {
     let bytes = text.as_bytes();
     match begins_with_query(bytes)
         .then(|| Tokens { bytes, at: 0, key: Vec::with_capacity(bytes.len()) }.run())
         .flatten()
     {
-        Some(key) => Shape { key: key.into_boxed_slice() },
-        None => Shape::exact(text),
+        Some(key) => QueryFingerprint { key: key.into_boxed_slice() },
+        None => QueryFingerprint::exact(text),
     }
 }
 
-/// A number for messages of one shape, good where a mistake costs no more than time. Of a long message its beginning
-/// counts.
-pub fn fingerprint(text: &str) -> u64 {
+/// A number for messages of one fingerprint, good where a mistake costs no more than time. Of a long message its
+/// beginning counts.
+pub fn fingerprint_hash(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
-    shape(&text[..text.floor_char_boundary(SHAPE_BYTES_MAX)]).hash(&mut hasher);
+    query_fingerprint(&text[..text.floor_char_boundary(FINGERPRINT_BYTES_MAX)]).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -248,7 +248,7 @@ mod tests {
             ("SELECT $1 + 1", "SELECT $1 + 2"),
         ];
         for (left, right) in same {
-            assert_eq!(shape(left), shape(right), "{left}");
+            assert_eq!(query_fingerprint(left), query_fingerprint(right), "{left}");
         }
     }
 
@@ -278,7 +278,7 @@ mod tests {
             ("SELECT 'to'\n'day'", "SELECT 'xx'\n'yyy'"),
         ];
         for (left, right) in different {
-            assert_ne!(shape(left), shape(right), "{left}");
+            assert_ne!(query_fingerprint(left), query_fingerprint(right), "{left}");
         }
     }
 
@@ -335,7 +335,7 @@ mod tests {
         ]
     }
 
-    /// Replaces constants at random, by a means of its own, so that shapes meet often.
+    /// Replaces constants at random, by a means of its own, so that fingerprints meet often.
     fn altered(tokens: &[String], seed: u64) -> String {
         let mut state = seed;
         let mut next = || {
@@ -357,12 +357,12 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
         #[test]
-        fn equal_shapes_have_equal_facts(
+        fn equal_fingerprints_have_equal_facts(
             tokens in proptest::collection::vec(token(), 0..12), seed in any::<u64>()
         ) {
             let left = format!("SELECT {}", tokens.concat());
             let right = format!("SELECT {}", altered(&tokens, seed));
-            if shape(&left) == shape(&right) {
+            if query_fingerprint(&left) == query_fingerprint(&right) {
                 match (parse(&left), parse(&right)) {
                     (Ok(left_parsed), Ok(right_parsed)) => {
                         let strip = |statements: Vec<crate::sql::ParsedStatement>| -> Vec<_> {
@@ -378,8 +378,8 @@ mod tests {
         }
 
         #[test]
-        fn any_text_has_a_shape(text in ".{0,100}") {
-            prop_assert_eq!(shape(&text), shape(&text));
+        fn any_text_has_a_fingerprint(text in ".{0,100}") {
+            prop_assert_eq!(query_fingerprint(&text), query_fingerprint(&text));
         }
     }
 }

@@ -1,15 +1,15 @@
-//! The room under every order of a few events, and under long random ones, beside a model of what it promises.
+//! The barrier under every order of a few events, and under long random ones, beside a model of what it promises.
 //!
-//! The model is the design's: a commit is admitted while no gate waits or has the room; a gate has the room as soon as
-//! nobody is inside; whoever is lost inside leaves a commit in doubt, which keeps gates from counting until the process
-//! that runs it has ended.
+//! The model is the design's: a commit is admitted while no gate waits or has closed the barrier; a gate has the commit
+//! barrier as soon as nobody is inside; whoever is lost inside leaves a commit in doubt, which keeps gates from
+//! counting until the process that runs it has ended.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::{ClosedRoom, Commit, Room, Visit};
-use crate::epoch::by_hand::{Waiting, clock, process};
+use super::{ClosedBarrier, CommitBarrier, CommitGuard, UncountedCommit};
+use crate::epoch::manual_poll::{Waiting, clock, process};
 
 /// Nobody waits for it: a gate gives up by [`Event::GateEnds`].
 const NEVER: Duration = Duration::from_secs(3600);
@@ -19,7 +19,7 @@ enum Event {
     /// A session comes with a commit.
     Enter(usize),
     /// A session comes with what has probably written nothing.
-    Visit(usize),
+    EnterUncounted(usize),
     /// It has written after all.
     Write(usize),
     /// The server answers it.
@@ -27,7 +27,7 @@ enum Event {
     /// The session ends wherever it is: in the queue, or inside without an answer.
     Kill(usize),
     GateBegins,
-    /// The gate gives up, or opens the room again.
+    /// The gate gives up, or opens the commit barrier again.
     GateEnds,
     /// All processes whose commits were in doubt have ended.
     Resolve,
@@ -36,7 +36,7 @@ enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Commit,
-    Visit,
+    Uncounted,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ struct Model {
     gate: Gate,
     begun: u64,
     done: u64,
-    unsettled: Vec<u32>,
+    in_doubt: Vec<u32>,
     last_process: u32,
     /// Sessions that have done anything: the others are all alike.
     seen: usize,
@@ -73,7 +73,7 @@ impl Model {
             gate: Gate::Open,
             begun: 0,
             done: 0,
-            unsettled: Vec::new(),
+            in_doubt: Vec::new(),
             last_process: 0,
             seen: 0,
         }
@@ -83,16 +83,16 @@ impl Model {
         let mut events = Vec::new();
         for (session, (place, _)) in self.sessions.iter().enumerate().take(self.seen + 1) {
             match place {
-                Where::Away => events.extend([Event::Enter(session), Event::Visit(session)]),
+                Where::Away => events.extend([Event::Enter(session), Event::EnterUncounted(session)]),
                 Where::Waiting(_) => events.push(Event::Kill(session)),
                 Where::Inside(Kind::Commit) => events.extend([Event::Answer(session), Event::Kill(session)]),
-                Where::Inside(Kind::Visit) => {
+                Where::Inside(Kind::Uncounted) => {
                     events.extend([Event::Write(session), Event::Answer(session), Event::Kill(session)]);
                 }
             }
         }
         events.push(if self.gate == Gate::Open { Event::GateBegins } else { Event::GateEnds });
-        if !self.unsettled.is_empty() {
+        if !self.in_doubt.is_empty() {
             events.push(Event::Resolve);
         }
         events
@@ -101,7 +101,7 @@ impl Model {
     fn apply(&mut self, event: Event) {
         match event {
             Event::Enter(session) => self.come(session, Kind::Commit),
-            Event::Visit(session) => self.come(session, Kind::Visit),
+            Event::EnterUncounted(session) => self.come(session, Kind::Uncounted),
             Event::Write(session) => {
                 self.sessions[session].0 = Where::Inside(Kind::Commit);
                 self.begun += 1;
@@ -113,15 +113,15 @@ impl Model {
             Event::Kill(session) => {
                 let (place, process) = self.sessions[session];
                 if let Where::Inside(kind) = place {
-                    // A visit that is lost may have written: it counts from now on.
-                    self.begun += u64::from(kind == Kind::Visit);
-                    self.unsettled.push(process);
+                    // An uncounted one that is lost may have written: it counts from now on.
+                    self.begun += u64::from(kind == Kind::Uncounted);
+                    self.in_doubt.push(process);
                 }
                 self.sessions[session].0 = Where::Away;
             }
             Event::GateBegins => self.gate = Gate::Closing,
             Event::GateEnds => self.gate = Gate::Open,
-            Event::Resolve => self.unsettled.clear(),
+            Event::Resolve => self.in_doubt.clear(),
         }
         self.let_in();
     }
@@ -144,7 +144,7 @@ impl Model {
         if self.gate == Gate::Closing && self.inside().is_empty() {
             self.gate = Gate::Closed;
         }
-        if self.gate == Gate::Closed && self.unsettled.is_empty() {
+        if self.gate == Gate::Closed && self.in_doubt.is_empty() {
             // The gate has counted: all that was begun is done.
             self.done = self.begun;
         }
@@ -157,37 +157,37 @@ impl Model {
     }
 }
 
-/// A session at the real room.
-enum Seat<'a> {
+/// A session at the real barrier.
+enum RealSession<'a> {
     Away,
-    Entering(Waiting<'a, Commit<'a>>),
-    Visiting(Waiting<'a, Visit<'a>>),
-    Commit(Commit<'a>),
-    Visit(Visit<'a>),
+    Entering(Waiting<'a, CommitGuard<'a>>),
+    EnteringUncounted(Waiting<'a, UncountedCommit<'a>>),
+    Commit(CommitGuard<'a>),
+    Uncounted(UncountedCommit<'a>),
 }
 
-/// A gate at the real room.
-enum Door<'a> {
+/// A gate at the real barrier.
+enum RealGate<'a> {
     Open,
-    Closing(Waiting<'a, Option<ClosedRoom<'a>>>),
-    Closed(ClosedRoom<'a>),
+    Closing(Waiting<'a, Option<ClosedBarrier<'a>>>),
+    Closed(ClosedBarrier<'a>),
 }
 
-/// The real room and the model of it.
+/// The real barrier and the model of it.
 struct World<'a> {
-    room: &'a Room,
-    seats: Vec<Seat<'a>>,
-    door: Door<'a>,
+    barrier: &'a CommitBarrier,
+    real_sessions: Vec<RealSession<'a>>,
+    real_gate: RealGate<'a>,
     model: Model,
     events: Vec<Event>,
 }
 
 impl<'a> World<'a> {
-    fn new(room: &'a Room, sessions: usize) -> World<'a> {
+    fn new(barrier: &'a CommitBarrier, sessions: usize) -> World<'a> {
         World {
-            room,
-            seats: (0..sessions).map(|_| Seat::Away).collect(),
-            door: Door::Open,
+            barrier,
+            real_sessions: (0..sessions).map(|_| RealSession::Away).collect(),
+            real_gate: RealGate::Open,
             model: Model::new(sessions),
             events: Vec::new(),
         }
@@ -196,39 +196,44 @@ impl<'a> World<'a> {
     fn apply(&mut self, event: Event) {
         self.events.push(event);
         self.model.apply(event);
-        let room = self.room;
+        let barrier = self.barrier;
         match event {
             Event::Enter(session) => {
                 let process = process(self.model.sessions[session].1);
-                self.seats[session] = Seat::Entering(Waiting::new(room.enter(session as u64, process, None)));
+                self.real_sessions[session] =
+                    RealSession::Entering(Waiting::new(barrier.enter(session as u64, process, None)));
             }
-            Event::Visit(session) => {
+            Event::EnterUncounted(session) => {
                 let process = process(self.model.sessions[session].1);
-                self.seats[session] = Seat::Visiting(Waiting::new(room.visit(session as u64, process)));
+                self.real_sessions[session] =
+                    RealSession::EnteringUncounted(Waiting::new(barrier.enter_uncounted(session as u64, process)));
             }
             Event::Write(session) => {
-                let Seat::Visit(visit) = self.take(session) else { panic!("no visit: {:?}", self.events) };
-                self.seats[session] = Seat::Commit(visit.into_commit().expect("a visit is inside until it leaves"));
+                let RealSession::Uncounted(commit) = self.take(session) else {
+                    panic!("not inside and uncounted: {:?}", self.events)
+                };
+                self.real_sessions[session] =
+                    RealSession::Commit(commit.into_commit().expect("it is inside until it leaves"));
             }
             Event::Answer(session) => match self.take(session) {
-                Seat::Commit(commit) => {
+                RealSession::Commit(commit) => {
                     // The number that the session reads by from now on: its own commit is among so many.
-                    assert_eq!(commit.settle(), self.model.begun, "{:?}", self.events);
+                    assert_eq!(commit.resolve(), self.model.begun, "{:?}", self.events);
                 }
-                Seat::Visit(visit) => visit.leave(),
+                RealSession::Uncounted(commit) => commit.leave(),
                 _ => panic!("not inside: {:?}", self.events),
             },
             Event::Kill(session) => drop(self.take(session)),
-            Event::GateBegins => self.door = Door::Closing(Waiting::new(room.close(NEVER))),
-            Event::GateEnds => self.door = Door::Open,
-            Event::Resolve => room.settle(&room.unsettled()),
+            Event::GateBegins => self.real_gate = RealGate::Closing(Waiting::new(barrier.close(NEVER))),
+            Event::GateEnds => self.real_gate = RealGate::Open,
+            Event::Resolve => barrier.resolve(&barrier.in_doubt()),
         }
         self.advance();
         self.check();
     }
 
-    fn take(&mut self, session: usize) -> Seat<'a> {
-        std::mem::replace(&mut self.seats[session], Seat::Away)
+    fn take(&mut self, session: usize) -> RealSession<'a> {
+        std::mem::replace(&mut self.real_sessions[session], RealSession::Away)
     }
 
     /// Whoever was woken goes on, until nobody is.
@@ -236,56 +241,56 @@ impl<'a> World<'a> {
         let mut moved = true;
         while moved {
             moved = false;
-            for seat in &mut self.seats {
-                let next = match seat {
-                    Seat::Entering(waiting) => waiting.advance().map(Seat::Commit),
-                    Seat::Visiting(waiting) => waiting.advance().map(Seat::Visit),
+            for real in &mut self.real_sessions {
+                let next = match real {
+                    RealSession::Entering(waiting) => waiting.advance().map(RealSession::Commit),
+                    RealSession::EnteringUncounted(waiting) => waiting.advance().map(RealSession::Uncounted),
                     _ => None,
                 };
                 if let Some(next) = next {
-                    *seat = next;
+                    *real = next;
                     moved = true;
                 }
             }
-            if let Door::Closing(waiting) = &mut self.door
+            if let RealGate::Closing(waiting) = &mut self.real_gate
                 && let Some(closed) = waiting.advance()
             {
-                self.door = Door::Closed(closed.expect("its time-out is far away"));
+                self.real_gate = RealGate::Closed(closed.expect("its time-out is far away"));
                 moved = true;
             }
         }
     }
 
     fn check(&self) {
-        let (room, model, events) = (self.room, &self.model, &self.events);
-        if let Door::Closed(closed) = &self.door {
-            assert!(model.inside().is_empty(), "a gate has the room with somebody inside: {events:?}");
-            let counted = model.unsettled.is_empty().then_some(model.begun);
+        let (barrier, model, events) = (self.barrier, &self.model, &self.events);
+        if let RealGate::Closed(closed) = &self.real_gate {
+            assert!(model.inside().is_empty(), "a gate has closed the barrier with somebody inside: {events:?}");
+            let counted = model.in_doubt.is_empty().then_some(model.begun);
             assert_eq!(closed.commits(), counted, "what the gate counts: {events:?}");
         }
-        for (session, seat) in self.seats.iter().enumerate() {
-            let place = match seat {
-                Seat::Away => Where::Away,
-                Seat::Entering(_) => Where::Waiting(Kind::Commit),
-                Seat::Visiting(_) => Where::Waiting(Kind::Visit),
-                Seat::Commit(_) => Where::Inside(Kind::Commit),
-                Seat::Visit(_) => Where::Inside(Kind::Visit),
+        for (session, real) in self.real_sessions.iter().enumerate() {
+            let place = match real {
+                RealSession::Away => Where::Away,
+                RealSession::Entering(_) => Where::Waiting(Kind::Commit),
+                RealSession::EnteringUncounted(_) => Where::Waiting(Kind::Uncounted),
+                RealSession::Commit(_) => Where::Inside(Kind::Commit),
+                RealSession::Uncounted(_) => Where::Inside(Kind::Uncounted),
             };
             assert_eq!(place, model.sessions[session].0, "session {session}: {events:?}");
         }
-        let gate = match &self.door {
-            Door::Open => Gate::Open,
-            Door::Closing(_) => Gate::Closing,
-            Door::Closed(_) => Gate::Closed,
+        let gate = match &self.real_gate {
+            RealGate::Open => Gate::Open,
+            RealGate::Closing(_) => Gate::Closing,
+            RealGate::Closed(_) => Gate::Closed,
         };
         assert_eq!(gate, model.gate, "{events:?}");
-        assert_eq!((room.commits_begun(), room.commits_done()), (model.begun, model.done), "{events:?}");
+        assert_eq!((barrier.commits_begun(), barrier.commits_done()), (model.begun, model.done), "{events:?}");
         assert!(model.done <= model.begun, "{events:?}");
-        let unsettled: Vec<u32> = room.unsettled().iter().map(|process| process.id).collect();
-        assert_eq!(unsettled, model.unsettled, "{events:?}");
-        let mut occupants: Vec<u64> = room.occupants_now().iter().map(|occupant| occupant.session).collect();
-        occupants.sort_unstable();
-        assert_eq!(occupants, model.inside(), "occupants: {events:?}");
+        let in_doubt: Vec<u32> = barrier.in_doubt().iter().map(|process| process.id).collect();
+        assert_eq!(in_doubt, model.in_doubt, "{events:?}");
+        let mut commits: Vec<u64> = barrier.in_flight().iter().map(|commit| commit.session).collect();
+        commits.sort_unstable();
+        assert_eq!(commits, model.inside(), "in flight: {events:?}");
     }
 
     /// Whatever came before: once gates end and servers answer, everybody gets in, and a last gate counts all.
@@ -293,25 +298,25 @@ impl<'a> World<'a> {
         if self.model.gate != Gate::Open {
             self.apply(Event::GateEnds);
         }
-        for session in 0..self.seats.len() {
+        for session in 0..self.real_sessions.len() {
             let place = self.model.sessions[session].0;
             assert!(!matches!(place, Where::Waiting(_)), "session {session} waits for ever: {:?}", self.events);
             if place != Where::Away {
                 self.apply(Event::Answer(session));
             }
         }
-        if !self.model.unsettled.is_empty() {
+        if !self.model.in_doubt.is_empty() {
             self.apply(Event::Resolve);
         }
         self.apply(Event::GateBegins);
         assert_eq!(self.model.gate, Gate::Closed, "a gate waits for nobody: {:?}", self.events);
-        assert_eq!(self.room.commits_done(), self.room.commits_begun(), "{:?}", self.events);
+        assert_eq!(self.barrier.commits_done(), self.barrier.commits_begun(), "{:?}", self.events);
     }
 }
 
 fn replay(sessions: usize, events: &[Event]) {
-    let room = Room::default();
-    let mut world = World::new(&room, sessions);
+    let barrier = CommitBarrier::default();
+    let mut world = World::new(&barrier, sessions);
     for event in events {
         world.apply(*event);
     }
@@ -335,9 +340,9 @@ fn try_all(model: &Model, events: &mut Vec<Event>, length: usize) -> u64 {
     tried
 }
 
-/// The barrier of the design: no commit is in flight while a gate has the room, none is admitted behind a gate that
-/// waits, a lost one stays in doubt until it is resolved, a session that has gone frees its place, nobody waits for
-/// ever.
+/// The barrier of the design: no commit is in flight while a gate has closed the barrier, none is admitted behind a
+/// gate that waits, a lost one stays in doubt until it is resolved, a session that has gone frees its place, nobody
+/// waits for ever.
 #[test]
 fn every_short_order_of_commits_gates_and_losses_keeps_the_barrier() {
     let clock = clock();
@@ -354,8 +359,8 @@ proptest! {
     ) {
         let clock = clock();
         let _inside = clock.enter();
-        let room = Room::default();
-        let mut world = World::new(&room, 5);
+        let barrier = CommitBarrier::default();
+        let mut world = World::new(&barrier, 5);
         for choice in choices {
             let possible = world.model.possible();
             world.apply(possible[choice.index(possible.len())]);
@@ -369,12 +374,12 @@ proptest! {
 fn newcomers_do_not_overtake_a_gate_that_waits() {
     let clock = clock();
     let _inside = clock.enter();
-    let room = Room::default();
-    let mut world = World::new(&room, 3);
-    for event in [Event::Enter(0), Event::GateBegins, Event::Enter(1), Event::Visit(2), Event::Answer(0)] {
+    let barrier = CommitBarrier::default();
+    let mut world = World::new(&barrier, 3);
+    for event in [Event::Enter(0), Event::GateBegins, Event::Enter(1), Event::EnterUncounted(2), Event::Answer(0)] {
         world.apply(event);
     }
-    assert!(matches!(world.door, Door::Closed(_)));
-    assert_eq!(room.commits_begun(), 1, "who waits at the door has not begun");
+    assert!(matches!(world.real_gate, RealGate::Closed(_)));
+    assert_eq!(barrier.commits_begun(), 1, "who waits at the door has not begun");
     world.finish();
 }

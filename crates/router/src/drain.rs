@@ -20,7 +20,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Waits until nothing of the router's is left on `server`, which was taken from the list; reads that do not end in
 /// time are cut off.
-pub async fn leave(state: &RouterState, server: &Arc<Server>) {
+pub async fn drain(state: &RouterState, server: &Arc<Server>) {
     let deadline = Instant::now() + READS_END_TIMEOUT;
     while server.reads_in_flight.load(SeqCst) > 0 && Instant::now() < deadline {
         tokio::time::sleep(LOOK_INTERVAL).await;
@@ -45,8 +45,8 @@ pub async fn leave(state: &RouterState, server: &Arc<Server>) {
 
 /// Closes connections that nobody uses.
 fn close_idle(state: &RouterState) {
-    for domain in state.open_domains() {
+    for database in state.open_databases() {
         // Makes the pools those of the servers of now.
-        drop(domain.readers.all());
+        drop(database.readers.all());
     }
 }

@@ -1,7 +1,7 @@
-//! One database behind the router: its commit room, epochs, back ends, and what is known of its statements.
+//! One database behind the router: its commit barrier, epochs, back ends, and what is known of its statements.
 //!
 //! Databases share nothing that a serial order is about (PostgreSQL's transactions live in one database), so each has
-//! its own room and its own epochs.
+//! its own commit barrier and its own epochs.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -15,21 +15,21 @@ use tokio::task::JoinHandle;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose, ServerProcess};
 use crate::config::RouterSettings;
-use crate::epoch::{Barrier, Epochs, GateHooks, Gatekeeper, Room, tripwire};
+use crate::epoch::{CommitBarrier, DdlBarrier, Epochs, GateHooks, Gatekeeper, tripwire};
 use crate::membership::Servers;
 use crate::pool::{LeaderPool, ReaderPools};
 use crate::prepared_text::PreparedTexts;
 use crate::servers::{Health, Role, Server};
 use crate::sql::{
-    Catalog, ClassificationCache, Objects, ParseError, Part, SHAPE_BYTES_MAX, Scope, Statement, fingerprint,
-    judge_without_catalog, readable,
+    Catalog, ClassificationCache, FINGERPRINT_BYTES_MAX, Objects, ParseError, Part, Scope, Statement,
+    classify_without_catalog, fingerprint_hash, readable,
 };
 use crate::state::SerializableTransactions;
 
 /// Statements remembered as updates although they look like reads, or as long; forgotten all at once beyond this.
 const REMEMBERED_MAX: usize = 10_000;
 
-/// Whose turn it is to have a long text judged.
+/// Whose turn it is to have a long text classified.
 static LONG_TEXT: Semaphore = Semaphore::const_new(1);
 
 /// How often idle back ends are looked through.
@@ -59,7 +59,7 @@ struct Known {
 }
 
 impl Known {
-    /// What is the same as before stays the same object: nothing need be judged anew.
+    /// What is the same as before stays the same object: nothing need be classified anew.
     fn take(&mut self, loaded: Loaded) {
         if self.fingerprint != Some(loaded.fingerprint) {
             (self.catalog, self.fingerprint) = (Arc::new(loaded.catalog), Some(loaded.fingerprint));
@@ -82,15 +82,15 @@ impl Loaded {
 }
 
 /// One database.
-pub struct Domain {
+pub struct Database {
     /// Its name.
-    pub database: Arc<str>,
+    pub name: Arc<str>,
     /// The servers of now.
     pub servers: Arc<Servers>,
     /// The router's settings when the database was opened.
     pub settings: Arc<RouterSettings>,
     /// Commits.
-    pub room: Arc<Room>,
+    pub commit_barrier: Arc<CommitBarrier>,
     /// Epochs.
     pub epochs: Arc<Epochs>,
     /// Readers' back ends, by server.
@@ -111,7 +111,7 @@ pub struct Domain {
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
-impl Drop for Domain {
+impl Drop for Database {
     fn drop(&mut self) {
         for task in lock(&self.tasks).drain(..) {
             task.abort();
@@ -123,35 +123,35 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().expect("no code panics while it holds this lock")
 }
 
-impl Domain {
-    /// Opens `database`: makes the tripwire if it is missing, reads the catalog, starts the gatekeeper.
+impl Database {
+    /// Opens the database of this name: makes the tripwire if it is missing, reads the catalog, starts the gatekeeper.
     ///
     /// # Errors
     /// When no server lets the router into that database.
     pub async fn open(
-        database: &str,
+        name: &str,
         servers: Arc<Servers>,
         settings: Arc<RouterSettings>,
         serializable: SerializableTransactions,
-    ) -> Result<Arc<Domain>, BackendError> {
-        let database: Arc<str> = database.into();
-        let room = Arc::new(Room::default());
-        let (loaded, leader_is_there) = match prepare_on_leader(servers.leader(), &database, &room).await {
+    ) -> Result<Arc<Database>, BackendError> {
+        let name: Arc<str> = name.into();
+        let commit_barrier = Arc::new(CommitBarrier::default());
+        let (loaded, leader_is_there) = match prepare_on_leader(servers.leader(), &name, &commit_barrier).await {
             Ok(loaded) => (loaded, true),
             Err(error @ BackendError::Sql { .. }) => return Err(error),
-            Err(error) => (catalog_of_any(&servers.current(), &database).await.ok_or(error)?, false),
+            Err(error) => (catalog_of_any(&servers.current(), &name).await.ok_or(error)?, false),
         };
         let known = Known {
             catalog: Arc::new(loaded.catalog),
             version: u64::from(leader_is_there),
             fingerprint: Some(loaded.fingerprint),
         };
-        let readers = ReaderPools::new(servers.clone(), database.clone(), settings.reader_backends_max);
-        let leader = LeaderPool::new(servers.leader().clone(), database.clone(), settings.leader_backends_max);
-        let domain = Arc::new(Domain {
+        let readers = ReaderPools::new(servers.clone(), name.clone(), settings.reader_backends_max);
+        let leader = LeaderPool::new(servers.leader().clone(), name.clone(), settings.leader_backends_max);
+        let database = Arc::new(Database {
             readers,
             leader: Arc::new(leader),
-            room,
+            commit_barrier,
             epochs: Arc::default(),
             clients: AtomicUsize::new(0),
             classification: Arc::default(),
@@ -163,28 +163,28 @@ impl Domain {
             remembered_long: Arc::default(),
             prepared_texts: Mutex::default(),
             tasks: Mutex::default(),
-            database,
+            name,
             servers,
             settings,
         });
-        domain.start_tasks(serializable);
-        Ok(domain)
+        database.start_tasks(serializable);
+        Ok(database)
     }
 
     fn start_tasks(self: &Arc<Self>, serializable: SerializableTransactions) {
         let remembered_long = self.remembered_long.clone();
         let gatekeeper = Gatekeeper::new(
             self.epochs.clone(),
-            self.room.clone(),
+            self.commit_barrier.clone(),
             self.settings.clone(),
             self.servers.clone(),
-            &self.database,
+            &self.name,
             GateHooks {
-                on_occupied: Box::new(move |occupants| {
-                    for occupant in occupants {
-                        let since = occupant.since.elapsed();
-                        tracing::info!(session = occupant.session, ?since, "kept a gate from closing");
-                        if let Some(statement) = occupant.statement {
+                on_blocked: Box::new(move |commits| {
+                    for commit in commits {
+                        let since = commit.since.elapsed();
+                        tracing::info!(session = commit.session, ?since, "kept a gate from closing");
+                        if let Some(statement) = commit.statement {
                             remember(&remembered_long, statement);
                         }
                     }
@@ -208,40 +208,40 @@ impl Domain {
 
     /// Closes the router's own connections to this database for a statement of its only client that needs it without
     /// any (CREATE DATABASE copies it); none while others are in it, whom the server refuses to overlook.
-    pub fn stand_aside(self: &Arc<Self>, serializable: &SerializableTransactions) -> Option<Aside> {
+    pub fn vacate(self: &Arc<Self>, serializable: &SerializableTransactions) -> Option<VacatedDatabase> {
         if self.clients.load(SeqCst) > 1 {
             return None;
         }
-        let barrier = self.epochs.begin_barrier();
+        let barrier = self.epochs.begin_ddl_barrier();
         for task in lock(&self.tasks).drain(..) {
             task.abort();
         }
         self.readers.clear();
         self.leader.clear_free();
-        Some(Aside { domain: self.clone(), serializable: serializable.clone(), _barrier: barrier })
+        Some(VacatedDatabase { database: self.clone(), serializable: serializable.clone(), _ddl_barrier: barrier })
     }
 
-    /// What the statements of `sql` are. A long text is judged beside the threads that serve sessions and gates, and
-    /// only one of them at a time: its session waits, nobody else does.
+    /// What the statements of `sql` are. A long text is classified beside the threads that serve sessions and gates,
+    /// and only one of them at a time: its session waits, nobody else does.
     pub async fn classify(&self, sql: &Bytes) -> Result<Arc<[Statement]>, ParseError> {
         let catalog = match self.current_catalog() {
             Some(catalog) => catalog,
             // A COMMIT must not keep its locks while it waits for what has no say in it.
-            None => match judge_without_catalog(sql) {
+            None => match classify_without_catalog(sql) {
                 Some(statements) => return Ok(statements),
                 None => self.catalog().await,
             },
         };
-        if sql.len() <= SHAPE_BYTES_MAX {
-            return judge(&self.classification, sql, &catalog);
+        if sql.len() <= FINGERPRINT_BYTES_MAX {
+            return classify_with(&self.classification, sql, &catalog);
         }
         let turn = LONG_TEXT.acquire().await;
         let (classification, sql) = (self.classification.clone(), sql.clone());
-        let judged = tokio::task::spawn_blocking(move || {
+        let classified = tokio::task::spawn_blocking(move || {
             let _turn = turn;
-            judge(&classification, &sql, &catalog)
+            classify_with(&classification, &sql, &catalog)
         });
-        judged.await.unwrap_or_else(|error| Err(ParseError::Refused(error.to_string())))
+        classified.await.unwrap_or_else(|error| Err(ParseError::Refused(error.to_string())))
     }
 
     /// The catalog with every change that this router has seen.
@@ -272,9 +272,9 @@ impl Domain {
                 known.catalog.clone()
             }
             Err(error) => {
-                tracing::warn!(database = &*self.database, %error, "cannot read the catalog");
+                tracing::warn!(database = &*self.name, %error, "cannot read the catalog");
                 // Nothing is known any more, so nothing counts as a read until the leader can be asked again. What was
-                // judged by that is newer than what was known before, so that cannot come back as it was.
+                // classified by that is newer than what was known before, so that cannot come back as it was.
                 lock(&self.catalog).fingerprint = None;
                 Arc::new(Catalog::empty())
             }
@@ -284,7 +284,7 @@ impl Domain {
     async fn load_catalog(&self) -> Result<Loaded, BackendError> {
         let builtin = lock(&self.catalog).catalog.builtin();
         let leader = self.servers.leader();
-        match tokio::time::timeout(CATALOG_TIMEOUT, reload(leader, &self.database, builtin)).await {
+        match tokio::time::timeout(CATALOG_TIMEOUT, reload(leader, &self.name, builtin)).await {
             Ok(result) => result,
             Err(_) => {
                 Err(BackendError::TimedOut { server: leader.name.clone(), milliseconds: CATALOG_TIMEOUT.as_millis() })
@@ -293,7 +293,7 @@ impl Domain {
     }
 
     /// Reads the catalog anew for changes that did not come through this router. Nobody waits for it: until it is there
-    /// statements are judged as they were since the last time, whenever between the two the change was made.
+    /// statements are classified as they were since the last time, whenever between the two the change was made.
     async fn refresh_catalog(&self) {
         if self.is_refreshing.swap(true, SeqCst) {
             return;
@@ -312,7 +312,7 @@ impl Domain {
                     }
                 }
             }
-            Err(error) => tracing::debug!(database = &*self.database, %error, "the catalog is not read anew"),
+            Err(error) => tracing::debug!(database = &*self.name, %error, "the catalog is not read anew"),
         }
         self.is_refreshing.store(false, SeqCst);
     }
@@ -322,12 +322,13 @@ impl Domain {
         (known.version >= self.catalog_version.load(SeqCst)).then(|| known.catalog.clone())
     }
 
-    /// Grows with every change of the catalog; what was judged under another number may be judged otherwise now.
+    /// Grows with every change of the catalog; what was classified under another number may be classified otherwise
+    /// now.
     pub fn catalog_version(&self) -> u64 {
         self.catalog_version.load(SeqCst)
     }
 
-    /// The catalog has changed: statements are judged anew, and prepared anew.
+    /// The catalog has changed: statements are classified anew, and prepared anew.
     pub fn catalog_changed(&self) {
         self.catalog_version.fetch_add(1, SeqCst);
         lock(&self.prepared_texts).forget();
@@ -336,12 +337,12 @@ impl Domain {
     /// Whether a statement that looks like a read was refused by a replica as a write before.
     pub fn is_remembered_update(&self, text: &str) -> bool {
         let remembered = lock(&self.remembered_updates);
-        !remembered.is_empty() && remembered.contains(&fingerprint(text))
+        !remembered.is_empty() && remembered.contains(&fingerprint_hash(text))
     }
 
     /// A replica refused `text` as a write.
     pub fn remember_update(&self, text: &str) {
-        remember(&self.remembered_updates, fingerprint(text));
+        remember(&self.remembered_updates, fingerprint_hash(text));
     }
 
     /// Whether statements like this one kept a gate from closing before.
@@ -355,20 +356,20 @@ impl Domain {
     }
 }
 
-fn judge(cache: &ClassificationCache, sql: &[u8], catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
+fn classify_with(cache: &ClassificationCache, sql: &[u8], catalog: &Catalog) -> Result<Arc<[Statement]>, ParseError> {
     cache.classify(&readable(sql), catalog)
 }
 
 /// While it lives the router has no connections of its own to a database, and makes no epochs there.
-pub struct Aside {
-    domain: Arc<Domain>,
+pub struct VacatedDatabase {
+    database: Arc<Database>,
     serializable: SerializableTransactions,
-    _barrier: Barrier,
+    _ddl_barrier: DdlBarrier,
 }
 
-impl Drop for Aside {
+impl Drop for VacatedDatabase {
     fn drop(&mut self) {
-        self.domain.start_tasks(self.serializable.clone());
+        self.database.start_tasks(self.serializable.clone());
     }
 }
 
@@ -380,31 +381,35 @@ fn remember(set: &Mutex<HashSet<u64>>, value: u64) {
     set.insert(value);
 }
 
-async fn sweep(domain: Weak<Domain>) {
+async fn sweep(database: Weak<Database>) {
     let mut catalog_age = Duration::ZERO;
     loop {
         tokio::time::sleep(SWEEP_INTERVAL).await;
-        let Some(domain) = domain.upgrade() else { return };
-        let current = domain.epochs.current().map(|epoch| epoch.id);
-        for pool in domain.readers.all().iter() {
+        let Some(database) = database.upgrade() else { return };
+        let current = database.epochs.current().map(|epoch| epoch.id);
+        for pool in database.readers.all().iter() {
             // A stopped server must not keep the others' back ends from being looked after.
             let _ = tokio::time::timeout(SWEEP_INTERVAL, pool.sweep(current)).await;
         }
-        domain.leader.sweep();
+        database.leader.sweep();
         catalog_age += SWEEP_INTERVAL;
         if catalog_age > CATALOG_AGE_MAX {
             catalog_age = Duration::ZERO;
-            tokio::spawn(async move { domain.refresh_catalog().await });
+            tokio::spawn(async move { database.refresh_catalog().await });
         }
     }
 }
 
-async fn prepare_on_leader(leader: &Arc<Server>, database: &str, room: &Room) -> Result<Loaded, BackendError> {
+async fn prepare_on_leader(
+    leader: &Arc<Server>,
+    database: &str,
+    commit_barrier: &CommitBarrier,
+) -> Result<Loaded, BackendError> {
     let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), Purpose::Catalog).await?;
     // What a router before this one left running may commit at any time: the first gate waits until it has ended.
     for row in backend.rows(&format!("SELECT {} {LEFT_RUNNING}", ServerProcess::ROW)).await? {
         if let Some(process) = ServerProcess::of_row(&row) {
-            room.note_unsettled(process);
+            commit_barrier.note_in_doubt(process);
         }
     }
     tripwire::make_if_missing(&mut backend).await?;

@@ -8,7 +8,7 @@ use crate::servers::Role;
 
 /// Whether it is a standby, its system identifier, and the timeline that it writes or replays, as in names of WAL
 /// files. What a standby receives is newer than what its last restart point says.
-const LINEAGE: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_is_in_recovery(), \
+const SYSTEM_TIMELINE: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_is_in_recovery(), \
      (SELECT system_identifier FROM pg_catalog.pg_control_system()), \
      CASE WHEN NOT pg_catalog.pg_is_in_recovery() \
      THEN pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8) \
@@ -19,7 +19,7 @@ const LINEAGE: &str = "SELECT pg_catalog.concat_ws(' ', pg_catalog.pg_is_in_reco
 
 /// A database system and a timeline of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lineage {
+pub struct SystemTimeline {
     /// What `initdb` has called it; all copies have the same.
     pub system_identifier: String,
     /// Eight hexadecimal digits; a promotion begins another one.
@@ -60,18 +60,18 @@ pub enum Unfit {
     Unknown(String),
 }
 
-impl Lineage {
+impl SystemTimeline {
     /// Asks the server at the other end of `backend`.
     ///
     /// # Errors
     /// [`BackendError::Unfit`] when its state is not that of its role.
-    pub async fn ask(backend: &mut Backend) -> Result<Lineage, BackendError> {
-        let answer = backend.rows(LINEAGE).await?.pop().and_then(|mut row| row.pop()?);
-        Lineage::read(answer, backend.server.role)
+    pub async fn ask(backend: &mut Backend) -> Result<SystemTimeline, BackendError> {
+        let answer = backend.rows(SYSTEM_TIMELINE).await?.pop().and_then(|mut row| row.pop()?);
+        SystemTimeline::read(answer, backend.server.role)
             .map_err(|reason| BackendError::Unfit { server: backend.server.name.clone(), reason })
     }
 
-    fn read(answer: Option<String>, role: Role) -> Result<Lineage, Unfit> {
+    fn read(answer: Option<String>, role: Role) -> Result<SystemTimeline, Unfit> {
         let text = answer.unwrap_or_default();
         let words: Vec<&str> = text.split(' ').collect();
         let [in_recovery, system_identifier, timeline] = words[..] else { return Err(Unfit::Unknown(text)) };
@@ -80,14 +80,14 @@ impl Lineage {
             (Role::Leader, _) => return Err(Unfit::LeaderIsStandby),
             (Role::Follower, _) => return Err(Unfit::NotAStandby),
         }
-        Ok(Lineage { system_identifier: system_identifier.to_owned(), timeline: timeline.to_owned() })
+        Ok(SystemTimeline { system_identifier: system_identifier.to_owned(), timeline: timeline.to_owned() })
     }
 
-    /// Whether a server of this lineage can follow a leader of that one.
+    /// Whether a server of this timeline can follow a leader of that one.
     ///
     /// # Errors
     /// Why it cannot.
-    pub fn check_follows(&self, leader: &Lineage) -> Result<(), Unfit> {
+    pub fn check_follows(&self, leader: &SystemTimeline) -> Result<(), Unfit> {
         let of = |found: &String, leader: &String| (found.clone(), leader.clone());
         if self.system_identifier != leader.system_identifier {
             let (found, leader) = of(&self.system_identifier, &leader.system_identifier);
@@ -105,8 +105,8 @@ impl Lineage {
 mod tests {
     use super::*;
 
-    fn read(text: &str, role: Role) -> Result<Lineage, Unfit> {
-        Lineage::read(Some(text.to_owned()), role)
+    fn read(text: &str, role: Role) -> Result<SystemTimeline, Unfit> {
+        SystemTimeline::read(Some(text.to_owned()), role)
     }
 
     #[test]

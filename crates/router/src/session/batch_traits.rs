@@ -3,11 +3,11 @@
 use bytes::Bytes;
 
 use crate::settings::Reach;
-use crate::sql::{Action, PinReason, Statement, fingerprint};
+use crate::sql::{Action, PinReason, Statement, fingerprint_hash};
 
 /// One simple statement, or all that an extended batch executes between two of the router's own actions.
 #[derive(Debug, Clone, Default)]
-pub struct Work {
+pub struct BatchTraits {
     /// Nothing but whitelisted reads (or nothing at all).
     pub reads_only: bool,
     /// Nothing but reads, whitelisted or not: they can run READ ONLY.
@@ -21,7 +21,7 @@ pub struct Work {
     /// Commits by itself; cannot be wrapped.
     pub commits_itself: bool,
     /// DDL or TRUNCATE.
-    pub barrier: Option<BarrierWork>,
+    pub ddl: Option<DdlTraits>,
     /// The text of a SET or the like.
     pub setting: Option<String>,
     /// Waits for the client while it runs.
@@ -42,7 +42,7 @@ pub struct Work {
 
 /// What kind of DDL.
 #[derive(Debug, Clone)]
-pub struct BarrierWork {
+pub struct DdlTraits {
     /// Older snapshots stay right.
     pub harmless: bool,
     /// Cannot run in a transaction block.
@@ -53,31 +53,32 @@ pub struct BarrierWork {
     pub database: Option<String>,
 }
 
-impl Work {
+impl BatchTraits {
     /// Nothing executed yet.
-    pub fn nothing() -> Work {
-        Work { reads_only: true, only_looks: true, ..Work::default() }
+    pub fn nothing() -> BatchTraits {
+        BatchTraits { reads_only: true, only_looks: true, ..BatchTraits::default() }
     }
 
     /// The work of one statement with this text; `sql` is the same as it is sent.
-    pub fn of(statement: &Statement, text: &str, sql: &Bytes) -> Work {
+    pub fn of(statement: &Statement, text: &str, sql: &Bytes) -> BatchTraits {
         let (pins, local_settings) = (statement.pins, statement.local_settings);
-        let mut work = Work { pins, local_settings, statements: 1, text: Some(sql.clone()), ..Work::default() };
+        let mut traits =
+            BatchTraits { pins, local_settings, statements: 1, text: Some(sql.clone()), ..BatchTraits::default() };
         match &statement.action {
             Action::Read { own_transaction } => {
-                work.reads_only = true;
-                work.only_looks = true;
-                work.own_transaction = *own_transaction;
+                traits.reads_only = true;
+                traits.only_looks = true;
+                traits.own_transaction = *own_transaction;
             }
             Action::Update { opaque, writes, commits_itself } => {
-                work.opaque = *opaque;
-                work.writes = *writes;
-                work.only_looks = !*writes && !*opaque && statement.pins.is_none();
-                work.commits_itself = *commits_itself;
+                traits.opaque = *opaque;
+                traits.writes = *writes;
+                traits.only_looks = !*writes && !*opaque && statement.pins.is_none();
+                traits.commits_itself = *commits_itself;
             }
-            Action::Barrier { harmless, alone, told_by_locks, database } => {
-                work.writes = true;
-                work.barrier = Some(BarrierWork {
+            Action::Ddl { harmless, alone, told_by_locks, database } => {
+                traits.writes = true;
+                traits.ddl = Some(DdlTraits {
                     harmless: *harmless,
                     alone: *alone,
                     told_by_locks: *told_by_locks,
@@ -85,38 +86,39 @@ impl Work {
                 });
             }
             Action::CopyIn => {
-                work.writes = true;
+                traits.writes = true;
                 // The table's triggers.
-                work.opaque = true;
-                work.waits_for_client = true;
+                traits.opaque = true;
+                traits.waits_for_client = true;
             }
             Action::Declare { read, hold } => {
-                work.reads_only = *read && !*hold;
-                // What FETCH runs is judged here, when its query is known.
-                work.writes = !*read;
-                work.opaque = !*read;
-                work.within_transaction = true;
+                traits.reads_only = *read && !*hold;
+                // What FETCH runs is classified here, when its query is known.
+                traits.writes = !*read;
+                traits.opaque = !*read;
+                traits.within_transaction = true;
             }
             Action::CursorUse | Action::Savepoint(_) | Action::RollbackTo(_) | Action::Release(_) => {
-                // Inside a transaction they go where it is; what they do there was judged when the cursor was declared.
-                work.reads_only = true;
-                work.within_transaction = true;
+                // Inside a transaction they go where it is; what they do there was classified when the cursor was
+                // declared.
+                traits.reads_only = true;
+                traits.within_transaction = true;
             }
             Action::ExecutePrepared => {
-                work.writes = true;
-                work.opaque = true;
+                traits.writes = true;
+                traits.opaque = true;
             }
-            Action::Notify => work.writes = true,
+            Action::Notify => traits.writes = true,
             _ => {}
         }
-        if work.writes {
-            work.fingerprint = Some(fingerprint(text));
+        if traits.writes {
+            traits.fingerprint = Some(fingerprint_hash(text));
         }
-        work
+        traits
     }
 
     /// Adds what is executed after it in the same batch.
-    pub fn add(&mut self, other: Work) {
+    pub fn add(&mut self, other: BatchTraits) {
         let first = self.statements == 0;
         self.reads_only &= other.reads_only;
         self.only_looks &= other.only_looks;
@@ -126,8 +128,8 @@ impl Work {
         self.within_transaction |= other.within_transaction;
         self.commits_itself |= other.commits_itself;
         self.waits_for_client |= other.waits_for_client;
-        self.barrier = match (self.barrier.take(), other.barrier) {
-            (Some(one), Some(two)) => Some(BarrierWork {
+        self.ddl = match (self.ddl.take(), other.ddl) {
+            (Some(one), Some(two)) => Some(DdlTraits {
                 harmless: one.harmless && two.harmless,
                 alone: one.alone || two.alone,
                 told_by_locks: one.told_by_locks && two.told_by_locks,
@@ -144,7 +146,7 @@ impl Work {
 
     /// Whether it may run in a transaction that reads an epoch.
     pub fn fits_an_epoch(&self) -> bool {
-        self.pins.is_none() && !self.opaque && self.barrier.is_none() && !self.waits_for_client
+        self.pins.is_none() && !self.opaque && self.ddl.is_none() && !self.waits_for_client
     }
 
     /// Whether nothing of it is left once its transaction is rolled back, so that it can be run again. Code of users
@@ -153,13 +155,13 @@ impl Work {
         !self.opaque && !self.commits_itself && !self.waits_for_client && self.pins.is_none()
     }
 
-    /// Whether it must be wrapped in a transaction of the router's own rather than run whole in the commit room.
+    /// Whether it must be wrapped in a transaction of the router's own rather than run whole in the commit barrier.
     /// `is_long`: its kind kept a gate from closing before. `beside_ddl`: DDL is going on, and an update must find out
     /// before its commit whether TRUNCATE has overtaken its snapshot.
     pub fn must_be_wrapped(&self, is_long: bool, beside_ddl: bool) -> bool {
-        let alone = self.barrier.as_ref().is_some_and(|barrier| barrier.alone);
+        let alone = self.ddl.as_ref().is_some_and(|ddl| ddl.alone);
         let shall =
-            self.opaque || self.barrier.is_some() || self.waits_for_client || is_long || (beside_ddl && self.writes);
+            self.opaque || self.ddl.is_some() || self.waits_for_client || is_long || (beside_ddl && self.writes);
         // Inside of a transaction these would be refused (2D000, 25001).
         shall && !self.commits_itself && !alone
     }
@@ -169,23 +171,24 @@ impl Work {
 mod tests {
     use super::*;
 
-    fn barrier(harmless: bool, alone: bool, database: Option<&str>) -> Work {
+    fn ddl(harmless: bool, alone: bool, database: Option<&str>) -> BatchTraits {
         let database = database.map(str::to_owned);
-        let barrier = Some(BarrierWork { harmless, alone, told_by_locks: false, database });
-        Work { writes: true, barrier, statements: 1, ..Work::default() }
+        let ddl = Some(DdlTraits { harmless, alone, told_by_locks: false, database });
+        BatchTraits { writes: true, ddl, statements: 1, ..BatchTraits::default() }
     }
 
-    /// An update runs whole in the room unless something speaks against it; then the room has only its COMMIT.
+    /// An update runs whole in the commit barrier unless something speaks against it; then the commit barrier has only
+    /// its COMMIT.
     #[test]
-    fn what_could_hold_the_room_or_hide_ddl_is_wrapped() {
-        let update = Work { writes: true, statements: 1, ..Work::default() };
+    fn what_could_hold_the_barrier_or_hide_ddl_is_wrapped() {
+        let update = BatchTraits { writes: true, statements: 1, ..BatchTraits::default() };
         assert!(!update.must_be_wrapped(false, false));
         assert!(update.must_be_wrapped(true, false), "its kind kept a gate from closing");
         assert!(update.must_be_wrapped(false, true), "TRUNCATE may overtake its snapshot");
-        assert!(Work { opaque: true, ..update.clone() }.must_be_wrapped(false, false));
-        assert!(Work { waits_for_client: true, ..update.clone() }.must_be_wrapped(false, false));
-        assert!(barrier(false, false, None).must_be_wrapped(false, false), "TRUNCATE dooms at its COMMIT");
-        let read = Work { statements: 1, ..Work::nothing() };
+        assert!(BatchTraits { opaque: true, ..update.clone() }.must_be_wrapped(false, false));
+        assert!(BatchTraits { waits_for_client: true, ..update.clone() }.must_be_wrapped(false, false));
+        assert!(ddl(false, false, None).must_be_wrapped(false, false), "TRUNCATE dooms at its COMMIT");
+        let read = BatchTraits { statements: 1, ..BatchTraits::nothing() };
         assert!(!read.must_be_wrapped(false, true), "a read has nothing to lose beside DDL");
     }
 
@@ -193,10 +196,11 @@ mod tests {
     /// nothing that has happened before brings them into one.
     #[test]
     fn what_cannot_run_in_a_transaction_is_never_wrapped() {
-        let call = Work { writes: true, opaque: true, commits_itself: true, statements: 1, ..Work::default() };
-        for work in [call, barrier(true, true, None), barrier(false, true, Some("db"))] {
+        let call =
+            BatchTraits { writes: true, opaque: true, commits_itself: true, statements: 1, ..BatchTraits::default() };
+        for traits in [call, ddl(true, true, None), ddl(false, true, Some("db"))] {
             for (is_long, beside_ddl) in [(false, false), (true, false), (false, true), (true, true)] {
-                assert!(!work.must_be_wrapped(is_long, beside_ddl), "{work:?} {is_long} {beside_ddl}");
+                assert!(!traits.must_be_wrapped(is_long, beside_ddl), "{traits:?} {is_long} {beside_ddl}");
             }
         }
     }
@@ -204,32 +208,38 @@ mod tests {
     /// Only what a rollback takes back altogether is run again.
     #[test]
     fn what_a_rollback_does_not_take_back_is_not_run_again() {
-        let update = || Work { writes: true, statements: 1, ..Work::default() };
-        assert!(update().leaves_nothing_behind() && barrier(false, false, None).leaves_nothing_behind());
-        for work in [
-            Work { opaque: true, ..update() },
-            Work { commits_itself: true, ..update() },
-            Work { waits_for_client: true, ..update() },
-            Work { pins: Some(PinReason::AdvisoryLock), ..update() },
+        let update = || BatchTraits { writes: true, statements: 1, ..BatchTraits::default() };
+        assert!(update().leaves_nothing_behind() && ddl(false, false, None).leaves_nothing_behind());
+        for traits in [
+            BatchTraits { opaque: true, ..update() },
+            BatchTraits { commits_itself: true, ..update() },
+            BatchTraits { waits_for_client: true, ..update() },
+            BatchTraits { pins: Some(PinReason::AdvisoryLock), ..update() },
         ] {
-            assert!(!work.leaves_nothing_behind(), "{work:?}");
+            assert!(!traits.leaves_nothing_behind(), "{traits:?}");
         }
     }
 
     /// A batch is as dangerous as the most dangerous of its statements, whatever their order.
     #[test]
-    fn a_batch_is_judged_by_all_its_statements() {
-        let read = || Work { statements: 1, ..Work::nothing() };
-        let update = || Work { writes: true, opaque: true, statements: 1, fingerprint: Some(1), ..Work::default() };
-        for works in [[read(), update()], [update(), read()]] {
-            let mut batch = Work::nothing();
-            works.into_iter().for_each(|work| batch.add(work));
+    fn a_batch_is_classified_by_all_its_statements() {
+        let read = || BatchTraits { statements: 1, ..BatchTraits::nothing() };
+        let update = || BatchTraits {
+            writes: true,
+            opaque: true,
+            statements: 1,
+            fingerprint: Some(1),
+            ..BatchTraits::default()
+        };
+        for batches in [[read(), update()], [update(), read()]] {
+            let mut batch = BatchTraits::nothing();
+            batches.into_iter().for_each(|traits| batch.add(traits));
             assert!(batch.writes && batch.opaque && !batch.reads_only && !batch.only_looks);
             assert_eq!((batch.statements, batch.fingerprint), (2, None), "no single statement stands for it");
         }
-        let mut batch = barrier(true, false, None);
-        batch.add(barrier(false, true, Some("db")));
-        let both = batch.barrier.expect("both are DDL");
+        let mut batch = ddl(true, false, None);
+        batch.add(ddl(false, true, Some("db")));
+        let both = batch.ddl.expect("both are DDL");
         assert_eq!((both.harmless, both.alone, both.database.as_deref()), (false, true, Some("db")));
     }
 }
