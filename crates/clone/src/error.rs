@@ -95,11 +95,11 @@ pub enum CloneError {
         /// How many may be.
         allowed: u64,
     },
-    /// A way that was asked for is not possible here.
-    #[error("the way {way} is not possible: {reason}")]
+    /// A method that was asked for is not possible here.
+    #[error("the method {method} is not possible: {reason}")]
     Impossible {
-        /// The way.
-        way: crate::ways::WayName,
+        /// The method.
+        method: crate::methods::MethodName,
         /// Why not.
         reason: String,
     },

@@ -11,7 +11,7 @@
 //! directory holds at the freeze, [`source`] saves what the running server is about to change, [`fill`] brings a
 //! clone's files to the image's content, [`target`] is the clone's directory, which nobody but us can start until it is
 //! whole. [`recovery`] makes PostgreSQL take the image for a standby's directory. [`hydrator`] is the process in which
-//! this happens, [`keeper`] the small one that holds its descriptors, [`service`] how others talk to it. [`ways`]
+//! this happens, [`keeper`] the small one that holds its descriptors, [`service`] how others talk to it. [`methods`]
 //! chooses between this and two ways that need less of the kernel. [`network`] is the same between two hosts.
 
 mod bytes;
@@ -24,6 +24,7 @@ pub mod image;
 pub mod keeper;
 #[cfg(test)]
 mod killed;
+pub mod methods;
 pub mod network;
 mod origin;
 pub mod plan;
@@ -34,7 +35,6 @@ pub mod service;
 pub mod source;
 pub mod target;
 pub mod warm;
-pub mod ways;
 
 pub use bytes::{ByteRange, CHUNK_BYTES};
 pub use error::CloneError;

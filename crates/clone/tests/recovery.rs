@@ -15,11 +15,11 @@ use harness::{
 };
 use onecopy_clone::CloneError;
 use onecopy_clone::image::{Image, SmallFile};
+use onecopy_clone::methods::{CloneMethod, Copy};
 use onecopy_clone::plan::{Plan, Recovery};
 use onecopy_clone::recovery::slot::{SlotState, check_free, claim, watch};
 use onecopy_clone::recovery::{Mode, begin, begin_around};
-use onecopy_clone::target::{MARKER_FILE, Marker, Place, Skeleton, VersionGuard, finish, remove};
-use onecopy_clone::ways::{Copy, Way};
+use onecopy_clone::target::{CloneLocation, MARKER_FILE, Marker, Skeleton, VersionGuard, finish, remove};
 use onecopy_postgres::{ClusterState, ControlFile, InheritedDescriptor, Lsn, Server, Settings, StopMode, Supervisor};
 use onecopy_testing::{Frozen, TestDirectory, WAIT_MAX, process, until_async};
 use rustix::process::Signal;
@@ -42,12 +42,12 @@ fn marker(plan: &Plan) -> Marker {
 /// A clone of a server that is written to, made from an image that is frozen while the server is stopped. Not finished,
 /// not started.
 async fn clone_frozen(source: &Server, plan: &Plan, mode: Mode) -> Vec<InheritedDescriptor> {
-    let place = Place::of(plan).expect("a place");
+    let location = CloneLocation::of(plan).expect("a location");
     let load = Load::begin(source).await;
     let begun = begin(&plan.source, std::slice::from_ref(&plan.slot), plan.recovery).await.expect("begun");
     assert_eq!(begun.mode(), mode);
     let early = Arc::new(Image::scan(&plan.source.data_directory).expect("scanned").image);
-    let mut skeleton = Skeleton::make(place.clone(), early, &marker(plan)).expect("made");
+    let mut skeleton = Skeleton::make(location.clone(), early, &marker(plan)).expect("made");
     tokio::time::sleep(Duration::from_millis(300)).await;
     {
         let _frozen = Frozen::server(source.process_id().expect("runs"));
@@ -62,9 +62,9 @@ async fn clone_frozen(source: &Server, plan: &Plan, mode: Mode) -> Vec<Inherited
         fill(plan, &skeleton);
     }
     let point = begun.end().await.expect("ended");
-    point.write(&place).expect("written");
+    point.write(&location).expect("written");
     load.end().await;
-    let guard = VersionGuard::new(place, point.major_version);
+    let guard = VersionGuard::new(location, point.major_version);
     guard.lay().expect("laid");
     vec![guard.descriptor().expect("a descriptor")]
 }
@@ -75,7 +75,7 @@ async fn a_clone_after_a_crash_is_guarded_until_it_is_finished() {
     let source = primary(directory.path(), &Settings::new()).await;
     let plan = plan_for(&source, directory.path(), "clone", Recovery::Auto);
     let inherited = clone_frozen(&source, &plan, Mode::Crash).await;
-    let place = Place::of(&plan).expect("a place");
+    let location = CloneLocation::of(&plan).expect("a location");
     let control = ControlFile::read(&plan.target).expect("readable");
     assert_eq!(control.state, ClusterState::ShutDownInRecovery);
     assert!(control.min_recovery_point >= control.checkpoint_redo);
@@ -96,8 +96,8 @@ async fn a_clone_after_a_crash_is_guarded_until_it_is_finished() {
     assert!(start_by_hand(&source, &plan.target).contains("PG_VERSION"));
 
     assert!(Marker::read(&plan.target).expect("readable").is_some());
-    finish(&place, 15).expect("finished");
-    finish(&place, 15).expect("finished already");
+    finish(&location, 15).expect("finished");
+    finish(&location, 15).expect("finished already");
     assert!(!VersionGuard::is_laid(&plan.target) && Marker::read(&plan.target).expect("readable").is_none());
     assert_eq!(std::fs::read_to_string(plan.target.join("PG_VERSION")).expect("read"), "15\n");
     assert_eq!(badly_owned(&source, &plan.target), Vec::<&Path>::new());
@@ -119,7 +119,7 @@ async fn a_clone_as_from_a_backup_is_a_standby_without_full_page_writes() {
     let clone = open_clone(&source, &plan, inherited).await;
     clone.start().await.expect("follows");
     assert_same_rows(&source, &clone).await;
-    finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
+    finish(&CloneLocation::of(&plan).expect("a location"), 15).expect("finished");
     prove(&source, &clone).await;
 
     let error = begin(&plan.source, &[], Recovery::Crash).await.err().expect("refused").to_string();
@@ -134,7 +134,7 @@ async fn a_standby_is_cloned_in_both_modes_and_so_is_what_was_promoted() {
     let inherited = clone_frozen(&source, &plan, Mode::Crash).await;
     let middle = open_clone(&source, &plan, inherited).await;
     middle.start().await.expect("follows");
-    finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
+    finish(&CloneLocation::of(&plan).expect("a location"), 15).expect("finished");
 
     let mut clones = Vec::new();
     for (name, recovery, mode) in
@@ -144,7 +144,7 @@ async fn a_standby_is_cloned_in_both_modes_and_so_is_what_was_promoted() {
         let inherited = clone_idle_standby(&source, &middle, &plan, mode).await;
         let clone = open_clone(&middle, &plan, inherited).await;
         clone.start().await.expect("follows the standby");
-        finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
+        finish(&CloneLocation::of(&plan).expect("a location"), 15).expect("finished");
         assert_same_rows(&source, &clone).await;
         clone.stop(StopMode::Fast).await.expect("stops");
         check_pages(&clone);
@@ -158,7 +158,7 @@ async fn a_standby_is_cloned_in_both_modes_and_so_is_what_was_promoted() {
     assert!(plan.target.join("pg_wal/00000002.history").exists());
     let late = open_clone(&middle, &plan, inherited).await;
     late.start().await.expect("follows on the second timeline");
-    finish(&Place::of(&plan).expect("a place"), 15).expect("finished");
+    finish(&CloneLocation::of(&plan).expect("a location"), 15).expect("finished");
     assert_same_rows(&middle, &late).await;
     clones[0].start().await.expect("follows over the switch");
     assert_same_rows(&middle, &clones[0]).await;
@@ -166,14 +166,14 @@ async fn a_standby_is_cloned_in_both_modes_and_so_is_what_was_promoted() {
 
 /// A clone of a standby, while its primary is written to.
 async fn clone_idle_standby(source: &Server, standby: &Server, plan: &Plan, mode: Mode) -> Vec<InheritedDescriptor> {
-    let place = Place::of(plan).expect("a place");
+    let location = CloneLocation::of(plan).expect("a location");
     let load = Load::begin(source).await;
     let begun = begin(&plan.source, std::slice::from_ref(&plan.slot), plan.recovery).await.expect("begun");
     assert_eq!(begun.mode(), mode);
     let skeleton = {
         let _frozen = Frozen::server(standby.process_id().expect("runs"));
         let scan = Image::scan(&plan.source.data_directory).expect("scanned");
-        let skeleton = Skeleton::make(place.clone(), Arc::new(scan.image), &marker(plan)).expect("made");
+        let skeleton = Skeleton::make(location.clone(), Arc::new(scan.image), &marker(plan)).expect("made");
         for entry in scan.small {
             let content = std::fs::read(plan.source.data_directory.join(&entry.path)).expect("read");
             skeleton.write_small(&[SmallFile { path: entry.path, mode: entry.mode, content }]).expect("written");
@@ -183,10 +183,10 @@ async fn clone_idle_standby(source: &Server, standby: &Server, plan: &Plan, mode
     };
     let point = begun.end().await.expect("ended");
     assert!(point.consistent_at > Lsn::INVALID && point.redo > Lsn::INVALID);
-    point.write(&place).expect("written");
+    point.write(&location).expect("written");
     load.end().await;
     drop(skeleton);
-    let guard = VersionGuard::new(place, point.major_version);
+    let guard = VersionGuard::new(location, point.major_version);
     guard.lay().expect("laid");
     vec![guard.descriptor().expect("a descriptor")]
 }
@@ -350,14 +350,14 @@ async fn a_prepared_directory_is_moved_reshaped_and_removed() {
     let directory = TestDirectory::new().expect("a directory");
     let source = primary(directory.path(), &Settings::new()).await;
     let plan = plan_for(&source, directory.path(), "spare", Recovery::Auto);
-    let spare = Place::of(&plan).expect("a place");
+    let spare = CloneLocation::of(&plan).expect("a location");
     let scan = || Arc::new(Image::scan(source.data_directory()).expect("scanned").image);
     let mut skeleton = Skeleton::make(spare.clone(), scan(), &marker(&plan)).expect("made");
     execute(&source, "CREATE TABLE later AS SELECT generate_series(1, 10000) AS n; DROP TABLE placed").await;
     let target = directory.join("target");
     skeleton.move_to(&target.join("data"), &target.join("tablespaces")).expect("moved");
     skeleton.reconcile(scan()).expect("reconciled");
-    let moved = skeleton.place().clone();
+    let moved = skeleton.location().clone();
     assert!(!spare.directory.exists() && !spare.tablespaces.exists() && moved.directory.join(MARKER_FILE).exists());
     for (file, open) in skeleton.image().files.iter().zip(skeleton.files()) {
         let metadata = std::fs::metadata(moved.directory.join(&file.path)).expect("there");

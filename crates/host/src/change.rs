@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use onecopy_clone::methods::MethodName;
 use onecopy_clone::plan::{FillOptions, LIMIT_BYTES_PER_SECOND_DEFAULT, Warm};
-use onecopy_clone::ways::WayName;
 use serde::{Deserialize, Serialize};
 
 /// How new followers are made.
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct CloneOptions {
     /// The way; none: the best one that can be gone here.
-    pub mode: Option<WayName>,
+    pub mode: Option<MethodName>,
     /// Bytes a second that are filled in the background; 0: as fast as it goes.
     pub limit_bytes_per_second: u64,
     /// What is done so that a new follower is as fast as the leader soon.

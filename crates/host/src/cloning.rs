@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use onecopy_clone::CloneError;
+use onecopy_clone::methods::{MethodName, choose};
 use onecopy_clone::plan::{Plan, Recovery, SourceServer};
 use onecopy_clone::service::{Rendezvous, Service, SpareWanted};
-use onecopy_clone::ways::{WayName, choose};
 
 use crate::HostError;
 use crate::change::CloneOptions;
@@ -122,7 +122,7 @@ impl Provisioner {
             self.discard(leader, &spare).await?;
         }
         let plan = self.plan(leader, &spare, &CloneOptions::default())?;
-        if !choose(None, &plan).is_ok_and(|choice| choice.name == WayName::Lazy) {
+        if !choose(None, &plan).is_ok_and(|choice| choice.name == MethodName::Lazy) {
             self.discard(leader, &spare).await?;
             return Ok(false);
         }

@@ -15,8 +15,8 @@ pub struct CloneHydrator {
     /// The service's directory
     directory: PathBuf,
     /// Only remove what cannot become whole
-    #[arg(long)]
-    bury: bool,
+    #[arg(long = "bury")]
+    clean_up: bool,
 }
 
 impl CloneHydrator {
@@ -25,8 +25,8 @@ impl CloneHydrator {
         crate::logging::start("info");
         let input = std::io::stdin().as_fd().try_clone_to_owned();
         let channel = input.and_then(Channel::over).context("not started by a onecopy clone-keeper")?;
-        if self.bury {
-            Ok(hydrator::bury(self.directory, channel)?)
+        if self.clean_up {
+            Ok(hydrator::clean_up(self.directory, channel)?)
         } else {
             Ok(hydrator::run(self.directory, channel)?)
         }

@@ -1,8 +1,8 @@
 //! The options that say how a clone is made and filled.
 
 use clap::{Args, ValueEnum};
+use onecopy_clone::methods::MethodName;
 use onecopy_clone::plan::{FillOptions, Warm};
-use onecopy_clone::ways::WayName;
 use onecopy_host::CloneOptions;
 
 /// One megabyte, as in `--limit`.
@@ -40,13 +40,13 @@ enum WarmLevel {
 }
 
 impl CloningOptions {
-    /// The way that was asked for; none for the best.
-    pub fn way(&self) -> Option<WayName> {
+    /// The method that was asked for; none for the best.
+    pub fn method(&self) -> Option<MethodName> {
         match self.mode {
             Mode::Auto => None,
-            Mode::Lazy => Some(WayName::Lazy),
-            Mode::Reflink => Some(WayName::Reflink),
-            Mode::Copy => Some(WayName::Copy),
+            Mode::Lazy => Some(MethodName::Lazy),
+            Mode::Reflink => Some(MethodName::Reflink),
+            Mode::Copy => Some(MethodName::Copy),
         }
     }
 
@@ -57,7 +57,7 @@ impl CloningOptions {
             WarmLevel::Cache => Warm::Cache,
             WarmLevel::Full => Warm::Full,
         };
-        CloneOptions { mode: self.way(), limit_bytes_per_second: self.limit.saturating_mul(MEGABYTE), warm }
+        CloneOptions { mode: self.method(), limit_bytes_per_second: self.limit.saturating_mul(MEGABYTE), warm }
     }
 
     /// How one clone is filled.

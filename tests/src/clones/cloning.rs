@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use onecopy_clone::methods::{CloneMethod, PreparedClone, Reflink};
 use onecopy_clone::plan::{FillOptions, Plan, Recovery, SourceServer, Warm};
 use onecopy_clone::service::{CloneState, MakingEvent, Progress, ReadyClone, Rendezvous, Service};
-use onecopy_clone::ways::{Made, Reflink, Way};
 use onecopy_postgres::InheritedDescriptor;
 
 use crate::clones::harness::Harness;
@@ -93,14 +93,14 @@ impl Harness {
     ///
     /// # Errors
     ///
-    /// The way is not possible here; a clone that fails.
+    /// The method is not possible here; a clone that fails.
     pub async fn clone_by_reflink(&self, source: &TestServer, plans: Vec<Plan>) -> anyhow::Result<Vec<Cloned>> {
         for plan in &plans {
             ensure!(Reflink.obstacle(plan).is_none(), "{:?}", Reflink.obstacle(plan));
         }
         let mut cloned = Vec::new();
         for made in Reflink.make(&plans, &|_, _| ()).await {
-            let Made { plan, pause, inherited, .. } = made?;
+            let PreparedClone { plan, pause, inherited, .. } = made?;
             let clone = self.start_clone(source, &plan, inherited).await?;
             cloned.push(Cloned { clone, plan, pause, service: None });
         }

@@ -1,4 +1,4 @@
-//! Clones of a primary that is worked on, and how they are judged.
+//! Clones of a primary that is worked on, and how they are checked.
 //!
 //! ```text
 //! Harness: a primary with data of every kind ──(a way)──> clone

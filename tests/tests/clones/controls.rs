@@ -1,4 +1,4 @@
-//! The judge itself: clones that are wrong on purpose are found out.
+//! The checker itself: clones that are wrong on purpose are found out.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! PostgreSQL's own base backup under the same load and the same judge: what other ways are compared with.
+//! PostgreSQL's own base backup under the same load and the same checker: what other methods are compared with.
 
 use onecopy_tests::clones::harness::Harness;
 use onecopy_tests::clones::load::{Load, LoadReport};

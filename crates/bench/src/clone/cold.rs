@@ -15,14 +15,14 @@ use rand::RngExt;
 use tokio::task::JoinSet;
 
 use super::WarmUp;
+use super::method::{BenchMethod, Clone};
 use super::site::Site;
-use super::way::{BenchWay, Clone};
 use crate::cluster::DATABASE;
 use crate::disk::{SlowDisk, drop_caches};
 
-/// What is compared: the ways, and lazy without any care for hot pages.
-pub const VARIANTS: [(BenchWay, bool); 4] =
-    [(BenchWay::Lazy, true), (BenchWay::Lazy, false), (BenchWay::Reflink, false), (BenchWay::Copy, false)];
+/// What is compared: the methods, and lazy without any care for hot pages.
+pub const VARIANTS: [(BenchMethod, bool); 4] =
+    [(BenchMethod::Lazy, true), (BenchMethod::Lazy, false), (BenchMethod::Reflink, false), (BenchMethod::Copy, false)];
 
 /// Connections that read.
 const CLIENTS: usize = 4;
@@ -82,7 +82,7 @@ impl Drop for Readers {
 /// Moves clients from the source to a new clone on a cold disk.
 pub async fn measure(
     site: &Site,
-    way: BenchWay,
+    method: BenchMethod,
     is_warmed: bool,
     round: u32,
     reads_per_second: u32,
@@ -91,8 +91,8 @@ pub async fn measure(
     drop_caches()?;
     let source_per_second = source_rate(site).await?;
     let slow = SlowDisk::reads(site.device()?, reads_per_second)?;
-    let clone = Clone::make(site, way, is_warmed).await?;
-    if way == BenchWay::Copy {
+    let clone = Clone::make(site, method, is_warmed).await?;
+    if method == BenchMethod::Copy {
         forget(clone.server.data_directory())?;
     }
     let as_fast = wait_as_fast(&clone, source_per_second * AS_FAST).await;
@@ -100,7 +100,7 @@ pub async fn measure(
     drop(slow);
     clone.remove(site).await?;
     let as_fast_seconds = as_fast?.map(|time| time.as_secs_f64());
-    Ok(WarmUp { way, is_warmed, round, source_per_second, as_fast_seconds, first_answer_seconds })
+    Ok(WarmUp { method, is_warmed, round, source_per_second, as_fast_seconds, first_answer_seconds })
 }
 
 /// What the source does when its memory is warm, in queries a second.

@@ -1,17 +1,17 @@
-//! How soon a clone answers, is up to date, is whole and is as fast as its source, by each way; and what that costs the
-//! source.
+//! How soon a clone answers, is up to date, is whole and is as fast as its source, by each method; and what that costs
+//! the source.
 //!
-//! Two experiments, both on one XFS in a file, so that every way has the same disk. Under load: a primary at a fixed
+//! Two experiments, both on one XFS in a file, so that every method has the same disk. Under load: a primary at a fixed
 //! rate of updates is cloned. Cold: the page cache is empty and the disk is slow, and clients read from the clone what
-//! they read from the source. One round makes a clone by every way, neighbours in time next to each other; a ratio is
-//! always formed within one round.
+//! they read from the source. One round makes a clone by every method, neighbours in time next to each other; a ratio
+//! is always formed within one round.
 
 mod cold;
+mod method;
 mod report;
 mod site;
 mod sizes;
 mod updates;
-mod way;
 
 use std::path::{Path, PathBuf};
 
@@ -19,9 +19,9 @@ use anyhow::bail;
 use serde::Serialize;
 
 use crate::machine::{self, Machine};
+use method::BenchMethod;
 use report::Report;
 use site::Site;
-use way::BenchWay;
 
 /// Options of `onecopy-bench clone`.
 #[derive(Debug, Clone, clap::Args)]
@@ -84,8 +84,8 @@ impl CloneOptions {
 /// One clone of a primary under load.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Creation {
-    /// By which way.
-    pub way: BenchWay,
+    /// By which method.
+    pub method: BenchMethod,
     /// In which round, from 1.
     pub round: u32,
     /// Until the first query was answered.
@@ -105,8 +105,8 @@ pub struct Creation {
 /// One clone on a slow disk, and clients that read from it.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct WarmUp {
-    /// By which way.
-    pub way: BenchWay,
+    /// By which method.
+    pub method: BenchMethod,
     /// Whether hot pages came first and were read into shared buffers.
     pub is_warmed: bool,
     /// In which round, from 1.
@@ -155,25 +155,25 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
     let site = Site::make(options.scale(), program).await?;
     let (mut creations, mut warm_ups, mut failures) = (Vec::new(), Vec::new(), Vec::new());
     for round in 1..=options.rounds() {
-        for way in BenchWay::ALL {
-            match updates::measure(&site, way, round, options.rate).await {
+        for method in BenchMethod::ALL {
+            match updates::measure(&site, method, round, options.rate).await {
                 Ok(creation) => {
                     say(format_args!(
-                        "round {round} {way}: answers after {:.2} s, whole after {:.2} s",
+                        "round {round} {method}: answers after {:.2} s, whole after {:.2} s",
                         creation.first_answer_seconds, creation.whole_seconds
                     ));
                     creations.push(creation);
                 }
-                Err(error) => failures.push(failed(round, way, &error)),
+                Err(error) => failures.push(failed(round, method, &error)),
             }
         }
-        for (way, is_warmed) in cold::VARIANTS {
-            match cold::measure(&site, way, is_warmed, round, options.slow_reads_per_second).await {
+        for (method, is_warmed) in cold::VARIANTS {
+            match cold::measure(&site, method, is_warmed, round, options.slow_reads_per_second).await {
                 Ok(warm_up) => {
-                    say(format_args!("round {round} {way} cold: as fast after {:?} s", warm_up.as_fast_seconds));
+                    say(format_args!("round {round} {method} cold: as fast after {:?} s", warm_up.as_fast_seconds));
                     warm_ups.push(warm_up);
                 }
-                Err(error) => failures.push(failed(round, way, &error)),
+                Err(error) => failures.push(failed(round, method, &error)),
             }
         }
     }
@@ -184,7 +184,7 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
         for round in 1..=options.rounds() {
             match sizes::measure(&[&site, &large], round).await {
                 Ok(both) => answers.extend(both),
-                Err(error) => failures.push(failed(round, BenchWay::Lazy, &error)),
+                Err(error) => failures.push(failed(round, BenchMethod::Lazy, &error)),
             }
         }
         large.stop().await?;
@@ -222,8 +222,8 @@ fn program(options: &CloneOptions) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-fn failed(round: u32, way: BenchWay, error: &anyhow::Error) -> String {
-    let failure = format!("round {round} {way}: {error:#}");
+fn failed(round: u32, method: BenchMethod, error: &anyhow::Error) -> String {
+    let failure = format!("round {round} {method}: {error:#}");
     say(format_args!("failed: {failure}"));
     failure
 }

@@ -7,7 +7,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::cold::VARIANTS;
-use super::way::BenchWay;
+use super::method::BenchMethod;
 use super::{Answer, Creation, WarmUp};
 use crate::machine::Machine;
 use crate::plot::{Panel, draw};
@@ -103,14 +103,14 @@ impl Report {
         writeln!(text, "## Under load\n")?;
         writeln!(
             text,
-            "| way | first answer, s | caught up, s | whole, s | source waits, ms | source, tps: before | during | \
+            "| method | first answer, s | caught up, s | whole, s | source waits, ms | source, tps: before | during | \
              p99, ms: before | during |\n|---|---|---|---|---|---|---|---|---|"
         )?;
-        for way in BenchWay::ALL {
-            let cell = |value: &dyn Fn(&Creation) -> Option<f64>| cell(self.creation(way, value));
+        for method in BenchMethod::ALL {
+            let cell = |value: &dyn Fn(&Creation) -> Option<f64>| cell(self.creation(method, value));
             writeln!(
                 text,
-                "| {way} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                "| {method} | {} | {} | {} | {} | {} | {} | {} | {} |",
                 cell(&|one| Some(one.first_answer_seconds)),
                 cell(&|one| Some(one.caught_up_seconds)),
                 cell(&|one| Some(one.whole_seconds)),
@@ -124,7 +124,7 @@ impl Report {
         writeln!(text, "\n## On a slow disk\n")?;
         writeln!(
             text,
-            "| way | first answer, s | from there to 90 % of the source's rate, s | not before the deadline |\n|---|---|---|---|"
+            "| method | first answer, s | from there to 90 % of the source's rate, s | not before the deadline |\n|---|---|---|---|"
         )?;
         for variant in VARIANTS {
             let first = self.warm_up(variant, |one| Some(one.first_answer_seconds));
@@ -176,45 +176,48 @@ impl Report {
 
     /// How many times sooner lazy is than copy, in the order of [`PAPER`].
     fn ratios(&self) -> [Option<Spread>; 3] {
-        let creation = |way, round| self.creations.iter().find(move |one| (one.way, one.round) == (way, round));
+        let creation =
+            |method, round| self.creations.iter().find(move |one| (one.method, one.round) == (method, round));
         let made: Vec<f64> = self
             .creations
             .iter()
-            .filter(|one| one.way == BenchWay::Lazy)
+            .filter(|one| one.method == BenchMethod::Lazy)
             .filter_map(|lazy| {
-                Some(creation(BenchWay::Copy, lazy.round)?.first_answer_seconds / lazy.first_answer_seconds)
+                Some(creation(BenchMethod::Copy, lazy.round)?.first_answer_seconds / lazy.first_answer_seconds)
             })
             .collect();
         let warmed: Vec<f64> = self
-            .of_variant((BenchWay::Lazy, true))
+            .of_variant((BenchMethod::Lazy, true))
             .filter_map(|lazy| {
-                let copy = self.of_variant((BenchWay::Copy, false)).find(|copy| copy.round == lazy.round)?;
+                let copy = self.of_variant((BenchMethod::Copy, false)).find(|copy| copy.round == lazy.round)?;
                 Some(copy.warm_up_seconds()? / lazy.warm_up_seconds()?)
             })
             .collect();
         [Spread::of(&made), Spread::of(&warmed), Spread::of(&made)]
     }
 
-    fn creation(&self, way: BenchWay, value: &dyn Fn(&Creation) -> Option<f64>) -> Option<Spread> {
-        let values: Vec<f64> = self.creations.iter().filter(|one| one.way == way).filter_map(value).collect();
+    fn creation(&self, method: BenchMethod, value: &dyn Fn(&Creation) -> Option<f64>) -> Option<Spread> {
+        let values: Vec<f64> = self.creations.iter().filter(|one| one.method == method).filter_map(value).collect();
         Spread::of(&values)
     }
 
-    fn of_variant(&self, (way, is_warmed): (BenchWay, bool)) -> impl Iterator<Item = &WarmUp> {
-        self.warm_ups.iter().filter(move |one| (one.way, one.is_warmed) == (way, is_warmed))
+    fn of_variant(&self, (method, is_warmed): (BenchMethod, bool)) -> impl Iterator<Item = &WarmUp> {
+        self.warm_ups.iter().filter(move |one| (one.method, one.is_warmed) == (method, is_warmed))
     }
 
-    fn warm_up(&self, variant: (BenchWay, bool), value: impl Fn(&WarmUp) -> Option<f64>) -> Option<Spread> {
+    fn warm_up(&self, variant: (BenchMethod, bool), value: impl Fn(&WarmUp) -> Option<f64>) -> Option<Spread> {
         Spread::of(&self.of_variant(variant).filter_map(value).collect::<Vec<f64>>())
     }
 
     fn panels(&self) -> [Panel; 3] {
-        let ways = || (0..).zip(BenchWay::ALL).map(|(colour, way)| (way.name().to_owned(), colour)).collect();
-        let bars =
-            |value: &dyn Fn(&Creation) -> Option<f64>| BenchWay::ALL.map(|way| self.creation(way, value)).to_vec();
+        let methods =
+            || (0..).zip(BenchMethod::ALL).map(|(colour, method)| (method.name().to_owned(), colour)).collect();
+        let bars = |value: &dyn Fn(&Creation) -> Option<f64>| {
+            BenchMethod::ALL.map(|method| self.creation(method, value)).to_vec()
+        };
         let creation = Panel {
             title: "Under load: seconds until the clone".to_owned(),
-            series: ways(),
+            series: methods(),
             groups: vec![
                 ("answers".to_owned(), bars(&|one| Some(one.first_answer_seconds))),
                 ("has caught up".to_owned(), bars(&|one| Some(one.caught_up_seconds))),
@@ -223,7 +226,7 @@ impl Report {
         };
         let source = Panel {
             title: "The source meanwhile: 99 of 100 updates within, in ms".to_owned(),
-            series: ways(),
+            series: methods(),
             groups: vec![
                 ("before".to_owned(), bars(&|one| Some(one.before.p99_ms))),
                 ("while it is cloned".to_owned(), bars(&|one| Some(one.during.p99_ms))),
@@ -241,8 +244,8 @@ impl Report {
     }
 }
 
-fn name((way, is_warmed): (BenchWay, bool)) -> String {
-    if is_warmed { format!("{way}, hot pages first") } else { way.name().to_owned() }
+fn name((method, is_warmed): (BenchMethod, bool)) -> String {
+    if is_warmed { format!("{method}, hot pages first") } else { method.name().to_owned() }
 }
 
 fn cell(spread: Option<Spread>) -> String {

@@ -3,15 +3,15 @@
 //! The large source has a table of empty pages that take no room on the disk: to a clone they are bytes like all
 //! others.
 
+use super::method::{BenchMethod, Clone};
 use super::site::Site;
-use super::way::{BenchWay, Clone};
 use super::{Answer, say};
 
 /// Clones both, in turn.
 pub async fn measure(sites: &[&Site], round: u32) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     for site in sites {
-        let clone = Clone::make(site, BenchWay::Lazy, false).await?;
+        let clone = Clone::make(site, BenchMethod::Lazy, false).await?;
         let answer = Answer {
             data_bytes: site.data_bytes()?,
             round,

@@ -11,8 +11,8 @@ use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
 use super::Creation;
+use super::method::{BenchMethod, Clone};
 use super::site::Site;
-use super::way::{BenchWay, Clone};
 use crate::cluster::DATABASE;
 
 /// Connections that update.
@@ -106,17 +106,17 @@ async fn update(
 }
 
 /// Clones the source under updates.
-pub async fn measure(site: &Site, way: BenchWay, round: u32, rate: u32) -> anyhow::Result<Creation> {
+pub async fn measure(site: &Site, method: BenchMethod, round: u32, rate: u32) -> anyhow::Result<Creation> {
     let mut updates = Updates::start(site, rate).await?;
     tokio::time::sleep(BEFORE).await;
-    let clone = Clone::make(site, way, false).await?;
+    let clone = Clone::make(site, method, false).await?;
     let measured = async {
         let before = updates.between(clone.begin - BEFORE, clone.begin)?;
         let caught_up = clone.wait_caught_up(site).await?;
         let whole = clone.wait_whole().await?.max(clone.first_answer);
         let during = updates.between(clone.begin, clone.begin + whole)?;
         anyhow::Ok(Creation {
-            way,
+            method,
             round,
             first_answer_seconds: clone.first_answer.as_secs_f64(),
             caught_up_seconds: caught_up.as_secs_f64(),
@@ -127,7 +127,7 @@ pub async fn measure(site: &Site, way: BenchWay, round: u32, rate: u32) -> anyho
         })
     }
     .await;
-    // The next way must not find this clone.
+    // The next method must not find this clone.
     clone.remove(site).await?;
     measured
 }

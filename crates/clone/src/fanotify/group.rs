@@ -52,16 +52,17 @@ impl Group {
     /// # Errors
     /// [`CloneError::Kernel`]: the file system takes no such marks, or memory is short.
     pub fn mark_file(&self, file: impl AsFd) -> Result<(), CloneError> {
-        mark(&self.descriptor, ADD, PRE_ACCESS, Place::File(file.as_fd())).map_err(CloneError::kernel("mark a file"))
+        mark(&self.descriptor, ADD, PRE_ACCESS, MarkTarget::File(file.as_fd()))
+            .map_err(CloneError::kernel("mark a file"))
     }
 
-    /// Takes [`Group::mark_file`] back, and what [`Group::silence_file`] did; nothing happens to a file without a mark.
+    /// Takes [`Group::mark_file`] back, and what [`Group::ignore_file`] did; nothing happens to a file without a mark.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
     pub fn unmark_file(&self, file: impl AsFd) -> Result<(), CloneError> {
-        self.wake_file(file.as_fd())?;
-        absent_is_fine(mark(&self.descriptor, REMOVE, PRE_ACCESS, Place::File(file.as_fd())))
+        self.unignore_file(file.as_fd())?;
+        absent_is_fine(mark(&self.descriptor, REMOVE, PRE_ACCESS, MarkTarget::File(file.as_fd())))
             .map_err(CloneError::kernel("unmark a file"))
     }
 
@@ -70,18 +71,23 @@ impl Group {
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
-    pub fn silence_file(&self, file: impl AsFd) -> Result<(), CloneError> {
-        mark(&self.descriptor, ADD | IGNORE, PRE_ACCESS, Place::File(file.as_fd()))
-            .map_err(CloneError::kernel("silence a file"))
+    pub fn ignore_file(&self, file: impl AsFd) -> Result<(), CloneError> {
+        mark(&self.descriptor, ADD | IGNORE, PRE_ACCESS, MarkTarget::File(file.as_fd()))
+            .map_err(CloneError::kernel("ignore the accesses of a file"))
     }
 
-    /// Takes [`Group::silence_file`] back.
+    /// Takes [`Group::ignore_file`] back.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
-    pub fn wake_file(&self, file: impl AsFd) -> Result<(), CloneError> {
-        absent_is_fine(mark(&self.descriptor, REMOVE | libc::FAN_MARK_IGNORE, PRE_ACCESS, Place::File(file.as_fd())))
-            .map_err(CloneError::kernel("wake a file"))
+    pub fn unignore_file(&self, file: impl AsFd) -> Result<(), CloneError> {
+        absent_is_fine(mark(
+            &self.descriptor,
+            REMOVE | libc::FAN_MARK_IGNORE,
+            PRE_ACCESS,
+            MarkTarget::File(file.as_fd()),
+        ))
+        .map_err(CloneError::kernel("watch a file again"))
     }
 
     /// Asks before any file right in `directory` is accessed, also one that is made later.
@@ -92,31 +98,31 @@ impl Group {
         self.directory(ADD, directory).map_err(CloneError::kernel("mark a directory"))
     }
 
-    /// Takes [`Group::mark_directory`] and [`Group::silence_directory`] back.
+    /// Takes [`Group::mark_directory`] and [`Group::ignore_directory`] back.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
     pub fn unmark_directory(&self, directory: &Path) -> Result<(), CloneError> {
-        self.wake_directory(directory)?;
+        self.unignore_directory(directory)?;
         absent_is_fine(self.directory(REMOVE, directory)).map_err(CloneError::kernel("unmark a directory"))
     }
 
-    /// No events of the files in `directory`, but descriptors that are opened stay armed: [`Group::wake_directory`]
+    /// No events of the files in `directory`, but descriptors that are opened stay armed: [`Group::unignore_directory`]
     /// makes them live.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
-    pub fn silence_directory(&self, directory: &Path) -> Result<(), CloneError> {
-        self.directory(ADD | IGNORE, directory).map_err(CloneError::kernel("silence a directory"))
+    pub fn ignore_directory(&self, directory: &Path) -> Result<(), CloneError> {
+        self.directory(ADD | IGNORE, directory).map_err(CloneError::kernel("ignore the accesses of a directory"))
     }
 
-    /// Takes [`Group::silence_directory`] back.
+    /// Takes [`Group::ignore_directory`] back.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
-    pub fn wake_directory(&self, directory: &Path) -> Result<(), CloneError> {
+    pub fn unignore_directory(&self, directory: &Path) -> Result<(), CloneError> {
         absent_is_fine(self.directory(REMOVE | libc::FAN_MARK_IGNORE, directory))
-            .map_err(CloneError::kernel("wake a directory"))
+            .map_err(CloneError::kernel("watch a directory again"))
     }
 
     /// Removes all marks on files and directories.
@@ -124,7 +130,7 @@ impl Group {
     /// # Errors
     /// [`CloneError::Kernel`].
     pub fn flush(&self) -> Result<(), CloneError> {
-        mark(&self.descriptor, libc::FAN_MARK_FLUSH, 0, Place::Path(Path::new("/")))
+        mark(&self.descriptor, libc::FAN_MARK_FLUSH, 0, MarkTarget::Path(Path::new("/")))
             .map_err(CloneError::kernel("remove marks"))
     }
 
@@ -179,7 +185,7 @@ impl Group {
         self.sweep_range(0..numbers_end, verdict)
     }
 
-    /// [`Group::sweep`] of some numbers only: a million of them take about a second, in which a heart may have to beat.
+    /// [`Group::sweep`] of some numbers only: a million of them take about a second, in which a heartbeat must go on.
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
@@ -218,7 +224,7 @@ impl Group {
 
     fn directory(&self, action: u32, directory: &Path) -> io::Result<()> {
         let action = action | libc::FAN_MARK_ONLYDIR;
-        mark(&self.descriptor, action, PRE_ACCESS | libc::FAN_EVENT_ON_CHILD, Place::Path(directory))
+        mark(&self.descriptor, action, PRE_ACCESS | libc::FAN_EVENT_ON_CHILD, MarkTarget::Path(directory))
     }
 }
 
@@ -235,7 +241,7 @@ impl From<Group> for OwnedFd {
 }
 
 /// What a mark is put on.
-pub(super) enum Place<'a> {
+pub(super) enum MarkTarget<'a> {
     File(BorrowedFd<'a>),
     Path(&'a Path),
 }
@@ -252,15 +258,15 @@ pub(super) fn new_group(flags: u32, event_mode: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-pub(super) fn mark(group: &OwnedFd, flags: u32, mask: u64, place: Place<'_>) -> io::Result<()> {
-    let path = match place {
-        Place::File(_) => None,
-        Place::Path(path) => Some(CString::new(path.as_os_str().as_bytes())?),
+pub(super) fn mark(group: &OwnedFd, flags: u32, mask: u64, target: MarkTarget<'_>) -> io::Result<()> {
+    let path = match target {
+        MarkTarget::File(_) => None,
+        MarkTarget::Path(path) => Some(CString::new(path.as_os_str().as_bytes())?),
     };
-    let (directory, name) = match (&place, &path) {
-        (Place::File(file), _) => (file.as_raw_fd(), std::ptr::null()),
-        (Place::Path(_), Some(path)) => (libc::AT_FDCWD, path.as_ptr()),
-        (Place::Path(_), None) => return Err(io::ErrorKind::InvalidInput.into()),
+    let (directory, name) = match (&target, &path) {
+        (MarkTarget::File(file), _) => (file.as_raw_fd(), std::ptr::null()),
+        (MarkTarget::Path(_), Some(path)) => (libc::AT_FDCWD, path.as_ptr()),
+        (MarkTarget::Path(_), None) => return Err(io::ErrorKind::InvalidInput.into()),
     };
     // SAFETY: `name` is null or a C string that `path` keeps alive; without a name the mark goes on `directory` itself.
     let result = unsafe { libc::fanotify_mark(group.as_raw_fd(), flags, mask, directory, name) };

@@ -15,13 +15,13 @@ use crate::{ByteRange, CloneError};
 /// Accesses in work at once that the journal can hold, of all groups.
 pub const JOURNAL_SLOTS: usize = 4096;
 /// Threads whose heartbeat is watched at once.
-pub const HEARTS_MAX: usize = 256;
+pub const HEARTBEAT_SLOTS_MAX: usize = 256;
 
 const MAGIC: u64 = u64::from_be_bytes(*b"1CJOURN1");
 const PROGRESS_AT: usize = 1;
 const TAKEOVERS_AT: usize = 2;
-const HEARTS_AT: usize = 8;
-const SLOTS_AT: usize = HEARTS_AT + HEARTS_MAX;
+const HEARTBEATS_AT: usize = 8;
+const SLOTS_AT: usize = HEARTBEATS_AT + HEARTBEAT_SLOTS_MAX;
 const SLOT_WORDS: usize = 8;
 const WORDS: usize = SLOTS_AT + JOURNAL_SLOTS * SLOT_WORDS;
 
@@ -124,29 +124,29 @@ impl Journal {
             .collect()
     }
 
-    /// For a process that takes over, before any of its threads runs: forgets the hearts of the dead one and slots that
-    /// it was just writing.
+    /// For a process that takes over, before any of its threads runs: forgets the heartbeats of the dead one and slots
+    /// that it was just writing.
     pub fn clean(&self) {
-        for heart in self.hearts() {
-            heart.store(0, Release);
+        for slot in self.heartbeat_words() {
+            slot.store(0, Release);
         }
         for index in 0..JOURNAL_SLOTS {
             let _ = self.slot(index)[0].compare_exchange(WRITTEN_NOW, FREE, AcqRel, Relaxed);
         }
     }
 
-    /// A heart of this thread, beating from now on; none when all are in use.
-    pub fn heart(self: &Arc<Self>) -> Option<Heart> {
+    /// A heartbeat of this thread, beating from now on; none when all are in use.
+    pub fn heartbeat_slot(self: &Arc<Self>) -> Option<HeartbeatSlot> {
         let now_ms = monotonic_ms();
         let index =
-            self.hearts().iter().position(|heart| heart.compare_exchange(0, now_ms, AcqRel, Relaxed).is_ok())?;
-        Some(Heart { journal: Arc::clone(self), index })
+            self.heartbeat_words().iter().position(|slot| slot.compare_exchange(0, now_ms, AcqRel, Relaxed).is_ok())?;
+        Some(HeartbeatSlot { journal: Arc::clone(self), index })
     }
 
-    /// When the heart that has been still for longest beat last, in milliseconds of the host's clock, 0 without hearts:
-    /// a number that stays the same while any thread stands still.
+    /// When the heartbeat that has been still for longest beat last, in milliseconds of the host's clock, 0 without
+    /// heartbeats: a number that stays the same while any thread stands still.
     pub fn heartbeats(&self) -> u64 {
-        let beats = self.hearts().iter().map(|heart| heart.load(Acquire)).filter(|&beat_ms| beat_ms != 0);
+        let beats = self.heartbeat_words().iter().map(|slot| slot.load(Acquire)).filter(|&beat_ms| beat_ms != 0);
         beats.min().unwrap_or(0)
     }
 
@@ -184,8 +184,8 @@ impl Journal {
         Some(JournalEntry { group, number: number as u32 as i32, process_id, device, inode, access })
     }
 
-    fn hearts(&self) -> &[AtomicU64] {
-        &self.shared.words()[HEARTS_AT..SLOTS_AT]
+    fn heartbeat_words(&self) -> &[AtomicU64] {
+        &self.shared.words()[HEARTBEATS_AT..SLOTS_AT]
     }
 
     fn slot(&self, index: usize) -> &[AtomicU64] {
@@ -214,21 +214,21 @@ impl Drop for JournalSlot {
 
 /// A thread that must show that it lives; dropped when it ends.
 #[derive(Debug)]
-pub struct Heart {
+pub struct HeartbeatSlot {
     journal: Arc<Journal>,
     index: usize,
 }
 
-impl Heart {
+impl HeartbeatSlot {
     /// Still alive.
     pub fn beat(&self) {
-        self.journal.hearts()[self.index].store(monotonic_ms(), Release);
+        self.journal.heartbeat_words()[self.index].store(monotonic_ms(), Release);
     }
 }
 
-impl Drop for Heart {
+impl Drop for HeartbeatSlot {
     fn drop(&mut self) {
-        self.journal.hearts()[self.index].store(0, Release);
+        self.journal.heartbeat_words()[self.index].store(0, Release);
     }
 }
 
@@ -309,7 +309,7 @@ mod tests {
     fn one_heart_that_stands_still_holds_the_heartbeats() {
         let journal = Arc::new(Journal::create().unwrap());
         assert_eq!(journal.heartbeats(), 0);
-        let (still, beating) = (journal.heart().unwrap(), journal.heart().unwrap());
+        let (still, beating) = (journal.heartbeat_slot().unwrap(), journal.heartbeat_slot().unwrap());
         let before = journal.heartbeats();
         assert!(before > 0);
         std::thread::sleep(std::time::Duration::from_millis(5));

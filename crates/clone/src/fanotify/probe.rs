@@ -10,8 +10,8 @@ use super::event::{Access, EventBuffer, Verdict};
 use super::group::Group;
 use crate::CloneError;
 
-/// Where descriptors are tried: beyond any file's end, so that whoever else is told of it has nothing to do. Each try is
-/// of a page of its own: several at a time may try descriptors of the same file, and each is told of all.
+/// Where descriptors are tried: beyond any file's end, so that whoever else is told of it has nothing to do. Each try
+/// is of a page of its own: several at a time may try descriptors of the same file, and each is told of all.
 const PROBE_OFFSET_BYTES: u64 = 1 << 60;
 /// What the kernel tells of begins at a page; none of x86-64 or ARM is larger than this.
 const PAGE_BYTES_MAX: u64 = 64 << 10;

@@ -1,4 +1,4 @@
-//! What the kernel does, on real files: each fact that the rooms above rely on.
+//! What the kernel does, on real files: each fact that the modules above rely on.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
@@ -24,17 +24,17 @@ const SOON: Duration = Duration::from_secs(120);
 const READER_VARIABLE: &str = "ONECOPY_TEST_READER";
 
 /// A directory with a file, and a group without marks.
-pub(super) struct Place {
+pub(super) struct MarkFixture {
     pub directory: TempDir,
     pub path: PathBuf,
     pub group: Group,
 }
 
-pub(super) fn place() -> Place {
+pub(super) fn mark_fixture() -> MarkFixture {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     fs::write(&path, vec![7; FILE_BYTES]).unwrap();
-    Place { directory, path, group: Group::new().unwrap() }
+    MarkFixture { directory, path, group: Group::new().unwrap() }
 }
 
 fn open(path: &Path) -> File {
@@ -95,7 +95,7 @@ impl Drop for Process {
 
 #[test]
 fn only_a_descriptor_opened_under_a_mark_is_armed() {
-    let Place { directory: _directory, path, group } = place();
+    let MarkFixture { directory: _directory, path, group } = mark_fixture();
     let early = open(&path);
     group.mark_file(&early).unwrap();
     let late = open(&path);
@@ -116,36 +116,36 @@ fn only_a_descriptor_opened_under_a_mark_is_armed() {
 
 #[test]
 fn a_silent_directory_arms_what_is_opened_and_speaks_when_it_is_woken() {
-    let Place { directory, path, group } = place();
+    let MarkFixture { directory, path, group } = mark_fixture();
     group.mark_directory(directory.path()).unwrap();
-    group.silence_directory(directory.path()).unwrap();
+    group.ignore_directory(directory.path()).unwrap();
     let file = open(&path);
     let made = File::options().read(true).write(true).create_new(true).open(directory.path().join("new")).unwrap();
     assert_eq!(told(&group, || made.write_all_at(&[1; 8192], 0)).0, []);
     assert_eq!(told(&group, || page(&file, 0)).0, []);
 
-    group.wake_directory(directory.path()).unwrap();
+    group.unignore_directory(directory.path()).unwrap();
     assert_eq!(told(&group, || page(&file, 0)).0.len(), 1);
     assert_eq!(told(&group, || page(&made, 0)).0.len(), 1);
 
-    group.silence_file(&file).unwrap();
+    group.ignore_file(&file).unwrap();
     assert_eq!(told(&group, || page(&file, 0)).0, []);
     assert_eq!(told(&group, || file.write_all_at(&[7; 8192], 0)).0, []);
-    assert_eq!(told(&group, || page(&file, 0)).0, [], "silent also after it was modified");
+    assert_eq!(told(&group, || page(&file, 0)).0, [], "ignored also after it was modified");
     assert_eq!(told(&group, || page(&made, 0)).0.len(), 1);
-    group.wake_file(&file).unwrap();
+    group.unignore_file(&file).unwrap();
     assert_eq!(told(&group, || page(&file, 0)).0.len(), 1);
 
-    group.silence_directory(directory.path()).unwrap();
+    group.ignore_directory(directory.path()).unwrap();
     assert_eq!(told(&group, || page(&file, 0)).0, []);
-    group.wake_directory(directory.path()).unwrap();
+    group.unignore_directory(directory.path()).unwrap();
     group.unmark_directory(directory.path()).unwrap();
     assert_eq!(told(&group, || page(&file, 0)).0, []);
 }
 
 #[test]
 fn flushed_marks_are_gone() {
-    let Place { directory, path, group } = place();
+    let MarkFixture { directory, path, group } = mark_fixture();
     group.mark_directory(directory.path()).unwrap();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     let file = open(&path);
@@ -156,11 +156,11 @@ fn flushed_marks_are_gone() {
 
 #[test]
 fn the_content_may_be_brought_in_through_a_quiet_descriptor_while_the_access_waits() {
-    let Place { directory, path, group } = place();
+    let MarkFixture { directory, path, group } = mark_fixture();
     let other = Group::new().unwrap();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     other.mark_file(File::open(&path).unwrap()).unwrap();
-    let (reader, opener) = (open(&path), QuietOpener::new().unwrap());
+    let (reader, opener) = (open(&path), NoNotifyOpener::new().unwrap());
     let (home, file_name) = (Directory::open(directory.path()).unwrap(), Path::new(path.file_name().unwrap()));
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| page(&reader, 8192));
@@ -186,10 +186,10 @@ fn the_content_may_be_brought_in_through_a_quiet_descriptor_while_the_access_wai
 
 #[test]
 fn a_quietly_opened_file_raises_nothing_in_any_group() {
-    let Place { directory, path, group } = place();
+    let MarkFixture { directory, path, group } = mark_fixture();
     group.mark_directory(directory.path()).unwrap();
     group.mark_file(File::open(&path).unwrap()).unwrap();
-    let opener = QuietOpener::new().unwrap();
+    let opener = NoNotifyOpener::new().unwrap();
     let home = Directory::open(directory.path()).unwrap();
     let (accesses, ()) = told(&group, || {
         let (reader, writer) = (
@@ -218,8 +218,8 @@ fn a_quietly_opened_file_raises_nothing_in_any_group() {
 
 #[test]
 fn quiet_opening_gives_the_file_of_the_path_while_others_open_it_too() {
-    let Place { directory, path, group: _ } = place();
-    let opener = QuietOpener::new().unwrap();
+    let MarkFixture { directory, path, group: _ } = mark_fixture();
+    let opener = NoNotifyOpener::new().unwrap();
     let home = Directory::open(directory.path()).unwrap();
     let ended = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -245,7 +245,7 @@ fn quiet_opening_gives_the_file_of_the_path_while_others_open_it_too() {
 
 #[test]
 fn a_denied_access_fails_with_an_input_output_error() {
-    let Place { directory: _directory, path, group } = place();
+    let MarkFixture { directory: _directory, path, group } = mark_fixture();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     let file = open(&path);
     std::thread::scope(|scope| {
@@ -258,7 +258,7 @@ fn a_denied_access_fails_with_an_input_output_error() {
 
 #[test]
 fn a_truncation_is_told_from_an_access_of_no_bytes() {
-    let Place { directory: _directory, path, group } = place();
+    let MarkFixture { directory: _directory, path, group } = mark_fixture();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     let empty_read = ["-e", "open F, '<', $ARGV[0]; sysseek F, 8192, 0; sysread F, $b, 0"];
     for (program, arguments, truncates) in
@@ -281,7 +281,7 @@ fn a_truncation_is_told_from_an_access_of_no_bytes() {
 
 #[test]
 fn an_access_waits_for_as_long_as_one_holds_the_group_and_goes_on_after() {
-    let Place { directory: _directory, path, group } = place();
+    let MarkFixture { directory: _directory, path, group } = mark_fixture();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     let held = Group::from_descriptor(group.as_fd().try_clone_to_owned().unwrap());
     let reader = Process::start("cat", &[], &path);
@@ -294,7 +294,7 @@ fn an_access_waits_for_as_long_as_one_holds_the_group_and_goes_on_after() {
 
 #[test]
 fn who_waits_can_be_killed() {
-    let Place { directory: _directory, path, group } = place();
+    let MarkFixture { directory: _directory, path, group } = mark_fixture();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     let mut reader = Process::start("cat", &[], &path);
     let event = next_event(&group);
@@ -307,7 +307,7 @@ fn who_waits_can_be_killed() {
 
 #[test]
 fn what_a_dead_process_read_is_answered_by_its_numbers() {
-    let Place { directory: _directory, path, group } = place();
+    let MarkFixture { directory: _directory, path, group } = mark_fixture();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     let journal = Arc::new(Journal::create().unwrap());
     let (known, unknown) = (Process::start("cat", &[], &path), Process::start("cat", &[], &path));
@@ -363,7 +363,7 @@ fn reads_two_accesses_and_dies() {
 
 #[test]
 fn what_waits_can_be_told_from_its_system_call() {
-    let Place { directory: _directory, path, group } = place();
+    let MarkFixture { directory: _directory, path, group } = mark_fixture();
     group.mark_file(File::open(&path).unwrap()).unwrap();
     let file = open(&path);
     let (device, inode) = rustix::fs::stat(&path).map(|found| (found.st_dev, found.st_ino)).unwrap();
@@ -404,7 +404,7 @@ pub(super) fn is_waiting(process: &Process) -> bool {
 
 #[test]
 fn numbers_that_nobody_read_are_unknown() {
-    let Place { group, .. } = place();
+    let MarkFixture { group, .. } = mark_fixture();
     assert!(!group.answer(3, Verdict::Allow).unwrap());
     assert!(!group.answer(i32::MAX, Verdict::DenyIo).unwrap());
     assert!(group.sweep(1000, Verdict::DenyIo).unwrap().is_empty());
@@ -412,18 +412,18 @@ fn numbers_that_nobody_read_are_unknown() {
 
 #[test]
 fn the_probe_tells_armed_descriptors_from_others() {
-    let Place { directory, path, group } = place();
+    let MarkFixture { directory, path, group } = mark_fixture();
     let probe = Probe::new().unwrap();
     let early = open(&path);
     group.mark_directory(directory.path()).unwrap();
-    group.silence_directory(directory.path()).unwrap();
+    group.ignore_directory(directory.path()).unwrap();
     let late = open(&path);
     for _ in 0..20 {
         assert!(!probe.is_armed(&early).unwrap());
         assert!(probe.is_armed(&late).unwrap());
     }
     // Other groups with a live mark are told of the try: nothing in the file, by this process.
-    group.wake_directory(directory.path()).unwrap();
+    group.unignore_directory(directory.path()).unwrap();
     let (accesses, armed) = told(&group, || probe.is_armed(&late).unwrap());
     assert!(armed);
     assert!(
@@ -438,10 +438,10 @@ fn the_probe_tells_armed_descriptors_from_others() {
 /// A clone and a prepared directory are made at the same time: both look into the same processes.
 #[test]
 fn a_probe_takes_no_other_ones_try_for_its_own() {
-    let Place { directory, path, group } = place();
+    let MarkFixture { directory, path, group } = mark_fixture();
     let early = open(&path);
     group.mark_directory(directory.path()).unwrap();
-    group.silence_directory(directory.path()).unwrap();
+    group.ignore_directory(directory.path()).unwrap();
     let (late, probe, other) = (open(&path), Probe::new().unwrap(), Probe::new().unwrap());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -470,7 +470,7 @@ fn as_many_descriptors_can_be_had_as_are_granted() {
 
 #[test]
 fn a_group_is_closed_in_a_process_that_is_started() {
-    let Place { group, .. } = place();
+    let MarkFixture { group, .. } = mark_fixture();
     let flags = rustix::io::fcntl_getfd(group.as_fd()).unwrap();
     assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
     let _: OwnedFd = group.into();

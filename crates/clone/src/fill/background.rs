@@ -34,9 +34,9 @@ pub struct Background {
 
 impl Background {
     /// Fills `hot` first, in this order, then all files: those by which the source is asked most for what they still
-    /// lack, then the smallest, those that the origin has lost last. Calls `on_file_whole` once for each file when it is
-    /// whole and written back, or when its last name is gone; durable is all of it when [`crate::target::finish`] has
-    /// made it so. Bytes pass through `limiter`. Errors become the filling's failure.
+    /// lack, then the smallest, those that the origin has lost last. Calls `on_file_whole` once for each file when it
+    /// is whole and written back, or when its last name is gone; durable is all of it when [`crate::target::finish`]
+    /// has made it so. Bytes pass through `limiter`. Errors become the filling's failure.
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: no thread can be started.

@@ -12,8 +12,8 @@ use rustix::fs::fstat;
 use super::filling::{FillError, Filling};
 use super::pool::WorkerPool;
 use crate::fanotify::{
-    Access, AccessUnderWay, Event, EventBuffer, Group, GroupNumber, Journal, JournalEntry, JournalSlot, Pulse, Verdict,
-    accesses_under_way, descriptors_max,
+    Access, AccessUnderWay, Event, EventBuffer, Group, GroupNumber, Heartbeat, Journal, JournalEntry, JournalSlot,
+    Verdict, accesses_under_way, descriptors_max,
 };
 use crate::image::FileNumber;
 use crate::{ByteRange, CHUNK_BYTES, CloneError};
@@ -22,7 +22,7 @@ use crate::{ByteRange, CHUNK_BYTES, CloneError};
 const WORKERS: usize = 8;
 /// Accesses that wait for such a thread; the next one waits in the kernel's queue.
 const WAITING_MAX: usize = 256;
-/// The listener's heart beats at least this often.
+/// The listener's heartbeat comes at least this often.
 const BEAT_EVERY: Duration = Duration::from_millis(100);
 /// How soon after the last access of a dead process is settled new ones are read.
 const TAKE_OVER_CHECK: Duration = Duration::from_millis(1);
@@ -71,14 +71,14 @@ impl DemandListener {
         });
         let work = {
             let answerer = Arc::clone(&answerer);
-            WorkerPool::start("clone-demand", WORKERS, WAITING_MAX, move |waiter| answerer.settle(waiter))?
+            WorkerPool::start("clone-demand", WORKERS, WAITING_MAX, move |waiter| answerer.resolve(waiter))?
         };
-        let heart = demand.journal.heart();
-        if heart.is_none() {
-            tracing::warn!("a clone's listener is not watched: too many hearts");
+        let heartbeat = demand.journal.heartbeat_slot();
+        if heartbeat.is_none() {
+            tracing::warn!("a clone's listener is not watched: too many heartbeats");
         }
-        let pulse = Pulse::start(heart)?;
-        let listener = Listener { demand, answerer, pool: work, pulse, stop: Arc::clone(&stop) };
+        let heartbeat = Heartbeat::start(heartbeat)?;
+        let listener = Listener { demand, answerer, pool: work, heartbeat, stop: Arc::clone(&stop) };
         let thread = std::thread::Builder::new()
             .name("clone-listener".to_owned())
             .spawn(move || listener.run(take_over))
@@ -101,14 +101,14 @@ struct Listener {
     demand: DemandGroup,
     answerer: Arc<Answerer>,
     // Ends before the pool, which may take long to end.
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     pool: WorkerPool<Waiter>,
     stop: Arc<AtomicBool>,
 }
 
 impl Listener {
     fn run(&self, take_over: bool) {
-        let beat = || self.pulse.beat();
+        let beat = || self.heartbeat.beat();
         if take_over {
             self.take_over(&beat);
         }
@@ -176,7 +176,7 @@ impl Listener {
                 }
             })
         };
-        // It may take long, and this thread's heart must beat.
+        // It may take long, and this thread's heartbeat must go on.
         std::thread::scope(|scope| {
             let bringing = scope.spawn(bring);
             while !bringing.is_finished() {
@@ -208,7 +208,7 @@ impl Listener {
             (None, _) => Ok(true),
             // It may write: what the kernel takes at once as a rule it takes late when a disk has too much to do.
             (Some(file), Access::Range(range)) => {
-                self.pulse.during(|| self.answerer.filling.try_ensure_now(file, range))
+                self.heartbeat.during(|| self.answerer.filling.try_ensure_now(file, range))
             }
             (Some(_), Access::Truncation { .. }) => Ok(false),
         };
@@ -232,7 +232,7 @@ struct Answerer {
 
 impl Answerer {
     /// Brings what is wanted, however long it takes, and allows the access.
-    fn settle(&self, waiter: Waiter) {
+    fn resolve(&self, waiter: Waiter) {
         let brought = match (waiter.file, waiter.access) {
             (None, _) => Ok(()),
             (Some(file), Access::Range(range)) => self.filling.ensure(file, range),

@@ -38,9 +38,9 @@ pub enum FillError {
 
 /// Whether the caller may be held up.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Patience {
-    Wait,
-    Now,
+enum WaitMode {
+    Blocking,
+    NoWait,
 }
 
 /// One clone's files and where their content comes from.
@@ -141,7 +141,7 @@ impl Filling {
     /// # Errors
     /// [`FillError::Discarded`].
     pub fn ensure(&self, file: FileNumber, range: ByteRange) -> Result<(), FillError> {
-        self.bring(file, range, Purpose::Demand, Patience::Wait).map(|_| ())
+        self.bring(file, range, Purpose::Demand, WaitMode::Blocking).map(|_| ())
     }
 
     /// As [`Filling::ensure`], but false when it would have to wait for a disk, a network or another thread.
@@ -149,11 +149,11 @@ impl Filling {
     /// # Errors
     /// [`FillError::Discarded`].
     pub fn try_ensure_now(&self, file: FileNumber, range: ByteRange) -> Result<bool, FillError> {
-        self.bring(file, range, Purpose::Demand, Patience::Now)
+        self.bring(file, range, Purpose::Demand, WaitMode::NoWait)
     }
 
     pub(super) fn ensure_in_background(&self, file: FileNumber, range: ByteRange) -> Result<(), FillError> {
-        self.bring(file, range, Purpose::Background, Patience::Wait).map(|_| ())
+        self.bring(file, range, Purpose::Background, WaitMode::Blocking).map(|_| ())
     }
 
     /// Whether nothing of `range` is missing.
@@ -302,7 +302,7 @@ impl Filling {
         file: FileNumber,
         range: ByteRange,
         purpose: Purpose,
-        patience: Patience,
+        wait_mode: WaitMode,
     ) -> Result<bool, FillError> {
         self.check()?;
         if self.is_file_filled(file) {
@@ -312,13 +312,13 @@ impl Filling {
         let mut at = chunks.start;
         let mut faulted = false;
         while let Some(first) = self.bitmap.next_missing(at..chunks.end) {
-            if patience == Patience::Now && chunks.end - first > NOW_CHUNKS_MAX {
+            if wait_mode == WaitMode::NoWait && chunks.end - first > NOW_CHUNKS_MAX {
                 return Ok(false);
             }
             at = first;
-            match self.claim(file, first..chunks.end, patience)? {
+            match self.claim(file, first..chunks.end, wait_mode)? {
                 Claiming::Claimed(claim) => {
-                    if !self.fill(file, &claim, purpose, patience)? {
+                    if !self.fill(file, &claim, purpose, wait_mode)? {
                         return Ok(false);
                     }
                     at = claim.chunks.end;
@@ -335,7 +335,7 @@ impl Filling {
     }
 
     /// The first missing chunks among `chunks`, for the caller to fill.
-    fn claim(&self, file: FileNumber, chunks: Range<u64>, patience: Patience) -> Result<Claiming<'_>, FillError> {
+    fn claim(&self, file: FileNumber, chunks: Range<u64>, wait_mode: WaitMode) -> Result<Claiming<'_>, FillError> {
         let shard = self.in_flight.shard(file);
         let mut claimed = shard.lock();
         loop {
@@ -344,7 +344,7 @@ impl Filling {
             // nobody's.
             let Some(first) = self.bitmap.next_missing(chunks.clone()) else { return Ok(Claiming::Nothing) };
             if claimed.iter().any(|claim| claim.contains(&first)) {
-                if patience == Patience::Now {
+                if wait_mode == WaitMode::NoWait {
                     return Ok(Claiming::Busy);
                 }
                 claimed = shard.wait(claimed);
@@ -363,16 +363,16 @@ impl Filling {
         file: FileNumber,
         claim: &Claim<'_>,
         purpose: Purpose,
-        patience: Patience,
+        wait_mode: WaitMode,
     ) -> Result<bool, FillError> {
         let bytes = self.layout.bytes(file, &claim.chunks);
         let length = (bytes.end - bytes.start) as usize;
         let written = BUFFER.with_borrow_mut(|buffer| {
             buffer.resize((RUN_CHUNKS_MAX * CHUNK_BYTES) as usize, 0);
             let content = &mut buffer[..length];
-            match patience {
-                Patience::Wait => self.read_origin(file, &claim.chunks, content)?,
-                Patience::Now => match self.origin.read_now(file, bytes.start, content) {
+            match wait_mode {
+                WaitMode::Blocking => self.read_origin(file, &claim.chunks, content)?,
+                WaitMode::NoWait => match self.origin.read_now(file, bytes.start, content) {
                     Ok(true) => {}
                     Ok(false) => return Ok(false),
                     Err(error) => return Err(self.fail(&self.reason("read the frozen content of", file, &error))),

@@ -25,7 +25,8 @@ impl Descriptors {
     /// Promises `files` open files `times` over, for a clone of `data_directory`.
     ///
     /// # Errors
-    /// [`CloneError::TooManyFiles`]: there would be too few left for the kernel's questions, and it would deny the database's accesses.
+    /// [`CloneError::TooManyFiles`]: there would be too few left for the kernel's questions, and it would deny the
+    /// database's accesses.
     pub fn promise(&self, data_directory: &Path, files: usize, times: usize) -> Result<Promise, CloneError> {
         let count = files as u64 * times as u64;
         let mut promised = lock(&self.promised);

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use onecopy_postgres::{ConnectionParameters, ServiceUser, kill_processes_of, processes_of};
 
 use super::Hydrator;
-use super::in_work::{CloneInWork, Running};
+use super::clone_job::{CloneJob, Running};
+use super::keeper_client::copy_of;
 use super::record::kept_name;
-use super::safekeeping::copy_of;
 use crate::CloneError;
 use crate::fanotify::Group;
 use crate::keeper::Kept;
 use crate::plan::Plan;
 use crate::recovery::slot;
 use crate::service::{CloneState, Rendezvous, state_without_service};
-use crate::target::{self, Marker, Owner, Place};
+use crate::target::{self, CloneLocation, Marker, Owner};
 
 /// Accesses that the kernel was just about to ask for when the marks went are still answered for so long.
 const LINGER: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 500 });
@@ -30,11 +30,11 @@ const SLOT_TIMEOUT: Duration = Duration::from_secs(30);
 const SLOT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Makes a filled clone an ordinary directory, of which nothing here knows any more.
-pub async fn finish(hydrator: Arc<Hydrator>, clone: Arc<CloneInWork>) {
+pub async fn finish(hydrator: Arc<Hydrator>, clone: Arc<CloneJob>) {
     let Some(running) = clone.begin_finish() else { return };
     let work = Arc::clone(&running);
     let made_whole = blocking(move || {
-        target::finish(&work.place, work.major_version)?;
+        target::finish(&work.location, work.major_version)?;
         work.group.flush()
     });
     if let Err(error) = made_whole.await {
@@ -62,7 +62,7 @@ pub async fn finish(hydrator: Arc<Hydrator>, clone: Arc<CloneInWork>) {
 }
 
 /// Removes a clone that will not be whole, with its server and its slot, and says why to those who watch.
-pub async fn discard(hydrator: Arc<Hydrator>, clone: Arc<CloneInWork>, reason: String) {
+pub async fn discard(hydrator: Arc<Hydrator>, clone: Arc<CloneJob>, reason: String) {
     let Some(running) = clone.begin_end() else { return };
     tracing::error!(target = %clone.plan.target.display(), reason, "discarded");
     let progress = running.as_ref().map(|running| running.filling.progress()).unwrap_or_default();
@@ -171,22 +171,22 @@ pub async fn remove(remains: Remains, running: Option<Arc<Running>>) -> Result<R
             Owner::Other => return Ok(Removal::NotOurs),
         }
         let user = ServiceUser::resolve(Some(&remains.user_name))?;
-        let place = Place { directory: remains.directory, tablespaces: remains.tablespaces, user };
+        let location = CloneLocation { directory: remains.directory, tablespaces: remains.tablespaces, user };
         // They are elsewhere when a service was killed that was about to move a prepared directory: its marker tells.
-        let marker = Marker::read(&place.directory)?;
-        if let Some(marker) = marker.filter(|marker| marker.tablespaces != place.tablespaces) {
-            target::remove_tablespaces(&marker.tablespaces, &place.user)?;
+        let marker = Marker::read(&location.directory)?;
+        if let Some(marker) = marker.filter(|marker| marker.tablespaces != location.tablespaces) {
+            target::remove_tablespaces(&marker.tablespaces, &location.user)?;
         }
         if remains.has_planned_tablespaces {
-            target::remove_ungiven(&place.tablespaces, &place.user)?;
+            target::remove_ungiven(&location.tablespaces, &location.user)?;
         }
-        target::remove(&place)?;
+        target::remove(&location)?;
         // A server that was started while its directory went is killed, and what it made is removed.
-        if processes_of(&place.directory).is_empty() {
+        if processes_of(&location.directory).is_empty() {
             return Ok(Removal::Gone);
         }
-        kill_server(&place.directory, &place.user)?;
-        target::remove(&place).map(|()| Removal::Gone)
+        kill_server(&location.directory, &location.user)?;
+        target::remove(&location).map(|()| Removal::Gone)
     })
     .await
 }
@@ -276,7 +276,7 @@ mod tests {
     async fn a_prepared_directory_that_was_moved_half_way_is_removed_as_a_whole() {
         let (here, elsewhere) = (home(&std::env::temp_dir()), home(Path::new("/dev/shm")));
         let user = ServiceUser::resolve(None).expect("an account");
-        let spare = Place {
+        let spare = CloneLocation {
             directory: here.path().join("spare"),
             tablespaces: here.path().join("spare.tablespaces"),
             user: user.clone(),

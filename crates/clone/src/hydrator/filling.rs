@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::in_work::{CloneInWork, Content, Running};
+use super::clone_job::{CloneJob, Content, Running};
 use super::{Hydrator, ending};
 use crate::fill::Background;
 use crate::image::FileNumber;
@@ -15,7 +15,7 @@ pub(super) const HOT_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Hydrator {
     /// Begins to fill a clone's files, in the background.
-    pub(super) fn fill_in_background(self: &Arc<Self>, clone: Arc<CloneInWork>, running: Arc<Running>) {
+    pub(super) fn fill_in_background(self: &Arc<Self>, clone: Arc<CloneJob>, running: Arc<Running>) {
         let hydrator = Arc::clone(self);
         tokio::spawn(async move {
             let hot = hydrator.hot_ranges(&clone, &running).await;
@@ -26,17 +26,17 @@ impl Hydrator {
     }
 
     /// What the source uses most; nothing where that is not wanted, or not found out in time.
-    async fn hot_ranges(&self, clone: &CloneInWork, running: &Running) -> Vec<(FileNumber, ByteRange)> {
+    async fn hot_ranges(&self, clone: &CloneJob, running: &Running) -> Vec<(FileNumber, ByteRange)> {
         let source = &clone.plan.source;
         if clone.plan.fill.warm == Warm::Off {
             return Vec::new();
         }
         let hot = async {
             match &running.origin {
-                Content::Here(_) => {
+                Content::Local(_) => {
                     warm::hot_ranges(&source.connection, running.filling.image(), &source.data_directory).await
                 }
-                Content::Elsewhere(origin) => origin.hot_ranges().await,
+                Content::Remote(origin) => origin.hot_ranges().await,
             }
         };
         tokio::time::timeout(HOT_TIMEOUT, hot).await.unwrap_or_else(|_| {

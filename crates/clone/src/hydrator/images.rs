@@ -28,7 +28,7 @@ use crate::service::Rendezvous;
 use crate::source::Source;
 use crate::{CloneError, warm};
 
-pub use kept::{ImageRecord, ResumedImage, bury};
+pub use kept::{ImageRecord, ResumedImage, clean_up};
 
 /// How often it is looked whether sessions are over.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -282,7 +282,7 @@ impl Images {
 }
 
 /// Ends sessions that nobody reads, that cannot be kept, whose clone cannot catch up.
-pub async fn attend(sessions: Arc<Sessions>) {
+pub async fn supervise(sessions: Arc<Sessions>) {
     loop {
         tokio::time::sleep(LOOK_INTERVAL).await;
         sessions.expire();

@@ -9,21 +9,21 @@
 //! One thread serves the socket and speaks SQL; what may take long runs on threads of its own; each clone and the
 //! source have a listener.
 
-mod attending;
-mod burial;
+mod cleanup;
+mod clone_job;
 #[cfg(test)]
 mod deaths;
 mod descriptors;
 mod ending;
 mod filling;
 mod images;
-mod in_work;
+mod keeper_client;
 mod making;
 mod rate;
 mod record;
-mod safekeeping;
 mod server;
 mod spare;
+mod supervision;
 mod takeover;
 
 use std::collections::VecDeque;
@@ -43,13 +43,13 @@ use crate::network::server::Sessions;
 use crate::plan::Plan;
 use crate::service::{Event, KEPT_LISTENER, Progress, Rendezvous, SpareWanted};
 use crate::source::Source;
-use burial::Unfinished;
+use cleanup::Unfinished;
+use clone_job::{CloneJob, Running, Stage};
 use descriptors::{Descriptors, Promise};
 use images::Images;
-use in_work::{CloneInWork, Running, Stage};
+use keeper_client::KeeperClient;
 use making::{News, Order};
 use record::kept_name;
-use safekeeping::Safekeeping;
 use spare::{SPARE_KEPT, Spare};
 
 /// Clones that are over and can still be asked about, at most.
@@ -61,9 +61,9 @@ const KEPT_PARTS: [&str; 5] = ["limit", STATE_SUFFIX, "group", BITMAP_SUFFIX, "v
 /// All that this process has.
 pub struct Hydrator {
     rendezvous: Rendezvous,
-    safekeeping: Safekeeping,
+    keeper_client: KeeperClient,
     journal: Arc<Journal>,
-    clones: Mutex<Vec<Arc<CloneInWork>>>,
+    clones: Mutex<Vec<Arc<CloneJob>>>,
     next_number: AtomicU64,
     orders: Mutex<VecDeque<Order>>,
     ordered: Notify,
@@ -90,64 +90,64 @@ pub struct Hydrator {
 /// [`CloneError`]: it cannot begin, or not go on where the one before died; what was begun is then to be buried.
 pub fn run(directory: PathBuf, channel: Channel) -> Result<(), CloneError> {
     raise_descriptors_max()?;
-    let (safekeeping, kept) = Safekeeping::take_over(channel)?;
+    let (keeper_client, kept) = KeeperClient::take_over(channel)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(CloneError::kernel("start the runtime"))?;
-    runtime.block_on(serve(Rendezvous::at(directory), safekeeping, kept))
+    runtime.block_on(serve(Rendezvous::at(directory), keeper_client, kept))
 }
 
 /// Removes what cannot become whole, with its servers and slots, and the service's directory.
 ///
 /// # Errors
 /// [`CloneError`]: something is left.
-pub fn bury(directory: PathBuf, channel: Channel) -> Result<(), CloneError> {
-    let (_, kept) = Safekeeping::take_over(channel)?;
+pub fn clean_up(directory: PathBuf, channel: Channel) -> Result<(), CloneError> {
+    let (_, kept) = KeeperClient::take_over(channel)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(CloneError::kernel("start the runtime"))?;
     runtime.block_on(async {
         let rendezvous = Rendezvous::at(directory);
-        images::bury(&kept).await;
+        images::clean_up(&kept).await;
         let recorded: Vec<_> = record::Record::all(&kept).into_iter().map(|record| record.plan.target).collect();
-        burial::bury_records(&rendezvous, &kept).await?;
-        burial::bury_targets(&rendezvous, &recorded).await?;
+        cleanup::clean_up_records(&rendezvous, &kept).await?;
+        cleanup::clean_up_targets(&rendezvous, &recorded).await?;
         rendezvous.remove()
     })
 }
 
-async fn serve(rendezvous: Rendezvous, safekeeping: Safekeeping, kept: Kept) -> Result<(), CloneError> {
+async fn serve(rendezvous: Rendezvous, keeper_client: KeeperClient, kept: Kept) -> Result<(), CloneError> {
     let journal = match kept.contains_key(JOURNAL) {
-        true => Journal::open(safekeeping::copy_of(&kept, JOURNAL)?)?,
+        true => Journal::open(keeper_client::copy_of(&kept, JOURNAL)?)?,
         false => Journal::create()?,
     };
-    safekeeping.keep(JOURNAL, &journal);
-    let listener = std::os::unix::net::UnixListener::from(safekeeping::copy_of(&kept, KEPT_LISTENER)?);
+    keeper_client.keep(JOURNAL, &journal);
+    let listener = std::os::unix::net::UnixListener::from(keeper_client::copy_of(&kept, KEPT_LISTENER)?);
     let listen = || {
         listener.set_nonblocking(true)?;
         UnixListener::from_std(listener)
     };
     let listener = listen().map_err(CloneError::file("listen at", rendezvous.socket()))?;
-    let hydrator = Hydrator::new(rendezvous, safekeeping, journal);
+    let hydrator = Hydrator::new(rendezvous, keeper_client, journal);
     // Both may take longer than a thread may stand still.
     let beginning = Arc::clone(&hydrator);
     let mut begun = tokio::spawn(async move { takeover::take_over(&beginning, &kept).await });
-    let heart = hydrator.journal.heart();
+    let heartbeat = hydrator.journal.heartbeat_slot();
     let begun = loop {
-        if let Some(heart) = &heart {
-            heart.beat();
+        if let Some(heartbeat) = &heartbeat {
+            heartbeat.beat();
         }
         // Somebody waits for an answer: no longer than it takes.
         if let Ok(begun) = tokio::time::timeout(server::LOOK_INTERVAL, &mut begun).await {
             break begun;
         }
     };
-    drop(heart);
+    drop(heartbeat);
     begun.map_err(|error| CloneError::kernel("begin")(std::io::Error::other(error)))??;
     hydrator.journal.note_takeover();
     let tasks = [
         tokio::spawn(making::make_orders(Arc::clone(&hydrator))),
-        tokio::spawn(attending::attend(Arc::clone(&hydrator))),
-        tokio::spawn(attending::watch_slots(Arc::clone(&hydrator))),
-        tokio::spawn(images::attend(Arc::clone(&hydrator.sessions))),
+        tokio::spawn(supervision::supervise(Arc::clone(&hydrator))),
+        tokio::spawn(supervision::watch_slots(Arc::clone(&hydrator))),
+        tokio::spawn(images::supervise(Arc::clone(&hydrator.sessions))),
         tokio::spawn(spare::provide(Arc::clone(&hydrator))),
     ];
     server::serve(&hydrator, listener).await;
@@ -159,14 +159,14 @@ async fn serve(rendezvous: Rendezvous, safekeeping: Safekeeping, kept: Kept) -> 
 
 impl Hydrator {
     /// One that has nothing to do yet.
-    fn new(rendezvous: Rendezvous, safekeeping: Safekeeping, journal: Journal) -> Arc<Hydrator> {
+    fn new(rendezvous: Rendezvous, keeper_client: KeeperClient, journal: Journal) -> Arc<Hydrator> {
         Arc::new_cyclic(|hydrator| {
             let (images, sessions) = Images::of(Weak::clone(hydrator));
             Hydrator {
                 images,
                 sessions,
                 rendezvous,
-                safekeeping,
+                keeper_client,
                 journal: Arc::new(journal),
                 clones: Mutex::default(),
                 next_number: AtomicU64::new(1),
@@ -211,7 +211,7 @@ impl Hydrator {
         news
     }
 
-    fn add(&self, clone: Arc<CloneInWork>) {
+    fn add(&self, clone: Arc<CloneJob>) {
         let mut clones = lock(&self.clones);
         let over = clones.iter().filter(|clone| clone.is_over()).count();
         if over > OVER_MAX
@@ -224,11 +224,11 @@ impl Hydrator {
         clones.push(clone);
     }
 
-    fn clones(&self) -> Vec<Arc<CloneInWork>> {
+    fn clones(&self) -> Vec<Arc<CloneJob>> {
         lock(&self.clones).clone()
     }
 
-    fn find(&self, target: &Path) -> Option<Arc<CloneInWork>> {
+    fn find(&self, target: &Path) -> Option<Arc<CloneJob>> {
         lock(&self.clones).iter().rev().find(|clone| clone.is_at(target)).cloned()
     }
 
@@ -245,7 +245,7 @@ impl Hydrator {
         self.clones().iter().map(|clone| clone.progress()).collect()
     }
 
-    fn known(&self, target: &Path) -> Result<Arc<CloneInWork>, CloneError> {
+    fn known(&self, target: &Path) -> Result<Arc<CloneJob>, CloneError> {
         self.find(target).ok_or_else(|| self.refuse(format!("{} is no clone of this service", target.display())))
     }
 
@@ -287,12 +287,12 @@ impl Hydrator {
 
     /// The keeper holds a part of a clone from now on.
     fn keep(&self, number: u64, part: &str, file: impl AsFd) {
-        self.safekeeping.keep(&kept_name(number, part), file);
+        self.keeper_client.keep(&kept_name(number, part), file);
     }
 
     /// The keeper closes what it held of a clone.
-    fn forget(&self, clone: &CloneInWork) {
-        KEPT_PARTS.iter().for_each(|part| self.safekeeping.forget(&kept_name(clone.number, part)));
+    fn forget(&self, clone: &CloneJob) {
+        KEPT_PARTS.iter().for_each(|part| self.keeper_client.forget(&kept_name(clone.number, part)));
     }
 
     /// Writes down where something lies that would have to be removed if keeper and hydrator were killed.
@@ -310,13 +310,13 @@ impl Hydrator {
             Unfinished { target, tablespaces, source: None, slot: None }
         };
         targets.extend(lock(&self.spare).directory().map(prepared));
-        burial::write_targets(&self.rendezvous, &targets);
+        cleanup::write_targets(&self.rendezvous, &targets);
     }
 
     fn set_spare(&self, wanted: Option<SpareWanted>) -> Result<(), CloneError> {
         match &wanted {
-            Some(wanted) => self.safekeeping.keep(SPARE_KEPT, record::to_memory(wanted)?),
-            None => self.safekeeping.forget(SPARE_KEPT),
+            Some(wanted) => self.keeper_client.keep(SPARE_KEPT, record::to_memory(wanted)?),
+            None => self.keeper_client.forget(SPARE_KEPT),
         }
         lock(&self.spare).set_wanted(wanted);
         self.spare_changed.notify_one();

@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(at(10, 1_500_000), 50_000_000);
         assert_eq!(at(1000, 2_000_000), 1_000_000);
         assert_eq!(at(5000, 6_000_000), 1_000_000);
-        assert_eq!(at(60_000, 7_000_000), 0, "a long silence");
+        assert_eq!(at(60_000, 7_000_000), 0, "a long pause");
         for step in 1..10_000 {
             at(60_000 + step, 7_000_000 + step * 4000);
         }

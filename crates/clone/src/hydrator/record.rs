@@ -25,14 +25,14 @@ pub struct Record {
     pub plan: Plan,
     /// Where its content comes from, from the beginning on; none: from this host.
     #[serde(default)]
-    pub elsewhere: Option<Elsewhere>,
+    pub elsewhere: Option<RemoteImage>,
     /// What there is of it; none while its directory is being made: then it cannot be gone on with.
-    pub made: Option<Made>,
+    pub made: Option<RunnableClone>,
 }
 
 /// An image on another host.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Elsewhere {
+pub struct RemoteImage {
     /// The host.
     pub host: RemoteHost,
     /// Which image; none until the clone is made from it.
@@ -41,7 +41,7 @@ pub struct Elsewhere {
 
 /// What there is of a clone that can run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Made {
+pub struct RunnableClone {
     /// What it shall hold.
     pub image: Image,
     /// Which files are filled, in the image's order.
@@ -118,7 +118,7 @@ mod tests {
         let plan = SourceHost::new(&[1], 1, directory.path(), Duration::from_secs(1)).plan();
         let host = RemoteHost { address: "db1:6440".to_owned(), keys: "/keys".into(), certificate: None };
         for session in [None, Some(SessionId::generate().unwrap())] {
-            let elsewhere = Some(Elsewhere { host: host.clone(), session });
+            let elsewhere = Some(RemoteImage { host: host.clone(), session });
             let record = Record { number: 7, plan: plan.clone(), elsewhere, made: None };
             let read: Record = from_memory(to_memory(&record).unwrap()).unwrap();
             let elsewhere = read.elsewhere.expect("of another host");

@@ -14,7 +14,7 @@ use crate::service::{Connection, Event, Request, WATCH_INTERVAL};
 
 /// With nothing to do and nobody connected for so long, the service ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often it is looked whether there is something to do, and the heart beats.
+/// How often it is looked whether there is something to do, and the heartbeat is sent.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// Connections at once; a further one waits.
 const CONNECTIONS_MAX: usize = 256;
@@ -24,7 +24,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Serves until there is nothing to do.
 pub async fn serve(hydrator: &Arc<Hydrator>, listener: UnixListener) {
     let connections = Arc::new(AtomicUsize::new(0));
-    let heart = hydrator.journal.heart();
+    let heartbeat = hydrator.journal.heartbeat_slot();
     let mut look = tokio::time::interval(LOOK_INTERVAL);
     let mut busy = Instant::now();
     while busy.elapsed() < IDLE_TIMEOUT {
@@ -48,8 +48,8 @@ pub async fn serve(hydrator: &Arc<Hydrator>, listener: UnixListener) {
             },
             _ = look.tick() => {}
         }
-        if let Some(heart) = &heart {
-            heart.beat();
+        if let Some(heartbeat) = &heartbeat {
+            heartbeat.beat();
         }
         if hydrator.is_busy() || connections.load(Ordering::Relaxed) > 0 {
             busy = Instant::now();

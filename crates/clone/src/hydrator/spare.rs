@@ -12,7 +12,7 @@ use crate::CloneError;
 use crate::image::Image;
 use crate::plan::Plan;
 use crate::service::SpareWanted;
-use crate::target::{Marker, Place, Skeleton};
+use crate::target::{CloneLocation, Marker, Skeleton};
 
 /// The name under which the keeper holds what is wanted.
 pub const SPARE_KEPT: &str = "spare";
@@ -40,15 +40,15 @@ impl Spare {
 
     /// Where one is or will be.
     pub fn directory(&self) -> Option<PathBuf> {
-        let place = self.skeleton.as_ref().map(|skeleton| skeleton.place().directory.clone());
-        place.or_else(|| self.wanted.as_ref().map(|wanted| wanted.directory.clone()))
+        let location = self.skeleton.as_ref().map(|skeleton| skeleton.location().directory.clone());
+        location.or_else(|| self.wanted.as_ref().map(|wanted| wanted.directory.clone()))
     }
 
     /// One that is there and is not what is wanted.
     fn take_unwanted(&mut self) -> Option<Skeleton> {
         let wanted = self.wanted.as_ref().map(|wanted| (&wanted.directory, wanted.user_name.as_str()));
-        let place = self.skeleton.as_ref()?.place();
-        if wanted == Some((&place.directory, place.user.name())) {
+        let location = self.skeleton.as_ref()?.location();
+        if wanted == Some((&location.directory, location.user.name())) {
             return None;
         }
         self.skeleton.take()
@@ -91,17 +91,17 @@ async fn make(hydrator: &Arc<Hydrator>, wanted: &SpareWanted) -> Result<Skeleton
         let _promise = promise;
         let user = ServiceUser::resolve(Some(&wanted.user_name))?;
         let tablespaces = tablespaces_of(&wanted.directory);
-        let place = Place { directory: wanted.directory, tablespaces, user };
+        let location = CloneLocation { directory: wanted.directory, tablespaces, user };
         let marker = Marker {
             made_by: format!("onecopy {}", env!("CARGO_PKG_VERSION")),
             source_data_directory: wanted.source.data_directory.clone(),
-            tablespaces: place.tablespaces.clone(),
+            tablespaces: location.tablespaces.clone(),
             user_name: wanted.user_name,
             service_directory,
             slot: None,
             source: wanted.source.connection,
         };
-        Skeleton::make(place, Arc::new(image), &marker)
+        Skeleton::make(location, Arc::new(image), &marker)
     })
     .await
 }
@@ -114,13 +114,13 @@ pub fn tablespaces_of(directory: &Path) -> PathBuf {
 }
 
 async fn remove(hydrator: &Hydrator, skeleton: Skeleton) {
-    let place = skeleton.place().clone();
+    let location = skeleton.location().clone();
     drop(skeleton);
     let remains = Remains {
-        directory: place.directory,
-        tablespaces: place.tablespaces,
+        directory: location.directory,
+        tablespaces: location.tablespaces,
         has_planned_tablespaces: true,
-        user_name: place.user.name().to_owned(),
+        user_name: location.user.name().to_owned(),
         service_directory: hydrator.rendezvous.directory().to_owned(),
     };
     if let Err(error) = ending::remove(remains, None).await {
@@ -132,8 +132,8 @@ impl Hydrator {
     /// The prepared directory, if a clone of this plan can have it; the next one is then begun.
     pub(super) fn take_spare(self: &Arc<Self>, plan: &Plan) -> Option<Skeleton> {
         let mut spare = lock(&self.spare);
-        let place = spare.skeleton.as_ref()?.place();
-        let fits = place.user.name() == plan.user_name && same_device(&place.directory, &plan.target);
+        let location = spare.skeleton.as_ref()?.location();
+        let fits = location.user.name() == plan.user_name && same_device(&location.directory, &plan.target);
         let skeleton = if fits { spare.skeleton.take() } else { None };
         if skeleton.is_some() {
             let hydrator = Arc::clone(self);

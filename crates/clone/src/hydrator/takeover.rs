@@ -11,16 +11,16 @@ use std::sync::{Arc, Mutex};
 use onecopy_postgres::{Directory, InheritedDescriptor};
 use rustix::fs::{Mode, OFlags};
 
+use super::clone_job::{CloneJob, Content, Running, Threads};
 use super::ending::{self, blocking};
 use super::images::{ImageRecord, ResumedImage};
-use super::in_work::{CloneInWork, Content, Running, Threads};
+use super::keeper_client::copy_of;
 use super::making::{SOURCE_GROUP_KEPT, dialler};
-use super::record::{Elsewhere, Limit, Made, Record, from_memory, kept_name};
-use super::safekeeping::copy_of;
+use super::record::{Limit, Record, RemoteImage, RunnableClone, from_memory, kept_name};
 use super::spare::SPARE_KEPT;
-use super::{Hydrator, burial, lock};
+use super::{Hydrator, cleanup, lock};
 use crate::CloneError;
-use crate::fanotify::{Group, QuietOpener, Verdict, descriptors_max};
+use crate::fanotify::{Group, NoNotifyOpener, Verdict, descriptors_max};
 use crate::fill::{FillProgress, Filling, Limiter, SharedBitmap};
 use crate::floor::SourceDisks;
 use crate::image::{FileIdentity, FileNumber, Image};
@@ -29,13 +29,13 @@ use crate::network::client::RemoteOrigin;
 use crate::plan::Plan;
 use crate::service::CloneState;
 use crate::source::{Follower, Source, SourceFiles};
-use crate::target::{Place, VERSION_DESCRIPTOR_NUMBER};
+use crate::target::{CloneLocation, VERSION_DESCRIPTOR_NUMBER};
 
 /// A clone that can be gone on with.
 struct Resumable {
     limit_bytes_per_second: Option<u64>,
-    clone: Arc<CloneInWork>,
-    made: Made,
+    clone: Arc<CloneJob>,
+    made: RunnableClone,
     filling: Arc<Filling>,
     origin: Content,
     group: Arc<Group>,
@@ -57,7 +57,7 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &Kept) -> Result<(), Clon
     let (mut resumable, mut whole, mut lost) = (Vec::new(), Vec::new(), Vec::new());
     for Record { number, plan, elsewhere, made } in records {
         let host = elsewhere.as_ref().map(|elsewhere| elsewhere.host.clone());
-        let clone = Arc::new(CloneInWork::new(number, plan, host));
+        let clone = Arc::new(CloneJob::new(number, plan, host));
         hydrator.add(Arc::clone(&clone));
         match made {
             None => lost.push((clone, "its service died while it was being made".to_owned())),
@@ -96,7 +96,7 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &Kept) -> Result<(), Clon
         hydrator.set_spare(Some(wanted))?;
     }
     let living: Vec<_> = hydrator.clones().iter().map(|clone| clone.plan.target.clone()).collect();
-    if let Err(error) = burial::bury_targets(&hydrator.rendezvous, &living).await {
+    if let Err(error) = cleanup::clean_up_targets(&hydrator.rendezvous, &living).await {
         tracing::error!(%error, "something that was left behind could not be removed");
     }
     hydrator.write_targets();
@@ -104,9 +104,9 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &Kept) -> Result<(), Clon
 }
 
 async fn reopen(
-    clone: Arc<CloneInWork>,
-    made: Made,
-    elsewhere: Option<Elsewhere>,
+    clone: Arc<CloneJob>,
+    made: RunnableClone,
+    elsewhere: Option<RemoteImage>,
     kept: &Kept,
 ) -> Result<Resumable, CloneError> {
     let part = |part: &str| copy_of(kept, &kept_name(clone.number, part));
@@ -119,20 +119,20 @@ async fn reopen(
         let image = Arc::new(made.image.clone());
         let files = open_targets(&plan, &made)?;
         let origin = match elsewhere {
-            None => Content::Here(Arc::new(SourceFiles::reopen(&plan.source.data_directory, &image, |_| true)?)),
-            Some(Elsewhere { host, session }) => {
+            None => Content::Local(Arc::new(SourceFiles::reopen(&plan.source.data_directory, &image, |_| true)?)),
+            Some(RemoteImage { host, session }) => {
                 let unknown = || std::io::Error::other("its image on the other host is not known; make it again");
                 let session = session.ok_or_else(unknown).map_err(CloneError::kernel("go on"))?;
                 let dialler = dialler(&host, &plan)?;
-                Content::Elsewhere(Arc::new(RemoteOrigin::resume(dialler, session, Arc::clone(&image))?))
+                Content::Remote(Arc::new(RemoteOrigin::resume(dialler, session, Arc::clone(&image))?))
             }
         };
         let filling = Filling::new(image, files, origin.origin(), SharedBitmap::open(bitmap)?)?;
         let filling = match &origin {
-            Content::Here(_) => filling.beside(SourceDisks::of(&plan.source.data_directory)?),
-            Content::Elsewhere(_) => filling,
+            Content::Local(_) => filling.beside(SourceDisks::of(&plan.source.data_directory)?),
+            Content::Remote(_) => filling,
         };
-        if let Content::Elsewhere(origin) = &origin {
+        if let Content::Remote(origin) = &origin {
             origin.acknowledge(filling.bitmap())?;
         }
         for number in numbers(filling.image()).filter(|number| filling.is_file_filled(*number)) {
@@ -147,9 +147,9 @@ async fn reopen(
 
 /// The clone's files, so that our accesses raise nothing. In the place of one that its server has removed stands an
 /// empty one without a name, which needs no content.
-fn open_targets(plan: &Plan, made: &Made) -> Result<Vec<File>, CloneError> {
-    let quiet = QuietOpener::new()?;
-    let directory = Place::of(plan)?.open()?;
+fn open_targets(plan: &Plan, made: &RunnableClone) -> Result<Vec<File>, CloneError> {
+    let quiet = NoNotifyOpener::new()?;
+    let directory = CloneLocation::of(plan)?.open()?;
     let mut files = Vec::with_capacity(made.image.files.len());
     for (listed, identity) in made.image.files.iter().zip(&made.targets) {
         let found = match quiet.open(&directory, &listed.path, true) {
@@ -221,7 +221,7 @@ async fn take_over_source(hydrator: &Hydrator, kept: &Kept, followings: Followin
             group.sweep(i32::try_from(descriptors_max()).unwrap_or(i32::MAX), Verdict::Allow)
         });
         released.await?;
-        hydrator.safekeeping.forget(SOURCE_GROUP_KEPT);
+        hydrator.keeper_client.forget(SOURCE_GROUP_KEPT);
         return Ok(());
     };
     let (journal, clones) = (Arc::clone(&hydrator.journal), followers.len());
@@ -237,7 +237,7 @@ fn resume(hydrator: &Arc<Hydrator>, parts: Resumable) -> Result<(), CloneError> 
     tracing::warn!(target = %clone.plan.target.display(), "goes on with a clone");
     let listener = hydrator.listen(&clone, &group, &filling, true)?;
     let running = Arc::new(Running {
-        place: Place::of(&clone.plan)?,
+        location: CloneLocation::of(&clone.plan)?,
         major_version: made.major_version,
         consistent_at: made.consistent_at,
         version: InheritedDescriptor { descriptor: Arc::new(version), number: VERSION_DESCRIPTOR_NUMBER },

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Where in a data directory one is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum DirectoryKind {
     /// The data directory itself.
     Top,
     /// `base`, or a tablespace's directory of this version: holds databases.
@@ -65,65 +65,65 @@ const UNFINISHED_SUFFIX: &str = ".new";
 
 /// What becomes of the file at `path` from the data directory of a server of `major_version`.
 pub(crate) fn treatment(path: &Path, major_version: &str) -> Treatment {
-    let place = path.parent().and_then(|parent| Place::of(parent, major_version));
+    let directory_kind = path.parent().and_then(|parent| DirectoryKind::of(parent, major_version));
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    place.map_or(Treatment::Skip, |place| place.treat(&name))
+    directory_kind.map_or(Treatment::Skip, |directory_kind| directory_kind.treat(&name))
 }
 
 /// Whether a clone needs the directory at `path` from the data directory of a server of `major_version`.
 pub(crate) fn is_needed(path: &Path, major_version: &str) -> bool {
-    Place::of(path, major_version).is_some()
+    DirectoryKind::of(path, major_version).is_some()
 }
 
-impl Place {
+impl DirectoryKind {
     /// What place the directory at `path` from the data directory is; none when a clone does not need it.
-    fn of(path: &Path, major_version: &str) -> Option<Place> {
+    fn of(path: &Path, major_version: &str) -> Option<DirectoryKind> {
         let mut parts = path.components().map(|part| part.as_os_str().to_string_lossy());
-        parts.try_fold(Place::Top, |place, name| place.enter(&name, major_version))
+        parts.try_fold(DirectoryKind::Top, |directory_kind, name| directory_kind.enter(&name, major_version))
     }
 
     /// What place the directory `name` is; none when a clone does not need it.
-    pub(super) fn enter(self, name: &str, major_version: &str) -> Option<Place> {
+    pub(super) fn enter(self, name: &str, major_version: &str) -> Option<DirectoryKind> {
         if is_temporary_directory(name) {
             return None;
         }
         match self {
-            Place::Top => Place::enter_top(name),
-            Place::Databases => Some(Place::Database),
-            Place::Tablespaces => Some(Place::Tablespace),
-            Place::Tablespace => is_version_directory(name, major_version).then_some(Place::Databases),
-            Place::Log => Some(Place::Hollow),
-            Place::Hollow => None,
-            Place::States => Some(Place::States),
+            DirectoryKind::Top => DirectoryKind::enter_top(name),
+            DirectoryKind::Databases => Some(DirectoryKind::Database),
+            DirectoryKind::Tablespaces => Some(DirectoryKind::Tablespace),
+            DirectoryKind::Tablespace => is_version_directory(name, major_version).then_some(DirectoryKind::Databases),
+            DirectoryKind::Log => Some(DirectoryKind::Hollow),
+            DirectoryKind::Hollow => None,
+            DirectoryKind::States => Some(DirectoryKind::States),
             // Made here, as a file.
-            Place::Global if name == "pg_control" => None,
+            DirectoryKind::Global if name == "pg_control" => None,
             // PostgreSQL makes no directories in these: somebody else's.
-            Place::Database | Place::Global | Place::Other => Some(Place::Other),
+            DirectoryKind::Database | DirectoryKind::Global | DirectoryKind::Other => Some(DirectoryKind::Other),
         }
     }
 
-    fn enter_top(name: &str) -> Option<Place> {
+    fn enter_top(name: &str) -> Option<DirectoryKind> {
         Some(match name {
-            "base" => Place::Databases,
-            "global" => Place::Global,
-            "pg_tblspc" => Place::Tablespaces,
-            "pg_xact" | "pg_multixact" | "pg_commit_ts" => Place::States,
-            "pg_wal" => Place::Log,
+            "base" => DirectoryKind::Databases,
+            "global" => DirectoryKind::Global,
+            "pg_tblspc" => DirectoryKind::Tablespaces,
+            "pg_xact" | "pg_multixact" | "pg_commit_ts" => DirectoryKind::States,
+            "pg_wal" => DirectoryKind::Log,
             "pg_dynshmem" | "pg_notify" | "pg_replslot" | "pg_serial" | "pg_snapshots" | "pg_stat_tmp"
-            | "pg_subtrans" => Place::Hollow,
+            | "pg_subtrans" => DirectoryKind::Hollow,
             // The usual names of a server's own log; it can be larger than the data.
-            "log" | "pg_log" => Place::Hollow,
+            "log" | "pg_log" => DirectoryKind::Hollow,
             // Where the data directory is a file system's root.
             "lost+found" => return None,
             // A file of this name is made in every clone, or decides whether and how its server starts.
             _ if name.starts_with("onecopy.") || is_of_server(name) => return None,
-            _ => Place::Other,
+            _ => DirectoryKind::Other,
         })
     }
 
     /// Whether a link is as good as the directory that it leads to: what is in it is not read.
     pub(super) fn may_be_link(self) -> bool {
-        matches!(self, Place::Log | Place::Hollow)
+        matches!(self, DirectoryKind::Log | DirectoryKind::Hollow)
     }
 
     /// What becomes of the file `name`; what `unlogged` decides is not asked here.
@@ -132,13 +132,15 @@ impl Place {
             return Treatment::Skip;
         }
         match self {
-            Place::Top if TOP_FILES_SKIPPED.contains(&name) || name.starts_with("onecopy.") => Treatment::Skip,
-            Place::Global if name == "pg_control" => Treatment::Skip,
+            DirectoryKind::Top if TOP_FILES_SKIPPED.contains(&name) || name.starts_with("onecopy.") => Treatment::Skip,
+            DirectoryKind::Global if name == "pg_control" => Treatment::Skip,
             // Right in a tablespace or beside them, nothing is PostgreSQL's.
-            Place::Log | Place::Hollow | Place::Tablespaces | Place::Tablespace => Treatment::Skip,
-            Place::Global | Place::Database => treat_in_database(name),
-            Place::Databases | Place::States => Treatment::Fill,
-            Place::Top | Place::Other => Treatment::Copy,
+            DirectoryKind::Log | DirectoryKind::Hollow | DirectoryKind::Tablespaces | DirectoryKind::Tablespace => {
+                Treatment::Skip
+            }
+            DirectoryKind::Global | DirectoryKind::Database => treat_in_database(name),
+            DirectoryKind::Databases | DirectoryKind::States => Treatment::Fill,
+            DirectoryKind::Top | DirectoryKind::Other => Treatment::Copy,
         }
     }
 }
@@ -215,7 +217,7 @@ mod tests {
 
     #[test]
     fn every_file_is_treated_by_its_place_and_name() {
-        use Place::*;
+        use DirectoryKind::*;
         use Treatment::*;
         let cases = [
             (Top, "postmaster.pid", Skip),
@@ -248,14 +250,14 @@ mod tests {
             (Other, "00000001", Copy),
             (Other, "replorigin_checkpoint", Copy),
         ];
-        for (place, name, expected) in cases {
-            assert_eq!(place.treat(name), expected, "{place:?} {name}");
+        for (directory_kind, name, expected) in cases {
+            assert_eq!(directory_kind.treat(name), expected, "{directory_kind:?} {name}");
         }
     }
 
     #[test]
     fn every_directory_has_its_place() {
-        use Place::*;
+        use DirectoryKind::*;
         let cases = [
             (Top, "base", Some(Databases)),
             (Top, "pg_wal", Some(Log)),
@@ -294,8 +296,8 @@ mod tests {
             (Log, "archive_status", Some(Hollow)),
             (Hollow, "a_slot", None),
         ];
-        for (place, name, expected) in cases {
-            assert_eq!(place.enter(name, "15"), expected, "{place:?} {name}");
+        for (directory_kind, name, expected) in cases {
+            assert_eq!(directory_kind.enter(name, "15"), expected, "{directory_kind:?} {name}");
         }
     }
 
@@ -329,8 +331,8 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn no_name_panics(name: String) {
-            let _ = Place::Database.treat(&name);
-            let _ = Place::Tablespace.enter(&name, "15");
+            let _ = DirectoryKind::Database.treat(&name);
+            let _ = DirectoryKind::Tablespace.enter(&name, "15");
             let _ = Unlogged::learn([name.as_str()].into_iter()).drops(&name);
         }
     }

@@ -43,7 +43,7 @@ impl FileIdentity {
     }
 
     /// Device and inode: what an event's file is looked up by. The third part must then be compared.
-    pub(crate) fn place(self) -> (u64, u64) {
+    pub(crate) fn device_and_inode(self) -> (u64, u64) {
         (self.device, self.inode)
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use onecopy_postgres::{DEPTH_MAX, Directory};
 use rustix::fs::{FileType, Statx};
 
-use super::entry::{Place, Treatment, Unlogged};
+use super::entry::{DirectoryKind, Treatment, Unlogged};
 use super::{FileIdentity, Image, ImageDirectory, ImageFile, SmallEntry, Tablespace};
 use crate::CloneError;
 use crate::target::{MARKER_FILE, VERSION_FILE};
@@ -47,7 +47,7 @@ impl Image {
         let version = data_directory.read_to_string(Path::new("PG_VERSION"));
         let version = version.map_err(CloneError::file("read", data_directory.path().join("PG_VERSION")))?;
         let mut walk = Walk { data_directory, major_version: version.trim().to_owned(), found: Scan::default() };
-        walk.directory(data_directory, Path::new(""), Place::Top)?;
+        walk.directory(data_directory, Path::new(""), DirectoryKind::Top)?;
         check_small(data_directory.path(), &walk.found.small)?;
         Ok(walk.found)
     }
@@ -89,11 +89,11 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     /// Lists an open directory; `path` is from the data directory.
-    fn directory(&mut self, open: &Directory, path: &Path, place: Place) -> Result<(), CloneError> {
+    fn directory(&mut self, open: &Directory, path: &Path, directory_kind: DirectoryKind) -> Result<(), CloneError> {
         let names = open.names().map_err(CloneError::file("list", self.absolute(path)))?;
         let texts: Vec<String> = names.iter().map(|name| name.to_string_lossy().into_owned()).collect();
-        let unlogged = match place {
-            Place::Database => Unlogged::learn(texts.iter().map(String::as_str)),
+        let unlogged = match directory_kind {
+            DirectoryKind::Database => Unlogged::learn(texts.iter().map(String::as_str)),
             _ => Unlogged::default(),
         };
         for (entry, name) in names.iter().zip(&texts) {
@@ -102,9 +102,11 @@ impl Walk<'_> {
             let Some(found) = looked else { continue };
             match FileType::from_raw_mode(found.stx_mode.into()) {
                 FileType::RegularFile if unlogged.drops(name) => {}
-                FileType::RegularFile => self.file(&found, path, place.treat(name)),
-                FileType::Directory => self.subdirectory(open, &found, path, place.enter(name, &self.major_version))?,
-                FileType::Symlink => self.link(path, place, name)?,
+                FileType::RegularFile => self.file(&found, path, directory_kind.treat(name)),
+                FileType::Directory => {
+                    self.subdirectory(open, &found, path, directory_kind.enter(name, &self.major_version))?
+                }
+                FileType::Symlink => self.link(path, directory_kind, name)?,
                 // Sockets of servers, pipes of people.
                 _ => {}
             }
@@ -132,12 +134,12 @@ impl Walk<'_> {
         above: &Directory,
         found: &Statx,
         path: PathBuf,
-        place: Option<Place>,
+        directory_kind: Option<DirectoryKind>,
     ) -> Result<(), CloneError> {
-        let Some(place) = place else { return Ok(()) };
+        let Some(directory_kind) = directory_kind else { return Ok(()) };
         let mode = u32::from(found.stx_mode) & PERMISSIONS;
         self.found.image.directories.push(ImageDirectory { path: path.clone(), mode });
-        if place == Place::Hollow {
+        if directory_kind == DirectoryKind::Hollow {
             return Ok(());
         }
         if path.components().count() > DEPTH_MAX {
@@ -146,23 +148,23 @@ impl Walk<'_> {
         }
         let name = Path::new(path.file_name().unwrap_or_default());
         let opened = unless_gone(above.open_directory(name)).map_err(CloneError::file("list", self.absolute(&path)))?;
-        opened.map_or(Ok(()), |opened| self.directory(&opened, &path, place))
+        opened.map_or(Ok(()), |opened| self.directory(&opened, &path, directory_kind))
     }
 
     /// What a link leads to is looked at for a tablespace alone.
-    fn link(&mut self, path: PathBuf, place: Place, name: &str) -> Result<(), CloneError> {
-        if place == Place::Tablespaces {
+    fn link(&mut self, path: PathBuf, directory_kind: DirectoryKind, name: &str) -> Result<(), CloneError> {
+        if directory_kind == DirectoryKind::Tablespaces {
             return self.tablespace(path, name);
         }
-        match place.enter(name, &self.major_version) {
+        match directory_kind.enter(name, &self.major_version) {
             // Such a link in `pg_wal` is not PostgreSQL's.
             None => Ok(()),
-            Some(_) if place == Place::Log => Ok(()),
+            Some(_) if directory_kind == DirectoryKind::Log => Ok(()),
             Some(entered) if entered.may_be_link() => {
                 self.found.image.directories.push(ImageDirectory { path, mode: DIRECTORY_MODE });
                 Ok(())
             }
-            Some(Place::Other) if !is_postgresqls(place, name) => {
+            Some(DirectoryKind::Other) if !is_postgresqls(directory_kind, name) => {
                 tracing::warn!(path = %self.absolute(&path).display(), "a symbolic link is not cloned");
                 Ok(())
             }
@@ -188,16 +190,16 @@ impl Walk<'_> {
             return Err(cannot("the tablespace lies inside the data directory"));
         }
         self.found.image.tablespaces.push(Tablespace { oid, location });
-        self.directory(&opened, &path, Place::Tablespace)
+        self.directory(&opened, &path, DirectoryKind::Tablespace)
     }
 }
 
 /// Whether a name is one of PostgreSQL's directories or of the files in them, and not of a file that somebody keeps
 /// beside.
-fn is_postgresqls(place: Place, name: &str) -> bool {
-    match place {
-        Place::Top => name.starts_with("pg_") && !name.contains('.'),
-        Place::Other => false,
+fn is_postgresqls(directory_kind: DirectoryKind, name: &str) -> bool {
+    match directory_kind {
+        DirectoryKind::Top => name.starts_with("pg_") && !name.contains('.'),
+        DirectoryKind::Other => false,
         _ => true,
     }
 }

@@ -1,12 +1,12 @@
 //! The process above the hydrator: holds copies of its open files, and starts it again with them when it has died.
 //!
 //! ```text
-//!                 died, or its heart stands still: SIGKILL
+//!                 died, or its heartbeat stops: SIGKILL
 //!            ┌───────────────────────────────────────────────┐
 //!            v                                               │
 //!  start ─> hydrator lives ── it says that it is done ─> end │
 //!            │                                               │
-//!            └── too many deaths without progress ───────────┴─> all files closed (the source runs on) ─> burial ─> end
+//!            └── too many deaths without progress ───────────┴─> all files closed (the source runs on) ─> cleanup ─> end
 //! ```
 //!
 //! While the hydrator is away nobody answers the kernel's questions, but nobody closes the groups either: accesses
@@ -31,9 +31,9 @@ use crate::CloneError;
 use crate::fanotify::{Group, Journal, raise_descriptors_max};
 use crate::fill::SharedBitmap;
 
-/// The name under which the journal is kept; its hearts and its progress are what is watched.
+/// The name under which the journal is kept; its heartbeats and its progress are what is watched.
 pub const JOURNAL: &str = "journal";
-/// Files with this end of their names are all that the burial is given.
+/// Files with this end of their names are all that the cleanup is given.
 pub const STATE_SUFFIX: &str = "state";
 /// What the names of all parts of a clone begin with.
 pub const CLONE_PREFIX: &str = "clone-";
@@ -61,10 +61,10 @@ const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 /// And it must have been looked at so often meanwhile: when the whole machine stood still, the hydrator had no chance
 /// to beat either.
 const STILL_LOOKS_MIN: u32 = 10;
-/// So long may none of its threads have a heart: at the beginning, and at the end. Those of the tests never have one,
-/// and are counted.
+/// So long may none of its threads have a heartbeat: at the beginning, and at the end. Those of the tests never have
+/// one, and are counted.
 const START_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 120 } else { 10 });
-/// So long may a burial take: processes are killed and directories removed.
+/// So long may a cleanup take: processes are killed and directories removed.
 const BURIAL_TIMEOUT: Duration = Duration::from_secs(120);
 /// A killed process that does not end within this waits in the kernel for a disk.
 const KILLED_TIMEOUT: Duration = Duration::from_secs(3);
@@ -80,7 +80,7 @@ pub enum Ending {
     Done,
     /// It died again and again; its clones are buried.
     Buried,
-    /// And the burial failed, too: the clones' directories are left, unstartable.
+    /// And the cleanup failed, too: the clones' directories are left, unstartable.
     Left,
 }
 
@@ -92,7 +92,7 @@ pub struct Hydrator {
     /// Its arguments.
     pub arguments: Vec<OsString>,
     /// Its arguments when it shall only clear away what cannot become whole.
-    pub burial_arguments: Vec<OsString>,
+    pub cleanup_arguments: Vec<OsString>,
 }
 
 /// Runs hydrators until one is done; `kept` is what the first one is given.
@@ -104,7 +104,7 @@ pub fn run(hydrator: &Hydrator, kept: Kept) -> io::Result<Ending> {
     let mut deaths = Deaths::default();
     while !deaths.are_too_many() {
         let begin = Instant::now();
-        let status = keeper.one_life(hydrator, &hydrator.arguments, Watch::Heart)?;
+        let status = keeper.one_life(hydrator, &hydrator.arguments, Watch::Heartbeat)?;
         if status.success() {
             return Ok(Ending::Done);
         }
@@ -114,7 +114,7 @@ pub fn run(hydrator: &Hydrator, kept: Kept) -> io::Result<Ending> {
     // The source's group is closed, which lets its accesses through. Those of the clones are held by their postmasters
     // still: these wait to be killed, or to be let go if they are whole.
     keeper.kept.retain(|name, _| name.ends_with(STATE_SUFFIX) || name.starts_with(CLONE_PREFIX));
-    let status = keeper.one_life(hydrator, &hydrator.burial_arguments, Watch::Clock(BURIAL_TIMEOUT))?;
+    let status = keeper.one_life(hydrator, &hydrator.cleanup_arguments, Watch::Clock(BURIAL_TIMEOUT))?;
     tracing::error!(%status, "gave up; the clones that were not whole are buried");
     Ok(if status.success() { Ending::Buried } else { Ending::Left })
 }
@@ -149,8 +149,8 @@ impl Deaths {
 
 /// What a process is killed for.
 enum Watch {
-    /// Its heart stands still.
-    Heart,
+    /// Its heartbeat has stopped.
+    Heartbeat,
     /// It takes longer.
     Clock(Duration),
 }
@@ -170,7 +170,7 @@ impl Keeper {
         let (channel, other) = Channel::pair()?;
         let mut command = Command::new(&hydrator.program);
         let mut child = command.args(arguments).stdin(Stdio::from(other)).stdout(Stdio::null()).spawn()?;
-        // Hearts of the dead do not beat.
+        // The dead have no heartbeat.
         if let Some(journal) = self.journal() {
             journal.clean();
         }
@@ -182,7 +182,7 @@ impl Keeper {
             child.kill()?;
             killed = Some(Instant::now());
         }
-        let mut heart = Heart { beats: 0, since: begin, looks: 0 };
+        let mut heartbeat = HeartbeatWatch { beats: 0, since: begin, looks: 0 };
         loop {
             self.wait_for_messages(&channel)?;
             if let Err(error) = self.take_messages(&channel) {
@@ -198,7 +198,7 @@ impl Keeper {
                 return Ok(status);
             }
             let expired = match watch {
-                Watch::Heart => heart.stands_still(self.journal().as_ref()),
+                Watch::Heartbeat => heartbeat.has_stopped(self.journal().as_ref()),
                 Watch::Clock(timeout) => begin.elapsed() > timeout,
             };
             if expired && killed.is_none() {
@@ -274,8 +274,8 @@ fn is_bitmap(name: &str) -> bool {
         || (name.starts_with(IMAGE_PREFIX) && name.ends_with(SAVED_SUFFIX))
 }
 
-/// The heart of one life that has been still for longest.
-struct Heart {
+/// The heartbeat of one life that has been still for longest.
+struct HeartbeatWatch {
     /// [`Journal::heartbeats`], as seen last.
     beats: u64,
     since: Instant,
@@ -283,11 +283,11 @@ struct Heart {
     looks: u32,
 }
 
-impl Heart {
-    fn stands_still(&mut self, journal: Option<&Journal>) -> bool {
+impl HeartbeatWatch {
+    fn has_stopped(&mut self, journal: Option<&Journal>) -> bool {
         let beats = journal.map_or(0, Journal::heartbeats);
         if beats != self.beats {
-            *self = Heart { beats, since: Instant::now(), looks: 0 };
+            *self = HeartbeatWatch { beats, since: Instant::now(), looks: 0 };
         }
         self.looks = self.looks.saturating_add(1);
         self.looks >= STILL_LOOKS_MIN

@@ -29,7 +29,7 @@ fn hydrator(lives_as: &str, lives: &Path) -> Hydrator {
         let rest = [program, test.clone(), "--exact".to_owned(), "--include-ignored".to_owned()];
         words.into_iter().chain(rest).map(Into::into).collect()
     };
-    Hydrator { program: "/usr/bin/env".into(), arguments: arguments("live"), burial_arguments: arguments("bury") }
+    Hydrator { program: "/usr/bin/env".into(), arguments: arguments("live"), cleanup_arguments: arguments("bury") }
 }
 
 /// In a hydrator: the number of this life, from 1 on, what was kept, the channel, and whether it shall bury. None in
@@ -105,7 +105,7 @@ fn one_that_always_dies_is_given_up_and_buried() {
     let directory = tempfile::tempdir().unwrap();
     let lives = directory.path().join("lives");
     assert_eq!(run(&hydrator("always_fails", &lives), Kept::new()).unwrap(), Ending::Buried);
-    assert_eq!(count(&lives), 4, "three lives and the burial");
+    assert_eq!(count(&lives), 4, "three lives and the cleanup");
 }
 
 #[test]
@@ -160,21 +160,21 @@ fn deaths_are_counted_by_how_far_the_dead_have_come() {
 
 #[test]
 #[ignore = "the hydrator of the test below"]
-fn stands_still_once() {
+fn has_stopped_once() {
     let Some((number, _, channel, _)) = life() else { return };
     if number == 1 {
         let journal = Arc::new(Journal::create().unwrap());
         channel.keep(JOURNAL, &*journal).unwrap();
-        let _heart = journal.heart().unwrap();
+        let _heartbeat = journal.heartbeat_slot().unwrap();
         std::thread::sleep(Duration::from_secs(3600));
     }
 }
 
 #[test]
-fn one_that_stands_still_is_killed() {
+fn one_that_has_stopped_is_killed() {
     let directory = tempfile::tempdir().unwrap();
     let lives = directory.path().join("lives");
-    assert_eq!(run(&hydrator("stands_still_once", &lives), Kept::new()).unwrap(), Ending::Done);
+    assert_eq!(run(&hydrator("has_stopped_once", &lives), Kept::new()).unwrap(), Ending::Done);
     assert_eq!(count(&lives), 2);
 }
 
@@ -191,7 +191,7 @@ fn waits_in_the_kernel_once() {
     }
     let journal = Arc::new(Journal::create().unwrap());
     channel.keep(JOURNAL, &*journal).unwrap();
-    let _heart = journal.heart().unwrap();
+    let _heartbeat = journal.heartbeat_slot().unwrap();
     // Nothing ends this but the file system, which stands still.
     std::fs::write(std::env::var(STUCK_VARIABLE).unwrap(), "x").unwrap();
 }

@@ -1,4 +1,4 @@
-//! The door of a host: who comes in, and what he wants.
+//! The endpoint of a host: who connects, and what for.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Another host, known by its certificate, and what it wants.
 #[derive(Debug)]
-pub struct Visitor {
+pub struct IncomingConnection {
     /// What is said from here on.
     pub stream: TlsStream<TcpStream>,
     /// What it wants.
@@ -29,14 +29,14 @@ pub struct Visitor {
 ///
 /// # Errors
 /// [`ProtocolError`] for who has no certificate of the authority, says nothing, or nothing known.
-pub async fn receive(stream: TcpStream, keys: &HostKeys) -> Result<Visitor, ProtocolError> {
+pub async fn receive(stream: TcpStream, keys: &HostKeys) -> Result<IncomingConnection, ProtocolError> {
     let greeting = async {
         stream.set_nodelay(true)?;
         let mut stream = TlsAcceptor::from(keys.server()).accept(stream).await?;
         let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.first());
         let certificate = shown.ok_or(ProtocolError::Malformed("no certificate was shown"))?.as_ref().to_vec();
         let request = read_line(&mut stream).await?;
-        Ok(Visitor { stream, request, certificate })
+        Ok(IncomingConnection { stream, request, certificate })
     };
     let slow = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
     timeout(GREETING_TIMEOUT, greeting).await.map_err(slow)?

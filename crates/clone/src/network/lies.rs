@@ -14,7 +14,7 @@ use super::protocol::{Message, PART_BYTES_MAX, SessionId, VERSION, read_message,
 use super::server::tests::SourceHost;
 use crate::image::SmallFile;
 use crate::plan::Plan;
-use crate::target::{Marker, Place, Skeleton};
+use crate::target::{CloneLocation, Marker, Skeleton};
 
 /// What the liar says when it is asked for an image.
 struct Liar {
@@ -120,13 +120,13 @@ impl Harness {
     fn receive(&self, liar: &Liar) -> Result<Opening, String> {
         let dialler = Arc::new(LyingDialler { messages: liar.messages() });
         let (origin, opening) = RemoteOrigin::open(dialler, &self.plan).map_err(|error| error.to_string())?;
-        let place = Place::of(&self.plan).unwrap();
+        let location = CloneLocation::of(&self.plan).unwrap();
         let marker = Marker { slot: None, ..Marker::of(&self.plan, Path::new("/service")) };
         let words = |error: crate::CloneError| format!("only when it was laid down: {error}");
         let skeleton =
-            Skeleton::make(place.clone(), Arc::new(opening.manifest.image.clone()), &marker).map_err(words)?;
+            Skeleton::make(location.clone(), Arc::new(opening.manifest.image.clone()), &marker).map_err(words)?;
         skeleton.write_small(&opening.small_files).map_err(words)?;
-        opening.manifest.recovery.write(&place).map_err(words)?;
+        opening.manifest.recovery.write(&location).map_err(words)?;
         drop(origin);
         Ok(opening)
     }

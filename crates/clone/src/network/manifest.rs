@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use super::checks::ENTRIES_MAX;
 use super::protocol::{Message, PART_BYTES_MAX, ProtocolError, read_message};
-use super::{SILENCE_MAX, checks};
+use super::{UNRESPONSIVE_MAX, checks};
 use crate::image::{Image, ImageDirectory, ImageFile, SmallFile, Tablespace};
 use crate::recovery::RecoveryPoint;
 
@@ -131,28 +131,32 @@ pub async fn receive<R>(reader: &mut R) -> Result<Opening, ProtocolError>
 where
     R: AsyncRead + Unpin,
 {
-    receive_within(reader, SILENCE_MAX, OPENING_TIMEOUT).await
+    receive_within(reader, UNRESPONSIVE_MAX, OPENING_TIMEOUT).await
 }
 
-async fn receive_within<R>(reader: &mut R, silence_max: Duration, in_all: Duration) -> Result<Opening, ProtocolError>
+async fn receive_within<R>(
+    reader: &mut R,
+    unresponsive_max: Duration,
+    in_all: Duration,
+) -> Result<Opening, ProtocolError>
 where
     R: AsyncRead + Unpin,
 {
     let slow = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
-    let mut opening = timeout(in_all, gather(reader, silence_max)).await.map_err(slow)??;
+    let mut opening = timeout(in_all, gather(reader, unresponsive_max)).await.map_err(slow)??;
     checks::take(&mut opening)?;
     Ok(opening)
 }
 
-async fn gather<R>(reader: &mut R, silence_max: Duration) -> Result<Opening, ProtocolError>
+async fn gather<R>(reader: &mut R, unresponsive_max: Duration) -> Result<Opening, ProtocolError>
 where
     R: AsyncRead + Unpin,
 {
-    let silent = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
+    let unresponsive = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
     let (mut buffer, mut packed, mut files, mut files_bytes) = (Vec::new(), Vec::new(), Vec::new(), 0);
     let mut unfinished: Option<SmallFile> = None;
     loop {
-        match timeout(silence_max, read_message(reader, &mut buffer)).await.map_err(silent)?? {
+        match timeout(unresponsive_max, read_message(reader, &mut buffer)).await.map_err(unresponsive)?? {
             Message::ManifestPart { bytes } if packed.len() + bytes.len() <= MANIFEST_BYTES_MAX => packed.extend(bytes),
             Message::ManifestPart { .. } => return Err(ProtocolError::Malformed("a manifest that is too long")),
             Message::FilePart { path, mode, last, bytes } => {
@@ -281,8 +285,8 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn k22_a_source_that_never_comes_to_the_end_is_given_up() {
-        let (silence_max, in_all, never) = (Duration::from_millis(100), Duration::from_millis(300), Duration::MAX);
-        for (speaks, silence_max, in_all) in [(false, silence_max, never), (true, never, in_all)] {
+        let (unresponsive_max, in_all, never) = (Duration::from_millis(100), Duration::from_millis(300), Duration::MAX);
+        for (speaks, unresponsive_max, in_all) in [(false, unresponsive_max, never), (true, never, in_all)] {
             let (mut near, mut far) = tokio::io::duplex(1 << 16);
             let send = async move {
                 let mut buffer = Vec::new();
@@ -296,7 +300,7 @@ pub(super) mod tests {
             };
             let error = tokio::select! {
                 never = send => never,
-                received = receive_within(&mut far, silence_max, in_all) => received.unwrap_err(),
+                received = receive_within(&mut far, unresponsive_max, in_all) => received.unwrap_err(),
             };
             assert!(matches!(error, ProtocolError::Broken(_)), "{error}");
         }

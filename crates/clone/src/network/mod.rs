@@ -53,7 +53,7 @@ pub struct RemoteHost {
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// A connection over which nothing came for so long is broken.
-const SILENCE_MAX: Duration = Duration::from_secs(20);
+const UNRESPONSIVE_MAX: Duration = Duration::from_secs(20);
 
 #[cfg(test)]
 mod lies;

@@ -6,7 +6,7 @@ use onecopy_postgres::Lsn;
 use serde::{Deserialize, Serialize};
 
 use crate::CloneError;
-use crate::target::Place;
+use crate::target::CloneLocation;
 
 /// How PostgreSQL is made to accept the image; what [`crate::plan::Recovery::Auto`] has become.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,14 +44,14 @@ impl RecoveryPoint {
     ///
     /// # Errors
     /// [`CloneError::File`].
-    pub fn write(&self, place: &Place) -> Result<(), CloneError> {
+    pub fn write(&self, location: &CloneLocation) -> Result<(), CloneError> {
         if let Some(content) = &self.history {
-            place.write(&history_path(self.timeline), content, 0o600)?;
+            location.write(&history_path(self.timeline), content, 0o600)?;
         }
         if let Some(label) = &self.backup_label {
-            place.write(Path::new("backup_label"), label.as_bytes(), 0o600)?;
+            location.write(Path::new("backup_label"), label.as_bytes(), 0o600)?;
         }
-        place.write(Path::new("global/pg_control"), &self.control, 0o600)
+        location.write(Path::new("global/pg_control"), &self.control, 0o600)
     }
 }
 

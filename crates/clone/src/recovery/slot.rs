@@ -149,11 +149,11 @@ pub async fn watch(client: &Client, name: &str, wal_keep_bytes_max: u64) -> Resu
         ELSE pg_current_wal_lsn() END, restart_lsn)::int8 FROM pg_replication_slots WHERE slot_name = $1";
     let row = client.query_opt(QUERY, &[&name]).await.map_err(PostgresError::sql("watch a replication slot"))?;
     let found = row.map(|row| (row.get::<_, Option<String>>(0), row.get::<_, Option<i64>>(1)));
-    Ok(judge(name, found, wal_keep_bytes_max))
+    Ok(classify(name, found, wal_keep_bytes_max))
 }
 
 /// A slot with its `wal_status` and the bytes since its `restart_lsn`.
-fn judge(name: &str, found: Option<(Option<String>, Option<i64>)>, wal_keep_bytes_max: u64) -> SlotState {
+fn classify(name: &str, found: Option<(Option<String>, Option<i64>)>, wal_keep_bytes_max: u64) -> SlotState {
     let useless = |reason| SlotState::Useless { reason };
     let Some((status, retained)) = found else {
         return useless(format!("its replication slot {name:?} was dropped"));
@@ -175,15 +175,15 @@ mod tests {
     #[test]
     fn a_slot_is_useless_when_it_is_gone_lost_or_too_far_behind() {
         let found = |status: &str, retained| Some((Some(status.to_owned()), retained));
-        assert_eq!(judge("c", found("reserved", Some(10)), 10), SlotState::Keeping { retained_bytes: 10 });
+        assert_eq!(classify("c", found("reserved", Some(10)), 10), SlotState::Keeping { retained_bytes: 10 });
         // A standby that has replayed nothing yet may be behind its own redo point.
-        assert_eq!(judge("c", found("extended", Some(-5)), 10), SlotState::Keeping { retained_bytes: 0 });
+        assert_eq!(classify("c", found("extended", Some(-5)), 10), SlotState::Keeping { retained_bytes: 0 });
         for (found, word) in [
             (None, "dropped"),
             (found("lost", None), "max_slot_wal_keep_size"),
             (found("reserved", Some(11)), "11 bytes"),
         ] {
-            let state = judge("c", found, 10);
+            let state = classify("c", found, 10);
             assert!(matches!(&state, SlotState::Useless { reason } if reason.contains(word)), "{state:?}");
         }
     }

@@ -1,12 +1,12 @@
-//! The way `lazy`, by the service of the source.
+//! The method `lazy`, by the service of the source.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::client::{MakingEvent, Service};
 use crate::CloneError;
+use crate::methods::{LazyMaker, MakeFuture, PreparedClone, Report};
 use crate::plan::Plan;
-use crate::ways::{LazyMaker, Made, MakeFuture, Report};
 
 /// Makes clones by the service of their source, which is started when it is not there.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ impl ServiceMaker {
     async fn make_all(
         &self,
         plans: &[Plan],
-        results: &mut [Option<Result<Made, CloneError>>],
+        results: &mut [Option<Result<PreparedClone, CloneError>>],
     ) -> Result<(), CloneError> {
         let Some(first) = plans.first() else { return Ok(()) };
         let service = Service::reach(&self.program, &first.source.data_directory).await?;
@@ -42,7 +42,7 @@ impl ServiceMaker {
                 MakingEvent::Ready(ready) => (ready.target.clone(), Ok(ready)),
             };
             let Some(place) = plans.iter().position(|plan| plan.target == target) else { continue };
-            results[place] = Some(result.map(|ready| Made {
+            results[place] = Some(result.map(|ready| PreparedClone {
                 plan: plans[place].clone(),
                 consistent_at: Some(ready.consistent_at),
                 pause: pause_now,

@@ -79,7 +79,7 @@ impl Source {
             }
             let unarmed = unarmed(&processes, &unproven.image)?;
             if unarmed.is_empty() {
-                source.traffic.directories.prove(&unproven.marked);
+                source.dispatcher.directories.prove(&unproven.marked);
             }
             Ok(unarmed)
         })
@@ -102,8 +102,8 @@ impl Source {
 
     /// The same for what was listed a moment ago.
     fn mark_unproven_of(&self, listed: &Image) -> Result<Option<Unproven>, CloneError> {
-        let directories = &self.traffic.directories;
-        directories.mark_new(&self.directory, listed, &self.traffic.group)?;
+        let directories = &self.dispatcher.directories;
+        directories.mark_new(&self.directory, listed, &self.dispatcher.group)?;
         if directories.are_proven() {
             return Ok(None);
         }
@@ -229,7 +229,7 @@ mod tests {
         // Nor is proven what was marked since.
         drop(make("base/6/1"));
         source.mark_new_directories().unwrap();
-        source.traffic.directories.prove(&unproven.marked);
-        assert!(!source.traffic.directories.are_proven());
+        source.dispatcher.directories.prove(&unproven.marked);
+        assert!(!source.dispatcher.directories.are_proven());
     }
 }

@@ -59,11 +59,11 @@ impl Directories {
                 None => {
                     new = true;
                     if marks.awake {
-                        // It may have been silent when its last file went, and was forgotten then; its marks stayed.
-                        group.wake_directory(&directory.by_descriptor())?;
+                        // It may have been ignored when its last file went, and was forgotten then; its marks stayed.
+                        group.unignore_directory(&directory.by_descriptor())?;
                     } else {
                         // First, so that it is never live.
-                        group.silence_directory(&directory.by_descriptor())?;
+                        group.ignore_directory(&directory.by_descriptor())?;
                     }
                     group.mark_directory(&directory.by_descriptor())?;
                     Marked { directory, identity, proven: false }
@@ -117,18 +117,18 @@ impl Directories {
         let mut marks = self.lock();
         if !marks.awake {
             for marked in marks.by_path.values() {
-                group.wake_directory(&marked.directory.by_descriptor())?;
+                group.unignore_directory(&marked.directory.by_descriptor())?;
             }
             marks.awake = true;
         }
         Ok(())
     }
 
-    /// Files raise no events; descriptors stay armed. What cannot be silenced costs time and nothing else.
-    pub(super) fn silence(&self, group: &Group) {
+    /// Files raise no events; descriptors stay armed. What cannot be ignored costs time and nothing else.
+    pub(super) fn ignore(&self, group: &Group) {
         let mut marks = self.lock();
         for (path, marked) in &marks.by_path {
-            if let Err(error) = group.silence_directory(&marked.directory.by_descriptor()) {
+            if let Err(error) = group.ignore_directory(&marked.directory.by_descriptor()) {
                 tracing::warn!(path = %path.display(), %error, "a directory goes on to raise events");
             }
         }

@@ -47,16 +47,14 @@ pub(super) struct FileTable {
 
 impl FileTable {
     pub(super) fn of(image: &Image) -> FileTable {
-        let numbers = image
-            .files
-            .iter()
-            .zip(0..)
-            .map(|(file, number)| (file.identity.place(), (FileNumber(number), file.identity.born_nanoseconds)));
+        let numbers = image.files.iter().zip(0..).map(|(file, number)| {
+            (file.identity.device_and_inode(), (FileNumber(number), file.identity.born_nanoseconds))
+        });
         FileTable { numbers: numbers.collect() }
     }
 
     pub(super) fn find(&self, identity: FileIdentity) -> Option<FileNumber> {
-        let (number, born_nanoseconds) = self.numbers.get(&identity.place())?;
+        let (number, born_nanoseconds) = self.numbers.get(&identity.device_and_inode())?;
         (*born_nanoseconds == identity.born_nanoseconds).then_some(*number)
     }
 

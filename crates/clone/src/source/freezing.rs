@@ -4,9 +4,9 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::access_dispatcher::IgnoredFiles;
 use super::files::SourceFiles;
 use super::follower::{FileTable, Follower, Following};
-use super::traffic::SilentFiles;
 use super::watched::{FreezeTurn, Source};
 use crate::CloneError;
 use crate::image::{Image, Scan, SmallEntry, SmallFile};
@@ -18,7 +18,7 @@ pub const GATE_CLOSED_MAX: Duration = Duration::from_secs(5);
 pub struct Ready {
     turn: FreezeTurn,
     image: Arc<Image>,
-    silent: SilentFiles,
+    ignored: IgnoredFiles,
 }
 
 /// A frozen source: its accesses wait until [`Freezing::open_gate`], or until this is dropped.
@@ -34,15 +34,15 @@ impl Source {
     /// Lists the directory and opens the files for a freeze, as long as that takes: the source goes on.
     ///
     /// # Errors
-    /// [`CloneError::NewDirectory`]: a database was made since [`Source::adopt`], call that again; [`CloneError::FreezeUnderWay`]; those
-    /// of [`Source::prepare`].
+    /// [`CloneError::NewDirectory`]: a database was made since [`Source::adopt`], call that again;
+    /// [`CloneError::FreezeUnderWay`]; those of [`Source::prepare`].
     pub fn get_ready(self: &Arc<Source>) -> Result<Ready, CloneError> {
         let turn = FreezeTurn::take(self)?;
-        let silent = self.traffic.forbid_silence();
+        let ignored = self.dispatcher.forbid_ignore_marks();
         let image = self.prepare_image()?;
-        self.traffic.directories.check(&self.directory, &image)?;
-        self.wake_prepared(&silent)?;
-        Ok(Ready { turn, image: Arc::new(image), silent })
+        self.dispatcher.directories.check(&self.directory, &image)?;
+        self.unignore_prepared(&ignored)?;
+        Ok(Ready { turn, image: Arc::new(image), ignored })
     }
 
     /// Freezes the source when it is ready for that; see [`Source::get_ready`] and [`Ready::close_gate`].
@@ -54,7 +54,7 @@ impl Source {
     }
 
     /// Opens what is not open yet; what has vanished is not in the image.
-    fn open_all(&self, image: &mut Image, silent: &SilentFiles) -> Result<Vec<Arc<File>>, CloneError> {
+    fn open_all(&self, image: &mut Image, ignored: &IgnoredFiles) -> Result<Vec<Arc<File>>, CloneError> {
         let mut files = Vec::with_capacity(image.files.len());
         let mut kept = Vec::with_capacity(image.files.len());
         for mut listed in image.files.drain(..) {
@@ -64,8 +64,8 @@ impl Source {
                 listed.size_bytes = file.metadata().map_err(CloneError::file("read", path))?.len();
                 listed.identity = identity;
             }
-            if silent.may_hold(identity.place()) {
-                self.traffic.group.wake_file(&file)?;
+            if ignored.may_hold(identity.device_and_inode()) {
+                self.dispatcher.group.unignore_file(&file)?;
             }
             kept.push(listed);
             files.push(file);
@@ -99,19 +99,19 @@ impl Ready {
     /// [`CloneError::NewDirectory`]: a database was made meanwhile; [`CloneError::Kernel`], [`CloneError::File`]. The
     /// source goes on then.
     pub fn close_gate(self) -> Result<Freezing, CloneError> {
-        let Ready { turn, silent, .. } = self;
+        let Ready { turn, ignored, .. } = self;
         let source = Arc::clone(turn.source());
         let begin = Instant::now();
         let since = || begin.elapsed().as_micros();
-        source.traffic.close()?;
+        source.dispatcher.close()?;
         let closed_us = since();
         source.wait_for_truncations();
         let still_us = since();
         let Scan { mut image, small } = Image::scan_open(&source.directory)?;
-        source.traffic.directories.check(&source.directory, &image)?;
+        source.dispatcher.directories.check(&source.directory, &image)?;
         let listed_us = since();
-        let files = source.open_all(&mut image, &silent)?;
-        source.traffic.forget_silence();
+        let files = source.open_all(&mut image, &ignored)?;
+        source.dispatcher.forget_ignore_marks();
         let small = source.read_small(small)?;
         let table = Arc::new(FileTable::of(&image));
         tracing::debug!(closed_us, still_us, listed_us, opened_us = since(), "the gate is closed");
@@ -140,7 +140,7 @@ impl Freezing {
     /// # Errors
     /// [`CloneError::FreezeTimeout`]: the gate has opened already.
     pub fn follow(&mut self, follower: Arc<dyn Follower>) -> Result<(), CloneError> {
-        let mut gate = self.turn.source().traffic.change_gate();
+        let mut gate = self.turn.source().dispatcher.change_gate();
         if gate.closed_since.is_none() {
             return Err(timeout());
         }
@@ -180,7 +180,7 @@ mod tests {
         }
         let group = Arc::new(Group::new().unwrap());
         let source = Source::arm(directory.path(), group, Arc::new(Journal::create().unwrap())).unwrap();
-        let directories = &source.traffic.directories;
+        let directories = &source.dispatcher.directories;
         directories.prove(&directories.identities());
         let ready = source.get_ready().unwrap();
         let script = "cat base/1/1 && rm base/1/2 && echo three > base/1/3";

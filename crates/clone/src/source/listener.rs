@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::access_dispatcher::{AccessDispatcher, WaitMode, Waiting};
 use super::freezing::GATE_CLOSED_MAX;
-use super::traffic::{Patience, Traffic, Waiting};
 use super::watched::SOURCE_GROUP;
 use super::workers::{AbortOnPanic, Workers};
 use crate::CloneError;
-use crate::fanotify::{Event, EventBuffer, Journal, JournalEntry, Pulse, Verdict};
+use crate::fanotify::{Event, EventBuffer, Heartbeat, Journal, JournalEntry, Verdict};
 use crate::image::FileIdentity;
 
 /// How long it waits for the next access before it shows that it lives.
@@ -29,26 +29,26 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    pub(super) fn start(traffic: &Arc<Traffic>, journal: &Arc<Journal>) -> Result<Listener, CloneError> {
-        let workers = Arc::new(Workers::start(traffic)?);
+    pub(super) fn start(dispatcher: &Arc<AccessDispatcher>, journal: &Arc<Journal>) -> Result<Listener, CloneError> {
+        let workers = Arc::new(Workers::start(dispatcher)?);
         let stop = Arc::new(AtomicBool::new(false));
-        let ears = Ears {
-            traffic: Arc::clone(traffic),
+        let listener = ListenerThread {
+            dispatcher: Arc::clone(dispatcher),
             journal: Arc::clone(journal),
             workers: Arc::clone(&workers),
             stop: Arc::clone(&stop),
             // Without one, when the journal has no room for one more, this thread is not watched.
-            pulse: Pulse::start(journal.heart())?,
+            heartbeat: Heartbeat::start(journal.heartbeat_slot())?,
         };
         let thread = std::thread::Builder::new()
             .name("source-listener".to_owned())
-            .spawn(move || ears.listen())
+            .spawn(move || listener.listen())
             .map_err(CloneError::kernel("start a thread"))?;
         Ok(Listener { workers, stop, thread: Some(thread) })
     }
 
-    /// Settles accesses that were held at the gate.
-    pub(super) fn settle_all(&self, held: Vec<Waiting>) {
+    /// Resolves accesses that were held at the gate.
+    pub(super) fn resolve_all(&self, held: Vec<Waiting>) {
         for waiting in held {
             self.workers.hand_over(waiting, || ());
         }
@@ -64,28 +64,28 @@ impl Drop for Listener {
     }
 }
 
-struct Ears {
-    traffic: Arc<Traffic>,
+struct ListenerThread {
+    dispatcher: Arc<AccessDispatcher>,
     journal: Arc<Journal>,
     workers: Arc<Workers>,
     stop: Arc<AtomicBool>,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
 }
 
-impl Ears {
+impl ListenerThread {
     fn listen(&self) {
         let _guard = AbortOnPanic;
         let mut buffer = EventBuffer::default();
         loop {
-            self.look_after();
+            self.supervise();
             let stopping = self.stop.load(Ordering::Acquire);
-            match self.traffic.group.read(&mut buffer, LISTEN_INTERVAL) {
+            match self.dispatcher.group.read(&mut buffer, LISTEN_INTERVAL) {
                 Ok(events) if events.is_empty() && stopping => return,
                 // All are written down before the first one may wait for a disk.
                 Ok(events) => {
-                    let heard: Vec<Waiting> = events.into_iter().filter_map(|event| self.hear(event)).collect();
+                    let recorded: Vec<Waiting> = events.into_iter().filter_map(|event| self.record(event)).collect();
                     let since = Instant::now();
-                    heard.into_iter().for_each(|waiting| self.settle(waiting, since));
+                    recorded.into_iter().for_each(|waiting| self.resolve(waiting, since));
                 }
                 Err(error) => {
                     tracing::error!(%error, "the source's accesses cannot be read");
@@ -97,18 +97,19 @@ impl Ears {
     }
 
     /// Writes an access down; none when it is answered.
-    fn hear(&self, event: Event) -> Option<Waiting> {
+    fn record(&self, event: Event) -> Option<Waiting> {
         if event.process_id == std::process::id() {
-            if let Err(error) = self.traffic.group.answer(event.number, Verdict::Allow) {
+            if let Err(error) = self.dispatcher.group.answer(event.number, Verdict::Allow) {
                 tracing::error!(%error, "an access of this process itself may wait for ever");
             }
             return None;
         }
-        self.traffic.count_access();
+        self.dispatcher.count_access();
         let since = Instant::now();
         let identity = FileIdentity::of_descriptor(&event.descriptor).unwrap_or_else(|error| {
             // Nobody can tell what it would overwrite.
-            self.traffic.leave_all_out(&format!("a file that the source accesses cannot be told from others: {error}"));
+            self.dispatcher
+                .leave_all_out(&format!("a file that the source accesses cannot be told from others: {error}"));
             FileIdentity { device: 0, inode: 0, born_nanoseconds: 0 }
         });
         let slot = self.journal.begin(JournalEntry {
@@ -122,32 +123,33 @@ impl Ears {
         Some(Waiting { event, identity, slot, since, saving: false })
     }
 
-    /// One of those that were heard together and are settled since then.
-    fn settle(&self, waiting: Waiting, since: Instant) {
-        let patience = if since.elapsed() < OWN_SAVES_TIME_MAX { Patience::None } else { Patience::Exhausted };
+    /// One of those that were heard together and are resolved since then.
+    fn resolve(&self, waiting: Waiting, since: Instant) {
+        let is_early = since.elapsed() < OWN_SAVES_TIME_MAX;
+        let wait_mode = if is_early { WaitMode::NoWait } else { WaitMode::Exhausted };
         // It may write: what the kernel takes at once as a rule it takes late when a disk has too much to do.
-        if let Some(waiting) = self.pulse.during(|| self.traffic.settle(waiting, patience)) {
+        if let Some(waiting) = self.heartbeat.during(|| self.dispatcher.resolve(waiting, wait_mode)) {
             self.workers.hand_over(waiting, || {
-                self.look_after();
+                self.supervise();
                 self.open_stuck_gate();
             });
         }
     }
 
     /// What must go on while this thread waits for room, too.
-    fn look_after(&self) {
-        self.pulse.beat();
-        self.workers.relieve();
+    fn supervise(&self) {
+        self.heartbeat.beat();
+        self.workers.replace_stuck();
     }
 
     /// Whoever closed the gate has forgotten it, or hangs: the source must not.
     fn open_stuck_gate(&self) {
-        let since = self.traffic.gate().closed_since;
+        let since = self.dispatcher.gate().closed_since;
         if since.is_some_and(|since| since.elapsed() > GATE_CLOSED_MAX) {
             tracing::error!("a freeze takes too long; the source goes on");
-            let (_, held) = self.traffic.open();
+            let (_, held) = self.dispatcher.open();
             for waiting in held {
-                self.workers.hand_over(waiting, || self.look_after());
+                self.workers.hand_over(waiting, || self.supervise());
             }
         }
     }

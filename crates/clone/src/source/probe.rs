@@ -61,8 +61,8 @@ fn own_number(process_id: u32) -> Option<i32> {
     std::str::from_utf8(line).ok()?.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
-/// Descriptors of the image's files that these processes have and that would raise no events. A file is told by its birth
-/// as well: the inode of one that was removed since it was listed may be that of a new one, where nobody watches.
+/// Descriptors of the image's files that these processes have and that would raise no events. A file is told by its
+/// birth as well: the inode of one that was removed since it was listed may be that of a new one, where nobody watches.
 pub(super) fn unarmed(processes: &[u32], image: &Image) -> Result<Vec<UnarmedDescriptor>, CloneError> {
     let paths: HashMap<FileIdentity, &Path> =
         image.files.iter().map(|file| (file.identity, file.path.as_path())).collect();

@@ -47,7 +47,7 @@ impl Source {
     fn may_truncate(&self, process_id: u32, executed_before: Option<Duration>) -> bool {
         match doing(process_id) {
             // One that is held cannot have been let through: a process does one thing at a time.
-            Doing::Truncation => !self.traffic.holds(process_id),
+            Doing::Truncation => !self.dispatcher.holds(process_id),
             // What it does cannot be told; how long it has done it can.
             Doing::Executing => executed_before
                 .zip(executed(process_id))

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use onecopy_postgres::Directory;
 
+use super::access_dispatcher::{AccessDispatcher, IgnoredFiles, SourceMetrics, changed};
 use super::directories::Directories;
 use super::files::SourceFiles;
 use super::follower::{FileTable, Follower, Following};
 use super::listener::Listener;
-use super::traffic::{SilentFiles, SourceMetrics, Traffic, changed};
 use crate::CloneError;
 use crate::fanotify::{
-    Access, AccessUnderWay, DESCRIPTORS_RESERVED, Group, GroupNumber, Journal, QuietOpener, Verdict,
+    Access, AccessUnderWay, DESCRIPTORS_RESERVED, Group, GroupNumber, Journal, NoNotifyOpener, Verdict,
     accesses_under_way, descriptors_max, raise_descriptors_max,
 };
 use crate::image::{FileIdentity, FileNumber, Image, ImageFile};
@@ -28,8 +28,8 @@ pub struct Source {
     pub(super) data_directory: PathBuf,
     /// The same, open: what is put at its path later is not looked at.
     pub(super) directory: Directory,
-    pub(super) traffic: Arc<Traffic>,
-    pub(super) quiet: QuietOpener,
+    pub(super) dispatcher: Arc<AccessDispatcher>,
+    pub(super) quiet: NoNotifyOpener,
     /// Somebody is between [`Source::get_ready`] and the end of what it gave.
     pub(super) freeze_under_way: AtomicBool,
     /// Files that are open for some freeze, so that another one shares them.
@@ -43,7 +43,7 @@ pub struct Source {
 /// What a successor found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resumed {
-    /// Accesses that stood in the journal: settled and allowed.
+    /// Accesses that stood in the journal: resolved and allowed.
     pub journaled: usize,
     /// Accesses that stood nowhere: allowed. What they may change was taken before, or where that could not be told all
     /// followers were made to give up.
@@ -51,8 +51,8 @@ pub struct Resumed {
 }
 
 impl Source {
-    /// Marks the data directory of a running server so that every file that is opened from now on is armed, in silence:
-    /// the server pays hardly anything for an access. `group` must be new, with no other user than this.
+    /// Marks the data directory of a running server so that every file that is opened from now on is armed, with ignore
+    /// marks: the server pays hardly anything for an access. `group` must be new, with no other user than this.
     ///
     /// # Errors
     /// [`CloneError::Kernel`] when a file system takes no marks, or threads or descriptors cannot be had; those of
@@ -60,12 +60,12 @@ impl Source {
     pub fn arm(data_directory: &Path, group: Arc<Group>, journal: Arc<Journal>) -> Result<Arc<Source>, CloneError> {
         let mut source = Source::new(data_directory, group)?;
         source.mark_new_directories()?;
-        source.traffic.allow_silence();
-        source.listener = Some(Listener::start(&source.traffic, &journal)?);
+        source.dispatcher.allow_ignore_marks();
+        source.listener = Some(Listener::start(&source.dispatcher, &journal)?);
         Ok(Arc::new(source))
     }
 
-    /// Goes on where a process that is dead has left: settles what it had read and not answered, then listens.
+    /// Goes on where a process that is dead has left: resolves what it had read and not answered, then listens.
     /// `followings` are those of its freezes that are not whole, each with the image that it follows.
     ///
     /// Descriptors count as unproven: the next freeze needs [`Source::adopt`] first.
@@ -79,24 +79,24 @@ impl Source {
         followings: Vec<(Arc<dyn Follower>, Arc<Image>)>,
     ) -> Result<(Arc<Source>, Resumed), CloneError> {
         let mut source = Source::new(data_directory, group)?;
-        source.traffic.inherit_silence();
-        source.traffic.directories.inherit_awake();
-        source.traffic.change_gate().followings = followings
+        source.dispatcher.inherit_ignore_marks();
+        source.dispatcher.directories.inherit_awake();
+        source.dispatcher.change_gate().followings = followings
             .into_iter()
             .map(|(follower, image)| Following { follower, table: Arc::new(FileTable::of(&image)) })
             .collect();
-        let journaled = source.settle_journal(&journal)?;
+        let journaled = source.resolve_journal(&journal)?;
         // What stands nowhere waits still: it is among what its processes are about to do.
         let is_told = source.take_under_way();
         let numbers_end = i32::try_from(descriptors_max()).unwrap_or(i32::MAX);
-        let unknown = source.traffic.group.sweep(numbers_end, Verdict::Allow)?.len();
+        let unknown = source.dispatcher.group.sweep(numbers_end, Verdict::Allow)?.len();
         if unknown > 0 && !is_told {
             source
-                .traffic
-                .leave_all_out("the process that saved the source's old content died with an access unsettled");
+                .dispatcher
+                .leave_all_out("the process that saved the source's old content died with an access unresolved");
         }
-        source.traffic.allow_silence();
-        source.listener = Some(Listener::start(&source.traffic, &journal)?);
+        source.dispatcher.allow_ignore_marks();
+        source.listener = Some(Listener::start(&source.dispatcher, &journal)?);
         source.mark_new_directories()?;
         Ok((Arc::new(source), Resumed { journaled, unknown }))
     }
@@ -111,8 +111,8 @@ impl Source {
         Ok(Source {
             data_directory,
             directory,
-            traffic: Arc::new(Traffic::new(group, Directories::default())),
-            quiet: QuietOpener::new()?,
+            dispatcher: Arc::new(AccessDispatcher::new(group, Directories::default())),
+            quiet: NoNotifyOpener::new()?,
             freeze_under_way: AtomicBool::new(false),
             opened: Mutex::default(),
             prepared: Mutex::default(),
@@ -121,12 +121,12 @@ impl Source {
     }
 
     /// Answers what the dead one had written down, by the numbers that it had.
-    fn settle_journal(&self, journal: &Arc<Journal>) -> Result<usize, CloneError> {
+    fn resolve_journal(&self, journal: &Arc<Journal>) -> Result<usize, CloneError> {
         let entries = journal.take_over(SOURCE_GROUP);
         let count = entries.len();
         for (entry, slot) in entries {
             self.take((entry.device, entry.inode), entry.access);
-            self.traffic.group.answer(entry.number, Verdict::Allow)?;
+            self.dispatcher.group.answer(entry.number, Verdict::Allow)?;
             drop(slot);
         }
         Ok(count)
@@ -143,12 +143,12 @@ impl Source {
 
     /// Has what an access may change taken by all followers.
     fn take(&self, place: (u64, u64), access: Access) {
-        let followings = self.traffic.gate().followings.clone();
+        let followings = self.dispatcher.gate().followings.clone();
         for following in &followings {
             // If another file has got the inode, more is taken than needed: no harm.
             let Some(file) = following.table.find_place(place) else { continue };
             if let Err(error) = following.follower.take(file, changed(access)) {
-                self.traffic.leave_out(following, &error.to_string());
+                self.dispatcher.leave_out(following, &error.to_string());
             }
         }
     }
@@ -160,23 +160,23 @@ impl Source {
 
     /// What its accesses had to wait for.
     pub fn metrics(&self) -> SourceMetrics {
-        self.traffic.metrics()
+        self.dispatcher.metrics()
     }
 
-    /// Waits for this follower no more: it is whole, or given up. When nobody is left the source is silent again.
+    /// Waits for this follower no more: it is whole, or given up. When nobody is left the source is ignored again.
     pub fn unfollow<F: Follower + ?Sized>(&self, follower: &Arc<F>) {
-        self.traffic.unfollow(Arc::as_ptr(follower).cast());
+        self.dispatcher.unfollow(Arc::as_ptr(follower).cast());
     }
 
     /// How many followers are waited for.
     pub fn followers(&self) -> usize {
-        self.traffic.gate().followings.len()
+        self.dispatcher.gate().followings.len()
     }
 
     /// Lists the directory and marks what is new in it; the image is what it was a moment ago.
     pub(super) fn mark_new_directories(&self) -> Result<Image, CloneError> {
         let image = Image::scan_open(&self.directory)?.image;
-        self.traffic.directories.mark_new(&self.directory, &image, &self.traffic.group)?;
+        self.dispatcher.directories.mark_new(&self.directory, &image, &self.dispatcher.group)?;
         Ok(image)
     }
 
@@ -209,11 +209,11 @@ impl Source {
     }
 
     /// What was opened ahead raises events again.
-    pub(super) fn wake_prepared(&self, silent: &SilentFiles) -> Result<(), CloneError> {
+    pub(super) fn unignore_prepared(&self, ignored: &IgnoredFiles) -> Result<(), CloneError> {
         for file in lock(&self.prepared).iter() {
             let identity = FileIdentity::of_descriptor(file).map_err(CloneError::file("read", &self.data_directory))?;
-            if silent.may_hold(identity.place()) {
-                self.traffic.group.wake_file(file)?;
+            if ignored.may_hold(identity.device_and_inode()) {
+                self.dispatcher.group.unignore_file(file)?;
             }
         }
         Ok(())
@@ -242,13 +242,13 @@ impl Source {
 
 impl Drop for Source {
     fn drop(&mut self) {
-        let (_, held) = self.traffic.open();
+        let (_, held) = self.dispatcher.open();
         let listener = self.listener.take();
         if let Some(listener) = &listener {
-            listener.settle_all(held);
+            listener.resolve_all(held);
         }
         // Others may hold the group, too: nobody would answer.
-        if let Err(error) = self.traffic.group.flush() {
+        if let Err(error) = self.dispatcher.group.flush() {
             tracing::error!(%error, "the source stays marked until the last process that watches it ends");
         }
         // Only now: what was asked before is still answered.
@@ -268,7 +268,7 @@ impl SourceFiles {
         needed: impl Fn(FileNumber) -> bool,
     ) -> Result<SourceFiles, CloneError> {
         raise_descriptors_max()?;
-        let quiet = QuietOpener::new()?;
+        let quiet = NoNotifyOpener::new()?;
         let directory = Directory::open(data_directory).map_err(CloneError::file("open", data_directory))?;
         let mut files = Vec::with_capacity(image.files.len());
         for (listed, number) in image.files.iter().zip(0..) {
@@ -311,9 +311,9 @@ impl FreezeTurn {
 
     /// Opens the gate, if it is still closed.
     pub(super) fn open_gate(&self) -> Option<std::time::Duration> {
-        let (pause, held) = self.0.traffic.open();
+        let (pause, held) = self.0.dispatcher.open();
         if let Some(listener) = &self.0.listener {
-            listener.settle_all(held);
+            listener.resolve_all(held);
         }
         pause
     }
@@ -323,7 +323,7 @@ impl Drop for FreezeTurn {
     fn drop(&mut self) {
         self.open_gate();
         self.0.forget_prepared();
-        self.0.traffic.allow_silence();
+        self.0.dispatcher.allow_ignore_marks();
         self.0.freeze_under_way.store(false, Ordering::Release);
     }
 }

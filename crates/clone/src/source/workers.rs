@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::seat::Seat;
-use super::traffic::{Patience, Traffic, Waiting};
+use super::access_dispatcher::{AccessDispatcher, WaitMode, Waiting};
+use super::pending_save::PendingSave;
 use crate::CloneError;
 
 /// Disks have queues, too: more threads would only wait in them.
@@ -21,22 +21,22 @@ const SAVE_TIME_MAX: Duration = Duration::from_secs(5);
 /// The threads; they end when this is dropped and all that was handed over is answered. One that hangs is left to
 /// itself: as many as there are for each follower, which is left out with the first.
 pub(super) struct Workers {
-    traffic: Arc<Traffic>,
+    dispatcher: Arc<AccessDispatcher>,
     queue: Option<SyncSender<Waiting>>,
     work: Arc<Mutex<Receiver<Waiting>>>,
     workers: Mutex<Vec<Worker>>,
 }
 
 struct Worker {
-    seat: Arc<Seat>,
+    pending_save: Arc<PendingSave>,
     thread: JoinHandle<()>,
 }
 
 impl Workers {
-    pub(super) fn start(traffic: &Arc<Traffic>) -> Result<Workers, CloneError> {
+    pub(super) fn start(dispatcher: &Arc<AccessDispatcher>) -> Result<Workers, CloneError> {
         let (queue, work) = sync_channel(WORK_QUEUE_MAX);
         let workers = Workers {
-            traffic: Arc::clone(traffic),
+            dispatcher: Arc::clone(dispatcher),
             queue: Some(queue),
             work: Arc::new(Mutex::new(work)),
             workers: Mutex::default(),
@@ -50,13 +50,14 @@ impl Workers {
 
     /// One that begins with the access in `first`, if there is one.
     fn start_one(&self, first: Arc<Mutex<Option<Waiting>>>) -> std::io::Result<Worker> {
-        let (traffic, work, seat) = (Arc::clone(&self.traffic), Arc::clone(&self.work), Arc::<Seat>::default());
-        let own = Arc::clone(&seat);
+        let (dispatcher, work, pending_save) =
+            (Arc::clone(&self.dispatcher), Arc::clone(&self.work), Arc::<PendingSave>::default());
+        let own = Arc::clone(&pending_save);
         let thread = std::thread::Builder::new().name("source-save".to_owned()).spawn(move || {
             let first = lock(&first).take();
-            serve(&traffic, &work, &own, first);
+            serve(&dispatcher, &work, &own, first);
         })?;
-        Ok(Worker { seat, thread })
+        Ok(Worker { pending_save, thread })
     }
 
     /// Hands an access over; `meanwhile` is called now and then while there is no room.
@@ -74,10 +75,10 @@ impl Workers {
     }
 
     /// Leaves out followers that saves hang on; others go on with the accesses.
-    pub(super) fn relieve(&self) {
+    pub(super) fn replace_stuck(&self) {
         for worker in lock(&self.workers).iter_mut() {
-            let Some((waiting, following)) = worker.seat.relieve(SAVE_TIME_MAX) else { continue };
-            self.traffic.leave_out(
+            let Some((waiting, following)) = worker.pending_save.take_over(SAVE_TIME_MAX) else { continue };
+            self.dispatcher.leave_out(
                 &following,
                 &format!("it has not saved a part of the source's old content within {} s", SAVE_TIME_MAX.as_secs()),
             );
@@ -85,9 +86,9 @@ impl Workers {
             match self.start_one(Arc::clone(&waiting)) {
                 Ok(other) => *worker = other,
                 Err(error) => {
-                    self.traffic.leave_all_out(&format!("no thread can be started that saves for them: {error}"));
+                    self.dispatcher.leave_all_out(&format!("no thread can be started that saves for them: {error}"));
                     let waiting = lock(&waiting).take();
-                    waiting.into_iter().for_each(|waiting| self.traffic.allow(waiting));
+                    waiting.into_iter().for_each(|waiting| self.dispatcher.allow(waiting));
                 }
             }
         }
@@ -103,10 +104,15 @@ impl Drop for Workers {
     }
 }
 
-fn serve(traffic: &Traffic, work: &Mutex<Receiver<Waiting>>, seat: &Seat, first: Option<Waiting>) {
+fn serve(
+    dispatcher: &AccessDispatcher,
+    work: &Mutex<Receiver<Waiting>>,
+    pending_save: &PendingSave,
+    first: Option<Waiting>,
+) {
     let _guard = AbortOnPanic;
     let mut next = first;
-    while !seat.is_left() {
+    while !pending_save.is_taken_over() {
         let waiting = match next.take() {
             Some(waiting) => waiting,
             None => match lock(work).recv() {
@@ -114,8 +120,8 @@ fn serve(traffic: &Traffic, work: &Mutex<Receiver<Waiting>>, seat: &Seat, first:
                 Err(_) => return,
             },
         };
-        let unsettled = traffic.settle(waiting, Patience::Seated(seat));
-        debug_assert!(unsettled.is_none(), "whoever sits has all patience");
+        let unresolved = dispatcher.resolve(waiting, WaitMode::Blocking(pending_save));
+        debug_assert!(unresolved.is_none(), "a blocking save ends with an answer");
     }
 }
 
@@ -123,7 +129,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A thread of this room that ends without having answered would leave back ends waiting for ever; without the process
+/// A thread of these that ends without having answered would leave back ends waiting for ever; without the process
 /// they go on.
 pub(super) struct AbortOnPanic;
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use rustix::fs::{fstat, syncfs};
 
-use super::{Marker, Place, TABLESPACES_DIRECTORY, VersionGuard};
+use super::{CloneLocation, Marker, TABLESPACES_DIRECTORY, VersionGuard};
 use crate::CloneError;
 
 /// Makes a filled clone an ordinary data directory; its server may run meanwhile. Interrupted, it can be called again.
@@ -16,38 +16,38 @@ use crate::CloneError;
 ///
 /// # Errors
 /// [`CloneError::File`] when something cannot be made durable: the clone is not whole then.
-pub fn finish(place: &Place, major_version: u32) -> Result<(), CloneError> {
+pub fn finish(location: &CloneLocation, major_version: u32) -> Result<(), CloneError> {
     let mut synced = HashSet::new();
-    for directory in directories(place)? {
+    for directory in directories(location)? {
         sync_file_system(&directory, &mut synced)
-            .map_err(CloneError::file("sync the file system of", &place.directory))?;
+            .map_err(CloneError::file("sync the file system of", &location.directory))?;
     }
-    VersionGuard::new(place.clone(), major_version).lift()?;
-    let marker = Marker::read(&place.directory).ok().flatten();
-    Marker::remove(place)?;
-    let synced = place.open().and_then(|open| open.sync().map_err(CloneError::file("sync", &place.directory)));
+    VersionGuard::new(location.clone(), major_version).lift()?;
+    let marker = Marker::read(&location.directory).ok().flatten();
+    Marker::remove(location)?;
+    let synced = location.open().and_then(|open| open.sync().map_err(CloneError::file("sync", &location.directory)));
     if let (Err(_), Some(marker)) = (&synced, marker) {
         // Whether it is gone nobody knows. As long as that is so, who comes next must find a clone that is not whole.
-        marker.write(place)?;
+        marker.write(location)?;
     }
     synced
 }
 
 /// The clone's file systems: each tablespace may have one of its own.
-fn directories(place: &Place) -> Result<Vec<OwnedFd>, CloneError> {
+fn directories(location: &CloneLocation) -> Result<Vec<OwnedFd>, CloneError> {
     let above = |directory: &Path| {
         let opened = directory.parent().map(|above| File::open(above).map_err(CloneError::file("open", above)));
         opened.transpose().map(|opened| opened.map(OwnedFd::from))
     };
-    let data_directory = place.open()?;
-    let links = place.directory.join(TABLESPACES_DIRECTORY);
+    let data_directory = location.open()?;
+    let links = location.directory.join(TABLESPACES_DIRECTORY);
     let listed = data_directory.open_directory(Path::new(TABLESPACES_DIRECTORY)).and_then(|links| links.names());
     let names = listed.map_err(CloneError::file("read", &links))?;
     let copied = |directory: &dyn AsFd, path: &Path| {
         directory.as_fd().try_clone_to_owned().map_err(CloneError::file("open", path))
     };
-    let mut found = vec![copied(&data_directory, &place.directory)?];
-    found.extend(above(&place.directory)?);
+    let mut found = vec![copied(&data_directory, &location.directory)?];
+    found.extend(above(&location.directory)?);
     let mut has_tablespaces = false;
     for name in names {
         let path = Path::new(TABLESPACES_DIRECTORY).join(&name);
@@ -64,8 +64,8 @@ fn directories(place: &Place) -> Result<Vec<OwnedFd>, CloneError> {
         has_tablespaces = true;
     }
     if has_tablespaces {
-        found.push(File::open(&place.tablespaces).map_err(CloneError::file("open", &place.tablespaces))?.into());
-        found.extend(above(&place.tablespaces)?);
+        found.push(File::open(&location.tablespaces).map_err(CloneError::file("open", &location.tablespaces))?.into());
+        found.extend(above(&location.tablespaces)?);
     }
     Ok(found)
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use onecopy_postgres::InheritedDescriptor;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-use super::Place;
+use super::CloneLocation;
 use super::tablespaces::remove_if_there;
 use crate::CloneError;
 
@@ -28,14 +28,14 @@ pub(crate) const VERSION_FILE: &str = "PG_VERSION";
 /// The guard of one clone.
 #[derive(Debug, Clone)]
 pub struct VersionGuard {
-    place: Place,
+    location: CloneLocation,
     major_version: u32,
 }
 
 impl VersionGuard {
     /// The guard of this place, laid or not.
-    pub fn new(place: Place, major_version: u32) -> VersionGuard {
-        VersionGuard { place, major_version }
+    pub fn new(location: CloneLocation, major_version: u32) -> VersionGuard {
+        VersionGuard { location, major_version }
     }
 
     /// Lays the link.
@@ -43,11 +43,11 @@ impl VersionGuard {
     /// # Errors
     /// [`CloneError::File`].
     pub fn lay(&self) -> Result<(), CloneError> {
-        let path = self.place.directory.join(VERSION_FILE);
-        let (directory, name) = (self.place.open()?, Path::new(VERSION_FILE));
+        let path = self.location.directory.join(VERSION_FILE);
+        let (directory, name) = (self.location.open()?, Path::new(VERSION_FILE));
         remove_if_there(directory.remove_file(name), &path)?;
         let descriptor = format!("/proc/self/fd/{VERSION_DESCRIPTOR_NUMBER}");
-        directory.lay_link(Path::new(&descriptor), name, &self.place.user).map_err(CloneError::file("link", &path))
+        directory.lay_link(Path::new(&descriptor), name, &self.location.user).map_err(CloneError::file("link", &path))
     }
 
     /// What the postmaster must inherit to pass.
@@ -77,7 +77,7 @@ impl VersionGuard {
     /// # Errors
     /// [`onecopy_postgres::PostgresError::File`].
     pub fn lift(&self) -> Result<(), CloneError> {
-        let path = self.place.directory.join(VERSION_FILE);
-        Ok(self.place.user.write_file(&path, format!("{}\n", self.major_version).as_bytes(), 0o600)?)
+        let path = self.location.directory.join(VERSION_FILE);
+        Ok(self.location.user.write_file(&path, format!("{}\n", self.major_version).as_bytes(), 0o600)?)
     }
 }

@@ -9,7 +9,7 @@ use onecopy_postgres::{ConnectionParameters, Directory, ServiceUser};
 use rustix::fs::{FileType, Statx};
 use serde::{Deserialize, Serialize};
 
-use super::Place;
+use super::CloneLocation;
 use super::tablespaces::remove_if_there;
 use crate::CloneError;
 use crate::plan::Plan;
@@ -72,14 +72,14 @@ impl Marker {
     ///
     /// # Errors
     /// [`CloneError::File`].
-    pub fn write(&self, place: &Place) -> Result<(), CloneError> {
+    pub fn write(&self, location: &CloneLocation) -> Result<(), CloneError> {
         // A password must not get into a file that a backup may take along.
         let source = ConnectionParameters { password: None, ..self.source.clone() };
         let text = toml::to_string(&Marker { source, ..self.clone() });
         let text = text.map_err(|error| CloneError::file("describe", MARKER_FILE)(std::io::Error::other(error)))?;
-        place.write(Path::new(UNFINISHED_MARKER_FILE), text.as_bytes(), 0o600)?;
-        let renamed = place.open()?.rename(Path::new(UNFINISHED_MARKER_FILE), Path::new(MARKER_FILE));
-        renamed.map_err(CloneError::file("write", place.directory.join(MARKER_FILE)))
+        location.write(Path::new(UNFINISHED_MARKER_FILE), text.as_bytes(), 0o600)?;
+        let renamed = location.open()?.rename(Path::new(UNFINISHED_MARKER_FILE), Path::new(MARKER_FILE));
+        renamed.map_err(CloneError::file("write", location.directory.join(MARKER_FILE)))
     }
 
     /// Whose a directory is, for the service with this rendezvous directory.
@@ -131,9 +131,9 @@ impl Marker {
     }
 
     /// Takes it away.
-    pub(crate) fn remove(place: &Place) -> Result<(), CloneError> {
-        let path = place.directory.join(MARKER_FILE);
-        remove_if_there(place.open()?.remove_file(Path::new(MARKER_FILE)), &path)
+    pub(crate) fn remove(location: &CloneLocation) -> Result<(), CloneError> {
+        let path = location.directory.join(MARKER_FILE);
+        remove_if_there(location.open()?.remove_file(Path::new(MARKER_FILE)), &path)
     }
 }
 

@@ -8,8 +8,8 @@
 
 mod finish;
 mod guard;
+mod location;
 mod marker;
-mod place;
 mod remove;
 mod skeleton;
 mod tablespaces;
@@ -19,8 +19,8 @@ mod tests;
 pub use finish::finish;
 pub(crate) use guard::VERSION_FILE;
 pub use guard::{PIN_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER, VersionGuard};
+pub use location::CloneLocation;
 pub use marker::{MARKER_FILE, Marker, Owner};
-pub use place::Place;
 pub use remove::{remove, remove_tablespaces, remove_ungiven, remove_unmarked};
 pub(crate) use skeleton::DIRECTORIES_NEEDED;
 pub use skeleton::Skeleton;

@@ -14,7 +14,7 @@ use rustix::process::geteuid;
 
 use super::marker::{UNFINISHED_MARKER_FILE, above, is_directory};
 use super::tablespaces::remove_if_there;
-use super::{MARKER_FILE, Place};
+use super::{CloneLocation, MARKER_FILE};
 use crate::CloneError;
 
 /// Removes a clone's directory and its tablespaces; what is gone already is removed. The marker goes last: an
@@ -23,9 +23,9 @@ use crate::CloneError;
 /// # Errors
 /// [`CloneError::File`], also for a directory that does not belong to the account of the clone's server; nothing of it
 /// is removed then.
-pub fn remove(place: &Place) -> Result<(), CloneError> {
-    let directory = Doomed::open(&place.directory, &place.user, true)?;
-    remove_tablespaces(&place.tablespaces, &place.user)?;
+pub fn remove(location: &CloneLocation) -> Result<(), CloneError> {
+    let directory = Doomed::open(&location.directory, &location.user, true)?;
+    remove_tablespaces(&location.tablespaces, &location.user)?;
     let Some(directory) = directory else { return Ok(()) };
     directory.empty(|name| name != MARKER_FILE)?;
     directory.empty(|_| true)?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use onecopy_postgres::Directory;
 
 use super::tablespaces::remove_if_there;
-use super::{Marker, Place, TABLESPACES_DIRECTORY, remove, remove_ungiven};
+use super::{CloneLocation, Marker, TABLESPACES_DIRECTORY, remove, remove_ungiven};
 use crate::CloneError;
 use crate::image::{Image, ImageDirectory, ImageFile, SmallFile};
 
@@ -42,7 +42,7 @@ pub(crate) const DIRECTORIES_NEEDED: [&str; 18] = [
 /// A clone's directory in the shape of an image.
 #[derive(Debug)]
 pub struct Skeleton {
-    place: Place,
+    location: CloneLocation,
     image: Arc<Image>,
     /// In the image's order; open for reading and writing since before any mark, so that our own accesses raise
     /// nothing.
@@ -55,13 +55,13 @@ impl Skeleton {
     /// # Errors
     /// [`onecopy_postgres::PostgresError::DataDirectoryNotEmpty`], [`onecopy_postgres::PostgresError::NotReachable`],
     /// [`CloneError::File`].
-    pub fn make(place: Place, image: Arc<Image>, marker: &Marker) -> Result<Skeleton, CloneError> {
-        place.check_free()?;
-        let mut skeleton = Skeleton { place, image: Arc::new(Image::default()), files: Vec::new() };
+    pub fn make(location: CloneLocation, image: Arc<Image>, marker: &Marker) -> Result<Skeleton, CloneError> {
+        location.check_free()?;
+        let mut skeleton = Skeleton { location, image: Arc::new(Image::default()), files: Vec::new() };
         let made = skeleton.begin(marker).and_then(|()| skeleton.reconcile(image));
         if let Err(error) = made {
-            let Place { tablespaces, user, .. } = &skeleton.place;
-            if let Err(left) = remove_ungiven(tablespaces, user).and_then(|()| remove(&skeleton.place)) {
+            let CloneLocation { tablespaces, user, .. } = &skeleton.location;
+            if let Err(left) = remove_ungiven(tablespaces, user).and_then(|()| remove(&skeleton.location)) {
                 tracing::warn!(error = %left, "a clone's directory that could not be made is left");
             }
             return Err(error);
@@ -70,15 +70,15 @@ impl Skeleton {
     }
 
     fn begin(&self, marker: &Marker) -> Result<(), CloneError> {
-        self.place.user.create_directory(&self.place.directory)?;
-        self.place.make_top(&self.place.directory, DIRECTORY_MODE)?;
-        marker.write(&self.place)?;
-        DIRECTORIES_NEEDED.iter().try_for_each(|path| self.place.make_directory(Path::new(path), DIRECTORY_MODE))
+        self.location.user.create_directory(&self.location.directory)?;
+        self.location.make_top(&self.location.directory, DIRECTORY_MODE)?;
+        marker.write(&self.location)?;
+        DIRECTORIES_NEEDED.iter().try_for_each(|path| self.location.make_directory(Path::new(path), DIRECTORY_MODE))
     }
 
     /// Where it is.
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn location(&self) -> &CloneLocation {
+        &self.location
     }
 
     /// What it has the shape of.
@@ -114,9 +114,9 @@ impl Skeleton {
             });
         }
         self.files = files;
-        let directory = self.place.open()?;
+        let directory = self.location.open()?;
         for gone in old_files.rest() {
-            remove_if_there(directory.remove_file(&gone.path), &self.place.directory.join(&gone.path))?;
+            remove_if_there(directory.remove_file(&gone.path), &self.location.directory.join(&gone.path))?;
         }
         self.remove_directories(&old)
     }
@@ -125,32 +125,32 @@ impl Skeleton {
         let known: HashSet<(&Path, u32)> = old.directories.iter().map(path_and_mode).collect();
         let new = self.image.directories.iter().filter(|wanted| !known.contains(&path_and_mode(wanted)));
         let (inside, others): (Vec<_>, Vec<_>) = new.partition(|wanted| is_inside(wanted));
-        let make = |wanted: &&ImageDirectory| self.place.make_directory(&wanted.path, wanted.mode);
+        let make = |wanted: &&ImageDirectory| self.location.make_directory(&wanted.path, wanted.mode);
         others.iter().try_for_each(make)?;
         let known: HashSet<u32> = old.tablespaces.iter().map(|tablespace| tablespace.oid).collect();
         let new = self.image.tablespaces.iter().filter(|tablespace| !known.contains(&tablespace.oid));
         // The links first: what is inside a tablespace is made through them.
-        new.into_iter().try_for_each(|tablespace| self.place.make_tablespace(tablespace))?;
+        new.into_iter().try_for_each(|tablespace| self.location.make_tablespace(tablespace))?;
         inside.iter().try_for_each(make)
     }
 
     fn remove_directories(&self, old: &Image) -> Result<(), CloneError> {
         let wanted: HashSet<&Path> = self.image.directories.iter().map(|directory| directory.path.as_path()).collect();
-        let directory = self.place.open()?;
+        let directory = self.location.open()?;
         // From the inside out.
         for gone in old.directories.iter().rev().filter(|directory| !wanted.contains(directory.path.as_path())) {
-            remove_if_there(directory.remove_directory(&gone.path), &self.place.directory.join(&gone.path))?;
+            remove_if_there(directory.remove_directory(&gone.path), &self.location.directory.join(&gone.path))?;
         }
         let wanted: HashSet<u32> = self.image.tablespaces.iter().map(|tablespace| tablespace.oid).collect();
         let gone = old.tablespaces.iter().filter(|tablespace| !wanted.contains(&tablespace.oid));
-        gone.into_iter().try_for_each(|tablespace| self.place.remove_tablespace(tablespace))
+        gone.into_iter().try_for_each(|tablespace| self.location.remove_tablespace(tablespace))
     }
 
     fn create(&self, parent: &mut Parent, wanted: &ImageFile) -> Result<File, CloneError> {
-        let failed = || CloneError::file("create", self.place.directory.join(&wanted.path));
-        let directory = parent.open(&self.place, &wanted.path)?;
+        let failed = || CloneError::file("create", self.location.directory.join(&wanted.path));
+        let directory = parent.open(&self.location, &wanted.path)?;
         let name = Path::new(wanted.path.file_name().unwrap_or_default());
-        let file = directory.create_new(name, &self.place.user, wanted.mode).map_err(failed())?;
+        let file = directory.create_new(name, &self.location.user, wanted.mode).map_err(failed())?;
         if wanted.size_bytes > 0 {
             file.set_len(wanted.size_bytes).map_err(failed())?;
         }
@@ -162,7 +162,7 @@ impl Skeleton {
     /// # Errors
     /// [`CloneError::File`].
     pub fn write_small(&self, files: &[SmallFile]) -> Result<(), CloneError> {
-        files.iter().try_for_each(|file| self.place.write(&file.path, &file.content, file.mode))
+        files.iter().try_for_each(|file| self.location.write(&file.path, &file.content, file.mode))
     }
 
     /// Gives a prepared skeleton its final place, on the same file system; the marker there is the old one until it is
@@ -175,24 +175,24 @@ impl Skeleton {
     /// [`onecopy_postgres::PostgresError::DataDirectoryNotEmpty`], [`onecopy_postgres::PostgresError::NotReachable`],
     /// [`CloneError::File`].
     pub fn move_to(&mut self, directory: &Path, tablespaces: &Path) -> Result<(), CloneError> {
-        let place = Place {
+        let location = CloneLocation {
             directory: directory.to_owned(),
             tablespaces: tablespaces.to_owned(),
-            user: self.place.user.clone(),
+            user: self.location.user.clone(),
         };
-        place.check_free()?;
-        for (from, to) in [(&self.place.directory, directory), (&self.place.tablespaces, tablespaces)] {
+        location.check_free()?;
+        for (from, to) in [(&self.location.directory, directory), (&self.location.tablespaces, tablespaces)] {
             if let Some(above) = to.parent() {
-                place.user.create_directory(above)?;
+                location.user.create_directory(above)?;
             }
             match self.moved(from, to) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound && from == &self.place.tablespaces => {}
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound && from == &self.location.tablespaces => {}
                 renamed => renamed.map_err(CloneError::file("move a prepared directory to", to))?,
             }
         }
-        place.user.check_reachable(directory)?;
-        self.place = place;
-        self.image.tablespaces.iter().try_for_each(|tablespace| self.place.link_tablespace(tablespace))
+        location.user.check_reachable(directory)?;
+        self.location = location;
+        self.image.tablespaces.iter().try_for_each(|tablespace| self.location.link_tablespace(tablespace))
     }
 }
 
@@ -200,7 +200,7 @@ impl Skeleton {
     /// Renames from one directory to another, both open: what is put at their paths meanwhile is not looked at.
     fn moved(&self, from: &Path, to: &Path) -> std::io::Result<()> {
         let open = |path: &Path| {
-            let above = Directory::open_for(path.parent().unwrap_or(Path::new("/")), &self.place.user)?;
+            let above = Directory::open_for(path.parent().unwrap_or(Path::new("/")), &self.location.user)?;
             Ok::<_, std::io::Error>((above.by_descriptor().join(path.file_name().unwrap_or_default()), above))
         };
         let ((from, _from_above), (to, _to_above)) = (open(from)?, open(to)?);
@@ -234,14 +234,14 @@ fn resized(file: File, was: &ImageFile, wanted: &ImageFile) -> Result<File, Clon
 struct Parent(Option<(PathBuf, Directory)>);
 
 impl Parent {
-    fn open(&mut self, place: &Place, file: &Path) -> Result<&Directory, CloneError> {
+    fn open(&mut self, location: &CloneLocation, file: &Path) -> Result<&Directory, CloneError> {
         let path = file.parent().unwrap_or(Path::new(""));
         let same = self.0.take().filter(|(open, _)| open == path);
         let opened = match same {
             Some(same) => same,
             None => {
-                let opened = place.open()?.open_directory(path);
-                (path.to_owned(), opened.map_err(CloneError::file("open", place.directory.join(path)))?)
+                let opened = location.open()?.open_directory(path);
+                (path.to_owned(), opened.map_err(CloneError::file("open", location.directory.join(path)))?)
             }
         };
         Ok(&self.0.insert(opened).1)

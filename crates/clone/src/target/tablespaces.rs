@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Place, remove_tablespaces};
+use super::{CloneLocation, remove_tablespaces};
 use crate::CloneError;
 use crate::image::Tablespace;
 
@@ -10,7 +10,7 @@ use crate::image::Tablespace;
 pub(crate) const TABLESPACES_DIRECTORY: &str = "pg_tblspc";
 const MODE: u32 = 0o700;
 
-impl Place {
+impl CloneLocation {
     /// Where the link of a tablespace lies, from the clone's directory.
     fn tablespace_link(tablespace: &Tablespace) -> PathBuf {
         Path::new(TABLESPACES_DIRECTORY).join(tablespace.oid.to_string())
@@ -32,7 +32,7 @@ impl Place {
 
     /// Lays the link, instead of one that may be there.
     pub(crate) fn link_tablespace(&self, tablespace: &Tablespace) -> Result<(), CloneError> {
-        let (link, directory) = (Place::tablespace_link(tablespace), self.tablespace_directory(tablespace));
+        let (link, directory) = (CloneLocation::tablespace_link(tablespace), self.tablespace_directory(tablespace));
         let data_directory = self.open()?;
         if data_directory.read_link(&link).is_ok_and(|found| found == directory) {
             return Ok(());
@@ -44,7 +44,7 @@ impl Place {
 
     /// Removes a tablespace that the source has no more.
     pub(crate) fn remove_tablespace(&self, tablespace: &Tablespace) -> Result<(), CloneError> {
-        let link = Place::tablespace_link(tablespace);
+        let link = CloneLocation::tablespace_link(tablespace);
         remove_if_there(self.open()?.remove_file(&link), &self.directory.join(&link))?;
         remove_tablespaces(&self.tablespace_directory(tablespace), &self.user)
     }

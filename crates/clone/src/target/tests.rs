@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::marker::UNFINISHED_MARKER_FILE;
 use super::{
-    MARKER_FILE, Marker, Owner, Place, Skeleton, VersionGuard, finish, remove, remove_ungiven, remove_unmarked,
+    CloneLocation, MARKER_FILE, Marker, Owner, Skeleton, VersionGuard, finish, remove, remove_ungiven, remove_unmarked,
 };
 use crate::CloneError;
 use crate::image::{FileIdentity, Image, ImageDirectory, ImageFile, SmallFile, Tablespace};
@@ -20,25 +20,25 @@ use crate::image::{FileIdentity, Image, ImageDirectory, ImageFile, SmallFile, Ta
 /// Path, kind or size, permission bits or what a link says.
 type Listed = (PathBuf, String, String);
 
-struct Room {
+struct CloneFixture {
     directory: TempDir,
 }
 
-impl Room {
-    fn new() -> Room {
+impl CloneFixture {
+    fn new() -> CloneFixture {
         let directory = tempfile::tempdir().expect("a directory");
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).expect("searchable");
-        Room { directory }
+        CloneFixture { directory }
     }
 
-    fn place(&self, name: &str) -> Place {
+    fn location(&self, name: &str) -> CloneLocation {
         let home = self.directory.path().join(name);
         let user = ServiceUser::resolve(None).expect("an account");
-        Place { directory: home.join("data"), tablespaces: home.join("tablespaces"), user }
+        CloneLocation { directory: home.join("data"), tablespaces: home.join("tablespaces"), user }
     }
 
     fn make(&self, name: &str, image: &Image) -> Skeleton {
-        Skeleton::make(self.place(name), Arc::new(image.clone()), &marker()).expect("made")
+        Skeleton::make(self.location(name), Arc::new(image.clone()), &marker()).expect("made")
     }
 }
 
@@ -106,9 +106,9 @@ fn list(directory: &Path, root: &Path, found: &mut Vec<Listed>) {
 }
 
 /// Everything in a clone's two directories.
-fn listing(place: &Place) -> Vec<Listed> {
+fn listing(location: &CloneLocation) -> Vec<Listed> {
     let mut found = Vec::new();
-    for directory in [&place.directory, &place.tablespaces] {
+    for directory in [&location.directory, &location.tablespaces] {
         if directory.exists() {
             list(directory, directory.parent().expect("a home"), &mut found);
         }
@@ -119,109 +119,109 @@ fn listing(place: &Place) -> Vec<Listed> {
 
 #[test]
 fn a_skeleton_has_the_image_s_files_and_nothing_in_them() {
-    let room = Room::new();
+    let fixture = CloneFixture::new();
     let image = image(&[5, 16384], &[(1, 0, false), (2, 20_000, true)], Some(16400));
-    let skeleton = room.make("clone", &image);
-    let user_id = skeleton.place().user.user_id();
+    let skeleton = fixture.make("clone", &image);
+    let user_id = skeleton.location().user.user_id();
     for (file, open) in image.files.iter().zip(skeleton.files()) {
-        let metadata = fs::metadata(skeleton.place().directory.join(&file.path)).expect("there");
+        let metadata = fs::metadata(skeleton.location().directory.join(&file.path)).expect("there");
         let found = (metadata.len(), metadata.mode() & 0o7777, metadata.uid(), metadata.blocks());
         assert_eq!(found, (file.size_bytes, file.mode, user_id, 0), "{file:?}");
         assert_eq!(open.metadata().expect("open").ino(), metadata.ino());
     }
-    assert!(skeleton.place().tablespaces.join("16400/PG_15_202209061/5/2").exists());
+    assert!(skeleton.location().tablespaces.join("16400/PG_15_202209061/5/2").exists());
     for needed in ["pg_wal/archive_status", "pg_notify", "pg_stat_tmp"] {
-        assert!(skeleton.place().directory.join(needed).is_dir(), "{needed}");
+        assert!(skeleton.location().directory.join(needed).is_dir(), "{needed}");
     }
     let content = SmallFile { path: "base/5/PG_VERSION".into(), mode: 0o600, content: b"15\n".to_vec() };
     skeleton.write_small(&[content]).expect("written");
-    assert_eq!(fs::read(skeleton.place().directory.join("base/5/PG_VERSION")).expect("read"), b"15\n");
+    assert_eq!(fs::read(skeleton.location().directory.join("base/5/PG_VERSION")).expect("read"), b"15\n");
 }
 
 #[test]
 fn a_place_where_something_lies_is_refused_and_left_alone() {
-    let room = Room::new();
+    let fixture = CloneFixture::new();
     for name in ["data", "tablespaces"] {
-        let place = room.place(name);
-        let occupied = place.directory.parent().expect("a home").join(name);
+        let location = fixture.location(name);
+        let occupied = location.directory.parent().expect("a home").join(name);
         fs::create_dir_all(&occupied).expect("made");
         fs::write(occupied.join("precious"), "mine").expect("written");
-        let made = Skeleton::make(place, Arc::new(Image::default()), &marker());
+        let made = Skeleton::make(location, Arc::new(Image::default()), &marker());
         let occupied_error = PostgresError::DataDirectoryNotEmpty { path: occupied.clone() }.to_string();
         assert_eq!(made.expect_err("occupied").to_string(), occupied_error);
         assert_eq!(fs::read(occupied.join("precious")).expect("read"), b"mine");
     }
     // An empty directory is as good as none, and what fails is removed.
-    let place = room.place("empty");
-    fs::create_dir_all(&place.directory).expect("made");
+    let location = fixture.location("empty");
+    fs::create_dir_all(&location.directory).expect("made");
     let mut impossible = image(&[5], &[(1, 1, false)], None);
     impossible.files[0].path = "no/such/directory/1".into();
-    let error = Skeleton::make(place.clone(), Arc::new(impossible), &marker()).expect_err("no directory");
+    let error = Skeleton::make(location.clone(), Arc::new(impossible), &marker()).expect_err("no directory");
     assert!(matches!(error, CloneError::File { .. }), "{error}");
-    assert!(!place.directory.exists());
+    assert!(!location.directory.exists());
 }
 
 #[test]
 fn a_marker_tells_who_and_not_the_password() {
-    let room = Room::new();
-    let place = room.place("clone");
-    assert_eq!(Marker::read(&place.directory).expect("none"), None);
-    fs::create_dir_all(&place.directory).expect("made");
-    marker().write(&place).expect("written");
-    let text = fs::read_to_string(place.directory.join(MARKER_FILE)).expect("read");
+    let fixture = CloneFixture::new();
+    let location = fixture.location("clone");
+    assert_eq!(Marker::read(&location.directory).expect("none"), None);
+    fs::create_dir_all(&location.directory).expect("made");
+    marker().write(&location).expect("written");
+    let text = fs::read_to_string(location.directory.join(MARKER_FILE)).expect("read");
     assert!(!text.contains("secret"), "{text}");
     let mut expected = marker();
     expected.source.password = None;
-    assert_eq!(Marker::read(&place.directory).expect("read"), Some(expected));
-    fs::write(place.directory.join(MARKER_FILE), "nonsense").expect("written");
-    assert!(Marker::read(&place.directory).is_err());
+    assert_eq!(Marker::read(&location.directory).expect("read"), Some(expected));
+    fs::write(location.directory.join(MARKER_FILE), "nonsense").expect("written");
+    assert!(Marker::read(&location.directory).is_err());
 }
 
 /// Every state in which a service that makes a clone's directory can be killed.
 #[test]
 fn what_has_no_marker_yet_is_known_and_removed() {
-    let room = Room::new();
+    let fixture = CloneFixture::new();
     let service = marker().service_directory;
-    let place = room.place("clone");
-    let owner = || Marker::owner(&place.directory, &service).expect("known");
+    let location = fixture.location("clone");
+    let owner = || Marker::owner(&location.directory, &service).expect("known");
     for content in [None, Some(""), Some("made_by = ")] {
         assert_eq!(owner(), Owner::Nobody, "it is not there");
-        remove_unmarked(&place.directory).expect("removed already");
-        fs::create_dir_all(&place.directory).expect("made");
+        remove_unmarked(&location.directory).expect("removed already");
+        fs::create_dir_all(&location.directory).expect("made");
         if let Some(content) = content {
             // It is given to the account before anything is written into it.
             if is_root() {
-                std::os::unix::fs::chown(&place.directory, Some(place.user.user_id()), None).expect("given");
+                std::os::unix::fs::chown(&location.directory, Some(location.user.user_id()), None).expect("given");
             }
-            fs::write(place.directory.join(UNFINISHED_MARKER_FILE), content).expect("written");
+            fs::write(location.directory.join(UNFINISHED_MARKER_FILE), content).expect("written");
         }
         assert_eq!(owner(), Owner::Nobody, "{content:?}");
-        remove_unmarked(&place.directory).expect("removed");
-        assert!(!place.directory.exists(), "{content:?}");
+        remove_unmarked(&location.directory).expect("removed");
+        assert!(!location.directory.exists(), "{content:?}");
     }
-    fs::create_dir_all(&place.directory).expect("made");
-    fs::write(place.directory.join(UNFINISHED_MARKER_FILE), "made_by = ").expect("written");
-    marker().write(&place).expect("written");
+    fs::create_dir_all(&location.directory).expect("made");
+    fs::write(location.directory.join(UNFINISHED_MARKER_FILE), "made_by = ").expect("written");
+    marker().write(&location).expect("written");
     assert_eq!(owner(), Owner::Service);
-    assert_eq!(Marker::owner(&place.directory, Path::new("/run/onecopy/another")).expect("known"), Owner::Other);
-    assert!(!place.directory.join(UNFINISHED_MARKER_FILE).exists());
-    remove_unmarked(&place.directory).expect_err("something lies there");
-    fs::remove_file(place.directory.join(MARKER_FILE)).expect("removed");
-    fs::write(place.directory.join("precious"), "mine").expect("written");
+    assert_eq!(Marker::owner(&location.directory, Path::new("/run/onecopy/another")).expect("known"), Owner::Other);
+    assert!(!location.directory.join(UNFINISHED_MARKER_FILE).exists());
+    remove_unmarked(&location.directory).expect_err("something lies there");
+    fs::remove_file(location.directory.join(MARKER_FILE)).expect("removed");
+    fs::write(location.directory.join("precious"), "mine").expect("written");
     assert_eq!(owner(), Owner::Other);
 }
 
 #[test]
 fn a_guard_is_no_version_until_it_is_lifted() {
-    let room = Room::new();
-    let skeleton = room.make("clone", &image(&[5], &[(1, 10, false)], Some(16400)));
-    let place = skeleton.place().clone();
-    let guard = VersionGuard::new(place.clone(), 17);
-    assert!(!VersionGuard::is_laid(&place.directory));
+    let fixture = CloneFixture::new();
+    let skeleton = fixture.make("clone", &image(&[5], &[(1, 10, false)], Some(16400)));
+    let location = skeleton.location().clone();
+    let guard = VersionGuard::new(location.clone(), 17);
+    assert!(!VersionGuard::is_laid(&location.directory));
     guard.lay().expect("laid");
     guard.lay().expect("laid again");
-    assert!(VersionGuard::is_laid(&place.directory));
-    assert!(fs::read(place.directory.join("PG_VERSION")).is_err(), "nobody else reads it");
+    assert!(VersionGuard::is_laid(&location.directory));
+    assert!(fs::read(location.directory.join("PG_VERSION")).is_err(), "nobody else reads it");
     let descriptor = guard.descriptor().expect("made").descriptor;
     let mut file =
         File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor))).expect("opened");
@@ -232,39 +232,39 @@ fn a_guard_is_no_version_until_it_is_lifted() {
         File::options().write(true).open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&descriptor)));
     assert!(writable.is_ok_and(|file| std::os::unix::fs::FileExt::write_at(&file, b"18", 0).is_err()), "sealed");
 
-    finish(&place, 17).expect("finished");
-    assert!(!VersionGuard::is_laid(&place.directory));
-    assert_eq!(fs::read_to_string(place.directory.join("PG_VERSION")).expect("read"), "17\n");
-    assert!(!place.directory.join(MARKER_FILE).exists());
-    let rest = listing(&place);
+    finish(&location, 17).expect("finished");
+    assert!(!VersionGuard::is_laid(&location.directory));
+    assert_eq!(fs::read_to_string(location.directory.join("PG_VERSION")).expect("read"), "17\n");
+    assert!(!location.directory.join(MARKER_FILE).exists());
+    let rest = listing(&location);
     assert!(rest.iter().all(|(path, ..)| !path.to_string_lossy().contains("onecopy")), "{rest:?}");
 }
 
 /// `allow_in_place_tablespaces`: no link, and no directory elsewhere.
 #[test]
 fn a_clone_with_a_tablespace_in_its_directory_is_finished() {
-    let room = Room::new();
+    let fixture = CloneFixture::new();
     let mut image = image(&[5], &[(1, 10, false)], None);
     image.directories.push(ImageDirectory { path: "pg_tblspc/16400".into(), mode: 0o700 });
-    let place = room.make("clone", &image).place().clone();
-    finish(&place, 17).expect("finished");
-    assert!(!place.tablespaces.exists() && place.directory.join("pg_tblspc/16400").is_dir());
+    let location = fixture.make("clone", &image).location().clone();
+    finish(&location, 17).expect("finished");
+    assert!(!location.tablespaces.exists() && location.directory.join("pg_tblspc/16400").is_dir());
 }
 
 #[test]
 fn a_moved_skeleton_links_to_where_its_tablespaces_are() {
-    let room = Room::new();
+    let fixture = CloneFixture::new();
     let image = image(&[5], &[(1, 10, false)], Some(16400));
-    let mut skeleton = room.make("spare", &image);
-    let target = room.place("target");
+    let mut skeleton = fixture.make("spare", &image);
+    let target = fixture.location("target");
     skeleton.move_to(&target.directory, &target.tablespaces).expect("moved");
     assert_eq!(
         fs::read_link(target.directory.join("pg_tblspc/16400")).expect("a link"),
         target.tablespaces.join("16400")
     );
-    assert_eq!(listing(&target), listing(room.make("fresh", &image).place()));
-    assert!(!room.place("spare").directory.exists());
-    let occupied = skeleton.move_to(&room.place("fresh").directory, &target.tablespaces);
+    assert_eq!(listing(&target), listing(fixture.make("fresh", &image).location()));
+    assert!(!fixture.location("spare").directory.exists());
+    let occupied = skeleton.move_to(&fixture.location("fresh").directory, &target.tablespaces);
     assert!(occupied.is_err());
     drop(skeleton);
     remove(&target).expect("removed");
@@ -282,46 +282,47 @@ fn only_directories_of_the_clone_s_account_are_removed() {
         );
         return;
     }
-    let room = Room::new();
-    let place = room.make("clone", &image(&[5], &[(1, 10, false)], None)).place().clone();
-    let foreign = room.directory.path().join("foreign");
+    let fixture = CloneFixture::new();
+    let location = fixture.make("clone", &image(&[5], &[(1, 10, false)], None)).location().clone();
+    let foreign = fixture.directory.path().join("foreign");
     fs::create_dir(&foreign).expect("made");
     fs::write(foreign.join("precious"), "mine").expect("written");
-    let link = room.directory.path().join("link");
-    std::os::unix::fs::symlink(&place.directory, &link).expect("laid");
+    let link = fixture.directory.path().join("link");
+    std::os::unix::fs::symlink(&location.directory, &link).expect("laid");
     for tablespaces in [foreign.clone(), link] {
-        let error = remove(&Place { tablespaces: tablespaces.clone(), ..place.clone() }).expect_err("refused");
+        let error =
+            remove(&CloneLocation { tablespaces: tablespaces.clone(), ..location.clone() }).expect_err("refused");
         assert!(error.to_string().contains(&tablespaces.display().to_string()), "{error}");
     }
-    let error = remove(&Place { directory: foreign.clone(), ..place.clone() }).expect_err("refused");
+    let error = remove(&CloneLocation { directory: foreign.clone(), ..location.clone() }).expect_err("refused");
     assert!(error.to_string().contains("does not belong"), "{error}");
     assert_eq!(fs::read(foreign.join("precious")).expect("read"), b"mine");
-    assert!(place.directory.join("base/5/1").exists() && place.directory.join(MARKER_FILE).exists());
+    assert!(location.directory.join("base/5/1").exists() && location.directory.join(MARKER_FILE).exists());
 
     // Nor can a marker speak for an account that has not written it.
-    std::os::unix::fs::chown(place.directory.join(MARKER_FILE), Some(0), None).expect("given away");
-    let error = Marker::read(&place.directory).expect_err("not believed");
+    std::os::unix::fs::chown(location.directory.join(MARKER_FILE), Some(0), None).expect("given away");
+    let error = Marker::read(&location.directory).expect_err("not believed");
     assert!(error.to_string().contains("belongs to somebody else"), "{error}");
-    fs::set_permissions(place.directory.join(MARKER_FILE), fs::Permissions::from_mode(0o644)).expect("readable");
-    let error = Marker::read(&place.directory).expect_err("not believed");
+    fs::set_permissions(location.directory.join(MARKER_FILE), fs::Permissions::from_mode(0o644)).expect("readable");
+    let error = Marker::read(&location.directory).expect_err("not believed");
     assert!(error.to_string().contains("belongs to another"), "{error}");
-    let path = place.directory.join(MARKER_FILE);
-    fs::rename(&path, room.directory.path().join("marker")).expect("moved");
-    std::os::unix::fs::symlink(room.directory.path().join("marker"), &path).expect("laid");
-    assert!(Marker::read(&place.directory).is_err(), "a link is no marker");
+    let path = location.directory.join(MARKER_FILE);
+    fs::rename(&path, fixture.directory.path().join("marker")).expect("moved");
+    std::os::unix::fs::symlink(fixture.directory.path().join("marker"), &path).expect("laid");
+    assert!(Marker::read(&location.directory).is_err(), "a link is no marker");
     fs::remove_file(&path).expect("removed");
-    remove(&place).expect("removed");
-    assert!(!place.directory.exists());
+    remove(&location).expect("removed");
+    assert!(!location.directory.exists());
 }
 
 /// A clone's directory, and beside it what is root's alone.
-fn with_precious(room: &Room) -> (Place, PathBuf) {
-    let place = room.make("clone", &image(&[5], &[(1, 10, false)], None)).place().clone();
-    let precious = room.directory.path().join("precious");
+fn with_precious(fixture: &CloneFixture) -> (CloneLocation, PathBuf) {
+    let location = fixture.make("clone", &image(&[5], &[(1, 10, false)], None)).location().clone();
+    let precious = fixture.directory.path().join("precious");
     fs::create_dir(&precious).expect("made");
     fs::write(precious.join("1"), "mine").expect("written");
     fs::set_permissions(precious.join("1"), fs::Permissions::from_mode(0o640)).expect("set");
-    (place, precious)
+    (location, precious)
 }
 
 /// Mode and owner of a directory and of the file in it, and what that holds.
@@ -340,29 +341,29 @@ fn is_root() -> bool {
 /// directory of root's.
 #[test]
 fn k25_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
-    let room = Room::new();
-    let (place, precious) = with_precious(&room);
+    let fixture = CloneFixture::new();
+    let (location, precious) = with_precious(&fixture);
     let before = state(&precious);
-    let at = |name: &str| place.directory.join(name);
+    let at = |name: &str| location.directory.join(name);
     let named = |outcome: Result<(), CloneError>, name: &str| {
         let error = outcome.expect_err(name).to_string();
         assert!(error.contains(name), "{name} is named: {error}");
     };
     // A directory that is a link.
     std::os::unix::fs::symlink(&precious, at("link")).expect("laid");
-    named(place.make_directory(Path::new("link"), 0o777), "link");
-    named(place.create(Path::new("link/new"), 0o600).map(drop), "link/new");
-    named(place.write(Path::new("link/1"), b"yours", 0o777), "link/1");
+    named(location.make_directory(Path::new("link"), 0o777), "link");
+    named(location.create(Path::new("link/new"), 0o600).map(drop), "link/new");
+    named(location.write(Path::new("link/1"), b"yours", 0o777), "link/1");
     // A file that is a link, or another name of a foreign file: the name is the clone's, the file is not.
     std::os::unix::fs::symlink(precious.join("1"), at("global/pg_control")).expect("laid");
-    place.write(Path::new("global/pg_control"), b"ours", 0o600).expect("written");
+    location.write(Path::new("global/pg_control"), b"ours", 0o600).expect("written");
     fs::hard_link(precious.join("1"), at("backup_label")).expect("a second name");
-    place.write(Path::new("backup_label"), b"ours", 0o600).expect("written");
+    location.write(Path::new("backup_label"), b"ours", 0o600).expect("written");
     assert_eq!(fs::read(at("backup_label")).expect("read"), b"ours");
     assert_eq!(state(&precious), before);
     // No bit by which a program runs as somebody else.
-    place.write(Path::new("program"), b"#!", 0o4755).expect("written");
-    place.make_directory(Path::new("sticky"), 0o3777).expect("made");
+    location.write(Path::new("program"), b"#!", 0o4755).expect("written");
+    location.make_directory(Path::new("sticky"), 0o3777).expect("made");
     for name in ["program", "sticky"] {
         assert_eq!(fs::metadata(at(name)).expect("there").mode() & 0o7000, 0, "{name}");
     }
@@ -377,11 +378,11 @@ fn k25_a_directory_of_roots_that_was_moved_into_a_clone_is_not_taken_for_its_own
         );
         return;
     }
-    let room = Room::new();
-    let (place, precious) = with_precious(&room);
-    let (before, moved) = (state(&precious), place.directory.join("pg_stat"));
+    let fixture = CloneFixture::new();
+    let (location, precious) = with_precious(&fixture);
+    let (before, moved) = (state(&precious), location.directory.join("pg_stat"));
     fs::rename(&precious, &moved).expect("moved");
-    let error = place.make_directory(Path::new("pg_stat"), 0o777).expect_err("root's").to_string();
+    let error = location.make_directory(Path::new("pg_stat"), 0o777).expect_err("root's").to_string();
     assert!(error.contains("pg_stat"), "{error}");
     fs::rename(&moved, &precious).expect("moved back");
     assert_eq!(state(&precious), before);
@@ -397,12 +398,12 @@ fn k25_of_what_is_not_given_to_the_account_only_what_is_empty_is_removed() {
         );
         return;
     }
-    let room = Room::new();
-    let place = room.place("clone");
-    place.user.create_directory(place.directory.parent().expect("a home")).expect("made");
-    let at = |name: &str| place.directory.with_file_name(name);
+    let fixture = CloneFixture::new();
+    let location = fixture.location("clone");
+    location.user.create_directory(location.directory.parent().expect("a home")).expect("made");
+    let at = |name: &str| location.directory.with_file_name(name);
     for (name, owner, is_empty, goes) in
-        [("empty", 0, true, true), ("full", 0, false, false), ("given", place.user.user_id(), true, false)]
+        [("empty", 0, true, true), ("full", 0, false, false), ("given", location.user.user_id(), true, false)]
     {
         fs::create_dir(at(name)).expect("made");
         std::os::unix::fs::chown(at(name), Some(owner), None).expect("given");
@@ -412,14 +413,14 @@ fn k25_of_what_is_not_given_to_the_account_only_what_is_empty_is_removed() {
             let owner = Marker::owner(&at(name), &marker().service_directory).expect("known");
             assert_eq!(owner, Owner::Nobody, "{name}");
         }
-        remove_ungiven(&at(name), &place.user).expect("looked at");
+        remove_ungiven(&at(name), &location.user).expect("looked at");
         assert_eq!(at(name).exists(), !goes, "{name}");
     }
-    let outside = room.directory.path().join("outside");
+    let outside = fixture.directory.path().join("outside");
     fs::create_dir(&outside).expect("made");
     std::os::unix::fs::symlink(&outside, at("link")).expect("laid");
     for left in [at("link"), at("nothing")] {
-        remove_ungiven(&left, &place.user).expect("looked at");
+        remove_ungiven(&left, &location.user).expect("looked at");
     }
     assert!(outside.exists() && at("link").exists());
 }
@@ -434,9 +435,9 @@ fn k25_an_empty_directory_elsewhere_is_not_taken_for_one_that_was_begun() {
         );
         return;
     }
-    let room = Room::new();
-    let user = room.place("clone").user;
-    let (home, elsewhere) = (room.directory.path().join("home"), room.directory.path().join("elsewhere"));
+    let fixture = CloneFixture::new();
+    let user = fixture.location("clone").user;
+    let (home, elsewhere) = (fixture.directory.path().join("home"), fixture.directory.path().join("elsewhere"));
     user.create_directory(&home).expect("made");
     fs::create_dir_all(elsewhere.join("data")).expect("made");
     std::os::unix::fs::symlink(&elsewhere, home.join("clone")).expect("laid");
@@ -450,16 +451,16 @@ fn k25_an_empty_directory_elsewhere_is_not_taken_for_one_that_was_begun() {
 /// A fifo that somebody laid is not waited for.
 #[test]
 fn k25_a_fifo_in_a_clone_is_not_waited_for() {
-    let room = Room::new();
-    let (place, _) = with_precious(&room);
+    let fixture = CloneFixture::new();
+    let (location, _) = with_precious(&fixture);
     for name in ["global/pg_control", MARKER_FILE] {
-        let path = place.directory.join(name);
+        let path = location.directory.join(name);
         let _ = fs::remove_file(&path);
         let mode = rustix::fs::Mode::from_raw_mode(0o600);
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).expect("made");
     }
     let (sender, receiver) = std::sync::mpsc::channel();
-    let also = place.clone();
+    let also = location.clone();
     std::thread::spawn(move || {
         let marker = Marker::read(&also.directory);
         let written = also.write(Path::new("global/pg_control"), b"ours", 0o600);
@@ -468,22 +469,22 @@ fn k25_a_fifo_in_a_clone_is_not_waited_for() {
     let (marker, written) = receiver.recv_timeout(std::time::Duration::from_secs(5)).expect("not waited for");
     assert!(marker.expect_err("no marker").to_string().contains(MARKER_FILE));
     written.expect("in its place");
-    assert_eq!(fs::read(place.directory.join("global/pg_control")).expect("read"), b"ours");
+    assert_eq!(fs::read(location.directory.join("global/pg_control")).expect("read"), b"ours");
 }
 
 /// What an image has no more is removed by its name: not where a directory on the way has become a link.
 #[test]
 fn k25_nothing_outside_of_a_clone_is_removed() {
-    let room = Room::new();
+    let fixture = CloneFixture::new();
     let whole = image(&[5], &[(1, 10, false)], Some(16400));
-    let mut skeleton = room.make("clone", &whole);
-    let place = skeleton.place().clone();
-    let precious = room.directory.path().join("precious");
+    let mut skeleton = fixture.make("clone", &whole);
+    let location = skeleton.location().clone();
+    let precious = fixture.directory.path().join("precious");
     fs::create_dir_all(precious.join("16400")).expect("made");
     fs::write(precious.join("1"), "mine").expect("written");
     fs::write(precious.join("16400/1"), "mine").expect("written");
-    fs::rename(place.directory.join("base/5"), room.directory.path().join("away")).expect("moved");
-    std::os::unix::fs::symlink(&precious, place.directory.join("base/5")).expect("laid");
+    fs::rename(location.directory.join("base/5"), fixture.directory.path().join("away")).expect("moved");
+    std::os::unix::fs::symlink(&precious, location.directory.join("base/5")).expect("laid");
     let error = skeleton.reconcile(Arc::new(image(&[5], &[], Some(16400)))).expect_err("a link");
     assert!(error.to_string().contains("base/5/1"), "{error}");
     assert!(precious.join("1").exists() && precious.join("16400/1").exists());
@@ -496,18 +497,18 @@ fn k25_no_tablespace_outside_of_a_clone_is_removed() {
         onecopy_testing::skip("k25_no_tablespace_outside_of_a_clone_is_removed", "only root can give a link away");
         return;
     }
-    let room = Room::new();
+    let fixture = CloneFixture::new();
     let whole = image(&[5], &[(1, 10, false)], Some(16400));
-    let skeleton = room.make("clone", &whole);
-    let place = skeleton.place().clone();
-    let precious = room.directory.path().join("precious");
+    let skeleton = fixture.make("clone", &whole);
+    let location = skeleton.location().clone();
+    let precious = fixture.directory.path().join("precious");
     fs::create_dir_all(precious.join("16400")).expect("made");
     fs::write(precious.join("16400/1"), "mine").expect("written");
-    fs::rename(&place.tablespaces, room.directory.path().join("far")).expect("moved");
-    std::os::unix::fs::symlink(&precious, &place.tablespaces).expect("laid");
-    std::os::unix::fs::lchown(&place.tablespaces, Some(place.user.user_id()), None).expect("given");
-    place.remove_tablespace(&whole.tablespaces[0]).expect_err("not the account's");
-    remove(&place).expect_err("not the account's");
+    fs::rename(&location.tablespaces, fixture.directory.path().join("far")).expect("moved");
+    std::os::unix::fs::symlink(&precious, &location.tablespaces).expect("laid");
+    std::os::unix::fs::lchown(&location.tablespaces, Some(location.user.user_id()), None).expect("given");
+    location.remove_tablespace(&whole.tablespaces[0]).expect_err("not the account's");
+    remove(&location).expect_err("not the account's");
     assert!(precious.join("16400/1").exists());
 }
 
@@ -532,13 +533,13 @@ proptest! {
 
     #[test]
     fn a_reshaped_skeleton_is_like_a_new_one(before in shapes(), after in shapes()) {
-        let room = Room::new();
-        let mut skeleton = room.make("old", &before);
+        let fixture = CloneFixture::new();
+        let mut skeleton = fixture.make("old", &before);
         skeleton.reconcile(Arc::new(after.clone())).expect("reconciled");
-        let fresh = room.make("new", &after);
-        prop_assert_eq!(listing(skeleton.place()), listing(fresh.place()));
+        let fresh = fixture.make("new", &after);
+        prop_assert_eq!(listing(skeleton.location()), listing(fresh.location()));
         for (file, open) in after.files.iter().zip(skeleton.into_files()) {
-            let named = fs::metadata(room.place("old").directory.join(&file.path)).expect("there");
+            let named = fs::metadata(fixture.location("old").directory.join(&file.path)).expect("there");
             prop_assert_eq!(open.metadata().expect("open").ino(), named.ino());
         }
     }

@@ -82,7 +82,7 @@ async fn what_is_frozen_is_kept_while_the_source_goes_on() {
     first.assert_frozen().await;
     second.assert_frozen().await;
 
-    // All is taken: hot files fall silent while both still follow. A third freeze wakes them.
+    // All is taken: hot files become ignored while both still follow. A third freeze watches them again.
     change_everything(&server).await;
     source.adopt(&source_of(&server)).await.expect("adopted");
     let third = freeze_and_follow(&source).await;
@@ -107,7 +107,7 @@ async fn what_is_frozen_is_kept_while_the_source_goes_on() {
     let before = accesses();
     change_everything(&server).await;
     assert_eq!(accesses(), before);
-    assert_eq!(source.probe().expect("probed"), [], "silent, and armed all the same");
+    assert_eq!(source.probe().expect("probed"), [], "ignored, and armed all the same");
 }
 
 /// A server in a PID namespace of its own. Killed when this is dropped.

@@ -4,9 +4,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onecopy_clone::methods::MethodName;
 use onecopy_clone::service::{CloneState, Service};
 use onecopy_clone::warm::Prewarming;
-use onecopy_clone::ways::WayName;
 use onecopy_postgres::{ConnectionParameters, InheritedDescriptor, Instance, StopMode, Supervisor};
 use tokio::sync::watch;
 
@@ -32,7 +32,7 @@ pub(super) struct Startable {
     /// Which.
     pub follower: ServerState,
     /// How it was made.
-    pub way: WayName,
+    pub method: MethodName,
     /// What its postmaster inherits while data is missing; empty when all is there.
     pub inherited: Vec<InheritedDescriptor>,
     /// Who fills it; none when all is there.
@@ -50,15 +50,15 @@ impl Membership {
         begun: Instant,
         progress: &dyn Progress,
     ) -> Result<(), HostError> {
-        let Startable { follower, way, inherited, filled_by, prewarming } = startable;
+        let Startable { follower, method, inherited, filled_by, prewarming } = startable;
         let (name, filling) = (follower.name.clone(), filled_by.is_some());
-        self.remember(|state| state.note_made(&name, filling, way.to_string()))?;
+        self.remember(|state| state.note_made(&name, filling, method.to_string()))?;
         let leader = self.remembered().leader().clone();
         let server = self.provisioner.open_new_follower(&leader, &follower, prewarming.as_ref()).await?;
         if let Some(server) = Arc::clone(&server).into_process() {
             server.set_inherited(inherited);
         }
-        let status = CloneStatus { whole: !filling, ..CloneStatus::whole(&way.to_string()) };
+        let status = CloneStatus { whole: !filling, ..CloneStatus::whole(&method.to_string()) };
         let (sender, clone) = watch::channel(status);
         let supervisor = Supervisor::spawn(server);
         let member = Member { name: name.clone(), supervisor, clone: Some(clone) };

@@ -24,7 +24,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use onecopy_clone::ways::WayName;
+use onecopy_clone::methods::MethodName;
 use onecopy_postgres::StopMode;
 use onecopy_router::Router;
 use tokio::task::JoinSet;
@@ -152,7 +152,7 @@ impl Membership {
     }
 
     fn check(&self, change: &Change, options: &CloneOptions) -> Result<(), HostError> {
-        if self.provisioner.machines.is_some() && options.mode.is_some_and(|mode| mode != WayName::Copy) {
+        if self.provisioner.machines.is_some() && options.mode.is_some_and(|mode| mode != MethodName::Copy) {
             return Err(MachineError::OnlyCopies.into());
         }
         match change {

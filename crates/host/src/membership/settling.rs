@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use onecopy_clone::CloneError;
+use onecopy_clone::methods::{CloneMethod, Copy, MethodName, Reflink, choose};
 use onecopy_clone::plan::{Plan, Warm};
 use onecopy_clone::service::{MakingEvent, ReadyClone};
 use onecopy_clone::warm::Prewarming;
-use onecopy_clone::ways::{Copy, Reflink, Way, WayName, choose};
 use tokio::task::JoinSet;
 
 use super::Membership;
@@ -68,13 +68,13 @@ impl Membership {
             (options.warm == Warm::Full).then(|| Prewarming::begin(self.provisioner.source(&leader).connection));
         let making = Making { missing, begun, progress, prewarming, admissions: JoinSet::new() };
         let mut admissions = match choice.name {
-            WayName::Lazy => self.fill_all(plans, making).await?,
-            WayName::Copy => {
-                let way = Copy { binaries: self.provisioner.binaries.clone() };
+            MethodName::Lazy => self.fill_all(plans, making).await?,
+            MethodName::Copy => {
+                let method = Copy { binaries: self.provisioner.binaries.clone() };
                 // One after the other: two at once would only take the disk from each other.
-                self.make_whole(&way, plans.chunks(1), making).await?
+                self.make_whole(&method, plans.chunks(1), making).await?
             }
-            WayName::Reflink => self.make_whole(&Reflink, plans.chunks(plans.len()), making).await?,
+            MethodName::Reflink => self.make_whole(&Reflink, plans.chunks(plans.len()), making).await?,
         };
         all_admitted(&mut admissions).await
     }
@@ -89,7 +89,7 @@ impl Membership {
         self.remember(|state| machines::assign_ports(&self.provisioner.directory, state))??;
         let remembered = self.remembered();
         let reason = "servers in machines are base backups, made in the guest".to_owned();
-        progress.report(Event::Way { way: WayName::Copy.to_string(), reason });
+        progress.report(Event::Way { way: MethodName::Copy.to_string(), reason });
         self.check_space(missing.len()).await?;
         let mut making = Making { missing, begun, progress, prewarming: None, admissions: JoinSet::new() };
         for follower in
@@ -97,21 +97,21 @@ impl Membership {
         {
             progress.step(format!("making a machine for {} and copying the leader into it", follower.name));
             self.provisioner.copy_leader(remembered.leader(), follower, &**progress).await?;
-            let (follower, way, inherited) = (follower.clone(), WayName::Copy, Vec::new());
-            let startable = Startable { follower, way, inherited, filled_by: None, prewarming: None };
+            let (follower, method, inherited) = (follower.clone(), MethodName::Copy, Vec::new());
+            let startable = Startable { follower, method, inherited, filled_by: None, prewarming: None };
             self.start_admission(startable, &mut making);
         }
         all_admitted(&mut making.admissions).await
     }
 
-    /// By a way that ends with all data there.
+    /// By a method that ends with all data there.
     async fn make_whole(
         self: &Arc<Self>,
-        way: &dyn Way,
+        method: &dyn CloneMethod,
         batches: std::slice::Chunks<'_, Plan>,
         mut making: Making<'_>,
     ) -> Result<Admissions, HostError> {
-        if way.name() == WayName::Copy {
+        if method.name() == MethodName::Copy {
             self.check_space(making.missing.len()).await?;
         }
         for batch in batches {
@@ -121,13 +121,13 @@ impl Membership {
                 let server = making.names(std::slice::from_ref(plan));
                 making.progress.report(Event::Copying { server, done_bytes, total_bytes });
             };
-            let made = way.make(batch, &report).await;
+            let made = method.make(batch, &report).await;
             for made in made {
                 let made = made.map_err(failed(making.missing))?;
                 let follower = making.follower_of(&made.plan.target)?;
                 let prewarming = making.prewarming.clone();
-                let (way, inherited) = (way.name(), made.inherited);
-                let startable = Startable { follower, way, inherited, filled_by: None, prewarming };
+                let (method, inherited) = (method.name(), made.inherited);
+                let startable = Startable { follower, method, inherited, filled_by: None, prewarming };
                 self.start_admission(startable, &mut making);
             }
         }
@@ -156,7 +156,7 @@ impl Membership {
                     let follower = making.follower_of(&target)?;
                     let (inherited, prewarming) = (descriptors.into_inherited(), making.prewarming.clone());
                     let filled_by = Some(service.clone());
-                    let startable = Startable { follower, way: WayName::Lazy, inherited, filled_by, prewarming };
+                    let startable = Startable { follower, method: MethodName::Lazy, inherited, filled_by, prewarming };
                     self.start_admission(startable, &mut making);
                 }
                 MakingEvent::Failed { target, reason } => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onecopy_clone::CloneError;
-use onecopy_clone::network::endpoint::{self, Visitor};
+use onecopy_clone::network::endpoint::{self, IncomingConnection};
 use onecopy_clone::network::keys::HostKeys;
 use onecopy_clone::network::protocol::ProtocolError;
 use onecopy_clone::network::request::{HostAnswer, HostRequest, write_line};
@@ -21,7 +21,7 @@ use super::ordered;
 use super::unauthenticated::{Unauthenticated, UnauthenticatedConnection};
 
 /// Connections of hosts that have shown who they are, at once; a further one is refused.
-const VISITORS_MAX: usize = 256;
+const CONNECTIONS_MAX: usize = 256;
 /// After a failed accept: the reason, no descriptors, does not pass by asking again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -40,7 +40,7 @@ pub(super) struct Host {
     pub allowed: Allowed,
     /// This program, which is also the one that fills clones.
     pub program: PathBuf,
-    visitors: Semaphore,
+    connections: Semaphore,
 }
 
 impl Listener {
@@ -59,8 +59,8 @@ impl Listener {
             std::env::current_exe().map_err(CloneError::file("find this program behind", "/proc/self/exe"))?;
         let keys_directory =
             std::path::absolute(keys_directory).map_err(CloneError::file("resolve", keys_directory))?;
-        let visitors = Semaphore::new(VISITORS_MAX);
-        Ok(Listener { listener, host: Arc::new(Host { keys, keys_directory, allowed, program, visitors }) })
+        let connections = Semaphore::new(CONNECTIONS_MAX);
+        Ok(Listener { listener, host: Arc::new(Host { keys, keys_directory, allowed, program, connections }) })
     }
 
     /// Where it listens.
@@ -105,9 +105,9 @@ impl Host {
             tracing::debug!(%peer, "sent away for others: it has said nothing");
             return Ok(());
         };
-        let Visitor { mut stream, request, certificate } = greeted?;
-        let Ok(_visit) = self.visitors.try_acquire() else {
-            let reason = format!("it serves {VISITORS_MAX} connections already; try again later");
+        let IncomingConnection { mut stream, request, certificate } = greeted?;
+        let Ok(_connection) = self.connections.try_acquire() else {
+            let reason = format!("it serves {CONNECTIONS_MAX} connections already; try again later");
             write_line(&mut stream, &HostAnswer::Refused { reason }).await?;
             return Ok(stream.shutdown().await?);
         };

@@ -27,15 +27,15 @@ pub(super) async fn make<W>(
     host: &Host,
     stream: &mut W,
     order: serde_json::Value,
-    visitor: &Orderer,
+    orderer: &Orderer,
 ) -> Result<(), ProtocolError>
 where
     W: AsyncWrite + Unpin,
 {
-    match Accepted::of(order, visitor, &host.allowed, &host.keys_directory) {
-        Ok(order) => follow(host, stream, order, visitor.peer).await,
+    match Accepted::of(order, orderer, &host.allowed, &host.keys_directory) {
+        Ok(order) => follow(host, stream, order, orderer.peer).await,
         Err(reason) => {
-            tracing::warn!(peer = %visitor.peer, reason, "refused");
+            tracing::warn!(peer = %orderer.peer, reason, "refused");
             write_line(stream, &HostAnswer::Refused { reason }).await
         }
     }

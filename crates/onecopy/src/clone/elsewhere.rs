@@ -4,9 +4,9 @@ use std::net::{IpAddr, TcpStream};
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
+use onecopy_clone::methods::MethodName;
 use onecopy_clone::network::PORT_DEFAULT;
 use onecopy_clone::plan::Plan;
-use onecopy_clone::ways::WayName;
 use onecopy_host::remote::{CloneOrder, OrderEvent, carried_rules, carried_settings, order_clone};
 use onecopy_host::{Event, Progress};
 use onecopy_postgres::ConnectionParameters;
@@ -93,10 +93,10 @@ fn check_password(connection: &ConnectionParameters) -> anyhow::Result<()> {
 }
 
 /// What cannot be had on another host is refused, not left out.
-pub fn check_options(way: Option<WayName>, detach: bool) -> anyhow::Result<()> {
-    if let Some(way @ (WayName::Reflink | WayName::Copy)) = way {
+pub fn check_options(method: Option<MethodName>, detach: bool) -> anyhow::Result<()> {
+    if let Some(method @ (MethodName::Reflink | MethodName::Copy)) = method {
         bail!(
-            "--mode {way} is not possible with --to: a clone on another host is filled while it serves (--mode lazy)"
+            "--mode {method} is not possible with --to: a clone on another host is filled while it serves (--mode lazy)"
         );
     }
     ensure!(!detach, "--detach is not possible with --to; Ctrl-C ends the watching only");
@@ -118,12 +118,12 @@ mod tests {
 
     #[test]
     fn what_would_be_left_out_is_refused() {
-        for way in [WayName::Reflink, WayName::Copy] {
-            let refusal = check_options(Some(way), false).unwrap_err().to_string();
-            assert!(refusal.contains(&format!("--mode {way}")), "{refusal}");
+        for method in [MethodName::Reflink, MethodName::Copy] {
+            let refusal = check_options(Some(method), false).unwrap_err().to_string();
+            assert!(refusal.contains(&format!("--mode {method}")), "{refusal}");
         }
         assert!(check_options(None, true).unwrap_err().to_string().contains("--detach"));
         check_options(None, false).unwrap();
-        check_options(Some(WayName::Lazy), false).unwrap();
+        check_options(Some(MethodName::Lazy), false).unwrap();
     }
 }

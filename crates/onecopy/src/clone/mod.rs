@@ -19,11 +19,11 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use onecopy_clone::methods::{CloneMethod, Copy, Lazy, MethodName, PreparedClone, Reflink, choose};
 use onecopy_clone::network::WAL_KEEP_BYTES_MAX;
 use onecopy_clone::plan::{Plan, Recovery, Warm};
 use onecopy_clone::service::{Service, ServiceMaker};
 use onecopy_clone::warm::Prewarming;
-use onecopy_clone::ways::{Copy, Lazy, Made, Reflink, Way, WayName, choose};
 use onecopy_host::{Event, Progress};
 use serde::Serialize;
 
@@ -140,7 +140,7 @@ impl Clone {
         let (source, target) = self.places()?;
         let source = Source::ask(source).await?;
         if let (Some(address), Some(keys)) = (&self.to, &self.keys) {
-            elsewhere::check_options(self.cloning.way(), self.detach)?;
+            elsewhere::check_options(self.cloning.method(), self.detach)?;
             let elsewhere = Elsewhere { address, keys, origin: self.origin.as_deref() };
             let port = self.port.unwrap_or_else(|| source.port());
             let plan = self.plan(&source, target)?;
@@ -151,7 +151,7 @@ impl Clone {
         watching::clear_dead(&target, Some(&source.server.connection)).await?;
         let port = self.port.map_or_else(|| source.next_free_port(), Ok)?;
         let plan = self.plan(&source, target)?;
-        let choice = choose(self.cloning.way(), &plan)?;
+        let choice = choose(self.cloning.method(), &plan)?;
         display.report(Event::Way { way: choice.name.to_string(), reason: choice.reason });
         let prewarming = (plan.fill.warm == Warm::Full).then(|| Prewarming::begin(source.server.connection.clone()));
         let (made, service) = make_by(choice.name, plan, &source, display).await?;
@@ -229,25 +229,25 @@ impl Clone {
 
 /// Makes the clone; with the process that fills it, where there is one.
 async fn make_by(
-    way: WayName,
+    method: MethodName,
     plan: Plan,
     source: &Source,
     display: &Display,
-) -> anyhow::Result<(Made, Option<Service>)> {
+) -> anyhow::Result<(PreparedClone, Option<Service>)> {
     let report = |plan: &Plan, copied: onecopy_postgres::Progress| {
         let (done_bytes, total_bytes) = (copied.done_bytes, copied.total_bytes);
         display.report(Event::Copying { server: plan.target.display().to_string(), done_bytes, total_bytes });
     };
     let data_directory = plan.source.data_directory.clone();
     let program = std::env::current_exe().context("cannot find this program's own file")?;
-    let maker: Box<dyn Way> = match way {
-        WayName::Lazy => Box::new(Lazy::new(Arc::new(ServiceMaker::new(program.clone())))),
-        WayName::Reflink => Box::new(Reflink),
-        WayName::Copy => Box::new(Copy { binaries: source.binaries.clone() }),
+    let maker: Box<dyn CloneMethod> = match method {
+        MethodName::Lazy => Box::new(Lazy::new(Arc::new(ServiceMaker::new(program.clone())))),
+        MethodName::Reflink => Box::new(Reflink),
+        MethodName::Copy => Box::new(Copy { binaries: source.binaries.clone() }),
     };
     display.step("preparing the clone's files".to_owned());
-    let made = maker.make(&[plan], &report).await.pop().context("a way has made nothing of a plan")??;
-    if way != WayName::Lazy {
+    let made = maker.make(&[plan], &report).await.pop().context("the method has made nothing of a plan")??;
+    if method != MethodName::Lazy {
         return Ok((made, None));
     }
     let pause_ms = made.pause.as_secs_f64() * 1000.0;

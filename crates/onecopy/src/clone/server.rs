@@ -1,8 +1,8 @@
 //! The server of a clone: the source's settings at another place.
 
 use anyhow::Context;
+use onecopy_clone::methods::PreparedClone;
 use onecopy_clone::warm::Prewarming;
-use onecopy_clone::ways::Made;
 use onecopy_host::Progress;
 use onecopy_postgres::{AccessRule, RuleKind, Server, ServerOptions, Settings, StandbyOptions};
 
@@ -21,8 +21,8 @@ pub struct Starting {
 }
 
 /// Starts the clone and returns when it answers. It runs on without us.
-pub async fn start(source: &Source, made: Made, starting: Starting, display: &Display) -> anyhow::Result<()> {
-    let Made { plan, inherited, .. } = made;
+pub async fn start(source: &Source, made: PreparedClone, starting: Starting, display: &Display) -> anyhow::Result<()> {
+    let PreparedClone { plan, inherited, .. } = made;
     let port = starting.port;
     let connection = &source.server.connection;
     let password = connection.password.clone().unwrap_or_default();

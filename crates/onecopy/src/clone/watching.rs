@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use onecopy_clone::service::{CloneState, Rendezvous, Service, state_without_service};
-use onecopy_clone::target::{self, Marker, Place};
+use onecopy_clone::target::{self, CloneLocation, Marker};
 use onecopy_host::{CloneStatus, Event, Progress};
 use onecopy_postgres::{ConnectionParameters, ServiceUser, kill_processes_of};
 
@@ -122,12 +122,13 @@ pub async fn clear_dead(directory: &Path, source: Option<&ConnectionParameters>)
     kill_all(directory, &user).await?;
     // Where it is written goes with the files.
     let followed = release::followed(directory);
-    let place = Place { directory: directory.to_owned(), tablespaces: marker.tablespaces, user: user.clone() };
+    let location =
+        CloneLocation { directory: directory.to_owned(), tablespaces: marker.tablespaces, user: user.clone() };
     // Killed before it was given to the account it is root's: not for the marker's word, which the account may write.
-    if place.tablespaces == tablespaces_of(directory) {
-        target::remove_ungiven(&place.tablespaces, &user)?;
+    if location.tablespaces == tablespaces_of(directory) {
+        target::remove_ungiven(&location.tablespaces, &user)?;
     }
-    target::remove(&place)?;
+    target::remove(&location)?;
     let Some(slot) = marker.slot else { return Ok(()) };
     let told = followed.clone().unwrap_or_else(|| marker.source.clone());
     let dropped = match slot_holder(&marker.source, followed, source, &user) {
@@ -285,8 +286,8 @@ mod tests {
             source: server("127.0.0.1", 5432, None),
         };
         std::os::unix::fs::chown(directory, Some(user.user_id()), Some(user.group_id())).unwrap();
-        let place = Place { directory: directory.to_owned(), tablespaces: tablespaces.to_owned(), user };
-        marker.write(&place).unwrap();
+        let location = CloneLocation { directory: directory.to_owned(), tablespaces: tablespaces.to_owned(), user };
+        marker.write(&location).unwrap();
     }
 
     #[tokio::test]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::*;
-use crate::fanotify::tests::{FILE_BYTES, Place, Process, is_waiting, place};
+use crate::fanotify::tests::{FILE_BYTES, MarkFixture, Process, is_waiting, mark_fixture};
 
 // Source: Linux, `include/uapi/linux/io_uring.h`.
 const UNREGISTER_FILES: u32 = 3;
@@ -139,8 +139,8 @@ fn transfer(opcode: u8, bytes: &mut [u8]) -> Entry {
 }
 
 /// A group, and a process that waits for an answer, or is about to: nobody has read it yet.
-fn waiting() -> (Place, Process) {
-    let place = place();
+fn waiting() -> (MarkFixture, Process) {
+    let place = mark_fixture();
     place.group.mark_file(std::fs::File::open(&place.path).unwrap()).unwrap();
     let reader = Process::start("cat", &[], &place.path);
     (place, reader)
@@ -148,7 +148,7 @@ fn waiting() -> (Place, Process) {
 
 #[test]
 fn k20_an_access_waits_for_as_long_as_its_group_is_pinned() {
-    let (Place { directory: _directory, group, .. }, reader) = waiting();
+    let (MarkFixture { directory: _directory, group, .. }, reader) = waiting();
     let pinned = PinnedGroup::new(&group).unwrap();
     let copy = OwnedFd::from(PinnedGroup { ring: pinned.ring.try_clone().unwrap() });
     drop(group);
@@ -161,7 +161,7 @@ fn k20_an_access_waits_for_as_long_as_its_group_is_pinned() {
 
 #[test]
 fn k20_nothing_is_taken_out_of_a_pinned_group_nor_put_into_its_place() {
-    let (Place { directory: _directory, group, .. }, reader) = waiting();
+    let (MarkFixture { directory: _directory, group, .. }, reader) = waiting();
     let null = std::fs::File::open("/dev/null").unwrap();
     // An answer to an access that nobody waits for, for a group that takes it.
     let mut answer = [i32::MAX.to_ne_bytes(), libc::FAN_ALLOW.to_ne_bytes()].concat();

@@ -89,14 +89,14 @@ fn hot_ranges_come_first_and_a_stopped_background_ends() {
     assert_eq!(harness.cloned(FIRST)[90 * CHUNK..91 * CHUNK], harness.frozen[0][90 * CHUNK..91 * CHUNK]);
 }
 
-/// On another host a stretch that is brought ahead travels, whoever has it already.
+/// On another host a range that is brought ahead travels, whoever has it already.
 #[test]
 fn what_came_while_the_background_waited_for_its_turn_is_not_brought_again() {
     let harness = Harness::new(vec![content(1, 40 * CHUNK)]);
     let filling = harness.filling();
     let limiter = Arc::new(Limiter::new(Some(0)));
     let (background, _) = start(&filling, Vec::new(), &limiter);
-    // It has chosen its first stretch by then, were it to keep it.
+    // It has chosen its first range by then, were it to keep it.
     std::thread::sleep(std::time::Duration::from_millis(200));
     filling.ensure(FIRST, ByteRange::new(0, 20 * CHUNK_BYTES)).unwrap();
     limiter.set_bytes_per_second(None);

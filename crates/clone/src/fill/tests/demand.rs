@@ -10,7 +10,7 @@ use onecopy_postgres::Directory;
 
 use super::*;
 use crate::fanotify::tests::read_and_die;
-use crate::fanotify::{Group, GroupNumber, Journal, QuietOpener};
+use crate::fanotify::{Group, GroupNumber, Journal, NoNotifyOpener};
 
 struct Listening {
     harness: Harness,
@@ -171,7 +171,7 @@ fn taken_over(listening: &Listening, program: &str) -> [(Vec<u8>, bool); 2] {
     listening.demand.journal.clean();
     let bitmap = SharedBitmap::open(listening.filling.bitmap().as_fd().try_clone_to_owned().unwrap()).unwrap();
     // A restarted process has to open the files quietly: nobody would answer its own accesses while it takes over.
-    let opener = QuietOpener::new().unwrap();
+    let opener = NoNotifyOpener::new().unwrap();
     let path = listening.harness.path("clone", FIRST);
     let home = Directory::open(path.parent().unwrap()).unwrap();
     let files = vec![opener.open(&home, Path::new(path.file_name().unwrap()), true).unwrap()];

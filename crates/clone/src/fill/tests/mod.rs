@@ -3,9 +3,9 @@
 mod background;
 mod deaths;
 mod demand;
+mod disk_space;
 mod filling;
 mod random;
-mod room;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

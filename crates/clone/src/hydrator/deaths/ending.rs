@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::super::{burial, ending};
+use super::super::{cleanup, ending};
 use super::*;
 use crate::ByteRange;
 use crate::fill::Layout;
@@ -15,13 +15,13 @@ struct Ending {
     harness: Harness,
     keeping: Keeping,
     hydrator: Arc<Hydrator>,
-    clone: Arc<CloneInWork>,
+    clone: Arc<CloneJob>,
 }
 
 impl Ending {
     /// A clone that runs; filled if it is to be made whole.
-    fn of_running(door: &Door, is_filled: bool) -> Ending {
-        let (harness, keeping) = (Harness::new(door), Keeping::begin(Kept::new()));
+    fn of_running(listener: &CountingListener, is_filled: bool) -> Ending {
+        let (harness, keeping) = (Harness::new(listener), Keeping::begin(Kept::new()));
         let hydrator = harness.hydrator(&keeping);
         let clone = runtime().block_on(make(&hydrator, &harness)).expect("made");
         if is_filled {
@@ -33,8 +33,8 @@ impl Ending {
     }
 
     /// One whose directory is made.
-    fn of_laid(door: &Door) -> Ending {
-        let (harness, keeping) = (Harness::new(door), Keeping::begin(Kept::new()));
+    fn of_laid(listener: &CountingListener) -> Ending {
+        let (harness, keeping) = (Harness::new(listener), Keeping::begin(Kept::new()));
         let hydrator = harness.hydrator(&keeping);
         let (clone, _) = lay(&hydrator, &harness).expect("laid");
         Ending { harness, keeping, hydrator, clone }
@@ -53,8 +53,8 @@ impl Ending {
 
     /// All that has to happen in its directory.
     fn make_whole(&self) {
-        let place = Place::of(&self.harness.plan).expect("an account");
-        target::finish(&place, MAJOR_VERSION).expect("made whole");
+        let location = CloneLocation::of(&self.harness.plan).expect("an account");
+        target::finish(&location, MAJOR_VERSION).expect("made whole");
     }
 
     /// What is left when the process with all its threads is gone.
@@ -79,7 +79,7 @@ fn filled_bitmap(image: &Image) -> OwnedFd {
 
 #[test]
 fn k8_a_clone_that_is_filled_becomes_whole_whenever_its_hydrator_is_killed_and_stays_so() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     let judge = |ending: Ending, death: Death| {
         let was_whole = !has_marker(&ending.harness);
         let (harness, mut kept) = ending.die();
@@ -93,15 +93,15 @@ fn k8_a_clone_that_is_filled_becomes_whole_whenever_its_hydrator_is_killed_and_s
         assert_eq!(after.states, expected, "{death}");
         assert!(after.kept.is_empty() || !is_known, "{death}: {:?}", after.kept);
         harness.assert_whole(&death);
-        assert_eq!(door.knocks(), 0, "{death}: its slot is another's to drop");
+        assert_eq!(listener.connections(), 0, "{death}: its slot is another's to drop");
     };
-    let steps = at_every_step(Step::Any, || Ending::of_running(&door, true), Ending::finish, judge);
+    let steps = at_every_step(Step::Any, || Ending::of_running(&listener, true), Ending::finish, judge);
     assert!(steps > 8, "{steps}");
 }
 
 /// A clone that was made whole by a hydrator which was killed before it had forgotten it.
-fn whole_and_kept(door: &Door) -> (Harness, Kept) {
-    let ending = Ending::of_running(door, true);
+fn whole_and_kept(listener: &CountingListener) -> (Harness, Kept) {
+    let ending = Ending::of_running(listener, true);
     ending.make_whole();
     let (harness, mut kept) = ending.die();
     kept.insert("clone-1-bitmap".to_owned(), filled_bitmap(&harness.image));
@@ -110,9 +110,9 @@ fn whole_and_kept(door: &Door) -> (Harness, Kept) {
 
 #[test]
 fn k27_a_clone_that_was_made_whole_keeps_directory_and_slot_whoever_comes_next() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     // It cannot be gone on with: what it was filled from is away.
-    let (harness, kept) = whole_and_kept(&door);
+    let (harness, kept) = whole_and_kept(&listener);
     let (source, away) = (&harness.plan.source.data_directory, harness.directory.path().join("away"));
     fs::rename(source, &away).unwrap();
     let after = succeed(&harness, kept);
@@ -122,25 +122,25 @@ fn k27_a_clone_that_was_made_whole_keeps_directory_and_slot_whoever_comes_next()
     // This reads its files: a mark that is left would have nobody who answers.
     harness.assert_whole(&"taken over");
 
-    let (harness, kept) = whole_and_kept(&door);
+    let (harness, kept) = whole_and_kept(&listener);
     let rendezvous = Rendezvous::at(harness.directory.path().join("service"));
-    runtime().block_on(burial::bury_records(&rendezvous, &kept)).expect("let go");
+    runtime().block_on(cleanup::clean_up_records(&rendezvous, &kept)).expect("let go");
     harness.assert_whole(&"buried");
 
     // Whoever discards it saw it a moment before.
-    let ending = Ending::of_running(&door, true);
+    let ending = Ending::of_running(&listener, true);
     ending.make_whole();
     ending.discard().unwrap();
     assert_eq!(ending.clone.progress().state, CloneState::Whole);
     let (harness, kept) = ending.die();
     assert!(kept.is_empty(), "{kept:?}");
     harness.assert_whole(&"discarded");
-    assert_eq!(door.knocks(), 0, "its slot is its own");
+    assert_eq!(listener.connections(), 0, "its slot is its own");
 }
 
 #[test]
 fn k9_without_a_keeper_a_clone_is_whole_or_gone_whenever_its_hydrator_is_killed() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     let judge = |ending: Ending, death: Death| {
         let was_whole = !has_marker(&ending.harness);
         let (harness, kept) = ending.die();
@@ -153,12 +153,12 @@ fn k9_without_a_keeper_a_clone_is_whole_or_gone_whenever_its_hydrator_is_killed(
         }
         assert!(was_whole || !death.is_end());
     };
-    at_every_step(Step::Any, || Ending::of_running(&door, true), Ending::finish, judge);
+    at_every_step(Step::Any, || Ending::of_running(&listener, true), Ending::finish, judge);
 }
 
 #[test]
 fn k9_a_removal_that_is_killed_at_any_step_is_done_by_the_next_service() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     let judge = |ending: Ending, death: Death| {
         let (harness, kept) = ending.die();
         drop(kept);
@@ -166,17 +166,17 @@ fn k9_a_removal_that_is_killed_at_any_step_is_done_by_the_next_service() {
         succeed(&harness, Kept::new());
         assert!(harness.left().is_empty(), "{death}: {:?}", harness.left());
     };
-    let steps = at_every_step(Step::Any, || Ending::of_laid(&door), Ending::discard, judge);
+    let steps = at_every_step(Step::Any, || Ending::of_laid(&listener), Ending::discard, judge);
     assert!(steps > 20, "{steps}: there are more directories");
 }
 
 /// The source may have changed what a clone lacks that is given up.
 #[test]
 fn k8_a_clone_whose_removal_has_begun_is_never_gone_on_with() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     // From before the first step until its directory is almost gone.
     for steps in [0, 1, 5, 10, 20, 30] {
-        let ending = Ending::of_running(&door, false);
+        let ending = Ending::of_running(&listener, false);
         let (death, _) = live(Step::Any, steps, || ending.discard());
         assert!(!death.is_end(), "{death}");
         let (harness, kept) = ending.die();
@@ -188,7 +188,7 @@ fn k8_a_clone_whose_removal_has_begun_is_never_gone_on_with() {
 
 #[test]
 fn k8_a_removed_clone_stays_removed_whichever_part_of_it_is_still_kept() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     let judge = |ending: Ending, death: Death| {
         let (harness, kept) = ending.die();
         assert!(harness.left().is_empty(), "{death}: {:?}", harness.left());
@@ -201,7 +201,7 @@ fn k8_a_removed_clone_stays_removed_whichever_part_of_it_is_still_kept() {
         assert!(harness.left().is_empty(), "{death}");
     };
     let begin = || {
-        let ending = Ending::of_running(&door, false);
+        let ending = Ending::of_running(&listener, false);
         let limit = to_memory(&super::super::record::Limit { bytes_per_second: Some(1) }).unwrap();
         ending.hydrator.keep(ending.clone.number, "limit", limit);
         ending

@@ -19,37 +19,37 @@ fn make_and_die((harness, keeping): &(Harness, Keeping)) -> Result<(), CloneErro
     })
 }
 
-fn begin(door: &Door) -> (Harness, Keeping) {
-    (Harness::new(door), Keeping::begin(Kept::new()))
+fn begin(listener: &CountingListener) -> (Harness, Keeping) {
+    (Harness::new(listener), Keeping::begin(Kept::new()))
 }
 
 #[test]
 fn k9_whatever_a_maker_leaves_that_is_killed_with_its_keeper_the_next_service_removes() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     let judge = |(harness, keeping): (Harness, Keeping), death: Death| {
         drop(keeping.end());
         harness.assert_not_whole(&death);
-        let (was_begun, knocks) = (harness.plan.target.exists(), door.knocks());
+        let (was_begun, connections) = (harness.plan.target.exists(), listener.connections());
         let after = succeed(&harness, Kept::new());
         assert!(after.states.is_empty() && after.kept.is_empty(), "{death}");
         assert!(harness.left().is_empty(), "{death}: {:?} is left", harness.left());
         // Its slot is made while its directory is.
-        assert!(!was_begun || door.knocks() > knocks, "{death}: its slot is not dropped");
-        Place::of(&harness.plan).unwrap().check_free().unwrap();
+        assert!(!was_begun || listener.connections() > connections, "{death}: its slot is not dropped");
+        CloneLocation::of(&harness.plan).unwrap().check_free().unwrap();
     };
-    let steps = at_every_step(Step::Any, || begin(&door), make_and_die, judge);
+    let steps = at_every_step(Step::Any, || begin(&listener), make_and_die, judge);
     assert!(steps > 80, "{steps}: directories alone are more");
 }
 
 #[test]
 fn k8_a_maker_that_is_killed_is_succeeded_by_one_that_goes_on_only_if_all_of_the_clone_was_kept() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     let judge = |(harness, keeping): (Harness, Keeping), death: Death| {
         let kept = keeping.end();
         harness.assert_not_whole(&death);
         let is_made = Record::all(&kept).iter().any(|record| record.made.is_some());
         assert_eq!(is_made, death.is_end(), "{death}");
-        let knocks = door.knocks();
+        let connections = listener.connections();
         let after = succeed(&harness, kept);
         assert!(after.kept.is_empty(), "{death}: {:?}", after.kept);
         match after.states.as_slice() {
@@ -65,10 +65,10 @@ fn k8_a_maker_that_is_killed_is_succeeded_by_one_that_goes_on_only_if_all_of_the
         }
         // Its slot is dropped with what is removed, and with nothing else.
         let is_discarded = matches!(after.states.as_slice(), [CloneState::Discarded { .. }]);
-        assert_eq!(door.knocks() > knocks, is_discarded, "{death}");
+        assert_eq!(listener.connections() > connections, is_discarded, "{death}");
     };
     // Its plan; its group, its bitmap, its version; what there is of it.
-    assert_eq!(at_every_step(Step::Message, || begin(&door), make_and_die, judge), 5);
+    assert_eq!(at_every_step(Step::Message, || begin(&listener), make_and_die, judge), 5);
 }
 
 /// A directory that was prepared, and a hydrator that is about to use it.
@@ -80,21 +80,21 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(door: &Door) -> Prepared {
-        let (harness, keeping) = begin(door);
+    fn new(listener: &CountingListener) -> Prepared {
+        let (harness, keeping) = begin(listener);
         let (hydrator, plan) = (harness.hydrator(&keeping), &harness.plan);
         let directory = plan.target.with_file_name("spare");
-        let place = Place {
+        let location = CloneLocation {
             tablespaces: tablespaces_of(&directory),
             directory: directory.clone(),
             user: ServiceUser::resolve(None).unwrap(),
         };
         let marker = Marker {
             slot: None,
-            tablespaces: place.tablespaces.clone(),
+            tablespaces: location.tablespaces.clone(),
             ..Marker::of(plan, hydrator.rendezvous().directory())
         };
-        let skeleton = Skeleton::make(place, Arc::clone(&harness.image), &marker).expect("prepared");
+        let skeleton = Skeleton::make(location, Arc::clone(&harness.image), &marker).expect("prepared");
         let wanted = SpareWanted { directory, user_name: plan.user_name.clone(), source: plan.source.clone() };
         lock(&hydrator.spare).set_wanted(Some(wanted));
         hydrator.write_targets();
@@ -104,17 +104,17 @@ impl Prepared {
     /// As for an order that gets it.
     fn use_it(&self) -> Result<(), CloneError> {
         let (hydrator, plan) = (&self.hydrator, &self.harness.plan);
-        hydrator.add(Arc::new(CloneInWork::new(1, plan.clone(), None)));
+        hydrator.add(Arc::new(CloneJob::new(1, plan.clone(), None)));
         hydrator.write_targets();
         let mut skeleton = lock(&self.skeleton).take().expect("prepared");
         skeleton.move_to(&plan.target, &plan.tablespaces)?;
-        Marker::of(plan, hydrator.rendezvous().directory()).write(skeleton.place())
+        Marker::of(plan, hydrator.rendezvous().directory()).write(skeleton.location())
     }
 }
 
 #[test]
 fn k9_a_prepared_directory_is_removed_wherever_it_is_when_its_service_is_killed() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     let judge = |prepared: Prepared, death: Death| {
         let Prepared { harness, keeping, hydrator, .. } = prepared;
         drop((hydrator, keeping.end()));
@@ -122,7 +122,7 @@ fn k9_a_prepared_directory_is_removed_wherever_it_is_when_its_service_is_killed(
         succeed(&harness, Kept::new());
         assert!(harness.left().is_empty(), "{death}: {:?}", harness.left());
     };
-    let steps = at_every_step(Step::Any, || Prepared::new(&door), Prepared::use_it, judge);
+    let steps = at_every_step(Step::Any, || Prepared::new(&listener), Prepared::use_it, judge);
     // The list, two names, the link, the marker.
     assert!(steps > 3 + 2 + 3, "{steps}");
 }
@@ -144,7 +144,7 @@ fn keep_image((harness, keeping): &(Harness, Keeping)) -> Result<(), CloneError>
 
 #[test]
 fn k8_an_image_is_gone_on_with_only_if_all_of_it_was_kept() {
-    let door = Door::open();
+    let listener = CountingListener::open();
     let judge = |(_harness, keeping): (Harness, Keeping), death: Death| {
         let kept = keeping.end();
         let reopen = |record: ImageRecord| runtime().block_on(record.reopen(&kept)).is_ok();
@@ -154,5 +154,5 @@ fn k8_an_image_is_gone_on_with_only_if_all_of_it_was_kept() {
         assert_eq!(goes_on, expected, "{death}");
     };
     // Its plan; its store, what is saved, what is delivered; what is frozen.
-    assert_eq!(at_every_step(Step::Message, || begin(&door), keep_image, judge), 5);
+    assert_eq!(at_every_step(Step::Message, || begin(&listener), keep_image, judge), 5);
 }

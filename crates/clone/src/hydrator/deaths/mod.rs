@@ -18,11 +18,11 @@ use onecopy_postgres::{ConnectionParameters, Lsn, ServiceUser};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use super::in_work::{CloneInWork, Content};
+use super::clone_job::{CloneJob, Content};
+use super::keeper_client::KeeperClient;
 use super::making::make_runnable;
 use super::record::{Record, to_memory};
-use super::safekeeping::Safekeeping;
-use super::{Hydrator, attending, takeover};
+use super::{Hydrator, supervision, takeover};
 use crate::CloneError;
 use crate::fanotify::Journal;
 use crate::fill::{Filling, SharedBitmap};
@@ -32,7 +32,7 @@ use crate::plan::{FillOptions, Plan, Recovery, SourceServer, Warm};
 use crate::recovery::{Mode, RecoveryPoint};
 use crate::service::{CloneState, Rendezvous, state_without_service};
 use crate::source::SourceFiles;
-use crate::target::{MARKER_FILE, Marker, Place, Skeleton};
+use crate::target::{CloneLocation, MARKER_FILE, Marker, Skeleton};
 
 /// What a keeper is told when its hydrator is dead.
 const THE_END: &str = "the end";
@@ -42,28 +42,28 @@ const MAJOR_VERSION: u32 = 15;
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// The port of a source that sends everybody away; how many have come.
-struct Door {
+struct CountingListener {
     port: u16,
-    knocks: Arc<AtomicUsize>,
+    connections: Arc<AtomicUsize>,
 }
 
-impl Door {
+impl CountingListener {
     /// It stays open until the tests end.
-    fn open() -> Door {
+    fn open() -> CountingListener {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let (port, knocks) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
-        let counted = Arc::clone(&knocks);
+        let (port, connections) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
+        let counted = Arc::clone(&connections);
         std::thread::spawn(move || {
-            for visitor in listener.incoming() {
+            for connection in listener.incoming() {
                 counted.fetch_add(1, Ordering::SeqCst);
-                drop(visitor);
+                drop(connection);
             }
         });
-        Door { port, knocks }
+        CountingListener { port, connections }
     }
 
-    fn knocks(&self) -> usize {
-        self.knocks.load(Ordering::SeqCst)
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
     }
 }
 
@@ -75,7 +75,7 @@ struct Harness {
 }
 
 impl Harness {
-    fn new(door: &Door) -> Harness {
+    fn new(listener: &CountingListener) -> Harness {
         let directory = tempfile::tempdir().unwrap();
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let at = |name: &str| directory.path().join(name);
@@ -91,7 +91,7 @@ impl Harness {
         fs::write(at("source/PG_VERSION"), format!("{MAJOR_VERSION}\n")).unwrap();
         let connection = ConnectionParameters {
             host: "127.0.0.1".to_owned(),
-            port: door.port,
+            port: listener.port,
             user: "postgres".to_owned(),
             password: None,
             database: "postgres".to_owned(),
@@ -117,7 +117,7 @@ impl Harness {
 
     fn hydrator(&self, keeping: &Keeping) -> Arc<Hydrator> {
         let rendezvous = Rendezvous::at(self.directory.path().join("service"));
-        Hydrator::new(rendezvous, keeping.safekeeping.clone(), Journal::create().unwrap())
+        Hydrator::new(rendezvous, keeping.keeper_client.clone(), Journal::create().unwrap())
     }
 
     /// All that somebody could take for a clone, or for its tablespaces.
@@ -150,7 +150,7 @@ impl Harness {
 
 /// A keeper in a thread.
 struct Keeping {
-    safekeeping: Safekeeping,
+    keeper_client: KeeperClient,
     /// What the hydrator was given.
     given: Kept,
     thread: JoinHandle<Kept>,
@@ -160,14 +160,14 @@ impl Keeping {
     fn begin(kept: Kept) -> Keeping {
         let (channel, other) = Channel::pair().unwrap();
         let thread = std::thread::spawn(move || hold(&channel, kept));
-        let (safekeeping, given) = Safekeeping::take_over(Channel::over(other).unwrap()).unwrap();
-        Keeping { safekeeping, given, thread }
+        let (keeper_client, given) = KeeperClient::take_over(Channel::over(other).unwrap()).unwrap();
+        Keeping { keeper_client, given, thread }
     }
 
     /// All that it holds when its hydrator is dead.
     fn end(self) -> Kept {
         drop(self.given);
-        self.safekeeping.forget(THE_END);
+        self.keeper_client.forget(THE_END);
         self.thread.join().unwrap()
     }
 }
@@ -196,13 +196,13 @@ fn succeed(harness: &Harness, kept: Kept) -> Succession {
     let hydrator = harness.hydrator(&keeping);
     let states: Vec<CloneState> = runtime().block_on(async {
         takeover::take_over(&hydrator, &keeping.given).await.expect("taken over");
-        let attending = tokio::spawn(attending::attend(Arc::clone(&hydrator)));
+        let supervision = tokio::spawn(supervision::supervise(Arc::clone(&hydrator)));
         let begin = Instant::now();
         while hydrator.is_busy() {
             assert!(begin.elapsed() < DEADLINE, "{:?}", hydrator.progress_of_all());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        attending.abort();
+        supervision.abort();
         hydrator.progress_of_all().into_iter().map(|progress| progress.state).collect()
     });
     drop(hydrator);
@@ -215,28 +215,28 @@ fn runtime() -> Runtime {
 }
 
 /// Takes a clone into the books, as an order is; then its directory is made.
-fn lay(hydrator: &Arc<Hydrator>, harness: &Harness) -> Result<(Arc<CloneInWork>, Skeleton), CloneError> {
+fn lay(hydrator: &Arc<Hydrator>, harness: &Harness) -> Result<(Arc<CloneJob>, Skeleton), CloneError> {
     let Harness { plan, image, .. } = harness;
     let number = hydrator.next_number.fetch_add(1, Ordering::Relaxed);
     let record = Record { number, plan: plan.clone(), elsewhere: None, made: None };
     hydrator.keep(number, "state", to_memory(&record)?);
-    let clone = Arc::new(CloneInWork::new(number, plan.clone(), None));
+    let clone = Arc::new(CloneJob::new(number, plan.clone(), None));
     hydrator.add(Arc::clone(&clone));
     hydrator.write_targets();
     let marker = Marker::of(plan, hydrator.rendezvous().directory());
-    let skeleton = Skeleton::make(Place::of(plan)?, Arc::clone(image), &marker)?;
+    let skeleton = Skeleton::make(CloneLocation::of(plan)?, Arc::clone(image), &marker)?;
     Ok((clone, skeleton))
 }
 
 /// All that is done of a clone until it is ready, but what the source's server is asked.
-async fn make(hydrator: &Arc<Hydrator>, harness: &Harness) -> Result<Arc<CloneInWork>, CloneError> {
+async fn make(hydrator: &Arc<Hydrator>, harness: &Harness) -> Result<Arc<CloneJob>, CloneError> {
     let Harness { plan, image, .. } = harness;
     let (clone, skeleton) = lay(hydrator, harness)?;
-    let place = skeleton.place().clone();
+    let location = skeleton.location().clone();
     let origin = Arc::new(SourceFiles::reopen(&plan.source.data_directory, image, |_| true)?);
     let bitmap = SharedBitmap::create(image)?;
     let filling = Filling::new(Arc::clone(image), skeleton.into_files(), Arc::clone(&origin) as _, bitmap)?;
-    let parts = (place, Arc::new(filling), Content::Here(origin));
+    let parts = (location, Arc::new(filling), Content::Local(origin));
     let small = SmallFile { path: "base/5/PG_VERSION".into(), mode: 0o600, content: b"15\n".to_vec() };
     let point = RecoveryPoint {
         mode: Mode::Backup,

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::super::Hydrator;
 use super::super::ending::{blocking, drop_slot};
+use super::super::keeper_client::copy_of;
 use super::super::record::{from_memory, to_memory};
-use super::super::safekeeping::copy_of;
 use crate::CloneError;
 use crate::image::Image;
 use crate::keeper::{IMAGE_PREFIX, Kept, SAVED_SUFFIX, STATE_SUFFIX};
@@ -59,7 +59,7 @@ impl ImageRecord {
     /// # Errors
     /// [`CloneError::Kernel`].
     pub async fn keep(&self, hydrator: &Hydrator, preserve: Option<&Preserve>) -> Result<(), CloneError> {
-        let keep = |part: &str, file: OwnedFd| hydrator.safekeeping.keep(&name(self.number, part), file);
+        let keep = |part: &str, file: OwnedFd| hydrator.keeper_client.keep(&name(self.number, part), file);
         if let Some(preserve) = preserve {
             let PreserveDescriptors { store, saved, delivered } = preserve.descriptors()?;
             keep("store", store);
@@ -93,11 +93,11 @@ impl ImageRecord {
 
 /// The keeper closes what it held of an image.
 pub fn forget(hydrator: &Hydrator, number: u64) {
-    KEPT_PARTS.iter().for_each(|part| hydrator.safekeeping.forget(&name(number, part)));
+    KEPT_PARTS.iter().for_each(|part| hydrator.keeper_client.forget(&name(number, part)));
 }
 
 /// Drops the slots of all images that were kept: nobody will serve them.
-pub async fn bury(kept: &Kept) {
+pub async fn clean_up(kept: &Kept) {
     for ImageRecord { plan, .. } in ImageRecord::all(kept) {
         tracing::error!(target = %plan.target.display(), "the image for a clone elsewhere is lost");
         drop_slot(&plan.source.connection, &plan.slot).await;

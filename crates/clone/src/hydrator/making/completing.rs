@@ -11,14 +11,14 @@ use crate::CloneError;
 use crate::fanotify::{Group, GroupNumber, PinnedGroup};
 use crate::fill::{DemandGroup, DemandListener, Filling, Limiter};
 use crate::hydrator::Hydrator;
+use crate::hydrator::clone_job::{CloneJob, Content, Running, Threads};
 use crate::hydrator::ending::blocking;
-use crate::hydrator::in_work::{CloneInWork, Content, Running, Threads};
-use crate::hydrator::record::{Elsewhere, Made, Record, to_memory};
+use crate::hydrator::record::{Record, RemoteImage, RunnableClone, to_memory};
 use crate::image::{FileIdentity, FileNumber, Image, ImageFile, SmallFile};
 use crate::keeper::BITMAP_SUFFIX;
 use crate::recovery::RecoveryPoint;
 use crate::service::Event;
-use crate::target::{Place, VersionGuard};
+use crate::target::{CloneLocation, VersionGuard};
 
 /// What is left after the freeze, until each clone can be started.
 pub(super) async fn complete(hydrator: &Arc<Hydrator>, freeze: Freeze) {
@@ -55,8 +55,8 @@ async fn complete_one(
     image: &Arc<Image>,
     small: &Arc<Vec<SmallFile>>,
 ) {
-    let Frozen { clone, news, place, filling, origin } = member;
-    let parts = (place, Arc::clone(&filling), Content::Here(origin));
+    let Frozen { clone, news, location, filling, origin } = member;
+    let parts = (location, Arc::clone(&filling), Content::Local(origin));
     match timed("make runnable", make_runnable(hydrator, &clone, parts, point, image, small)).await {
         Ok(running) => tell_ready(hydrator, clone, running, &news),
         Err(error) => {
@@ -69,7 +69,7 @@ async fn complete_one(
 /// A clone can be started.
 pub(super) fn tell_ready(
     hydrator: &Arc<Hydrator>,
-    clone: Arc<CloneInWork>,
+    clone: Arc<CloneJob>,
     running: Arc<Running>,
     news: &mpsc::Sender<News>,
 ) {
@@ -83,8 +83,8 @@ pub(super) fn tell_ready(
 /// Small files, control file, guard, marks, listener: from here on its server can run.
 pub(in crate::hydrator) async fn make_runnable(
     hydrator: &Arc<Hydrator>,
-    clone: &Arc<CloneInWork>,
-    (place, filling, origin): (Place, Arc<Filling>, Content),
+    clone: &Arc<CloneJob>,
+    (location, filling, origin): (CloneLocation, Arc<Filling>, Content),
     point: &Arc<RecoveryPoint>,
     image: &Arc<Image>,
     small: &Arc<Vec<SmallFile>>,
@@ -92,9 +92,9 @@ pub(in crate::hydrator) async fn make_runnable(
     let group = Arc::new(Group::new()?);
     // Its server will have to hold one, which whoever starts it makes: better refused now than then.
     drop(PinnedGroup::new(&group)?);
-    let guard = VersionGuard::new(place.clone(), point.major_version);
+    let guard = VersionGuard::new(location.clone(), point.major_version);
     let version = guard.descriptor()?;
-    let (work_place, work_filling, work_group) = (place.clone(), Arc::clone(&filling), Arc::clone(&group));
+    let (work_place, work_filling, work_group) = (location.clone(), Arc::clone(&filling), Arc::clone(&group));
     let (work_point, work_small, work_image) = (Arc::clone(point), Arc::clone(small), Arc::clone(image));
     blocking(move || {
         work_small.iter().try_for_each(|file| work_place.write(&file.path, &file.content, file.mode))?;
@@ -107,13 +107,13 @@ pub(in crate::hydrator) async fn make_runnable(
         Ok(())
     })
     .await?;
-    let elsewhere = clone.elsewhere.clone().map(|host| Elsewhere { host, session: origin.session() });
+    let elsewhere = clone.elsewhere.clone().map(|host| RemoteImage { host, session: origin.session() });
     let (number, plan, work_filling) = (clone.number, clone.plan.clone(), Arc::clone(&filling));
     let (work_point, work_image) = (Arc::clone(point), Arc::clone(image));
     let state = blocking(move || {
         let (major_version, consistent_at) = (work_point.major_version, work_point.consistent_at);
         let targets = identities(&work_filling)?;
-        let made = Made { image: Image::clone(&work_image), targets, major_version, consistent_at };
+        let made = RunnableClone { image: Image::clone(&work_image), targets, major_version, consistent_at };
         to_memory(&Record { number, plan, elsewhere, made: Some(made) })
     })
     .await?;
@@ -128,7 +128,7 @@ pub(in crate::hydrator) async fn make_runnable(
         major_version: point.major_version,
         consistent_at: point.consistent_at,
         threads: Mutex::new(Some(Threads { background: None, _listener: listener })),
-        place,
+        location,
         group,
         version,
         filling,
@@ -154,7 +154,7 @@ impl Hydrator {
     /// Starts to answer a clone's accesses.
     pub(in crate::hydrator) fn listen(
         &self,
-        clone: &CloneInWork,
+        clone: &CloneJob,
         group: &Arc<Group>,
         filling: &Arc<Filling>,
         take_over: bool,

@@ -10,10 +10,10 @@ use crate::CloneError;
 use crate::fill::{Filling, SharedBitmap};
 use crate::floor::SourceDisks;
 use crate::hydrator::Hydrator;
-use crate::hydrator::in_work::CloneInWork;
+use crate::hydrator::clone_job::CloneJob;
 use crate::image::{Image, SmallFile};
 use crate::source::{Source, SourceFiles};
-use crate::target::{Place, Skeleton};
+use crate::target::{CloneLocation, Skeleton};
 
 /// Freezes that are tried when databases are made just then: each costs a barrier of some 100 ms, and an application
 /// that makes databases all the time, as tests do, hits several in a row.
@@ -25,9 +25,9 @@ pub(in crate::hydrator) const OTHER_FREEZE_INTERVAL: Duration = Duration::from_m
 
 /// A clone that was frozen.
 pub(super) struct Frozen {
-    pub clone: Arc<CloneInWork>,
+    pub clone: Arc<CloneJob>,
     pub news: mpsc::Sender<News>,
-    pub place: Place,
+    pub location: CloneLocation,
     pub filling: Arc<Filling>,
     pub origin: Arc<SourceFiles>,
 }
@@ -35,7 +35,7 @@ pub(super) struct Frozen {
 /// What all clones of one freeze share.
 pub(super) struct Freeze {
     pub groups: Vec<Alike<Frozen>>,
-    pub failed: Vec<(Arc<CloneInWork>, mpsc::Sender<News>, CloneError)>,
+    pub failed: Vec<(Arc<CloneJob>, mpsc::Sender<News>, CloneError)>,
     pub image: Arc<Image>,
     pub small: Arc<Vec<SmallFile>>,
     pub pause: Duration,
@@ -104,17 +104,17 @@ fn freeze_now(
             let frozen = || {
                 reshape(&mut skeleton, &image);
                 let skeleton = skeleton?;
-                let place = skeleton.place().clone();
+                let location = skeleton.location().clone();
                 let origin = Arc::new(freezing.files());
                 let bitmap = SharedBitmap::create(&image)?;
                 let files = skeleton.into_files();
                 let filling = Filling::new(Arc::clone(&image), files, Arc::clone(&origin) as _, bitmap)?;
                 let filling = Arc::new(filling.beside(disks.clone()));
                 freezing.follow(Arc::clone(&filling) as _)?;
-                Ok((place, filling, origin))
+                Ok((location, filling, origin))
             };
             match frozen() {
-                Ok((place, filling, origin)) => members.push(Frozen { clone, news, place, filling, origin }),
+                Ok((location, filling, origin)) => members.push(Frozen { clone, news, location, filling, origin }),
                 Err(error) => failures.push((clone, news, error)),
             }
         }
@@ -178,7 +178,7 @@ mod tests {
                 application_name: None,
             },
         };
-        let place = Place { directory: at("clone"), tablespaces: at("tablespaces"), user };
+        let place = CloneLocation { directory: at("clone"), tablespaces: at("tablespaces"), user };
         let mut skeleton = Ok(Skeleton::make(place, image(&["base/5/1"]), &marker).unwrap());
         fs::write(at("clone/base/5/2"), "in its way").unwrap();
         reshape(&mut skeleton, &image(&["base/5/1", "base/5/2"]));

@@ -8,16 +8,16 @@
 //! ```
 
 mod completing;
-mod elsewhere;
 mod freezing;
 mod preparing;
+mod remote;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc;
 
-use super::in_work::{CloneInWork, Running};
+use super::clone_job::{CloneJob, Running};
 use super::{Hydrator, ending, failed, lock};
 use crate::CloneError;
 use crate::plan::Plan;
@@ -27,9 +27,9 @@ use crate::target::Skeleton;
 
 #[cfg(test)]
 pub(super) use completing::make_runnable;
-pub(super) use elsewhere::dialler;
 pub(super) use freezing::{OTHER_FREEZE_INTERVAL, OTHER_FREEZE_TIMEOUT};
 pub use preparing::SOURCE_GROUP_KEPT;
+pub(super) use remote::dialler;
 
 /// Clones of one freeze, at most; further orders wait for the next one.
 const BATCH_CLONES_MAX: usize = 64;
@@ -68,7 +68,7 @@ async fn timed<T>(step: &'static str, work: impl Future<Output = T>) -> T {
 
 /// A clone that waits for the freeze.
 struct Candidate {
-    clone: Arc<CloneInWork>,
+    clone: Arc<CloneJob>,
     news: mpsc::Sender<News>,
     /// Or why it has no shape any more.
     skeleton: Result<Skeleton, CloneError>,
@@ -127,7 +127,7 @@ async fn give_up(hydrator: &Arc<Hydrator>, group: Alike<Candidate>, error: &Clon
 }
 
 /// A clone that is not ready fails: what was made of it is removed.
-async fn fail(hydrator: &Arc<Hydrator>, clone: Arc<CloneInWork>, news: &mpsc::Sender<News>, error: &CloneError) {
+async fn fail(hydrator: &Arc<Hydrator>, clone: Arc<CloneJob>, news: &mpsc::Sender<News>, error: &CloneError) {
     let target = clone.plan.target.clone();
     ending::discard(Arc::clone(hydrator), clone, error.to_string()).await;
     tell(news, failed(Some(&target), error), None);

@@ -10,9 +10,9 @@ use super::{Alike, Candidate, News, Order, fail, tell, timed};
 use crate::CloneError;
 use crate::fanotify::Group;
 use crate::floor::SourceDisks;
+use crate::hydrator::clone_job::CloneJob;
 use crate::hydrator::ending::blocking;
-use crate::hydrator::in_work::CloneInWork;
-use crate::hydrator::record::{Elsewhere, Record, to_memory};
+use crate::hydrator::record::{Record, RemoteImage, to_memory};
 use crate::hydrator::{Hydrator, failed, lock};
 use crate::image::Image;
 use crate::network::RemoteHost;
@@ -20,14 +20,14 @@ use crate::plan::{Plan, SourceServer};
 use crate::recovery::{self, slot};
 use crate::service::{Event, Rendezvous};
 use crate::source::Source;
-use crate::target::{Marker, Place, Skeleton};
+use crate::target::{CloneLocation, Marker, Skeleton};
 
 pub use crate::keeper::SOURCE_GROUP as SOURCE_GROUP_KEPT;
 
 /// Everything before the freeze: what can fail has mostly failed after this.
 pub(super) async fn prepare(hydrator: &Arc<Hydrator>, order: Order) -> Vec<Alike<Candidate>> {
     tell(&order.news, Event::Preparing, None);
-    let mut alike: Vec<Vec<Arc<CloneInWork>>> = Vec::new();
+    let mut alike: Vec<Vec<Arc<CloneJob>>> = Vec::new();
     for plan in order.plans {
         if let Err(error) = slot::check_free(&plan.source, &plan.slot).await {
             tell(&order.news, failed(Some(&plan.target), error), None);
@@ -59,17 +59,17 @@ pub(super) fn admit(
     hydrator: &Arc<Hydrator>,
     mut plan: Plan,
     elsewhere: Option<RemoteHost>,
-) -> Result<Arc<CloneInWork>, (PathBuf, CloneError)> {
+) -> Result<Arc<CloneJob>, (PathBuf, CloneError)> {
     let target = plan.target.clone();
     let mut admit = || {
         plan.target = std::path::absolute(&plan.target).map_err(CloneError::file("resolve", &plan.target))?;
         plan.tablespaces =
             std::path::absolute(&plan.tablespaces).map_err(CloneError::file("resolve", &plan.tablespaces))?;
-        let place = match &elsewhere {
+        let location = match &elsewhere {
             None => Rendezvous::of_source(&plan.source.data_directory)?,
             Some(_) => Rendezvous::of_target(&plan.target),
         };
-        if place != hydrator.rendezvous {
+        if location != hydrator.rendezvous {
             let reason = format!("it does not clone {}", plan.source.data_directory.display());
             return Err(hydrator.refuse(reason));
         }
@@ -81,13 +81,13 @@ pub(super) fn admit(
             return Err(hydrator.refuse(reason));
         }
         // Before anything is written down about it: what lies there may be somebody else's, and must never be removed.
-        Place::of(&plan)?.check_free()?;
+        CloneLocation::of(&plan)?.check_free()?;
         let number = hydrator.next_number.fetch_add(1, Ordering::Relaxed);
         // A successor must know that the slot is not this host's to drop, also when there is no image yet.
-        let image = elsewhere.clone().map(|host| Elsewhere { host, session: None });
+        let image = elsewhere.clone().map(|host| RemoteImage { host, session: None });
         let record = Record { number, plan: plan.clone(), elsewhere: image, made: None };
         hydrator.keep(number, "state", to_memory(&record)?);
-        Ok(Arc::new(CloneInWork::new(number, plan.clone(), elsewhere.clone())))
+        Ok(Arc::new(CloneJob::new(number, plan.clone(), elsewhere.clone())))
     };
     let clone = admit().map_err(|error| (target, error))?;
     hydrator.add(Arc::clone(&clone));
@@ -97,7 +97,7 @@ pub(super) fn admit(
 /// What clones that share a recovery need; none when they have all failed.
 async fn prepare_alike(
     hydrator: &Arc<Hydrator>,
-    members: Vec<Arc<CloneInWork>>,
+    members: Vec<Arc<CloneJob>>,
     news: &mpsc::Sender<News>,
 ) -> Option<Alike<Candidate>> {
     let Plan { source, recovery, .. } = &members[0].plan;
@@ -156,7 +156,7 @@ async fn prepare_alike(
 
 async fn fail_all(
     hydrator: &Arc<Hydrator>,
-    members: Vec<Arc<CloneInWork>>,
+    members: Vec<Arc<CloneJob>>,
     news: &mpsc::Sender<News>,
     error: &CloneError,
 ) -> Option<Alike<Candidate>> {
@@ -188,7 +188,7 @@ impl Hydrator {
         }
         let (directory, journal) = (server.data_directory.clone(), Arc::clone(&self.journal));
         let group = Arc::new(Group::new()?);
-        self.safekeeping.keep(SOURCE_GROUP_KEPT, &*group);
+        self.keeper_client.keep(SOURCE_GROUP_KEPT, &*group);
         let armed = blocking(move || Source::arm(&directory, group, journal)).await;
         match armed {
             Ok(source) => {
@@ -196,7 +196,7 @@ impl Hydrator {
                 Ok(source)
             }
             Err(error) => {
-                self.safekeeping.forget(SOURCE_GROUP_KEPT);
+                self.keeper_client.forget(SOURCE_GROUP_KEPT);
                 Err(error)
             }
         }
@@ -207,7 +207,7 @@ impl Hydrator {
 async fn make_skeletons(
     hydrator: &Arc<Hydrator>,
     image: &Arc<Image>,
-    members: &[Arc<CloneInWork>],
+    members: &[Arc<CloneJob>],
 ) -> Vec<Result<Skeleton, CloneError>> {
     let mut skeletons = Vec::new();
     for clone in members {
@@ -215,19 +215,20 @@ async fn make_skeletons(
         let spare = hydrator.take_spare(&plan);
         let image = Arc::clone(image);
         let made = blocking(move || {
-            let place = Place::of(&plan)?;
+            let location = CloneLocation::of(&plan)?;
             if let Some(mut skeleton) = spare {
-                let moved = skeleton.move_to(&place.directory, &place.tablespaces).and_then(|()| marker.write(&place));
+                let moved =
+                    skeleton.move_to(&location.directory, &location.tablespaces).and_then(|()| marker.write(&location));
                 match moved {
                     Ok(()) => return Ok(skeleton),
                     Err(error) => {
                         tracing::warn!(%error, "the prepared directory cannot be used");
-                        crate::target::remove(skeleton.place())?;
-                        crate::target::remove(&place)?;
+                        crate::target::remove(skeleton.location())?;
+                        crate::target::remove(&location)?;
                     }
                 }
             }
-            Skeleton::make(place, image, &marker)
+            Skeleton::make(location, image, &marker)
         });
         skeletons.push(made.await);
     }

@@ -21,7 +21,7 @@ use crate::image::{FileNumber, Image};
 use crate::network::protocol::{
     Lane as Kind, Message, ProtocolError, SessionId, VERSION, read_message, words, write_message,
 };
-use crate::network::{KEEP_ALIVE_INTERVAL, LEASE, SILENCE_MAX};
+use crate::network::{KEEP_ALIVE_INTERVAL, LEASE, UNRESPONSIVE_MAX};
 use crate::warm::RANGES_MAX;
 use crate::{ByteRange, CloneError};
 
@@ -96,8 +96,8 @@ pub(super) async fn greet(
         write_message(&mut stream, &Message::Hello { version: VERSION, lane, session }, &mut buffer).await?;
         read_message(&mut stream, &mut buffer).await
     };
-    let silent = || ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
-    match timeout(SILENCE_MAX, greeting).await.unwrap_or_else(|_| Err(silent()))? {
+    let unresponsive = || ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
+    match timeout(UNRESPONSIVE_MAX, greeting).await.unwrap_or_else(|_| Err(unresponsive()))? {
         Message::Welcome { version: VERSION, session, lease_seconds } => {
             // How long a clone stands still without its source is not the source's to say alone.
             Ok(Connected { stream, session, lease: Duration::from_secs(lease_seconds.into()).min(LEASE) })
@@ -191,8 +191,9 @@ impl Link {
     {
         let (mut buffer, mut hot) = (Vec::new(), HotRanges::new());
         loop {
-            let silent = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
-            let message = timeout(SILENCE_MAX, read_message(reader, &mut buffer)).await.map_err(silent)??;
+            let unresponsive = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
+            let message =
+                timeout(UNRESPONSIVE_MAX, read_message(reader, &mut buffer)).await.map_err(unresponsive)??;
             self.counters.received_bytes.fetch_add(buffer.len() as u64 + 4, Relaxed);
             (*alive_at, *pause) = (Instant::now(), RETRY_PAUSE_MIN);
             match message {
@@ -224,7 +225,7 @@ impl Link {
     {
         let mut course = self.course.subscribe();
         let mut buffer = Vec::new();
-        let mut silent_since = TokioInstant::now();
+        let mut last_sent_at = TokioInstant::now();
         let mut acknowledge_at = TokioInstant::now();
         let mut asked_for_hot = lane.kind != Kind::Background;
         loop {
@@ -238,7 +239,7 @@ impl Link {
                 messages.extend(self.acknowledgement());
                 acknowledge_at = now + ACKNOWLEDGE_INTERVAL;
             }
-            if messages.is_empty() && now >= silent_since + KEEP_ALIVE_INTERVAL {
+            if messages.is_empty() && now >= last_sent_at + KEEP_ALIVE_INTERVAL {
                 messages.push(Message::KeepAlive);
             }
             if self.lost.get().is_some() {
@@ -255,14 +256,14 @@ impl Link {
             for message in &messages {
                 let length = write_message(writer, message, &mut buffer).await?;
                 self.counters.sent_bytes.fetch_add(length as u64, Relaxed);
-                silent_since = now;
+                last_sent_at = now;
             }
             if course_now != Course::Speak {
                 // The other side reads what was said before it sees the end.
-                let _ = timeout(SILENCE_MAX, writer.shutdown()).await;
+                let _ = timeout(UNRESPONSIVE_MAX, writer.shutdown()).await;
                 return Ok(());
             }
-            let keep_alive_at = silent_since + KEEP_ALIVE_INTERVAL;
+            let keep_alive_at = last_sent_at + KEEP_ALIVE_INTERVAL;
             let wake_at = if lane.kind == Kind::Background { acknowledge_at.min(keep_alive_at) } else { keep_alive_at };
             tokio::select! {
                 () = lane.work.notified() => {}

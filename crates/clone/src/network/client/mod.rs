@@ -35,7 +35,7 @@ use self::lane::{Answer, Lane};
 use self::link::{Course, GreetingError, Link, greet};
 use super::manifest::{self, Opening};
 use super::protocol::{Lane as Kind, Message, ReadFailure, SessionId, write_message};
-use super::{LEASE, SILENCE_MAX};
+use super::{LEASE, UNRESPONSIVE_MAX};
 use crate::fill::SharedBitmap;
 use crate::image::{FileNumber, Image};
 use crate::plan::Plan;
@@ -359,7 +359,7 @@ impl Drop for RemoteOrigin {
             }
             speaks
         });
-        self.join(SILENCE_MAX);
+        self.join(UNRESPONSIVE_MAX);
     }
 }
 

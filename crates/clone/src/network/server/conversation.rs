@@ -14,7 +14,7 @@ use crate::network::protocol::{
     DeliveredRange, HOT_RANGES_MAX, Message, Payload, ProtocolError, READ_BYTES_MAX, ReadFailure, ReadRequest,
     SessionId, VERSION, read_message, write_message,
 };
-use crate::network::{KEEP_ALIVE_INTERVAL, SILENCE_MAX};
+use crate::network::{KEEP_ALIVE_INTERVAL, UNRESPONSIVE_MAX};
 use crate::plan::Plan;
 
 /// Reads of one connection that are worked on at once; the next one waits in the socket.
@@ -37,7 +37,7 @@ where
         Err(error) => {
             let refusal = Message::Refused { reason: error.to_string() };
             write_message(&mut stream, &refusal, &mut Vec::new()).await?;
-            let _ = timeout(SILENCE_MAX, stream.shutdown()).await;
+            let _ = timeout(UNRESPONSIVE_MAX, stream.shutdown()).await;
             Err(error)
         }
     }
@@ -103,19 +103,19 @@ where
     let Frozen { manifest, small_files, preserve } =
         frozen.map_err(|error| ProtocolError::Refused(error.to_string()))?;
     let session = sessions.insert(id, preserve);
-    let telling = async {
+    let sending = async {
         if let Some(error) = broken {
             return Err(error);
         }
         for message in manifest::to_messages(&manifest, small_files)? {
             // Who does not read is gone: the image is not kept for him alone.
-            let silent = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
-            timeout(SILENCE_MAX, write_message(stream, &message, &mut buffer)).await.map_err(silent)??;
+            let unresponsive = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
+            timeout(UNRESPONSIVE_MAX, write_message(stream, &message, &mut buffer)).await.map_err(unresponsive)??;
         }
         Ok(())
     };
     // Nobody can come back to an image that he has not heard of.
-    let told: Result<(), ProtocolError> = telling.await;
+    let told: Result<(), ProtocolError> = sending.await;
     told.inspect_err(|_| sessions.end(id, Ended::GivenUp))?;
     Ok(session)
 }
@@ -124,15 +124,15 @@ async fn hear<S>(stream: &mut S, buffer: &mut Vec<u8>) -> Result<Message, Protoc
 where
     S: AsyncRead + Unpin,
 {
-    let silent = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
-    timeout(SILENCE_MAX, read_message(stream, buffer)).await.map_err(silent)?
+    let unresponsive = |_| ProtocolError::Broken(std::io::ErrorKind::TimedOut.into());
+    timeout(UNRESPONSIVE_MAX, read_message(stream, buffer)).await.map_err(unresponsive)?
 }
 
 async fn converse<S>(stream: S, session: Arc<Session>, sessions: &Arc<Sessions>) -> Result<(), ProtocolError>
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let _attendance = session.attend();
+    let _attendance = session.supervise();
     let (reader, writer) = split(stream);
     let (answers, waiting) = mpsc::channel(ANSWERS_WAITING_MAX);
     let mut over = session.over.subscribe();

@@ -194,7 +194,7 @@ impl std::fmt::Debug for Sessions {
 
 impl Session {
     /// Somebody reads, until the guard is dropped.
-    pub(super) fn attend(self: &Arc<Session>) -> Attendance {
+    pub(super) fn supervise(self: &Arc<Session>) -> Attendance {
         self.presence().connections += 1;
         Attendance { session: Arc::clone(self) }
     }

@@ -26,11 +26,11 @@ use crate::network::protocol::SessionId;
 use crate::plan::Plan;
 use crate::service::{CloneState, Progress};
 use crate::source::SourceFiles;
-use crate::target::Place;
+use crate::target::CloneLocation;
 
 /// One clone.
 #[derive(Debug)]
-pub struct CloneInWork {
+pub struct CloneJob {
     /// Which one, over all lives of the service.
     pub number: u64,
     /// What it shall be.
@@ -62,7 +62,7 @@ pub enum Stage {
 #[derive(Debug)]
 pub struct Running {
     /// Where it is.
-    pub place: Place,
+    pub location: CloneLocation,
     /// PostgreSQL's major version.
     pub major_version: u32,
     /// It answers queries from here on.
@@ -85,40 +85,40 @@ pub struct Running {
 #[derive(Debug, Clone)]
 pub enum Content {
     /// The source's files.
-    Here(Arc<SourceFiles>),
+    Local(Arc<SourceFiles>),
     /// Another host.
-    Elsewhere(Arc<RemoteOrigin>),
+    Remote(Arc<RemoteOrigin>),
 }
 
 impl Content {
     /// The same for who reads it.
     pub fn origin(&self) -> Arc<dyn Origin> {
         match self {
-            Content::Here(files) => Arc::<SourceFiles>::clone(files),
-            Content::Elsewhere(origin) => Arc::<RemoteOrigin>::clone(origin),
+            Content::Local(files) => Arc::<SourceFiles>::clone(files),
+            Content::Remote(origin) => Arc::<RemoteOrigin>::clone(origin),
         }
     }
 
     /// A file is whole.
     pub fn release(&self, file: FileNumber) {
         match self {
-            Content::Here(files) => files.release(file),
+            Content::Local(files) => files.release(file),
             // It learns from the bitmap.
-            Content::Elsewhere(_) => {}
+            Content::Remote(_) => {}
         }
     }
 
     /// Which image on another host it is.
     pub fn session(&self) -> Option<SessionId> {
         match self {
-            Content::Here(_) => None,
-            Content::Elsewhere(origin) => Some(origin.session()),
+            Content::Local(_) => None,
+            Content::Remote(origin) => Some(origin.session()),
         }
     }
 
     /// Nothing of it is needed any more, because the clone is whole or given up; may wait for a network.
     pub fn end(&self, whole: bool) {
-        if let Content::Elsewhere(origin) = self {
+        if let Content::Remote(origin) = self {
             origin.end(whole);
         }
     }
@@ -157,11 +157,11 @@ impl Running {
     }
 }
 
-impl CloneInWork {
+impl CloneJob {
     /// One whose directory is being made.
-    pub fn new(number: u64, plan: Plan, elsewhere: Option<RemoteHost>) -> CloneInWork {
+    pub fn new(number: u64, plan: Plan, elsewhere: Option<RemoteHost>) -> CloneJob {
         let (stage, rate) = (Mutex::new(Stage::Preparing), Mutex::default());
-        CloneInWork { number, plan, elsewhere, stage, rate, lacks_slot: AtomicBool::new(false) }
+        CloneJob { number, plan, elsewhere, stage, rate, lacks_slot: AtomicBool::new(false) }
     }
 
     /// Its slot is not there; one that is called so must not be dropped with it.
@@ -308,7 +308,7 @@ mod tests {
         let identity = FileIdentity { device: 1, inode: 1, born_nanoseconds: 0 };
         let file = ImageFile { path: "base/5/1".into(), size_bytes: 1 << 40, mode: 0o600, identity };
         let image = Image { files: vec![file], ..Image::default() };
-        let clone = CloneInWork::new(1, plan.clone(), None);
+        let clone = CloneJob::new(1, plan.clone(), None);
         assert_eq!(clone.unwritten(&image), Some(Unwritten::all(&plan, &image)));
         clone.set_over(CloneState::Whole, FillProgress::default());
         assert_eq!(clone.unwritten(&image), None);

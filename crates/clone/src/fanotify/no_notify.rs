@@ -9,27 +9,27 @@ use std::sync::Mutex;
 use onecopy_postgres::Directory;
 
 use super::event::{EventBuffer, take_event};
-use super::group::{Place, mark, new_group};
+use super::group::{MarkTarget, mark, new_group};
 use crate::CloneError;
 
 /// Opens files whose accesses raise no event in any group, even if their file is marked. The kernel gives such
 /// descriptors only with an event; so this one makes an event (FAN_OPEN, in a group of its own) and keeps the
 /// descriptor. Only a truncation is told of through any descriptor: do none.
 #[derive(Debug)]
-pub struct QuietOpener {
+pub struct NoNotifyOpener {
     read: Mutex<OwnedFd>,
     write: Mutex<OwnedFd>,
 }
 
-impl QuietOpener {
+impl NoNotifyOpener {
     /// A new one.
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: no right to (CAP_SYS_ADMIN).
-    pub fn new() -> Result<QuietOpener, CloneError> {
+    pub fn new() -> Result<NoNotifyOpener, CloneError> {
         let flags = libc::FAN_CLASS_NOTIF | libc::FAN_UNLIMITED_QUEUE | libc::FAN_UNLIMITED_MARKS;
         let group = |mode| new_group(flags, mode).map_err(CloneError::kernel("open files quietly"));
-        Ok(QuietOpener { read: Mutex::new(group(libc::O_RDONLY)?), write: Mutex::new(group(libc::O_RDWR)?) })
+        Ok(NoNotifyOpener { read: Mutex::new(group(libc::O_RDONLY)?), write: Mutex::new(group(libc::O_RDWR)?) })
     }
 
     /// Opens the regular file at `path` below a directory (no link) for reading, or for reading and writing.
@@ -47,9 +47,9 @@ impl QuietOpener {
 
     fn open_in(&self, group: &OwnedFd, named: &File) -> std::io::Result<File> {
         let wanted = named.metadata()?;
-        mark(group, libc::FAN_MARK_ADD, libc::FAN_OPEN, Place::File(named.as_fd()))?;
+        mark(group, libc::FAN_MARK_ADD, libc::FAN_OPEN, MarkTarget::File(named.as_fd()))?;
         let opened = File::open(format!("/proc/self/fd/{}", named.as_raw_fd()));
-        mark(group, libc::FAN_MARK_REMOVE, libc::FAN_OPEN, Place::File(named.as_fd()))?;
+        mark(group, libc::FAN_MARK_REMOVE, libc::FAN_OPEN, MarkTarget::File(named.as_fd()))?;
         opened?;
         let mut quiet = None;
         // Others may have opened the file too, in this call's time or at the end of an earlier one's.

@@ -4,22 +4,22 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::in_work::{CloneInWork, Stage};
+use super::clone_job::{CloneJob, Stage};
 use super::{Hydrator, ending};
 use crate::recovery::slot::{self, SlotState};
 
 /// How often clones are looked at.
-const ATTEND_INTERVAL: Duration = Duration::from_millis(50);
+const SUPERVISE_INTERVAL: Duration = Duration::from_millis(50);
 /// How often the source is asked what it keeps for them.
 const SLOTS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Finishes what is filled, discards what has failed.
-pub async fn attend(hydrator: Arc<Hydrator>) {
-    let filled_bytes = |clone: &CloneInWork| Some(clone.running()?.filling.progress().filled_bytes);
+pub async fn supervise(hydrator: Arc<Hydrator>) {
+    let filled_bytes = |clone: &CloneJob| Some(clone.running()?.filling.progress().filled_bytes);
     let taken_over = hydrator.clones().into_iter().filter_map(|clone| Some((clone.number, filled_bytes(&clone)?)));
     let mut filled_before: HashMap<u64, u64> = taken_over.collect();
     loop {
-        tokio::time::sleep(ATTEND_INTERVAL).await;
+        tokio::time::sleep(SUPERVISE_INTERVAL).await;
         for clone in hydrator.clones() {
             let Stage::Running(running) = clone.stage() else { continue };
             let filled_bytes = running.filling.progress().filled_bytes;
@@ -63,7 +63,7 @@ pub async fn watch_slots(hydrator: Arc<Hydrator>) {
     }
 }
 
-async fn watch_slot(hydrator: &Arc<Hydrator>, client: &tokio_postgres::Client, clone: Arc<CloneInWork>) {
+async fn watch_slot(hydrator: &Arc<Hydrator>, client: &tokio_postgres::Client, clone: Arc<CloneJob>) {
     match slot::watch(client, &clone.plan.slot, clone.plan.wal_keep_bytes_max).await {
         Ok(SlotState::Keeping { .. }) => {}
         Ok(SlotState::Useless { reason }) => {

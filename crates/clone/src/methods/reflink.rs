@@ -10,20 +10,20 @@ use rustix::fs::ioctl_ficlone;
 use rustix::io::Errno;
 
 use super::filesystem::{Pair, pairs, share_blocks, type_name};
-use super::{Made, MakeFuture, Report, Way, WayName};
+use super::{CloneMethod, MakeFuture, MethodName, PreparedClone, Report};
 use crate::CloneError;
 use crate::image::{Image, ImageFile, Scan, SmallFile};
 use crate::plan::{Plan, Recovery};
 use crate::recovery::{self, RecoveryPoint, slot};
-use crate::target::{Marker, Place, Skeleton, finish, remove};
+use crate::target::{CloneLocation, Marker, Skeleton, finish, remove};
 
-/// The way `reflink`.
+/// The method `reflink`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reflink;
 
-impl Way for Reflink {
-    fn name(&self) -> WayName {
-        WayName::Reflink
+impl CloneMethod for Reflink {
+    fn name(&self) -> MethodName {
+        MethodName::Reflink
     }
 
     fn obstacle(&self, plan: &Plan) -> Option<String> {
@@ -53,7 +53,7 @@ fn obstacle_between(pair: &Pair) -> Option<String> {
     })
 }
 
-/// What speaks for this way where nothing stands against it.
+/// What speaks for this method where nothing stands against it.
 pub(super) fn merit(plan: &Plan) -> String {
     match type_name(&plan.source.data_directory).as_str() {
         "xfs" => "source and target share an XFS file system".to_owned(),
@@ -61,7 +61,7 @@ pub(super) fn merit(plan: &Plan) -> String {
     }
 }
 
-async fn make(plans: &[Plan], report: Report<'_>) -> Vec<Result<Made, CloneError>> {
+async fn make(plans: &[Plan], report: Report<'_>) -> Vec<Result<PreparedClone, CloneError>> {
     let Some(first) = plans.first() else { return Vec::new() };
     let slots: Vec<String> = plans.iter().map(|plan| plan.slot.clone()).collect();
     let begun = match recovery::begin(&first.source, &slots, strictest(plans)).await {
@@ -89,7 +89,7 @@ async fn make(plans: &[Plan], report: Report<'_>) -> Vec<Result<Made, CloneError
         results.push(completed.map(|bytes| {
             report(plan, Progress { done_bytes: bytes, total_bytes: bytes });
             let consistent_at = Some(point.consistent_at);
-            Made { plan: plan.clone(), consistent_at, pause: Duration::ZERO, inherited: Vec::new() }
+            PreparedClone { plan: plan.clone(), consistent_at, pause: Duration::ZERO, inherited: Vec::new() }
         }));
     }
     results
@@ -101,7 +101,7 @@ fn strictest(plans: &[Plan]) -> Recovery {
     [Recovery::Backup, Recovery::Crash].into_iter().find(|recovery| wanted(*recovery)).unwrap_or(Recovery::Auto)
 }
 
-fn all_failed(plans: &[Plan], error: CloneError) -> Vec<Result<Made, CloneError>> {
+fn all_failed(plans: &[Plan], error: CloneError) -> Vec<Result<PreparedClone, CloneError>> {
     let error = Arc::new(error);
     plans.iter().map(|_| Err(CloneError::Shared(error.clone()))).collect()
 }
@@ -120,8 +120,8 @@ fn share(plan: &Plan) -> Result<u64, CloneError> {
     let Scan { mut image, small } = Image::scan_open(source)?;
     // Files are made one by one as they are shared: there may be more of them than descriptors.
     let files = std::mem::take(&mut image.files);
-    let skeleton = Skeleton::make(Place::of(plan)?, Arc::new(image), &Marker::of(plan, Path::new("")))?;
-    let mut shared = share_files(source, skeleton.place(), &files);
+    let skeleton = Skeleton::make(CloneLocation::of(plan)?, Arc::new(image), &Marker::of(plan, Path::new("")))?;
+    let mut shared = share_files(source, skeleton.location(), &files);
     for entry in &small {
         shared = shared.and_then(|bytes| Ok(bytes + copy_small(source, &skeleton, &entry.path, entry.mode)?));
     }
@@ -131,7 +131,7 @@ fn share(plan: &Plan) -> Result<u64, CloneError> {
     shared
 }
 
-fn share_files(source: &Directory, place: &Place, files: &[ImageFile]) -> Result<u64, CloneError> {
+fn share_files(source: &Directory, location: &CloneLocation, files: &[ImageFile]) -> Result<u64, CloneError> {
     let mut bytes = 0;
     for file in files {
         let path = source.path().join(&file.path);
@@ -140,7 +140,7 @@ fn share_files(source: &Directory, place: &Place, files: &[ImageFile]) -> Result
             Err(error) if error.kind() == ErrorKind::NotFound => continue,
             from => from.map_err(CloneError::file("open", &path))?,
         };
-        let target = place.create(&file.path, file.mode)?;
+        let target = location.create(&file.path, file.mode)?;
         ioctl_ficlone(&target, &from).map_err(|error| CloneError::file("share the blocks of", &path)(error.into()))?;
         bytes += target.metadata().map_err(CloneError::file("read", &path))?.len();
     }
@@ -163,8 +163,8 @@ fn copy_small(source: &Directory, skeleton: &Skeleton, path: &Path, mode: u32) -
 async fn complete(plan: &Plan, point: Arc<RecoveryPoint>) -> Result<(), CloneError> {
     let plan = plan.clone();
     let complete = move || {
-        let place = Place::of(&plan)?;
-        let completed = point.write(&place).and_then(|()| finish(&place, point.major_version));
+        let location = CloneLocation::of(&plan)?;
+        let completed = point.write(&location).and_then(|()| finish(&location, point.major_version));
         if completed.is_err() {
             discard(&plan);
         }
@@ -175,7 +175,7 @@ async fn complete(plan: &Plan, point: Arc<RecoveryPoint>) -> Result<(), CloneErr
 
 /// After a failure, whose error counts: what cannot be removed is only logged.
 fn discard(plan: &Plan) {
-    if let Err(error) = Place::of(plan).and_then(|place| remove(&place)) {
+    if let Err(error) = CloneLocation::of(plan).and_then(|location| remove(&location)) {
         tracing::warn!(target_directory = %plan.target.display(), %error, "an incomplete clone is left");
     }
 }
@@ -206,11 +206,11 @@ mod tests {
             fs::write(at(name), content).expect("written");
         }
         let user = ServiceUser::resolve(None).expect("an account");
-        let place = Place { directory: at("clone/data"), tablespaces: at("clone/tablespaces"), user };
+        let location = CloneLocation { directory: at("clone/data"), tablespaces: at("clone/tablespaces"), user };
         let marker = Marker {
             made_by: "a test".to_owned(),
             source_data_directory: at("data"),
-            tablespaces: place.tablespaces.clone(),
+            tablespaces: location.tablespaces.clone(),
             user_name: "postgres".to_owned(),
             service_directory: "/run/onecopy/test".into(),
             slot: None,
@@ -224,7 +224,7 @@ mod tests {
             },
         };
         let image = Image::scan(&at("data")).expect("listed").image;
-        let skeleton = Skeleton::make(place, Arc::new(image), &marker).expect("made");
+        let skeleton = Skeleton::make(location, Arc::new(image), &marker).expect("made");
         fs::remove_dir(at("data/base/5")).expect("removed");
         symlink(at("outside"), at("data/base/5")).expect("laid");
         symlink(at("secret"), at("data/postgresql.conf")).expect("laid");
@@ -235,7 +235,7 @@ mod tests {
             identity: crate::image::FileIdentity { device: 1, inode: 1, born_nanoseconds: 0 },
         };
         let source = Directory::open(&at("data")).expect("opened");
-        let shared = share_files(&source, skeleton.place(), &[listed]);
+        let shared = share_files(&source, skeleton.location(), &[listed]);
         let small = copy_small(&source, &skeleton, Path::new("postgresql.conf"), 0o600);
         assert!(!at("clone/data/postgresql.conf").exists() && !at("clone/data/base/5/1259").exists());
         for (error, name) in

@@ -8,16 +8,16 @@ use crate::keeper::{Channel, Kept};
 
 /// The keeper, as seen from below.
 #[derive(Debug, Clone)]
-pub struct Safekeeping {
+pub struct KeeperClient {
     channel: Arc<Channel>,
 }
 
-impl Safekeeping {
+impl KeeperClient {
     /// Takes what was kept, and says in the log when the keeper dies.
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: the keeper is gone already.
-    pub fn take_over(channel: Channel) -> Result<(Safekeeping, Kept), CloneError> {
+    pub fn take_over(channel: Channel) -> Result<(KeeperClient, Kept), CloneError> {
         let kept = channel.take_over().map_err(CloneError::kernel("hand over what was kept"))?;
         let channel = Arc::new(channel);
         let watched = Arc::clone(&channel);
@@ -28,7 +28,7 @@ impl Safekeeping {
                 "the keeper is gone: going on without it; if this process dies, too, its clones are lost"
             );
         });
-        Ok((Safekeeping { channel }, kept))
+        Ok((KeeperClient { channel }, kept))
     }
 
     /// Keeps a file under a name, instead of one that had it.

@@ -10,15 +10,15 @@ use super::preparing::admit;
 use super::{News, fail, tell};
 use crate::CloneError;
 use crate::fill::{Filling, SharedBitmap};
+use crate::hydrator::clone_job::{CloneJob, Content, Running};
 use crate::hydrator::ending::blocking;
-use crate::hydrator::in_work::{CloneInWork, Content, Running};
 use crate::hydrator::{Hydrator, failed};
 use crate::network::RemoteHost;
 use crate::network::client::{HostDialler, RemoteOrigin};
 use crate::network::manifest::{Manifest, Opening};
 use crate::plan::Plan;
 use crate::service::Event;
-use crate::target::{Marker, Place, Skeleton};
+use crate::target::{CloneLocation, Marker, Skeleton};
 
 impl Hydrator {
     /// Wants a clone of a source on another host; its news come until it is ready or has failed.
@@ -47,7 +47,7 @@ async fn make(hydrator: Arc<Hydrator>, host: RemoteHost, plan: Plan, news: mpsc:
 
 async fn make_ready(
     hydrator: &Arc<Hydrator>,
-    clone: &Arc<CloneInWork>,
+    clone: &Arc<CloneJob>,
     host: RemoteHost,
     news: &mpsc::Sender<News>,
 ) -> Result<Arc<Running>, CloneError> {
@@ -63,17 +63,19 @@ async fn make_ready(
     let promised = hydrator.promise_descriptors(&clone.plan.source.data_directory, image.files.len(), 1);
     let laid = blocking(move || {
         let _promise = promised?;
-        let place = Place::of(&plan)?;
-        let skeleton = Skeleton::make(place.clone(), Arc::clone(&work_image), &marker)?;
+        let location = CloneLocation::of(&plan)?;
+        let skeleton = Skeleton::make(location.clone(), Arc::clone(&work_image), &marker)?;
         let bitmap = SharedBitmap::create(&work_image)?;
         let origin = Arc::clone(&work_origin);
         let filling = Arc::new(Filling::new(work_image, skeleton.into_files(), origin as _, bitmap)?);
         work_origin.acknowledge(filling.bitmap())?;
-        Ok((place, filling))
+        Ok((location, filling))
     });
-    let content = Content::Elsewhere(Arc::clone(&origin));
+    let content = Content::Remote(Arc::clone(&origin));
     let made = match laid.await {
-        Ok((place, filling)) => make_runnable(hydrator, clone, (place, filling, content), &point, &image, &small).await,
+        Ok((location, filling)) => {
+            make_runnable(hydrator, clone, (location, filling, content), &point, &image, &small).await
+        }
         Err(error) => Err(error),
     };
     if made.is_err() {

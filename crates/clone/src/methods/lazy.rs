@@ -1,21 +1,21 @@
-//! Files that are filled while the clone's server runs already. Made by the service of the source; this is the door to
-//! it.
+//! Files that are filled while the clone's server runs already. Made by the service of the source; this is its
+//! client.
 
 use std::sync::Arc;
 
 use super::filesystem::{nameless_file, pairs, type_name};
-use super::{MakeFuture, Report, Way, WayName};
+use super::{CloneMethod, MakeFuture, MethodName, Report};
 use crate::CloneError;
 use crate::fanotify::{Group, PinnedGroup};
 use crate::plan::Plan;
 
 /// Who makes such clones: the client of [`crate::service`].
 pub trait LazyMaker: Send + Sync {
-    /// As [`Way::make`]; what a clone's postmaster must inherit is in [`super::Made::inherited`].
+    /// As [`CloneMethod::make`]; what a clone's postmaster must inherit is in [`super::PreparedClone::inherited`].
     fn make<'a>(&'a self, plans: &'a [Plan], report: Report<'a>) -> MakeFuture<'a>;
 }
 
-/// The way `lazy`.
+/// The method `lazy`.
 pub struct Lazy {
     maker: Arc<dyn LazyMaker>,
 }
@@ -27,9 +27,9 @@ impl Lazy {
     }
 }
 
-impl Way for Lazy {
-    fn name(&self) -> WayName {
-        WayName::Lazy
+impl CloneMethod for Lazy {
+    fn name(&self) -> MethodName {
+        MethodName::Lazy
     }
 
     fn obstacle(&self, plan: &Plan) -> Option<String> {
@@ -72,8 +72,8 @@ mod tests {
     use onecopy_postgres::ConnectionParameters;
 
     use super::*;
+    use crate::methods::choose;
     use crate::plan::{FillOptions, Recovery, SourceServer};
-    use crate::ways::choose;
 
     /// From here on the kernel refuses io_uring to this thread and those that it starts, as a container's filter does.
     fn refuse_io_uring() {
@@ -124,12 +124,12 @@ mod tests {
         assert_eq!(obstacle(&plan), None);
         let confined = || {
             refuse_io_uring();
-            let refused = choose(Some(WayName::Lazy), &plan).unwrap_err().to_string();
+            let refused = choose(Some(MethodName::Lazy), &plan).unwrap_err().to_string();
             for word in ["lazy is not possible", "io_uring", "kernel.io_uring_disabled", "seccomp", "--mode copy"] {
                 assert!(refused.contains(word), "{word}: {refused}");
             }
             let chosen = choose(None, &plan).unwrap();
-            assert!(chosen.name == WayName::Copy && chosen.reason.contains("io_uring"), "{chosen:?}");
+            assert!(chosen.name == MethodName::Copy && chosen.reason.contains("io_uring"), "{chosen:?}");
         };
         std::thread::scope(|scope| scope.spawn(confined).join().unwrap());
     }

@@ -1,23 +1,23 @@
-//! A heart that beats on while its thread is at work that may wait for a disk: who works is not taken for dead. Not for
-//! ever: who waits for longer than a disk may take hangs.
+//! A heartbeat that goes on while its thread is at work that may wait for a disk: who works is not taken for dead. Not
+//! for ever: who waits for longer than a disk may take hangs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::journal::Heart;
+use super::journal::HeartbeatSlot;
 use crate::CloneError;
 
-/// How often a heart beats beside its thread: some times before the keeper takes it for still.
-const PULSE_INTERVAL: Duration = Duration::from_millis(500);
+/// How often the heartbeat comes beside its thread: some times before the keeper takes it for still.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 /// One piece of work may take so long, as a save that others do may.
 const WORK_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The heart of one thread. Without a heart nothing beats, and all else is the same.
+/// The heartbeat of one thread. Without a heartbeat nothing beats, and all else is the same.
 #[derive(Debug)]
-pub struct Pulse {
-    heart: Option<Arc<Heart>>,
+pub struct Heartbeat {
+    slot: Option<Arc<HeartbeatSlot>>,
     work: Arc<Work>,
     thread: Option<JoinHandle<()>>,
 }
@@ -29,36 +29,40 @@ struct Work {
     /// When the present work was begun, in milliseconds since then and one more; 0: the thread is at none.
     begun_ms: AtomicU64,
     time_max: Duration,
-    /// How often it was looked whether a heart is to beat.
+    /// How often it was looked whether a heartbeat is due.
     looks: AtomicU64,
     stop: AtomicBool,
 }
 
-impl Pulse {
-    /// Beats `heart` while its thread works.
+impl Heartbeat {
+    /// Beats `slot` while its thread works.
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: no thread can be started.
-    pub fn start(heart: Option<Heart>) -> Result<Pulse, CloneError> {
-        Pulse::start_with(heart, PULSE_INTERVAL, WORK_TIME_MAX)
+    pub fn start(slot: Option<HeartbeatSlot>) -> Result<Heartbeat, CloneError> {
+        Heartbeat::start_with(slot, HEARTBEAT_INTERVAL, WORK_TIME_MAX)
     }
 
-    fn start_with(heart: Option<Heart>, interval: Duration, time_max: Duration) -> Result<Pulse, CloneError> {
-        let heart = heart.map(Arc::new);
+    fn start_with(
+        slot: Option<HeartbeatSlot>,
+        interval: Duration,
+        time_max: Duration,
+    ) -> Result<Heartbeat, CloneError> {
+        let slot = slot.map(Arc::new);
         let (begun_ms, looks, stop) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
         let work = Arc::new(Work { origin: Instant::now(), begun_ms, time_max, looks, stop });
-        let beside = heart.clone().map(|heart| {
+        let beside = slot.clone().map(|slot| {
             let work = Arc::clone(&work);
-            let thread = std::thread::Builder::new().name("clone-pulse".to_owned());
-            thread.spawn(move || beat_beside(&heart, &work, interval)).map_err(CloneError::kernel("start a thread"))
+            let thread = std::thread::Builder::new().name("clone-heartbeat".to_owned());
+            thread.spawn(move || beat_beside(&slot, &work, interval)).map_err(CloneError::kernel("start a thread"))
         });
-        Ok(Pulse { heart, work, thread: beside.transpose()? })
+        Ok(Heartbeat { slot, work, thread: beside.transpose()? })
     }
 
     /// The thread lives.
     pub fn beat(&self) {
-        if let Some(heart) = &self.heart {
-            heart.beat();
+        if let Some(slot) = &self.slot {
+            slot.beat();
         }
     }
 
@@ -72,7 +76,7 @@ impl Pulse {
     }
 }
 
-impl Drop for Pulse {
+impl Drop for Heartbeat {
     fn drop(&mut self) {
         self.work.stop.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
@@ -96,10 +100,10 @@ impl Work {
     }
 }
 
-fn beat_beside(heart: &Heart, work: &Work, interval: Duration) {
+fn beat_beside(slot: &HeartbeatSlot, work: &Work, interval: Duration) {
     while !work.stop.load(Ordering::Acquire) {
         if work.goes_on() {
-            heart.beat();
+            slot.beat();
         }
         work.looks.fetch_add(1, Ordering::Release);
         std::thread::park_timeout(interval);
@@ -126,15 +130,15 @@ mod tests {
     #[test]
     fn a_heart_beats_beside_work_and_not_beside_a_thread_that_is_at_none() {
         let journal = Arc::new(Journal::create().unwrap());
-        let pulse = Pulse::start_with(journal.heart(), INTERVAL, LONG).unwrap();
+        let heartbeat = Heartbeat::start_with(journal.heartbeat_slot(), INTERVAL, LONG).unwrap();
         let looked = |times: u64| {
-            let before = pulse.work.looks.load(Ordering::Acquire);
-            wait(|| pulse.work.looks.load(Ordering::Acquire) > before + times);
+            let before = heartbeat.work.looks.load(Ordering::Acquire);
+            wait(|| heartbeat.work.looks.load(Ordering::Acquire) > before + times);
         };
         let idle = journal.heartbeats();
         looked(20);
         assert_eq!(journal.heartbeats(), idle, "a thread that hangs somewhere else is dead");
-        pulse.during(|| {
+        heartbeat.during(|| {
             let before = journal.heartbeats();
             wait(|| journal.heartbeats() > before);
         });
@@ -148,16 +152,16 @@ mod tests {
     #[test]
     fn work_that_takes_too_long_is_left_to_the_keeper() {
         let journal = Arc::new(Journal::create().unwrap());
-        let pulse = Pulse::start_with(journal.heart(), INTERVAL, Duration::ZERO).unwrap();
-        pulse.during(|| {
-            let (before, looks) = (journal.heartbeats(), pulse.work.looks.load(Ordering::Acquire));
-            wait(|| pulse.work.looks.load(Ordering::Acquire) > looks + 20);
+        let heartbeat = Heartbeat::start_with(journal.heartbeat_slot(), INTERVAL, Duration::ZERO).unwrap();
+        heartbeat.during(|| {
+            let (before, looks) = (journal.heartbeats(), heartbeat.work.looks.load(Ordering::Acquire));
+            wait(|| heartbeat.work.looks.load(Ordering::Acquire) > looks + 20);
             assert_eq!(journal.heartbeats(), before);
         });
     }
 
     #[test]
     fn without_a_heart_work_is_done_all_the_same() {
-        assert_eq!(Pulse::start(None).unwrap().during(|| 7), 7);
+        assert_eq!(Heartbeat::start(None).unwrap().during(|| 7), 7);
     }
 }

@@ -1,4 +1,4 @@
-//! Real clones by the ways that make whole directories, and the choice between all ways.
+//! Real clones by the methods that make whole directories, and the choice between all methods.
 
 mod harness;
 
@@ -7,21 +7,21 @@ use std::sync::Mutex;
 
 use harness::{Load, assert_same_rows, badly_owned, open_clone, plan_for, primary, prove, slots, xfs};
 use onecopy_clone::CloneError;
+use onecopy_clone::methods::{CloneMethod, Copy, MethodName, PreparedClone, Reflink, choose};
 use onecopy_clone::plan::{Plan, Recovery};
 use onecopy_clone::target::{MARKER_FILE, VersionGuard};
-use onecopy_clone::ways::{Copy, Made, Reflink, Way, WayName, choose};
 use onecopy_postgres::{PostgresError, Progress, Server, Settings};
 use onecopy_testing::TestDirectory;
 
 /// Makes clones while the source is written to; none of them may have anything of us in it.
-async fn make(way: &dyn Way, source: &Server, plans: &[Plan]) -> Vec<Made> {
+async fn make(method: &dyn CloneMethod, source: &Server, plans: &[Plan]) -> Vec<PreparedClone> {
     let reports = Mutex::new(Vec::new());
     let report =
         |plan: &Plan, progress: Progress| reports.lock().expect("unpoisoned").push((plan.slot.clone(), progress));
     let load = Load::begin(source).await;
-    let results = way.make(plans, &report).await;
+    let results = method.make(plans, &report).await;
     load.end().await;
-    let made: Vec<Made> = results.into_iter().map(|result| result.expect("made")).collect();
+    let made: Vec<PreparedClone> = results.into_iter().map(|result| result.expect("made")).collect();
     let reports = reports.into_inner().expect("unpoisoned");
     for made in &made {
         let last = reports.iter().rfind(|(slot, _)| *slot == made.plan.slot).expect("reported").1;
@@ -100,21 +100,21 @@ async fn the_choice_is_by_what_the_file_systems_can() {
     let choice = choose(None, &same).expect("chosen");
     assert_eq!(
         (choice.name, choice.reason.as_str()),
-        (WayName::Lazy, "lazy: the file system ext4 cannot share blocks")
+        (MethodName::Lazy, "lazy: the file system ext4 cannot share blocks")
     );
 
     let other = plan_for(&source, mount.path(), "other", Recovery::Auto);
     let choice = choose(None, &other).expect("chosen");
-    assert_eq!(choice.name, WayName::Lazy);
+    assert_eq!(choice.name, MethodName::Lazy);
     assert!(choice.reason.ends_with("are on two file systems"), "{}", choice.reason);
 
     // No file system of its own, and none that tells of accesses.
     let volatile = plan_for(&source, Path::new("/dev/shm"), "volatile", Recovery::Auto);
     let choice = choose(None, &volatile).expect("chosen");
-    assert_eq!(choice.name, WayName::Copy);
+    assert_eq!(choice.name, MethodName::Copy);
     assert!(choice.reason.contains("file system tmpfs"), "{}", choice.reason);
 
-    let error = choose(Some(WayName::Reflink), &same).expect_err("ext4").to_string();
-    assert_eq!(error, "the way reflink is not possible: the file system ext4 cannot share blocks");
-    assert_eq!(choose(Some(WayName::Copy), &same).expect("always").reason, "copy: it was asked for");
+    let error = choose(Some(MethodName::Reflink), &same).expect_err("ext4").to_string();
+    assert_eq!(error, "the method reflink is not possible: the file system ext4 cannot share blocks");
+    assert_eq!(choose(Some(MethodName::Copy), &same).expect("always").reason, "copy: it was asked for");
 }

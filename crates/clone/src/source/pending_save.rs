@@ -4,12 +4,12 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::access_dispatcher::Waiting;
 use super::follower::Following;
-use super::traffic::Waiting;
 
 /// One thread's.
 #[derive(Default)]
-pub(super) struct Seat {
+pub(super) struct PendingSave {
     state: Mutex<State>,
 }
 
@@ -17,36 +17,36 @@ pub(super) struct Seat {
 enum State {
     /// It waits for nobody.
     #[default]
-    Free,
+    Idle,
     /// For this follower, since then.
-    Taken { waiting: Waiting, following: Following, since: Instant },
+    Pending { waiting: Waiting, following: Following, since: Instant },
     /// It waits still, and its access is somebody else's: it has nothing more to do here.
-    Left,
+    TakenOver,
 }
 
-impl Seat {
+impl PendingSave {
     /// The thread is about to wait.
-    pub(super) fn sit(&self, waiting: Waiting, following: Following) {
-        *self.lock() = State::Taken { waiting, following, since: Instant::now() };
+    pub(super) fn begin(&self, waiting: Waiting, following: Following) {
+        *self.lock() = State::Pending { waiting, following, since: Instant::now() };
     }
 
     /// It waits no more; none when its access is somebody else's by now.
-    pub(super) fn rise(&self) -> Option<Waiting> {
+    pub(super) fn end(&self) -> Option<Waiting> {
         let mut state = self.lock();
-        match std::mem::replace(&mut *state, State::Left) {
-            State::Taken { waiting, .. } => {
-                *state = State::Free;
+        match std::mem::replace(&mut *state, State::TakenOver) {
+            State::Pending { waiting, .. } => {
+                *state = State::Idle;
                 Some(waiting)
             }
-            State::Free | State::Left => None,
+            State::Idle | State::TakenOver => None,
         }
     }
 
     /// The access of a thread that has waited for longer, and for whom. The thread is to be replaced.
-    pub(super) fn relieve(&self, longer_than: Duration) -> Option<(Waiting, Following)> {
+    pub(super) fn take_over(&self, longer_than: Duration) -> Option<(Waiting, Following)> {
         let mut state = self.lock();
-        match std::mem::replace(&mut *state, State::Left) {
-            State::Taken { waiting, following, since } if since.elapsed() > longer_than => Some((waiting, following)),
+        match std::mem::replace(&mut *state, State::TakenOver) {
+            State::Pending { waiting, following, since } if since.elapsed() > longer_than => Some((waiting, following)),
             before => {
                 *state = before;
                 None
@@ -55,8 +55,8 @@ impl Seat {
     }
 
     /// Whether its thread was replaced.
-    pub(super) fn is_left(&self) -> bool {
-        matches!(&*self.lock(), State::Left)
+    pub(super) fn is_taken_over(&self) -> bool {
+        matches!(&*self.lock(), State::TakenOver)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

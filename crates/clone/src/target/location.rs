@@ -10,7 +10,7 @@ use crate::plan::Plan;
 
 /// Where a clone lies, and whose it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct CloneLocation {
     /// Its data directory.
     pub directory: PathBuf,
     /// Where its tablespaces go, one directory for each, named by its OID.
@@ -19,14 +19,14 @@ pub struct Place {
     pub user: ServiceUser,
 }
 
-impl Place {
+impl CloneLocation {
     /// That of a plan, with absolute paths.
     ///
     /// # Errors
     /// [`PostgresError::UnknownServiceUser`], [`CloneError::File`].
-    pub fn of(plan: &Plan) -> Result<Place, CloneError> {
+    pub fn of(plan: &Plan) -> Result<CloneLocation, CloneError> {
         let absolute = |path: &Path| std::path::absolute(path).map_err(CloneError::file("resolve", path));
-        Ok(Place {
+        Ok(CloneLocation {
             directory: absolute(&plan.target)?,
             tablespaces: absolute(&plan.tablespaces)?,
             user: ServiceUser::resolve(Some(&plan.user_name))?,

@@ -1,4 +1,4 @@
-//! The ways to make a clone, each from the start to an answer.
+//! The methods to make a clone, each from the start to an answer.
 
 use std::fmt;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use onecopy_clone::methods::{CloneMethod, Copy, Lazy, PreparedClone, Reflink};
 use onecopy_clone::plan::{FillOptions, Plan, Recovery, SourceServer, Warm};
 use onecopy_clone::service::{CloneState, Service, ServiceMaker};
 use onecopy_clone::warm::Prewarming;
-use onecopy_clone::ways::{Copy, Lazy, Made, Reflink, Way};
 use onecopy_postgres::{Server, StandbyOptions, StopMode};
 use serde::Serialize;
 
@@ -25,10 +25,10 @@ const WHOLE_TIMEOUT: Duration = Duration::from_secs(1800);
 /// A slot that is still held by then stays.
 const SLOT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A way to make a clone.
+/// A method to make a clone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum BenchWay {
+pub enum BenchMethod {
     /// Filled while it runs.
     Lazy,
     /// Shared blocks.
@@ -37,21 +37,21 @@ pub enum BenchWay {
     Copy,
 }
 
-impl BenchWay {
+impl BenchMethod {
     /// All, in the order of the columns.
-    pub const ALL: [BenchWay; 3] = [BenchWay::Lazy, BenchWay::Reflink, BenchWay::Copy];
+    pub const ALL: [BenchMethod; 3] = [BenchMethod::Lazy, BenchMethod::Reflink, BenchMethod::Copy];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            BenchWay::Lazy => "lazy",
-            BenchWay::Reflink => "reflink",
-            BenchWay::Copy => "copy",
+            BenchMethod::Lazy => "lazy",
+            BenchMethod::Reflink => "reflink",
+            BenchMethod::Copy => "copy",
         }
     }
 }
 
-impl fmt::Display for BenchWay {
+impl fmt::Display for BenchMethod {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.name())
     }
@@ -73,21 +73,21 @@ pub struct Clone {
 
 impl Clone {
     /// Makes a clone and waits for its first answer.
-    pub async fn make(site: &Site, way: BenchWay, is_warmed: bool) -> anyhow::Result<Clone> {
+    pub async fn make(site: &Site, method: BenchMethod, is_warmed: bool) -> anyhow::Result<Clone> {
         let options = site.options(NAME)?;
         options.user.create_directory(&options.home)?;
         let plan = plan(site, &options.home, is_warmed);
         let begin = Instant::now();
         let prewarming = is_warmed.then(|| Prewarming::begin(plan.source.connection.clone()));
         let mut service = None;
-        let (inherited, pause) = match way {
-            BenchWay::Lazy => {
+        let (inherited, pause) = match method {
+            BenchMethod::Lazy => {
                 let made = by(&Lazy::new(Arc::new(ServiceMaker::new(site.program.clone()))), &plan).await?;
                 service = Some(Service::reach(&site.program, site.source.data_directory()).await?);
                 (made.inherited, Some(made.pause))
             }
-            BenchWay::Reflink => (by(&Reflink, &plan).await?.inherited, None),
-            BenchWay::Copy => (by(&Copy { binaries: options.binaries.clone() }, &plan).await?.inherited, None),
+            BenchMethod::Reflink => (by(&Reflink, &plan).await?.inherited, None),
+            BenchMethod::Copy => (by(&Copy { binaries: options.binaries.clone() }, &plan).await?.inherited, None),
         };
         let mut options = options;
         if let Some(prewarming) = prewarming {
@@ -180,10 +180,10 @@ fn plan(site: &Site, home: &Path, is_warmed: bool) -> Plan {
     }
 }
 
-async fn by(way: &impl Way, plan: &Plan) -> anyhow::Result<Made> {
-    if let Some(obstacle) = way.obstacle(plan) {
+async fn by(method: &impl CloneMethod, plan: &Plan) -> anyhow::Result<PreparedClone> {
+    if let Some(obstacle) = method.obstacle(plan) {
         bail!("not possible here: {obstacle}");
     }
-    let made = way.make(std::slice::from_ref(plan), &|_, _| ()).await.pop();
+    let made = method.make(std::slice::from_ref(plan), &|_, _| ()).await.pop();
     Ok(made.ok_or_else(|| anyhow!("no clone"))??)
 }

@@ -40,7 +40,7 @@ pub struct Unfinished {
 ///
 /// # Errors
 /// The first that could not be removed or let go; the others are.
-pub async fn bury_records(rendezvous: &Rendezvous, kept: &Kept) -> Result<(), CloneError> {
+pub async fn clean_up_records(rendezvous: &Rendezvous, kept: &Kept) -> Result<(), CloneError> {
     let mut outcome = Ok(());
     for Record { number, plan, elsewhere, made } in Record::all(kept) {
         if made.is_some() && ending::is_whole(&plan.target) {
@@ -63,18 +63,18 @@ pub async fn bury_records(rendezvous: &Rendezvous, kept: &Kept) -> Result<(), Cl
 ///
 /// # Errors
 /// The first that could not be removed; the others are.
-pub async fn bury_targets(rendezvous: &Rendezvous, but: &[PathBuf]) -> Result<(), CloneError> {
+pub async fn clean_up_targets(rendezvous: &Rendezvous, but: &[PathBuf]) -> Result<(), CloneError> {
     let mut outcome = Ok(());
     for unfinished in read_targets(rendezvous) {
         if !but.contains(&unfinished.target) {
-            let buried = bury_target(rendezvous, unfinished).await;
-            outcome = outcome.and(buried);
+            let cleaned_up = clean_up_target(rendezvous, unfinished).await;
+            outcome = outcome.and(cleaned_up);
         }
     }
     outcome
 }
 
-async fn bury_target(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<(), CloneError> {
+async fn clean_up_target(rendezvous: &Rendezvous, unfinished: Unfinished) -> Result<(), CloneError> {
     let Unfinished { target, tablespaces, source, slot } = unfinished;
     let marker = match Marker::owner(&target, rendezvous.directory())? {
         Owner::Service => Marker::read(&target)?,
@@ -137,13 +137,13 @@ mod tests {
 
     use onecopy_postgres::ServiceUser;
 
-    use super::super::record::{Elsewhere, kept_name, to_memory};
+    use super::super::record::{RemoteImage, kept_name, to_memory};
     use super::*;
     use crate::keeper::STATE_SUFFIX;
     use crate::network::RemoteHost;
     use crate::network::server::tests::SourceHost;
     use crate::plan::Plan;
-    use crate::target::Place;
+    use crate::target::CloneLocation;
 
     /// Where an order says that the source is.
     struct Trap {
@@ -181,10 +181,10 @@ mod tests {
         let (directory, name, service) = (directory.to_owned(), name.to_owned(), service.to_owned());
         let made = tokio::task::spawn_blocking(move || {
             let plan = plan(&directory, &name, port);
-            let place = Place::of(&plan).unwrap();
-            place.user.create_directory(&place.directory).unwrap();
+            let location = CloneLocation::of(&plan).unwrap();
+            location.user.create_directory(&location.directory).unwrap();
             // With a slot in it: so did older programs, and the account can write what it likes.
-            Marker::of(&plan, &service).write(&place).unwrap();
+            Marker::of(&plan, &service).write(&location).unwrap();
             plan
         });
         made.await.unwrap()
@@ -199,10 +199,10 @@ mod tests {
         let (rendezvous, trap) = (Rendezvous::at(service.clone()), Trap::new());
         let host = RemoteHost { address: "db1:6440".to_owned(), keys: "/keys".into(), certificate: None };
         let recorded = marked(directory.path(), "recorded", trap.port(), &service).await;
-        let elsewhere = Some(Elsewhere { host, session: None });
+        let elsewhere = Some(RemoteImage { host, session: None });
         let of_elsewhere = Record { number: 1, plan: recorded.clone(), elsewhere, made: None };
         let kept = Kept::from([(kept_name(1, STATE_SUFFIX), to_memory(&of_elsewhere).unwrap())]);
-        bury_records(&rendezvous, &kept).await.unwrap();
+        clean_up_records(&rendezvous, &kept).await.unwrap();
         assert!(!recorded.target.exists() && !trap.has_caught());
         let listed = marked(directory.path(), "listed", trap.port(), &service).await;
         let unfinished = |plan: &Plan, slot| Unfinished {
@@ -212,19 +212,19 @@ mod tests {
             slot,
         };
         write_targets(&rendezvous, &[unfinished(&listed, None)]);
-        bury_targets(&rendezvous, &[]).await.unwrap();
+        clean_up_targets(&rendezvous, &[]).await.unwrap();
         assert!(!listed.target.exists() && !trap.has_caught(), "the marker's slot is believed");
         // Those of this host's sources are still told, or the test would show nothing.
         let here = marked(directory.path(), "here", trap.port(), &service).await;
         write_targets(&rendezvous, &[unfinished(&here, Some(here.slot.clone()))]);
-        let buried = tokio::spawn(async move { bury_targets(&rendezvous, &[]).await });
+        let cleaned_up = tokio::spawn(async move { clean_up_targets(&rendezvous, &[]).await });
         let caught = tokio::time::timeout(Duration::from_secs(20), async {
             while !trap.has_caught() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         });
         caught.await.expect("somebody comes");
-        buried.await.unwrap().unwrap();
+        cleaned_up.await.unwrap().unwrap();
         assert!(!here.target.exists());
     }
 }

@@ -1,4 +1,4 @@
-//! Every access of the source passes here: allowed, held at the gate, or settled with the followers.
+//! Every access of the source passes here: allowed, held at the gate, or resolved with the followers.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::directories::Directories;
 use super::follower::Following;
-use super::seat::Seat;
+use super::pending_save::PendingSave;
 use crate::fanotify::{Access, Event, Group, JournalSlot, Verdict};
 use crate::image::{FileIdentity, FileNumber};
 use crate::{ByteRange, CloneError};
@@ -30,14 +30,14 @@ pub(super) struct Waiting {
     pub(super) saving: bool,
 }
 
-/// Whether one who settles an access may wait for a disk.
+/// Whether one who resolves an access may wait for a disk.
 #[derive(Clone, Copy)]
-pub(super) enum Patience<'a> {
-    None,
+pub(super) enum WaitMode<'a> {
+    NoWait,
     /// He has waited already: he takes nothing, not even at once.
     Exhausted,
     /// He may, where others see for how long.
-    Seated(&'a Seat),
+    Blocking(&'a PendingSave),
 }
 
 /// What the source's accesses had to wait for since it is watched.
@@ -74,43 +74,44 @@ pub(super) struct Gate {
 
 /// Files that raise nothing though their directory does: nobody needs anything of them.
 #[derive(Default)]
-struct Silenced {
+struct IgnoreMarks {
     allowed: bool,
-    files: SilentFiles,
+    files: IgnoredFiles,
 }
 
-/// Which files are silent. A file that is gone may stay in it: another one with its inode is woken for nothing.
+/// Which files are ignored. A file that is gone may stay in it: another one with its inode is watched again for
+/// nothing.
 #[derive(Debug, Default, Clone)]
-pub(super) struct SilentFiles {
-    /// Any may be: a process that is dead has silenced them.
+pub(super) struct IgnoredFiles {
+    /// Any may be: a process that is dead has ignored them.
     unknown: bool,
-    places: HashSet<(u64, u64)>,
+    inodes: HashSet<(u64, u64)>,
 }
 
-impl SilentFiles {
-    pub(super) fn may_hold(&self, place: (u64, u64)) -> bool {
-        self.unknown || self.places.contains(&place)
+impl IgnoredFiles {
+    pub(super) fn may_hold(&self, inode: (u64, u64)) -> bool {
+        self.unknown || self.inodes.contains(&inode)
     }
 }
 
 /// Shared by the listener, the workers and whoever freezes.
-pub(super) struct Traffic {
+pub(super) struct AccessDispatcher {
     pub(super) group: Arc<Group>,
     pub(super) directories: Directories,
     gate: RwLock<Gate>,
     held: Mutex<Vec<Waiting>>,
-    silenced: Mutex<Silenced>,
+    ignore_marks: Mutex<IgnoreMarks>,
     counters: Counters,
 }
 
-impl Traffic {
-    pub(super) fn new(group: Arc<Group>, directories: Directories) -> Traffic {
-        Traffic {
+impl AccessDispatcher {
+    pub(super) fn new(group: Arc<Group>, directories: Directories) -> AccessDispatcher {
+        AccessDispatcher {
             group,
             directories,
             gate: RwLock::default(),
             held: Mutex::default(),
-            silenced: Mutex::default(),
+            ignore_marks: Mutex::default(),
             counters: Counters::default(),
         }
     }
@@ -128,9 +129,9 @@ impl Traffic {
         self.counters.accesses.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Brings an access as far as it goes now: gives it back when it needs more patience, none when it is answered or
+    /// Brings an access as far as it goes now: gives it back when it needs to wait, none when it is answered or
     /// held, or somebody else goes on with it.
-    pub(super) fn settle(&self, mut waiting: Waiting, patience: Patience<'_>) -> Option<Waiting> {
+    pub(super) fn resolve(&self, mut waiting: Waiting, wait_mode: WaitMode<'_>) -> Option<Waiting> {
         let range = wanted(&waiting.event);
         for round in 0.. {
             let lacking = {
@@ -141,7 +142,7 @@ impl Traffic {
                 }
                 let lacking = lacking(&gate.followings, &waiting, range);
                 if lacking.is_empty() || (!waiting.saving && is_no_truncation(&waiting.event)) {
-                    self.silence_if_needless(&gate, &waiting);
+                    self.ignore_if_needless(&gate, &waiting);
                     self.allow(waiting);
                     return None;
                 }
@@ -156,20 +157,22 @@ impl Traffic {
                     self.leave_out(following, "it says that it has taken a range and has not");
                     continue;
                 }
-                match patience {
-                    Patience::None if self.take_now(following, *file, range) => {}
-                    Patience::None | Patience::Exhausted => {
+                match wait_mode {
+                    WaitMode::NoWait if self.take_now(following, *file, range) => {}
+                    WaitMode::NoWait | WaitMode::Exhausted => {
                         self.counters.slow_saves.fetch_add(1, Ordering::Relaxed);
                         return Some(waiting);
                     }
-                    Patience::Seated(seat) => waiting = self.take_seated(waiting, following, *file, range, seat)?,
+                    WaitMode::Blocking(pending_save) => {
+                        waiting = self.take_blocking(waiting, following, *file, range, pending_save)?
+                    }
                 }
             }
         }
         unreachable!("each round allows, or leaves followers out")
     }
 
-    /// False when it needs more patience.
+    /// False when it needs to wait.
     fn take_now(&self, following: &Following, file: FileNumber, range: ByteRange) -> bool {
         if range.end - range.start > PIECE_BYTES_MAX {
             return false;
@@ -182,20 +185,20 @@ impl Traffic {
 
     /// Waits for the follower, piece by piece, so that whoever looks sees that it goes on; gives the access back, or
     /// none when that took too long and somebody else has it.
-    fn take_seated(
+    fn take_blocking(
         &self,
         mut waiting: Waiting,
         following: &Following,
         file: FileNumber,
         range: ByteRange,
-        seat: &Seat,
+        pending_save: &PendingSave,
     ) -> Option<Waiting> {
         let mut rest = range;
         while rest.start < rest.end && !following.follower.has(file, rest) {
             let piece = ByteRange { start: rest.start, end: rest.end.min(rest.start.saturating_add(PIECE_BYTES_MAX)) };
-            seat.sit(waiting, following.clone());
+            pending_save.begin(waiting, following.clone());
             let taken = following.follower.take(file, piece);
-            waiting = seat.rise()?;
+            waiting = pending_save.end()?;
             if let Err(error) = taken {
                 self.leave_out(following, &error.to_string());
                 break;
@@ -236,19 +239,19 @@ impl Traffic {
         }
     }
 
-    /// Removes a follower; the last one leaves silence.
+    /// Removes a follower; the last one leaves all ignored.
     pub(super) fn unfollow(&self, follower: *const ()) {
         let mut gate = self.change_gate();
         gate.followings.retain(|following| !following.is(follower));
         if gate.followings.is_empty() && gate.closed_since.is_none() {
-            self.directories.silence(&self.group);
+            self.directories.ignore(&self.group);
         }
     }
 
     /// From now on accesses wait. Those that were answered before may still be at work in the kernel, for moments.
     ///
     /// # Errors
-    /// [`CloneError::Kernel`]: a directory stays silent; nothing waits then.
+    /// [`CloneError::Kernel`]: a directory stays ignored; nothing waits then.
     pub(super) fn close(&self) -> Result<(), CloneError> {
         let mut gate = self.change_gate();
         self.counters.wait_longest_us.store(0, Ordering::Relaxed);
@@ -261,7 +264,7 @@ impl Traffic {
         lock(&self.held).iter().any(|waiting| waiting.event.process_id == process_id)
     }
 
-    /// Lets everything go on; gives how long the gate was closed, if it was, and what waited and must be settled.
+    /// Lets everything go on; gives how long the gate was closed, if it was, and what waited and must be resolved.
     pub(super) fn open(&self) -> (Option<Duration>, Vec<Waiting>) {
         let mut gate = self.change_gate();
         let pause = gate.closed_since.take().map(|since| since.elapsed());
@@ -270,48 +273,49 @@ impl Traffic {
             self.counters.pause_us.store(pause_us, Ordering::Relaxed);
         }
         if gate.followings.is_empty() {
-            self.directories.silence(&self.group);
+            self.directories.ignore(&self.group);
         }
         (pause, std::mem::take(&mut *lock(&self.held)))
     }
 
-    /// No more silence for single files until [`Traffic::allow_silence`]; gives those that are silent now, to be woken.
-    pub(super) fn forbid_silence(&self) -> SilentFiles {
-        let mut silenced = lock(&self.silenced);
-        silenced.allowed = false;
-        silenced.files.clone()
+    /// No more ignore marks on single files until [`AccessDispatcher::allow_ignore_marks`]; gives those that are
+    /// ignored now, to be watched again.
+    pub(super) fn forbid_ignore_marks(&self) -> IgnoredFiles {
+        let mut ignore_marks = lock(&self.ignore_marks);
+        ignore_marks.allowed = false;
+        ignore_marks.files.clone()
     }
 
-    /// All that [`Traffic::forbid_silence`] gave and that still is needed has been woken.
-    pub(super) fn forget_silence(&self) {
-        lock(&self.silenced).files = SilentFiles::default();
+    /// All that [`AccessDispatcher::forbid_ignore_marks`] gave and that still is needed is watched again.
+    pub(super) fn forget_ignore_marks(&self) {
+        lock(&self.ignore_marks).files = IgnoredFiles::default();
     }
 
-    /// Files may be silenced again.
-    pub(super) fn allow_silence(&self) {
-        lock(&self.silenced).allowed = true;
+    /// Files may be ignored again.
+    pub(super) fn allow_ignore_marks(&self) {
+        lock(&self.ignore_marks).allowed = true;
     }
 
-    /// A process that is dead has silenced files.
-    pub(super) fn inherit_silence(&self) {
-        lock(&self.silenced).files.unknown = true;
+    /// A process that is dead has ignored files.
+    pub(super) fn inherit_ignore_marks(&self) {
+        lock(&self.ignore_marks).files.unknown = true;
     }
 
     /// A hot file of which nobody needs anything more would cost every access a question.
-    fn silence_if_needless(&self, gate: &Gate, waiting: &Waiting) {
+    fn ignore_if_needless(&self, gate: &Gate, waiting: &Waiting) {
         let needed = gate.followings.iter().any(|following| {
             following.table.find(waiting.identity).is_some_and(|file| !following.follower.has_all_of(file))
         });
         if needed {
             return;
         }
-        let mut silenced = lock(&self.silenced);
-        // A freeze that begins wakes the silent ones: none may be added behind its back.
-        if !silenced.allowed {
+        let mut ignore_marks = lock(&self.ignore_marks);
+        // A freeze that begins watches the ignored ones again: none may be added behind its back.
+        if !ignore_marks.allowed {
             return;
         }
-        silenced.files.places.insert(waiting.identity.place());
-        if let Err(error) = self.group.silence_file(&waiting.event.descriptor) {
+        ignore_marks.files.inodes.insert(waiting.identity.device_and_inode());
+        if let Err(error) = self.group.ignore_file(&waiting.event.descriptor) {
             tracing::warn!(%error, "a file that nobody needs goes on to raise events");
         }
     }
