@@ -16,7 +16,6 @@ pub mod arbiter;
 pub mod cgroup;
 pub mod engine;
 mod error;
-mod foreign;
 mod instance;
 mod observation;
 pub mod own;
@@ -24,6 +23,7 @@ pub mod pressure;
 pub mod published;
 mod segment;
 pub mod size;
+mod untrusted_file;
 
 pub use error::MemoryError;
 pub use instance::{InstanceName, Kind, Level};

@@ -22,7 +22,7 @@ mod manual;
 mod members;
 mod round;
 mod status;
-mod unasked;
+mod unresponsive;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -11,12 +11,13 @@ use crate::engine::Engine;
 use crate::{HostPressure, MemoryError, Observation};
 
 /// How targets are decided: [`arbiter::decide`].
-pub(super) type Decide = fn(&Policy, &HostPressure, &[Observation], Duration, &mut arbiter::Memory) -> Vec<Decision>;
+pub(super) type Decide =
+    fn(&Policy, &HostPressure, &[Observation], Duration, &mut arbiter::ArbiterState) -> Vec<Decision>;
 
 /// What is kept from round to round.
 #[derive(Default)]
 pub(super) struct Deciding {
-    memory: arbiter::Memory,
+    state: arbiter::ArbiterState,
     last: Option<Instant>,
 }
 
@@ -37,7 +38,7 @@ impl Agent {
                     state.pressure = Some(pressure.clone());
                     (state.members.pinned_in(&state.policy), state.members.observations())
                 };
-                (self.shared.decide)(&policy, &pressure, &observations, elapsed, &mut deciding.memory)
+                (self.shared.decide)(&policy, &pressure, &observations, elapsed, &mut deciding.state)
             }
             Err(error) => {
                 tracing::warn!(%error, "memory: the host's figures cannot be read; nothing is decided");
@@ -67,13 +68,13 @@ impl Agent {
     pub(super) async fn observe(&self) {
         let mut asking = JoinSet::new();
         let timeout = self.shared.rhythm.answer_timeout;
-        for (engine, is_silent) in self.to_ask() {
+        for (engine, is_unresponsive) in self.to_ask() {
             let agent = self.clone();
             let question = async move {
                 let answer = ask(&engine, timeout).await;
                 agent.keep(&engine, answer);
             };
-            if is_silent {
+            if is_unresponsive {
                 tokio::spawn(question);
             } else {
                 asking.spawn(question);
@@ -82,14 +83,14 @@ impl Agent {
         asking.join_all().await;
     }
 
-    /// Servers to be asked now, each with whether it was silent; not those whose question is under way.
+    /// Servers to be asked now, each with whether it was unresponsive; not those whose question is under way.
     fn to_ask(&self) -> Vec<(Arc<dyn Engine>, bool)> {
         let mut state = self.lock();
         let idle = state.members.iter_mut().filter(|member| !member.is_asked);
         idle.map(|member| {
-            let is_silent = member.unanswered > 0;
-            member.is_asked = is_silent;
-            (Arc::clone(&member.engine), is_silent)
+            let is_unresponsive = member.unanswered > 0;
+            member.is_asked = is_unresponsive;
+            (Arc::clone(&member.engine), is_unresponsive)
         })
         .collect()
     }

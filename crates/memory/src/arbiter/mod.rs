@@ -3,7 +3,7 @@
 //! ```text
 //!  1 range     what was set by hand; floors and ceilings
 //!  2 budget    the targets together fit into the budget                       } give, at once:
-//!  3 places    the host and every cgroup with a limit keep their reserve      } the coldest first, never below a floor
+//!  3 scopes    the host and every cgroup with a limit keep their reserve      } the coldest first, never below a floor
 //!  4 wishes    growths of 1, where there is room                              } get: only what is really there,
 //!  5 need      growths by measured gain; else a trade with who loses less     } never where memory is short
 //! ```
@@ -12,14 +12,14 @@
 //! round only. A pool that nobody needs anything from keeps what it has. Why it is so:
 //! docs/decisions/0009-memory-arbiter.md.
 
+mod allocation;
 mod curve;
-mod giving;
 mod growth;
-mod memory;
-mod place;
 mod policy;
 mod reason;
-mod seat;
+mod scope;
+mod shrink;
+mod state;
 #[cfg(test)]
 mod tests;
 
@@ -28,14 +28,14 @@ use std::time::Duration;
 
 use crate::{Bytes, HostPressure, Observation};
 
-pub use memory::Memory;
 pub use policy::{InstancePolicy, Pace, Policy};
 pub use reason::{Cause, Decision, Reason};
+pub use state::ArbiterState;
 
-use growth::Rooms;
-use place::Place;
-pub(crate) use place::group_reserve_bytes;
-use seat::Seat;
+use allocation::Allocation;
+use growth::Growth;
+use scope::MemoryScope;
+pub(crate) use scope::group_reserve_bytes;
 
 const MIB: Bytes = 1 << 20;
 
@@ -48,27 +48,28 @@ pub fn decide(
     pressure: &HostPressure,
     observations: &[Observation],
     elapsed: Duration,
-    memory: &mut Memory,
+    state: &mut ArbiterState,
 ) -> Vec<Decision> {
     let mut seen: Vec<&Observation> = observations.iter().collect();
     seen.sort_by(|one, other| one.instance.cmp(&other.instance));
     seen.dedup_by(|one, other| one.instance == other.instance);
-    memory.begin(&seen, elapsed, &policy.pace);
+    state.begin(&seen, elapsed, &policy.pace);
 
     let budget_bytes = budget_bytes(policy, pressure);
-    let mut seats: Vec<Seat<'_>> = seen.into_iter().map(|seen| Seat::new(seen, policy, memory)).collect();
-    let mut places = place::places(policy, pressure, &seats, memory);
-    keep_to_budget(budget_bytes, &mut seats, memory);
-    for place in &places {
-        relieve(place, &mut seats, memory);
+    let mut allocations: Vec<Allocation<'_>> =
+        seen.into_iter().map(|seen| Allocation::new(seen, policy, state)).collect();
+    let mut scopes = scope::scopes(policy, pressure, &allocations, state);
+    keep_to_budget(budget_bytes, &mut allocations, state);
+    for scope in &scopes {
+        relieve(scope, &mut allocations, state);
     }
-    let mut rooms = Rooms { budget_bytes, places: &mut places, pace: &policy.pace };
-    rooms.fulfil_wishes(&mut seats);
-    rooms.follow_need(&mut seats, memory);
+    let mut growth = Growth { budget_bytes, scopes: &mut scopes, pace: &policy.pace };
+    growth.fulfil_wishes(&mut allocations);
+    growth.follow_need(&mut allocations, state);
 
-    say_silence(&mut seats);
-    let mut decisions: Vec<Decision> = seats.into_iter().filter_map(Seat::decision).collect();
-    memory.end(&mut decisions);
+    report_unresponsive(&mut allocations);
+    let mut decisions: Vec<Decision> = allocations.into_iter().filter_map(Allocation::decision).collect();
+    state.end(&mut decisions);
     decisions.sort_by_key(|decision| match decision.to_bytes.cmp(&decision.from_bytes) {
         Ordering::Less => 0,
         Ordering::Greater => 1,
@@ -81,40 +82,41 @@ pub fn decide(
 pub fn budget_bytes(policy: &Policy, pressure: &HostPressure) -> Bytes {
     match pressure.total_bytes {
         0 => policy.budget_bytes,
-        total_bytes => policy.budget_bytes.min(total_bytes - place::host_reserve_bytes(policy, pressure)),
+        total_bytes => policy.budget_bytes.min(total_bytes - scope::host_reserve_bytes(policy, pressure)),
     }
 }
 
-fn keep_to_budget(budget_bytes: Bytes, seats: &mut [Seat<'_>], memory: &Memory) {
-    let targets_bytes = seats.iter().fold(0, |sum: Bytes, seat| sum.saturating_add(seat.wanted_bytes()));
+fn keep_to_budget(budget_bytes: Bytes, allocations: &mut [Allocation<'_>], state: &ArbiterState) {
+    let targets_bytes =
+        allocations.iter().fold(0, |sum: Bytes, allocation| sum.saturating_add(allocation.wanted_bytes()));
     if targets_bytes > budget_bytes {
-        let all: Vec<usize> = (0..seats.len()).collect();
+        let all: Vec<usize> = (0..allocations.len()).collect();
         let cause = Cause::Budget { targets_bytes, budget_bytes };
-        giving::take(seats, &all, targets_bytes - budget_bytes, &cause, memory);
+        shrink::take(allocations, &all, targets_bytes - budget_bytes, &cause, state);
     }
 }
 
-/// Takes what a place wants, beyond what was taken in this round already.
-fn relieve(place: &Place, seats: &mut [Seat<'_>], memory: &Memory) {
-    let Some((want_bytes, cause)) = &place.want else {
+/// Takes what a scope wants, beyond what was taken in this round already.
+fn relieve(scope: &MemoryScope, allocations: &mut [Allocation<'_>], state: &ArbiterState) {
+    let Some((want_bytes, cause)) = &scope.want else {
         return;
     };
-    for at in &place.members {
+    for at in &scope.members {
         // What was promised and is not used yet is not memory that comes back.
-        let promised_bytes = seats[*at].promised_bytes();
-        if seats[*at].is_movable {
-            seats[*at].give(promised_bytes, Reason::Pressed { cause: cause.clone() });
+        let promised_bytes = allocations[*at].promised_bytes();
+        if allocations[*at].is_movable {
+            allocations[*at].give(promised_bytes, Reason::Pressed { cause: cause.clone() });
         }
     }
-    let before_bytes = |seat: &Seat<'_>| seat.seen.target_bytes.min(seat.seen.pool_bytes);
-    let given_bytes = place.sum(seats, |seat| before_bytes(seat).saturating_sub(seat.to_bytes));
+    let before_bytes = |allocation: &Allocation<'_>| allocation.seen.target_bytes.min(allocation.seen.pool_bytes);
+    let given_bytes = scope.sum(allocations, |allocation| before_bytes(allocation).saturating_sub(allocation.to_bytes));
     if given_bytes < *want_bytes {
-        giving::take(seats, &place.members, want_bytes - given_bytes, cause, memory);
+        shrink::take(allocations, &scope.members, want_bytes - given_bytes, cause, state);
     }
 }
 
-fn say_silence(seats: &mut [Seat<'_>]) {
-    for seat in seats.iter_mut().filter(|seat| !seat.seen.answered) {
-        seat.reason = Some(Reason::Silent { counted_bytes: seat.committed_bytes() });
+fn report_unresponsive(allocations: &mut [Allocation<'_>]) {
+    for allocation in allocations.iter_mut().filter(|allocation| !allocation.seen.answered) {
+        allocation.reason = Some(Reason::Unresponsive { counted_bytes: allocation.committed_bytes() });
     }
 }

@@ -69,7 +69,7 @@ pub struct Pace {
     pub settle: Duration,
     /// Time between changes of one instance in opposite directions, and between pressure and the next growth.
     pub reversal: Duration,
-    /// Memory moves from one instance to another only for so many times what the giver loses.
+    /// Memory moves from one instance to another only for so many times what the donor loses.
     pub trade_ratio_min: f64,
     /// Reads a second saved by 1 MiB below which nobody gets more.
     pub gain_per_mib_min: f64,

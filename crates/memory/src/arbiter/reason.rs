@@ -91,7 +91,7 @@ pub enum Reason {
         room_bytes: Bytes,
     },
     /// It does not answer; its memory is counted and it is not changed.
-    Silent {
+    Unresponsive {
         /// What is counted for it.
         counted_bytes: Bytes,
     },
@@ -124,7 +124,7 @@ impl fmt::Display for Reason {
                 let (wanted, room) = (size::text(*wanted_bytes), size::text(*room_bytes));
                 write!(formatter, "{wanted} are wanted, but there is room for {room} more only")
             }
-            Reason::Silent { counted_bytes } => {
+            Reason::Unresponsive { counted_bytes } => {
                 write!(formatter, "it does not answer and is counted at {}", size::text(*counted_bytes))
             }
         }
@@ -183,7 +183,7 @@ pub enum Cause {
 
 impl fmt::Display for Cause {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place =
+        let scope =
             |cgroup: &Option<String>| cgroup.as_ref().map_or("the host".to_owned(), |path| format!("cgroup {path}"));
         match self {
             Cause::Budget { targets_bytes, budget_bytes } => {
@@ -200,12 +200,12 @@ impl fmt::Display for Cause {
                 write!(formatter, "cgroup {cgroup} has {available} left of {limit} and shall have {reserve}")
             }
             Cause::Stalled { cgroup, some_avg10, full_avg10 } => {
-                let place = place(cgroup);
-                write!(formatter, "{place} waits for memory: {some_avg10:.1} % some, {full_avg10:.1} % all tasks")
+                let scope = scope(cgroup);
+                write!(formatter, "{scope} waits for memory: {some_avg10:.1} % some, {full_avg10:.1} % all tasks")
             }
             Cause::Swapping { cgroup, swap_bytes, grown_bytes } => {
                 let (swap, grown) = (size::text(*swap_bytes), size::text(*grown_bytes));
-                write!(formatter, "{} swaps: {swap} are out, {grown} of them new", place(cgroup))
+                write!(formatter, "{} swaps: {swap} are out, {grown} of them new", scope(cgroup))
             }
         }
     }

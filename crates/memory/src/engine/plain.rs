@@ -51,7 +51,7 @@ pub struct PlainEngine {
 }
 
 /// What the server itself says.
-struct Told {
+struct ReportedState {
     shared_buffers_bytes: Bytes,
     hits: u64,
     reads: u64,
@@ -90,13 +90,19 @@ impl PlainEngine {
         })
     }
 
-    async fn ask(&self) -> Result<Told, MemoryError> {
+    async fn ask(&self) -> Result<ReportedState, MemoryError> {
         let action = "tell its memory";
         let row = self.session.run(action, |client| async move { client.query_one(QUESTION, &[]).await }).await?;
         let number = |column: usize| Bytes::try_from(row.get::<_, i64>(column)).unwrap_or(0);
         let shared_buffers_bytes = number(0);
         let floor_bytes = FLOOR_BYTES.max(number(4)).min(shared_buffers_bytes);
-        Ok(Told { shared_buffers_bytes, hits: number(1), reads: number(2), block_bytes: number(3), floor_bytes })
+        Ok(ReportedState {
+            shared_buffers_bytes,
+            hits: number(1),
+            reads: number(2),
+            block_bytes: number(3),
+            floor_bytes,
+        })
     }
 
     /// The server's figures; at level `own` its pages are dropped on the way: a target holds only while they are, again

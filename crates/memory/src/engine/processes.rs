@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::pressure::Host;
 use crate::segment::shared_memory_bytes;
-use crate::{BindingLimit, Bytes, Observation, foreign};
+use crate::{BindingLimit, Bytes, Observation, untrusted_file};
 
 /// More processes are not looked at: reading each costs some microseconds, and a server with so many has other
 /// troubles.
@@ -71,7 +71,7 @@ fn resident(process_id: u32) -> Option<Resident> {
 
 /// The process id in a server's own file.
 fn read_pid(path: &Path) -> Option<u32> {
-    foreign::read(path).ok()?.lines().next()?.trim().parse().ok().filter(|number| *number > 0)
+    untrusted_file::read(path).ok()?.lines().next()?.trim().parse().ok().filter(|number| *number > 0)
 }
 
 /// Children of its first thread; a postmaster has but one.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::header::State;
 use super::pool::Pool;
-use super::urgent::Urgent;
+use super::real_time::RealTimeSection;
 
 /// Most buffers whose headers are locked at once: 512 kB with pages of 8 kB, which the kernel takes in about 0.1 ms.
 pub(super) const BUFFERS_MAX: u32 = 64;
@@ -65,7 +65,7 @@ impl Pace {
 pub(super) fn drop_pages(pool: &Pool, first: u32, count: u32, usage: u32) -> io::Result<Done> {
     let count = count.min(BUFFERS_MAX).min(pool.buffers.saturating_sub(first));
     let mut states = [State(0); BUFFERS_MAX as usize];
-    let urgent = Urgent::begin();
+    let urgent = RealTimeSection::begin();
     let began = Instant::now();
     let mut locked = 0;
     while locked < count && began.elapsed() < GATHERING_MAX {

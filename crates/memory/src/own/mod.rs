@@ -27,7 +27,7 @@ mod elf;
 mod header;
 mod pool;
 mod process;
-mod urgent;
+mod real_time;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ use std::time::Instant;
 use batch::Pace;
 use header::USAGE_MAX;
 use pool::{Pool, Resident};
-use urgent::KeptInMemory;
+use real_time::LockedMemory;
 
 use crate::{Bytes, MemoryError};
 
@@ -99,7 +99,8 @@ impl Own {
     /// For the server of this data directory, which must run: all that will be relied on is checked.
     ///
     /// # Errors
-    /// [`MemoryError::NotAllowed`]: no consent, or a server that is not touched, with the reason; [`MemoryError::NoServer`].
+    /// [`MemoryError::NotAllowed`]: no consent, or a server that is not touched, with the reason;
+    /// [`MemoryError::NoServer`].
     pub fn open(data_directory: &Path, consent: Consent) -> Result<Own, MemoryError> {
         if consent == Consent::Withheld {
             return Err(MemoryError::NotAllowed {
@@ -144,7 +145,7 @@ impl Own {
             real_time: true,
             ..Dropped::default()
         };
-        let _kept = KeptInMemory::begin();
+        let _kept = LockedMemory::begin();
         let mut pace = Pace::new();
         'more: for usage in 0..=USAGE_MAX {
             for _ in 0..SWEEPS_MAX {

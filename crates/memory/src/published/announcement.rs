@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::{MemoryError, foreign};
+use crate::{MemoryError, untrusted_file};
 
 /// Its name in the data directory (`extension/src/publish.c`).
 const FILE_NAME: &str = "onecopy_memory.published";
@@ -25,10 +25,11 @@ impl Announcement {
     /// Reads the file of the server of this directory.
     ///
     /// # Errors
-    /// [`MemoryError::NotAllowed`]: the server has never loaded the extension. [`MemoryError::Malformed`], [`MemoryError::File`].
+    /// [`MemoryError::NotAllowed`]: the server has never loaded the extension. [`MemoryError::Malformed`],
+    /// [`MemoryError::File`].
     pub fn read(data_directory: &Path) -> Result<Announcement, MemoryError> {
         let path = data_directory.join(FILE_NAME);
-        let text = match foreign::read(&path) {
+        let text = match untrusted_file::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound && fs::metadata(data_directory).is_ok() => {
                 return Err(MemoryError::NotAllowed {

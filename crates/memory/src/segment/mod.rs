@@ -47,7 +47,8 @@ impl Segment {
     /// Opens the shared memory that a process has at this address.
     ///
     /// # Errors
-    /// [`MemoryError::NotAllowed`]: nothing is mapped there, it is no shared memory of the server's own, or the kernel does not let us.
+    /// [`MemoryError::NotAllowed`]: nothing is mapped there, it is no shared memory of the server's own, or the kernel
+    /// does not let us.
     pub fn open(postmaster: &Postmaster, address: u64) -> Result<Segment, MemoryError> {
         let refuse = |reason: String| MemoryError::NotAllowed { what: "to reach the server's shared memory", reason };
         let mappings = maps::of_process(postmaster.process_id).map_err(|error| refuse(error.to_string()))?;

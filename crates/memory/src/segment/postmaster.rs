@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use onecopy_postgres::ServerProcesses;
 
-use crate::{MemoryError, foreign};
+use crate::{MemoryError, untrusted_file};
 
 /// A living postmaster.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Postmaster {
         };
         let server = ServerProcesses::of(data_directory).map_err(|error| nothing(&error.to_string()))?;
         let path = server.directory().by_descriptor().join("postmaster.pid");
-        let text = foreign::read(&path).map_err(|_| nothing("it has no readable postmaster.pid"))?;
+        let text = untrusted_file::read(&path).map_err(|_| nothing("it has no readable postmaster.pid"))?;
         let number = text.lines().next().and_then(|line| line.trim().parse::<u32>().ok());
         let number = number.filter(|number| *number > 0).ok_or_else(|| nothing("its postmaster.pid has no number"))?;
         let is_it = |process_id: &u32| {

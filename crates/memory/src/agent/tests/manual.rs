@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::made_up::{MIB, MadeUp, agent, pins_only};
+use super::fake::{FakeEngine, MIB, agent, pins_only};
 use crate::agent::Mode;
 use crate::arbiter::InstancePolicy;
 use crate::{BindingLimit, InstanceName, MemoryError};
@@ -13,7 +13,7 @@ fn name(text: &str) -> InstanceName {
 
 #[tokio::test]
 async fn impossible_sizes_are_refused_with_figures_and_change_nothing() {
-    let (one, other) = (MadeUp::new("one", 300), MadeUp::new("other", 300));
+    let (one, other) = (FakeEngine::new("one", 300), FakeEngine::new("other", 300));
     let (agent, _) = agent(pins_only, 900, &[&one, &other]);
     let error = agent.set(&name("none"), 100 * MIB).await.expect_err("unknown");
     assert!(error.to_string().contains("one, other"), "{error}");
@@ -35,7 +35,7 @@ async fn impossible_sizes_are_refused_with_figures_and_change_nothing() {
 
 #[tokio::test]
 async fn a_size_that_a_cgroup_does_not_allow_is_refused_and_less_is_not() {
-    let one = MadeUp::new("one", 300);
+    let one = FakeEngine::new("one", 300);
     let limit = |name: &str, mib: u64| BindingLimit {
         cgroup: name.to_owned(),
         limit_bytes: Some(mib * MIB),
@@ -63,7 +63,7 @@ async fn a_size_that_a_cgroup_does_not_allow_is_refused_and_less_is_not() {
 
 #[tokio::test]
 async fn the_owners_floor_and_ceiling_count_too() {
-    let one = MadeUp::new("one", 300);
+    let one = FakeEngine::new("one", 300);
     let (agent, _) = agent(pins_only, 900, &[]);
     let policy = InstancePolicy { floor_bytes: 200 * MIB, ceiling_bytes: Some(400 * MIB), ..InstancePolicy::default() };
     agent.add(one.clone(), policy);
@@ -75,7 +75,7 @@ async fn the_owners_floor_and_ceiling_count_too() {
 
 #[tokio::test]
 async fn a_size_set_by_hand_survives_a_restart_of_the_server() {
-    let one = MadeUp::new("one", 300);
+    let one = FakeEngine::new("one", 300);
     let (agent, _) = agent(pins_only, 900, &[&one]);
     agent.set(&name("one"), 200 * MIB).await.expect("taken");
     one.arrive();
@@ -95,7 +95,7 @@ async fn a_size_set_by_hand_survives_a_restart_of_the_server() {
 
 #[tokio::test]
 async fn a_size_is_held_as_the_server_rounds_it() {
-    let one = MadeUp::new("one", 300);
+    let one = FakeEngine::new("one", 300);
     one.lock().granule = 128;
     let (agent, _) = agent(pins_only, 900, &[&one]);
     let change = agent.set(&name("one"), 200 * MIB).await.expect("taken");
@@ -116,7 +116,7 @@ async fn a_size_is_held_as_the_server_rounds_it() {
 
 #[tokio::test]
 async fn who_waits_is_told_how_far_it_is() {
-    let one = MadeUp::new("one", 300);
+    let one = FakeEngine::new("one", 300);
     let (agent, _) = agent(pins_only, 900, &[&one]);
     agent.set(&name("one"), 200 * MIB).await.expect("taken");
     let seen = Mutex::new(Vec::new());
@@ -137,7 +137,7 @@ async fn who_waits_is_told_how_far_it_is() {
 
 #[tokio::test]
 async fn a_server_that_is_watched_is_left_alone() {
-    let (one, other) = (MadeUp::new("one", 300), MadeUp::new("other", 300));
+    let (one, other) = (FakeEngine::new("one", 300), FakeEngine::new("other", 300));
     let (agent, _) = agent(pins_only, 900, &[&one, &other]);
     agent.set(&name("other"), 200 * MIB).await.expect("taken");
     agent.set_auto(None, false).expect("all");
@@ -149,7 +149,7 @@ async fn a_server_that_is_watched_is_left_alone() {
     one.lock().target = 100;
     agent.round().await;
     assert!(one.calls().is_empty());
-    agent.add(MadeUp::new("third", 100), InstancePolicy::default());
+    agent.add(FakeEngine::new("third", 100), InstancePolicy::default());
     assert_eq!(agent.status().instances[2].mode, Mode::Watched);
     agent.set_auto(Some(&name("one")), true).expect("known");
     assert_eq!(agent.status().instances[0].mode, Mode::Automatic);

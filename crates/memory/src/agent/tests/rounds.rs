@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::made_up::{ANSWER_TIMEOUT, MIB, MadeUp, agent, change, pins_only};
+use super::fake::{ANSWER_TIMEOUT, FakeEngine, MIB, agent, change, pins_only};
 use crate::agent::Outcome;
-use crate::arbiter::{Decision, Memory, Policy};
+use crate::arbiter::{ArbiterState, Decision, Policy};
 use crate::{HostPressure, Level, Observation};
 
 /// More than a busy machine could hold up by itself.
@@ -17,7 +17,7 @@ fn trade(
     _pressure: &HostPressure,
     observations: &[Observation],
     _elapsed: Duration,
-    _memory: &mut Memory,
+    _state: &mut ArbiterState,
 ) -> Vec<Decision> {
     let mut decisions = Vec::new();
     for (name, wish) in [("taker", 700 * MIB), ("giver", 300 * MIB)] {
@@ -30,7 +30,7 @@ fn trade(
 
 #[tokio::test]
 async fn growth_waits_until_the_memory_has_come_back() {
-    let (giver, taker) = (MadeUp::new("giver", 600), MadeUp::new("taker", 300));
+    let (giver, taker) = (FakeEngine::new("giver", 600), FakeEngine::new("taker", 300));
     let (agent, _) = agent(trade, 1000, &[&giver, &taker]);
     for _ in 0..3 {
         agent.round().await;
@@ -50,7 +50,7 @@ async fn growth_waits_until_the_memory_has_come_back() {
 
 #[tokio::test]
 async fn a_server_that_hangs_is_counted_as_it_was_and_holds_nobody_up() {
-    let (giver, taker) = (MadeUp::new("giver", 600), MadeUp::new("taker", 300));
+    let (giver, taker) = (FakeEngine::new("giver", 600), FakeEngine::new("taker", 300));
     let (agent, _) = agent(pins_only, 1000, &[&giver, &taker]);
     agent.round().await;
     giver.lock().hangs = true;
@@ -84,7 +84,7 @@ async fn a_server_that_hangs_is_counted_as_it_was_and_holds_nobody_up() {
 
 #[tokio::test]
 async fn nothing_is_decided_while_the_host_cannot_be_read() {
-    let (giver, taker) = (MadeUp::new("giver", 600), MadeUp::new("taker", 300));
+    let (giver, taker) = (FakeEngine::new("giver", 600), FakeEngine::new("taker", 300));
     let (agent, host) = agent(trade, 1000, &[&giver, &taker]);
     host.unreadable.store(true, Ordering::Relaxed);
     agent.round().await;
@@ -97,7 +97,7 @@ async fn nothing_is_decided_while_the_host_cannot_be_read() {
 
 #[tokio::test]
 async fn a_server_that_refuses_is_noted_and_the_others_go_on() {
-    let (giver, taker) = (MadeUp::new("giver", 600), MadeUp::new("taker", 300));
+    let (giver, taker) = (FakeEngine::new("giver", 600), FakeEngine::new("taker", 300));
     let (agent, _) = agent(trade, 2000, &[&giver, &taker]);
     giver.lock().refuses = true;
     agent.round().await;
@@ -111,7 +111,7 @@ async fn a_server_that_refuses_is_noted_and_the_others_go_on() {
 
 #[tokio::test]
 async fn what_a_server_publishes_is_taken_before_it_is_asked() {
-    let giver = MadeUp::at_level("giver", 600, Level::Publish);
+    let giver = FakeEngine::at_level("giver", 600, Level::Publish);
     let (agent, _) = agent(trade, 1000, &[&giver]);
     agent.round().await;
     assert_eq!(giver.calls(), ["take 300", "set 300"]);
@@ -120,7 +120,7 @@ async fn what_a_server_publishes_is_taken_before_it_is_asked() {
 
 #[tokio::test]
 async fn what_is_published_is_taken_from_a_server_that_hangs_while_memory_is_short() {
-    let server = MadeUp::at_level("server", 600, Level::Publish);
+    let server = FakeEngine::at_level("server", 600, Level::Publish);
     let (agent, host) = agent(pins_only, 1000, &[&server]);
     agent.round().await;
     host.is_short.store(true, Ordering::Relaxed);
@@ -138,7 +138,7 @@ async fn what_is_published_is_taken_from_a_server_that_hangs_while_memory_is_sho
 
 #[tokio::test]
 async fn it_runs_until_it_is_stopped() {
-    let server = MadeUp::new("server", 600);
+    let server = FakeEngine::new("server", 600);
     let (agent, _) = agent(pins_only, 1000, &[&server]);
     let running = tokio::spawn({
         let agent = agent.clone();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::arbiter::{Decision, Memory, Policy, decide};
+use crate::arbiter::{ArbiterState, Decision, Policy, decide};
 use crate::{BindingLimit, Bytes, GhostStep, HostPressure, InstanceName, Observation};
 
 pub(super) const MIB: Bytes = 1 << 20;
@@ -57,7 +57,7 @@ pub(super) fn limit(cgroup: &str, limit_mib: Bytes, usage_mib: Bytes) -> Binding
 
 /// Decides once, of a memory that knows nothing.
 pub(super) fn once(policy: &Policy, pressure: &HostPressure, seen: &[Observation]) -> Vec<Decision> {
-    decide(policy, pressure, seen, Duration::ZERO, &mut Memory::default())
+    decide(policy, pressure, seen, Duration::ZERO, &mut ArbiterState::default())
 }
 
 /// What a server's clients do: accesses to a set of pages, some of them more often than others.
@@ -152,12 +152,12 @@ pub(super) struct Host {
     pub(super) total_bytes: Bytes,
     pub(super) others_bytes: Bytes,
     pub(super) servers: Vec<Server>,
-    pub(super) memory: Memory,
+    pub(super) state: ArbiterState,
 }
 
 impl Host {
     pub(super) fn new(policy: Policy, total_bytes: Bytes, servers: Vec<Server>) -> Host {
-        Host { policy, total_bytes, others_bytes: 0, servers, memory: Memory::default() }
+        Host { policy, total_bytes, others_bytes: 0, servers, state: ArbiterState::default() }
     }
 
     pub(super) fn pressure(&self) -> HostPressure {
@@ -185,7 +185,7 @@ impl Host {
     pub(super) fn round(&mut self) -> Vec<Decision> {
         let seen: Vec<Observation> = self.servers.iter_mut().map(Server::observe).collect();
         let pressure = self.pressure();
-        let decisions = decide(&self.policy, &pressure, &seen, Duration::from_secs(1), &mut self.memory);
+        let decisions = decide(&self.policy, &pressure, &seen, Duration::from_secs(1), &mut self.state);
         for decision in &decisions {
             let mut servers = self.servers.iter_mut();
             let server = servers.find(|server| server.seen.instance == decision.instance).expect("it was observed");

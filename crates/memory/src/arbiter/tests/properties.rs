@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::host::*;
-use crate::arbiter::{Decision, InstancePolicy, Memory, Policy, budget_bytes, decide};
+use crate::arbiter::{ArbiterState, Decision, InstancePolicy, Policy, budget_bytes, decide};
 use crate::{BindingLimit, Bytes, GhostStep, HostPressure, Observation};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -131,8 +131,8 @@ proptest! {
     fn every_decision_keeps_to_range_budget_and_order(
         policy in any_policy(), pressure in any_pressure(), seen in any_observations(), seconds in 0..100_u64,
     ) {
-        let mut memory = Memory::default();
-        let decisions = decide(&policy, &pressure, &seen, Duration::from_secs(seconds), &mut memory);
+        let mut state = ArbiterState::default();
+        let decisions = decide(&policy, &pressure, &seen, Duration::from_secs(seconds), &mut state);
         for decision in &decisions {
             let of = seen.iter().find(|seen| seen.instance == decision.instance).expect("only who was seen");
             prop_assert_eq!(decision.from_bytes, of.target_bytes);
@@ -155,7 +155,7 @@ proptest! {
     fn nobody_grows_where_memory_is_short(
         policy in any_policy(), pressure in any_pressure(), seen in any_observations(),
     ) {
-        let decisions = decide(&policy, &pressure, &seen, Duration::ZERO, &mut Memory::default());
+        let decisions = decide(&policy, &pressure, &seen, Duration::ZERO, &mut ArbiterState::default());
         let reserve_bytes = policy.reserve_bytes.min(pressure.total_bytes / 2);
         for growth in decisions.iter().filter(|decision| decision.to_bytes > decision.from_bytes) {
             let of = seen.iter().find(|seen| seen.instance == growth.instance).expect("only who was seen");
@@ -175,8 +175,9 @@ proptest! {
         policy in any_policy(), pressure in any_pressure(), seen in any_observations(),
     ) {
         let reversed: Vec<Observation> = seen.iter().rev().cloned().collect();
-        let [one, other] =
-            [&seen, &reversed].map(|seen| decide(&policy, &pressure, seen, Duration::ZERO, &mut Memory::default()));
+        let [one, other] = [&seen, &reversed].map(|seen| {
+            decide(&policy, &pressure, seen, Duration::ZERO, &mut ArbiterState::default())
+        });
         prop_assert_eq!(one, other);
     }
 
@@ -196,9 +197,10 @@ proptest! {
         };
         let pressure = HostPressure { available_bytes: sizes[8], total_bytes: sizes[9], swap_used_bytes: sizes[10], ..HostPressure::default() };
         let policy = Policy { budget_bytes: sizes[11], reserve_bytes: sizes[8], ..policy };
-        let mut memory = Memory::default();
+        let mut state = ArbiterState::default();
         for elapsed in [0, 1, u64::MAX] {
-            decide(&policy, &pressure, &[seen("a", &sizes[..4]), seen("b", &sizes[4..8])], Duration::from_secs(elapsed), &mut memory);
+            let both = [seen("a", &sizes[..4]), seen("b", &sizes[4..8])];
+            decide(&policy, &pressure, &both, Duration::from_secs(elapsed), &mut state);
         }
     }
 }

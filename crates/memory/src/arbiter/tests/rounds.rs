@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::host::*;
-use crate::arbiter::{Cause, InstancePolicy, Memory, Policy, Reason, decide};
+use crate::arbiter::{ArbiterState, Cause, InstancePolicy, Policy, Reason, decide};
 use crate::{GhostStep, HostPressure, Observation};
 
 fn policy(budget_mib: u64) -> Policy {
@@ -116,11 +116,11 @@ fn a_host_that_is_short_gets_back_what_it_lacks() {
 
 #[test]
 fn what_comes_already_is_not_asked_for_twice() {
-    let mut memory = Memory::default();
+    let mut state = ArbiterState::default();
     let low = HostPressure { available_bytes: 728 * MIB, ..calm() };
     let mut seen = resting("a", 4096, 6144);
     let mut round = |seen: &Observation| {
-        decide(&policy(6144), &low, std::slice::from_ref(seen), Duration::from_secs(1), &mut memory)
+        decide(&policy(6144), &low, std::slice::from_ref(seen), Duration::from_secs(1), &mut state)
     };
     seen.target_bytes = round(&seen)[0].to_bytes;
     assert_eq!(round(&seen), []);
@@ -187,10 +187,10 @@ fn stalls_count_when_the_host_is_short_and_swapping_does() {
     let stalled = HostPressure { psi_some_avg10: Some(30.0), psi_full_avg10: Some(1.0), ..calm() };
     assert_eq!(once(&policy(6144), &stalled, &[resting("a", 4096, 6144)]), [], "not with two thirds available");
     let short = HostPressure { available_bytes: 3 << 30, ..stalled };
-    let mut memory = Memory::default();
+    let mut state = ArbiterState::default();
     let seen = [resting("a", 4096, 6144)];
     let mut round =
-        |pressure: &HostPressure| decide(&policy(6144), pressure, &seen, Duration::from_secs(1), &mut memory);
+        |pressure: &HostPressure| decide(&policy(6144), pressure, &seen, Duration::from_secs(1), &mut state);
     assert_eq!(sizes(&round(&short)), [("a", 3592)], "an eighth of what is above the floor");
     assert_eq!(round(&short), [], "the averages need time");
     let swapping = HostPressure { psi_some_avg10: None, psi_full_avg10: None, swap_used_bytes: 100 * MIB, ..short };
@@ -246,11 +246,11 @@ fn nobody_grows_while_tasks_wait_or_swap_nor_soon_after() {
     needy.limits[0].swap_bytes = Some(0);
 
     for (pressed, seen) in [stalled, waiting, swapping] {
-        let mut memory = Memory::default();
+        let mut state = ArbiterState::default();
         let mut round = |pressure: &HostPressure, seen: &Observation| {
             // It is this one that gives, and the other one that must not get it.
             let idle = Observation { limits: seen.limits.clone(), ..resting("idle", 2048, 4096) };
-            decide(&policy(6144), pressure, &[seen.clone(), idle], Duration::from_secs(1), &mut memory)
+            decide(&policy(6144), pressure, &[seen.clone(), idle], Duration::from_secs(1), &mut state)
         };
         // What is decided is not carried out: only who wants what is of interest.
         let grows = |decisions: Vec<crate::arbiter::Decision>| {
@@ -268,15 +268,15 @@ fn nobody_grows_while_tasks_wait_or_swap_nor_soon_after() {
 
 #[test]
 fn who_does_not_answer_is_counted_and_not_changed() {
-    let mut silent = resting("a", 1024, 2048);
-    silent.answered = false;
-    silent.ghost = vec![GhostStep { larger_by_bytes: 256 * MIB, hits_per_second: 5e6 }];
-    let decisions = once(&policy(1536), &calm(), &[silent.clone(), resting("b", 1024, 2048)]);
+    let mut unresponsive = resting("a", 1024, 2048);
+    unresponsive.answered = false;
+    unresponsive.ghost = vec![GhostStep { larger_by_bytes: 256 * MIB, hits_per_second: 5e6 }];
+    let decisions = once(&policy(1536), &calm(), &[unresponsive.clone(), resting("b", 1024, 2048)]);
     assert_eq!(sizes(&decisions), [("b", 512), ("a", 1024)]);
-    assert!(matches!(decisions[1].reason, Reason::Silent { .. }));
-    let mut memory = Memory::default();
+    assert!(matches!(decisions[1].reason, Reason::Unresponsive { .. }));
+    let mut state = ArbiterState::default();
     let mut round =
-        || decide(&policy(4096), &calm(), std::slice::from_ref(&silent), Duration::from_secs(1), &mut memory);
+        || decide(&policy(4096), &calm(), std::slice::from_ref(&unresponsive), Duration::from_secs(1), &mut state);
     assert_eq!(round().len(), 1);
     assert!((0..200).all(|_| round().is_empty()), "it is said once");
 }
@@ -299,7 +299,7 @@ fn two_servers_trade_memory_when_their_loads_swap() {
             assert!(host.pool_mib(turn.0) >= 1480, "{turn:?}: {} MiB", host.pool_mib(turn.0));
             assert!(host.targets_bytes() <= 2048 * MIB);
         }
-        assert_eq!(host.rounds(200), [], "then it is silent");
+        assert_eq!(host.rounds(200), [], "then it says nothing");
     }
 }
 
@@ -313,9 +313,9 @@ fn who_was_busy_gives_what_it_does_not_come_back_to() {
         seen.ghost = vec![GhostStep { larger_by_bytes: pool_mib * MIB, hits_per_second: saved }];
         seen
     };
-    let mut memory = Memory::default();
+    let mut state = ArbiterState::default();
     let mut rounds = |seen: [Observation; 2]| {
-        (0..20).flat_map(|_| decide(&policy(256), &calm(), &seen, Duration::from_secs(1), &mut memory)).next()
+        (0..20).flat_map(|_| decide(&policy(256), &calm(), &seen, Duration::from_secs(1), &mut state)).next()
     };
     // A load has just begun in a pool that is too small: hardly any page has been used twice.
     let small = |name| seen(name, 72, 10, 0.0, 0.0);

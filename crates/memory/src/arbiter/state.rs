@@ -20,12 +20,12 @@ const STALL_STEP_INTERVAL: Duration = Duration::from_secs(5);
 /// What the arbiter keeps from one call to the next. A new one knows nothing and is as good; it only tries some things
 /// again.
 #[derive(Debug, Clone, Default)]
-pub struct Memory {
+pub struct ArbiterState {
     /// Time since the first call.
     clock: Duration,
     instances: BTreeMap<InstanceName, Past>,
     /// The host (none) and the cgroups.
-    places: BTreeMap<Option<String>, PlacePast>,
+    scopes: BTreeMap<Option<String>, ScopePast>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -45,13 +45,13 @@ struct Past {
 type Kind = (Discriminant<Reason>, Option<Discriminant<Cause>>);
 
 #[derive(Debug, Clone, Default)]
-struct PlacePast {
+struct ScopePast {
     swap_bytes: Option<Bytes>,
     pressed: Option<Duration>,
     stepped: Option<Duration>,
 }
 
-impl Memory {
+impl ArbiterState {
     /// Begins a round: takes in what is seen, forgets who is not there any more.
     pub(super) fn begin(&mut self, observations: &[&Observation], elapsed: Duration, pace: &Pace) {
         self.clock = self.clock.saturating_add(elapsed);
@@ -66,9 +66,9 @@ impl Memory {
         }
     }
 
-    /// Forgets places where nobody is any more.
-    pub(super) fn retain_places(&mut self, is_there: impl Fn(&Option<String>) -> bool) {
-        self.places.retain(|place, _| is_there(place));
+    /// Forgets scopes where nobody is any more.
+    pub(super) fn retain_scopes(&mut self, is_there: impl Fn(&Option<String>) -> bool) {
+        self.scopes.retain(|scope, _| is_there(scope));
     }
 
     /// What was measured of an instance when it was smaller.
@@ -100,37 +100,37 @@ impl Memory {
         moment.is_none_or(|moment| self.clock - moment >= wait)
     }
 
-    /// Takes in how much of a place is in swap, and tells how much more that is than before.
-    pub(super) fn swap_growth_bytes(&mut self, place: Option<&str>, swap_bytes: Bytes) -> Bytes {
-        let before = self.place(place).swap_bytes.replace(swap_bytes);
+    /// Takes in how much of a scope is in swap, and tells how much more that is than before.
+    pub(super) fn swap_growth_bytes(&mut self, scope: Option<&str>, swap_bytes: Bytes) -> Bytes {
+        let before = self.scope(scope).swap_bytes.replace(swap_bytes);
         before.map_or(0, |before| swap_bytes.saturating_sub(before))
     }
 
     /// Whether stalls may ask for another step.
-    pub(super) fn may_step(&mut self, place: Option<&str>) -> bool {
+    pub(super) fn may_step(&mut self, scope: Option<&str>) -> bool {
         let clock = self.clock;
-        let place = self.place(place);
-        let may = place.stepped.is_none_or(|stepped| clock - stepped >= STALL_STEP_INTERVAL);
+        let scope = self.scope(scope);
+        let may = scope.stepped.is_none_or(|stepped| clock - stepped >= STALL_STEP_INTERVAL);
         if may {
-            place.stepped = Some(clock);
+            scope.stepped = Some(clock);
         }
         may
     }
 
-    /// Notes that a place wants memory back now.
-    pub(super) fn press(&mut self, place: Option<&str>) {
+    /// Notes that a scope wants memory back now.
+    pub(super) fn press(&mut self, scope: Option<&str>) {
         let clock = self.clock;
-        self.place(place).pressed = Some(clock);
+        self.scope(scope).pressed = Some(clock);
     }
 
-    /// Whether a place has not wanted memory back for a while.
-    pub(super) fn is_calm(&mut self, place: Option<&str>, pace: &Pace) -> bool {
-        let pressed = self.place(place).pressed;
+    /// Whether a scope has not wanted memory back for a while.
+    pub(super) fn is_calm(&mut self, scope: Option<&str>, pace: &Pace) -> bool {
+        let pressed = self.scope(scope).pressed;
         self.is_past(pressed, pace.reversal)
     }
 
-    fn place(&mut self, place: Option<&str>) -> &mut PlacePast {
-        self.places.entry(place.map(str::to_owned)).or_default()
+    fn scope(&mut self, scope: Option<&str>) -> &mut ScopePast {
+        self.scopes.entry(scope.map(str::to_owned)).or_default()
     }
 
     /// Ends a round: notes what is done, and leaves out what was said before.

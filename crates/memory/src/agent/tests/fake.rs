@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::agent::round::Decide;
 use crate::agent::{Agent, Rhythm};
-use crate::arbiter::{Decision, Memory, Policy, Reason};
+use crate::arbiter::{ArbiterState, Decision, Policy, Reason};
 use crate::engine::{Change, Engine, EngineFuture, Report, Taken};
 use crate::pressure::Source;
 use crate::{BindingLimit, Bytes, HostPressure, InstanceName, Kind, Level, MemoryError, Observation};
@@ -15,14 +15,14 @@ use crate::{BindingLimit, Bytes, HostPressure, InstanceName, Kind, Level, Memory
 pub(super) const MIB: Bytes = 1 << 20;
 
 /// A server of a test's making, sizes in MiB.
-pub(super) struct MadeUp {
+pub(super) struct FakeEngine {
     name: InstanceName,
     level: Level,
-    state: Mutex<MadeUpState>,
+    state: Mutex<FakeEngineState>,
 }
 
 #[derive(Clone)]
-pub(super) struct MadeUpState {
+pub(super) struct FakeEngineState {
     pub(super) pool: Bytes,
     pub(super) target: Bytes,
     /// It does not answer.
@@ -37,13 +37,13 @@ pub(super) struct MadeUpState {
     pub(super) calls: Vec<String>,
 }
 
-impl MadeUp {
-    pub(super) fn new(name: &str, pool: Bytes) -> Arc<MadeUp> {
-        MadeUp::at_level(name, pool, Level::Request)
+impl FakeEngine {
+    pub(super) fn new(name: &str, pool: Bytes) -> Arc<FakeEngine> {
+        FakeEngine::at_level(name, pool, Level::Request)
     }
 
-    pub(super) fn at_level(name: &str, pool: Bytes, level: Level) -> Arc<MadeUp> {
-        let state = MadeUpState {
+    pub(super) fn at_level(name: &str, pool: Bytes, level: Level) -> Arc<FakeEngine> {
+        let state = FakeEngineState {
             pool,
             target: pool,
             hangs: false,
@@ -52,10 +52,10 @@ impl MadeUp {
             limits: Vec::new(),
             calls: Vec::new(),
         };
-        Arc::new(MadeUp { name: name.parse().expect("a name"), level, state: Mutex::new(state) })
+        Arc::new(FakeEngine { name: name.parse().expect("a name"), level, state: Mutex::new(state) })
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, MadeUpState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, FakeEngineState> {
         self.state.lock().expect("no test panics in it")
     }
 
@@ -70,7 +70,7 @@ impl MadeUp {
     }
 }
 
-impl Engine for MadeUp {
+impl Engine for FakeEngine {
     fn instance(&self) -> &InstanceName {
         &self.name
     }
@@ -84,7 +84,7 @@ impl Engine for MadeUp {
     }
 
     fn observe(&self) -> EngineFuture<'_, Observation> {
-        let MadeUpState { pool, target, hangs, granule, limits, .. } = self.lock().clone();
+        let FakeEngineState { pool, target, hangs, granule, limits, .. } = self.lock().clone();
         Box::pin(async move {
             if hangs {
                 std::future::pending::<()>().await;
@@ -163,7 +163,7 @@ impl Source for Host {
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// An agent over made-up servers with a budget in MiB.
-pub(super) fn agent(decide: Decide, budget: Bytes, servers: &[&Arc<MadeUp>]) -> (Agent, Arc<Host>) {
+pub(super) fn agent(decide: Decide, budget: Bytes, servers: &[&Arc<FakeEngine>]) -> (Agent, Arc<Host>) {
     let engines = servers.iter().map(|server| Arc::clone(*server) as Arc<dyn Engine>).collect();
     let policy = Policy { budget_bytes: budget * MIB, instances: BTreeMap::new(), ..Policy::for_host(10_000 * MIB) };
     let host = Arc::new(Host::default());
@@ -178,7 +178,7 @@ pub(super) fn pins_only(
     _pressure: &HostPressure,
     observations: &[Observation],
     _elapsed: Duration,
-    _memory: &mut Memory,
+    _state: &mut ArbiterState,
 ) -> Vec<Decision> {
     let pinned = |observation: &Observation| {
         let target_bytes = policy.instances.get(&observation.instance)?.pinned_bytes?;

@@ -9,17 +9,17 @@ use rustix::mm::{MlockAllFlags, mlockall, munlockall};
 const PRIORITY: libc::c_int = 1;
 
 /// Keeps what this process uses in RAM, until it is dropped.
-pub(super) struct KeptInMemory(bool);
+pub(super) struct LockedMemory(bool);
 
-impl KeptInMemory {
+impl LockedMemory {
     /// Begins. Not possible without root or with a limit on locked memory: then it does nothing.
-    pub fn begin() -> KeptInMemory {
+    pub fn begin() -> LockedMemory {
         // Only what is there or is touched: nothing is brought in for it.
-        KeptInMemory(mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT).is_ok())
+        LockedMemory(mlockall(MlockAllFlags::CURRENT | MlockAllFlags::ONFAULT).is_ok())
     }
 }
 
-impl Drop for KeptInMemory {
+impl Drop for LockedMemory {
     fn drop(&mut self) {
         if self.0 {
             let _ = munlockall();
@@ -28,7 +28,7 @@ impl Drop for KeptInMemory {
 }
 
 /// The stretch of work; ends when it is dropped, on the thread that began it.
-pub(super) struct Urgent {
+pub(super) struct RealTimeSection {
     signals_before: libc::sigset_t,
     /// The ordinary way in which this thread is scheduled; none when it could not be changed.
     schedule_before: Option<(libc::c_int, libc::sched_param)>,
@@ -36,9 +36,9 @@ pub(super) struct Urgent {
     _not_sent: std::marker::PhantomData<*const ()>,
 }
 
-impl Urgent {
+impl RealTimeSection {
     /// Begins. Says by [`is_real_time`](Self::is_real_time) whether the priority was to be had.
-    pub fn begin() -> Urgent {
+    pub fn begin() -> RealTimeSection {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut signals_before = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: sigfillset writes a whole set. pthread_sigmask reads it and writes the one before; it cannot fail
@@ -49,7 +49,7 @@ impl Urgent {
             libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), signals_before.as_mut_ptr());
             signals_before.assume_init()
         };
-        Urgent { signals_before, schedule_before: become_real_time(), _not_sent: std::marker::PhantomData }
+        RealTimeSection { signals_before, schedule_before: become_real_time(), _not_sent: std::marker::PhantomData }
     }
 
     /// Whether ordinary processes cannot preempt it.
@@ -73,7 +73,7 @@ fn become_real_time() -> Option<(libc::c_int, libc::sched_param)> {
     policy.map(|policy| (policy, before))
 }
 
-impl Drop for Urgent {
+impl Drop for RealTimeSection {
     fn drop(&mut self) {
         // SAFETY: as in `begin`; both were given by the kernel for this thread.
         unsafe {
@@ -102,8 +102,8 @@ mod tests {
     #[test]
     fn everything_is_as_before_when_it_ends() {
         let (policy_before, signals_before) = (policy(), blocked_signals());
-        let kept = KeptInMemory::begin();
-        let urgent = Urgent::begin();
+        let kept = LockedMemory::begin();
+        let urgent = RealTimeSection::begin();
         assert_ne!(blocked_signals(), signals_before);
         assert_eq!(policy() & libc::SCHED_FIFO == libc::SCHED_FIFO, urgent.is_real_time());
         drop(urgent);

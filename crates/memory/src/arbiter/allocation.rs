@@ -3,12 +3,12 @@
 use crate::{Bytes, Observation};
 
 use super::curve::{self, Layer};
-use super::memory::Memory;
 use super::reason::{Decision, Reason};
+use super::state::ArbiterState;
 use super::{InstancePolicy, Policy};
 
 /// One instance while a round is decided.
-pub(super) struct Seat<'a> {
+pub(super) struct Allocation<'a> {
     pub(super) seen: &'a Observation,
     /// Finite and more than 0.
     pub(super) weight: f64,
@@ -25,12 +25,12 @@ pub(super) struct Seat<'a> {
     pub(super) coming_bytes: Bytes,
 }
 
-impl<'a> Seat<'a> {
-    pub(super) fn new(seen: &'a Observation, policy: &Policy, memory: &Memory) -> Seat<'a> {
+impl<'a> Allocation<'a> {
+    pub(super) fn new(seen: &'a Observation, policy: &Policy, state: &ArbiterState) -> Allocation<'a> {
         let usual = InstancePolicy::default();
         let own = policy.instances.get(&seen.instance).unwrap_or(&usual);
         let floor_bytes = own.floor_bytes.max(seen.floor_bytes).min(seen.ceiling_bytes);
-        let mut seat = Seat {
+        let mut allocation = Allocation {
             seen,
             weight: if own.weight.is_finite() && own.weight > 0.0 { own.weight } else { usual.weight },
             floor_bytes,
@@ -39,15 +39,15 @@ impl<'a> Seat<'a> {
             is_movable: seen.answered && own.pinned_bytes.is_none(),
             to_bytes: seen.target_bytes,
             reason: None,
-            coming_bytes: memory.coming_bytes(seen),
+            coming_bytes: state.coming_bytes(seen),
         };
         if let Some(ceiling_bytes) = own.ceiling_bytes {
-            seat.ceiling_bytes = seat.possible(ceiling_bytes);
+            allocation.ceiling_bytes = allocation.possible(ceiling_bytes);
         }
         if seen.answered {
-            seat.keep_to_range(own.pinned_bytes);
+            allocation.keep_to_range(own.pinned_bytes);
         }
-        seat
+        allocation
     }
 
     /// Sets what is set by hand and what lies outside the instance's range; growths are left as a wish.
@@ -100,8 +100,8 @@ impl<'a> Seat<'a> {
     }
 
     /// What can be taken from it, coldest first; the losses are weighted.
-    pub(super) fn layers(&self, memory: &Memory) -> Vec<Layer> {
-        let lessons = memory.lessons(&self.seen.instance);
+    pub(super) fn layers(&self, state: &ArbiterState) -> Vec<Layer> {
+        let lessons = state.lessons(&self.seen.instance);
         let mut layers = curve::layers(self.seen, lessons, self.to_bytes, self.floor_bytes);
         layers.iter_mut().for_each(|layer| layer.loss_per_mib *= self.weight);
         layers
@@ -126,8 +126,10 @@ impl<'a> Seat<'a> {
         let instance = self.seen.instance.clone();
         let said = self.reason.map(|reason| Decision { instance, from_bytes, to_bytes: self.to_bytes, reason });
         let says_nothing = |decision: &Decision| {
-            let is_refusal =
-                matches!(decision.reason, Reason::FloorsReached { .. } | Reason::NoRoom { .. } | Reason::Silent { .. });
+            let is_refusal = matches!(
+                decision.reason,
+                Reason::FloorsReached { .. } | Reason::NoRoom { .. } | Reason::Unresponsive { .. }
+            );
             !decision.is_change() && !is_refusal
         };
         said.filter(|decision| !says_nothing(decision))

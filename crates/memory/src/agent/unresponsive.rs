@@ -22,9 +22,9 @@ impl Agent {
             let has_huge_pages = |member: &Member| member.observation.as_ref().is_some_and(|seen| seen.huge_pages);
             let members = state.members.iter().map(|(_, member)| member);
             let members = members.filter(|member| member.mode != Mode::Watched && !has_huge_pages(member));
-            let is_silent = |member: &Member| member.unanswered > 0 && member.engine.level() == Level::Publish;
+            let is_unresponsive = |member: &Member| member.unanswered > 0 && member.engine.level() == Level::Publish;
             let engines: Vec<Arc<dyn Engine>> =
-                members.filter(|member| is_silent(member)).map(|member| Arc::clone(&member.engine)).collect();
+                members.filter(|member| is_unresponsive(member)).map(|member| Arc::clone(&member.engine)).collect();
             (shortage_bytes(&state.policy, pressure), engines)
         };
         for engine in unasked {

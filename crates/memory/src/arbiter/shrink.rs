@@ -3,37 +3,37 @@
 
 use crate::Bytes;
 
-use super::memory::Memory;
+use super::allocation::Allocation;
 use super::reason::{Cause, Reason};
-use super::seat::Seat;
+use super::state::ArbiterState;
 
 /// Takes `want_bytes` from the targets of `members`. Tells how much was taken; it is less only when the floors do not
 /// allow more, and the reasons say so then.
 pub(super) fn take(
-    seats: &mut [Seat<'_>],
+    allocations: &mut [Allocation<'_>],
     members: &[usize],
     want_bytes: Bytes,
     cause: &Cause,
-    memory: &Memory,
+    state: &ArbiterState,
 ) -> Bytes {
-    let mut givers: Vec<Giver> = members
+    let mut donors: Vec<Donor> = members
         .iter()
-        .filter(|at| seats[**at].is_movable)
-        .map(|at| Giver { seat: *at, layers: classes(&seats[*at], memory) })
+        .filter(|at| allocations[**at].is_movable)
+        .map(|at| Donor { allocation: *at, layers: classes(&allocations[*at], state) })
         .collect();
-    let mut classes: Vec<i32> = givers.iter().flat_map(|giver| giver.layers.iter().map(|(class, _)| *class)).collect();
+    let mut classes: Vec<i32> = donors.iter().flat_map(|donor| donor.layers.iter().map(|(class, _)| *class)).collect();
     classes.sort_unstable();
     classes.dedup();
 
     let mut left_bytes = want_bytes;
     let reason = Reason::Pressed { cause: cause.clone() };
     for class in classes {
-        left_bytes -= take_of_class(seats, &mut givers, class, left_bytes, &reason);
+        left_bytes -= take_of_class(allocations, &mut donors, class, left_bytes, &reason);
     }
     if left_bytes > 0 {
         let given_bytes = want_bytes - left_bytes;
         say_floors_reached(
-            seats,
+            allocations,
             members,
             Reason::FloorsReached { cause: cause.clone(), wanted_bytes: want_bytes, given_bytes },
         );
@@ -42,44 +42,46 @@ pub(super) fn take(
 }
 
 /// Who may give.
-struct Giver {
-    seat: usize,
+struct Donor {
+    allocation: usize,
     /// Down to where its memory is of which class.
     layers: Vec<(i32, Bytes)>,
 }
 
-impl Giver {
+impl Donor {
     /// What it has of this class and colder ones.
-    fn capacity_bytes(&self, class: i32, seats: &[Seat<'_>]) -> Bytes {
+    fn capacity_bytes(&self, class: i32, allocations: &[Allocation<'_>]) -> Bytes {
         let bottoms = self.layers.iter().filter(|(of, _)| *of <= class).map(|(_, bottom_bytes)| *bottom_bytes);
-        bottoms.min().map_or(0, |bottom_bytes| seats[self.seat].to_bytes.saturating_sub(bottom_bytes))
+        bottoms.min().map_or(0, |bottom_bytes| allocations[self.allocation].to_bytes.saturating_sub(bottom_bytes))
     }
 }
 
 /// Losses within a factor of two are alike: no estimate is better than that.
-fn classes(seat: &Seat<'_>, memory: &Memory) -> Vec<(i32, Bytes)> {
+fn classes(allocation: &Allocation<'_>, state: &ArbiterState) -> Vec<(i32, Bytes)> {
     let class = |loss_per_mib: f64| if loss_per_mib > 0.0 { loss_per_mib.log2().floor() as i32 } else { i32::MIN };
-    seat.layers(memory).into_iter().map(|layer| (class(layer.loss_per_mib), layer.bottom_bytes)).collect()
+    allocation.layers(state).into_iter().map(|layer| (class(layer.loss_per_mib), layer.bottom_bytes)).collect()
 }
 
 fn take_of_class(
-    seats: &mut [Seat<'_>],
-    givers: &mut [Giver],
+    allocations: &mut [Allocation<'_>],
+    donors: &mut [Donor],
     class: i32,
     want_bytes: Bytes,
     reason: &Reason,
 ) -> Bytes {
-    let parts: Vec<(Bytes, f64)> =
-        givers.iter().map(|giver| (giver.capacity_bytes(class, seats), seats[giver.seat].weight)).collect();
+    let parts: Vec<(Bytes, f64)> = donors
+        .iter()
+        .map(|donor| (donor.capacity_bytes(class, allocations), allocations[donor.allocation].weight))
+        .collect();
     let mut left_bytes = want_bytes;
-    for (giver, share_bytes) in givers.iter().zip(shares(want_bytes, &parts)) {
-        let given_bytes = seats[giver.seat].give(share_bytes.min(left_bytes), reason.clone());
+    for (donor, share_bytes) in donors.iter().zip(shares(want_bytes, &parts)) {
+        let given_bytes = allocations[donor.allocation].give(share_bytes.min(left_bytes), reason.clone());
         left_bytes = left_bytes.saturating_sub(given_bytes);
     }
     // What rounding has left over.
-    for giver in givers.iter() {
-        let rest_bytes = giver.capacity_bytes(class, seats).min(left_bytes);
-        let given_bytes = seats[giver.seat].give(rest_bytes, reason.clone());
+    for donor in donors.iter() {
+        let rest_bytes = donor.capacity_bytes(class, allocations).min(left_bytes);
+        let given_bytes = allocations[donor.allocation].give(rest_bytes, reason.clone());
         left_bytes = left_bytes.saturating_sub(given_bytes);
     }
     want_bytes - left_bytes
@@ -109,11 +111,11 @@ fn shares(want_bytes: Bytes, parts: &[(Bytes, f64)]) -> Vec<Bytes> {
     shares
 }
 
-fn say_floors_reached(seats: &mut [Seat<'_>], members: &[usize], reason: Reason) {
+fn say_floors_reached(allocations: &mut [Allocation<'_>], members: &[usize], reason: Reason) {
     for at in members {
-        let seat = &mut seats[*at];
-        if seat.seen.answered && matches!(seat.reason, None | Some(Reason::Pressed { .. })) {
-            seat.reason = Some(reason.clone());
+        let allocation = &mut allocations[*at];
+        if allocation.seen.answered && matches!(allocation.reason, None | Some(Reason::Pressed { .. })) {
+            allocation.reason = Some(reason.clone());
         }
     }
 }
