@@ -15,11 +15,7 @@ pub(crate) fn text(directory: &Path, served: &ServedDisk) -> String {
     }
     if let Some(hydration) = &served.hydration {
         page.gauge("onecopy_disk_hydration_copied_bytes", "Bytes of the base that are here.", hydration.copied_bytes);
-        page.gauge(
-            "onecopy_disk_hydration_total_bytes",
-            "Bytes of the base that shall be here.",
-            hydration.total_bytes,
-        );
+        page.gauge("onecopy_disk_hydration_size_bytes", "Bytes of the base that shall be here.", hydration.total_bytes);
         let troubled = u64::from(hydration.trouble.is_some());
         page.gauge("onecopy_disk_hydration_troubled", "1 while the base cannot be reached.", troubled);
     }

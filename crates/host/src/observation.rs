@@ -324,7 +324,7 @@ fn clone_metrics(servers: &[ServerStatus], text: &mut String) {
         Some(u64::from(clone.whole))
     });
     add("onecopy_clone_filled_bytes", "gauge", "Bytes of the clone that are there.", &|clone| Some(clone.filled_bytes));
-    add("onecopy_clone_total_bytes", "gauge", "Bytes that the clone will have.", &|clone| Some(clone.total_bytes));
+    add("onecopy_clone_size_bytes", "gauge", "Bytes that the clone will have.", &|clone| Some(clone.total_bytes));
     add("onecopy_clone_rate_bytes_per_second", "gauge", "How fast the clone is filled.", &|clone| {
         Some(clone.rate_bytes_per_second)
     });

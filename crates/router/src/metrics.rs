@@ -38,7 +38,7 @@ impl<'a> Metric<'a> {
 /// All metrics of a router.
 pub fn text(status: &RouterStatus) -> String {
     let mut text = String::new();
-    Metric::new(&mut text, "onecopy_router_clients_count", "gauge", "Clients connected.").sample(&[], status.clients);
+    Metric::new(&mut text, "onecopy_router_clients", "gauge", "Clients connected.").sample(&[], status.clients);
     let help = "Bytes of messages that are held, in the buffers of all connections and outside of them.";
     Metric::new(&mut text, "onecopy_router_buffered_bytes", "gauge", help).sample(&[], status.buffered_bytes);
     for (name, help, value) in [
@@ -62,7 +62,7 @@ pub fn text(status: &RouterStatus) -> String {
 }
 
 fn servers(text: &mut String, status: &RouterStatus) {
-    let mut up = Metric::new(text, "onecopy_server_up_count", "gauge", "1 when the server answers.");
+    let mut up = Metric::new(text, "onecopy_server_up", "gauge", "1 when the server answers.");
     for server in &status.servers {
         up.sample(&[("server", &server.name)], u8::from(server.health == Health::Up));
     }
@@ -88,7 +88,7 @@ fn databases(text: &mut String, status: &RouterStatus) {
         ("onecopy_epoch_age_seconds", "gauge", "Since the newest epoch's gate closed.", |database| {
             database.epoch_age_ms.map(|age| age as f64 / 1000.0)
         }),
-        ("onecopy_epoch_servers_count", "gauge", "Servers on which the newest epoch is open.", |database| {
+        ("onecopy_epoch_servers", "gauge", "Servers on which the newest epoch is open.", |database| {
             Some(database.epoch_servers.len() as f64)
         }),
         ("onecopy_database_commits_total", "counter", "Commits of updates.", |database| Some(database.commits as f64)),
