@@ -113,7 +113,7 @@ impl ClosedBatches {
     /// A refusal that is no conflict.
     pub async fn run(&self, cluster: &TestCluster) -> anyhow::Result<Findings> {
         cluster.updater("control").await?.run(TABLES).await?;
-        cluster.settle().await?;
+        cluster.wait_for_replay().await?;
         let shared = Arc::new(Shared {
             left: AtomicUsize::new(self.reports),
             spare: AtomicUsize::new(self.reports * SPARE_FACTOR),
@@ -141,11 +141,11 @@ impl ClosedBatches {
         while let Some(result) = updaters.join_next().await {
             result??;
         }
-        judge(cluster, &reports, shared.conflicts.load(Ordering::Relaxed)).await
+        check(cluster, &reports, shared.conflicts.load(Ordering::Relaxed)).await
     }
 }
 
-async fn judge(cluster: &TestCluster, reports: &[Report], conflicts: usize) -> anyhow::Result<Findings> {
+async fn check(cluster: &TestCluster, reports: &[Report], conflicts: usize) -> anyhow::Result<Findings> {
     let leader = cluster.servers.leader().connect("auditor").await?;
     let mut sums: BTreeMap<i64, i64> = BTreeMap::new();
     for row in leader.run("SELECT batch, sum(amount) FROM receipts GROUP BY batch").await?.rows {

@@ -178,7 +178,7 @@ impl TestCluster {
     /// # Errors
     ///
     /// A follower that does not replay.
-    pub async fn settle(&self) -> anyhow::Result<()> {
+    pub async fn wait_for_replay(&self) -> anyhow::Result<()> {
         if self.has_router() { Ok(()) } else { self.replay.wait().await }
     }
 

@@ -51,7 +51,7 @@ pub struct Transaction {
     pub ending: Ending,
     /// What it did, with what its reads returned.
     pub operations: Vec<Operation>,
-    /// PostgreSQL's certifier on the leader judged it; otherwise it read an epoch, or nobody has asked.
+    /// PostgreSQL's certifier on the leader checked it; otherwise it read an epoch, or nobody has asked.
     pub certified: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: clusters of real servers, sessions driven by hand, workloads and their judges.
+//! What the end-to-end tests share: clusters of real servers, sessions driven by hand, workloads and their checkers.
 
 pub mod checker;
 pub mod client;

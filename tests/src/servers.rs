@@ -18,10 +18,10 @@ pub use onecopy_testing::{PASSWORD, USER};
 pub const LEADER: &str = "leader";
 /// The database that tests use.
 pub const DATABASE: &str = "shop";
-/// The database in which outcomes are judged; no test reads there.
-pub const JUDGE_DATABASE: &str = "judge";
+/// The database in which outcomes are checked; no test reads there.
+pub const CHECKER_DATABASE: &str = "checker";
 /// What every leader holds at first.
-const CONTENT: Content<'_> = Content { databases: &[DATABASE, JUDGE_DATABASE], scripts: &[], pgbench: None };
+const CONTENT: Content<'_> = Content { databases: &[DATABASE, CHECKER_DATABASE], scripts: &[], pgbench: None };
 
 /// A leader and its followers.
 #[derive(Debug)]

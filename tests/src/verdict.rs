@@ -27,7 +27,7 @@ impl Verdict {
 /// # Errors
 ///
 /// When they disagree, or `adya` does not know: then one of them is wrong.
-pub fn judge(history: &History, level: Level) -> anyhow::Result<Verdict> {
+pub fn check(history: &History, level: Level) -> anyhow::Result<Verdict> {
     let parsed = AdyaHistory::from_json(&history.to_elle_json_lines()).context("our own form parses")?;
     let options = Opts { models: vec![level.adya_name().to_owned()], ..Opts::default() };
     let adya = adya::check(&parsed, Workload::ListAppend, &options);
@@ -50,22 +50,22 @@ pub fn judge(history: &History, level: Level) -> anyhow::Result<Verdict> {
 /// in one test has another cause.
 pub const EXCUSES_MAX: usize = 1;
 
-/// Judges the histories of one test through the router. What that promises rests on PostgreSQL's certifier on the
+/// Checks the histories of one test through the router. What that promises rests on PostgreSQL's certifier on the
 /// leader, which has a window (docs/decisions/0018): one read of all the histories may have slipped through it. Such a
 /// read is told, counted and left out, and all else must hold.
 #[derive(Debug, Default)]
-pub struct RoutedJudge {
+pub struct RoutedChecker {
     excuses: usize,
 }
 
-impl RoutedJudge {
-    /// As [`judge`], but for what is excused.
+impl RoutedChecker {
+    /// As [`check`], but for what is excused.
     ///
     /// # Errors
     ///
-    /// As of [`judge`].
-    pub fn judge(&mut self, history: &History, level: Level) -> anyhow::Result<Verdict> {
-        let verdict = judge(history, level)?;
+    /// As of [`check`].
+    pub fn check(&mut self, history: &History, level: Level) -> anyhow::Result<Verdict> {
+        let verdict = check(history, level)?;
         let Some((reader, key)) = verdict.ours.as_ref().err().and_then(|violation| slipped_through(history, violation))
         else {
             return Ok(verdict);
@@ -79,7 +79,7 @@ impl RoutedJudge {
         if self.excuses > EXCUSES_MAX {
             return Ok(verdict);
         }
-        judge(&history.without_read(reader, key), level)
+        check(&history.without_read(reader, key), level)
     }
 
     /// How many reads were found that only PostgreSQL's window explains, excused or not.
@@ -146,17 +146,17 @@ mod tests {
     }
 
     fn is_excused(transactions: Vec<Transaction>) -> bool {
-        let mut routed = RoutedJudge::default();
-        routed.judge(&History { transactions }, Level::Serializable).unwrap().is_valid()
+        let mut routed = RoutedChecker::default();
+        routed.check(&History { transactions }, Level::Serializable).unwrap().is_valid()
     }
 
     #[test]
     fn one_read_that_slipped_through_the_certifier_is_left_out() {
         let history = History { transactions: window(true, (EARLIER, LATER), 0) };
-        assert!(!judge(&history, Level::Serializable).unwrap().is_valid());
+        assert!(!check(&history, Level::Serializable).unwrap().is_valid());
         for level in [Level::Serializable, Level::StrictSerializable] {
-            let mut routed = RoutedJudge::default();
-            assert!(routed.judge(&history, level).unwrap().is_valid(), "{level:?}");
+            let mut routed = RoutedChecker::default();
+            assert!(routed.check(&history, level).unwrap().is_valid(), "{level:?}");
             assert_eq!(routed.excuses(), 1, "{level:?}");
         }
     }
@@ -169,8 +169,8 @@ mod tests {
         assert!(!is_excused(twice));
         // Nor one in each of two histories of a test.
         let history = History { transactions: window(true, (EARLIER, LATER), 0) };
-        let mut routed = RoutedJudge::default();
-        let verdicts = [(); 2].map(|()| routed.judge(&history, Level::Serializable).unwrap().is_valid());
+        let mut routed = RoutedChecker::default();
+        let verdicts = [(); 2].map(|()| routed.check(&history, Level::Serializable).unwrap().is_valid());
         assert_eq!((verdicts, routed.excuses()), ([true, false], 2));
     }
 

@@ -31,7 +31,7 @@ const FIND_DEVICES: &str = "set -e; echo 1 > /sys/bus/pci/rescan; if [ -e /sys/c
      ip address replace 10.0.2.15/24 dev eth0; ip link set eth0 up; ip route replace default via 10.0.2.2; fi";
 
 /// Limits that a machine which has more to do does not reach; a test that waits longer has failed.
-pub fn patient() -> TimeLimits {
+pub fn long_time_limits() -> TimeLimits {
     let long = Duration::from_secs(300);
     TimeLimits { start: long, power_down: long, quit: long, kill: long, pause: long, agent: long }
 }
@@ -146,7 +146,7 @@ impl TestGuest {
 
     async fn start(configuration: &MachineConfiguration, directory: Arc<TempDir>) -> anyhow::Result<TestGuest> {
         let run = MachineDirectory::new(directory.path().join("run"))?;
-        let machine = Machine::start(&Qemu::find()?, configuration, &run, &[], patient()).await?;
+        let machine = Machine::start(&Qemu::find()?, configuration, &run, &[], long_time_limits()).await?;
         Ok(TestGuest { machine, agent: None, directory })
     }
 

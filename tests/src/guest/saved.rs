@@ -40,7 +40,7 @@ const MADE_OF: &str = "made-of";
 /// (QEMU's docs/devel/migration/mapped-ram.rst).
 const MAPS_MEMORY: QemuVersion = QemuVersion { major: 9, minor: 0 };
 /// What each step of saving and restoring may take, on a machine that has more to do.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// How often it is looked whether a guest is saved.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 /// The cluster of [`Saved::Initialized`].
@@ -122,7 +122,7 @@ impl Saved {
         if self == Saved::Initialized {
             let options = INITDB_OPTIONS.map(str::to_owned).to_vec();
             let initialize = Initialize { options, settings: SETTINGS.to_owned(), ..Initialize::default() };
-            guest.agent().postgres(Postgres::Initialize(initialize), PATIENCE, |_| {}).await?;
+            guest.agent().postgres(Postgres::Initialize(initialize), TIMEOUT, |_| {}).await?;
         }
         guest.put_exercise().await?;
         // The disk is to be booted from as well.
@@ -152,7 +152,7 @@ impl Held {
         map_memory(&monitor).await?;
         monitor.migrate_incoming(&file(self.directory.join(STATE))).await?;
         // It ran when it was saved, so it goes on by itself. A QEMU that cannot read the state ends, and says why.
-        let running = machine.wait_for("running", |state| *state == State::Running, PATIENCE).await;
+        let running = machine.wait_for("running", |state| *state == State::Running, TIMEOUT).await;
         running.with_context(|| {
             format!("{} cannot be restored; when it is removed it is made anew", self.directory.display())
         })
@@ -215,7 +215,7 @@ fn made_of(configuration: &MachineConfiguration, program: &[u8]) -> anyhow::Resu
 async fn save(monitor: &Monitor, state: &Path) -> anyhow::Result<()> {
     map_memory(monitor).await?;
     monitor.migrate(&file(state.to_owned())).await?;
-    tokio::time::timeout(PATIENCE, wait_saved(monitor)).await.context("a guest takes too long to be saved")?
+    tokio::time::timeout(TIMEOUT, wait_saved(monitor)).await.context("a guest takes too long to be saved")?
 }
 
 async fn wait_saved(monitor: &Monitor) -> anyhow::Result<()> {

@@ -87,7 +87,7 @@ impl Workload {
         control.run("CREATE TABLE IF NOT EXISTS lists (k bigint PRIMARY KEY, v text NOT NULL)").await?;
         // A run again on the same cluster starts from nothing.
         control.run("DELETE FROM lists").await?;
-        cluster.settle().await?;
+        cluster.wait_for_replay().await?;
         let shared = Arc::new(Shared {
             recorder: Recorder::default(),
             left: AtomicUsize::new(self.transactions),
@@ -250,7 +250,7 @@ impl Client {
         keys.sample(&mut self.random, count).copied().collect()
     }
 
-    /// Whether the leader's certifier judged the transaction of `session` that has just committed.
+    /// Whether the leader's certifier checked the transaction of `session` that has just committed.
     async fn was_certified(&self, session: &Session, operations: &[Operation]) -> Result<bool, StatementError> {
         if !self.has_router {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! Servers whose buffer pools give memory back, what the kernel says of it, and how what they hold is judged.
+//! Servers whose buffer pools give memory back, what the kernel says of it, and how what they hold is checked.
 //!
 //! ```text
 //! Harness: a leader (and a standby) with the extension ──> Pool: its size by SQL
@@ -7,14 +7,14 @@
 //!      ├─ loads: clients, schema changes, resizes,       Segment: what the kernel holds for it
 //!      │  kills                                          ControlGroup, SwapFile, HugePages
 //!      ▼
-//! judge: same rows on leader, standby and disk; indexes; checksums; sums
+//! check: same rows on leader, standby and disk; indexes; checksums; sums
 //! ```
 
 pub mod agent;
 pub mod deaths;
 pub mod harness;
 pub mod huge_pages;
-pub mod judge;
+pub mod integrity;
 pub mod levels;
 pub mod pages;
 pub mod pgbench;

@@ -1,4 +1,4 @@
-//! pgbench as a load: a child process that is judged by what it says at its end.
+//! pgbench as a load: a child process that is checked by what it says at its end.
 
 use std::io::Write;
 use std::process::Stdio;

@@ -12,8 +12,8 @@ use tokio_postgres::Config;
 
 use crate::client::{Session, StatementError};
 
-/// What a server says, or its silence, when one of its processes has died: the connection is broken, the server starts,
-/// stops, ends its sessions.
+/// What a server says, or that it says nothing, when one of its processes has died: the connection is broken, the
+/// server starts, stops, ends its sessions.
 const CRASH_CODES: [&str; 6] = ["08006", "08001", "08000", "57P01", "57P02", "57P03"];
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Accounts of pgbench at scale 1.

@@ -1,14 +1,14 @@
-//! Small transactions interleaved step by step, and the judge of what comes out: some serial order must explain it.
+//! Small transactions interleaved step by step, and the checker of what comes out: some serial order must explain it.
 //!
-//! The judge knows nothing of isolation levels. It runs the committed transactions one after the other, in every order,
-//! in a database of its own, and compares every answer and the final state with what the interleaved run gave.
+//! The checker knows nothing of isolation levels. It runs the committed transactions one after the other, in every
+//! order, in a database of its own, and compares every answer and the final state with what the interleaved run gave.
 
-mod judge;
+mod serial_checker;
 mod stage;
 
 use crate::client::{Answer, StatementError};
 
-pub use judge::Judge;
+pub use serial_checker::SerialChecker;
 pub use stage::Stage;
 
 /// One transaction of a scenario.

@@ -62,14 +62,14 @@ impl<'a> Stage<'a> {
         Ok(Stage { cluster, scenario, control, refresher, watcher, actors })
     }
 
-    /// Makes the tables, through the cluster's door.
+    /// Makes the tables, through the cluster's router.
     ///
     /// # Errors
     ///
     /// The server's refusal.
     pub async fn create_tables(&self) -> anyhow::Result<()> {
         self.control.run(self.scenario.tables).await?;
-        self.cluster.settle().await
+        self.cluster.wait_for_replay().await
     }
 
     /// Drops what [`Stage::create_tables`] made, for the next scenario.
@@ -82,7 +82,7 @@ impl<'a> Stage<'a> {
             let name = table.split_whitespace().next().context("a table has a name")?;
             self.control.run(&format!("DROP TABLE {name}")).await?;
         }
-        self.cluster.settle().await
+        self.cluster.wait_for_replay().await
     }
 
     /// Plays one schedule: a letter is the next step of its program, spaces are for the reader's eye. A step that waits
@@ -93,7 +93,7 @@ impl<'a> Stage<'a> {
     /// A step that neither ends nor waits for a lock, an unknown letter, a lost connection.
     pub async fn play(&self, schedule: &str) -> anyhow::Result<Outcome> {
         retrying(&self.control, self.scenario.reset).await?;
-        self.cluster.settle().await?;
+        self.cluster.wait_for_replay().await?;
         if self.cluster.has_router() {
             // From here on the newest epoch holds the reset, also for readers that may be content with an older one.
             self.refresher.run_all(&[self.cluster.begin_read(LEADER), self.scenario.final_state, "COMMIT"]).await?;
@@ -113,7 +113,7 @@ impl<'a> Stage<'a> {
         for player in players {
             programs.push(player.finish().await?);
         }
-        self.cluster.settle().await?;
+        self.cluster.wait_for_replay().await?;
         let final_state = self.watcher.run(self.scenario.final_state).await?.rows;
         Ok(Outcome { programs, final_state })
     }
@@ -130,7 +130,7 @@ impl<'a> Stage<'a> {
             }
             if ended {
                 // What ended may have committed.
-                self.cluster.settle().await?;
+                self.cluster.wait_for_replay().await?;
             }
             if busy == 0 {
                 return Ok(());

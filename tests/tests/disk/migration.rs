@@ -6,14 +6,14 @@ use std::time::Duration;
 use onecopy_hypervisor::configuration::{Boot, Incoming};
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{Agent, Machine, MachineConfiguration, MachineDirectory, Qemu, State};
-use onecopy_tests::guest::{TestGuest, patient};
+use onecopy_tests::guest::{TestGuest, long_time_limits};
 use serde_json::{Value, json};
 
 use crate::served::{Server, create};
 
 const SIZE_BYTES: u64 = 256 << 20;
 /// What a step may take, on a machine that has more to do.
-const PATIENCE: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 /// Files that [`PREPARE`] makes.
 const FILES: usize = 96;
 /// Files whose pages the device fills during the move, and no processor touches: what is not marked is missing there.
@@ -126,7 +126,7 @@ async fn move_at_work(source_arguments: &[&str]) -> anyhow::Result<Moved> {
     let background = format!("(setsid bash -c '{WORK}; touch /run/done' > /dev/null 2>&1 &)");
     guest.run(&background).await?;
     let run = MachineDirectory::new(at("arriving"))?;
-    let machine = Machine::start(&Qemu::find()?, &arriving, &run, &[], patient()).await?;
+    let machine = Machine::start(&Qemu::find()?, &arriving, &run, &[], long_time_limits()).await?;
     let arrived = arrive(&mut guest, &machine, at("migration.sock")).await;
     let told = match arrived {
         Ok(()) => report(&machine).await,
@@ -148,7 +148,7 @@ async fn arrive(guest: &mut TestGuest, machine: &Machine, socket: std::path::Pat
     tokio::time::sleep(SLOW_TIME).await;
     limit(guest, FAST_BYTES_PER_SECOND).await?;
     let monitor = guest.machine().monitor();
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     loop {
         let migration = monitor.migration().await?;
         match migration.status {
@@ -161,7 +161,7 @@ async fn arrive(guest: &mut TestGuest, machine: &Machine, socket: std::path::Pat
             _ => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
-    machine.wait_for("running", |state| *state == State::Running, PATIENCE).await?;
+    machine.wait_for("running", |state| *state == State::Running, TIMEOUT).await?;
     Ok(())
 }
 
@@ -180,18 +180,18 @@ async fn report(machine: &Machine) -> anyhow::Result<Moved> {
 }
 
 async fn compare(agent: &Agent) -> anyhow::Result<Compared> {
-    let compared = agent.execute(&["bash", "-c", COMPARE], PATIENCE).await?;
+    let compared = agent.execute(&["bash", "-c", COMPARE], TIMEOUT).await?;
     Ok(Compared::of(&(compared.stdout.to_text() + &compared.stderr.to_text())))
 }
 
 async fn after_work(agent: &Agent) -> anyhow::Result<Later> {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     let script = "test -e /run/done && cat /run/report || [ $? = 1 ]";
     loop {
-        let ended = agent.execute(&["bash", "-c", script], PATIENCE).await?;
+        let ended = agent.execute(&["bash", "-c", script], TIMEOUT).await?;
         let output = ended.stdout.to_text();
         if !output.trim().is_empty() {
-            agent.execute(&["bash", "-c", FORGET], PATIENCE).await?;
+            agent.execute(&["bash", "-c", FORGET], TIMEOUT).await?;
             return Ok(Later { work: serde_json::from_str(&output)?, on_disk: compare(agent).await? });
         }
         anyhow::ensure!(tokio::time::Instant::now() < deadline, "the work does not end");

@@ -15,7 +15,7 @@ use onecopy_testing::free_port;
 
 const SIZE_BYTES: u64 = 8 << 20;
 /// What an answer may take, on a machine that has more to do.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 /// How long it is tried in vain.
 const IN_VAIN: Duration = Duration::from_secs(2);
 
@@ -39,7 +39,7 @@ impl QemuNbd {
         command.args(["--persistent", "--shared=8", "-f", "raw", "-x", "image"]).arg("-k").arg(socket);
         let child = command.args(arguments).arg(image).stdin(Stdio::null()).spawn().expect("qemu-nbd: see make setup");
         let server = QemuNbd(child);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !socket.exists() {
             assert!(Instant::now() < deadline, "qemu-nbd does not listen");
             std::thread::sleep(Duration::from_millis(5));
@@ -69,7 +69,7 @@ fn b21_qemus_server_is_read_and_read_on_after_it_was_killed() {
     let socket = directory.path().join("socket");
     let url = format!("nbd+unix:///image?socket={}", socket.display());
     let server = QemuNbd::start(&socket, &["-r"], &image);
-    let options = NbdClientOptions { connect_timeout: PATIENCE, ..NbdClientOptions::default() };
+    let options = NbdClientOptions { connect_timeout: TIMEOUT, ..NbdClientOptions::default() };
     let client = NbdClient::connect(&url, options).unwrap();
     assert!(all_of(&client) == bytes());
     // A file system that has written no holes has none to tell; what it tells is true.
@@ -94,7 +94,7 @@ fn b24_an_export_of_qemu_that_can_be_written_to_is_refused_as_a_base() {
     let socket = directory.path().join("socket");
     let _server = QemuNbd::start(&socket, &[], &image);
     let url = format!("nbd+unix:///image?socket={}", socket.display());
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     // It goes on trying, since the export may be another one later; the time may be over before the server has
     // answered.
     let error = loop {
@@ -164,7 +164,7 @@ fn b29_encrypted_connections_are_for_hosts_of_one_authority() {
         NbdClient::connect(url, NbdClientOptions { tls, connect_timeout, ..NbdClientOptions::default() })
     };
     let url = format!("nbds://localhost:{port}/snapshot/s");
-    assert!(all_of(&connect(&url, &there, PATIENCE).unwrap()) == bytes());
+    assert!(all_of(&connect(&url, &there, TIMEOUT).unwrap()) == bytes());
     assert!(connect(&url, &stranger, IN_VAIN).is_err());
     assert!(NbdClient::connect(&url.replace("nbds", "nbd"), NbdClientOptions::default()).is_err());
     // The right authority, but not who was asked for.
@@ -184,7 +184,7 @@ fn b29_encrypted_connections_are_for_hosts_of_one_authority() {
         .unwrap();
     let _server = QemuNbd(child);
     let url = format!("nbds://localhost:{port}/image");
-    assert!(all_of(&connect(&url, &there, PATIENCE).unwrap()) == bytes());
+    assert!(all_of(&connect(&url, &there, TIMEOUT).unwrap()) == bytes());
     assert!(connect(&url, &stranger, IN_VAIN).is_err());
 
     let mut read = vec![0; SIZE_BYTES as usize];

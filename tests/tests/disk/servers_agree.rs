@@ -24,11 +24,11 @@ const BATCH: usize = 10;
 /// The longest request of the virtio driver: no change is longer.
 const REQUEST_BYTES_MAX: u64 = 2 << 20;
 /// How long the virtio driver waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
-/// As patient as that with NBD, too.
+/// As much time as that with NBD, too.
 fn client_options() -> NbdClientOptions {
-    NbdClientOptions { connect_timeout: PATIENCE, ..NbdClientOptions::default() }
+    NbdClientOptions { connect_timeout: TIMEOUT, ..NbdClientOptions::default() }
 }
 
 /// One change of a disk.
@@ -114,7 +114,7 @@ impl Change {
             }
             Change::Flush => Ask::Flush,
         };
-        let finished = driver.request(0, ask, PATIENCE).expect("the vhost-user-blk back end answers");
+        let finished = driver.request(0, ask, TIMEOUT).expect("the vhost-user-blk back end answers");
         assert!(Driver::succeeded(&finished), "{ask:?}");
     }
 
@@ -270,7 +270,7 @@ struct Readers {
 impl Readers {
     fn by_driver(&mut self, at: u64, length: u64) -> Vec<u8> {
         let ask = Ask::Read { sector: at / SECTOR_BYTES, length: length as u32 };
-        let finished = self.driver.request(0, ask, PATIENCE).expect("the vhost-user-blk back end answers");
+        let finished = self.driver.request(0, ask, TIMEOUT).expect("the vhost-user-blk back end answers");
         assert!(Driver::succeeded(&finished) && u64::from(finished.length) == length + 1, "{ask:?}: {finished:?}");
         let mut bytes = vec![0xee; length as usize];
         self.driver.get(self.driver.data_address(0, finished.slot), &mut bytes).expect("the answer is in its slot");

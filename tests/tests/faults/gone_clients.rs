@@ -111,7 +111,7 @@ fn waits() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     vec![
         ("COPY FROM, notices unread", vec![copy_in(false), rows("noisy", "taken", false)]),
         ("COPY TO, unread", vec![query(&format!("COPY ({huge}) TO STDOUT"))]),
-        ("a lock, in the commit room", vec![query(locked)]),
+        ("a lock, in the commit barrier", vec![query(locked)]),
         ("a lock, in a transaction", vec![query("BEGIN"), query(locked)]),
         ("a sleep", vec![query("SELECT pg_sleep(1000)")]),
         (
@@ -164,7 +164,7 @@ async fn a_client_that_goes_frees_its_back_end_whatever_is_waited_for() -> anyho
         wire.send(&query("UPDATE numbers SET value = 9 WHERE id = 1")).await?;
         clients.push(wire);
     }
-    let mut wire = Wire::silent(&cluster).await?;
+    let mut wire = Wire::unauthenticated(&cluster).await?;
     wire.send(&startup(&[("user", "postgres"), ("database", "shop")])).await?;
     clients.push(wire);
     let count = clients.len();

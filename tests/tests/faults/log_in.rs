@@ -67,7 +67,7 @@ async fn start_ups_that_are_none_are_refused_and_others_go_on() -> anyhow::Resul
         ("nothing but zeros", vec![0; 64]),
     ];
     for (what, bytes) in cases {
-        let mut wire = Wire::silent(&cluster).await?;
+        let mut wire = Wire::unauthenticated(&cluster).await?;
         wire.send(&bytes).await?;
         let answer = wire.until_closed().await?;
         let code = if what == "another protocol" { "0A000" } else { "08P01" };
@@ -89,7 +89,7 @@ async fn before_log_in_nothing_runs_and_no_large_message_is_taken() -> anyhow::R
         ("a mechanism that nobody offered", message(b'p', b"PLAIN\0\0\0\0\x04abcd")),
     ];
     for (what, bytes) in cases {
-        let mut wire = Wire::silent(&cluster).await?;
+        let mut wire = Wire::unauthenticated(&cluster).await?;
         wire.send(&begin).await?;
         assert_eq!(wire.next().await?.tag, b'R', "{what}");
         wire.send(&bytes).await?;

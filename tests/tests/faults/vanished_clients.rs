@@ -113,7 +113,7 @@ async fn clients_that_stop_reading_hold_up_nobody() -> anyhow::Result<()> {
     let huge = "SELECT repeat('x', 100000) FROM generate_series(1, 2000)";
     let huge_update = "INSERT INTO numbers SELECT id, 0 FROM generate_series(1001, 3000) id \
          RETURNING repeat('x', 100000)";
-    let mut silent = Vec::new();
+    let mut unresponsive = Vec::new();
     for messages in [
         vec![query(huge)],
         vec![query("BEGIN"), query(huge)],
@@ -126,22 +126,22 @@ async fn clients_that_stop_reading_hold_up_nobody() -> anyhow::Result<()> {
         for bytes in messages {
             wire.send(&bytes).await?;
         }
-        silent.push(wire);
+        unresponsive.push(wire);
         tokio::time::sleep(Duration::from_millis(300)).await;
         for _ in 0..5 {
             let answer =
                 bounded("an update", other.query("UPDATE numbers SET value = value + 1 WHERE id = 1")).await??;
-            assert_eq!(answer.code(), "00000", "{} silent clients", silent.len());
+            assert_eq!(answer.code(), "00000", "{} unresponsive clients", unresponsive.len());
             let answer = bounded("a read", other.query("SELECT count(*) FROM numbers WHERE id <= 10")).await??;
-            assert_eq!(answer.text_rows(), ["10"], "{} silent clients", silent.len());
+            assert_eq!(answer.text_rows(), ["10"], "{} unresponsive clients", unresponsive.len());
         }
     }
-    // One that reads on after all gets everything. Not the first: on a busy machine it may have been silent for longer
-    // than is borne.
+    // One that reads on after all gets everything. Not the first: on a busy machine it may have been unresponsive for
+    // longer than is borne.
     let mut last = Wire::connect(&cluster).await?;
     last.send(&query(huge)).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(last.answer().await?.rows().len(), 2000);
-    drop(silent);
+    drop(unresponsive);
     wait_until("their back ends are free", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
 }

@@ -111,7 +111,7 @@ pub fn run_extended(sql: &str, values: &[&str]) -> Vec<u8> {
 
 impl Wire {
     /// Connects to the router and says nothing.
-    pub async fn silent(cluster: &TestCluster) -> anyhow::Result<Wire> {
+    pub async fn unauthenticated(cluster: &TestCluster) -> anyhow::Result<Wire> {
         let address = cluster.router().local_address();
         let socket = Socket::connect(&Address::of(&address.ip().to_string(), address.port())).await?;
         Ok(Wire { channel: Channel::new(socket, 1 << 30), cancel_key: Bytes::new(), reported: Vec::new() })
@@ -137,7 +137,7 @@ impl Wire {
         parameters: &[(&str, &str)],
         password: &str,
     ) -> anyhow::Result<Result<Wire, ErrorFields>> {
-        Wire::silent(cluster).await?.log_in_here(parameters, password).await
+        Wire::unauthenticated(cluster).await?.log_in_here(parameters, password).await
     }
 
     async fn log_in_here(

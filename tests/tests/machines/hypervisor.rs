@@ -10,13 +10,13 @@ use onecopy_hypervisor::machine::EndCause;
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{Agent, HypervisorError, Machine, MachineConfiguration, MachineDirectory, Qemu, State};
 
-use onecopy_tests::guest::{TestGuest, patient};
+use onecopy_tests::guest::{TestGuest, long_time_limits};
 
 /// As near as two clocks must be after one was set by the other: what it takes to say so on a busy host.
 const CLOCKS_APART_MAX: Duration = Duration::from_secs(20);
 
 /// How long a program in a guest may run; several guests may share the processors of a small host.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Kills a machine that nothing else looks after.
 struct Killed(Machine);
@@ -38,7 +38,7 @@ fn confine(configuration: &mut MachineConfiguration, directory: &Path) -> anyhow
 
 /// What a program of the guest prints; it must succeed.
 async fn output(agent: &Agent, argv: &[&str]) -> String {
-    let executed = agent.execute(argv, PATIENCE).await.expect("the agent answers");
+    let executed = agent.execute(argv, TIMEOUT).await.expect("the agent answers");
     assert_eq!(executed.status, Some(0), "{argv:?}: {}{}", executed.stdout.to_text(), executed.stderr.to_text());
     executed.stdout.to_text().trim().to_owned()
 }
@@ -69,7 +69,7 @@ async fn v7_a_guest_answers_is_saved_restored_and_switched_off() {
     let asking = tokio::spawn({
         let agent = agent.clone();
         // However long the saving takes, it is not over before.
-        async move { agent.execute(&["sleep", "1000"], 10 * PATIENCE).await }
+        async move { agent.execute(&["sleep", "1000"], 10 * TIMEOUT).await }
     });
     tokio::time::sleep(Duration::from_millis(200)).await;
     let restored = restored(&machine, configuration, &guest.path().join("restored"), &boot).await;
@@ -85,9 +85,9 @@ async fn v3_a_panic_is_seen_and_told_with_the_console() {
     let machine = guest.machine();
     let crash = ["sh", "-c", "echo 1 > /proc/sys/kernel/sysrq; echo c > /proc/sysrq-trigger"];
     // It does not come to answer.
-    let answer = guest.agent().execute(&crash, PATIENCE);
+    let answer = guest.agent().execute(&crash, TIMEOUT);
     tokio::select! {
-        seen = machine.wait_for("panicked", |state| *state == State::Panicked, PATIENCE) => seen.unwrap(),
+        seen = machine.wait_for("panicked", |state| *state == State::Panicked, TIMEOUT) => seen.unwrap(),
         answer = answer => panic!("{answer:?}"),
     }
     // It stands, to be looked at; the button would be pressed in vain.
@@ -115,8 +115,8 @@ async fn requests(agent: &Agent) {
     assert_eq!(told, "640 postgres 3");
     // Several at once, the later ones first done.
     let (slow, quick) = tokio::join!(
-        agent.execute(&["sh", "-c", "sleep 1; echo slow"], PATIENCE),
-        agent.execute(&["echo", "quick"], PATIENCE)
+        agent.execute(&["sh", "-c", "sleep 1; echo slow"], TIMEOUT),
+        agent.execute(&["echo", "quick"], TIMEOUT)
     );
     assert_eq!(
         (slow.expect("done").stdout.to_text(), quick.expect("done").stdout.to_text()),
@@ -145,7 +145,7 @@ async fn assert_clock(agent: &Agent, right: bool) {
 /// A host goes in the midst of its talk, and another one comes.
 async fn left_in_the_channel(machine: &Machine) -> Agent {
     let agent = machine.agent().await.expect("it answers");
-    let asking = tokio::spawn(async move { agent.execute(&["sh", "-c", "sleep 1; seq 1 50000"], PATIENCE).await });
+    let asking = tokio::spawn(async move { agent.execute(&["sh", "-c", "sleep 1; seq 1 50000"], TIMEOUT).await });
     tokio::time::sleep(Duration::from_millis(300)).await;
     // With the task goes the last one that has the connection.
     asking.abort();
@@ -164,8 +164,8 @@ async fn left_in_the_channel(machine: &Machine) -> Agent {
 async fn stands(machine: &Machine, agent: &Agent) {
     machine.pause().await.expect("it answers");
     assert_eq!(machine.state(), State::Paused);
-    let silent = agent.execute(&["true"], Duration::ZERO);
-    assert!(tokio::time::timeout(Duration::from_secs(1), silent).await.is_err());
+    let late = agent.execute(&["true"], Duration::ZERO);
+    assert!(tokio::time::timeout(Duration::from_secs(1), late).await.is_err());
     machine.resume().await.expect("it answers");
     assert_eq!(output(agent, &["echo", "again"]).await, "again");
 }
@@ -187,10 +187,11 @@ async fn restored(machine: &Machine, configuration: MachineConfiguration, run: &
     assert_eq!(machine.quit().await.expect("it answers").cause, EndCause::Quit);
     let configuration = MachineConfiguration { incoming: Some(Incoming::Deferred), ..configuration };
     let (qemu, run) = (Qemu::find().expect("QEMU"), MachineDirectory::new(run).expect("a short name"));
-    let restored = Killed(Machine::start(&qemu, &configuration, &run, &[], patient()).await.expect("QEMU starts"));
+    let restored =
+        Killed(Machine::start(&qemu, &configuration, &run, &[], long_time_limits()).await.expect("QEMU starts"));
     assert_eq!(restored.0.state(), State::Incoming);
     restored.0.monitor().migrate_incoming(&state).await.expect("it answers");
-    restored.0.wait_for("paused", |state| *state == State::Paused, PATIENCE).await.expect("it answers");
+    restored.0.wait_for("paused", |state| *state == State::Paused, TIMEOUT).await.expect("it answers");
     restored.0.resume().await.expect("it answers");
     let agent = restored.0.agent().await.expect("it answers");
     assert_eq!(agent.greeting().boot_id, boot);
@@ -198,7 +199,7 @@ async fn restored(machine: &Machine, configuration: MachineConfiguration, run: &
     agent.set_clock().await.expect("it answers");
     assert_clock(&agent, true).await;
     // Again on the same connection, as after a copy.
-    let greeting = agent.resync(PATIENCE).await.expect("it answers");
+    let greeting = agent.resync(TIMEOUT).await.expect("it answers");
     assert_eq!(greeting.boot_id, boot);
     restored
 }

@@ -14,7 +14,7 @@ use onecopy_testing::free_port;
 use onecopy_tests::guest::TestGuest;
 
 /// How long a program in a guest may run; several guests may share the processors of a small host.
-const PATIENCE: Duration = Duration::from_secs(180);
+const TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The hardware address that the test's end of a network has.
 const OURS: [u8; 6] = [0x52, 0x54, 0x00, 0xee, 0xee, 0xee];
@@ -104,10 +104,10 @@ async fn v8_every_network_carries_frames_both_ways() {
 /// From the host to the guest by a forwarded port, and from the guest to the host's loopback.
 async fn user(agent: &Agent, port: u16) {
     let serving =
-        agent.execute(&["sh", "-c", "echo from the guest > /run/said; busybox nc -l -p 7777 < /run/said"], PATIENCE);
+        agent.execute(&["sh", "-c", "echo from the guest > /run/said; busybox nc -l -p 7777 < /run/said"], TIMEOUT);
     let asking = tokio::task::spawn_blocking(move || {
         // QEMU takes the connection also while nobody listens in the guest: then it ends without a word.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
             let mut said = String::new();
             if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
@@ -138,7 +138,7 @@ async fn user(agent: &Agent, port: u16) {
 
 /// What a program of the guest prints; it must succeed.
 async fn output(agent: &Agent, argv: &[&str]) -> String {
-    let executed = agent.execute(argv, PATIENCE).await.expect("the agent answers");
+    let executed = agent.execute(argv, TIMEOUT).await.expect("the agent answers");
     assert_eq!(executed.status, Some(0), "{argv:?}: {}{}", executed.stdout.to_text(), executed.stderr.to_text());
     executed.stdout.to_text().trim().to_owned()
 }

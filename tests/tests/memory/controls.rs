@@ -1,11 +1,11 @@
-//! The judges themselves: memory that is taken wrongly is found out.
+//! The checks themselves: memory that is taken wrongly is found out.
 
 use onecopy_postgres::StopMode;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::clones::{damage, programs};
 use onecopy_tests::memory::MIB;
 use onecopy_tests::memory::harness::{Harness, Plan};
-use onecopy_tests::memory::judge::ensure_sums;
+use onecopy_tests::memory::integrity::ensure_sums;
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
 use onecopy_tests::memory::segment::Segment;
 

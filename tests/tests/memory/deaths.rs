@@ -10,7 +10,7 @@ use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::agent::{self, AgentProcess};
 use onecopy_tests::memory::deaths::{Kind, kill_one, wait_noticed};
 use onecopy_tests::memory::harness::{Harness, Plan};
-use onecopy_tests::memory::judge::ensure_nothing_lost;
+use onecopy_tests::memory::integrity::ensure_nothing_lost;
 use onecopy_tests::memory::pool::Pool;
 use onecopy_tests::memory::resizes::load_seconds;
 use onecopy_tests::memory::transfers::{Shared, client, crash_or_error};

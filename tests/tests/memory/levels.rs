@@ -8,7 +8,7 @@ use onecopy_tests::clones::programs;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::MIB;
 use onecopy_tests::memory::harness::{Harness, Plan};
-use onecopy_tests::memory::judge::ensure_nothing_lost;
+use onecopy_tests::memory::integrity::ensure_nothing_lost;
 use onecopy_tests::memory::levels::{Hand, Level};
 use onecopy_tests::memory::pages::{self, PAGE_BYTES};
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};

@@ -3,6 +3,7 @@
 
 mod controls;
 mod deaths;
+mod host_memory;
 mod levels;
 mod lifecycle;
 mod moves;
@@ -13,7 +14,6 @@ mod refusals;
 mod resizes;
 mod returned;
 mod roles;
-mod room;
 mod trade;
 mod warmth;
 mod worker;

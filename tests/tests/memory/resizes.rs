@@ -8,7 +8,7 @@ use anyhow::ensure;
 use onecopy_tests::clones::programs;
 use onecopy_tests::clones::version::Version;
 use onecopy_tests::memory::harness::{Harness, Plan};
-use onecopy_tests::memory::judge::ensure_nothing_lost;
+use onecopy_tests::memory::integrity::ensure_nothing_lost;
 use onecopy_tests::memory::pgbench::{Pgbench, Script, Until};
 use onecopy_tests::memory::resizes::{Report, SharedReport, load_seconds, resize_at_random};
 use onecopy_tests::memory::{MIB, schema_changes};

@@ -6,7 +6,7 @@
 use onecopy_router::config::RouterSettings;
 use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::{ensure_servers_equal, fingerprint};
-use onecopy_tests::schedule::{Judge, Outcome, Program, Scenario, Stage};
+use onecopy_tests::schedule::{Outcome, Program, Scenario, SerialChecker, Stage};
 use onecopy_tests::servers::{LEADER, Servers};
 
 const BATCH_TABLES: &str = "CREATE TABLE cfg (k text PRIMARY KEY, v int NOT NULL);
@@ -117,8 +117,8 @@ async fn play(
     let stage = Stage::open(cluster, &case.scenario, servers, Some(freshness)).await?;
     stage.create_tables().await?;
     let outcome = stage.play(case.schedule).await?;
-    let mut judge = Judge::open(cluster, &case.scenario).await?;
-    let explanation = judge.explain(&outcome, freshness == "strict").await?;
+    let mut checker = SerialChecker::open(cluster, &case.scenario).await?;
+    let explanation = checker.explain(&outcome, freshness == "strict").await?;
     stage.drop_tables().await?;
     Ok((outcome, explanation))
 }
@@ -241,12 +241,12 @@ async fn r6_v1_to_v6_are_serializable_on_every_server() -> anyhow::Result<()> {
         cluster.updater("setup").await?.run(tables).await?;
     }
     for case in &cases {
-        let mut judge = Judge::open(&cluster, &case.scenario).await?;
+        let mut checker = SerialChecker::open(&cluster, &case.scenario).await?;
         for place in PLACES {
             for freshness in ["strict", "session", "bounded:200"] {
                 let stage = Stage::open(&cluster, &case.scenario, &[place, "follower-2"], Some(freshness)).await?;
                 let outcome = stage.play(case.schedule).await?;
-                let explanation = judge.explain(&outcome, freshness == "strict").await?;
+                let explanation = checker.explain(&outcome, freshness == "strict").await?;
                 assert!(explanation.is_some(), "{} on {place}, {freshness}: {outcome:?}", case.name);
             }
         }

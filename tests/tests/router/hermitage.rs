@@ -4,7 +4,7 @@
 //! are declared READ ONLY, and so read on a follower, or not.
 
 use onecopy_tests::cluster::TestCluster;
-use onecopy_tests::schedule::{Judge, Program, Scenario, Stage};
+use onecopy_tests::schedule::{Program, Scenario, SerialChecker, Stage};
 use onecopy_tests::servers::LEADER;
 
 const READ_1: &str = "SELECT * FROM test WHERE id = 1";
@@ -183,7 +183,7 @@ async fn play_all(cluster: &TestCluster, server: &str, declared: bool) -> anyhow
         let stage = Stage::open(cluster, &scenario, &[server], Some("strict")).await?;
         stage.create_tables().await?;
         let outcome = stage.play(case.schedule).await?;
-        let order = Judge::open(cluster, &scenario).await?.explain(&outcome, true).await?;
+        let order = SerialChecker::open(cluster, &scenario).await?.explain(&outcome, true).await?;
         assert!(order.is_some(), "{} (reads on {server}): {outcome:?}", case.name);
         let committed = outcome.committed(&scenario);
         assert!(case.committed.contains(&committed.as_str()), "{} (reads on {server}): {outcome:?}", case.name);

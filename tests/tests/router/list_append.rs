@@ -1,4 +1,4 @@
-//! Random list-append histories, judged by two checkers that do not know of each other.
+//! Random list-append histories, checked by two checkers that do not know of each other.
 
 use onecopy_router::config::{Freshness, RouterSettings};
 use onecopy_tests::checker::{Level, Violation};
@@ -6,7 +6,7 @@ use onecopy_tests::cluster::TestCluster;
 use onecopy_tests::fingerprint::ensure_servers_equal;
 use onecopy_tests::history::History;
 use onecopy_tests::list_append::Workload;
-use onecopy_tests::verdict::{RoutedJudge, judge};
+use onecopy_tests::verdict::{RoutedChecker, check};
 
 /// A control runs until a violation shows; each run takes another seed.
 const CONTROL_RUNS_MAX: u64 = 10;
@@ -15,7 +15,7 @@ const RUNS_MAX: u64 = 5;
 
 /// Runs through a router that is held to `level`, until all took part: the epochs, the tripwire, every server. Gives
 /// back the last history.
-async fn holds(freshness: &str, level: Level, routed: &mut RoutedJudge, seed: u64) -> anyhow::Result<History> {
+async fn holds(freshness: &str, level: Level, routed: &mut RoutedChecker, seed: u64) -> anyhow::Result<History> {
     let freshness: Freshness = freshness.parse()?;
     let cluster = TestCluster::with_router(2, |settings| settings.freshness = freshness).await?;
     for seed in (0..RUNS_MAX).map(|run| seed.wrapping_add(run)) {
@@ -25,7 +25,7 @@ async fn holds(freshness: &str, level: Level, routed: &mut RoutedJudge, seed: u6
         println!("seed {seed}, {freshness}: {} of {} committed", history.committed_count(), history.transactions.len());
         println!("{status:?}");
         assert!(history.committed_count() >= workload.transactions);
-        let verdict = routed.judge(&history, level)?;
+        let verdict = routed.check(&history, level)?;
         assert!(verdict.is_valid(), "seed {seed}, {freshness}: {:?} {:?}", verdict.ours, verdict.adya);
         ensure_servers_equal(&cluster.servers).await?;
         // How often each is needed hangs on how fast the machine is.
@@ -44,7 +44,7 @@ async fn must_fail(cluster: &TestCluster) -> anyhow::Result<()> {
     let seed = onecopy_testing::seed();
     for seed in (0..CONTROL_RUNS_MAX).map(|run| seed.wrapping_add(run)) {
         let history = Workload::usual(seed).run(cluster).await?;
-        let verdict = judge(&history, Level::Serializable)?;
+        let verdict = check(&history, Level::Serializable)?;
         println!("seed {seed}: {} committed, {:?}", history.committed_count(), verdict.adya.anomaly_types);
         match verdict.ours {
             Ok(()) => {}
@@ -75,23 +75,23 @@ async fn r2_without_the_tripwire_both_checkers_fail() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r3_strict_freshness_is_strictly_serializable() -> anyhow::Result<()> {
     let seed = onecopy_testing::seed();
-    holds("strict", Level::StrictSerializable, &mut RoutedJudge::default(), seed).await.map(drop)
+    holds("strict", Level::StrictSerializable, &mut RoutedChecker::default(), seed).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r4_session_freshness_keeps_each_sessions_order() -> anyhow::Result<()> {
     let seed = onecopy_testing::seed();
-    holds("session", Level::SessionSerializable, &mut RoutedJudge::default(), seed).await.map(drop)
+    holds("session", Level::SessionSerializable, &mut RoutedChecker::default(), seed).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r5_bounded_freshness_is_serializable() -> anyhow::Result<()> {
-    let (seed, mut routed) = (onecopy_testing::seed(), RoutedJudge::default());
+    let (seed, mut routed) = (onecopy_testing::seed(), RoutedChecker::default());
     for run in 0..3 {
         let seed = seed.wrapping_add(run * RUNS_MAX);
         let history = holds("bounded:200", Level::Serializable, &mut routed, seed).await?;
         // Old reads are allowed and do happen: where real-time order is asked for, the checkers must say so.
-        if !judge(&history, Level::StrictSerializable)?.is_valid() {
+        if !check(&history, Level::StrictSerializable)?.is_valid() {
             return Ok(());
         }
     }

@@ -14,7 +14,7 @@ use onecopy_tests::cluster::{TestCluster, router_configuration, server_configura
 use onecopy_tests::fingerprint::{ensure_servers_equal, fingerprint};
 use onecopy_tests::list_append::Workload;
 use onecopy_tests::servers::{DATABASE, TestServer};
-use onecopy_tests::verdict::{RoutedJudge, judge};
+use onecopy_tests::verdict::{RoutedChecker, check};
 
 use crate::harness::{wait_for_whole_epoch, wait_until};
 
@@ -150,7 +150,7 @@ async fn holds_while_followers_change(freshness: &str, level: Level) -> anyhow::
     let (history, follower) = tokio::join!(run, changes);
     let (history, follower) = (history.context("the run hangs")??, follower?);
     println!("seed {seed}, {freshness}: {} committed; {:?}", history.committed_count(), cluster.router().status());
-    let verdict = RoutedJudge::default().judge(&history, level)?;
+    let verdict = RoutedChecker::default().check(&history, level)?;
     assert!(verdict.is_valid(), "seed {seed}, {freshness}: {:?} {:?}", verdict.ours, verdict.adya);
     let leaders = ensure_servers_equal(&cluster.servers).await?;
     let session = follower.connect("auditor").await?;
@@ -176,7 +176,7 @@ async fn r15_without_epochs_reads_on_a_new_follower_are_wrong() -> anyhow::Resul
     let seed = onecopy_testing::seed();
     for seed in (0..CONTROL_RUNS_MAX).map(|run| seed.wrapping_add(run)) {
         let workload = Workload { reads_anywhere: true, ..Workload::usual(seed) };
-        match judge(&workload.run(&cluster).await?, Level::Serializable)?.ours {
+        match check(&workload.run(&cluster).await?, Level::Serializable)?.ours {
             Ok(()) => {}
             Err(Violation::Cycle { .. }) => {
                 assert!(reads_on(&cluster, NEW) > READS_MIN);

@@ -2,7 +2,7 @@
 //! `src/test/isolation/specs/receipt-report.spec`): the daily report of a closed day must not miss a receipt.
 
 use onecopy_tests::cluster::TestCluster;
-use onecopy_tests::schedule::{Judge, Program, Scenario, Stage, all_schedules};
+use onecopy_tests::schedule::{Program, Scenario, SerialChecker, Stage, all_schedules};
 use onecopy_tests::servers::LEADER;
 
 /// Seven steps, of which two, two and three keep their order.
@@ -40,13 +40,13 @@ async fn anomalies(cluster: &TestCluster, server: &str) -> anyhow::Result<Vec<St
     let scenario = scenario();
     let stage = Stage::open(cluster, &scenario, &[server], Some("strict")).await?;
     stage.create_tables().await?;
-    let mut judge = Judge::open(cluster, &scenario).await?;
+    let mut checker = SerialChecker::open(cluster, &scenario).await?;
     let mut unexplained = Vec::new();
     let schedules = all_schedules(&scenario);
     assert_eq!(schedules.len(), PERMUTATIONS);
     for schedule in schedules {
         let outcome = stage.play(&schedule).await?;
-        if judge.explain(&outcome, true).await?.is_none() {
+        if checker.explain(&outcome, true).await?.is_none() {
             unexplained.push(schedule);
         }
     }

@@ -13,7 +13,7 @@ use onecopy_tests::fingerprint::ensure_servers_equal;
 use onecopy_tests::history::Ending;
 use onecopy_tests::list_append::Workload;
 use onecopy_tests::servers::{DATABASE, LEADER};
-use onecopy_tests::verdict::RoutedJudge;
+use onecopy_tests::verdict::RoutedChecker;
 
 /// Time between two faults.
 const CALM: Duration = Duration::from_millis(700);
@@ -104,7 +104,7 @@ async fn holds_under(faults: &[(&str, Fault)], freshness: &str, level: Level) ->
         count(Ending::Aborted),
         count(Ending::Unknown)
     );
-    let verdict = RoutedJudge::default().judge(&history, level)?;
+    let verdict = RoutedChecker::default().check(&history, level)?;
     assert!(verdict.is_valid(), "seed {seed}, {freshness}: {:?} {:?}", verdict.ours, verdict.adya);
     ensure_servers_equal(&cluster.servers).await?;
     Ok(())

@@ -86,7 +86,7 @@ async fn a_log_in_given_up_in_its_look_up_leaves_no_answer_for_the_next() -> any
     let cluster = with_roles().await?;
     for _ in 0..GIVEN_UP_ROUNDS_MAX {
         let began = Instant::now();
-        let mut slow = Wire::silent(&cluster).await?;
+        let mut slow = Wire::unauthenticated(&cluster).await?;
         // This one asks shortly before its time is over, and its answer would come after that: a look-up may take 5 s.
         tokio::time::sleep(Duration::from_millis(56_000)).await;
         // The process that looks up is there; more log-ins than one might take too long on a busy machine.
@@ -249,7 +249,7 @@ async fn clients_that_vanish_while_they_log_in_keep_no_database_from_being_dropp
         assert_eq!(other.query("SELECT 1").await?.text_rows(), ["1"]);
         drop(other);
         for _ in 0..10 {
-            let mut vanishing = Wire::silent(&cluster).await?;
+            let mut vanishing = Wire::unauthenticated(&cluster).await?;
             vanishing.send(&startup(&parameters)).await?;
             drop(vanishing);
             // Its log-in goes on to the end while nobody is there to hear of it.

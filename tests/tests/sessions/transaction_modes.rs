@@ -1,5 +1,5 @@
-//! READ ONLY and READ WRITE, changed in the middle: what can write commits through the room and the tripwire, whatever
-//! was said before.
+//! READ ONLY and READ WRITE, changed in the middle: what can write commits through the commit barrier and the tripwire,
+//! whatever was said before.
 
 use onecopy_tests::cluster::TestCluster;
 

@@ -1,4 +1,4 @@
-//! One who waits does not make others wait: long statements in the commit room, DDL under way, a frozen follower,
+//! One who waits does not make others wait: long statements in the commit barrier, DDL under way, a frozen follower,
 //! typos.
 
 use onecopy_tests::cluster::TestCluster;
@@ -54,7 +54,7 @@ async fn readers_that_wait_for_an_epoch_when_ddl_begins_are_answered_by_the_lead
     let holder = cluster.updater("holder").await?;
     holder.run_all(&["BEGIN", "UPDATE numbers SET value = 100 WHERE id = 1"]).await?;
     let blocked = cluster.updater("blocked").await?;
-    // No gate closes while this is in the room.
+    // No gate closes while this is inside the commit barrier.
     let update = blocked.start("UPDATE numbers SET value = value + 1 WHERE id = 1");
     wait_for_blocked(&cluster, 1).await?;
     let mut readers = JoinSet::new();

@@ -13,7 +13,7 @@ use tokio_postgres::error::SqlState;
 
 use super::claims::Claims;
 use super::cluster::{Cluster, wait_replayed};
-use super::patience::until_back;
+use super::retry::until_back;
 
 /// Database for the play without the router, which the router never opens.
 const PLAIN_DATABASE: &str = "receipts_plain";
@@ -75,7 +75,7 @@ impl Outcome {
 }
 
 /// Plays the schedule on every follower, without the router and with it, prints one of each beside each other, and
-/// judges all.
+/// checks all.
 ///
 /// # Errors
 /// What a server refuses, other than a serialization failure.

@@ -48,7 +48,7 @@ pub struct Customer {
 }
 
 impl Customer {
-    /// A customer at the door; `seed` decides what it will do.
+    /// A customer who has just come; `seed` decides what it will do.
     ///
     /// # Errors
     /// What the router refuses.

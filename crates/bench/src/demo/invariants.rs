@@ -5,7 +5,7 @@ use tokio_postgres::Client;
 
 use super::claims::{Claims, grouped};
 use super::cluster::{Cluster, wait_replayed};
-use super::patience::until_back;
+use super::retry::until_back;
 use super::shop::{DATABASE, ORDERS, tables};
 
 /// Each: what must hold, and the query that counts where it does not.

@@ -13,7 +13,7 @@ use tokio_postgres::{Client, Row};
 use super::claims::{Claims, grouped};
 use super::cluster::Cluster;
 use super::customer::Customer;
-use super::patience::Patience;
+use super::retry::RetryDeadline;
 use super::shop::DATABASE;
 
 /// How long an auditor rests: an audit reads whole tables.
@@ -62,7 +62,7 @@ pub struct Load {
     pub seconds: u32,
 }
 
-/// Runs the load, prints a line a second and judges what its clients saw. Returns how many orders they placed.
+/// Runs the load, prints a line a second and checks what its clients saw. Returns how many orders they placed.
 ///
 /// # Errors
 /// When a client gets any error but a serialization failure, or the status cannot be asked for.
@@ -102,7 +102,7 @@ pub async fn run(load: Load, cluster: &Cluster, claims: &mut Claims) -> anyhow::
     in_time.with_context(|| format!("a client's transaction has not ended in {} s", CLOSING_TIMEOUT.as_secs()))??;
     let after = cluster.status().await?.router;
     say!();
-    judge(&tally, &before, &after, claims);
+    check(&tally, &before, &after, claims);
     Ok(tally.orders.load(Relaxed))
 }
 
@@ -110,11 +110,11 @@ pub async fn run(load: Load, cluster: &Cluster, claims: &mut Claims) -> anyhow::
 /// charged.
 async fn audit(mut client: Client, tally: Arc<Tally>) -> anyhow::Result<()> {
     while !tally.closing.load(Relaxed) {
-        let patience = Patience::new();
+        let deadline = RetryDeadline::new();
         let (stock, books) = loop {
             match look_at_everything(&mut client).await {
                 Ok(totals) => break totals,
-                Err(error) => patience.bear(error.into()).await?,
+                Err(error) => deadline.wait_or_fail(error.into()).await?,
             }
         };
         if stock != books {
@@ -217,7 +217,7 @@ fn epoch_age(status: &RouterStatus) -> String {
     shop.and_then(|database| database.epoch_age_ms).map_or("-".to_owned(), |age_ms| format!("{age_ms} ms"))
 }
 
-fn judge(tally: &Tally, before: &RouterStatus, after: &RouterStatus, claims: &mut Claims) {
+fn check(tally: &Tally, before: &RouterStatus, after: &RouterStatus, claims: &mut Claims) {
     let counted = |counter: &AtomicU64| counter.load(Relaxed);
     let (orders, unseen) = (counted(&tally.orders), counted(&tally.own_orders_unseen));
     claims.add(

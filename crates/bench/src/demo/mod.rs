@@ -18,7 +18,7 @@ mod cluster;
 mod customer;
 mod invariants;
 mod load;
-mod patience;
+mod retry;
 mod shop;
 
 use std::io::Write;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::MIB;
-use super::giving::resize;
+use super::shrink::resize;
 use super::site::{self, Site, Start};
 use super::tables::{QUERIES, RELATIONS};
 

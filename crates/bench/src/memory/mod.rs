@@ -8,11 +8,11 @@
 //! The ways of one round follow each other; a ratio is always formed within one round.
 
 mod analysis;
-mod giving;
 mod group;
 mod load;
 mod mariadb;
 mod report;
+mod shrink;
 mod site;
 mod squeeze;
 mod tables;
@@ -152,17 +152,17 @@ async fn analyse(options: &MemoryOptions, report: &mut Report) -> anyhow::Result
 }
 
 async fn give(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()> {
-    let site = filled(giving::SCALE, report).await?;
+    let site = filled(shrink::SCALE, report).await?;
     for round in 1..=options.rounds() + if options.quick { 0 } else { 2 } {
         let huge = (load::Work::Idle, true);
-        for (work, huge_pages) in giving::WORKS.map(|work| (work, false)).into_iter().chain([huge]) {
-            let giving = giving::measure(&site, work, huge_pages, round).await;
-            if let Some(giving) = report.keep(format!("round {round} {}", work.name()), giving) {
-                say(format_args!("round {round} {}: half of the pool in {:.2} s", giving.work, giving.seconds));
-                report.givings.push(giving);
+        for (work, huge_pages) in shrink::WORKS.map(|work| (work, false)).into_iter().chain([huge]) {
+            let shrink = shrink::measure(&site, work, huge_pages, round).await;
+            if let Some(shrink) = report.keep(format!("round {round} {}", work.name()), shrink) {
+                say(format_args!("round {round} {}: half of the pool in {:.2} s", shrink.work, shrink.seconds));
+                report.shrinks.push(shrink);
             }
         }
-        let taking = giving::take(&site, round).await;
+        let taking = shrink::take(&site, round).await;
         let taking = report.keep(format!("round {round} taking"), taking);
         report.takings.extend(taking);
         let shrink = mariadb::measure(round).await;

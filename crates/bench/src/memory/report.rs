@@ -9,8 +9,8 @@ use serde::Serialize;
 use super::MIB;
 use super::MemoryOptions;
 use super::analysis::{Analysis, SIZES_BYTES};
-use super::giving::{Giving, POOL_BYTES, Taking};
 use super::mariadb::Shrink;
+use super::shrink::{POOL_BYTES, PoolShrink, Taking};
 use super::squeeze::{Squeeze, Way};
 use super::tables::QUERIES;
 use crate::machine::Machine;
@@ -42,7 +42,7 @@ pub struct Report {
     /// The second.
     pub analyses: Vec<Analysis>,
     /// The third.
-    pub givings: Vec<Giving>,
+    pub shrinks: Vec<PoolShrink>,
     /// Its levels that do not ask.
     pub takings: Vec<Taking>,
     /// MariaDB's own way.
@@ -64,7 +64,7 @@ impl Report {
             part_seconds: options.seconds(),
             squeezes: Vec::new(),
             analyses: Vec::new(),
-            givings: Vec::new(),
+            shrinks: Vec::new(),
             takings: Vec::new(),
             mariadb: Vec::new(),
             failures: Vec::new(),
@@ -86,7 +86,7 @@ impl Report {
 
     /// Whether there is nothing to show.
     pub fn is_empty(&self) -> bool {
-        self.squeezes.is_empty() && self.analyses.is_empty() && self.givings.is_empty()
+        self.squeezes.is_empty() && self.analyses.is_empty() && self.shrinks.is_empty()
     }
 
     /// Prints it: tables, or one JSON object.
@@ -129,7 +129,7 @@ impl Report {
         // Writing to a string cannot fail.
         let _ = self.write_squeezes(&mut text);
         let _ = self.write_analyses(&mut text);
-        let _ = self.write_givings(&mut text);
+        let _ = self.write_shrinks(&mut text);
         for failure in &self.failures {
             let _ = writeln!(text, "\nFailed: {failure}");
         }
@@ -232,8 +232,8 @@ impl Report {
         of(true).filter_map(move |shrunk| Some((shrunk, of(false).find(|born| born.round == shrunk.round)?)))
     }
 
-    fn write_givings(&self, text: &mut String) -> std::fmt::Result {
-        if self.givings.is_empty() {
+    fn write_shrinks(&self, text: &mut String) -> std::fmt::Result {
+        if self.shrinks.is_empty() {
             return Ok(());
         }
         writeln!(
@@ -248,12 +248,12 @@ impl Report {
              meanwhile | tps: before | meanwhile | growing, s |\n|{}",
             "---|".repeat(14)
         )?;
-        let mut works: Vec<&str> = self.givings.iter().map(|giving| giving.work).collect();
+        let mut works: Vec<&str> = self.shrinks.iter().map(|shrink| shrink.work).collect();
         works.dedup();
         works.truncate(4);
         for work in works {
-            let of = |value: &dyn Fn(&Giving) -> Option<f64>| {
-                let values = self.givings.iter().filter(|giving| giving.work == work).filter_map(value);
+            let of = |value: &dyn Fn(&PoolShrink) -> Option<f64>| {
+                let values = self.shrinks.iter().filter(|shrink| shrink.work == work).filter_map(value);
                 cell(Spread::of(&values.collect::<Vec<f64>>()))
             };
             writeln!(

@@ -12,9 +12,9 @@ use onecopy_memory::published::Published;
 use serde::Serialize;
 
 use super::MIB;
-use super::giving::resize;
 use super::group::Group;
 use super::load::{self, Load, Work};
+use super::shrink::resize;
 use super::site::{self, Site, Start, Swap};
 use crate::disk::{SlowDisk, drop_caches};
 

@@ -20,7 +20,7 @@ use crate::process_cpu::process_time;
 /// Memory of the guest.
 const MEMORY_BYTES: u64 = 512 << 20;
 /// How much longer than its load a measurement in the guest may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Lines of the console that an error shows.
 const CONSOLE_LINES: usize = 20;
 
@@ -223,7 +223,7 @@ impl Guest {
         let more = ["--depth", &depth, "--span", &span, "--seconds", &seconds];
         let server_time = || self.disks[place].server.as_ref().map(Server::processor_time).transpose();
         let (qemu_before, server_before) = (process_time(self.machine.process_id())?, server_time()?);
-        let executed = self.agent.execute(&[&command[..], &more[..]].concat(), length + PATIENCE).await?;
+        let executed = self.agent.execute(&[&command[..], &more[..]].concat(), length + TIMEOUT).await?;
         let (qemu_after, server_after) = (process_time(self.machine.process_id())?, server_time()?);
         let output = executed.stdout.to_text();
         ensure!(executed.status == Some(0), "{device}: {output}{}", executed.stderr.to_text());

@@ -26,7 +26,7 @@ const WRITE: u16 = 1;
 const REQUEST_BYTES_MAX: usize = 128 << 10;
 
 /// How long a request may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The client.
 pub struct NbdClient {
@@ -43,7 +43,7 @@ impl NbdClient {
     /// Connects to the export "" at a socket.
     pub fn connect(socket: &Path) -> anyhow::Result<NbdClient> {
         let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let mut stream = BufReader::with_capacity(REQUEST_BYTES_MAX * 4, stream);
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting)?;

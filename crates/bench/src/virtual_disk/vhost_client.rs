@@ -8,7 +8,7 @@ use onecopy_testing::vhost_driver::{self, Driver, DriverOptions};
 use super::load::{Ask, Client};
 
 /// How long a request may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Room for the largest request.
 const SLOT_BYTES: u64 = 128 << 10;
@@ -51,7 +51,7 @@ impl Client for VhostClient {
 
     fn wait(&mut self) -> anyhow::Result<u32> {
         self.driver.kick(0)?;
-        let first = self.driver.wait(0, PATIENCE)?;
+        let first = self.driver.wait(0, TIMEOUT)?;
         self.ended(first)?;
         let mut ended = 1;
         while let Some(more) = self.driver.finished(0)? {

@@ -57,7 +57,7 @@ impl Owner {
     }
 
     /// What is wrong with what is found in one of its own; None when nothing is, or nothing is known.
-    pub(crate) fn judge(&self, own: u64, found: Found) -> Option<String> {
+    pub(crate) fn check(&self, own: u64, found: Found) -> Option<String> {
         let expected = self.contents[own as usize];
         let right = match expected {
             Content::Unknown => true,
@@ -92,19 +92,19 @@ mod tests {
     #[test]
     fn old_misplaced_and_damaged_contents_are_wrong() {
         let mut owner = Owner::new(9, 1, 2, 4 * STRIPE_SECTORS);
-        assert_eq!(owner.judge(5, Found::Foreign), None);
+        assert_eq!(owner.check(5, Found::Foreign), None);
         owner.contents(5, 1)[0] = Content::Written(2);
-        assert_eq!(owner.judge(5, Found::Whole(owner.stamp(5, 2))), None);
+        assert_eq!(owner.check(5, Found::Whole(owner.stamp(5, 2))), None);
         for wrong in [
             Found::Whole(owner.stamp(5, 1)),
             Found::Whole(owner.stamp(6, 2)),
             Found::Damaged(owner.stamp(5, 2)),
             Found::Zeros,
         ] {
-            assert!(owner.judge(5, wrong).is_some(), "{wrong:?}");
+            assert!(owner.check(5, wrong).is_some(), "{wrong:?}");
         }
         owner.contents(5, 1)[0] = Content::Zeros;
-        assert_eq!(owner.judge(5, Found::Zeros), None);
-        assert!(owner.judge(5, Found::Whole(owner.stamp(5, 2))).is_some());
+        assert_eq!(owner.check(5, Found::Zeros), None);
+        assert!(owner.check(5, Found::Whole(owner.stamp(5, 2))).is_some());
     }
 }

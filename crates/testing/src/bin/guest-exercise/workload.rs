@@ -170,7 +170,7 @@ impl<'a> Worker<'a> {
         }
         for (sector, bytes) in (own..).zip(bytes.chunks_exact(SECTOR_BYTES)) {
             self.report.compared += 1;
-            if let Some(wrong) = self.owner.judge(sector, examine(bytes)) {
+            if let Some(wrong) = self.owner.check(sector, examine(bytes)) {
                 self.report.error(wrong);
             }
         }

@@ -15,22 +15,22 @@ const ABSENCE_MAX: Duration = Duration::from_secs(60);
 /// How long to wait before trying again.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// How long one thing has been waited for.
-pub struct Patience {
+/// Until when one thing is tried again.
+pub struct RetryDeadline {
     ends_at: Instant,
 }
 
-impl Patience {
-    /// Full patience.
-    pub fn new() -> Patience {
-        Patience { ends_at: Instant::now() + ABSENCE_MAX }
+impl RetryDeadline {
+    /// The whole time from now on.
+    pub fn new() -> RetryDeadline {
+        RetryDeadline { ends_at: Instant::now() + ABSENCE_MAX }
     }
 
     /// Waits a moment when `error` says that the server is away; then it is time for the next attempt.
     ///
     /// # Errors
     /// `error`, when it says anything else or the server has been away for too long.
-    pub async fn bear(&self, error: anyhow::Error) -> anyhow::Result<()> {
+    pub async fn wait_or_fail(&self, error: anyhow::Error) -> anyhow::Result<()> {
         if !is_away(&error) || Instant::now() >= self.ends_at {
             return Err(error);
         }
@@ -42,13 +42,13 @@ impl Patience {
 /// Runs `attempt`, and again while its server is away.
 ///
 /// # Errors
-/// As [`Patience::bear`].
+/// As [`RetryDeadline::wait_or_fail`].
 pub async fn until_back<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let patience = Patience::new();
+    let deadline = RetryDeadline::new();
     loop {
         match attempt().await {
             Ok(outcome) => return Ok(outcome),
-            Err(error) => patience.bear(error).await?,
+            Err(error) => deadline.wait_or_fail(error).await?,
         }
     }
 }

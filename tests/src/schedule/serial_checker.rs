@@ -1,14 +1,14 @@
-//! The judge of outcomes: runs what committed in every serial order and compares.
+//! The checker of outcomes: runs what committed in every serial order and compares.
 
 use std::collections::HashMap;
 
 use super::{Outcome, Scenario};
 use crate::client::{Answer, Session};
 use crate::cluster::TestCluster;
-use crate::servers::JUDGE_DATABASE;
+use crate::servers::CHECKER_DATABASE;
 
 /// Runs the same transactions serially.
-pub struct Judge<'a> {
+pub struct SerialChecker<'a> {
     scenario: &'a Scenario,
     session: Session,
     known: HashMap<Vec<usize>, SerialOutcome>,
@@ -20,17 +20,17 @@ struct SerialOutcome {
     final_state: Vec<Vec<Option<String>>>,
 }
 
-impl<'a> Judge<'a> {
-    /// Empties the judge's database and makes the tables there, behind the router's back: no client reads there.
+impl<'a> SerialChecker<'a> {
+    /// Empties the checker's database and makes the tables there, behind the router's back: no client reads there.
     ///
     /// # Errors
     ///
     /// The server's refusal.
-    pub async fn open(cluster: &TestCluster, scenario: &'a Scenario) -> anyhow::Result<Judge<'a>> {
-        let session = Session::connect("judge", &cluster.servers.leader().config(JUDGE_DATABASE)).await?;
+    pub async fn open(cluster: &TestCluster, scenario: &'a Scenario) -> anyhow::Result<SerialChecker<'a>> {
+        let session = Session::connect("checker", &cluster.servers.leader().config(CHECKER_DATABASE)).await?;
         session.run("SET client_min_messages = error; DROP SCHEMA public CASCADE; CREATE SCHEMA public").await?;
         session.run(scenario.tables).await?;
-        Ok(Judge { scenario, session, known: HashMap::new() })
+        Ok(SerialChecker { scenario, session, known: HashMap::new() })
     }
 
     /// A serial order of the committed programs that gives the same answers and the same final state; `real_time` asks

@@ -27,7 +27,7 @@ pub const WORKS: [Work; 3] = [Work::Idle, Work::Reads(ACCOUNTS), Work::Updates];
 
 /// One shrink on request, and the growth after it.
 #[derive(Debug, Clone, Serialize)]
-pub struct Giving {
+pub struct PoolShrink {
     /// In which round, from 1.
     pub round: u32,
     /// What clients did.
@@ -79,7 +79,7 @@ pub struct Taking {
 }
 
 /// Shrinks on request with clients at work.
-pub async fn measure(site: &Site, work: Work, huge_pages: bool, round: u32) -> anyhow::Result<Giving> {
+pub async fn measure(site: &Site, work: Work, huge_pages: bool, round: u32) -> anyhow::Result<PoolShrink> {
     let _reserved = if huge_pages { Some(HugePages::reserve(POOL_BYTES / (2 * MIB) + 64)?) } else { None };
     site.start(Start { huge_pages, ..Start::with_extension(POOL_BYTES) }).await?;
     site.warm(&["pgbench_accounts_pkey", "pgbench_accounts"]).await?;
@@ -104,7 +104,7 @@ pub async fn measure(site: &Site, work: Work, huge_pages: bool, round: u32) -> a
     load::pause(AFTER_SECONDS).await;
     let done = clients.stop().await?;
     let before = began - BEFORE_SECONDS * 0.6;
-    Ok(Giving {
+    Ok(PoolShrink {
         round,
         work: if huge_pages { "idle, huge pages" } else { work.name() },
         seconds: ended - began,
