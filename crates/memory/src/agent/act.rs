@@ -36,15 +36,15 @@ impl Agent {
             let Ok(engine) = self.engine(&decision.instance) else { continue };
             shrinking.spawn(async move {
                 let taken = take(&*engine, &decision, timeout).await;
-                let told = tell(engine, decision.to_bytes, timeout).await;
-                (decision, taken, told)
+                let result = set_target(engine, decision.to_bytes, timeout).await;
+                (decision, taken, result)
             });
         }
         while let Some(done) = shrinking.join_next().await {
             match done {
-                Ok((decision, taken, told)) => {
+                Ok((decision, taken, result)) => {
                     self.note_taken(&decision, taken);
-                    self.note(decision, told);
+                    self.note(decision, result);
                 }
                 Err(error) => tracing::error!(%error, "memory: shrinking a server broke down"),
             }
@@ -67,8 +67,8 @@ impl Agent {
             state.decisions.note(decision, Outcome::Postponed);
             return;
         }
-        let told = tell(engine, decision.to_bytes, self.shared.rhythm.answer_timeout).await;
-        self.note(decision, told);
+        let result = set_target(engine, decision.to_bytes, self.shared.rhythm.answer_timeout).await;
+        self.note(decision, result);
     }
 
     fn note_taken(&self, decision: &Decision, taken: Result<Taken, MemoryError>) {
@@ -85,9 +85,9 @@ impl Agent {
 
     /// Notes what came of a decision, and counts the new target at once: the server is asked again only in the next
     /// round.
-    fn note(&self, decision: Decision, told: Result<Change, MemoryError>) {
+    fn note(&self, decision: Decision, result: Result<Change, MemoryError>) {
         let mut state = self.lock();
-        let outcome = match told {
+        let outcome = match result {
             Ok(change) => {
                 let bytes = decision.to_bytes.abs_diff(decision.from_bytes);
                 if decision.to_bytes < decision.from_bytes {
@@ -98,7 +98,7 @@ impl Agent {
                     state.figures.grown_bytes += bytes;
                 }
                 if let Ok(member) = state.members.get_mut(&decision.instance) {
-                    member.told(&change, decision.to_bytes);
+                    member.note_change(&change, decision.to_bytes);
                 }
                 Outcome::Told
             }
@@ -114,7 +114,7 @@ impl Agent {
 impl super::members::Member {
     /// What the server answered to a new target. A server that rounds gets what it made of it as what was set by hand,
     /// lest it be told the same again for ever.
-    fn told(&mut self, change: &Change, wanted_bytes: Bytes) {
+    fn note_change(&mut self, change: &Change, wanted_bytes: Bytes) {
         if let Some(observation) = &mut self.observation {
             observation.target_bytes = change.target_bytes;
             observation.pool_bytes = change.pool_bytes;
@@ -137,7 +137,7 @@ async fn take(engine: &dyn Engine, decision: &Decision, timeout: Duration) -> Re
 }
 
 /// Tells a server its target, bounded in time.
-async fn tell(engine: Arc<dyn Engine>, target_bytes: Bytes, timeout: Duration) -> Result<Change, MemoryError> {
+async fn set_target(engine: Arc<dyn Engine>, target_bytes: Bytes, timeout: Duration) -> Result<Change, MemoryError> {
     let waited =
         || MemoryError::NoAnswer { instance: engine.instance().clone(), action: "take a new target", waited: timeout };
     tokio::time::timeout(timeout, engine.set_target(target_bytes)).await.unwrap_or_else(|_| Err(waited()))

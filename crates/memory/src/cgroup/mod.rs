@@ -144,7 +144,7 @@ impl InstanceGroup {
 fn make_both(version: Version, parent: &Path, ours: &Path, directory: &Path) -> Result<bool, MemoryError> {
     for (above, group) in [(parent, ours), (ours, directory)] {
         if version == Version::V2 {
-            hand_down(above)?;
+            enable_memory_controller(above)?;
         }
         match fs::create_dir(group) {
             Err(error) if error.kind() == ErrorKind::NotFound && group == directory => return Ok(false),
@@ -156,7 +156,7 @@ fn make_both(version: Version, parent: &Path, ours: &Path, directory: &Path) -> 
 }
 
 /// Version 2: what is below a cgroup has the controller for memory when the cgroup hands it down.
-fn hand_down(group: &Path) -> Result<(), MemoryError> {
+fn enable_memory_controller(group: &Path) -> Result<(), MemoryError> {
     write(&group.join("cgroup.subtree_control"), "+memory").map_err(|error| match error.kind() {
         ErrorKind::ResourceBusy => refused(format!(
             "processes are in {} itself, which must not have cgroups with limits then; limit that one from outside",

@@ -1,6 +1,6 @@
 //! PostgreSQL 15 to 18 with the extension: levels `request` and `publish`.
 
-mod look;
+mod status_row;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
 use crate::published::Published;
 use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
 
-use look::{Look, bytes};
+use status_row::{StatusRow, bytes};
 
 /// How often a change that somebody waits for is looked at.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -70,11 +70,11 @@ impl ExtensionEngine {
     }
 
     /// Everything that is asked each second, in one statement.
-    async fn look(&self) -> Result<Look, MemoryError> {
-        let statement = look::statement(&self.schema().await?);
+    async fn query_status(&self) -> Result<StatusRow, MemoryError> {
+        let statement = status_row::statement(&self.schema().await?);
         let action = "tell its memory";
         let row = self.session.run(action, |client| async move { client.query_one(&statement, &[]).await }).await?;
-        Look::of(&row).map_err(|error| MemoryError::Statement {
+        StatusRow::of(&row).map_err(|error| MemoryError::Statement {
             instance: self.instance.clone(),
             action,
             reason: format!("the extension is of another version than this program: {error}"),
@@ -93,27 +93,27 @@ impl ExtensionEngine {
         })
     }
 
-    fn observation(&self, look: Look) -> Observation {
-        let rates = self.counters.rates(Instant::now(), look.hits, look.reads);
+    fn observation(&self, status: StatusRow) -> Observation {
+        let rates = self.counters.rates(Instant::now(), status.hits, status.reads);
         let mut observation = Observation {
             instance: self.instance.clone(),
             answered: true,
-            pool_bytes: look.pool_bytes,
-            target_bytes: look.target_bytes,
-            ceiling_bytes: look.ceiling_bytes,
-            floor_bytes: look.floor_bytes,
-            granule_bytes: look.granule_bytes,
-            published_bytes: look.published_bytes,
-            huge_pages: look.huge_pages,
-            returned_huge_bytes: look.returned_huge_bytes,
-            working_set_bytes: look.working_set_bytes,
-            hit_ratio: look.hit_ratio.or(rates.hit_ratio),
+            pool_bytes: status.pool_bytes,
+            target_bytes: status.target_bytes,
+            ceiling_bytes: status.ceiling_bytes,
+            floor_bytes: status.floor_bytes,
+            granule_bytes: status.granule_bytes,
+            published_bytes: status.published_bytes,
+            huge_pages: status.huge_pages,
+            returned_huge_bytes: status.returned_huge_bytes,
+            working_set_bytes: status.working_set_bytes,
+            hit_ratio: status.hit_ratio.or(rates.hit_ratio),
             hits_per_second: rates.hits_per_second,
             reads_per_second: rates.reads_per_second,
-            ghost: look.ghost,
+            ghost: status.ghost,
             resident_bytes: None,
             swap_bytes: None,
-            blocked_by: look.blocked_by,
+            blocked_by: status.blocked_by,
             limits: Vec::new(),
         };
         let pid_file = self.data_directory.as_ref().map(|path| path.join("postmaster.pid"));
@@ -122,9 +122,9 @@ impl ExtensionEngine {
     }
 
     async fn give(&self, target_bytes: Bytes) -> Result<Change, MemoryError> {
-        let before = self.look().await?;
+        let before = self.query_status().await?;
         let instance = || self.instance.clone();
-        let Look { floor_bytes, ceiling_bytes, .. } = before;
+        let StatusRow { floor_bytes, ceiling_bytes, .. } = before;
         if target_bytes < floor_bytes {
             return Err(MemoryError::BelowFloor { instance: instance(), target_bytes, floor_bytes });
         }
@@ -142,12 +142,12 @@ impl ExtensionEngine {
     async fn watch(&self, target_bytes: Bytes, report: Report<'_>) -> Result<Change, MemoryError> {
         let mut from_bytes = None;
         loop {
-            let look = self.look().await?;
-            let pool_bytes = look.pool_bytes;
+            let status = self.query_status().await?;
+            let pool_bytes = status.pool_bytes;
             let from_bytes = *from_bytes.get_or_insert(pool_bytes);
-            report(&Progress { from_bytes, target_bytes, pool_bytes, blocked_by: look.blocked_by });
-            if look.target_bytes != target_bytes {
-                return Err(overtaken(&self.instance, look.target_bytes));
+            report(&Progress { from_bytes, target_bytes, pool_bytes, blocked_by: status.blocked_by });
+            if status.target_bytes != target_bytes {
+                return Err(overtaken(&self.instance, status.target_bytes));
             }
             if pool_bytes == target_bytes {
                 return Ok(Change { from_bytes, target_bytes, pool_bytes });
@@ -199,7 +199,7 @@ impl Engine for ExtensionEngine {
     }
 
     fn observe(&self) -> EngineFuture<'_, Observation> {
-        Box::pin(async { Ok(self.observation(self.look().await?)) })
+        Box::pin(async { Ok(self.observation(self.query_status().await?)) })
     }
 
     fn set_target(&self, target_bytes: Bytes) -> EngineFuture<'_, Change> {

@@ -107,7 +107,7 @@ impl PlainEngine {
 
     /// The server's figures; at level `own` its pages are dropped on the way: a target holds only while they are, again
     /// and again.
-    async fn look(&self) -> Result<Observation, MemoryError> {
+    async fn query_status(&self) -> Result<Observation, MemoryError> {
         let told = self.ask().await?;
         let figures = if self.owned() { Some(self.hold().await?) } else { None };
         let rates = self.counters.rates(Instant::now(), told.hits, told.reads);
@@ -211,7 +211,7 @@ impl PlainEngine {
         }
         let mut from_bytes = None;
         loop {
-            let now = self.look().await?;
+            let now = self.query_status().await?;
             let pool_bytes = now.pool_bytes;
             let from_bytes = *from_bytes.get_or_insert(pool_bytes);
             report(&Progress { from_bytes, target_bytes, pool_bytes, blocked_by: now.blocked_by });
@@ -276,7 +276,7 @@ impl Engine for PlainEngine {
     }
 
     fn observe(&self) -> EngineFuture<'_, Observation> {
-        Box::pin(self.look())
+        Box::pin(self.query_status())
     }
 
     fn set_target(&self, target_bytes: Bytes) -> EngineFuture<'_, Change> {

@@ -10,7 +10,7 @@ const CHUNK_BLOCKS: u64 = 256;
 const GHOST_STEPS_MAX: usize = 16;
 
 /// One look at the server.
-pub(super) struct Look {
+pub(super) struct StatusRow {
     pub(super) pool_bytes: Bytes,
     pub(super) target_bytes: Bytes,
     pub(super) ceiling_bytes: Bytes,
@@ -27,7 +27,7 @@ pub(super) struct Look {
     pub(super) ghost: Vec<GhostStep>,
 }
 
-/// The statement whose row [`Look::of`] understands, for an extension in this schema (quoted).
+/// The statement whose row [`StatusRow::of`] understands, for an extension in this schema (quoted).
 pub(super) fn statement(schema: &str) -> String {
     format!(
         "SELECT s.returned_bytes, s.target_bytes, s.ceiling_bytes, s.floor_bytes, s.published_bytes, s.working_set_bytes, s.hit_ratio, \
@@ -41,8 +41,8 @@ pub(super) fn statement(schema: &str) -> String {
     )
 }
 
-impl Look {
-    pub(super) fn of(row: &Row) -> Result<Look, Error> {
+impl StatusRow {
+    pub(super) fn of(row: &Row) -> Result<StatusRow, Error> {
         let size = |column: &str| row.try_get::<_, i64>(column).map(bytes);
         let steps: Option<Vec<Option<i64>>> = row.try_get("steps")?;
         let gains: Option<Vec<Option<f64>>> = row.try_get("gains")?;
@@ -51,7 +51,7 @@ impl Look {
             Some(GhostStep { larger_by_bytes: bytes(step?), hits_per_second: gain.filter(|gain| gain.is_finite())? })
         });
         let ceiling_bytes = size("ceiling_bytes")?;
-        Ok(Look {
+        Ok(StatusRow {
             // What the server has parked or published and not given back still is memory of it.
             pool_bytes: ceiling_bytes.saturating_sub(size("returned_bytes")?),
             target_bytes: size("target_bytes")?,
