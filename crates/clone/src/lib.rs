@@ -18,7 +18,7 @@ mod bytes;
 mod error;
 pub mod fanotify;
 pub mod fill;
-pub mod floor;
+pub mod free_space;
 pub mod hydrator;
 pub mod image;
 pub mod keeper;

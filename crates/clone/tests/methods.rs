@@ -28,7 +28,7 @@ async fn make(method: &dyn CloneMethod, source: &Server, plans: &[Plan]) -> Vec<
         assert!(last.done_bytes == last.total_bytes && last.total_bytes > 1 << 20, "{last:?}");
         assert!(made.inherited.is_empty() && made.pause.is_zero());
         let target = &made.plan.target;
-        assert!(!target.join(MARKER_FILE).exists() && !VersionGuard::is_laid(target));
+        assert!(!target.join(MARKER_FILE).exists() && !VersionGuard::is_installed(target));
         assert_eq!(badly_owned(source, target), Vec::<&Path>::new());
         assert_eq!(badly_owned(source, &made.plan.tablespaces), Vec::<&Path>::new());
     }

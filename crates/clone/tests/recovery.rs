@@ -65,7 +65,7 @@ async fn clone_frozen(source: &Server, plan: &Plan, mode: Mode) -> Vec<Inherited
     point.write(&location).expect("written");
     load.end().await;
     let guard = VersionGuard::new(location, point.major_version);
-    guard.lay().expect("laid");
+    guard.install().expect("laid");
     vec![guard.descriptor().expect("a descriptor")]
 }
 
@@ -98,7 +98,7 @@ async fn a_clone_after_a_crash_is_guarded_until_it_is_finished() {
     assert!(Marker::read(&plan.target).expect("readable").is_some());
     finish(&location, 15).expect("finished");
     finish(&location, 15).expect("finished already");
-    assert!(!VersionGuard::is_laid(&plan.target) && Marker::read(&plan.target).expect("readable").is_none());
+    assert!(!VersionGuard::is_installed(&plan.target) && Marker::read(&plan.target).expect("readable").is_none());
     assert_eq!(std::fs::read_to_string(plan.target.join("PG_VERSION")).expect("read"), "15\n");
     assert_eq!(badly_owned(&source, &plan.target), Vec::<&Path>::new());
     supervisor.stop(StopMode::Fast).await.expect("stops");
@@ -187,7 +187,7 @@ async fn clone_idle_standby(source: &Server, standby: &Server, plan: &Plan, mode
     load.end().await;
     drop(skeleton);
     let guard = VersionGuard::new(location, point.major_version);
-    guard.lay().expect("laid");
+    guard.install().expect("laid");
     vec![guard.descriptor().expect("a descriptor")]
 }
 

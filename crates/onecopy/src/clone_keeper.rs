@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::Args;
-use onecopy_clone::keeper::{self, Ending, Hydrator, Kept};
+use onecopy_clone::keeper::{self, Ending, Hydrator, KeptFiles};
 use onecopy_clone::service::{HYDRATOR_COMMAND, KEPT_LISTENER, KEPT_LOCK};
 
 /// This program's own file, also when it was replaced meanwhile.
@@ -28,7 +28,7 @@ impl CloneKeeper {
         let copy = |file: std::io::Result<_>| file.context("not started by a onecopy that wants a clone");
         let listener = copy(std::io::stdin().as_fd().try_clone_to_owned())?;
         let lock = copy(std::io::stdout().as_fd().try_clone_to_owned())?;
-        let kept = Kept::from([(KEPT_LISTENER.to_owned(), listener), (KEPT_LOCK.to_owned(), lock)]);
+        let kept = KeptFiles::from([(KEPT_LISTENER.to_owned(), listener), (KEPT_LOCK.to_owned(), lock)]);
         let directory = self.directory.as_os_str().to_owned();
         let hydrator = Hydrator {
             program: OWN_PROGRAM.into(),
@@ -37,7 +37,7 @@ impl CloneKeeper {
         };
         match keeper::run(&hydrator, kept)? {
             Ending::Done => Ok(()),
-            Ending::Buried => anyhow::bail!("the hydrator died again and again; its clones are removed"),
+            Ending::CleanedUp => anyhow::bail!("the hydrator died again and again; its clones are removed"),
             Ending::Left => anyhow::bail!("the hydrator died again and again; what it had begun could not be removed"),
         }
     }

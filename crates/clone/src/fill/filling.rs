@@ -15,7 +15,7 @@ use super::bitmap::SharedBitmap;
 use super::counters::{Counters, FillProgress, Purpose};
 use super::in_flight::{Claim, InFlight};
 use super::layout::Layout;
-use crate::floor::{SourceDisks, check_free};
+use crate::free_space::{SourceDisks, check_free};
 use crate::image::{FileNumber, Image};
 use crate::{ByteRange, CHUNK_BYTES, CloneError, Origin};
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::ending::{self, Remains};
 use super::record::Record;
 use crate::CloneError;
-use crate::keeper::Kept;
+use crate::keeper::KeptFiles;
 use crate::service::Rendezvous;
 use crate::target::{Marker, Owner, remove_unmarked};
 
@@ -40,7 +40,7 @@ pub struct Unfinished {
 ///
 /// # Errors
 /// The first that could not be removed or let go; the others are.
-pub async fn clean_up_records(rendezvous: &Rendezvous, kept: &Kept) -> Result<(), CloneError> {
+pub async fn clean_up_records(rendezvous: &Rendezvous, kept: &KeptFiles) -> Result<(), CloneError> {
     let mut outcome = Ok(());
     for Record { number, plan, elsewhere, made } in Record::all(kept) {
         if made.is_some() && ending::is_whole(&plan.target) {
@@ -201,7 +201,7 @@ mod tests {
         let recorded = marked(directory.path(), "recorded", trap.port(), &service).await;
         let elsewhere = Some(RemoteImage { host, session: None });
         let of_elsewhere = Record { number: 1, plan: recorded.clone(), elsewhere, made: None };
-        let kept = Kept::from([(kept_name(1, STATE_SUFFIX), to_memory(&of_elsewhere).unwrap())]);
+        let kept = KeptFiles::from([(kept_name(1, STATE_SUFFIX), to_memory(&of_elsewhere).unwrap())]);
         clean_up_records(&rendezvous, &kept).await.unwrap();
         assert!(!recorded.target.exists() && !trap.has_caught());
         let listed = marked(directory.path(), "listed", trap.port(), &service).await;

@@ -18,7 +18,7 @@ use super::rate::{Rate, seconds_left};
 use crate::Origin;
 use crate::fanotify::Group;
 use crate::fill::{Background, DemandListener, FillProgress, Filling, Limiter};
-use crate::floor::Unwritten;
+use crate::free_space::Unwritten;
 use crate::image::{FileNumber, Image};
 use crate::network::RemoteHost;
 use crate::network::client::RemoteOrigin;

@@ -12,7 +12,7 @@ use super::keeper_client::copy_of;
 use super::record::kept_name;
 use crate::CloneError;
 use crate::fanotify::Group;
-use crate::keeper::Kept;
+use crate::keeper::KeptFiles;
 use crate::plan::Plan;
 use crate::recovery::slot;
 use crate::service::{CloneState, Rendezvous, state_without_service};
@@ -103,7 +103,7 @@ pub async fn discard(hydrator: Arc<Hydrator>, clone: Arc<CloneJob>, reason: Stri
 
 /// Lets go of a clone that was made whole by a service which died before it had forgotten it: marks and accesses that
 /// wait for an answer. Its directory and its slot are its server's.
-pub async fn let_go_of_whole(kept: &Kept, number: u64) -> Result<(), CloneError> {
+pub async fn let_go_of_whole(kept: &KeptFiles, number: u64) -> Result<(), CloneError> {
     let group = Group::from_descriptor(copy_of(kept, &kept_name(number, "group"))?);
     blocking(move || group.let_go(LINGER)).await
 }

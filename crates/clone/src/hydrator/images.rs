@@ -17,8 +17,8 @@ use super::making::{OTHER_FREEZE_INTERVAL, OTHER_FREEZE_TIMEOUT};
 use super::{Hydrator, lock};
 use crate::image::Image;
 use crate::network::LEASE;
+use crate::network::image_store::ImageStore;
 use crate::network::manifest::Manifest;
-use crate::network::preserve::Preserve;
 use crate::network::protocol::{SessionId, shown};
 use crate::network::server::{Checking, Ended, Finding, Frozen, ImageMaker, Making, Sessions, serve};
 use crate::plan::{Plan, SourceServer};
@@ -60,7 +60,7 @@ impl Drop for SlotName {
 #[derive(Clone)]
 struct Served {
     number: u64,
-    preserve: Arc<Preserve>,
+    image_store: Arc<ImageStore>,
     connection: ConnectionParameters,
     data_directory: PathBuf,
     slot: String,
@@ -78,11 +78,11 @@ impl Images {
 
     /// Goes on with an image; its source is followed for it already.
     pub fn resume(&self, sessions: &Sessions, resumed: ResumedImage) {
-        let ResumedImage { record: ImageRecord { number, session, plan, .. }, preserve } = resumed;
+        let ResumedImage { record: ImageRecord { number, session, plan, .. }, image_store } = resumed;
         tracing::warn!(?session, target = %plan.target.display(), "goes on with an image for a clone elsewhere");
         let slot_name = self.reserve(&plan.slot).map(Arc::new);
-        lock(&self.served).insert(session, Served::new(number, Arc::clone(&preserve), plan, slot_name));
-        sessions.resume(session, preserve);
+        lock(&self.served).insert(session, Served::new(number, Arc::clone(&image_store), plan, slot_name));
+        sessions.resume(session, image_store);
     }
 
     /// Nobody will read this image: the clone learns it when it asks.
@@ -137,7 +137,7 @@ impl Images {
         let server = plan.source.clone();
         let directory = server.data_directory.clone();
         let files = blocking(move || Ok(Image::scan(&directory)?.image.files.len())).await?;
-        let _promise = hydrator.promise_descriptors(&server.data_directory, files, 1)?;
+        let _reservation = hydrator.reserve_descriptors(&server.data_directory, files, 1)?;
         let number = hydrator.next_number.fetch_add(1, Ordering::Relaxed);
         let record = ImageRecord { number, session, plan: plan.clone(), image: None };
         record.keep(&hydrator, None).await?;
@@ -145,9 +145,9 @@ impl Images {
         let begun = begun.inspect_err(|_| kept::forget(&hydrator, number))?;
         match self.freeze_and_keep(&hydrator, record, begun).await {
             Ok(frozen) => {
-                let preserve = Arc::clone(&frozen.preserve);
+                let image_store = Arc::clone(&frozen.image_store);
                 let slot_name = Some(Arc::new(slot_name));
-                lock(&self.served).insert(session, Served::new(number, preserve, plan, slot_name));
+                lock(&self.served).insert(session, Served::new(number, image_store, plan, slot_name));
                 Ok(frozen)
             }
             Err(error) => {
@@ -168,14 +168,14 @@ impl Images {
     ) -> Result<Frozen, CloneError> {
         let frozen = self.follow(hydrator, &record.plan, begun).await?;
         let record = ImageRecord { image: Some(frozen.manifest.image.clone()), ..record };
-        let kept = record.keep(hydrator, Some(&frozen.preserve)).await;
-        kept.inspect_err(|_| unfollow(hydrator, &frozen.preserve))?;
+        let kept = record.keep(hydrator, Some(&frozen.image_store)).await;
+        kept.inspect_err(|_| unfollow(hydrator, &frozen.image_store))?;
         Ok(frozen)
     }
 
     async fn follow(&self, hydrator: &Arc<Hydrator>, plan: &Plan, begun: Begun) -> Result<Frozen, CloneError> {
         let (begin, mut attempts) = (Instant::now(), 0);
-        let (preserve, small_files, pause) = loop {
+        let (image_store, small_files, pause) = loop {
             attempts += 1;
             let source = hydrator.watched(&plan.source).await?;
             source.adopt(&plan.source).await?;
@@ -190,11 +190,11 @@ impl Images {
             }
         };
         let ended = begun.end().await;
-        let recovery = ended.inspect_err(|_| unfollow(hydrator, &preserve))?;
+        let recovery = ended.inspect_err(|_| unfollow(hydrator, &image_store))?;
         let pause_us = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
         tracing::info!(pause_us, target = %plan.target.display(), "frozen for a clone elsewhere");
-        let manifest = Manifest { image: preserve.image().as_ref().clone(), recovery, pause_us };
-        Ok(Frozen { manifest, small_files, preserve })
+        let manifest = Manifest { image: image_store.image().as_ref().clone(), recovery, pause_us };
+        Ok(Frozen { manifest, small_files, image_store })
     }
 
     fn served(&self) -> Vec<(SessionId, Served)> {
@@ -203,31 +203,31 @@ impl Images {
 }
 
 impl Served {
-    fn new(number: u64, preserve: Arc<Preserve>, plan: Plan, slot_name: Option<Arc<SlotName>>) -> Served {
+    fn new(number: u64, image_store: Arc<ImageStore>, plan: Plan, slot_name: Option<Arc<SlotName>>) -> Served {
         let Plan { source, slot, wal_keep_bytes_max, .. } = plan;
         let SourceServer { connection, data_directory, .. } = source;
-        Served { number, preserve, connection, data_directory, slot, slot_name, wal_keep_bytes_max }
+        Served { number, image_store, connection, data_directory, slot, slot_name, wal_keep_bytes_max }
     }
 }
 
-type FrozenNow = (Arc<Preserve>, Vec<crate::image::SmallFile>, Duration);
+type FrozenNow = (Arc<ImageStore>, Vec<crate::image::SmallFile>, Duration);
 
 fn freeze_now(source: &Arc<Source>, data_directory: &Path) -> Result<FrozenNow, CloneError> {
     source.prepare()?;
     let mut freezing = source.close_gate()?;
     let beside = data_directory.parent().unwrap_or(data_directory);
     let origin = Arc::new(freezing.files());
-    let preserve = Arc::new(Preserve::create(Arc::clone(freezing.image()), origin, beside)?);
-    freezing.follow(Arc::clone(&preserve) as _)?;
+    let image_store = Arc::new(ImageStore::create(Arc::clone(freezing.image()), origin, beside)?);
+    freezing.follow(Arc::clone(&image_store) as _)?;
     let small_files = freezing.small_files().to_vec();
     // Who followed in time is none the worse for a gate that opened by itself.
     let pause = freezing.open_gate().unwrap_or(crate::source::GATE_CLOSED_MAX);
-    Ok((preserve, small_files, pause))
+    Ok((image_store, small_files, pause))
 }
 
-fn unfollow(hydrator: &Hydrator, preserve: &Arc<Preserve>) {
+fn unfollow(hydrator: &Hydrator, image_store: &Arc<ImageStore>) {
     if let Some(source) = hydrator.source() {
-        source.unfollow(preserve);
+        source.unfollow(image_store);
     }
 }
 
@@ -243,7 +243,7 @@ impl ImageMaker for Images {
     fn ended(&self, session: SessionId, how: Ended) {
         let Some(served) = lock(&self.served).remove(&session) else { return };
         let Some(hydrator) = self.hydrator.upgrade() else { return };
-        unfollow(&hydrator, &served.preserve);
+        unfollow(&hydrator, &served.image_store);
         match how {
             Ended::Whole => kept::forget(&hydrator, served.number),
             _ => self.release(&hydrator, served.number, served.connection, served.slot, served.slot_name),
@@ -254,7 +254,7 @@ impl ImageMaker for Images {
         let served = lock(&self.served).get(&session).cloned();
         Box::pin(async move {
             let Some(served) = served else { return Vec::new() };
-            let hot = warm::hot_ranges(&served.connection, served.preserve.image(), &served.data_directory);
+            let hot = warm::hot_ranges(&served.connection, served.image_store.image(), &served.data_directory);
             tokio::time::timeout(HOT_TIMEOUT, hot).await.unwrap_or_default()
         })
     }

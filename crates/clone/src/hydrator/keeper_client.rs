@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use crate::CloneError;
-use crate::keeper::{Channel, Kept};
+use crate::keeper::{Channel, KeptFiles};
 
 /// The keeper, as seen from below.
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ impl KeeperClient {
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: the keeper is gone already.
-    pub fn take_over(channel: Channel) -> Result<(KeeperClient, Kept), CloneError> {
+    pub fn take_over(channel: Channel) -> Result<(KeeperClient, KeptFiles), CloneError> {
         let kept = channel.take_over().map_err(CloneError::kernel("hand over what was kept"))?;
         let channel = Arc::new(channel);
         let watched = Arc::clone(&channel);
@@ -50,7 +50,7 @@ impl KeeperClient {
 ///
 /// # Errors
 /// [`CloneError::Kernel`]: it was not kept, or there are no descriptors left.
-pub fn copy_of(kept: &Kept, name: &str) -> Result<OwnedFd, CloneError> {
+pub fn copy_of(kept: &KeptFiles, name: &str) -> Result<OwnedFd, CloneError> {
     let missing = || std::io::Error::other(format!("{name} was not kept"));
     let copy = kept.get(name).ok_or_else(missing).and_then(OwnedFd::try_clone);
     copy.map_err(CloneError::kernel("hand over what was kept"))

@@ -38,17 +38,17 @@ use tokio::sync::{Notify, mpsc};
 use crate::CloneError;
 use crate::fanotify::{Journal, raise_descriptors_max};
 use crate::fill::Filling;
-use crate::keeper::{BITMAP_SUFFIX, Channel, JOURNAL, Kept, STATE_SUFFIX};
+use crate::keeper::{BITMAP_SUFFIX, Channel, JOURNAL, KeptFiles, STATE_SUFFIX};
 use crate::network::server::Sessions;
 use crate::plan::Plan;
 use crate::service::{Event, KEPT_LISTENER, Progress, Rendezvous, SpareWanted};
 use crate::source::Source;
 use cleanup::Unfinished;
 use clone_job::{CloneJob, Running, Stage};
-use descriptors::{Descriptors, Promise};
+use descriptors::{DescriptorReservation, Descriptors};
 use images::Images;
 use keeper_client::KeeperClient;
-use making::{News, Order};
+use making::{Notification, Order};
 use record::kept_name;
 use spare::{SPARE_KEPT, Spare};
 
@@ -114,7 +114,7 @@ pub fn clean_up(directory: PathBuf, channel: Channel) -> Result<(), CloneError> 
     })
 }
 
-async fn serve(rendezvous: Rendezvous, keeper_client: KeeperClient, kept: Kept) -> Result<(), CloneError> {
+async fn serve(rendezvous: Rendezvous, keeper_client: KeeperClient, kept: KeptFiles) -> Result<(), CloneError> {
     let journal = match kept.contains_key(JOURNAL) {
         true => Journal::open(keeper_client::copy_of(&kept, JOURNAL)?)?,
         false => Journal::create()?,
@@ -192,23 +192,28 @@ impl Hydrator {
             || self.lingering.load(Ordering::Acquire) > 0
     }
 
-    /// Open files for `times` sets of a source's files; see [`Descriptors::promise`].
-    fn promise_descriptors(&self, data_directory: &Path, files: usize, times: usize) -> Result<Promise, CloneError> {
-        self.descriptors.promise(data_directory, files, times)
+    /// Open files for `times` sets of a source's files; see [`Descriptors::reserve`].
+    fn reserve_descriptors(
+        &self,
+        data_directory: &Path,
+        files: usize,
+        times: usize,
+    ) -> Result<DescriptorReservation, CloneError> {
+        self.descriptors.reserve(data_directory, files, times)
     }
 
     /// Something goes on until this is dropped.
-    fn linger(&self) -> Lingering {
+    fn linger(&self) -> KeepAlive {
         self.lingering.fetch_add(1, Ordering::AcqRel);
-        Lingering(Arc::clone(&self.lingering))
+        KeepAlive(Arc::clone(&self.lingering))
     }
 
     /// Wants clones of one freeze; their news come until each is ready or has failed.
-    fn order(&self, plans: Vec<Plan>) -> mpsc::Receiver<News> {
-        let (order, news) = Order::new(plans);
+    fn order(&self, plans: Vec<Plan>) -> mpsc::Receiver<Notification> {
+        let (order, notifications) = Order::new(plans);
         lock(&self.orders).push_back(order);
         self.ordered.notify_one();
-        news
+        notifications
     }
 
     fn add(&self, clone: Arc<CloneJob>) {
@@ -338,9 +343,9 @@ impl Hydrator {
 }
 
 /// Keeps the process alive until it is dropped.
-struct Lingering(Arc<AtomicUsize>);
+struct KeepAlive(Arc<AtomicUsize>);
 
-impl Drop for Lingering {
+impl Drop for KeepAlive {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }

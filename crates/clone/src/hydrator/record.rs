@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::CloneError;
 use crate::image::{FileIdentity, Image};
-use crate::keeper::{CLONE_PREFIX, Kept, STATE_SUFFIX};
+use crate::keeper::{CLONE_PREFIX, KeptFiles, STATE_SUFFIX};
 use crate::network::RemoteHost;
 use crate::network::protocol::SessionId;
 use crate::plan::Plan;
@@ -54,7 +54,7 @@ pub struct RunnableClone {
 
 impl Record {
     /// All that were kept, in the order of their numbers; those that cannot be read are named in the log.
-    pub fn all(kept: &Kept) -> Vec<Record> {
+    pub fn all(kept: &KeptFiles) -> Vec<Record> {
         let states = kept.iter().filter(|(name, _)| name.starts_with(CLONE_PREFIX) && name.ends_with(STATE_SUFFIX));
         let records = states.filter_map(|(name, file)| {
             let record = file.try_clone().map_err(CloneError::kernel("open a clone's state")).and_then(from_memory);

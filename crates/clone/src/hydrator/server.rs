@@ -9,7 +9,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::Instant;
 
 use super::Hydrator;
-use super::making::News;
+use super::making::Notification;
 use crate::service::{Connection, Event, Request, WATCH_INTERVAL};
 
 /// With nothing to do and nobody connected for so long, the service ends.
@@ -64,8 +64,8 @@ async fn converse(hydrator: &Arc<Hydrator>, stream: UnixStream) -> io::Result<()
     let answer = match request {
         Request::Clone { plans } => return make(hydrator, connection, plans).await,
         Request::CloneFrom { host, plan } => {
-            let news = hydrator.order_from(host, *plan);
-            return tell(connection, news).await;
+            let notifications = hydrator.order_from(host, *plan);
+            return send_events(connection, notifications).await;
         }
         Request::Watch { target } => return watch(hydrator, connection, &target).await,
         Request::Image => {
@@ -92,11 +92,14 @@ async fn converse(hydrator: &Arc<Hydrator>, stream: UnixStream) -> io::Result<()
 
 /// Makes clones and tells of it; made they are also when nobody listens any more.
 async fn make(hydrator: &Arc<Hydrator>, connection: Connection, plans: Vec<crate::plan::Plan>) -> io::Result<()> {
-    tell(connection, hydrator.order(plans)).await
+    send_events(connection, hydrator.order(plans)).await
 }
 
-async fn tell(mut connection: Connection, mut news: tokio::sync::mpsc::Receiver<News>) -> io::Result<()> {
-    while let Some((event, running)) = news.recv().await {
+async fn send_events(
+    mut connection: Connection,
+    mut notifications: tokio::sync::mpsc::Receiver<Notification>,
+) -> io::Result<()> {
+    while let Some((event, running)) = notifications.recv().await {
         match running {
             Some(running) => connection.send(&event, &running.descriptors()).await?,
             None => connection.send(&event, &[]).await?,

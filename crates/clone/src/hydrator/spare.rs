@@ -83,12 +83,12 @@ async fn make(hydrator: &Arc<Hydrator>, wanted: &SpareWanted) -> Result<Skeleton
     let directory = wanted.source.data_directory.clone();
     let image = blocking(move || Ok(Image::scan(&directory)?.image)).await?;
     // Those of the source, too: the clone that gets it needs them.
-    let promise = hydrator.promise_descriptors(&wanted.source.data_directory, image.files.len(), 2)?;
+    let reservation = hydrator.reserve_descriptors(&wanted.source.data_directory, image.files.len(), 2)?;
     // Watched and adopted long before it is needed, too.
     hydrator.watched(&wanted.source).await?.adopt(&wanted.source).await?;
     let (wanted, service_directory) = (wanted.clone(), hydrator.rendezvous.directory().to_owned());
     blocking(move || {
-        let _promise = promise;
+        let _reservation = reservation;
         let user = ServiceUser::resolve(Some(&wanted.user_name))?;
         let tablespaces = tablespaces_of(&wanted.directory);
         let location = CloneLocation { directory: wanted.directory, tablespaces, user };

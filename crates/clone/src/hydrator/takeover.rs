@@ -22,9 +22,9 @@ use super::{Hydrator, cleanup, lock};
 use crate::CloneError;
 use crate::fanotify::{Group, NoNotifyOpener, Verdict, descriptors_max};
 use crate::fill::{FillProgress, Filling, Limiter, SharedBitmap};
-use crate::floor::SourceDisks;
+use crate::free_space::SourceDisks;
 use crate::image::{FileIdentity, FileNumber, Image};
-use crate::keeper::{BITMAP_SUFFIX, Kept};
+use crate::keeper::{BITMAP_SUFFIX, KeptFiles};
 use crate::network::client::RemoteOrigin;
 use crate::plan::Plan;
 use crate::service::CloneState;
@@ -46,7 +46,7 @@ struct Resumable {
 ///
 /// # Errors
 /// What was kept cannot be used at all.
-pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &Kept) -> Result<(), CloneError> {
+pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &KeptFiles) -> Result<(), CloneError> {
     hydrator.journal.clean();
     let records = Record::all(kept);
     let (images, unusable) = reopen_images(kept).await;
@@ -107,7 +107,7 @@ async fn reopen(
     clone: Arc<CloneJob>,
     made: RunnableClone,
     elsewhere: Option<RemoteImage>,
-    kept: &Kept,
+    kept: &KeptFiles,
 ) -> Result<Resumable, CloneError> {
     let part = |part: &str| copy_of(kept, &kept_name(clone.number, part));
     let (group, bitmap, version) = (part("group")?, part(BITMAP_SUFFIX)?, part("version")?);
@@ -176,7 +176,7 @@ fn numbers(image: &Image) -> impl Iterator<Item = FileNumber> + use<> {
 }
 
 /// Images that other hosts read: those that can be gone on with, and the others.
-async fn reopen_images(kept: &Kept) -> (Vec<ResumedImage>, Vec<ImageRecord>) {
+async fn reopen_images(kept: &KeptFiles) -> (Vec<ResumedImage>, Vec<ImageRecord>) {
     let (mut images, mut unusable) = (Vec::new(), Vec::new());
     for record in ImageRecord::all(kept) {
         match record.clone().reopen(kept).await {
@@ -201,7 +201,8 @@ fn followings(resumable: &[Resumable], images: &[ResumedImage]) -> Followings {
     let plans = resumable.iter().map(|parts| &parts.clone.plan);
     let mut plans = plans.chain(images.iter().map(|image| &image.record.plan));
     let clones = resumable.iter().map(|parts| (Arc::clone(&parts.filling) as _, Arc::clone(parts.filling.image())));
-    let elsewhere = images.iter().map(|image| (Arc::clone(&image.preserve) as _, Arc::clone(image.preserve.image())));
+    let elsewhere =
+        images.iter().map(|image| (Arc::clone(&image.image_store) as _, Arc::clone(image.image_store.image())));
     Followings {
         data_directory: plans.next().map(|plan| plan.source.data_directory.clone()),
         followers: clones.chain(elsewhere).collect(),
@@ -209,7 +210,7 @@ fn followings(resumable: &[Resumable], images: &[ResumedImage]) -> Followings {
 }
 
 /// Answers what the source waits for and goes on saving what it changes; with nobody to save it for, lets it go.
-async fn take_over_source(hydrator: &Hydrator, kept: &Kept, followings: Followings) -> Result<(), CloneError> {
+async fn take_over_source(hydrator: &Hydrator, kept: &KeptFiles, followings: Followings) -> Result<(), CloneError> {
     if !kept.contains_key(SOURCE_GROUP_KEPT) {
         return Ok(());
     }

@@ -21,7 +21,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::passing;
 
 /// Files that a keeper holds, by name.
-pub type Kept = BTreeMap<String, OwnedFd>;
+pub type KeptFiles = BTreeMap<String, OwnedFd>;
 
 /// The longest name.
 pub const NAME_BYTES_MAX: usize = 64;
@@ -93,7 +93,7 @@ impl Channel {
     ///
     /// # Errors
     /// As [`Channel::keep`].
-    pub fn hand_over(&self, kept: &Kept) -> io::Result<()> {
+    pub fn hand_over(&self, kept: &KeptFiles) -> io::Result<()> {
         for (name, file) in kept {
             self.send("kept", name, Some(&file.as_fd()))?;
         }
@@ -133,8 +133,8 @@ impl Channel {
     ///
     /// # Errors
     /// The keeper has gone before it gave all.
-    pub fn take_over(&self) -> io::Result<Kept> {
-        let mut kept = Kept::new();
+    pub fn take_over(&self) -> io::Result<KeptFiles> {
+        let mut kept = KeptFiles::new();
         loop {
             match self.receive(true)? {
                 Some(Message::Kept(name, file)) => drop(kept.insert(name, file)),
@@ -162,7 +162,7 @@ mod tests {
         assert!(matches!(keeper.receive(true).unwrap(), Some(Message::Keep(name, _)) if name == "bitmap"));
         assert!(matches!(keeper.receive(false).unwrap(), Some(Message::Forget(name)) if name == "journal"));
         assert!(keeper.receive(true).unwrap().is_none());
-        assert!(keeper.hand_over(&Kept::new()).is_err(), "nobody reads it");
+        assert!(keeper.hand_over(&KeptFiles::new()).is_err(), "nobody reads it");
     }
 
     #[test]

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub use channel::{Channel, Kept, Message, NAME_BYTES_MAX};
+pub use channel::{Channel, KeptFiles, Message, NAME_BYTES_MAX};
 pub use passing::{DESCRIPTORS_MAX, receive, send};
 
 use crate::CloneError;
@@ -79,7 +79,7 @@ pub enum Ending {
     /// The hydrator had nothing left to do.
     Done,
     /// It died again and again; its clones are buried.
-    Buried,
+    CleanedUp,
     /// And the cleanup failed, too: the clones' directories are left, unstartable.
     Left,
 }
@@ -99,7 +99,7 @@ pub struct Hydrator {
 ///
 /// # Errors
 /// No process or socket can be made.
-pub fn run(hydrator: &Hydrator, kept: Kept) -> io::Result<Ending> {
+pub fn run(hydrator: &Hydrator, kept: KeptFiles) -> io::Result<Ending> {
     let mut keeper = Keeper { kept };
     let mut deaths = Deaths::default();
     while !deaths.are_too_many() {
@@ -116,7 +116,7 @@ pub fn run(hydrator: &Hydrator, kept: Kept) -> io::Result<Ending> {
     keeper.kept.retain(|name, _| name.ends_with(STATE_SUFFIX) || name.starts_with(CLONE_PREFIX));
     let status = keeper.one_life(hydrator, &hydrator.cleanup_arguments, Watch::Clock(BURIAL_TIMEOUT))?;
     tracing::error!(%status, "gave up; the clones that were not whole are buried");
-    Ok(if status.success() { Ending::Buried } else { Ending::Left })
+    Ok(if status.success() { Ending::CleanedUp } else { Ending::Left })
 }
 
 /// Hydrators that died one after another.
@@ -156,7 +156,7 @@ enum Watch {
 }
 
 struct Keeper {
-    kept: Kept,
+    kept: KeptFiles,
 }
 
 impl Keeper {

@@ -12,7 +12,7 @@ use onecopy_testing::{FileSystem, MountedDisk};
 
 use super::*;
 use crate::image::Image;
-use crate::network::preserve::{Preserve, PreserveDescriptors};
+use crate::network::image_store::{ImageStore, ImageStoreDescriptors};
 use crate::network::server::tests::LiveFiles;
 
 /// The number of the life is counted in this file.
@@ -34,7 +34,7 @@ fn hydrator(lives_as: &str, lives: &Path) -> Hydrator {
 
 /// In a hydrator: the number of this life, from 1 on, what was kept, the channel, and whether it shall bury. None in
 /// the test itself.
-fn life() -> Option<(u32, Kept, Channel, bool)> {
+fn life() -> Option<(u32, KeptFiles, Channel, bool)> {
     let path = std::env::var(LIVES_VARIABLE).ok()?;
     let mut lives = File::options().append(true).read(true).create(true).open(path).unwrap();
     lives.write_all(b"x").unwrap();
@@ -81,7 +81,7 @@ fn gives_once_and_is_killed() {
 fn what_a_killed_hydrator_gave_is_given_to_the_next() {
     let directory = tempfile::tempdir().unwrap();
     let lives = directory.path().join("lives");
-    let kept = Kept::from([("zero".to_owned(), memory("given before"))]);
+    let kept = KeptFiles::from([("zero".to_owned(), memory("given before"))]);
     assert_eq!(run(&hydrator("gives_once_and_is_killed", &lives), kept).unwrap(), Ending::Done);
     assert_eq!(count(&lives), 2);
 }
@@ -104,7 +104,7 @@ fn always_fails() {
 fn one_that_always_dies_is_given_up_and_buried() {
     let directory = tempfile::tempdir().unwrap();
     let lives = directory.path().join("lives");
-    assert_eq!(run(&hydrator("always_fails", &lives), Kept::new()).unwrap(), Ending::Buried);
+    assert_eq!(run(&hydrator("always_fails", &lives), KeptFiles::new()).unwrap(), Ending::CleanedUp);
     assert_eq!(count(&lives), 4, "three lives and the cleanup");
 }
 
@@ -128,7 +128,7 @@ fn progresses_and_dies() {
 fn one_that_makes_progress_may_die_more_often() {
     let directory = tempfile::tempdir().unwrap();
     let lives = directory.path().join("lives");
-    assert_eq!(run(&hydrator("progresses_and_dies", &lives), Kept::new()).unwrap(), Ending::Done);
+    assert_eq!(run(&hydrator("progresses_and_dies", &lives), KeptFiles::new()).unwrap(), Ending::Done);
     assert_eq!(count(&lives), 6);
 }
 
@@ -174,7 +174,7 @@ fn has_stopped_once() {
 fn one_that_has_stopped_is_killed() {
     let directory = tempfile::tempdir().unwrap();
     let lives = directory.path().join("lives");
-    assert_eq!(run(&hydrator("has_stopped_once", &lives), Kept::new()).unwrap(), Ending::Done);
+    assert_eq!(run(&hydrator("has_stopped_once", &lives), KeptFiles::new()).unwrap(), Ending::Done);
     assert_eq!(count(&lives), 2);
 }
 
@@ -228,9 +228,9 @@ fn k31_the_source_goes_on_when_a_killed_hydrator_waits_for_a_disk() {
     let bitmap = SharedBitmap::create(&Image::default()).unwrap();
     // What is kept aside for a clone elsewhere lies on the disk that will stand still, too.
     let (image, origin) = (Arc::new(Image::default()), Arc::new(LiveFiles::new(Vec::new())));
-    let preserve = Preserve::create(Arc::clone(&image), Arc::<LiveFiles>::clone(&origin), disk.path()).unwrap();
-    let PreserveDescriptors { store, saved, .. } = preserve.descriptors().unwrap();
-    let kept = Kept::from([
+    let image_store = ImageStore::create(Arc::clone(&image), Arc::<LiveFiles>::clone(&origin), disk.path()).unwrap();
+    let ImageStoreDescriptors { store, saved, .. } = image_store.descriptors().unwrap();
+    let kept = KeptFiles::from([
         (SOURCE_GROUP.to_owned(), OwnedFd::from(group)),
         ("clone-1-bitmap".to_owned(), bitmap.as_fd().try_clone_to_owned().unwrap()),
         ("image-2-store".to_owned(), store),
@@ -244,10 +244,10 @@ fn k31_the_source_goes_on_when_a_killed_hydrator_waits_for_a_disk() {
     let read = Command::new("cat").arg(&path).output().unwrap();
     assert_eq!(String::from_utf8(read.stdout).unwrap(), "what the source reads");
     assert!(bitmap.is_given_up());
-    let reopened = Preserve::reopen(image, origin, preserve.descriptors().unwrap());
+    let reopened = ImageStore::reopen(image, origin, image_store.descriptors().unwrap());
     assert!(reopened.unwrap_err().to_string().contains("given up"));
-    preserve.fail("its disk hangs");
-    assert!(preserve.failure().is_some(), "nothing that the disk holds up");
+    image_store.fail("its disk hangs");
+    assert!(image_store.failure().is_some(), "nothing that the disk holds up");
     assert!(!keeping.is_finished() && count(&lives) == 1, "the hydrator waits still");
     drop(frozen);
     assert_eq!(keeping.join().unwrap().unwrap(), Ending::Done);

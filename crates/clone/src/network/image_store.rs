@@ -24,7 +24,7 @@ use rustix::fs::{FallocateFlags, Mode, fallocate, fstat};
 
 use super::protocol::{DeliveredRange, READ_BYTES_MAX};
 use crate::fill::{Claim, InFlight, Layout, SharedBitmap};
-use crate::floor::check_free;
+use crate::free_space::check_free;
 use crate::image::{FileNumber, Image};
 use crate::source::{Follower, FollowerFailed};
 use crate::{ByteRange, CHUNK_BYTES, CloneError, Origin, OriginError};
@@ -38,7 +38,7 @@ const MODE_GIVEN_UP: Mode = Mode::RUSR;
 
 /// What a restarted process needs to go on.
 #[derive(Debug)]
-pub struct PreserveDescriptors {
+pub struct ImageStoreDescriptors {
     /// The saved content.
     pub store: OwnedFd,
     /// Which chunks are saved, and whether the image is given up.
@@ -59,7 +59,7 @@ pub struct PreserveProgress {
 }
 
 /// The frozen content of one image.
-pub struct Preserve {
+pub struct ImageStore {
     image: Arc<Image>,
     layout: Layout,
     origin: Arc<dyn Origin>,
@@ -90,16 +90,16 @@ enum Whereabouts {
     Delivered,
 }
 
-impl Preserve {
+impl ImageStore {
     /// `origin` are the source's files; what it changes is saved on the file system of `directory`.
     ///
     /// # Errors
     /// [`CloneError::File`] when nothing can be saved there, [`CloneError::Kernel`].
-    pub fn create(image: Arc<Image>, origin: Arc<dyn Origin>, directory: &Path) -> Result<Preserve, CloneError> {
+    pub fn create(image: Arc<Image>, origin: Arc<dyn Origin>, directory: &Path) -> Result<ImageStore, CloneError> {
         let store = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(directory);
         let store = store.map_err(CloneError::file("make a file in", directory))?;
         let (saved, delivered) = (SharedBitmap::create(&image)?, SharedBitmap::create(&image)?);
-        Ok(Preserve::over(image, origin, store, saved, delivered))
+        Ok(ImageStore::over(image, origin, store, saved, delivered))
     }
 
     /// Goes on where another process ended.
@@ -109,8 +109,8 @@ impl Preserve {
     pub fn reopen(
         image: Arc<Image>,
         origin: Arc<dyn Origin>,
-        descriptors: PreserveDescriptors,
-    ) -> Result<Preserve, CloneError> {
+        descriptors: ImageStoreDescriptors,
+    ) -> Result<ImageStore, CloneError> {
         let saved = SharedBitmap::open(descriptors.saved)?;
         let delivered = SharedBitmap::open(descriptors.delivered)?;
         let bits = Layout::new(&image).bits();
@@ -123,7 +123,7 @@ impl Preserve {
             let error = std::io::Error::other("the image was given up");
             return Err(CloneError::kernel("go on with what was saved")(error));
         }
-        Ok(Preserve::over(image, origin, descriptors.store.into(), saved, delivered))
+        Ok(ImageStore::over(image, origin, descriptors.store.into(), saved, delivered))
     }
 
     fn over(
@@ -132,9 +132,9 @@ impl Preserve {
         store: File,
         saved: SharedBitmap,
         delivered: SharedBitmap,
-    ) -> Preserve {
+    ) -> ImageStore {
         let layout = Layout::new(&image);
-        let mut preserve = Preserve {
+        let mut image_store = ImageStore {
             image,
             layout,
             origin,
@@ -152,8 +152,8 @@ impl Preserve {
             #[cfg(test)]
             recorder: crate::recorder::Recorder::default(),
         };
-        preserve.count();
-        preserve
+        image_store.count();
+        image_store
     }
 
     /// Takes the counters from the bitmaps.
@@ -186,15 +186,15 @@ impl Preserve {
         &self.image
     }
 
-    /// Copies of the descriptors for [`Preserve::reopen`].
+    /// Copies of the descriptors for [`ImageStore::reopen`].
     ///
     /// # Errors
     /// [`CloneError::Kernel`]: no descriptors are left.
-    pub fn descriptors(&self) -> Result<PreserveDescriptors, CloneError> {
+    pub fn descriptors(&self) -> Result<ImageStoreDescriptors, CloneError> {
         let copy = |descriptor: std::os::fd::BorrowedFd<'_>| {
             descriptor.try_clone_to_owned().map_err(CloneError::kernel("copy a descriptor"))
         };
-        Ok(PreserveDescriptors {
+        Ok(ImageStoreDescriptors {
             store: copy(self.store.as_fd())?,
             saved: copy(self.saved.as_fd())?,
             delivered: copy(self.delivered.as_fd())?,
@@ -428,7 +428,7 @@ impl Preserve {
     }
 }
 
-impl Follower for Preserve {
+impl Follower for ImageStore {
     fn has(&self, file: FileNumber, range: ByteRange) -> bool {
         self.has_all_of(file) || !self.layout.chunks(file, range).any(|chunk| self.is_in_source(chunk))
     }
@@ -465,9 +465,9 @@ impl Follower for Preserve {
     }
 }
 
-impl std::fmt::Debug for Preserve {
+impl std::fmt::Debug for ImageStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Preserve").field("progress", &self.progress()).field("failure", &self.failure).finish()
+        f.debug_struct("ImageStore").field("progress", &self.progress()).field("failure", &self.failure).finish()
     }
 }
 

@@ -299,11 +299,11 @@ mod tests {
                 let directory = laid(&state);
                 let a = made_again(directory.path(), "a");
                 let b = made_again(directory.path(), "b");
-                assert_eq!(say_hello(&a, b.client(), "a").await, Ok(b"hello".to_vec()));
+                assert_eq!(exchange_hello(&a, b.client(), "a").await, Ok(b"hello".to_vec()));
                 if !is_first {
                     // Who was there before has still the same authority.
                     let before = HostKeys::load(&directory.path().join("before")).unwrap();
-                    assert_eq!(say_hello(&before, a.client(), "before").await, Ok(b"hello".to_vec()));
+                    assert_eq!(exchange_hello(&before, a.client(), "before").await, Ok(b"hello".to_vec()));
                 }
                 let left = tree_of(directory.path());
                 let unfinished = left.keys().find(|name| name.to_string_lossy().contains("unfinished"));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     /// What the server read from a client that looks for `name`, or why there is no connection.
-    async fn say_hello(server: &HostKeys, client: Arc<ClientConfig>, name: &str) -> Result<Vec<u8>, String> {
+    async fn exchange_hello(server: &HostKeys, client: Arc<ClientConfig>, name: &str) -> Result<Vec<u8>, String> {
         let (near, far) = duplex(4096);
         let acceptor = TlsAcceptor::from(server.server());
         let name = ServerName::try_from(name.to_owned()).unwrap();
@@ -349,19 +349,19 @@ mod tests {
         let b = make(&ours, "b", &[]);
         let stranger = make(&directory.path().join("theirs"), "b", &["10.0.0.1"]);
         for name in ["a.example.org", "10.0.0.1", "::1"] {
-            assert_eq!(say_hello(&a, b.client(), name).await, Ok(b"hello".to_vec()), "{name}");
+            assert_eq!(exchange_hello(&a, b.client(), name).await, Ok(b"hello".to_vec()), "{name}");
         }
-        let refused = say_hello(&a, b.client(), "10.0.0.2").await.unwrap_err();
+        let refused = exchange_hello(&a, b.client(), "10.0.0.2").await.unwrap_err();
         assert!(refused.contains("NotValidForName"), "{refused}");
-        let refused = say_hello(&a, stranger.client(), "10.0.0.1").await.unwrap_err();
+        let refused = exchange_hello(&a, stranger.client(), "10.0.0.1").await.unwrap_err();
         assert!(refused.contains("client: Err"), "{refused}");
-        let refused = say_hello(&stranger, a.client(), "10.0.0.1").await.unwrap_err();
+        let refused = exchange_hello(&stranger, a.client(), "10.0.0.1").await.unwrap_err();
         assert!(refused.contains("client: Err"), "{refused}");
         // Without a certificate: the client alone would be content.
         let mut roots = RootCertStore::empty();
         roots.add(certificate(&ours.join(AUTHORITY_FILE)).unwrap()).unwrap();
         let nobody = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
-        let refused = say_hello(&a, Arc::new(nobody), "10.0.0.1").await.unwrap_err();
+        let refused = exchange_hello(&a, Arc::new(nobody), "10.0.0.1").await.unwrap_err();
         assert!(refused.contains("server: Err"), "{refused}");
     }
 

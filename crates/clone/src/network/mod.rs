@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   clone's host                                                  source's host
-//!   Filling ── RemoteOrigin ══ TLS ══ [onecopy host] ── socket ── Sessions ── Preserve ── source's files
-//!     [client]               [request] [protocol]                 [server]   [preserve]  └─ what was saved
+//!   Filling ── RemoteOrigin ══ TLS ══ [onecopy host] ── socket ── Sessions ── ImageStore ── source's files
+//!     [client]               [request] [protocol]                 [server]   [image_store] └─ what was saved
 //! ```
 //!
 //! Neither host believes the other more than it must: what a manifest says is taken by [`checks`], or not at all.
@@ -20,9 +20,9 @@ use serde::{Deserialize, Serialize};
 mod checks;
 pub mod client;
 pub mod endpoint;
+pub mod image_store;
 pub mod keys;
 pub mod manifest;
-pub mod preserve;
 pub mod protocol;
 pub mod request;
 pub mod server;

@@ -135,7 +135,7 @@ impl Service {
     /// [`CloneError::Service`].
     pub async fn clone_all(&self, plans: Vec<Plan>) -> Result<Making, CloneError> {
         let mut connection = self.connect_or_start().await?;
-        self.say(&mut connection, &Request::Clone { plans }).await?;
+        self.send(&mut connection, &Request::Clone { plans }).await?;
         Ok(Making::new(self.clone(), connection))
     }
 
@@ -145,7 +145,7 @@ impl Service {
     /// [`CloneError::Service`].
     pub async fn clone_from(&self, host: RemoteHost, plan: Plan) -> Result<Making, CloneError> {
         let mut connection = self.connect_or_start().await?;
-        self.say(&mut connection, &Request::CloneFrom { host, plan: Box::new(plan) }).await?;
+        self.send(&mut connection, &Request::CloneFrom { host, plan: Box::new(plan) }).await?;
         Ok(Making::new(self.clone(), connection))
     }
 
@@ -160,8 +160,8 @@ impl Service {
     /// [`CloneError::Service`].
     pub async fn list(&self) -> Result<Vec<Progress>, CloneError> {
         let Some(mut connection) = self.connect().await? else { return Ok(Vec::new()) };
-        self.say(&mut connection, &Request::List).await?;
-        match self.hear(&mut connection).await? {
+        self.send(&mut connection, &Request::List).await?;
+        match self.receive(&mut connection).await? {
             Event::Clones { clones } => Ok(clones),
             other => Err(self.unexpected(other)),
         }
@@ -181,8 +181,8 @@ impl Service {
     /// [`CloneError::Service`], also when it does not know the clone.
     pub async fn descriptors(&self, target: &Path) -> Result<CloneDescriptors, CloneError> {
         let mut connection = self.connect_running().await?;
-        self.say(&mut connection, &Request::Descriptors { target: target.to_owned() }).await?;
-        match self.hear(&mut connection).await? {
+        self.send(&mut connection, &Request::Descriptors { target: target.to_owned() }).await?;
+        match self.receive(&mut connection).await? {
             Event::Descriptors => self.take_descriptors(&mut connection),
             other => Err(self.unexpected(other)),
         }
@@ -201,7 +201,7 @@ impl Service {
                 None => return Ok(()),
             },
         };
-        self.say(&mut connection, &Request::Spare { wanted: wanted.map(Box::new) }).await?;
+        self.send(&mut connection, &Request::Spare { wanted: wanted.map(Box::new) }).await?;
         self.done(&mut connection).await
     }
 
@@ -219,29 +219,29 @@ impl Service {
     /// [`CloneError::Service`].
     pub async fn open_image(&self) -> Result<UnixStream, CloneError> {
         let mut connection = self.connect_or_start().await?;
-        self.say(&mut connection, &Request::Image).await?;
+        self.send(&mut connection, &Request::Image).await?;
         self.done(&mut connection).await?;
         connection.into_stream().map_err(|error| self.lost(&error))
     }
 
     async fn ask(&self, request: &Request) -> Result<(), CloneError> {
         let mut connection = self.connect_running().await?;
-        self.say(&mut connection, request).await?;
+        self.send(&mut connection, request).await?;
         self.done(&mut connection).await
     }
 
     async fn done(&self, connection: &mut Connection) -> Result<(), CloneError> {
-        match self.hear(connection).await? {
+        match self.receive(connection).await? {
             Event::Done => Ok(()),
             other => Err(self.unexpected(other)),
         }
     }
 
-    async fn say(&self, connection: &mut Connection, request: &Request) -> Result<(), CloneError> {
+    async fn send(&self, connection: &mut Connection, request: &Request) -> Result<(), CloneError> {
         connection.send(request, &[]).await.map_err(|error| self.lost(&error))
     }
 
-    pub(super) async fn hear(&self, connection: &mut Connection) -> Result<Event, CloneError> {
+    pub(super) async fn receive(&self, connection: &mut Connection) -> Result<Event, CloneError> {
         let event = connection.receive().await.map_err(|error| self.lost(&error))?;
         event.ok_or_else(|| self.lost(&io::ErrorKind::UnexpectedEof.into()))
     }

@@ -26,7 +26,7 @@ impl Making {
     /// [`CloneError::Service`]; the hydrator has died, then the clones that were not ready are removed by its
     /// successor.
     pub async fn next(&mut self) -> Result<Option<MakingEvent>, CloneError> {
-        let event = match self.service.hear(&mut self.connection).await? {
+        let event = match self.service.receive(&mut self.connection).await? {
             Event::Preparing => MakingEvent::Preparing,
             Event::Frozen { pause_us } => MakingEvent::Frozen { pause: Duration::from_micros(pause_us) },
             Event::Ready { target, consistent_at, slot } => {

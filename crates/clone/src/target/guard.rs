@@ -42,7 +42,7 @@ impl VersionGuard {
     ///
     /// # Errors
     /// [`CloneError::File`].
-    pub fn lay(&self) -> Result<(), CloneError> {
+    pub fn install(&self) -> Result<(), CloneError> {
         let path = self.location.directory.join(VERSION_FILE);
         let (directory, name) = (self.location.open()?, Path::new(VERSION_FILE));
         remove_if_there(directory.remove_file(name), &path)?;
@@ -68,7 +68,7 @@ impl VersionGuard {
     }
 
     /// Whether the directory has a guard instead of a version.
-    pub fn is_laid(data_directory: &Path) -> bool {
+    pub fn is_installed(data_directory: &Path) -> bool {
         fs::symlink_metadata(data_directory.join(VERSION_FILE)).is_ok_and(|metadata| metadata.is_symlink())
     }
 

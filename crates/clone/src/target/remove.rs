@@ -24,7 +24,7 @@ use crate::CloneError;
 /// [`CloneError::File`], also for a directory that does not belong to the account of the clone's server; nothing of it
 /// is removed then.
 pub fn remove(location: &CloneLocation) -> Result<(), CloneError> {
-    let directory = Doomed::open(&location.directory, &location.user, true)?;
+    let directory = RemovedDirectory::open(&location.directory, &location.user, true)?;
     remove_tablespaces(&location.tablespaces, &location.user)?;
     let Some(directory) = directory else { return Ok(()) };
     directory.empty(|name| name != MARKER_FILE)?;
@@ -37,7 +37,7 @@ pub fn remove(location: &CloneLocation) -> Result<(), CloneError> {
 /// # Errors
 /// As [`remove`], also for a link: a marker, which the account may write, tells where they are.
 pub fn remove_tablespaces(directory: &Path, user: &ServiceUser) -> Result<(), CloneError> {
-    let Some(directory) = Doomed::open(directory, user, false)? else { return Ok(()) };
+    let Some(directory) = RemovedDirectory::open(directory, user, false)? else { return Ok(()) };
     directory.empty(|_| true)?;
     directory.remove()
 }
@@ -61,15 +61,15 @@ pub fn remove_ungiven(directory: &Path, user: &ServiceUser) -> Result<(), CloneE
 }
 
 /// A directory that is being removed.
-struct Doomed {
+struct RemovedDirectory {
     path: PathBuf,
     above: Directory,
     directory: Directory,
 }
 
-impl Doomed {
+impl RemovedDirectory {
     /// None when it is not there.
-    fn open(path: &Path, user: &ServiceUser, may_be_link: bool) -> Result<Option<Doomed>, CloneError> {
+    fn open(path: &Path, user: &ServiceUser, may_be_link: bool) -> Result<Option<RemovedDirectory>, CloneError> {
         let open = || {
             let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
                 return Err(std::io::Error::other("it has no name"));
@@ -80,7 +80,7 @@ impl Doomed {
             }
             let directory = Directory::open_for(path, user)?;
             match directory.belongs_to(user)? {
-                true => Ok(Doomed { path: path.to_owned(), above, directory }),
+                true => Ok(RemovedDirectory { path: path.to_owned(), above, directory }),
                 false => Err(std::io::Error::other(format!("it does not belong to {}", user.name()))),
             }
         };

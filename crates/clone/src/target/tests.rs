@@ -217,10 +217,10 @@ fn a_guard_is_no_version_until_it_is_lifted() {
     let skeleton = fixture.make("clone", &image(&[5], &[(1, 10, false)], Some(16400)));
     let location = skeleton.location().clone();
     let guard = VersionGuard::new(location.clone(), 17);
-    assert!(!VersionGuard::is_laid(&location.directory));
-    guard.lay().expect("laid");
-    guard.lay().expect("laid again");
-    assert!(VersionGuard::is_laid(&location.directory));
+    assert!(!VersionGuard::is_installed(&location.directory));
+    guard.install().expect("laid");
+    guard.install().expect("laid again");
+    assert!(VersionGuard::is_installed(&location.directory));
     assert!(fs::read(location.directory.join("PG_VERSION")).is_err(), "nobody else reads it");
     let descriptor = guard.descriptor().expect("made").descriptor;
     let mut file =
@@ -233,7 +233,7 @@ fn a_guard_is_no_version_until_it_is_lifted() {
     assert!(writable.is_ok_and(|file| std::os::unix::fs::FileExt::write_at(&file, b"18", 0).is_err()), "sealed");
 
     finish(&location, 17).expect("finished");
-    assert!(!VersionGuard::is_laid(&location.directory));
+    assert!(!VersionGuard::is_installed(&location.directory));
     assert_eq!(fs::read_to_string(location.directory.join("PG_VERSION")).expect("read"), "17\n");
     assert!(!location.directory.join(MARKER_FILE).exists());
     let rest = listing(&location);

@@ -27,7 +27,7 @@ const GRAINS_MAX: u64 = 1 << 20;
 
 /// What is asked: `struct cachestat_range`.
 #[repr(C)]
-struct Asked {
+struct CachestatRange {
     offset: u64,
     length: u64,
 }
@@ -35,7 +35,7 @@ struct Asked {
 /// The answer: `struct cachestat`. Only the first is used.
 #[repr(C)]
 #[derive(Default)]
-struct Counted {
+struct Cachestat {
     cached: u64,
     dirty: u64,
     writeback: u64,
@@ -81,7 +81,7 @@ pub(super) fn cached_ranges(
 
 /// How many bytes of a range are in the page cache.
 fn cached_bytes(file: &File, offset: u64, length: u64) -> io::Result<u64> {
-    let (asked, mut counted) = (Asked { offset, length }, Counted::default());
+    let (asked, mut counted) = (CachestatRange { offset, length }, Cachestat::default());
     // SAFETY: the kernel reads `asked` and writes `counted`, which have the layouts that it expects and live until it
     // returns; the descriptor belongs to `file`, which is borrowed.
     let result = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), &raw const asked, &raw mut counted, 0_u32) };

@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 use tokio::task::JoinHandle;
 
 use crate::followers::Hopeless;
-use crate::frozen::{Kept, change_everything, freeze_and_follow, freeze_for};
+use crate::frozen::{KeptFiles, change_everything, freeze_and_follow, freeze_for};
 use crate::harness::{primary, source_of};
 
 /// Tells a child of this test program what to watch.
@@ -130,7 +130,7 @@ async fn settle_after_death(is_written_down: bool) {
     let journal = Arc::new(Journal::open(watcher.descriptor(1)).expect("a journal"));
     let image: Image = serde_json::from_str(watcher.told.splitn(3, ' ').nth(2).expect("told")).expect("JSON");
     let files = SourceFiles::reopen(server.data_directory(), &image, |_| true).expect("open");
-    let kept = Kept::new(Arc::new(image), files);
+    let kept = KeptFiles::new(Arc::new(image), files);
 
     let write = stuck_write(&server, &journal).await;
     drop(watcher);

@@ -41,8 +41,8 @@ async fn freeze_in_time<T>(source: &Arc<Source>, follow: impl Fn(&mut Freezing) 
 }
 
 /// Keeps what is frozen from now on, and lets the source go on.
-pub async fn freeze_and_follow(source: &Arc<Source>) -> Kept {
-    freeze_in_time(source, Kept::follow).await.1
+pub async fn freeze_and_follow(source: &Arc<Source>) -> KeptFiles {
+    freeze_in_time(source, KeptFiles::follow).await.1
 }
 
 /// The same for another follower, which has nothing to read; the source goes on when what this gives is dropped.
@@ -57,20 +57,20 @@ fn is_in_time(followed: Result<(), CloneError>) -> bool {
 }
 
 /// An image, what its files held while all accesses waited, and a filling that is to come to the same.
-pub struct Kept {
+pub struct KeptFiles {
     expected: Vec<Vec<u8>>,
     pub filling: Arc<Filling>,
 }
 
-impl Kept {
+impl KeptFiles {
     /// None when the gate has opened meanwhile: what was read is not what was frozen then.
-    fn follow(freezing: &mut Freezing) -> Option<Kept> {
-        let kept = Kept::new(Arc::clone(freezing.image()), freezing.files());
+    fn follow(freezing: &mut Freezing) -> Option<KeptFiles> {
+        let kept = KeptFiles::new(Arc::clone(freezing.image()), freezing.files());
         is_in_time(freezing.follow(Arc::clone(&kept.filling) as _)).then_some(kept)
     }
 
     /// Nothing may be written meanwhile.
-    pub fn new(image: Arc<Image>, origin: SourceFiles) -> Kept {
+    pub fn new(image: Arc<Image>, origin: SourceFiles) -> KeptFiles {
         let origin = Arc::new(origin);
         let expected = (0..).zip(&image.files).map(|(number, file)| {
             let mut content = vec![0; usize::try_from(file.size_bytes).expect("fits")];
@@ -88,7 +88,7 @@ impl Kept {
         let targets = targets.collect();
         let bitmap = SharedBitmap::create(&image).expect("memory");
         let filling = Arc::new(Filling::new(image, targets, origin, bitmap).expect("files of this image"));
-        Kept { expected, filling }
+        KeptFiles { expected, filling }
     }
 
     /// Takes the rest and compares.

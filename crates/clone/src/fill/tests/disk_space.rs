@@ -6,7 +6,7 @@ use onecopy_testing::{FileSystem, MountedDisk};
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
 use super::*;
-use crate::floor::SourceDisks;
+use crate::free_space::SourceDisks;
 
 /// What is written at once.
 const RUN_BYTES: u64 = 256 << 10;

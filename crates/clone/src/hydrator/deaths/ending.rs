@@ -21,7 +21,7 @@ struct Ending {
 impl Ending {
     /// A clone that runs; filled if it is to be made whole.
     fn of_running(listener: &CountingListener, is_filled: bool) -> Ending {
-        let (harness, keeping) = (Harness::new(listener), Keeping::begin(Kept::new()));
+        let (harness, keeping) = (Harness::new(listener), Keeping::begin(KeptFiles::new()));
         let hydrator = harness.hydrator(&keeping);
         let clone = runtime().block_on(make(&hydrator, &harness)).expect("made");
         if is_filled {
@@ -34,7 +34,7 @@ impl Ending {
 
     /// One whose directory is made.
     fn of_laid(listener: &CountingListener) -> Ending {
-        let (harness, keeping) = (Harness::new(listener), Keeping::begin(Kept::new()));
+        let (harness, keeping) = (Harness::new(listener), Keeping::begin(KeptFiles::new()));
         let hydrator = harness.hydrator(&keeping);
         let (clone, _) = lay(&hydrator, &harness).expect("laid");
         Ending { harness, keeping, hydrator, clone }
@@ -58,7 +58,7 @@ impl Ending {
     }
 
     /// What is left when the process with all its threads is gone.
-    fn die(self) -> (Harness, Kept) {
+    fn die(self) -> (Harness, KeptFiles) {
         let Ending { harness, keeping, hydrator, clone } = self;
         drop((hydrator, clone));
         (harness, keeping.end())
@@ -100,7 +100,7 @@ fn k8_a_clone_that_is_filled_becomes_whole_whenever_its_hydrator_is_killed_and_s
 }
 
 /// A clone that was made whole by a hydrator which was killed before it had forgotten it.
-fn whole_and_kept(listener: &CountingListener) -> (Harness, Kept) {
+fn whole_and_kept(listener: &CountingListener) -> (Harness, KeptFiles) {
     let ending = Ending::of_running(listener, true);
     ending.make_whole();
     let (harness, mut kept) = ending.die();
@@ -145,7 +145,7 @@ fn k9_without_a_keeper_a_clone_is_whole_or_gone_whenever_its_hydrator_is_killed(
         let was_whole = !has_marker(&ending.harness);
         let (harness, kept) = ending.die();
         drop(kept);
-        let after = succeed(&harness, Kept::new());
+        let after = succeed(&harness, KeptFiles::new());
         assert!(after.states.is_empty(), "{death}");
         match was_whole {
             true => harness.assert_whole(&death),
@@ -163,7 +163,7 @@ fn k9_a_removal_that_is_killed_at_any_step_is_done_by_the_next_service() {
         let (harness, kept) = ending.die();
         drop(kept);
         harness.assert_not_whole(&death);
-        succeed(&harness, Kept::new());
+        succeed(&harness, KeptFiles::new());
         assert!(harness.left().is_empty(), "{death}: {:?}", harness.left());
     };
     let steps = at_every_step(Step::Any, || Ending::of_laid(&listener), Ending::discard, judge);

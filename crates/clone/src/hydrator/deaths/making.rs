@@ -7,7 +7,7 @@ use super::super::lock;
 use super::super::spare::tablespaces_of;
 use super::*;
 use crate::killed::{Death, Step, at_every_step};
-use crate::network::preserve::Preserve;
+use crate::network::image_store::ImageStore;
 use crate::network::protocol::SessionId;
 use crate::service::SpareWanted;
 
@@ -20,7 +20,7 @@ fn make_and_die((harness, keeping): &(Harness, Keeping)) -> Result<(), CloneErro
 }
 
 fn begin(listener: &CountingListener) -> (Harness, Keeping) {
-    (Harness::new(listener), Keeping::begin(Kept::new()))
+    (Harness::new(listener), Keeping::begin(KeptFiles::new()))
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn k9_whatever_a_maker_leaves_that_is_killed_with_its_keeper_the_next_service_re
         drop(keeping.end());
         harness.assert_not_whole(&death);
         let (was_begun, connections) = (harness.plan.target.exists(), listener.connections());
-        let after = succeed(&harness, Kept::new());
+        let after = succeed(&harness, KeptFiles::new());
         assert!(after.states.is_empty() && after.kept.is_empty(), "{death}");
         assert!(harness.left().is_empty(), "{death}: {:?} is left", harness.left());
         // Its slot is made while its directory is.
@@ -119,7 +119,7 @@ fn k9_a_prepared_directory_is_removed_wherever_it_is_when_its_service_is_killed(
         let Prepared { harness, keeping, hydrator, .. } = prepared;
         drop((hydrator, keeping.end()));
         harness.assert_not_whole(&death);
-        succeed(&harness, Kept::new());
+        succeed(&harness, KeptFiles::new());
         assert!(harness.left().is_empty(), "{death}: {:?}", harness.left());
     };
     let steps = at_every_step(Step::Any, || Prepared::new(&listener), Prepared::use_it, judge);
@@ -137,8 +137,8 @@ fn keep_image((harness, keeping): &(Harness, Keeping)) -> Result<(), CloneError>
     runtime().block_on(async {
         record.keep(&hydrator, None).await?;
         let origin = Arc::new(SourceFiles::reopen(&plan.source.data_directory, image, |_| true)?);
-        let preserve = Preserve::create(Arc::clone(image), origin, directory.path())?;
-        frozen.keep(&hydrator, Some(&preserve)).await
+        let image_store = ImageStore::create(Arc::clone(image), origin, directory.path())?;
+        frozen.keep(&hydrator, Some(&image_store)).await
     })
 }
 

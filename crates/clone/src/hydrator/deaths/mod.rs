@@ -27,7 +27,7 @@ use crate::CloneError;
 use crate::fanotify::Journal;
 use crate::fill::{Filling, SharedBitmap};
 use crate::image::{Image, SmallFile};
-use crate::keeper::{Channel, Kept, Message};
+use crate::keeper::{Channel, KeptFiles, Message};
 use crate::plan::{FillOptions, Plan, Recovery, SourceServer, Warm};
 use crate::recovery::{Mode, RecoveryPoint};
 use crate::service::{CloneState, Rendezvous, state_without_service};
@@ -152,12 +152,12 @@ impl Harness {
 struct Keeping {
     keeper_client: KeeperClient,
     /// What the hydrator was given.
-    given: Kept,
-    thread: JoinHandle<Kept>,
+    given: KeptFiles,
+    thread: JoinHandle<KeptFiles>,
 }
 
 impl Keeping {
-    fn begin(kept: Kept) -> Keeping {
+    fn begin(kept: KeptFiles) -> Keeping {
         let (channel, other) = Channel::pair().unwrap();
         let thread = std::thread::spawn(move || hold(&channel, kept));
         let (keeper_client, given) = KeeperClient::take_over(Channel::over(other).unwrap()).unwrap();
@@ -165,14 +165,14 @@ impl Keeping {
     }
 
     /// All that it holds when its hydrator is dead.
-    fn end(self) -> Kept {
+    fn end(self) -> KeptFiles {
         drop(self.given);
         self.keeper_client.forget(THE_END);
         self.thread.join().unwrap()
     }
 }
 
-fn hold(channel: &Channel, mut kept: Kept) -> Kept {
+fn hold(channel: &Channel, mut kept: KeptFiles) -> KeptFiles {
     channel.hand_over(&kept).unwrap();
     loop {
         match channel.receive(true).unwrap().expect("it is told the end") {
@@ -187,11 +187,11 @@ fn hold(channel: &Channel, mut kept: Kept) -> Kept {
 /// What became of all clones under whoever served next, and what is kept of them then.
 struct Succession {
     states: Vec<CloneState>,
-    kept: Kept,
+    kept: KeptFiles,
 }
 
 /// Serves with what was kept, until nothing is left to do.
-fn succeed(harness: &Harness, kept: Kept) -> Succession {
+fn succeed(harness: &Harness, kept: KeptFiles) -> Succession {
     let keeping = Keeping::begin(kept);
     let hydrator = harness.hydrator(&keeping);
     let states: Vec<CloneState> = runtime().block_on(async {

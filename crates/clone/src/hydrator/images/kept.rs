@@ -11,8 +11,8 @@ use super::super::keeper_client::copy_of;
 use super::super::record::{from_memory, to_memory};
 use crate::CloneError;
 use crate::image::Image;
-use crate::keeper::{IMAGE_PREFIX, Kept, SAVED_SUFFIX, STATE_SUFFIX};
-use crate::network::preserve::{Preserve, PreserveDescriptors};
+use crate::keeper::{IMAGE_PREFIX, KeptFiles, SAVED_SUFFIX, STATE_SUFFIX};
+use crate::network::image_store::{ImageStore, ImageStoreDescriptors};
 use crate::network::protocol::SessionId;
 use crate::plan::Plan;
 use crate::source::SourceFiles;
@@ -38,12 +38,12 @@ pub struct ResumedImage {
     /// Which one.
     pub record: ImageRecord,
     /// Its content.
-    pub preserve: Arc<Preserve>,
+    pub image_store: Arc<ImageStore>,
 }
 
 impl ImageRecord {
     /// All that were kept, in the order of their numbers; those that cannot be read are named in the log.
-    pub fn all(kept: &Kept) -> Vec<ImageRecord> {
+    pub fn all(kept: &KeptFiles) -> Vec<ImageRecord> {
         let states = kept.iter().filter(|(name, _)| name.starts_with(IMAGE_PREFIX) && name.ends_with(STATE_SUFFIX));
         let records = states.filter_map(|(name, file)| {
             let record = file.try_clone().map_err(CloneError::kernel("open an image's state")).and_then(from_memory);
@@ -58,10 +58,10 @@ impl ImageRecord {
     ///
     /// # Errors
     /// [`CloneError::Kernel`].
-    pub async fn keep(&self, hydrator: &Hydrator, preserve: Option<&Preserve>) -> Result<(), CloneError> {
+    pub async fn keep(&self, hydrator: &Hydrator, image_store: Option<&ImageStore>) -> Result<(), CloneError> {
         let keep = |part: &str, file: OwnedFd| hydrator.keeper_client.keep(&name(self.number, part), file);
-        if let Some(preserve) = preserve {
-            let PreserveDescriptors { store, saved, delivered } = preserve.descriptors()?;
+        if let Some(image_store) = image_store {
+            let ImageStoreDescriptors { store, saved, delivered } = image_store.descriptors()?;
             keep("store", store);
             keep(SAVED_SUFFIX, saved);
             keep("delivered", delivered);
@@ -76,18 +76,18 @@ impl ImageRecord {
     ///
     /// # Errors
     /// It was not frozen, or given up; [`CloneError::File`], [`CloneError::Kernel`].
-    pub async fn reopen(mut self, kept: &Kept) -> Result<ResumedImage, CloneError> {
+    pub async fn reopen(mut self, kept: &KeptFiles) -> Result<ResumedImage, CloneError> {
         let unfrozen = || CloneError::kernel("go on")(std::io::Error::other("it was not frozen yet"));
         let image = Arc::new(self.image.take().ok_or_else(unfrozen)?);
         let part = |part: &str| copy_of(kept, &name(self.number, part));
         let descriptors =
-            PreserveDescriptors { store: part("store")?, saved: part(SAVED_SUFFIX)?, delivered: part("delivered")? };
+            ImageStoreDescriptors { store: part("store")?, saved: part(SAVED_SUFFIX)?, delivered: part("delivered")? };
         let directory = self.plan.source.data_directory.clone();
-        let preserve = blocking(move || {
+        let image_store = blocking(move || {
             let origin = Arc::new(SourceFiles::reopen(&directory, &image, |_| true)?);
-            Preserve::reopen(image, origin, descriptors)
+            ImageStore::reopen(image, origin, descriptors)
         });
-        Ok(ResumedImage { preserve: Arc::new(preserve.await?), record: self })
+        Ok(ResumedImage { image_store: Arc::new(image_store.await?), record: self })
     }
 }
 
@@ -97,7 +97,7 @@ pub fn forget(hydrator: &Hydrator, number: u64) {
 }
 
 /// Drops the slots of all images that were kept: nobody will serve them.
-pub async fn clean_up(kept: &Kept) {
+pub async fn clean_up(kept: &KeptFiles) {
     for ImageRecord { plan, .. } in ImageRecord::all(kept) {
         tracing::error!(target = %plan.target.display(), "the image for a clone elsewhere is lost");
         drop_slot(&plan.source.connection, &plan.slot).await;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
 
 use super::freezing::{Freeze, Frozen};
-use super::{News, fail, tell, timed};
+use super::{Notification, fail, notify, timed};
 use crate::CloneError;
 use crate::fanotify::{Group, GroupNumber, PinnedGroup};
 use crate::fill::{DemandGroup, DemandListener, Filling, Limiter};
@@ -24,12 +24,12 @@ use crate::target::{CloneLocation, VersionGuard};
 pub(super) async fn complete(hydrator: &Arc<Hydrator>, freeze: Freeze) {
     let pause_us = u64::try_from(freeze.pause.as_micros()).unwrap_or(u64::MAX);
     tracing::info!(pause_us, files = freeze.image.files.len(), "frozen");
-    for (clone, news, error) in freeze.failed {
-        fail(hydrator, clone, &news, &error).await;
+    for (clone, notifications, error) in freeze.failed {
+        fail(hydrator, clone, &notifications, &error).await;
     }
     for group in freeze.groups {
         for member in &group.members {
-            tell(&member.news, Event::Frozen { pause_us }, None);
+            notify(&member.notifications, Event::Frozen { pause_us }, None);
         }
         match timed("end the recovery", group.begun.end()).await {
             Ok(point) => {
@@ -41,7 +41,7 @@ pub(super) async fn complete(hydrator: &Arc<Hydrator>, freeze: Freeze) {
             Err(error) => {
                 for member in group.members {
                     hydrator.unfollow(&member.filling);
-                    fail(hydrator, member.clone, &member.news, &error).await;
+                    fail(hydrator, member.clone, &member.notifications, &error).await;
                 }
             }
         }
@@ -55,28 +55,28 @@ async fn complete_one(
     image: &Arc<Image>,
     small: &Arc<Vec<SmallFile>>,
 ) {
-    let Frozen { clone, news, location, filling, origin } = member;
+    let Frozen { clone, notifications, location, filling, origin } = member;
     let parts = (location, Arc::clone(&filling), Content::Local(origin));
     match timed("make runnable", make_runnable(hydrator, &clone, parts, point, image, small)).await {
-        Ok(running) => tell_ready(hydrator, clone, running, &news),
+        Ok(running) => notify_ready(hydrator, clone, running, &notifications),
         Err(error) => {
             hydrator.unfollow(&filling);
-            fail(hydrator, clone, &news, &error).await;
+            fail(hydrator, clone, &notifications, &error).await;
         }
     }
 }
 
 /// A clone can be started.
-pub(super) fn tell_ready(
+pub(super) fn notify_ready(
     hydrator: &Arc<Hydrator>,
     clone: Arc<CloneJob>,
     running: Arc<Running>,
-    news: &mpsc::Sender<News>,
+    notifications: &mpsc::Sender<Notification>,
 ) {
     hydrator.journal.note_progress();
     let (target, slot) = (clone.plan.target.clone(), clone.plan.slot.clone());
     let event = Event::Ready { target, consistent_at: running.consistent_at, slot };
-    tell(news, event, Some(Arc::clone(&running)));
+    notify(notifications, event, Some(Arc::clone(&running)));
     hydrator.fill_in_background(clone, running);
 }
 
@@ -99,7 +99,7 @@ pub(in crate::hydrator) async fn make_runnable(
     blocking(move || {
         work_small.iter().try_for_each(|file| work_place.write(&file.path, &file.content, file.mode))?;
         work_point.write(&work_place)?;
-        guard.lay()?;
+        guard.install()?;
         for number in 0..work_image.files.len() {
             let number = u32::try_from(number).unwrap_or(u32::MAX);
             work_group.mark_file(work_filling.file(FileNumber(number)))?;

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::{Alike, Candidate, News};
+use super::{Candidate, Notification, RecoveryGroup};
 use crate::CloneError;
 use crate::fill::{Filling, SharedBitmap};
-use crate::floor::SourceDisks;
+use crate::free_space::SourceDisks;
 use crate::hydrator::Hydrator;
 use crate::hydrator::clone_job::CloneJob;
 use crate::image::{Image, SmallFile};
@@ -26,7 +26,7 @@ pub(in crate::hydrator) const OTHER_FREEZE_INTERVAL: Duration = Duration::from_m
 /// A clone that was frozen.
 pub(super) struct Frozen {
     pub clone: Arc<CloneJob>,
-    pub news: mpsc::Sender<News>,
+    pub notifications: mpsc::Sender<Notification>,
     pub location: CloneLocation,
     pub filling: Arc<Filling>,
     pub origin: Arc<SourceFiles>,
@@ -34,8 +34,8 @@ pub(super) struct Frozen {
 
 /// What all clones of one freeze share.
 pub(super) struct Freeze {
-    pub groups: Vec<Alike<Frozen>>,
-    pub failed: Vec<(Arc<CloneJob>, mpsc::Sender<News>, CloneError)>,
+    pub groups: Vec<RecoveryGroup<Frozen>>,
+    pub failed: Vec<(Arc<CloneJob>, mpsc::Sender<Notification>, CloneError)>,
     pub image: Arc<Image>,
     pub small: Arc<Vec<SmallFile>>,
     pub pause: Duration,
@@ -44,8 +44,8 @@ pub(super) struct Freeze {
 /// The freeze. When it fails nothing has happened to the source, and the clones are given back.
 pub(super) async fn freeze(
     hydrator: &Arc<Hydrator>,
-    mut groups: Vec<Alike<Candidate>>,
-) -> Result<Freeze, (Vec<Alike<Candidate>>, CloneError)> {
+    mut groups: Vec<RecoveryGroup<Candidate>>,
+) -> Result<Freeze, (Vec<RecoveryGroup<Candidate>>, CloneError)> {
     let (begin, mut attempts) = (Instant::now(), 0);
     loop {
         attempts += 1;
@@ -79,8 +79,8 @@ pub(super) async fn freeze(
 
 fn freeze_now(
     source: &Arc<Source>,
-    mut groups: Vec<Alike<Candidate>>,
-) -> Result<Freeze, (Vec<Alike<Candidate>>, CloneError)> {
+    mut groups: Vec<RecoveryGroup<Candidate>>,
+) -> Result<Freeze, (Vec<RecoveryGroup<Candidate>>, CloneError)> {
     let mut close = || {
         let disks = SourceDisks::of(source.data_directory())?;
         let ready = source.get_ready()?;
@@ -100,7 +100,7 @@ fn freeze_now(
     let mut frozen_groups = Vec::new();
     for group in groups {
         let mut members = Vec::new();
-        for Candidate { clone, news, mut skeleton } in group.members {
+        for Candidate { clone, notifications, mut skeleton } in group.members {
             let frozen = || {
                 reshape(&mut skeleton, &image);
                 let skeleton = skeleton?;
@@ -114,11 +114,13 @@ fn freeze_now(
                 Ok((location, filling, origin))
             };
             match frozen() {
-                Ok((location, filling, origin)) => members.push(Frozen { clone, news, location, filling, origin }),
-                Err(error) => failures.push((clone, news, error)),
+                Ok((location, filling, origin)) => {
+                    members.push(Frozen { clone, notifications, location, filling, origin })
+                }
+                Err(error) => failures.push((clone, notifications, error)),
             }
         }
-        frozen_groups.push(Alike { begun: group.begun, members });
+        frozen_groups.push(RecoveryGroup { begun: group.begun, members });
     }
     let small = Arc::new(freezing.small_files().to_vec());
     // Who followed in time is none the worse for a gate that opened by itself.

@@ -35,27 +35,27 @@ pub(super) use remote::dialler;
 const BATCH_CLONES_MAX: usize = 64;
 
 /// What is told to whoever ordered; with a clone that is ready comes what it needs.
-pub type News = (Event, Option<Arc<Running>>);
+pub type Notification = (Event, Option<Arc<Running>>);
 
 /// Clones that were wanted together.
 #[derive(Debug)]
 pub struct Order {
     plans: Vec<Plan>,
-    news: mpsc::Sender<News>,
+    notifications: mpsc::Sender<Notification>,
 }
 
 impl Order {
     /// With where its news arrive.
-    pub fn new(plans: Vec<Plan>) -> (Order, mpsc::Receiver<News>) {
+    pub fn new(plans: Vec<Plan>) -> (Order, mpsc::Receiver<Notification>) {
         // All that is ever said fits: two words about all and one about each.
-        let (news, receiver) = mpsc::channel(plans.len() + 4);
-        (Order { plans, news }, receiver)
+        let (notifications, receiver) = mpsc::channel(plans.len() + 4);
+        (Order { plans, notifications }, receiver)
     }
 }
 
 /// Says something; nobody need listen.
-fn tell(news: &mpsc::Sender<News>, event: Event, running: Option<Arc<Running>>) {
-    let _ = news.try_send((event, running));
+fn notify(notifications: &mpsc::Sender<Notification>, event: Event, running: Option<Arc<Running>>) {
+    let _ = notifications.try_send((event, running));
 }
 
 /// Tells in the log how long a step took.
@@ -69,13 +69,13 @@ async fn timed<T>(step: &'static str, work: impl Future<Output = T>) -> T {
 /// A clone that waits for the freeze.
 struct Candidate {
     clone: Arc<CloneJob>,
-    news: mpsc::Sender<News>,
+    notifications: mpsc::Sender<Notification>,
     /// Or why it has no shape any more.
     skeleton: Result<Skeleton, CloneError>,
 }
 
 /// Clones that are recovered alike.
-struct Alike<T> {
+struct RecoveryGroup<T> {
     begun: Begun,
     members: Vec<T>,
 }
@@ -118,17 +118,22 @@ async fn make_batch(hydrator: &Arc<Hydrator>) {
 }
 
 /// Gives up clones that were not frozen.
-async fn give_up(hydrator: &Arc<Hydrator>, group: Alike<Candidate>, error: &CloneError) {
+async fn give_up(hydrator: &Arc<Hydrator>, group: RecoveryGroup<Candidate>, error: &CloneError) {
     group.begun.abandon().await;
     for candidate in group.members {
         drop(candidate.skeleton);
-        fail(hydrator, candidate.clone, &candidate.news, error).await;
+        fail(hydrator, candidate.clone, &candidate.notifications, error).await;
     }
 }
 
 /// A clone that is not ready fails: what was made of it is removed.
-async fn fail(hydrator: &Arc<Hydrator>, clone: Arc<CloneJob>, news: &mpsc::Sender<News>, error: &CloneError) {
+async fn fail(
+    hydrator: &Arc<Hydrator>,
+    clone: Arc<CloneJob>,
+    notifications: &mpsc::Sender<Notification>,
+    error: &CloneError,
+) {
     let target = clone.plan.target.clone();
     ending::discard(Arc::clone(hydrator), clone, error.to_string()).await;
-    tell(news, failed(Some(&target), error), None);
+    notify(notifications, failed(Some(&target), error), None);
 }

@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 
 use tokio::sync::mpsc;
 
-use super::{Alike, Candidate, News, Order, fail, tell, timed};
+use super::{Candidate, Notification, Order, RecoveryGroup, fail, notify, timed};
 use crate::CloneError;
 use crate::fanotify::Group;
-use crate::floor::SourceDisks;
+use crate::free_space::SourceDisks;
 use crate::hydrator::clone_job::CloneJob;
 use crate::hydrator::ending::blocking;
 use crate::hydrator::record::{Record, RemoteImage, to_memory};
@@ -25,12 +25,12 @@ use crate::target::{CloneLocation, Marker, Skeleton};
 pub use crate::keeper::SOURCE_GROUP as SOURCE_GROUP_KEPT;
 
 /// Everything before the freeze: what can fail has mostly failed after this.
-pub(super) async fn prepare(hydrator: &Arc<Hydrator>, order: Order) -> Vec<Alike<Candidate>> {
-    tell(&order.news, Event::Preparing, None);
+pub(super) async fn prepare(hydrator: &Arc<Hydrator>, order: Order) -> Vec<RecoveryGroup<Candidate>> {
+    notify(&order.notifications, Event::Preparing, None);
     let mut alike: Vec<Vec<Arc<CloneJob>>> = Vec::new();
     for plan in order.plans {
         if let Err(error) = slot::check_free(&plan.source, &plan.slot).await {
-            tell(&order.news, failed(Some(&plan.target), error), None);
+            notify(&order.notifications, failed(Some(&plan.target), error), None);
             continue;
         }
         match admit(hydrator, plan, None) {
@@ -38,13 +38,13 @@ pub(super) async fn prepare(hydrator: &Arc<Hydrator>, order: Order) -> Vec<Alike
                 Some(members) => members.push(clone),
                 None => alike.push(vec![clone]),
             },
-            Err((target, error)) => tell(&order.news, failed(Some(&target), error), None),
+            Err((target, error)) => notify(&order.notifications, failed(Some(&target), error), None),
         }
     }
     hydrator.write_targets();
     let mut groups = Vec::new();
     for members in alike {
-        groups.extend(prepare_alike(hydrator, members, &order.news).await);
+        groups.extend(prepare_alike(hydrator, members, &order.notifications).await);
     }
     groups
 }
@@ -98,8 +98,8 @@ pub(super) fn admit(
 async fn prepare_alike(
     hydrator: &Arc<Hydrator>,
     members: Vec<Arc<CloneJob>>,
-    news: &mpsc::Sender<News>,
-) -> Option<Alike<Candidate>> {
+    notifications: &mpsc::Sender<Notification>,
+) -> Option<RecoveryGroup<Candidate>> {
     let Plan { source, recovery, .. } = &members[0].plan;
     let directory = source.data_directory.clone();
     let (wanted, promised): (Vec<_>, Vec<_>) =
@@ -115,14 +115,14 @@ async fn prepare_alike(
     let promised = listed.and_then(|image| {
         // Those of the source, and those of each clone.
         let times = 1 + members.len();
-        let promise = hydrator.promise_descriptors(&source.data_directory, image.files.len(), times)?;
-        Ok((image, promise))
+        let reservation = hydrator.reserve_descriptors(&source.data_directory, image.files.len(), times)?;
+        Ok((image, reservation))
     });
-    let (image, _promise) = match promised {
+    let (image, _reservation) = match promised {
         Ok(promised) => promised,
         Err(error) => {
             members.iter().for_each(|clone| clone.note_no_slot());
-            return fail_all(hydrator, members, news, &error).await;
+            return fail_all(hydrator, members, notifications, &error).await;
         }
     };
     let slots: Vec<String> = members.iter().map(|clone| clone.plan.slot.clone()).collect();
@@ -137,31 +137,33 @@ async fn prepare_alike(
         Err(error) => {
             // What it had made it has dropped again.
             members.iter().for_each(|clone| clone.note_no_slot());
-            return fail_all(hydrator, members, news, &error).await;
+            return fail_all(hydrator, members, notifications, &error).await;
         }
     };
     let mut candidates = Vec::new();
     for (clone, skeleton) in members.into_iter().zip(skeletons) {
         match skeleton {
-            Ok(skeleton) => candidates.push(Candidate { clone, news: news.clone(), skeleton: Ok(skeleton) }),
-            Err(error) => fail(hydrator, clone, news, &error).await,
+            Ok(skeleton) => {
+                candidates.push(Candidate { clone, notifications: notifications.clone(), skeleton: Ok(skeleton) });
+            }
+            Err(error) => fail(hydrator, clone, notifications, &error).await,
         }
     }
     if candidates.is_empty() {
         begun.abandon().await;
         return None;
     }
-    Some(Alike { begun, members: candidates })
+    Some(RecoveryGroup { begun, members: candidates })
 }
 
 async fn fail_all(
     hydrator: &Arc<Hydrator>,
     members: Vec<Arc<CloneJob>>,
-    news: &mpsc::Sender<News>,
+    notifications: &mpsc::Sender<Notification>,
     error: &CloneError,
-) -> Option<Alike<Candidate>> {
+) -> Option<RecoveryGroup<Candidate>> {
     for clone in members {
-        fail(hydrator, clone, news, error).await;
+        fail(hydrator, clone, notifications, error).await;
     }
     None
 }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::completing::{make_runnable, tell_ready};
+use super::completing::{make_runnable, notify_ready};
 use super::preparing::admit;
-use super::{News, fail, tell};
+use super::{Notification, fail, notify};
 use crate::CloneError;
 use crate::fill::{Filling, SharedBitmap};
 use crate::hydrator::clone_job::{CloneJob, Content, Running};
@@ -22,25 +22,29 @@ use crate::target::{CloneLocation, Marker, Skeleton};
 
 impl Hydrator {
     /// Wants a clone of a source on another host; its news come until it is ready or has failed.
-    pub(in crate::hydrator) fn order_from(self: &Arc<Self>, host: RemoteHost, plan: Plan) -> mpsc::Receiver<News> {
+    pub(in crate::hydrator) fn order_from(
+        self: &Arc<Self>,
+        host: RemoteHost,
+        plan: Plan,
+    ) -> mpsc::Receiver<Notification> {
         // All that is ever said fits.
-        let (news, receiver) = mpsc::channel(4);
-        tokio::spawn(make(Arc::clone(self), host, plan, news));
+        let (notifications, receiver) = mpsc::channel(4);
+        tokio::spawn(make(Arc::clone(self), host, plan, notifications));
         receiver
     }
 }
 
-async fn make(hydrator: Arc<Hydrator>, host: RemoteHost, plan: Plan, news: mpsc::Sender<News>) {
+async fn make(hydrator: Arc<Hydrator>, host: RemoteHost, plan: Plan, notifications: mpsc::Sender<Notification>) {
     let lingering = hydrator.linger();
-    tell(&news, Event::Preparing, None);
+    notify(&notifications, Event::Preparing, None);
     let clone = match admit(&hydrator, plan, Some(host.clone())) {
         Ok(clone) => clone,
-        Err((target, error)) => return tell(&news, failed(Some(&target), error), None),
+        Err((target, error)) => return notify(&notifications, failed(Some(&target), error), None),
     };
     hydrator.write_targets();
-    match make_ready(&hydrator, &clone, host, &news).await {
-        Ok(running) => tell_ready(&hydrator, clone, running, &news),
-        Err(error) => fail(&hydrator, clone, &news, &error).await,
+    match make_ready(&hydrator, &clone, host, &notifications).await {
+        Ok(running) => notify_ready(&hydrator, clone, running, &notifications),
+        Err(error) => fail(&hydrator, clone, &notifications, &error).await,
     }
     drop(lingering);
 }
@@ -49,20 +53,20 @@ async fn make_ready(
     hydrator: &Arc<Hydrator>,
     clone: &Arc<CloneJob>,
     host: RemoteHost,
-    news: &mpsc::Sender<News>,
+    notifications: &mpsc::Sender<Notification>,
 ) -> Result<Arc<Running>, CloneError> {
     let plan = clone.plan.clone();
     let (origin, opening) = blocking(move || RemoteOrigin::open(dialler(&host, &plan)?, &plan)).await?;
     let origin = Arc::new(origin);
     let Opening { manifest: Manifest { image, recovery, pause_us }, small_files } = opening;
-    tell(news, Event::Frozen { pause_us }, None);
+    notify(notifications, Event::Frozen { pause_us }, None);
     let (image, point, small) = (Arc::new(image), Arc::new(recovery), Arc::new(small_files));
     let marker = marker_of(&clone.plan, hydrator.rendezvous().directory());
     let (plan, work_image, work_origin) = (clone.plan.clone(), Arc::clone(&image), Arc::clone(&origin));
     // The other files are open on the other host.
-    let promised = hydrator.promise_descriptors(&clone.plan.source.data_directory, image.files.len(), 1);
+    let promised = hydrator.reserve_descriptors(&clone.plan.source.data_directory, image.files.len(), 1);
     let laid = blocking(move || {
-        let _promise = promised?;
+        let _reservation = promised?;
         let location = CloneLocation::of(&plan)?;
         let skeleton = Skeleton::make(location.clone(), Arc::clone(&work_image), &marker)?;
         let bitmap = SharedBitmap::create(&work_image)?;

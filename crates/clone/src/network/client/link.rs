@@ -140,7 +140,7 @@ impl Link {
                 None => greet(&*self.dialler, lane.kind, Some(self.session)).await.map(|connected| connected.stream),
             };
             let error = match stream {
-                Ok(stream) => match self.speak(lane, stream, &mut alive_at, &mut pause).await {
+                Ok(stream) => match self.run_connection(lane, stream, &mut alive_at, &mut pause).await {
                     Ok(()) => return,
                     Err(error) => error.to_string(),
                 },
@@ -158,7 +158,7 @@ impl Link {
     }
 
     /// Speaks over one connection until it breaks (an error) or the link is over.
-    async fn speak(
+    async fn run_connection(
         &self,
         lane: &Lane,
         stream: Box<dyn Stream>,
@@ -174,12 +174,12 @@ impl Link {
         }
         let (mut reader, mut writer) = split(stream);
         tokio::select! {
-            outcome = self.hear(lane, &mut reader, alive_at, pause) => outcome,
-            outcome = self.say(lane, &mut writer) => outcome,
+            outcome = self.receive(lane, &mut reader, alive_at, pause) => outcome,
+            outcome = self.send(lane, &mut writer) => outcome,
         }
     }
 
-    async fn hear<R>(
+    async fn receive<R>(
         &self,
         lane: &Lane,
         reader: &mut R,
@@ -219,7 +219,7 @@ impl Link {
         }
     }
 
-    async fn say<W>(&self, lane: &Lane, writer: &mut W) -> Result<(), ProtocolError>
+    async fn send<W>(&self, lane: &Lane, writer: &mut W) -> Result<(), ProtocolError>
     where
         W: AsyncWrite + Unpin,
     {

@@ -23,7 +23,7 @@ fn host(sizes: &[u64], seed: u64) -> (SourceHost, TempDir) {
 fn open(host: &SourceHost, wire: Wire) -> (RemoteOrigin, Arc<WireDialler>) {
     let dialler = host.dialler(wire);
     let (origin, opening) = RemoteOrigin::open(Arc::<WireDialler>::clone(&dialler), &host.plan()).unwrap();
-    assert_eq!(opening.manifest.image, **host.preserve.image());
+    assert_eq!(opening.manifest.image, **host.image_store.image());
     assert_eq!(opening.small_files[0].content, b"of a server");
     (origin, dialler)
 }
@@ -70,7 +70,7 @@ fn copy_while_written(seed: u64, wire: Wire, writer_asks: bool) -> (bool, Networ
                 while !done.load(SeqCst) {
                     let file = [0, 1, 4][numbers.below(3) as usize];
                     let chunk = numbers.below(sizes[file].div_ceil(CHUNK_BYTES));
-                    let asked = writer_asks.then_some(&*host.preserve);
+                    let asked = writer_asks.then_some(&*host.image_store);
                     host.live.write(asked, file, chunk, numbers.below(256) as u8);
                     thread::sleep(Duration::from_micros(200));
                 }
@@ -155,19 +155,19 @@ fn the_source_learns_what_the_clone_has_and_of_its_end() {
     let sizes = [8192 * 100, 8192 * 3 + 5];
     let (host, _directory) = host(&sizes, 13);
     let (origin, _dialler) = open(&host, Wire::default());
-    let image = Arc::clone(host.preserve.image());
+    let image = Arc::clone(host.image_store.image());
     let filled = SharedBitmap::create(&image).unwrap();
     origin.acknowledge(&filled).unwrap();
     for chunk in 0..50 {
-        host.live.write(Some(&host.preserve), 0, chunk, 1);
+        host.live.write(Some(&host.image_store), 0, chunk, 1);
     }
-    assert_eq!(host.preserve.progress().saved_bytes, 8192 * 50);
+    assert_eq!(host.image_store.progress().saved_bytes, 8192 * 50);
     let own = Layout::new(&image);
     own.chunks(FileNumber(0), ByteRange::new(0, 8192 * 80)).for_each(|chunk| {
         filled.set(chunk);
     });
-    until("all is delivered", || host.preserve.progress().delivered_bytes == 8192 * 80);
-    assert_eq!(host.preserve.progress().saved_bytes, 0, "what is delivered is not kept");
+    until("all is delivered", || host.image_store.progress().delivered_bytes == 8192 * 80);
+    assert_eq!(host.image_store.progress().saved_bytes, 0, "what is delivered is not kept");
     assert_eq!(host.sessions.all().len(), 1);
     origin.end(true);
     until("it has ended", || !host.ended.lock().unwrap().is_empty());
@@ -213,13 +213,13 @@ fn what_is_hot_is_told_also_over_connections_that_break() {
 fn bringing_ahead_what_was_delivered_meanwhile_loses_nothing() {
     let (host, _directory) = host(&[8192 * 64], 37);
     let (origin, _dialler) = open(&host, Wire::default());
-    let image = Arc::clone(host.preserve.image());
+    let image = Arc::clone(host.image_store.image());
     let filled = SharedBitmap::create(&image).unwrap();
     origin.acknowledge(&filled).unwrap();
     Layout::new(&image).chunks(FileNumber(0), ByteRange::new(8192 * 8, 8192 * 8)).for_each(|chunk| {
         filled.set(chunk);
     });
-    until("all is delivered", || host.preserve.progress().delivered_bytes == 8192 * 8);
+    until("all is delivered", || host.image_store.progress().delivered_bytes == 8192 * 8);
     origin.prefetch(FileNumber(0), 0, 8192 * 32);
     let mut buffer = vec![0; 8192 * 8];
     origin.read_unhurried(FileNumber(0), 0, &mut buffer).unwrap();
@@ -235,7 +235,7 @@ fn another_process_goes_on_and_tells_again_what_it_has() {
     let sizes = [8192 * 64];
     let (host, _directory) = host(&sizes, 17);
     let (origin, dialler) = open(&host, Wire::default());
-    let (session, image) = (origin.session(), Arc::clone(host.preserve.image()));
+    let (session, image) = (origin.session(), Arc::clone(host.image_store.image()));
     drop(origin);
     assert_eq!(host.sessions.all().len(), 1, "it may come back");
     let origin = RemoteOrigin::resume(dialler, session, Arc::clone(&image)).unwrap();
@@ -246,7 +246,7 @@ fn another_process_goes_on_and_tells_again_what_it_has() {
     let mut buffer = vec![0; 8192 * 63];
     origin.read(FileNumber(0), 8192, &mut buffer).unwrap();
     assert!(buffer[..] == host.frozen[0][8192..]);
-    until("all is delivered", || host.preserve.progress().delivered_bytes == 8192);
+    until("all is delivered", || host.image_store.progress().delivered_bytes == 8192);
     origin.end(false);
     until("it has ended", || !host.ended.lock().unwrap().is_empty());
     assert_eq!(*host.ended.lock().unwrap(), [Ended::GivenUp]);
@@ -267,8 +267,8 @@ fn after_the_lease_both_sides_give_up() {
         !host.ended.lock().unwrap().is_empty()
     });
     assert_eq!(*host.ended.lock().unwrap(), [Ended::Deserted]);
-    assert!(host.preserve.failure().is_some(), "the source need not ask any more");
-    let (gone, image) = (SessionId::generate().unwrap(), Arc::clone(host.preserve.image()));
+    assert!(host.image_store.failure().is_some(), "the source need not ask any more");
+    let (gone, image) = (SessionId::generate().unwrap(), Arc::clone(host.image_store.image()));
     *dialler.is_cut.lock().unwrap() = false;
     let origin = RemoteOrigin::resume(dialler, gone, image).unwrap();
     let error = origin.read(FileNumber(0), 0, &mut [0; 8192]).unwrap_err();
@@ -291,7 +291,7 @@ fn a_source_that_cannot_be_frozen_says_why() {
 fn an_image_that_fails_at_its_source_is_lost_here() {
     let (host, _directory) = host(&[8192 * 4], 29);
     let (origin, _dialler) = open(&host, Wire::default());
-    host.preserve.fail("the disk is full");
+    host.image_store.fail("the disk is full");
     let error = origin.read(FileNumber(0), 0, &mut [0; 8192]).unwrap_err();
     assert!(matches!(&error, OriginError::Lost(reason) if reason.contains("the disk is full")), "{error}");
     // It is told that nobody reads any more, or finds out itself.

@@ -71,11 +71,11 @@ impl State {
         if self.is_given_up {
             SharedBitmap::open(saved.try_clone().unwrap()).unwrap().give_up();
         }
-        let descriptors = PreserveDescriptors { store: store.into(), saved, delivered };
+        let descriptors = ImageStoreDescriptors { store: store.into(), saved, delivered };
         let origin: Arc<dyn Origin> = Arc::new(LiveFiles::new(self.source.clone()));
-        let preserve = match Preserve::reopen(Arc::clone(&image), origin, descriptors) {
+        let image_store = match ImageStore::reopen(Arc::clone(&image), origin, descriptors) {
             Ok(_) if self.is_given_up => return Err("it goes on with what was given up".to_owned()),
-            Ok(preserve) => preserve,
+            Ok(image_store) => image_store,
             Err(_) if self.is_given_up => return Ok(()),
             Err(error) => return Err(error.to_string()),
         };
@@ -86,7 +86,7 @@ impl State {
                 let bytes = layout.bytes(file, &(bit..bit + 1));
                 let expected = &content[bytes.start as usize..bytes.end as usize];
                 let mut found = vec![0; expected.len()];
-                let read = preserve.read(file, bytes.start, &mut found);
+                let read = image_store.read(file, bytes.start, &mut found);
                 match self.delivered.contains(&bit) {
                     true if read.is_ok() => return Err(format!("chunk {bit} is not kept any more, and is read")),
                     false if read.is_err() || found != expected => {
@@ -134,28 +134,28 @@ fn record(frozen: &[Vec<u8>], seed: u64, gives_up: bool) -> Vec<Event> {
     let directory = tempfile::tempdir().unwrap();
     let live = Arc::new(LiveFiles::new(frozen.to_vec()));
     let origin: Arc<dyn Origin> = Arc::<LiveFiles>::clone(&live);
-    let preserve = Preserve::create(Arc::new(manifest(&SIZES).image), origin, directory.path()).unwrap();
-    preserve.recorder.begin();
+    let image_store = ImageStore::create(Arc::new(manifest(&SIZES).image), origin, directory.path()).unwrap();
+    image_store.recorder.begin();
     std::thread::scope(|scope| {
-        let (preserve, live) = (&preserve, &live);
+        let (image_store, live) = (&image_store, &live);
         scope.spawn(move || {
             let mut numbers = Numbers(seed ^ 0xabc);
             for operation in 0..OPERATIONS {
                 if gives_up && operation == OPERATIONS / 2 {
-                    preserve.fail("it was only a test");
+                    image_store.fail("it was only a test");
                 }
-                source_write(&mut numbers, preserve, live);
+                source_write(&mut numbers, image_store, live);
             }
         });
         scope.spawn(move || {
             let mut numbers = Numbers(seed ^ 0xdef);
             for _ in 0..OPERATIONS / 4 {
                 let (file, first) = access(&mut numbers);
-                preserve.deliver(DeliveredRange { file, first, count: 1 + numbers.below(4) });
+                image_store.deliver(DeliveredRange { file, first, count: 1 + numbers.below(4) });
             }
         });
     });
-    preserve.recorder.events()
+    image_store.recorder.events()
 }
 
 /// A chunk of a file.
@@ -164,15 +164,15 @@ fn access(numbers: &mut Numbers) -> (FileNumber, u64) {
     (FileNumber(file), numbers.below(SIZES[file as usize].div_ceil(CHUNK_BYTES)))
 }
 
-fn source_write(numbers: &mut Numbers, preserve: &Preserve, live: &LiveFiles) {
+fn source_write(numbers: &mut Numbers, image_store: &ImageStore, live: &LiveFiles) {
     let (file, chunk) = access(numbers);
     let range = ByteRange::new(chunk * CHUNK_BYTES, CHUNK_BYTES);
     // One that has failed is not waited for.
-    if !preserve.has(file, range) && !preserve.take_now(file, range).unwrap_or(true) {
-        let _ = preserve.take(file, range);
+    if !image_store.has(file, range) && !image_store.take_now(file, range).unwrap_or(true) {
+        let _ = image_store.take(file, range);
     }
     let length = range.end.min(SIZES[file.0 as usize]) - range.start;
-    preserve.recorder.note(|| {
+    image_store.recorder.note(|| {
         let content = vec![0; length as usize];
         Event::SourceWrites { file, offset_bytes: range.start, content }
     });
@@ -195,10 +195,10 @@ fn control_a_bit_before_its_content_a_write_unasked_and_space_given_back_early_a
     let frozen = frozen(7);
     let directory = tempfile::tempdir().unwrap();
     let origin: Arc<dyn Origin> = Arc::new(LiveFiles::new(frozen.clone()));
-    let preserve = Preserve::create(Arc::new(manifest(&SIZES).image), origin, directory.path()).unwrap();
-    preserve.recorder.begin();
-    preserve.take(FileNumber(0), ByteRange::WHOLE).unwrap();
-    let events = preserve.recorder.events();
+    let image_store = ImageStore::create(Arc::new(manifest(&SIZES).image), origin, directory.path()).unwrap();
+    image_store.recorder.begin();
+    image_store.take(FileNumber(0), ByteRange::WHOLE).unwrap();
+    let events = image_store.recorder.events();
     assert!(matches!(events[..2], [Event::Bring { .. }, Event::Set { bitmap: "saved", .. }]), "{}", events.len());
     go_on_from_everywhere(&frozen, &events).unwrap();
     let mut early = events.clone();

@@ -49,7 +49,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut buffer = Vec::new();
-    match hear(stream, &mut buffer).await? {
+    match receive(stream, &mut buffer).await? {
         Message::Hello { version, .. } if version != VERSION => {
             let reason = format!("this host speaks version {VERSION} of the protocol, the clone's {version}");
             Err(ProtocolError::Refused(reason))
@@ -84,7 +84,7 @@ where
     let _admission = sessions.admit().ok_or_else(full)?;
     let id = SessionId::generate()?;
     write_message(stream, &welcome(id, sessions), &mut buffer).await?;
-    let Message::Open { plan } = hear(stream, &mut buffer).await? else {
+    let Message::Open { plan } = receive(stream, &mut buffer).await? else {
         return Err(ProtocolError::Unexpected { got: "something else", wanted: "an opening" });
     };
     let plan: Plan = serde_json::from_slice(&plan).map_err(|_| ProtocolError::Malformed("a plan of another form"))?;
@@ -100,9 +100,9 @@ where
             }
         }
     };
-    let Frozen { manifest, small_files, preserve } =
+    let Frozen { manifest, small_files, image_store } =
         frozen.map_err(|error| ProtocolError::Refused(error.to_string()))?;
-    let session = sessions.insert(id, preserve);
+    let session = sessions.insert(id, image_store);
     let sending = async {
         if let Some(error) = broken {
             return Err(error);
@@ -120,7 +120,7 @@ where
     Ok(session)
 }
 
-async fn hear<S>(stream: &mut S, buffer: &mut Vec<u8>) -> Result<Message, ProtocolError>
+async fn receive<S>(stream: &mut S, buffer: &mut Vec<u8>) -> Result<Message, ProtocolError>
 where
     S: AsyncRead + Unpin,
 {
@@ -156,7 +156,7 @@ where
     let in_work = Arc::new(Semaphore::new(READS_IN_WORK_MAX));
     let mut hot_wanted = false;
     loop {
-        match hear(&mut reader, &mut buffer).await? {
+        match receive(&mut reader, &mut buffer).await? {
             Message::Read(request) => {
                 let permit = Arc::clone(&in_work).acquire_owned().await.expect("the semaphore is never closed");
                 let (session, answers) = (Arc::clone(session), answers.clone());
@@ -172,7 +172,7 @@ where
             // Once a connection: it costs the source a query.
             Message::HotWanted if !hot_wanted => {
                 hot_wanted = true;
-                tokio::spawn(tell_hot(Arc::clone(sessions), session.id, answers.clone()));
+                tokio::spawn(send_hot(Arc::clone(sessions), session.id, answers.clone()));
             }
             Message::Delivered(ranges) => deliver(session, ranges).await,
             Message::KeepAlive => {}
@@ -186,7 +186,7 @@ where
 }
 
 /// Nobody waits for it when the connection is gone.
-async fn tell_hot(sessions: Arc<Sessions>, session: SessionId, answers: mpsc::Sender<Message>) {
+async fn send_hot(sessions: Arc<Sessions>, session: SessionId, answers: mpsc::Sender<Message>) {
     let ranges = sessions.maker().hot(session).await;
     for part in ranges.chunks(HOT_RANGES_MAX) {
         if answers.send(Message::Hot { last: false, ranges: part.to_vec() }).await.is_err() {
@@ -204,7 +204,7 @@ fn read(session: &Session, request: ReadRequest) -> Message {
         return Message::Failed { id, failure: ReadFailure::Lost, reason: "a read that is too long".to_owned() };
     }
     let mut content = vec![0; length];
-    match session.preserve.read(file, offset_bytes, &mut content) {
+    match session.image_store.read(file, offset_bytes, &mut content) {
         Ok(()) => Message::Content { id, payload: Payload::pack(&content) },
         Err(OriginError::Io(error)) => Message::Failed { id, failure: ReadFailure::Io, reason: error.to_string() },
         Err(OriginError::Lost(reason)) => Message::Failed { id, failure: ReadFailure::Lost, reason },
@@ -214,7 +214,7 @@ fn read(session: &Session, request: ReadRequest) -> Message {
 /// In order, as the end that may follow asks what is delivered.
 async fn deliver(session: &Arc<Session>, ranges: Vec<DeliveredRange>) {
     let session = Arc::clone(session);
-    let delivering = spawn_blocking(move || ranges.into_iter().for_each(|range| session.preserve.deliver(range)));
+    let delivering = spawn_blocking(move || ranges.into_iter().for_each(|range| session.image_store.deliver(range)));
     if delivering.await.is_err() {
         tracing::error!("an acknowledgement could not be noted");
     }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::image::{FileNumber, SmallFile};
+use crate::network::image_store::ImageStore;
 use crate::network::manifest::Manifest;
-use crate::network::preserve::Preserve;
 use crate::network::protocol::SessionId;
 use crate::plan::Plan;
 use crate::{ByteRange, CloneError};
@@ -26,7 +26,7 @@ pub struct Frozen {
     /// What was copied at the freeze.
     pub small_files: Vec<SmallFile>,
     /// Its content.
-    pub preserve: Arc<Preserve>,
+    pub image_store: Arc<ImageStore>,
 }
 
 /// How a session ended.
@@ -89,7 +89,7 @@ impl Drop for Admission<'_> {
 #[derive(Debug)]
 pub(super) struct Session {
     pub id: SessionId,
-    pub preserve: Arc<Preserve>,
+    pub image_store: Arc<ImageStore>,
     /// Closed when the session is over.
     pub over: watch::Sender<bool>,
     presence: Mutex<Presence>,
@@ -112,20 +112,20 @@ impl Sessions {
         self.lease
     }
 
-    /// A session of an earlier process of this source, whose content is in `preserve`.
-    pub fn resume(&self, id: SessionId, preserve: Arc<Preserve>) {
-        self.insert(id, preserve);
+    /// A session of an earlier process of this source, whose content is in `image_store`.
+    pub fn resume(&self, id: SessionId, image_store: Arc<ImageStore>) {
+        self.insert(id, image_store);
     }
 
     /// What is read at present: whose, and how far.
-    pub fn all(&self) -> Vec<(SessionId, Arc<Preserve>)> {
-        self.lock().values().map(|session| (session.id, Arc::clone(&session.preserve))).collect()
+    pub fn all(&self) -> Vec<(SessionId, Arc<ImageStore>)> {
+        self.lock().values().map(|session| (session.id, Arc::clone(&session.image_store))).collect()
     }
 
     /// Ends what nobody has read for the lease, and what cannot be kept. To be called every second or so.
     pub fn expire(&self) {
         let judge = |session: &Arc<Session>| {
-            let failed = session.preserve.failure().map(|reason| Ended::Failed(reason.to_owned()));
+            let failed = session.image_store.failure().map(|reason| Ended::Failed(reason.to_owned()));
             failed.or_else(|| session.is_deserted(self.lease).then_some(Ended::Deserted))
         };
         let over: Vec<_> = self.lock().values().filter_map(|session| Some((session.id, judge(session)?))).collect();
@@ -150,7 +150,7 @@ impl Sessions {
     pub fn end(&self, id: SessionId, how: Ended) {
         let Some(session) = self.lock().remove(&id) else { return };
         tracing::info!(session = ?id, ?how, "a clone elsewhere needs this image no more");
-        session.preserve.fail(match &how {
+        session.image_store.fail(match &how {
             Ended::Failed(reason) => reason,
             _ => "the session is over",
         });
@@ -174,9 +174,9 @@ impl Sessions {
         self.lock().get(&id).cloned()
     }
 
-    pub(super) fn insert(&self, id: SessionId, preserve: Arc<Preserve>) -> Arc<Session> {
+    pub(super) fn insert(&self, id: SessionId, image_store: Arc<ImageStore>) -> Arc<Session> {
         let presence = Mutex::new(Presence { connections: 0, left_at: Instant::now() });
-        let session = Arc::new(Session { id, preserve, over: watch::Sender::new(false), presence });
+        let session = Arc::new(Session { id, image_store, over: watch::Sender::new(false), presence });
         self.lock().insert(id, Arc::clone(&session));
         session
     }
@@ -237,7 +237,7 @@ mod tests {
         assert!(host.sessions.admit().is_none());
         admitted.pop();
         drop(host.sessions.admit().expect("one has ended"));
-        host.sessions.insert(SessionId::generate().unwrap(), Arc::clone(&host.preserve));
+        host.sessions.insert(SessionId::generate().unwrap(), Arc::clone(&host.image_store));
         assert!(host.sessions.admit().is_none(), "63 under way and one image");
     }
 }

@@ -11,8 +11,8 @@ use tokio::runtime::Runtime;
 use super::{Checking, Ended, Finding, Frozen, ImageMaker, Making, Sessions, serve};
 use crate::image::{FileNumber, SmallFile};
 use crate::network::client::{Dial, Dialling, Stream};
+use crate::network::image_store::ImageStore;
 use crate::network::manifest::{Manifest, tests::manifest};
-use crate::network::preserve::Preserve;
 use crate::network::protocol::SessionId;
 use crate::plan::Plan;
 use crate::source::Follower;
@@ -57,12 +57,12 @@ impl LiveFiles {
     }
 
     /// What a server does that writes: it asks, then it writes.
-    pub fn write(&self, asked: Option<&Preserve>, file: usize, chunk: u64, byte: u8) {
+    pub fn write(&self, asked: Option<&ImageStore>, file: usize, chunk: u64, byte: u8) {
         let range = ByteRange::new(chunk * CHUNK_BYTES, CHUNK_BYTES);
-        if let Some(preserve) = asked {
+        if let Some(image_store) = asked {
             let number = FileNumber(file as u32);
-            if !preserve.has(number, range) && !preserve.take_now(number, range).unwrap() {
-                preserve.take(number, range).unwrap();
+            if !image_store.has(number, range) && !image_store.take_now(number, range).unwrap() {
+                image_store.take(number, range).unwrap();
             }
         }
         let mut content = self.files[file].write().unwrap();
@@ -103,7 +103,7 @@ pub struct SourceHost {
     pub runtime: Runtime,
     pub live: Arc<LiveFiles>,
     pub frozen: Vec<Vec<u8>>,
-    pub preserve: Arc<Preserve>,
+    pub image_store: Arc<ImageStore>,
     pub sessions: Arc<Sessions>,
     pub ended: Arc<Mutex<Vec<Ended>>>,
 }
@@ -113,7 +113,7 @@ pub const HOT: [(u32, u64, u64); 2] = [(0, 8192 * 3, 8192 * 5), (0, 0, 8192)];
 
 struct Maker {
     manifest: Manifest,
-    preserve: Arc<Preserve>,
+    image_store: Arc<ImageStore>,
     ended: Arc<Mutex<Vec<Ended>>>,
 }
 
@@ -126,7 +126,7 @@ impl ImageMaker for Maker {
             }
             let content = b"of a server".to_vec();
             let small_files = vec![SmallFile { path: "server.crt".into(), mode: 0o600, content }];
-            Ok(Frozen { manifest: self.manifest.clone(), small_files, preserve: Arc::clone(&self.preserve) })
+            Ok(Frozen { manifest: self.manifest.clone(), small_files, image_store: Arc::clone(&self.image_store) })
         })
     }
 
@@ -162,12 +162,12 @@ impl SourceHost {
         let live = Arc::new(LiveFiles::new(frozen.clone()));
         let manifest = manifest(sizes);
         let origin: Arc<dyn Origin> = Arc::<LiveFiles>::clone(&live);
-        let preserve = Preserve::create(Arc::new(manifest.image.clone()), origin, directory).unwrap();
-        let (preserve, ended) = (Arc::new(preserve), Arc::new(Mutex::new(Vec::new())));
-        let maker = Maker { manifest, preserve: Arc::clone(&preserve), ended: Arc::clone(&ended) };
+        let image_store = ImageStore::create(Arc::new(manifest.image.clone()), origin, directory).unwrap();
+        let (image_store, ended) = (Arc::new(image_store), Arc::new(Mutex::new(Vec::new())));
+        let maker = Maker { manifest, image_store: Arc::clone(&image_store), ended: Arc::clone(&ended) };
         let sessions = Arc::new(Sessions::new(Arc::new(maker), lease));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        SourceHost { runtime, live, frozen, preserve, sessions, ended }
+        SourceHost { runtime, live, frozen, image_store, sessions, ended }
     }
 
     /// A way to it over a wire of these qualities.
