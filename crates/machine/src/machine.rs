@@ -389,7 +389,6 @@ impl Machine {
         match self.home.end() {
             Some(end) => {
                 MachineError::Ended { machine: self.home.name().to_string(), reason: end.reason.trim().to_owned() }
-                    .into()
             }
             None => seen,
         }
