@@ -179,7 +179,7 @@ mod tests {
 
     /// Whatever is not said to be allowed is refused, in PostgreSQL's words.
     #[test]
-    fn access_is_granted_only_when_the_server_says_so() {
+    fn a_door_is_open_only_when_the_server_says_so() {
         let row = |allows: Option<&str>, may: Option<&str>, template: Option<&str>| -> Row {
             [Some("SCRAM"), allows, may, template].map(|value| value.map(str::to_owned)).to_vec()
         };
