@@ -204,7 +204,7 @@ def pytest(interpreter, target, directory, environment, *arguments):
 
 
 def pgx(target, short):
-    """Go: the driver, its connections, its pool and its door to database/sql."""
+    """Go: the driver, its connections, its pool and its driver of database/sql."""
     place = WORK / f"pgx-{PGX}"
     need("go", "Go 1.21 or newer")
     if not place.exists():

@@ -40,7 +40,7 @@ impl Machines {
         file.set_len(1 << 20).expect("sized");
         // Also for QEMU's account.
         file.set_permissions(std::fs::Permissions::from_mode(0o666)).expect("opened");
-        Disk::new(id, file_door(path))
+        Disk::new(id, file_backend(path))
     }
 
     /// A machine that finds nothing to boot.
@@ -64,7 +64,7 @@ pub fn patient() -> TimeLimits {
     TimeLimits { start: WAIT_MAX, quit: WAIT_MAX, kill: WAIT_MAX, pause: WAIT_MAX, ..TimeLimits::default() }
 }
 
-pub fn file_door(path: PathBuf) -> DiskBackend {
+pub fn file_backend(path: PathBuf) -> DiskBackend {
     let asynchronous_io = AsynchronousIo::Threads;
     DiskBackend::File { path, format: FileFormat::Raw, read_only: false, direct: false, asynchronous_io }
 }

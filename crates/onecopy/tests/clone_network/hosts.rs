@@ -30,17 +30,17 @@ pub struct TwoHosts {
     pub directory: TestDirectory,
     primary: Server,
     pub network: Network,
-    doors: Mutex<Vec<Child>>,
+    host_services: Mutex<Vec<Child>>,
 }
 
 /// A process that is killed when nobody needs it.
-pub struct Door {
+pub struct HostService {
     arguments: Vec<String>,
     process: u32,
 }
 
 impl TwoHosts {
-    /// A primary here with a table of `rows` rows, about 140 bytes each, and a door on each side.
+    /// A primary here with a table of `rows` rows, about 140 bytes each, and `onecopy host` on each side.
     pub async fn start(rows: u32) -> TwoHosts {
         let network = Network::make();
         let directory = TestDirectory::new().expect("a directory");
@@ -57,14 +57,14 @@ impl TwoHosts {
         options.listen_address = network.address(1);
         options.access_rules.extend(AccessRule::by_password(&[&format!("{}/24", network.address(0))]));
         let primary = create(options).await.expect("a primary");
-        let hosts = TwoHosts { directory, primary, network, doors: Mutex::default() };
+        let hosts = TwoHosts { directory, primary, network, host_services: Mutex::default() };
         hosts.primary.start().await.expect("started");
         let create = format!(
             "CREATE TABLE item AS SELECT number, repeat('x', 100) AS filler FROM generate_series(1, {rows}) AS number;
              CREATE INDEX ON item (number); CHECKPOINT"
         );
         hosts.source_connection().connect().await.expect("connected").batch_execute(&create).await.expect("data");
-        hosts.open_doors();
+        hosts.start_host_services();
         hosts.wait_answering().await;
         hosts
     }
@@ -103,7 +103,7 @@ impl TwoHosts {
         client.batch_execute("CHECKPOINT").await.expect("written");
     }
 
-    fn open_doors(&self) {
+    fn start_host_services(&self) {
         let path = |path: PathBuf| path.to_string_lossy().into_owned();
         let source = [
             format!("--listen={}:{SOURCE_PORT}", self.network.address(1)),
@@ -123,35 +123,35 @@ impl TwoHosts {
         }
     }
 
-    /// Opens a door; its process.
+    /// Starts `onecopy host`; its process.
     fn spawn(&self, arguments: &[String]) -> u32 {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.directory.join("doors.log"));
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.directory.join("host-services.log"));
         let mut command = Command::new(&arguments[0]);
         command.args(&arguments[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.expect("a log"));
-        let child = command.spawn().expect("a door");
+        let child = command.spawn().expect("onecopy host starts");
         let process = child.id();
-        self.lock_doors().push(child);
+        self.lock_host_services().push(child);
         process
     }
 
-    fn lock_doors(&self) -> MutexGuard<'_, Vec<Child>> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_host_services(&self) -> MutexGuard<'_, Vec<Child>> {
+        self.host_services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The door on the source's side.
-    pub fn source_door(&self) -> Door {
-        let process = self.lock_doors()[0].id();
-        Door { arguments: arguments(process), process }
+    /// The one on the source's side.
+    pub fn source_host_service(&self) -> HostService {
+        let process = self.lock_host_services()[0].id();
+        HostService { arguments: arguments(process), process }
     }
 
-    /// Kills a door and opens it again.
-    pub fn restart(&self, door: Door) -> Door {
-        kill(door.process);
+    /// Kills `onecopy host` and starts it again.
+    pub fn restart(&self, host_service: HostService) -> HostService {
+        kill(host_service.process);
         // Its address is free only when it is gone.
-        if let Some(old) = self.lock_doors().iter_mut().find(|old| old.id() == door.process) {
+        if let Some(old) = self.lock_host_services().iter_mut().find(|old| old.id() == host_service.process) {
             let _ = old.wait();
         }
-        Door { process: self.spawn(&door.arguments), arguments: door.arguments }
+        HostService { process: self.spawn(&host_service.arguments), arguments: host_service.arguments }
     }
 
     async fn wait_answering(&self) {
@@ -232,7 +232,7 @@ impl TwoHosts {
         let places = self.services(&self.order("clone").target);
         let services: Vec<String> = places.iter().map(|place| read(place.log())).collect();
         let server = read(self.directory.join("clones/clone.server/server.log"));
-        format!("{}\n{}\n{server}", read(self.directory.join("doors.log")), services.join("\n"))
+        format!("{}\n{}\n{server}", read(self.directory.join("host-services.log")), services.join("\n"))
     }
 
     /// Kills the process that saves the source's old content, and waits for its successor.
@@ -366,10 +366,10 @@ impl Drop for TwoHosts {
             eprintln!("{}", self.logs());
         }
         let places = self.services(&self.order("clone").target);
-        // Doors first, also those that were opened again.
-        for mut door in self.lock_doors().drain(..) {
-            let _ = door.kill();
-            let _ = door.wait();
+        // `onecopy host` first, also those that were started again.
+        for mut host_service in self.lock_host_services().drain(..) {
+            let _ = host_service.kill();
+            let _ = host_service.wait();
         }
         kill_all(|| working_in(self.directory.path()));
         for place in places {

@@ -38,12 +38,12 @@ async fn a_clone_on_another_host_answers_becomes_whole_and_survives_a_broken_con
         env!("CARGO_PKG_VERSION")
     );
     let load = hosts.load().await;
-    // The door at the source dies while content is missing, and comes back.
-    let broken = Mutex::new(Some(hosts.source_door()));
+    // `onecopy host` at the source dies while content is missing, and comes back.
+    let broken = Mutex::new(Some(hosts.source_host_service()));
     let (again, first_rows) = (Mutex::new(None), Arc::new(Mutex::new(None)));
     let (events, failure) = order(&hosts, &hosts.order("clone"), |event| {
         if let OrderEvent::Answering { .. } = event {
-            *again.lock().unwrap() = broken.lock().unwrap().take().map(|door| hosts.restart(door));
+            *again.lock().unwrap() = broken.lock().unwrap().take().map(|host_service| hosts.restart(host_service));
             let (rows, connection) = (Arc::clone(&first_rows), hosts.clone_connection("clone"));
             let asked = async move { query(&connection, "SELECT count(*) FROM item").await };
             *rows.lock().unwrap() = Some(tokio::spawn(asked));

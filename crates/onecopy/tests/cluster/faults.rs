@@ -52,7 +52,7 @@ fn first_starts_killed_at(kills: &[(&str, u64)]) {
         assert_eq!(directory.sql("SELECT 1"), "1", "{killed}");
         let status = directory.status();
         assert_eq!(status["servers"].as_array().map(Vec::len), Some(2), "{killed}");
-        // On a busy machine one is silent for a moment.
+        // On a busy machine one is unresponsive for a moment.
         until(&format!("it runs, {killed}"), || directory.status()["servers"][1]["state"] == "running");
     }
 }

@@ -380,6 +380,6 @@ fn newcomers_do_not_overtake_a_gate_that_waits() {
         world.apply(event);
     }
     assert!(matches!(world.real_gate, RealGate::Closed(_)));
-    assert_eq!(barrier.commits_begun(), 1, "who waits at the door has not begun");
+    assert_eq!(barrier.commits_begun(), 1, "who waits for the gate has not begun");
     world.finish();
 }
