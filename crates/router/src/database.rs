@@ -13,11 +13,11 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-use crate::backend::{Backend, BackendError, Credentials, Purpose, ServerProcess};
+use crate::backend::{Backend, BackendError, Credentials, Purpose, Row, ServerProcess};
 use crate::config::RouterSettings;
 use crate::epoch::{CommitBarrier, DdlBarrier, Epochs, GateHooks, Gatekeeper, tripwire};
 use crate::membership::Servers;
-use crate::pool::{LeaderPool, ReaderPools};
+use crate::pool::{CatalogBackend, LeaderPool, ReaderPools};
 use crate::prepared_text::PreparedTexts;
 use crate::servers::{Health, Role, Server};
 use crate::sql::{
@@ -104,6 +104,7 @@ pub struct Database {
     /// Grows by one when the catalog changes.
     catalog_version: AtomicU64,
     catalog_reload: tokio::sync::Mutex<()>,
+    catalog_backend: CatalogBackend,
     is_refreshing: AtomicBool,
     remembered_updates: Mutex<HashSet<u64>>,
     remembered_long: Arc<Mutex<HashSet<u64>>>,
@@ -158,6 +159,7 @@ impl Database {
             catalog: Mutex::new(known),
             catalog_version: AtomicU64::new(1),
             catalog_reload: tokio::sync::Mutex::default(),
+            catalog_backend: CatalogBackend::default(),
             is_refreshing: AtomicBool::new(false),
             remembered_updates: Mutex::default(),
             remembered_long: Arc::default(),
@@ -192,6 +194,7 @@ impl Database {
                 on_canary: Box::new(move || serializable.note_short()),
             },
         );
+        self.catalog_backend.reopen();
         let mut tasks = lock(&self.tasks);
         tasks.push(tokio::spawn(gatekeeper.run()));
         tasks.push(tokio::spawn(sweep(Arc::downgrade(self))));
@@ -204,6 +207,7 @@ impl Database {
         }
         self.readers.clear();
         self.leader.clear();
+        self.catalog_backend.close();
     }
 
     /// Closes the router's own connections to this database for a statement of its only client that needs it without
@@ -218,6 +222,7 @@ impl Database {
         }
         self.readers.clear();
         self.leader.clear_free();
+        self.catalog_backend.close();
         Some(VacatedDatabase { database: self.clone(), serializable: serializable.clone(), _ddl_barrier: barrier })
     }
 
@@ -283,13 +288,42 @@ impl Database {
 
     async fn load_catalog(&self) -> Result<Loaded, BackendError> {
         let builtin = lock(&self.catalog).catalog.builtin();
-        let leader = self.servers.leader();
-        match tokio::time::timeout(CATALOG_TIMEOUT, reload(leader, &self.name, builtin)).await {
-            Ok(result) => result,
-            Err(_) => {
-                Err(BackendError::TimedOut { server: leader.name.clone(), milliseconds: CATALOG_TIMEOUT.as_millis() })
+        let loaded = async {
+            if let Some(mut kept) = self.catalog_backend.take()
+                && let Ok(loaded) = Loaded::beside(builtin.clone(), &mut kept).await
+            {
+                self.catalog_backend.put_back(kept);
+                return Ok(loaded);
             }
+            let mut new = self.new_catalog_backend().await?;
+            let loaded = Loaded::beside(builtin, &mut new).await?;
+            self.catalog_backend.put_back(new);
+            Ok(loaded)
+        };
+        tokio::time::timeout(CATALOG_TIMEOUT, loaded).await.unwrap_or_else(|_| {
+            let server = self.servers.leader().name.clone();
+            Err(BackendError::TimedOut { server, milliseconds: CATALOG_TIMEOUT.as_millis() })
+        })
+    }
+
+    /// What the leader answers to a query of its catalog.
+    pub async fn ask_catalog(&self, sql: &str) -> Result<Vec<Row>, BackendError> {
+        // The connection of the last time may have become useless meanwhile.
+        if let Some(mut kept) = self.catalog_backend.take()
+            && let Ok(rows) = kept.rows(sql).await
+        {
+            self.catalog_backend.put_back(kept);
+            return Ok(rows);
         }
+        let mut new = self.new_catalog_backend().await?;
+        let rows = new.rows(sql).await?;
+        self.catalog_backend.put_back(new);
+        Ok(rows)
+    }
+
+    async fn new_catalog_backend(&self) -> Result<Backend, BackendError> {
+        let leader = self.servers.leader();
+        Backend::connect(leader, &self.name, &Credentials::of_router(leader), Purpose::Catalog).await
     }
 
     /// Reads the catalog anew for changes that did not come through this router. Nobody waits for it: until it is there
@@ -392,6 +426,7 @@ async fn sweep(database: Weak<Database>) {
             let _ = tokio::time::timeout(SWEEP_INTERVAL, pool.sweep(current)).await;
         }
         database.leader.sweep();
+        database.catalog_backend.sweep();
         catalog_age += SWEEP_INTERVAL;
         if catalog_age > CATALOG_AGE_MAX {
             catalog_age = Duration::ZERO;
@@ -430,11 +465,6 @@ async fn catalog_of_any(servers: &[Arc<Server>], database: &str) -> Option<Loade
         }
     }
     None
-}
-
-async fn reload(leader: &Arc<Server>, database: &str, builtin: Arc<Objects>) -> Result<Loaded, BackendError> {
-    let mut backend = Backend::connect(leader, database, &Credentials::of_router(leader), Purpose::Catalog).await?;
-    Loaded::beside(builtin, &mut backend).await
 }
 
 /// The objects of one scope, and the fingerprint of their rows.

@@ -217,6 +217,31 @@ async fn a_database_is_dropped_and_made_again_through_the_router() -> anyhow::Re
     Ok(())
 }
 
+/// A migration is DDL in a row: the catalog is read on one connection, which is gone where the database must be vacant,
+/// and made anew where a server process has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_catalog_is_read_on_one_connection_that_stands_in_nobodys_way() -> anyhow::Result<()> {
+    const CATALOG: &str = "FROM pg_stat_activity WHERE application_name = 'onecopy catalog'";
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let mut change = async |name: &str| {
+        wire.query(&format!("CREATE TABLE {name} (a int)")).await?;
+        // Classified by the new catalog.
+        assert_eq!(wire.query(&format!("SELECT count(*) FROM {name}")).await?.text_rows(), ["0"]);
+        on_leader(&cluster, &format!("SELECT pid {CATALOG}")).await?.number()
+    };
+    let process = change("first").await?;
+    assert_eq!(change("second").await?, process);
+    on_leader(&cluster, &format!("SELECT pg_terminate_backend(pid, 5000) {CATALOG}")).await?;
+    assert_ne!(change("third").await?, process);
+    let template = onecopy_tests::servers::DATABASE;
+    for sql in [&format!("CREATE DATABASE copied TEMPLATE {template}"), "DROP DATABASE copied"] {
+        let answer = bounded(sql, wire.query(sql)).await??;
+        assert_eq!(answer.code(), "00000", "{sql}: {:?}", answer.errors());
+    }
+    Ok(())
+}
+
 /// What an application does all day: its own temporary tables, and relations that nobody knows yet.
 const EVERYDAY: &[&str] = &[
     "CREATE TEMP TABLE own (a int)",

@@ -1,6 +1,7 @@
 //! Back ends for clients: for reads at epochs, shared by all; on the leader, kept by their sessions while there are
 //! enough.
 
+mod catalog;
 mod leader;
 mod queue;
 mod reader;
@@ -8,6 +9,7 @@ mod readers;
 #[cfg(test)]
 mod tests;
 
+pub use catalog::CatalogBackend;
 pub use leader::LeaderPool;
 pub use reader::ReaderPool;
 pub use readers::ReaderPools;

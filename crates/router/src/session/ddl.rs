@@ -14,7 +14,7 @@ use super::request::put_own;
 use super::setting::first_value;
 use super::transaction::LeaderTransaction;
 use super::{Session, SessionEnd};
-use crate::backend::{Backend, Credentials, Purpose};
+use crate::backend::Backend;
 use crate::database::Database;
 use crate::epoch::{Creating, DdlBarrier, Dooming};
 use crate::wire::{SqlError, sqlstate};
@@ -222,13 +222,8 @@ impl Session {
         if condition.len() > CONDITION_BYTES_MAX || condition.contains(char::REPLACEMENT_CHARACTER) {
             return false;
         }
-        let leader = self.database.servers.leader();
         let sql = format!("SELECT 1 FROM pg_catalog.pg_class WHERE relpersistence <> 't' AND ({condition}) LIMIT 1");
-        let asked = async {
-            let credentials = Credentials::of_router(leader);
-            let mut backend = Backend::connect(leader, &self.database.name, &credentials, Purpose::Catalog).await?;
-            backend.rows(&sql).await
-        };
+        let asked = self.database.ask_catalog(&sql);
         matches!(tokio::time::timeout(OUTSIDE_TIMEOUT, asked).await, Ok(Ok(rows)) if rows.is_empty())
     }
 
