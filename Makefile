@@ -56,7 +56,7 @@ demo: ## a cluster with two followers, a web shop's load, the anomaly that does 
 test: setup build guest ## what must pass before a change lands: each promise, but for what takes too long
 	@scripts/segments.sh
 	@cargo nextest list --locked --cargo-profile $(PROFILE) --profile ci --workspace --message-format json \
-		| scripts/promises.py
+		| scripts/guarantees.py --listed
 	@# cargo-nextest writes there whatever CARGO_TARGET_DIR says.
 	@rm -f target/nextest/ci/junit.xml
 	status=0; RUST_BACKTRACE=$(BACKTRACE) scripts/on-test-disk.sh cargo nextest run --locked \

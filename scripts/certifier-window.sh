@@ -2,7 +2,7 @@
 # Shows the window of PostgreSQL's certifier (docs/decisions/0018): three serializable transactions on one plain server
 # that no serial order explains all commit, when one of them is held between being visible and being known as committed.
 #
-#   scripts/certifier-window.sh [BINARIES]      e.g. /usr/lib/postgresql/15/bin; needs gdb, root, and the account postgres
+#   scripts/certifier-window.sh [BINARIES]      e.g. /usr/lib/postgresql/15/bin; needs gdb, root and postgres
 #
 # Ends with 0 when the window is there, with 1 when PostgreSQL has refused one of the three.
 set -euo pipefail

@@ -17,6 +17,8 @@ check clippy cargo clippy --locked --workspace --all-targets --quiet -- -D warni
 # Not `advisories`: that check downloads a database, and a build must not need one more network service.
 check cargo-deny cargo deny --log-level error check licenses bans sources
 mapfile -t scripts < <(git ls-files '*.sh' .ci/run)
+check guarantees scripts/guarantees.py --check
+check words scripts/words.py
 check shellcheck shellcheck "${scripts[@]}"
 check extension scripts/extension.sh --check
 # Behind it, because it needs the names of types.
@@ -26,4 +28,4 @@ if ((${#failed[@]})); then
     echo "lint: failed: ${failed[*]}"
     exit 1
 fi
-echo "lint: rustfmt, clippy, cargo-deny (licenses, bans, sources), shellcheck, the C compiler and pgindent are content"
+echo "lint: rustfmt, clippy, cargo-deny (licenses, bans, sources), guarantees, words, shellcheck, the C compiler and pgindent are content"

@@ -142,6 +142,7 @@ mod tests {
     use crate::image::{FileIdentity, ImageFile};
     use crate::network::server::tests::SourceHost;
 
+    /// Spec: L2
     #[test]
     fn k30_a_clone_that_would_not_find_room_beside_its_source_is_refused() {
         let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());

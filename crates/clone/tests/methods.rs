@@ -91,6 +91,9 @@ async fn a_clone_that_fails_leaves_nothing_and_does_not_harm_its_twin() {
     assert_same_rows(&source, &clone).await;
 }
 
+/// The way is chosen by what the file systems can, and said with its reason.
+///
+/// Spec: A5
 #[tokio::test]
 async fn the_choice_is_by_what_the_file_systems_can() {
     let directory = TestDirectory::new().expect("a directory");

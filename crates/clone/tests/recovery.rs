@@ -197,6 +197,9 @@ async fn execute(server: &Server, statement: &str) -> Client {
     client
 }
 
+/// What the source lacks is named, and no slot is left.
+///
+/// Spec: L4
 #[tokio::test]
 async fn refusals_name_what_the_source_lacks_and_leave_no_slot() {
     let directory = TestDirectory::new().expect("a directory");
@@ -247,6 +250,10 @@ async fn refusals_name_what_the_source_lacks_and_leave_no_slot() {
     assert!(error.contains("wal_level is minimal"), "{error}");
 }
 
+/// A replication slot that is there is never replaced by a clone's, whatever its name and whether its standby is there
+/// or away, and what is dropped with a clone is physical and was not there when the clone was written down.
+///
+/// Spec: C6
 #[tokio::test]
 async fn k26_a_slot_that_is_there_is_neither_replaced_nor_dropped() {
     let directory = TestDirectory::new().expect("a directory");
@@ -311,6 +318,7 @@ async fn a_checkpoint_that_is_made_meanwhile_is_not_made_again() {
     assert_eq!(slots(&source).await, Vec::<String>::new());
 }
 
+/// Spec: A5
 #[tokio::test]
 async fn a_slot_is_watched_until_it_is_of_no_use() {
     let directory = TestDirectory::new().expect("a directory");

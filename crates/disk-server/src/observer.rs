@@ -190,6 +190,10 @@ mod tests {
         pages
     }
 
+    /// It outlives an orderly end and a pause, and is never believed after a crash, of another disk, when somebody
+    /// opened the disk in between, or damaged.
+    ///
+    /// Spec: A8
     #[test]
     fn n4_a_page_map_is_believed_after_a_clean_close_and_when_nobody_came_between() {
         let directory = tempfile::tempdir().unwrap();
@@ -209,6 +213,7 @@ mod tests {
         assert!(!later.knows(3));
     }
 
+    /// Spec: A8
     #[test]
     fn n4_a_servers_page_map_goes_on_in_memory_unless_somebody_came_between() {
         let directory = tempfile::tempdir().unwrap();

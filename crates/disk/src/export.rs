@@ -59,6 +59,9 @@ mod tests {
     use crate::storage::record::{FOLDER, Recording};
     use crate::{At, CreateOptions, Disk, OpenOptions};
 
+    /// An exported image and its name are durable when its export has ended.
+    ///
+    /// Spec: D4
     #[test]
     fn b66_an_exported_image_has_a_durable_name() {
         let home = tempfile::tempdir().unwrap();

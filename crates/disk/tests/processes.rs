@@ -107,6 +107,7 @@ fn create() -> tempfile::TempDir {
     home
 }
 
+/// Spec: D4
 #[test]
 fn b7_a_disk_is_one_processes_and_its_holder_is_named() {
     let home = create();
@@ -123,6 +124,10 @@ fn b7_a_disk_is_one_processes_and_its_holder_is_named() {
 }
 
 /// Some of the kills come in the middle of snapshots, deletions and the housekeeping behind them.
+///
+/// After kill -9 at any instant every acknowledged write is there, flushed or not.
+///
+/// Spec: D4
 #[test]
 fn b3_what_a_killed_process_acknowledged_is_there_flushed_or_not() {
     let home = create();

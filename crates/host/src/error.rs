@@ -376,6 +376,9 @@ fn describe(error: &tokio_postgres::Error) -> String {
 mod tests {
     use super::*;
 
+    /// A `scale` that fails keeps the followers that it has made, wants no others, and says which there are.
+    ///
+    /// Spec: A4
     #[test]
     fn c34_a_change_that_failed_tells_what_is_there_now() {
         let names = |count: usize| (1..=count).map(|number| format!("follower-{number}")).collect::<Vec<String>>();

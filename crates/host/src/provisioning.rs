@@ -365,6 +365,7 @@ pub(crate) fn slot_name(follower: &str) -> String {
 mod tests {
     use super::*;
 
+    /// Spec: L2
     #[test]
     fn a_disk_without_room_is_refused_before_anything_is_made() {
         let directory = tempfile::tempdir().unwrap();

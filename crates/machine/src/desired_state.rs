@@ -258,6 +258,7 @@ mod tests {
         user.write_file(&home.disk().join(GENERATION), next.to_string().as_bytes(), 0o600).unwrap();
     }
 
+    /// Spec: D5
     #[test]
     fn v33_what_a_new_keeper_does_is_told_by_the_record_and_never_lets_go_what_has_moved() {
         let states =
@@ -275,6 +276,7 @@ mod tests {
         assert_eq!(cares(Found::Own(DesiredState::Stopping)), [Takeover::Stop; 5]);
     }
 
+    /// Spec: D5
     #[tokio::test]
     async fn v33_each_record_is_found_again_and_none_is_believed_when_the_disk_has_gone_on() {
         let (_directory, home, user) = machine();
@@ -305,6 +307,7 @@ mod tests {
         assert_eq!(find(&home, &user), Found::Moved);
     }
 
+    /// Spec: D5
     #[tokio::test]
     async fn v33_a_start_that_is_killed_between_its_steps_lets_nothing_go_and_the_next_one_starts() {
         let (_directory, home, user) = machine();
@@ -318,6 +321,7 @@ mod tests {
         assert_eq!(generation(&home, &user).unwrap(), 2);
     }
 
+    /// Spec: D5
     #[test]
     fn v33_files_that_are_none_let_nothing_go() {
         let (_directory, home, user) = machine();
@@ -339,6 +343,7 @@ mod tests {
         assert_eq!(find(&home, &user), Found::Unknown);
     }
 
+    /// Spec: D5
     #[tokio::test]
     async fn v33_no_run_begins_behind_the_last_number() {
         let (_directory, home, user) = machine();
@@ -351,6 +356,7 @@ mod tests {
         assert_eq!(generation(&home, &user).unwrap(), u64::MAX);
     }
 
+    /// Spec: D5
     #[tokio::test]
     async fn v33_no_run_begins_on_a_disk_that_somebody_has() {
         let (_directory, home, user) = machine();

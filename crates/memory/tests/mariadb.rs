@@ -125,6 +125,7 @@ impl Source for Roomy {
     }
 }
 
+/// Spec: A6
 #[tokio::test]
 async fn the_agent_brings_it_into_the_budget_and_sets_it_by_hand() {
     let server = MariaDbServer::start(256);

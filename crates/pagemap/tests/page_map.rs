@@ -91,6 +91,10 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
+    /// A page is found if a block is known to hold its content, wherever the block is; none is told that is not known
+    /// to hold it.
+    ///
+    /// Spec: A8
     #[test]
     fn n1_a_page_is_found_where_a_plain_map_finds_it(steps in vec(step(), 1..60)) {
         let directory = tempfile::tempdir().unwrap();
@@ -130,6 +134,7 @@ proptest! {
         }
     }
 
+    /// Spec: A8
     #[test]
     fn n4_a_damaged_file_is_refused_and_removed(place in 0..9000usize, bits in 1..=255u8, cut in any::<bool>()) {
         let directory = tempfile::tempdir().unwrap();
@@ -154,6 +159,7 @@ fn saved(file: PathBuf) -> PathBuf {
     file
 }
 
+/// Spec: A8
 #[test]
 fn n1_each_of_many_contents_is_found() {
     let map = map();
@@ -171,6 +177,9 @@ fn n1_each_of_many_contents_is_found() {
     assert!(map.statistics().replaced_entries <= BLOCKS / 1000);
 }
 
+/// A hint answers without a search, and only while it is right.
+///
+/// Spec: A8
 #[test]
 fn n2_the_hint_answers_without_a_search_and_only_while_it_is_right() {
     let map = map();
@@ -185,6 +194,9 @@ fn n2_the_hint_answers_without_a_search_and_only_while_it_is_right() {
     assert_eq!((statistics.lookups, statistics.found_by_hint, statistics.found_by_index), (3, 2, 1));
 }
 
+/// At its bound it forgets what passed longest ago.
+///
+/// Spec: A8
 #[test]
 fn n3_at_the_bound_what_passed_longest_ago_is_forgotten() {
     // An extent in each of 64 shards is the least; shards take every 64th extent.
@@ -201,6 +213,7 @@ fn n3_at_the_bound_what_passed_longest_ago_is_forgotten() {
     assert_eq!((statistics.known_blocks, statistics.dropped_extents), (1, 2));
 }
 
+/// Spec: A8
 #[test]
 fn n4_a_file_of_another_disk_or_generation_is_refused_and_removed() {
     let directory = tempfile::tempdir().unwrap();
@@ -221,6 +234,7 @@ fn n4_a_file_of_another_disk_or_generation_is_refused_and_removed() {
     assert!(missing.unwrap().is_none());
 }
 
+/// Spec: A8
 #[test]
 fn n5_many_threads_record_and_find_at_once() {
     let map = map();

@@ -32,6 +32,7 @@ fn refusal<T>(outcome: io::Result<T>) -> String {
     outcome.err().expect("refused").to_string()
 }
 
+/// Spec: C4
 #[test]
 fn k24_only_files_that_are_the_accounts_are_opened() {
     let harness = harness();
@@ -56,6 +57,7 @@ fn k24_only_files_that_are_the_accounts_are_opened() {
     assert!(refusal(data.read(Path::new("large"))).contains("more than"));
 }
 
+/// Spec: C4
 #[test]
 fn k24_files_of_others_are_not_opened_under_a_name_in_the_accounts_directory() {
     if !is_root() {
@@ -83,6 +85,7 @@ fn k24_files_of_others_are_not_opened_under_a_name_in_the_accounts_directory() {
     assert!(refusal(data.open_directory(Path::new("moved"))).contains("somebody else"));
 }
 
+/// Spec: C4
 #[test]
 fn k25_postgresqls_own_links_lead_to_directories_of_the_same_account_alone() {
     let harness = harness();
@@ -105,6 +108,7 @@ fn k25_postgresqls_own_links_lead_to_directories_of_the_same_account_alone() {
     assert!(refusal(data.open_read(Path::new("pg_tblspc/name/file"))).contains("symbolic link"));
 }
 
+/// Spec: C4
 #[test]
 fn k25_postgresqls_own_links_do_not_lead_to_directories_of_others() {
     if !is_root() {
@@ -124,6 +128,7 @@ fn k25_postgresqls_own_links_do_not_lead_to_directories_of_others() {
     }
 }
 
+/// Spec: C4
 #[test]
 fn k25_the_way_to_a_directory_is_the_operators() {
     if !is_root() {
@@ -162,6 +167,8 @@ fn k25_the_way_to_a_directory_is_the_operators() {
 
 /// `/proc/<process>/root` and `cwd` lead to where no name does: into a mount namespace that the account has made, for
 /// one, in which a directory of root's lies below its own.
+///
+/// Spec: C4
 #[test]
 fn k25_no_way_leads_through_a_process() {
     let harness = harness();
@@ -176,6 +183,7 @@ fn k25_no_way_leads_through_a_process() {
     assert!(!at("own/new").exists());
 }
 
+/// Spec: C4
 #[test]
 fn k25_what_lies_in_a_directory_of_somebody_else_is_not_changed() {
     if !is_root() {
@@ -205,6 +213,7 @@ fn k25_what_lies_in_a_directory_of_somebody_else_is_not_changed() {
     assert!(!at("data/roots/new").exists() && !at("data/own_now").exists());
 }
 
+/// Spec: C4
 #[test]
 fn k25_directories_without_a_bottom_are_not_removed() {
     let harness = harness();

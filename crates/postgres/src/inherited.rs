@@ -46,11 +46,11 @@ pub(crate) fn hand_down(command: &mut Command, descriptors: &[InheritedDescripto
     Ok(())
 }
 
-/// What a postmaster is told on its command line that inherits descriptors: it is that of a clone whose files are filled
-/// when they are accessed. From PostgreSQL 18 on others read for a back end, unless they are told not to: a few workers,
-/// in which all back ends would wait for what one of them lacks, or io_uring, whose reads nobody can be asked about when
-/// who fills the files has died. Its next start without descriptors has the method that is configured, but for
-/// `pg_ctl restart`: that takes the command line of before from `postmaster.opts`.
+/// What a postmaster is told on its command line that inherits descriptors: it is that of a clone whose files are
+/// filled when they are accessed. From PostgreSQL 18 on others read for a back end, unless they are told not to: a few
+/// workers, in which all back ends would wait for what one of them lacks, or io_uring, whose reads nobody can be asked
+/// about when who fills the files has died. Its next start without descriptors has the method that is configured, but
+/// for `pg_ctl restart`: that takes the command line of before from `postmaster.opts`.
 pub(crate) fn arguments(descriptors: &[InheritedDescriptor], major_version: u32) -> Vec<String> {
     if descriptors.is_empty() || major_version < IO_METHOD_VERSION_MIN {
         return Vec::new();

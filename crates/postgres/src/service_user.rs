@@ -232,6 +232,10 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), oneself().user_id().to_string());
     }
 
+    /// What runs as PostgreSQL's account, a server or a tool, has neither terminal nor standard input nor any open file
+    /// of who starts it but what it is given, and shows nobody of the account what is open before its program begins.
+    ///
+    /// Spec: C4
     #[test]
     fn k21_what_runs_as_the_account_has_nothing_of_ours() {
         let (reader, _writer) = std::io::pipe().expect("a pipe");
@@ -248,6 +252,7 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&output.stdout), "1 0\n/dev/null\nnone\n");
     }
 
+    /// Spec: C4
     #[test]
     fn k21_nobody_of_the_account_looks_into_a_process_before_its_program_begins() {
         use std::io::{Read, Write};
@@ -319,6 +324,10 @@ mod tests {
         oneself().create_directory(&closed.join("server")).expect("reachable now");
     }
 
+    /// An empty directory that root had made for the servers' account and, killed in between, not given to it is given
+    /// at the next start; no other one is.
+    ///
+    /// Spec: C4
     #[test]
     fn p11_a_directory_that_root_has_made_and_not_given_away_is_given_and_no_other() {
         if !rustix::process::geteuid().is_root() {
@@ -391,6 +400,7 @@ mod tests {
         (directory, precious, home)
     }
 
+    /// Spec: C4
     #[test]
     fn k25_nothing_is_written_or_made_through_a_link_that_the_account_has_laid() {
         if !rustix::process::geteuid().is_root() {
@@ -415,6 +425,7 @@ mod tests {
         assert_eq!(fs::read_dir(home.join("data")).expect("listed").count(), 1);
     }
 
+    /// Spec: C4
     #[test]
     fn k25_a_second_name_of_a_foreign_file_is_not_given_away_for_a_log() {
         use crate::log_tail::LogFile;

@@ -363,6 +363,10 @@ mod tests {
         }
     }
 
+    /// Who drops a supervisor can wait until it starts its server no more: what it was given to hold is let go only
+    /// then.
+    ///
+    /// Spec: A3
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_is_held_tells_when_a_server_is_no_more_begun() {
         let (server, held) = (Arc::new(Slow::default()), Arc::new(()));

@@ -63,6 +63,7 @@ fn assert_like_pg_controldata(server: &Server) -> ControlFile {
     control
 }
 
+/// Spec: D1
 #[tokio::test]
 async fn a_server_lives_crashes_and_recovers() {
     let directory = TestDirectory::new().expect("a directory");
@@ -132,6 +133,7 @@ async fn a_server_lives_crashes_and_recovers() {
     server.stop(StopMode::Fast).await.expect("stopped already");
 }
 
+/// Spec: L4
 #[tokio::test]
 async fn refusals_say_what_and_why() {
     let directory = TestDirectory::new().expect("a directory");
@@ -170,6 +172,7 @@ async fn refusals_say_what_and_why() {
     assert!(matches!(error, PostgresError::VersionMismatch { data: 14, .. }), "{error}");
 }
 
+/// Spec: A1
 #[tokio::test]
 async fn a_supervised_server_comes_back_after_kill_9() {
     let directory = TestDirectory::new().expect("a directory");
@@ -206,6 +209,7 @@ async fn a_supervised_server_comes_back_after_kill_9() {
     assert_eq!(server.control_file().expect("readable").state, ClusterState::ShutDown);
 }
 
+/// Spec: A1
 #[tokio::test]
 async fn a_supervisor_says_why_and_can_be_stopped_while_it_backs_off() {
     let directory = TestDirectory::new().expect("a directory");
@@ -236,6 +240,9 @@ async fn a_supervisor_says_why_and_can_be_stopped_while_it_backs_off() {
     supervisor.stop(StopMode::Fast).await.expect("stopped");
 }
 
+/// A server whose postmaster somebody else has just begun, and that has no lock file yet, is stopped like any other.
+///
+/// Spec: A3
 #[tokio::test]
 async fn a_postmaster_that_has_no_lock_file_yet_is_stopped() {
     let directory = TestDirectory::new().expect("a directory");
@@ -281,6 +288,7 @@ fn is_interrupted_or_gone(process_id: u32) -> bool {
     field("State:").is_none_or(|state| state.starts_with('Z')) || pending & (1 << (Signal::INT.as_raw() - 1)) != 0
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn what_an_interrupted_initdb_left_is_no_server() {
     let directory = TestDirectory::new().expect("a directory");
@@ -303,6 +311,7 @@ async fn what_an_interrupted_initdb_left_is_no_server() {
     assert_eq!(server.control_file().expect("readable").state, ClusterState::ShutDown);
 }
 
+/// Spec: A1
 #[tokio::test]
 async fn a_frozen_server_is_reported_and_can_be_killed() {
     let directory = TestDirectory::new().expect("a directory");

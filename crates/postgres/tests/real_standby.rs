@@ -43,6 +43,7 @@ async fn follower_of(directory: &TestDirectory, leader: &Server) -> Server {
     follower
 }
 
+/// Spec: D1
 #[tokio::test]
 async fn a_standby_follows_survives_and_takes_over() {
     let directory = TestDirectory::new().expect("a directory");
@@ -109,6 +110,7 @@ async fn a_standby_follows_survives_and_takes_over() {
     follower.stop(StopMode::Fast).await.expect("stops");
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn a_copy_that_fails_leaves_nothing() {
     let directory = TestDirectory::new().expect("a directory");

@@ -206,6 +206,8 @@ mod tests {
     }
 
     /// The buffer of a client's socket must not live as long as a statement that came through it.
+    ///
+    /// Spec: L1
     #[test]
     fn a_text_keeps_neither_its_buffer_nor_is_it_kept() {
         let mut texts = PreparedTexts::default();

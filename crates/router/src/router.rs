@@ -330,6 +330,8 @@ mod tests {
 
     /// A leader that is not there when the router starts is looked at before anything of a client runs there: what an
     /// earlier router has left on it ends first, however late it comes.
+    ///
+    /// Spec: I1
     #[tokio::test]
     async fn a_leader_that_comes_later_is_used_only_when_an_earlier_routers_transactions_have_ended() {
         let models = ModelServers::start(0).await;

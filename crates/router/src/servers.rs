@@ -293,6 +293,8 @@ mod tests {
     }
 
     /// A notification is its session's for whoever hears it, and the memory of that is bounded.
+    ///
+    /// Spec: I4
     #[test]
     fn processes_are_known_by_the_session_that_they_work_for() {
         let server = server();

@@ -89,6 +89,7 @@ async fn without_a_keeper_the_clone_becomes_whole() -> anyhow::Result<()> {
     ensure_becomes_whole(&harness, load, &cloned).await
 }
 
+/// Spec: A5, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clones_server_that_dies_starts_again_while_it_is_filled() -> anyhow::Result<()> {
     let (harness, load, cloned) = begin().await?;
@@ -100,6 +101,8 @@ async fn a_clones_server_that_dies_starts_again_while_it_is_filled() -> anyhow::
 }
 
 /// The source's recovery after a crash writes to files that the clone does not have yet.
+///
+/// Spec: A5, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_source_that_dies_starts_again_while_its_clone_is_filled() -> anyhow::Result<()> {
     let (harness, load, cloned) = begin().await?;
@@ -132,6 +135,7 @@ async fn kill_service(rendezvous: &Rendezvous) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_service_the_source_goes_on_and_the_clone_shows_nothing_false() -> anyhow::Result<()> {
     let (harness, load, cloned) = begin().await?;
@@ -167,6 +171,8 @@ async fn without_a_service_the_source_goes_on_and_the_clone_shows_nothing_false(
 
 /// All processes die at once, and what lies in `/run` is gone, as after a loss of power; what was written to files
 /// stays.
+///
+/// Spec: C6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_crash_of_the_host_a_clone_that_is_not_whole_does_not_start() -> anyhow::Result<()> {
     let (harness, load, cloned) = begin().await?;

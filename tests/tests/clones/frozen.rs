@@ -61,11 +61,15 @@ async fn nothing_after_the_freeze_is_in_the_clones_files(version: Version) -> an
     Ok(())
 }
 
+/// No page of a clone's files is from after its freeze, whatever the source writes meanwhile.
+///
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_after_the_freeze_is_in_the_clones_files_on_15() -> anyhow::Result<()> {
     nothing_after_the_freeze_is_in_the_clones_files(Version::Fifteen).await
 }
 
+/// Spec: D2, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_after_the_freeze_is_in_the_clones_files_on_17() -> anyhow::Result<()> {
     nothing_after_the_freeze_is_in_the_clones_files(Version::Seventeen).await

@@ -45,26 +45,34 @@ async fn a_lazy_clone_is_the_same(version: Version, recovery: Recovery) -> anyho
     fill_under_load_and_prove(&harness, load, &clones).await
 }
 
+/// Spec: D2, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lazy_clone_is_the_same_on_15_after_a_crash() -> anyhow::Result<()> {
     a_lazy_clone_is_the_same(Version::Fifteen, Recovery::Crash).await
 }
 
+/// Every row and ctid of every database is the source's, with updates, DROP, TRUNCATE, VACUUM FULL, REINDEX, CREATE and
+/// DROP DATABASE while it is filled; with a tablespace and a relation over 1 GB; `lazy`, on 15 and 17, in both modes.
+///
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lazy_clone_is_the_same_on_15_from_a_backup() -> anyhow::Result<()> {
     a_lazy_clone_is_the_same(Version::Fifteen, Recovery::Backup).await
 }
 
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lazy_clone_is_the_same_on_17_after_a_crash() -> anyhow::Result<()> {
     a_lazy_clone_is_the_same(Version::Seventeen, Recovery::Crash).await
 }
 
+/// Spec: D2, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lazy_clone_is_the_same_on_17_from_a_backup() -> anyhow::Result<()> {
     a_lazy_clone_is_the_same(Version::Seventeen, Recovery::Backup).await
 }
 
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_clones_at_once_are_the_same() -> anyhow::Result<()> {
     let harness = Harness::start(Version::Fifteen).await?;
@@ -81,6 +89,8 @@ async fn three_clones_at_once_are_the_same() -> anyhow::Result<()> {
 }
 
 /// Two freezes of one source: the second clone is begun while the first one is filled.
+///
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_that_is_begun_while_another_is_filled_is_the_same() -> anyhow::Result<()> {
     let harness = Harness::start(Version::Fifteen).await?;
@@ -96,6 +106,8 @@ async fn a_clone_that_is_begun_while_another_is_filled_is_the_same() -> anyhow::
 }
 
 /// A standby is a source like any other: its files are written by replay.
+///
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_of_a_clone_is_the_same() -> anyhow::Result<()> {
     let harness = Harness::start(Version::Fifteen).await?;

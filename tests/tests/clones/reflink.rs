@@ -21,16 +21,21 @@ async fn a_clone_by_reflink_is_the_same(version: Version, recovery: Recovery) ->
     prove(&harness.source, &cloned.clone).await
 }
 
+/// Spec: D2, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_by_reflink_is_the_same_on_15_after_a_crash() -> anyhow::Result<()> {
     a_clone_by_reflink_is_the_same(Version::Fifteen, Recovery::Crash).await
 }
 
+/// The same for `reflink` and `copy`.
+///
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_by_reflink_is_the_same_on_15_from_a_backup() -> anyhow::Result<()> {
     a_clone_by_reflink_is_the_same(Version::Fifteen, Recovery::Backup).await
 }
 
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_by_reflink_is_the_same_on_17_after_a_crash() -> anyhow::Result<()> {
     a_clone_by_reflink_is_the_same(Version::Seventeen, Recovery::Crash).await

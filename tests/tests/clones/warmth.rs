@@ -43,6 +43,9 @@ fn rank(
     ranges.iter().position(|(file, _)| image.files[file.0 as usize].path == path)
 }
 
+/// Hot pages come first; a clone starts with its source's in shared buffers; asking for them leaves no trace.
+///
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hot_pages_come_first_and_asking_for_them_leaves_no_trace() -> anyhow::Result<()> {
     for version in [Version::Fifteen, Version::Seventeen] {
@@ -74,6 +77,8 @@ async fn hot_pages_come_first_and_asking_for_them_leaves_no_trace() -> anyhow::R
 }
 
 /// A standby cannot make the module; where the primary has it, it has it too.
+///
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_starts_with_its_sources_hot_pages() -> anyhow::Result<()> {
     for version in [Version::Fifteen, Version::Seventeen] {

@@ -9,6 +9,7 @@ const SIZE_BYTES: u64 = 256 << 20;
 /// Below it the test has seen nothing.
 const KILLS_MIN: u32 = 5;
 
+/// Spec: D5
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b45_a_guest_sees_no_wrong_byte_when_its_disks_server_is_killed_again_and_again() {
     let directory = TestGuest::directory().unwrap();

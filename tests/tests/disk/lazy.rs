@@ -77,6 +77,10 @@ fn first_difference(one: &dyn Source, other: &dyn Source) -> Option<u64> {
     })
 }
 
+/// A database in a guest answers from a disk whose content is on another host, stands 10 s without the link and a
+/// killed server without an error, and in the end the copy equals the original and the other host is needed no more.
+///
+/// Spec: A5, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b25_a_database_answers_from_a_disk_whose_content_is_on_another_host() {
     let network = Network::make();

@@ -199,6 +199,9 @@ async fn after_work(agent: &Agent) -> anyhow::Result<Later> {
     }
 }
 
+/// A machine moves between two servers of one disk under work and sees no wrong byte; without marking it does.
+///
+/// Spec: D5
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b46_a_machine_moves_between_two_servers_of_its_disk_and_sees_no_wrong_byte() {
     let moved = move_at_work(&[]).await.unwrap();
@@ -212,6 +215,8 @@ async fn b46_a_machine_moves_between_two_servers_of_its_disk_and_sees_no_wrong_b
 }
 
 /// The other half of the proof: the same move with the marking off, and wrong bytes are seen.
+///
+/// Spec: D5, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b46_without_dirty_marking_a_moved_machine_is_corrupt() {
     for _ in 0..MOVES_MAX {
@@ -225,6 +230,7 @@ async fn b46_without_dirty_marking_a_moved_machine_is_corrupt() {
     panic!("the proof proves nothing");
 }
 
+/// Spec: D5
 #[test]
 fn b46_only_other_bytes_are_wrong_ones() {
     let moved = |files: &str, described: &str, errors: u64| Moved {

@@ -11,6 +11,10 @@ const SIZE_BYTES: u64 = 256 << 20;
 /// Below it the test has seen nothing.
 const KILLS_MIN: u32 = 3;
 
+/// A guest on the NBD server sees no wrong byte when its server is killed again and again; its file system is the same
+/// after trim, unmount and restart.
+///
+/// Spec: D5
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b23_a_guest_on_the_nbd_server_sees_no_wrong_byte_when_its_server_is_killed() {
     let directory = TestGuest::directory().unwrap();

@@ -62,6 +62,9 @@ fn all_of(source: &NbdClient) -> Vec<u8> {
     bytes
 }
 
+/// Exports of QEMU's server are read, and read on after it was killed.
+///
+/// Spec: C5
 #[test]
 fn b21_qemus_server_is_read_and_read_on_after_it_was_killed() {
     let directory = tempfile::tempdir().unwrap();
@@ -87,6 +90,7 @@ fn b21_qemus_server_is_read_and_read_on_after_it_was_killed() {
     });
 }
 
+/// Spec: C6
 #[test]
 fn b24_an_export_of_qemu_that_can_be_written_to_is_refused_as_a_base() {
     let directory = tempfile::tempdir().unwrap();
@@ -121,6 +125,9 @@ fn for_qemu(host: &Path, endpoint: &str) -> PathBuf {
     directory
 }
 
+/// With certificates, only hosts of one authority are served and believed, and nothing goes unencrypted.
+///
+/// Spec: C3
 #[test]
 fn b29_encrypted_connections_are_for_hosts_of_one_authority() {
     let directory = tempfile::tempdir().unwrap();

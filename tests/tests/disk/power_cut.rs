@@ -162,6 +162,9 @@ async fn work_for_a_while(guest: &TestGuest) {
     }
 }
 
+/// What was flushed survives a power cut of the host, sector by sector.
+///
+/// Spec: D4, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b47_what_was_flushed_survives_a_power_cut_sector_by_sector() {
     let mut site = Site::new().unwrap();
@@ -176,6 +179,9 @@ async fn b47_what_was_flushed_survives_a_power_cut_sector_by_sector() {
     assert!(report["compared"].as_u64() > Some(0), "{report}");
 }
 
+/// After a power cut a file system and a database are whole and hold all that was committed.
+///
+/// Spec: D4, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn b48_a_file_system_and_a_database_survive_a_power_cut_with_all_that_was_committed() {
     let mut site = Site::new().unwrap();

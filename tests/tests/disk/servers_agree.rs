@@ -177,6 +177,10 @@ fn all_of(source: &impl Source) -> Vec<u8> {
     bytes
 }
 
+/// The NBD server, the vhost-user-blk back end, the disk itself and a plain file give the same bytes after the same
+/// requests; snapshots keep theirs, and what is told to be zero is zero.
+///
+/// Spec: D4
 #[test]
 fn b20_the_nbd_server_the_disk_itself_and_a_plain_file_give_the_same_bytes() {
     let seed = onecopy_testing::seed();
@@ -244,6 +248,7 @@ fn assert_states_are_true(source: &impl Source, bytes: &[u8]) {
     }
 }
 
+/// Spec: D4
 #[test]
 fn b20_the_comparison_sees_a_single_wrong_sector() {
     let directory = tempfile::tempdir().unwrap();
@@ -312,6 +317,7 @@ impl Readers {
     }
 }
 
+/// Spec: D4
 #[test]
 fn b20_the_vhost_user_blk_back_end_the_nbd_server_and_a_plain_file_give_the_same_bytes_at_every_read() {
     let seed = onecopy_testing::seed();

@@ -8,6 +8,7 @@ use crate::program::{command, run_well, source};
 /// Where Debian puts the driver.
 const DRIVER: &str = "/usr/share/java/postgresql.jar";
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jdbc_gets_right_results_in_every_query_mode() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;

@@ -8,6 +8,7 @@ use crate::program::{postgresql, run_well};
 /// Transactions of each of 4 clients in one run.
 const TRANSACTIONS: u32 = 100;
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pgbench_runs_in_every_protocol_and_its_sums_agree() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;

@@ -28,6 +28,7 @@ SELECT count(*) AS counted FROM items \gset
 SELECT 1;
 ";
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn psql_runs_scripts_copies_and_describes() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(1, |_| {}).await?;
@@ -54,6 +55,7 @@ async fn psql_runs_scripts_copies_and_describes() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pg_dump_of_the_router_restores_to_the_same_rows() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(1, |_| {}).await?;

@@ -7,6 +7,7 @@ use crate::program::{command, run_well, source};
 /// The system's Python, for which the driver is packaged.
 const PYTHON: &str = "/usr/bin/python3";
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn psycopg_gets_right_results_in_every_mode() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;

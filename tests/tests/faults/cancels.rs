@@ -37,6 +37,7 @@ async fn wait_for_sleepers(cluster: &TestCluster, count: i64) -> anyhow::Result<
     .await
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancel_request_ends_its_own_clients_statement_only() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -72,6 +73,7 @@ async fn a_cancel_request_ends_its_own_clients_statement_only() -> anyhow::Resul
     wait_until("no back end is busy", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancel_requests_with_wrong_keys_or_for_idle_clients_do_nothing() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -124,6 +126,11 @@ async fn cancel_requests_with_wrong_keys_or_for_idle_clients_do_nothing() -> any
 
 /// A cancel request is under way to the server while its statement ends: the client hears of both only when it can hit
 /// nothing any more, and its next statement on the same back end runs.
+///
+/// A cancel request ends the statement that runs when it comes, or nothing: its connection is closed, and its client's
+/// next statement sent to the same back end, only when it has reached the server (5 s at the most).
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f65_a_cancel_request_never_hits_the_next_statement() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -164,6 +171,11 @@ async fn f65_a_cancel_request_never_hits_the_next_statement() -> anyhow::Result<
 }
 
 /// What one server would run by now is still in the router: a request that comes then is for that, once.
+///
+/// A cancel request that comes while the router still reads or classifies what its client has said ends that, and
+/// nothing later.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f88_a_cancel_request_hits_a_batch_that_is_still_being_read() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;

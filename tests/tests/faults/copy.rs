@@ -22,6 +22,7 @@ async fn until(wire: &mut Wire, tag: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copy_in_ends_as_the_client_ends_it() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -61,6 +62,7 @@ async fn copy_in_ends_as_the_client_ends_it() -> anyhow::Result<()> {
     wait_until("no back end is busy", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn copy_out_gives_all_rows_from_any_server() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -86,6 +88,8 @@ async fn copy_out_gives_all_rows_from_any_server() -> anyhow::Result<()> {
 }
 
 /// A large load passes through in parts, and a gate does not wait for its client.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_client_pauses_in_copy_others_commit_and_read() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -120,6 +124,9 @@ fn peak_memory_bytes() -> anyhow::Result<usize> {
     Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? * 1024)
 }
 
+/// COPY FROM STDIN passes in a bounded memory, however long it is.
+///
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f71_a_load_of_any_length_passes_in_little_memory() -> anyhow::Result<()> {
     const LOAD_BYTES: usize = 256 << 20;

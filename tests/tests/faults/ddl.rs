@@ -9,6 +9,8 @@ use crate::harness::{bounded, code, on_leader, run, start_usual, wait_until};
 use crate::wire::Wire;
 
 /// TRUNCATE is not MVCC: at an older epoch the table would look empty.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_open_reader_never_sees_a_truncated_table_empty() -> anyhow::Result<()> {
     let cluster = start_usual(2).await?;
@@ -34,6 +36,8 @@ async fn an_open_reader_never_sees_a_truncated_table_empty() -> anyhow::Result<(
 
 /// On the leader a statement has its snapshot before it waits for TRUNCATE's lock: what it then sees is no serial
 /// order.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_statement_that_waited_for_truncate_never_sees_the_table_empty() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -101,6 +105,8 @@ async fn refill(writer: &Session) -> anyhow::Result<()> {
 
 /// Readers at all servers, in autocommit and in transactions, while the table is truncated and filled in one
 /// transaction.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_under_truncate_and_refill_see_all_rows_or_an_error() -> anyhow::Result<()> {
     let cluster = Arc::new(start_usual(2).await?);
@@ -161,6 +167,7 @@ async fn readers_under_truncate_and_refill_see_all_rows_or_an_error() -> anyhow:
     Ok(())
 }
 
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ddl_that_must_run_alone_runs_and_later_reads_see_it() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -196,6 +203,7 @@ async fn ddl_that_must_run_alone_runs_and_later_reads_see_it() -> anyhow::Result
     Ok(())
 }
 
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_database_is_dropped_and_made_again_through_the_router() -> anyhow::Result<()> {
     use onecopy_tests::servers::{PASSWORD, USER};
@@ -264,6 +272,11 @@ const EVERYDAY: &[&str] = &[
 /// Transactions that were open before go on, at epochs on every server and on the leader, whatever others do with
 /// temporary tables and new relations. Only who names a relation that is newer than what he reads is refused: he would
 /// find it empty.
+///
+/// Temporary tables and new relations end nobody's transaction; only who names a relation that is newer than his
+/// snapshot is refused; a new relation that hides an older one of its name ends older epochs.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f80_temporary_tables_and_new_relations_end_nobodys_transaction() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -315,6 +328,8 @@ async fn f80_temporary_tables_and_new_relations_end_nobodys_transaction() -> any
 }
 
 /// Relations that only look new: what hides another one of its name dooms epochs as before.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f80_a_new_relation_that_hides_an_older_one_ends_older_epochs() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -339,6 +354,12 @@ async fn f80_a_new_relation_that_hides_an_older_one_ends_older_epochs() -> anyho
 
 /// Beside TRUNCATE, open and committed, only those are refused who have to do with that table; single statements are
 /// not refused at all.
+///
+/// On the leader TRUNCATE refuses only transactions that have opened its table with an older snapshot; a single
+/// statement that it has overtaken is run again; *not held* for what a block of a function has read whose exception was
+/// caught, nor for code of users in a single statement, which is refused.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f81_beside_truncate_only_those_are_refused_whom_it_concerns() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -374,6 +395,8 @@ async fn f81_beside_truncate_only_those_are_refused_whom_it_concerns() -> anyhow
 }
 
 /// A single statement that waits for TRUNCATE is run again by the router: its client gets all rows, never an error.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f81_a_single_statement_that_truncate_has_overtaken_is_run_again() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -400,6 +423,10 @@ async fn f81_a_single_statement_that_truncate_has_overtaken_is_run_again() -> an
 
 /// DO that truncates and commits in its middle: whoever has read before and goes on after is refused while the block
 /// runs on, and never sees the table empty.
+///
+/// DO and CALL that truncate and commit are never seen half way.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f82_a_block_that_truncates_and_commits_is_never_seen_half_way() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -438,6 +465,8 @@ async fn f82_a_block_that_truncates_and_commits_is_never_seen_half_way() -> anyh
 }
 
 /// Deferred triggers read when their transaction commits: TRUNCATE that came before is not missed there.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f83_a_deferred_trigger_never_sees_a_truncated_table_empty() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -466,6 +495,8 @@ async fn f83_a_deferred_trigger_never_sees_a_truncated_table_empty() -> anyhow::
 }
 
 /// A COPY whose trigger truncates another table is DDL as much as any other.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f84_a_copy_whose_trigger_truncates_ends_older_epochs() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -15,6 +15,8 @@ use crate::harness::{
 };
 
 /// Gates close all the time, so a server that stops does so inside one sooner or later.
+///
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_a_follower_is_frozen_updates_commit_and_readers_read_elsewhere() -> anyhow::Result<()> {
     let cluster = start(2, |settings| settings.server_timeout_ms = 5000).await?;
@@ -64,6 +66,7 @@ async fn while_a_follower_is_frozen_updates_commit_and_readers_read_elsewhere() 
     Ok(())
 }
 
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_on_a_follower_that_freezes_is_answered_by_another_server() -> anyhow::Result<()> {
     let cluster = start(1, |settings| settings.server_timeout_ms = 5000).await?;
@@ -116,6 +119,7 @@ async fn wait_for_all(cluster: &TestCluster, session: &Session) -> anyhow::Resul
     wait_for_whole_epoch(cluster, session, "SELECT count(*) FROM numbers", &servers).await
 }
 
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_that_is_killed_is_missed_by_nobody_and_comes_back() -> anyhow::Result<()> {
     let cluster = start_usual(2).await?;

@@ -55,6 +55,9 @@ async fn exchange(wire: &mut Wire, bytes: &[u8]) -> anyhow::Result<Answer> {
     Ok(Answer { frames })
 }
 
+/// Notices of a copy reach the client while it still sends, as many as there are.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn notices_of_a_copy_reach_the_client_while_it_still_sends() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -134,6 +137,11 @@ fn waits() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     ]
 }
 
+/// A client that goes frees its back end within 5 s, whatever is waited for: a lock, a long statement, a place in a
+/// pool, the client itself; one that has only closed its side gets what it has asked for while statements end or it
+/// takes answers.
+///
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_goes_frees_its_back_end_whatever_is_waited_for() -> anyhow::Result<()> {
     let places = waits().len();
@@ -190,6 +198,10 @@ async fn a_client_that_goes_frees_its_back_end_whatever_is_waited_for() -> anyho
 
 /// A server process that is blocked on its client holds up DROP DATABASE, as PostgreSQL does on one server (it waits
 /// for all of them). Epochs wait for neither.
+///
+/// A client that stalls in copy holds up no epoch, nor does a DROP DATABASE that waits for it.
+///
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_stalls_in_copy_holds_up_no_epoch() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

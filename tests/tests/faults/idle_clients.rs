@@ -22,6 +22,9 @@ fn timers(cluster: &TestCluster) -> anyhow::Result<Vec<String>> {
     Ok(connections.lines().skip(1).filter_map(timer).collect())
 }
 
+/// A client whose host vanishes is asked by TCP, and gone within twice `client_keepalive_s` (on by default).
+///
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f63_a_silent_client_is_asked_by_tcp_whether_it_is_there() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -34,6 +37,10 @@ async fn f63_a_silent_client_is_asked_by_tcp_whether_it_is_there() -> anyhow::Re
     .await
 }
 
+/// A client that is idle beyond `client_idle_s` or `idle_in_transaction_s` is ended with 57P05 or 25P03 and leaves
+/// nothing; one that waits for an answer is not idle.
+///
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f64_a_client_that_is_idle_for_too_long_is_ended_and_one_that_works_is_not() -> anyhow::Result<()> {
     let cluster = start(1, |settings| {

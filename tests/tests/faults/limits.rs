@@ -4,6 +4,7 @@ use crate::harness::{bounded, start, wait_until};
 use crate::wire::{Wire, query};
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_client_too_many_is_refused_and_a_place_that_gets_free_is_given() -> anyhow::Result<()> {
     let cluster = start(0, |settings| settings.clients_max = 3).await?;
@@ -35,6 +36,7 @@ async fn one_client_too_many_is_refused_and_a_place_that_gets_free_is_given() ->
     .await
 }
 
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_waits_for_a_back_end_and_gets_53300_when_none_comes() -> anyhow::Result<()> {
     let cluster = start(1, |settings| {
@@ -67,6 +69,7 @@ async fn a_transaction_waits_for_a_back_end_and_gets_53300_when_none_comes() -> 
     Ok(())
 }
 
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_readers_than_back_ends_all_read() -> anyhow::Result<()> {
     let cluster = start(1, |settings| settings.reader_backends_max = 2).await?;

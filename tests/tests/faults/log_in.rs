@@ -17,6 +17,7 @@ async fn refusal(cluster: &TestCluster, parameters: Parameters<'_>, password: &s
     }
 }
 
+/// Spec: C2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_log_ins_get_postgresqls_sqlstates() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -50,6 +51,7 @@ async fn refused_log_ins_get_postgresqls_sqlstates() -> anyhow::Result<()> {
     wait_until("all others are forgotten", || async { Ok(cluster.router().status().clients == 2) }).await
 }
 
+/// Spec: C1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn start_ups_that_are_none_are_refused_and_others_go_on() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -77,6 +79,7 @@ async fn start_ups_that_are_none_are_refused_and_others_go_on() -> anyhow::Resul
     Ok(())
 }
 
+/// Spec: C1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn before_log_in_nothing_runs_and_no_large_message_is_taken() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -101,6 +104,7 @@ async fn before_log_in_nothing_runs_and_no_large_message_is_taken() -> anyhow::R
     Ok(())
 }
 
+/// Spec: C1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_for_encryption_are_declined_and_the_log_in_goes_on() -> anyhow::Result<()> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -90,6 +90,10 @@ async fn start() -> anyhow::Result<(TestCluster, Wire, Wire)> {
     Ok((cluster, wire, other))
 }
 
+/// Values of a statement, rows and data of COPY of a hundred megabytes pass in parts, in 16 MiB of the router's memory;
+/// a long text is held once; others commit and read epochs meanwhile.
+///
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f86_a_long_parameter_passes_in_little_memory_while_others_go_on() -> anyhow::Result<()> {
     let (cluster, mut wire, mut other) = start().await?;
@@ -131,6 +135,8 @@ async fn f86_a_long_parameter_passes_in_little_memory_while_others_go_on() -> an
 
 /// What a client puts behind its COPY is no data of it. Else the server, which waits for data, would take for messages
 /// of the router's whatever the values hold.
+///
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f86_values_behind_a_copy_never_reach_the_server_as_messages() -> anyhow::Result<()> {
     let (cluster, mut wire, mut other) = start().await?;
@@ -159,6 +165,8 @@ async fn f86_values_behind_a_copy_never_reach_the_server_as_messages() -> anyhow
 }
 
 /// A message at the bound of a batch, to the byte: where it is sent in parts, nothing else is sent before its end.
+///
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f86_values_about_as_long_as_a_batch_are_those_that_were_sent() -> anyhow::Result<()> {
     let (_cluster, mut wire, _other) = start().await?;
@@ -207,6 +215,7 @@ async fn take_long(wire: &mut Wire, question: &[u8], (tag, ahead, behind): (u8, 
     Ok(())
 }
 
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f86_a_long_row_and_a_long_line_of_copy_pass_in_little_memory() -> anyhow::Result<()> {
     let (cluster, mut wire, mut other) = start().await?;
@@ -238,6 +247,7 @@ async fn f86_a_long_row_and_a_long_line_of_copy_pass_in_little_memory() -> anyho
     Ok(())
 }
 
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f86_a_long_text_is_held_once_and_others_go_on_while_it_is_judged() -> anyhow::Result<()> {
     let (cluster, mut wire, mut other) = start().await?;

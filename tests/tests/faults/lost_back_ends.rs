@@ -182,6 +182,7 @@ async fn after(
     Ok(())
 }
 
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_back_end_that_is_ended_in_any_state_is_reported_and_replaced() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -196,6 +197,8 @@ async fn a_back_end_that_is_ended_in_any_state_is_reported_and_replaced() -> any
 }
 
 /// SIGKILL of one process makes the postmaster end all of them and recover.
+///
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes_back() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -211,6 +214,8 @@ async fn a_back_end_that_is_killed_in_any_state_is_reported_and_the_leader_comes
 
 /// A whole server that says nothing any more. What waits for it is given up within the bound; after it wakes up, all
 /// goes on, and nothing is there that was reported as failed.
+///
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Result<()> {
     let cluster = crate::harness::start(1, |settings| {
@@ -258,6 +263,10 @@ async fn a_leader_frozen_in_any_state_is_given_up_and_taken_back() -> anyhow::Re
 
 /// A commit without an answer still waits on the leader, with its locks: it is ended there although nobody reads, which
 /// would ask for a gate. Else every update that is in conflict with it would be refused, or wait, for as long.
+///
+/// A commit without an answer keeps nobody from updating, also while nobody reads.
+///
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_without_an_answer_keeps_nobody_from_updating() -> anyhow::Result<()> {
     let cluster = crate::harness::start(1, |settings| settings.server_timeout_ms = 4000).await?;

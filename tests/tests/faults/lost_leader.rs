@@ -30,6 +30,7 @@ enum Fault {
     Freeze,
 }
 
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_leader_updates_fail_clearly_and_reads_go_on_as_fresh_as_promised() -> anyhow::Result<()> {
     let cluster = start_usual(2).await?;
@@ -85,6 +86,8 @@ async fn without_a_leader_updates_fail_clearly_and_reads_go_on_as_fresh_as_promi
 }
 
 /// Something newer than the last epoch may be committed: who must see it is told 57P03, who need not reads on.
+///
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_leader_reads_that_need_a_newer_epoch_fail_with_57p03() -> anyhow::Result<()> {
     let cluster = crate::harness::start(1, |settings| {
@@ -257,11 +260,13 @@ async fn leader_under_load(fault: Fault) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: D1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_killed_under_load_loses_nothing_acknowledged_and_keeps_nothing_refused() -> anyhow::Result<()> {
     leader_under_load(Fault::Crash).await
 }
 
+/// Spec: D1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_frozen_under_load_loses_nothing_acknowledged_and_keeps_nothing_refused() -> anyhow::Result<()> {
     leader_under_load(Fault::Freeze).await

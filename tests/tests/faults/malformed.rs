@@ -3,6 +3,7 @@
 use crate::harness::{leader, run, start_usual, wait_until};
 use crate::wire::{Wire, bind, execute, message, parse, query, sync};
 
+/// Spec: C1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_messages_end_their_own_connection_with_08p01() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -45,6 +46,7 @@ async fn malformed_messages_end_their_own_connection_with_08p01() -> anyhow::Res
     Ok(())
 }
 
+/// Spec: C1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_beyond_the_bound_is_refused_and_one_below_it_runs() -> anyhow::Result<()> {
     let cluster = crate::harness::start(0, |settings| settings.message_bytes_max = 100_000).await?;
@@ -58,6 +60,8 @@ async fn a_message_beyond_the_bound_is_refused_and_one_below_it_runs() -> anyhow
 }
 
 /// The leader's own words come through, the position of the error with them, and nobody else's read is disturbed.
+///
+/// Spec: C1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn statements_that_cannot_be_parsed_get_postgresqls_answer_and_disturb_nobody() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -93,6 +97,7 @@ async fn statements_that_cannot_be_parsed_get_postgresqls_answer_and_disturb_nob
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn very_many_statements_in_one_message_run_or_are_refused_whole() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -7,6 +7,7 @@ use crate::wire::{
 
 const ADD: &str = "UPDATE numbers SET value = value + $1::int WHERE id = $2::int";
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_batches_sent_at_once_are_answered_in_order_each_in_its_transaction() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -34,6 +35,7 @@ async fn several_batches_sent_at_once_are_answered_in_order_each_in_its_transact
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transactions_inside_batches_begin_and_end_where_they_say() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -64,6 +66,7 @@ async fn transactions_inside_batches_begin_and_end_where_they_say() -> anyhow::R
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flush_brings_answers_and_the_transaction_stays_open_until_sync() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -101,6 +104,7 @@ async fn flush_brings_answers_and_the_transaction_stays_open_until_sync() -> any
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn named_statements_live_until_closed_wherever_they_run() -> anyhow::Result<()> {
     let cluster = start_usual(2).await?;
@@ -141,6 +145,7 @@ async fn named_statements_live_until_closed_wherever_they_run() -> anyhow::Resul
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn portals_give_rows_in_parts_inside_and_outside_transactions() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -164,6 +169,8 @@ async fn portals_give_rows_in_parts_inside_and_outside_transactions() -> anyhow:
 }
 
 /// The server must be read while it is written to, or both wait for each other.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_of_megabytes_with_answers_of_megabytes_does_not_hang() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -20,6 +20,11 @@ async fn expect(wire: &mut Wire, sql: &str, code: &str) -> anyhow::Result<()> {
 
 /// One back end for all, so that each session's settings must be given to it anew. The session's text search
 /// configuration is dropped by another one, so its settings are refused from then on, and its search path with them.
+///
+/// Nothing runs, and nothing is changed, where the server has refused a session's settings: the client gets its error,
+/// each time, until they are other ones.
+///
+/// Spec: C2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f59_nothing_runs_where_settings_were_refused() -> anyhow::Result<()> {
     let cluster = start(1, |settings| {

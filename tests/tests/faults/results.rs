@@ -5,6 +5,7 @@ use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 use crate::harness::start_usual;
 use crate::wire::{Wire, bind_in, describe, execute, message, parse, sync};
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn binary_values_and_nulls_come_through_unchanged() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -41,6 +42,7 @@ async fn binary_values_and_nulls_come_through_unchanged() -> anyhow::Result<()> 
     Ok(())
 }
 
+/// Spec: C1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zero_bytes_end_a_query_and_are_refused_in_values() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -56,6 +58,7 @@ async fn zero_bytes_end_a_query_and_are_refused_in_values() -> anyhow::Result<()
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn errors_and_notices_keep_all_their_fields() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -107,6 +110,7 @@ async fn errors_and_notices_keep_all_their_fields() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_isolation_was_asked_for_is_what_show_answers() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -135,6 +139,7 @@ async fn what_isolation_was_asked_for_is_what_show_answers() -> anyhow::Result<(
     Ok(())
 }
 
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_function_that_lies_about_writing_still_writes_on_the_leader() -> anyhow::Result<()> {
     let cluster = start_usual(2).await?;
@@ -163,6 +168,7 @@ async fn a_function_that_lies_about_writing_still_writes_on_the_leader() -> anyh
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_of_the_start_up_packet_hold_on_every_server() -> anyhow::Result<()> {
     let cluster = start_usual(2).await?;

@@ -35,6 +35,7 @@ type Steps = &'static [(&'static str, &'static str)];
 const SETTINGS: &str = "SELECT current_setting('work_mem'), current_setting('search_path'), current_setting('TimeZone'), \
      coalesce(current_setting('shop.tenant', true), '')";
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_follow_the_session_to_every_server_and_back() -> anyhow::Result<()> {
     let cluster = start_usual(2).await?;
@@ -69,6 +70,7 @@ async fn settings_follow_the_session_to_every_server_and_back() -> anyhow::Resul
     expect_everywhere(&mut wire, SETTINGS, &usual).await
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_of_a_transaction_last_as_long_as_postgresql_says() -> anyhow::Result<()> {
     let cluster = start_usual(2).await?;
@@ -114,6 +116,7 @@ async fn settings_of_a_transaction_last_as_long_as_postgresql_says() -> anyhow::
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn state_of_a_session_stays_with_it() -> anyhow::Result<()> {
     let cluster = start_usual(2).await?;
@@ -149,6 +152,7 @@ async fn state_of_a_session_stays_with_it() -> anyhow::Result<()> {
     expect(&mut wire, "SELECT count(*) FROM numbers", &["10"]).await
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn notifications_reach_an_idle_listener() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -171,6 +175,10 @@ async fn notifications_reach_an_idle_listener() -> anyhow::Result<()> {
 }
 
 /// Drivers tell their own notifications from others' by the number that they got at log-in.
+///
+/// The number that a client gets at log-in is the one that its notifications carry, and no server process has it.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f66_a_notification_comes_from_the_session_that_its_client_knows() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -192,6 +200,11 @@ async fn f66_a_notification_comes_from_the_session_that_its_client_knows() -> an
 }
 
 /// What a client is told at log-in is in force, also where another session has had the same settings before.
+///
+/// The settings that are reported at log-in are those in force; a parameter counts more than the same among the
+/// options, as with PostgreSQL.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f67_what_is_reported_at_log_in_is_in_force() -> anyhow::Result<()> {
     use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
@@ -232,6 +245,12 @@ async fn f67_what_is_reported_at_log_in_is_in_force() -> anyhow::Result<()> {
 
 /// Whoever is ended by `pg_terminate_backend` through the router is told so and ends, in whatever state, and nobody
 /// else.
+///
+/// A session whose server process is ended by `pg_terminate_backend` through the router gets 57P01 as FATAL and ends,
+/// in whatever state, at once when it waits outside of a transaction; what ends on the server by itself is replaced
+/// (F21).
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f68_a_session_that_is_ended_on_purpose_ends_as_on_one_server() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -287,6 +306,7 @@ async fn f68_a_session_that_is_ended_on_purpose_ends_as_on_one_server() -> anyho
     expect(&mut killer, "SELECT count(*) FROM numbers WHERE value > 1", &["1"]).await
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn large_objects_are_written_and_read_in_transactions() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -306,6 +326,7 @@ async fn large_objects_are_written_and_read_in_transactions() -> anyhow::Result<
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_with_transactions_inside_end_as_on_one_server() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -337,6 +358,7 @@ async fn messages_with_transactions_inside_end_as_on_one_server() -> anyhow::Res
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn savepoints_take_back_what_came_after_them() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -366,6 +388,8 @@ async fn savepoints_take_back_what_came_after_them() -> anyhow::Result<()> {
 }
 
 /// With fewer back ends than sessions each gets one when it needs it, and nobody sees another's state.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn back_ends_passed_between_idle_sessions_keep_their_states_apart() -> anyhow::Result<()> {
     let cluster = start(1, |settings| settings.leader_backends_max = 2).await?;
@@ -430,6 +454,10 @@ async fn of_a_tenant(cluster: &TestCluster, tenant: &str) -> anyhow::Result<Wire
 
 /// A READ ONLY transaction that begins with SET LOCAL reads what the same on one server reads, also what runs on the
 /// leader only (row security by a VOLATILE function), wherever its setting ran first, and leaves nothing of it behind.
+///
+/// Settings before its first read never decide what a READ ONLY transaction may read.
+///
+/// Spec: I2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f85_settings_before_a_read_never_decide_what_a_read_only_transaction_may_read() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -463,6 +491,11 @@ async fn f85_settings_before_a_read_never_decide_what_a_read_only_transaction_ma
 
 /// A READ ONLY transaction that has read an epoch reads there under row security as well, by the settings that it has
 /// made for itself, and nobody after it does.
+///
+/// A READ ONLY transaction that reads an epoch reads there under row security as well, by the settings that it has made
+/// for itself.
+///
+/// Spec: C2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f89_row_security_by_a_setting_holds_in_a_transaction_that_reads_an_epoch() -> anyhow::Result<()> {
     const LETTERS: &str = "SELECT count(*) FROM letters";

@@ -43,6 +43,7 @@ async fn vanish(cluster: &TestCluster, messages: &[Vec<u8>], awaited: &str, paus
     Ok(())
 }
 
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_vanishes_leaves_no_lock_no_row_and_no_back_end() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -70,6 +71,8 @@ async fn a_client_that_vanishes_leaves_no_lock_no_row_and_no_back_end() -> anyho
 const CLIENTS: usize = 40;
 
 /// Many at once; nothing piles up in the router or on the servers, and every back end is there for the next.
+///
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hundreds_of_vanished_clients_leave_the_counts_as_they_were() -> anyhow::Result<()> {
     let cluster = start(1, |settings| settings.leader_backends_max = CLIENTS).await?;
@@ -105,6 +108,7 @@ async fn hundreds_of_vanished_clients_leave_the_counts_as_they_were() -> anyhow:
     Ok(())
 }
 
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_stop_reading_hold_up_nobody() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

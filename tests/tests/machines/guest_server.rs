@@ -14,6 +14,10 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const TIMEOUT: Duration = Duration::from_secs(240);
 
+/// The agent makes, starts, bounds, reloads and stops a server; switching the guest off is a clean shutdown of the
+/// server.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v16_a_guest_makes_runs_and_stops_a_server() {
     let guest = TestGuest::restored().await.unwrap();
@@ -92,6 +96,9 @@ async fn host_server(directory: &Path) -> anyhow::Result<HostServer> {
     Ok(server)
 }
 
+/// A guest's server is made a standby of a server elsewhere; a copy that fails leaves nothing.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v17_a_guests_server_follows_one_of_the_host() {
     let directory = TestGuest::directory().unwrap();

@@ -43,6 +43,10 @@ async fn output(agent: &Agent, argv: &[&str]) -> String {
     executed.stdout.to_text().trim().to_owned()
 }
 
+/// A guest's agent is talked to by several at once, also after an earlier host has left in the midst of a line and
+/// after the guest was saved and restored.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v7_a_guest_answers_is_saved_restored_and_switched_off() {
     let mut taken = None;
@@ -79,6 +83,7 @@ async fn v7_a_guest_answers_is_saved_restored_and_switched_off() {
     assert_eq!(ending.cause, EndCause::PoweredOff, "{ending}");
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v3_a_panic_is_seen_and_told_with_the_console() {
     let guest = TestGuest::restored_with(confine).await.unwrap();

@@ -42,6 +42,9 @@ fn add_data_disk(configuration: &mut MachineConfiguration, directory: &Path) -> 
     Ok(())
 }
 
+/// A guest comes up without a complaint, on both boards, with the kernel and packages that its manifest names.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v11_a_guest_is_well_and_has_what_its_image_says() {
     let guest = TestGuest::boot_with(|configuration, _| {
@@ -78,6 +81,9 @@ async fn v11_a_guest_is_well_and_has_what_its_image_says() {
     }
 }
 
+/// A microvm boots the same image and hears the same button, also without KVM.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v11_a_guest_boots_on_the_small_board_too() {
     let guest = TestGuest::boot_with(|configuration, _| {
@@ -92,6 +98,7 @@ async fn v11_a_guest_boots_on_the_small_board_too() {
     assert_clean(&directory.path().join("root.img"));
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v12_the_root_file_system_grows_to_its_disk() {
     let guest = TestGuest::boot_with(|_, directory| {
@@ -107,6 +114,10 @@ async fn v12_the_root_file_system_grows_to_its_disk() {
     assert_clean(&directory.path().join("root.img"));
 }
 
+/// The power button ends a guest in order, whatever runs: its file systems, mounted ones included, need neither repair
+/// nor replay.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v13_the_power_button_ends_a_guest_in_order_whatever_runs() {
     let guest = TestGuest::boot_with(add_data_disk).await.unwrap();
@@ -120,6 +131,9 @@ async fn v13_the_power_button_ends_a_guest_in_order_whatever_runs() {
     assert_clean(&directory.path().join("data.img"));
 }
 
+/// A copy of a guest gets a name, a machine id, a hardware and a network address, and the host's time.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v14_a_copy_of_a_guest_gets_an_identity_and_the_time() {
     let guest = TestGuest::restored_with(|configuration, _| {
@@ -157,6 +171,10 @@ async fn v14_a_copy_of_a_guest_gets_an_identity_and_the_time() {
     assert!(trimmed > GIBIBYTE, "{trimmed} bytes of a root file system of 2 GiB");
 }
 
+/// The agent answers garbage with errors, is bounded in memory and in commands, and serves the next host whatever the
+/// one before did.
+///
+/// Spec: C5
 #[tokio::test]
 async fn v15_an_agent_survives_whatever_comes_from_its_host() {
     let mut guest = TestGuest::restored().await.unwrap();
@@ -204,6 +222,9 @@ async fn v15_an_agent_survives_whatever_comes_from_its_host() {
     assert_eq!(health.complaints, Vec::<String>::new(), "the agent was started again");
 }
 
+/// The verifying workload finds a lost, old, misplaced or damaged sector, also after a power cut.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v19_the_workload_finds_what_a_disk_has_lost() {
     let guest = TestGuest::restored_with(add_data_disk).await.unwrap();

@@ -79,6 +79,10 @@ fn succeeded(command: &mut Command) -> String {
     text(&output)
 }
 
+/// The same loaded packages, files and tools make the same image, byte for byte; what has not changed is not built
+/// again, and a newer image never changes one that somebody boots.
+///
+/// Spec: A7
 #[test]
 fn v10_the_same_inputs_make_the_same_bytes() {
     let place = Place::new("sleep 1").unwrap();
@@ -90,6 +94,9 @@ fn v10_the_same_inputs_make_the_same_bytes() {
     assert!(!said.contains("built in") && place.current() == first, "{said}");
 }
 
+/// A build that is killed leaves no half image; one that cannot be says what to do.
+///
+/// Spec: A7
 #[test]
 fn v18_a_build_that_is_killed_leaves_no_half_image() {
     use std::os::unix::process::CommandExt;
@@ -123,6 +130,7 @@ fn v18_a_build_that_is_killed_leaves_no_half_image() {
     assert_eq!(place.works(), Vec::<PathBuf>::new());
 }
 
+/// Spec: A7
 #[test]
 fn v18_a_build_that_cannot_be_says_what_to_do() {
     let refused = |command: &mut Command, words: &[&str]| {

@@ -44,6 +44,9 @@ impl Drop for Tap {
     }
 }
 
+/// User, tap, stream and datagram networks carry frames both ways; a pulled cable is seen.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v8_every_network_carries_frames_both_ways() {
     let sockets = TestGuest::directory().unwrap();

@@ -14,6 +14,8 @@ const POOL_BYTES: u64 = 16 * MIB;
 const PGBENCH_SCALE: u32 = 2;
 
 /// Memory that goes without capture: pages in use are zeros, and what was changed in them is lost.
+///
+/// Spec: D3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m3_control_memory_taken_without_capture_is_found_out() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, POOL_BYTES).without_extension()).await?;
@@ -30,6 +32,8 @@ async fn m3_control_memory_taken_without_capture_is_found_out() -> anyhow::Resul
 }
 
 /// A change that was in memory only and went with it: the page on disk is an older one, and sound by itself.
+///
+/// Spec: D3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m3_control_a_change_that_was_not_written_is_found_out() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, POOL_BYTES).without_extension()).await?;

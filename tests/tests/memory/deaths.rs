@@ -217,11 +217,15 @@ async fn deaths_lose_nothing(version: Version) -> anyhow::Result<()> {
     ensure_nothing_lost(&harness).await
 }
 
+/// The same while back ends, the worker and the agent (in the middle of taking) are killed at random.
+///
+/// Spec: D3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m4_deaths_at_random_lose_nothing_on_15() -> anyhow::Result<()> {
     deaths_lose_nothing(Version::Fifteen).await
 }
 
+/// Spec: D3, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m4_deaths_at_random_lose_nothing_on_17() -> anyhow::Result<()> {
     deaths_lose_nothing(Version::Seventeen).await

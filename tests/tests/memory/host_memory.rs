@@ -12,6 +12,9 @@ const CEILING_BYTES: u64 = 256 * MIB;
 const LIMIT_BYTES: u64 = 160 * MIB;
 const ROWS: u64 = 240 * MIB / PAGE_BYTES;
 
+/// Growth for which host or control group have no room is refused.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m15_growth_without_room_is_refused() -> anyhow::Result<()> {
     let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "64MB");

@@ -101,8 +101,9 @@ async fn a_squeeze_does_not_swap(level: Level) -> anyhow::Result<()> {
 }
 
 macro_rules! at_each_level {
-    ($($name:ident: $run:ident($($argument:expr),*);)*) => {
+    ($($(#[$documentation:meta])* $name:ident: $run:ident($($argument:expr),*);)*) => {
         $(
+            $(#[$documentation])*
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() -> anyhow::Result<()> {
                 $run($($argument),*).await
@@ -112,20 +113,39 @@ macro_rules! at_each_level {
 }
 
 at_each_level! {
+    /// Memory comes back at each level, and what is read is the same.
+    ///
+    /// Spec: A6
     m16_memory_comes_back_by_request_on_15: memory_comes_back(Level::Request, Version::Fifteen);
+    /// Spec: A6
     m16_memory_comes_back_when_published_on_15: memory_comes_back(Level::Publish, Version::Fifteen);
+    /// Spec: A6, nightly
     m16_memory_comes_back_when_published_on_17: memory_comes_back(Level::Publish, Version::Seventeen);
+    /// Spec: A6
     m16_memory_comes_back_when_owned_on_15: memory_comes_back(Level::Own, Version::Fifteen);
+    /// Spec: A6, nightly
     m16_memory_comes_back_when_owned_on_17: memory_comes_back(Level::Own, Version::Seventeen);
+    /// Nothing is lost at any level while clients update.
+    ///
+    /// Spec: D3
     m17_nothing_is_lost_by_request: nothing_is_lost_under_load(Level::Request, Version::Fifteen);
+    /// Spec: D3
     m17_nothing_is_lost_when_published: nothing_is_lost_under_load(Level::Publish, Version::Seventeen);
+    /// Spec: D3
     m17_nothing_is_lost_when_owned: nothing_is_lost_under_load(Level::Own, Version::Fifteen);
+    /// A server that gives way to a squeeze, at any level, is not swapped out, and nobody is killed for want of memory.
+    ///
+    /// Spec: A6
     m6_a_squeeze_does_not_swap_by_request: a_squeeze_does_not_swap(Level::Request);
+    /// Spec: A6
     m6_a_squeeze_does_not_swap_when_published: a_squeeze_does_not_swap(Level::Publish);
+    /// Spec: A6
     m6_a_squeeze_does_not_swap_when_owned: a_squeeze_does_not_swap(Level::Own);
 }
 
 /// The control: this is what a squeeze does to a server that does not give way.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m6_control_a_pool_that_does_not_give_way_is_swapped_out() -> anyhow::Result<()> {
     let plan = Plan::new(Version::Fifteen, squeeze::CEILING_BYTES).without_extension();

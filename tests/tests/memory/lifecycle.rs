@@ -59,6 +59,9 @@ async fn wait_restarted(server: &TestServer, worker: u32) -> anyhow::Result<()> 
     }
 }
 
+/// After a crash, any kind of stop, a reload, the setting holds; a worker that is ended goes on from where it was.
+///
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m11_after_a_crash_the_setting_holds() -> anyhow::Result<()> {
     let harness = harness().await?;
@@ -85,6 +88,7 @@ async fn m11_after_a_crash_the_setting_holds() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m11_however_a_server_stops_the_setting_holds_at_its_start() -> anyhow::Result<()> {
     let harness = harness().await?;
@@ -103,6 +107,7 @@ async fn m11_however_a_server_stops_the_setting_holds_at_its_start() -> anyhow::
     ensure_at_setting(leader).await
 }
 
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m11_a_worker_that_is_ended_goes_on_from_where_it_was() -> anyhow::Result<()> {
     let harness = harness().await?;
@@ -133,6 +138,7 @@ async fn m11_a_worker_that_is_ended_goes_on_from_where_it_was() -> anyhow::Resul
     Ok(())
 }
 
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m11_a_changed_setting_holds_after_a_reload() -> anyhow::Result<()> {
     let harness = harness().await?;
@@ -152,6 +158,7 @@ async fn m11_a_changed_setting_holds_after_a_reload() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: L4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m10_dropping_the_extension_leaves_the_pool_as_it_is() -> anyhow::Result<()> {
     let harness = harness().await?;
@@ -180,6 +187,11 @@ async fn m10_dropping_the_extension_leaves_the_pool_as_it_is() -> anyhow::Result
 }
 
 /// A database in which the extension was made before the module became newer.
+///
+/// Functions that an earlier version of the extension made go on working under a newer module, and are brought to its
+/// version by `ALTER EXTENSION`, which `up` does only where it has started every server of the cluster.
+///
+/// Spec: D3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m31_functions_of_an_earlier_version_go_on_working() -> anyhow::Result<()> {
     let harness = harness().await?;
@@ -198,6 +210,10 @@ async fn m31_functions_of_an_earlier_version_go_on_working() -> anyhow::Result<(
     Ok(())
 }
 
+/// A server that did not load the extension says so; dropping the extension leaves the pool as it is; it can be made
+/// again, in any schema.
+///
+/// Spec: L4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m10_a_server_that_did_not_load_it_says_so() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, 32 * MIB).without_extension()).await?;

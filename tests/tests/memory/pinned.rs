@@ -40,6 +40,9 @@ async fn hold(server: &TestServer, from_bytes: u64) -> anyhow::Result<(Session, 
     Ok((holder, row))
 }
 
+/// A page that somebody holds is waited for and named; whoever waits can give up, and all else is given back meanwhile.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m14_a_page_that_is_held_is_waited_for_and_named() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
@@ -96,6 +99,11 @@ async fn wait_given_back(pool: &Pool, pool_bytes: u64) -> anyhow::Result<Status>
 }
 
 /// One held page keeps itself, whenever it was taken hold of and however long the others are held already.
+///
+/// A held page keeps itself and nothing else, however long others are held; what lies around it is counted as given
+/// back, room for it is asked for before it comes back, and what is published has all of its memory.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m28_what_lies_around_a_held_page_is_given_back_and_counted() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
@@ -134,6 +142,8 @@ async fn m28_what_lies_around_a_held_page_is_given_back_and_counted() -> anyhow:
 }
 
 /// What is published has all of its memory, also where a part of it was given back before.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m28_what_is_published_is_there() -> anyhow::Result<()> {
     let harness =

@@ -37,11 +37,16 @@ async fn there_are_buffers_at_the_floor(version: Version, pinned_at_once: u64) -
     Ok(())
 }
 
+/// At the floor there are buffers for what all sessions pin at once: none fails for want of one (up to 128 that read or
+/// write ahead by the server's settings).
+///
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m30_there_are_buffers_at_the_floor_on_15() -> anyhow::Result<()> {
     there_are_buffers_at_the_floor(Version::Fifteen, 16).await
 }
 
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m30_there_are_buffers_at_the_floor_on_17() -> anyhow::Result<()> {
     there_are_buffers_at_the_floor(Version::Seventeen, PAGES_ADDED_AT_ONCE).await

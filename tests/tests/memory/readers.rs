@@ -52,6 +52,9 @@ async fn start(
     Ok((tokio::spawn(read(session, stopping.clone(), rounds.clone())), rounds))
 }
 
+/// A session that reads goes on through a hundred resizes without an error and hears the same answers.
+///
+/// Spec: D3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m5_reads_go_on_through_a_hundred_resizes_on_leader_and_standby() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES).with_standby()).await?;

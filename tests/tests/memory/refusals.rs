@@ -73,6 +73,10 @@ const SAME: [(&str, u64); 12] = [
     ("0.25GB", 256),
 ];
 
+/// A target that is no size, below the floor or above the ceiling is refused with figures and a hint; wrong types and
+/// settings, too; nothing has changed then. A target holds at once, whatever becomes of its transaction.
+///
+/// Spec: L4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_a_target_that_is_none_or_unsafe_is_refused_with_the_reason() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
@@ -136,6 +140,8 @@ const HOSTILE: [&str; 22] = [
 ];
 
 /// A hundredth of this ceiling is no exact number.
+///
+/// Spec: L4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_all_of_any_ceiling_is_a_target() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, 224 * MIB)).await?;
@@ -146,6 +152,7 @@ async fn m7_all_of_any_ceiling_is_a_target() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: L4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_wrong_types_and_sizes_are_refused_by_every_function() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
@@ -178,6 +185,7 @@ async fn m7_wrong_types_and_sizes_are_refused_by_every_function() -> anyhow::Res
     Ok(())
 }
 
+/// Spec: L4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_a_wrong_setting_is_refused_and_the_old_one_stays() -> anyhow::Result<()> {
     let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "128MB");
@@ -203,6 +211,8 @@ async fn m7_a_wrong_setting_is_refused_and_the_old_one_stays() -> anyhow::Result
 }
 
 /// Functions inside transactions, procedures and other functions; a change does not wait for the transaction's end.
+///
+/// Spec: L4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m7_a_target_in_a_transaction_holds_at_once_and_is_not_taken_back() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;

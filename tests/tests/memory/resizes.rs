@@ -90,11 +90,17 @@ async fn random_resizes_lose_nothing(version: Version) -> anyhow::Result<()> {
     ensure_nothing_lost(&harness).await
 }
 
+/// Resizes at random on leader and standby under updates, reads, DDL, CREATE and DROP DATABASE, TRUNCATE, VACUUM,
+/// checkpoints, prewarm and looks at all buffers lose nothing: sums, every row and ctid on leader, standby and disk,
+/// indexes, checksums.
+///
+/// Spec: D3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m3_random_resizes_lose_nothing_on_15() -> anyhow::Result<()> {
     random_resizes_lose_nothing(Version::Fifteen).await
 }
 
+/// Spec: D3, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m3_random_resizes_lose_nothing_on_17() -> anyhow::Result<()> {
     random_resizes_lose_nothing(Version::Seventeen).await

@@ -77,16 +77,23 @@ async fn memory_is_returned(version: Version) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A pool that is made smaller gives its memory back, in one piece from the top and to the byte: its segment, its
+/// control group and the machine have it; one that grows has its memory before it is used; a server that starts small
+/// never was large.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m1_memory_is_returned_on_15() -> anyhow::Result<()> {
     memory_is_returned(Version::Fifteen).await
 }
 
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m1_memory_is_returned_on_17() -> anyhow::Result<()> {
     memory_is_returned(Version::Seventeen).await
 }
 
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m1_the_machine_has_what_is_returned() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
@@ -149,17 +156,26 @@ async fn huge_pages_are_returned(version: Version) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The same with huge pages; what shares one with the pool's end stays.
+///
+/// Huge pages that are given back are told as free in the host's pool of such pages, and are asked of nobody for the
+/// host's sake; those made on demand go back to the host and come again as long as they may be made.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m2_huge_pages_are_returned_on_15() -> anyhow::Result<()> {
     huge_pages_are_returned(Version::Fifteen).await
 }
 
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m2_huge_pages_are_returned_on_17() -> anyhow::Result<()> {
     huge_pages_are_returned(Version::Seventeen).await
 }
 
 /// Pages that the kernel makes when they are wanted go back to the host, and come again as long as they may be made.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m29_huge_pages_made_on_demand_come_and_go() -> anyhow::Result<()> {
     let machine = HugePages::none()?;
@@ -207,17 +223,21 @@ async fn memory_behind_the_pool_stays(version: Version) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m2_what_lies_behind_the_pool_stays_on_15() -> anyhow::Result<()> {
     memory_behind_the_pool_stays(Version::Fifteen).await
 }
 
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m2_what_lies_behind_the_pool_stays_on_17() -> anyhow::Result<()> {
     memory_behind_the_pool_stays(Version::Seventeen).await
 }
 
 /// Memory that was never touched is not taken at the start either.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m1_a_server_that_starts_small_never_was_large() -> anyhow::Result<()> {
     let plan = Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "64MB");

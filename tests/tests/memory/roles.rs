@@ -62,11 +62,16 @@ async fn who_may_what(version: Version) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Who may see and change a pool: superusers, `pg_monitor` (sees), `pg_maintain` of 17, whom EXECUTE is granted to;
+/// nobody else.
+///
+/// Spec: C2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m9_who_may_see_and_change_a_pool_on_15() -> anyhow::Result<()> {
     who_may_what(Version::Fifteen).await
 }
 
+/// Spec: C2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m9_who_may_see_and_change_a_pool_on_17() -> anyhow::Result<()> {
     who_may_what(Version::Seventeen).await

@@ -70,6 +70,9 @@ impl Pair {
     }
 }
 
+/// Two servers trade memory when their loads change places; together they never exceed the budget.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m8_two_servers_trade_memory_when_their_loads_change_places() -> anyhow::Result<()> {
     let plan = || Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_target", "96MB");

@@ -82,11 +82,15 @@ async fn a_pool_that_was_shrunk_is_as_warm_as_one_born_small(version: Version) -
     Ok(())
 }
 
+/// A pool that was shrunk finds what one born at that size finds, within two hundredths.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m12_a_pool_that_was_shrunk_is_as_warm_as_one_born_small_on_15() -> anyhow::Result<()> {
     a_pool_that_was_shrunk_is_as_warm_as_one_born_small(Version::Fifteen).await
 }
 
+/// Spec: A6, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m12_a_pool_that_was_shrunk_is_as_warm_as_one_born_small_on_17() -> anyhow::Result<()> {
     a_pool_that_was_shrunk_is_as_warm_as_one_born_small(Version::Seventeen).await
@@ -100,6 +104,10 @@ async fn ghosts(session: &Session) -> anyhow::Result<(f64, f64)> {
     Ok((number(0)?, number(1)?))
 }
 
+/// Ghost hits tell what a larger pool would save, and nothing when all has room; the working set is what is used again
+/// and again.
+///
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m13_ghost_hits_tell_what_a_larger_pool_would_save() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
@@ -125,6 +133,7 @@ async fn m13_ghost_hits_tell_what_a_larger_pool_would_save() -> anyhow::Result<(
     run.stop().await
 }
 
+/// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m13_the_working_set_is_what_is_used_again_and_again() -> anyhow::Result<()> {
     let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;

@@ -58,11 +58,16 @@ async fn the_worker_stays_small(version: Version) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The process that resizes a pool maps some chunks of it at a time: however much is moved and populated, it is not the
+/// largest process of the server.
+///
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m27_the_worker_stays_small_on_15() -> anyhow::Result<()> {
     the_worker_stays_small(Version::Fifteen).await
 }
 
+/// Spec: L1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m27_the_worker_stays_small_on_17() -> anyhow::Result<()> {
     the_worker_stays_small(Version::Seventeen).await

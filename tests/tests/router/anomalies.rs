@@ -232,6 +232,10 @@ const NONDETERMINISTIC: [&str; 8] = [
 /// Every server as the reader's place.
 const PLACES: [&str; 3] = [LEADER, "follower-1", "follower-2"];
 
+/// The interleavings V0 to V6, with the reader on any server and at any freshness, commit only what some serial order
+/// explains.
+///
+/// Spec: I1
 #[tokio::test]
 async fn r6_v1_to_v6_are_serializable_on_every_server() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;
@@ -257,6 +261,11 @@ async fn r6_v1_to_v6_are_serializable_on_every_server() -> anyhow::Result<()> {
 
 /// A read that must be fresh sees the closed batch, so the receipt on its way into it must be refused, and nothing
 /// else.
+///
+/// The tripwire refuses an update that an epoch has overtaken, with 40001, and lets pass those that no reader can have
+/// overtaken.
+///
+/// Spec: I1
 #[tokio::test]
 async fn r7_the_tripwire_hits_what_an_epoch_has_overtaken() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, quiet).await?;
@@ -271,6 +280,8 @@ async fn r7_the_tripwire_hits_what_an_epoch_has_overtaken() -> anyhow::Result<()
 }
 
 /// Update transactions over which an epoch was taken, but which no reader can have overtaken, commit.
+///
+/// Spec: I1
 #[tokio::test]
 async fn r7_the_tripwire_misses_what_is_safe() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, quiet).await?;
@@ -339,6 +350,7 @@ fn quiet(settings: &mut RouterSettings) {
     settings.epoch_age_max_ms = 60_000;
 }
 
+/// Spec: I1
 #[tokio::test]
 async fn r7_without_the_tripwire_v1_to_v3_are_not_serializable() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(1, |settings| settings.unsafe_without_tripwire = true).await?;
@@ -351,6 +363,10 @@ async fn r7_without_the_tripwire_v1_to_v3_are_not_serializable() -> anyhow::Resu
 }
 
 /// V7 through the router: whatever a statement's outcome depends on, every server holds the same rows.
+///
+/// All servers hold the same rows, whatever the statements' outcome depends on.
+///
+/// Spec: I1
 #[tokio::test]
 async fn r11_v7_nondeterministic_statements_leave_servers_equal() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;

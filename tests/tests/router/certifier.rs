@@ -41,6 +41,9 @@ async fn control_weaker_levels_commit_write_skew_on_one_server() -> anyhow::Resu
     Ok(())
 }
 
+/// Whatever isolation level a client asks for, its updates are serializable; write skew ends with 40001.
+///
+/// Spec: I1
 #[tokio::test]
 async fn r1_updates_are_serializable_whatever_level_is_asked_for() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(0, |_| {}).await?;
@@ -97,6 +100,10 @@ async fn control_postgresql_forgets_reads_when_its_pool_overflows() -> anyhow::R
     Ok(())
 }
 
+/// An update during whose life PostgreSQL may have forgotten what others read (its pool of serializable transactions
+/// overflows) is refused with 40001.
+///
+/// Spec: I1
 #[tokio::test]
 async fn r13_a_transaction_that_postgresql_may_have_forgotten_is_refused() -> anyhow::Result<()> {
     let mut cluster = TestCluster::before(Servers::start_with(0, &few_connections()).await?).await?;

@@ -36,6 +36,9 @@ async fn control_reports_on_plain_standbys_miss_receipts() -> anyhow::Result<()>
     Ok(())
 }
 
+/// The sum of a batch that a report called closed never changes, under load, on any server.
+///
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r10_no_report_of_a_closed_batch_is_ever_wrong() -> anyhow::Result<()> {
     let seed = onecopy_testing::seed();
@@ -49,12 +52,14 @@ async fn r10_no_report_of_a_closed_batch_is_ever_wrong() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r10_without_epochs_reports_are_wrong() -> anyhow::Result<()> {
     let change = |settings: &mut RouterSettings| settings.unsafe_without_epochs = true;
     must_be_wrong(&TestCluster::with_router(2, change).await?).await.map(drop)
 }
 
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r10_without_the_tripwire_reports_are_wrong() -> anyhow::Result<()> {
     let change = |settings: &mut RouterSettings| settings.unsafe_without_tripwire = true;

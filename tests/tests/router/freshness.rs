@@ -26,6 +26,10 @@ fn assert_some_ran_there(cluster: &TestCluster, before: &[u64]) {
     }
 }
 
+/// A read at an epoch runs on any server, the one asked for when the session says so; what does not say that it only
+/// reads runs on the leader.
+///
+/// Spec: I2
 #[tokio::test]
 async fn r2_reads_run_where_they_are_sent_and_spread_over_all_servers_otherwise() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;
@@ -55,6 +59,10 @@ async fn r2_reads_run_where_they_are_sent_and_spread_over_all_servers_otherwise(
     Ok(())
 }
 
+/// `SHOW onecopy.served_by` tells whether the leader certified a session's newest statement, or which epoch it read on
+/// which server.
+///
+/// Spec: I2
 #[tokio::test]
 async fn r19_a_session_is_told_where_its_newest_statement_ran() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(1, |_| {}).await?;
@@ -88,6 +96,7 @@ async fn r19_a_session_is_told_where_its_newest_statement_ran() -> anyhow::Resul
     Ok(())
 }
 
+/// Spec: I2
 #[tokio::test]
 async fn r4_a_session_reads_its_own_writes_on_every_server() -> anyhow::Result<()> {
     let cluster =
@@ -110,6 +119,8 @@ async fn r4_a_session_reads_its_own_writes_on_every_server() -> anyhow::Result<(
 }
 
 /// What a script's next psql relies on, and who gets a connection from a pool that cleans it.
+///
+/// Spec: I2
 #[tokio::test]
 async fn r4_a_session_sees_what_was_committed_before_it_began() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |settings| {
@@ -140,6 +151,7 @@ async fn r4_a_session_sees_what_was_committed_before_it_began() -> anyhow::Resul
     Ok(())
 }
 
+/// Spec: I1
 #[tokio::test]
 async fn r3_a_strict_read_sees_what_anybody_was_told_is_committed() -> anyhow::Result<()> {
     let cluster =
@@ -164,6 +176,8 @@ async fn r3_a_strict_read_sees_what_anybody_was_told_is_committed() -> anyhow::R
 }
 
 /// Sixty seconds: no epoch need be made for the reader while the writer goes on.
+///
+/// Spec: I2
 #[tokio::test]
 async fn r5_a_bounded_read_may_be_old_but_a_transaction_reads_one_prefix() -> anyhow::Result<()> {
     let cluster =

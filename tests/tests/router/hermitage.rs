@@ -202,6 +202,9 @@ async fn control_hermitage_on_one_server() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Hermitage's scenarios (G0 to G2) commit what one PostgreSQL server commits at SERIALIZABLE.
+///
+/// Spec: I1
 #[tokio::test]
 async fn r8_hermitage_commits_through_the_router_what_one_server_commits() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(1, |_| {}).await?;

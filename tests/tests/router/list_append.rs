@@ -60,30 +60,42 @@ async fn control_reads_on_plain_standbys_are_not_serializable() -> anyhow::Resul
     must_fail(&TestCluster::without_router(2).await?).await
 }
 
+/// Spec: I2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r2_without_epochs_both_checkers_fail() -> anyhow::Result<()> {
     let change = |settings: &mut RouterSettings| settings.unsafe_without_epochs = true;
     must_fail(&TestCluster::with_router(2, change).await?).await
 }
 
+/// Spec: I2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r2_without_the_tripwire_both_checkers_fail() -> anyhow::Result<()> {
     let change = |settings: &mut RouterSettings| settings.unsafe_without_tripwire = true;
     must_fail(&TestCluster::with_router(2, change).await?).await
 }
 
+/// `strict`: all transactions together are strictly serializable; a read sees what anybody was told is committed.
+///
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r3_strict_freshness_is_strictly_serializable() -> anyhow::Result<()> {
     let seed = onecopy_testing::seed();
     holds("strict", Level::StrictSerializable, &mut RoutedChecker::default(), seed).await.map(drop)
 }
 
+/// `session`: serializable, each session's transactions in their order; a session reads its own writes and what was
+/// acknowledged to anybody before it began, and never goes back.
+///
+/// Spec: I2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r4_session_freshness_keeps_each_sessions_order() -> anyhow::Result<()> {
     let seed = onecopy_testing::seed();
     holds("session", Level::SessionSerializable, &mut RoutedChecker::default(), seed).await.map(drop)
 }
 
+/// `bounded:<ms>`: serializable; a transaction reads one prefix of the leader's commits, later ones no earlier prefix.
+///
+/// Spec: I2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r5_bounded_freshness_is_serializable() -> anyhow::Result<()> {
     let (seed, mut routed) = (onecopy_testing::seed(), RoutedChecker::default());

@@ -1,4 +1,4 @@
-//! The router's promises, on real servers. The promises are numbered in `SPECIFICATION.md`.
+//! The router's guarantees, on real servers. They are those of `SPECIFICATION.md`.
 
 // The binary of fault tests uses all of it.
 #[allow(dead_code)]

@@ -157,17 +157,24 @@ async fn holds_while_followers_change(freshness: &str, level: Level) -> anyhow::
     wait_until("the new follower holds the same", || async { Ok(fingerprint(&session).await? == leaders) }).await
 }
 
+/// Followers that are made, taken, given up and taken again under load serve reads as serializable as promised, and no
+/// client sees an error.
+///
+/// Spec: A4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r15_followers_come_and_go_under_load_at_strict_freshness() -> anyhow::Result<()> {
     holds_while_followers_change("strict", Level::StrictSerializable).await
 }
 
+/// Spec: A4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r15_followers_come_and_go_under_load_at_session_freshness() -> anyhow::Result<()> {
     holds_while_followers_change("session", Level::SessionSerializable).await
 }
 
 /// The same checkers must see what a follower shows that was taken without epochs.
+///
+/// Spec: A4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r15_without_epochs_reads_on_a_new_follower_are_wrong() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(0, |settings| settings.unsafe_without_epochs = true).await?;
@@ -188,6 +195,9 @@ async fn r15_without_epochs_reads_on_a_new_follower_are_wrong() -> anyhow::Resul
     panic!("no violation in {CONTROL_RUNS_MAX} runs: the workload does not provoke what it must");
 }
 
+/// No gate waits for a follower that still catches up; it serves reads once it has.
+///
+/// Spec: A4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r16_no_gate_waits_for_a_follower_that_still_catches_up() -> anyhow::Result<()> {
     const ROUNDS: u64 = 200;
@@ -256,6 +266,10 @@ async fn count_reads(cluster: &TestCluster, clients: usize, reads: usize) -> any
     Ok([after[0] - before[0], after[1] - before[1]])
 }
 
+/// A follower takes part in its share of the choices for a read, with share 0 in none unless the session asks for it;
+/// the share is shown.
+///
+/// Spec: A4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r17_a_follower_takes_its_share_of_the_reads() -> anyhow::Result<()> {
     let (cluster, session) = cluster_with_counter(2, |_| {}).await?;
@@ -291,6 +305,7 @@ async fn r17_a_follower_takes_its_share_of_the_reads() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Spec: A4
 #[tokio::test]
 async fn r17_a_share_is_shown_and_what_is_none_is_refused() -> anyhow::Result<()> {
     let (cluster, _session) = cluster_with_counter(1, |_| {}).await?;
@@ -318,6 +333,10 @@ async fn r17_a_share_is_shown_and_what_is_none_is_refused() -> anyhow::Result<()
     Ok(())
 }
 
+/// Reads that outlast the removal of their follower by 5 s end with 57P01; names stay unique and free ones can be given
+/// again; a reload makes the followers those of the file, or changes nothing when that is wrong.
+///
+/// Spec: A4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r18_what_outlasts_the_removal_of_its_follower_is_told() -> anyhow::Result<()> {
     let (cluster, session) = cluster_with_counter(2, |_| {}).await?;
@@ -355,6 +374,7 @@ async fn r18_what_outlasts_the_removal_of_its_follower_is_told() -> anyhow::Resu
     Ok(())
 }
 
+/// Spec: A4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r18_names_stay_unique_and_a_reload_follows_the_file() -> anyhow::Result<()> {
     let (cluster, session) = cluster_with_counter(2, |_| {}).await?;

@@ -69,6 +69,10 @@ async fn control_receipt_report_on_the_leader_alone_is_serializable() -> anyhow:
     Ok(())
 }
 
+/// All 210 permutations of PostgreSQL's `receipt-report` are serializable in real-time order, with the report on any
+/// server.
+///
+/// Spec: I1
 #[tokio::test]
 async fn r9_receipt_report_is_serializable_in_all_permutations_on_every_server() -> anyhow::Result<()> {
     let cluster = TestCluster::with_router(2, |_| {}).await?;

@@ -14,6 +14,9 @@ const TABLES: &str = "CREATE TABLE control (k text PRIMARY KEY, batch int NOT NU
         FOR EACH ROW EXECUTE FUNCTION wait_for_lock();";
 const WAITING: &str = "SELECT coalesce(max(pid), 0) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
 
+/// A commit that an earlier router left on the leader cannot undo what a later router's epoch has shown.
+///
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r14_a_commit_left_by_an_earlier_router_cannot_undo_a_later_ones_epoch() -> anyhow::Result<()> {
     let mut cluster = TestCluster::with_router(1, |_| {}).await?;

@@ -110,11 +110,16 @@ async fn holds_under(faults: &[(&str, Fault)], freshness: &str, level: Level) ->
     Ok(())
 }
 
+/// Servers killed or frozen under load: nothing acknowledged is lost, nothing is reordered, the freshness promised is
+/// kept.
+///
+/// Spec: D1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r12_a_leader_killed_under_load_loses_and_reorders_nothing() -> anyhow::Result<()> {
     holds_under(&[(LEADER, Fault::Crash), (LEADER, Fault::Freeze)], "strict", Level::StrictSerializable).await
 }
 
+/// Spec: D1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn r12_followers_killed_and_frozen_under_load_show_nothing_stale() -> anyhow::Result<()> {
     let faults = [("follower-1", Fault::Crash), ("follower-2", Fault::Freeze), ("follower-1", Fault::Freeze)];

@@ -5,6 +5,7 @@ use crate::wire::{Wire, bind, describe, execute, parse, run_extended, sync};
 
 const INSERT: &str = "INSERT INTO numbers VALUES (100, 1)";
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_error_of_the_routers_own_takes_the_whole_batch_back() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -35,6 +36,7 @@ async fn an_error_of_the_routers_own_takes_the_whole_batch_back() -> anyhow::Res
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_router_answers_in_a_batch_does_not_cut_it_in_two() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;

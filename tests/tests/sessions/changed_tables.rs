@@ -6,6 +6,10 @@ use crate::wire::{Wire, bind, close, describe, execute, parse, sync};
 /// What PostgreSQL says of such a statement on the back end on which it was prepared.
 const CHANGED: (&str, &str) = ("0A000", "cached plan must not change result type");
 
+/// A prepared statement whose result has changed with its tables gets 0A000, as on one server, and changes nothing,
+/// wherever it runs by then; *not held* where a FETCH or EXECUTE is prepared.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s70_a_statement_whose_result_has_changed_gets_postgresqls_error() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -43,6 +47,9 @@ async fn s70_a_statement_whose_result_has_changed_gets_postgresqls_error() -> an
     Ok(())
 }
 
+/// A statement is gone once it is closed, by DEALLOCATE, DEALLOCATE ALL or DISCARD ALL, inside a transaction too.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s71_statements_are_gone_once_they_are_closed_by_whatever_means() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

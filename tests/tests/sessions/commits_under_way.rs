@@ -31,6 +31,7 @@ pub async fn wait_for_waiting(cluster: &TestCluster) -> anyhow::Result<()> {
     .await
 }
 
+/// Spec: A1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_leader_died_in_a_commit_and_a_silence_other_sessions_read_on() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -83,6 +84,8 @@ async fn after_a_leader_died_in_a_commit_and_a_silence_other_sessions_read_on() 
 }
 
 /// The statement is no COMMIT, and it has read nothing before it waits.
+///
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_that_takes_over_makes_no_epoch_before_its_predecessors_statement_has_ended() -> anyhow::Result<()> {
     let mut cluster = start_usual(1).await?;

@@ -8,6 +8,7 @@ use crate::wire::{ANSWER_TIMEOUT, Wire, bind, execute, message, parse, query, sy
 
 const CANCEL: u32 = 80_877_102;
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_copy_that_fails_at_once_shifts_no_later_answer() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -84,6 +85,8 @@ async fn cancel(cluster: &TestCluster, key: &[u8]) -> anyhow::Result<()> {
 }
 
 /// All sessions share one server process on each server, so a late cancel request would find somebody else's statement.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancel_request_that_comes_late_hits_nobody_else() -> anyhow::Result<()> {
     let cluster = start(1, |settings| {

@@ -10,6 +10,7 @@ use crate::harness::run;
 /// Fewer than the pool of the server below holds, but together with one canary each, more.
 const COMMITS: usize = 260;
 
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn canaries_count_against_the_pool_of_serializable_transactions() -> anyhow::Result<()> {
     let mut settings = Settings::new();

@@ -25,6 +25,7 @@ fn reads_on(cluster: &TestCluster, name: &str) -> u64 {
     cluster.router().status().servers.iter().find(|server| server.name == name).map_or(0, |server| server.reads)
 }
 
+/// Spec: I2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_behind_a_stable_function_is_seen_by_the_sessions_next_read() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -45,6 +46,7 @@ async fn a_write_behind_a_stable_function_is_seen_by_the_sessions_next_read() ->
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_that_a_function_changes_hold_for_the_sessions_later_reads() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -78,6 +80,7 @@ async fn settings_that_a_function_changes_hold_for_the_sessions_later_reads() ->
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_trigger_that_stamps_rows_leaves_the_sessions_reads_on_followers() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -103,6 +106,9 @@ async fn a_trigger_that_stamps_rows_leaves_the_sessions_reads_on_followers() -> 
     Ok(())
 }
 
+/// After ddl every session classifies statements by the new catalog.
+///
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_ddl_every_session_judges_statements_by_the_new_catalog() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -135,6 +141,7 @@ async fn after_ddl_every_session_judges_statements_by_the_new_catalog() -> anyho
     Ok(())
 }
 
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn truncate_in_a_deferred_trigger_ends_older_epochs() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -7,6 +7,7 @@ use crate::wire::Wire;
 const LEVEL: &str =
     "UPDATE numbers SET value = value + 1 WHERE id = 1 RETURNING current_setting('transaction_isolation')";
 
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_statement_inside_a_transaction_lowers_its_level() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -55,6 +56,7 @@ async fn no_statement_inside_a_transaction_lowers_its_level() -> anyhow::Result<
     Ok(())
 }
 
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_change_of_the_default_level_reaches_autocommit_updates() -> anyhow::Result<()> {
     let cluster = start_usual(0).await?;
@@ -91,6 +93,8 @@ async fn no_change_of_the_default_level_reaches_autocommit_updates() -> anyhow::
 }
 
 /// DO and CALL may commit and begin again by themselves.
+///
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_transaction_inside_do_or_call_runs_at_a_lower_level() -> anyhow::Result<()> {
     const NOTE: &str = "INSERT INTO levels VALUES (current_setting('transaction_isolation'))";

@@ -63,6 +63,7 @@ async fn with_roles() -> anyhow::Result<TestCluster> {
     Ok(cluster)
 }
 
+/// Spec: C2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_verifier_that_comes_late_is_not_taken_for_another_roles() -> anyhow::Result<()> {
     let cluster = with_roles().await?;
@@ -81,6 +82,8 @@ const LOG_IN_TIMEOUT: Duration = Duration::from_secs(60);
 const GIVEN_UP_ROUNDS_MAX: u32 = 3;
 
 /// The log-in itself is given up while its look-up is under way.
+///
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_in_given_up_in_its_look_up_leaves_no_answer_for_the_next() -> anyhow::Result<()> {
     let cluster = with_roles().await?;
@@ -112,6 +115,7 @@ async fn a_log_in_given_up_in_its_look_up_leaves_no_answer_for_the_next() -> any
     anyhow::bail!("no log-in was given up in its look-up")
 }
 
+/// Spec: C2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settings_with_which_sql_would_be_misread_are_refused() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -171,6 +175,11 @@ async fn settings_with_which_sql_would_be_misread_are_refused() -> anyhow::Resul
 
 /// The router asks each back end of the leader when its process was started. A server shows that to the role alone that
 /// has logged in, and the operators of a query are found on the search path.
+///
+/// What the router asks servers for itself depends on no setting of a role and on no operator or function that somebody
+/// else has made.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s72_what_the_router_asks_for_itself_depends_on_no_setting_of_a_role_and_no_operator() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -204,6 +213,11 @@ async fn s72_what_the_router_asks_for_itself_depends_on_no_setting_of_a_role_and
 }
 
 /// However it is changed: the server reports it, and its back end serves nobody any more.
+///
+/// Nothing runs where SQL would be misread, however that was set (`set_config` with parameters, code of users): the
+/// server reports it, the statement gets 0A000, its transaction is rolled back, its back end is closed.
+///
+/// Spec: C2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s40_no_statement_runs_where_sql_would_be_misread_however_that_was_set() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -238,6 +252,7 @@ async fn s40_no_statement_runs_where_sql_would_be_misread_however_that_was_set()
     Ok(())
 }
 
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_vanish_while_they_log_in_keep_no_database_from_being_dropped() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

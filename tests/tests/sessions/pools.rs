@@ -7,6 +7,7 @@ const READERS: usize = 150;
 const READER_BACKENDS_MAX: usize = 4;
 const LEADER_BACKENDS_MAX: usize = 4;
 
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_beyond_the_limit_are_served_as_back_ends_become_idle() -> anyhow::Result<()> {
     let cluster = start(1, |settings| settings.reader_backends_max = READER_BACKENDS_MAX).await?;
@@ -43,6 +44,7 @@ async fn readers_beyond_the_limit_are_served_as_back_ends_become_idle() -> anyho
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sessions_that_wrote_through_a_trigger_give_their_back_ends_back() -> anyhow::Result<()> {
     let cluster = start(0, |settings| {

@@ -85,6 +85,7 @@ async fn with_probe() -> anyhow::Result<TestCluster> {
     Ok(cluster)
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_only_defaults_set_in_a_session_are_those_of_a_plain_server() -> anyhow::Result<()> {
     let cluster = with_probe().await?;
@@ -94,6 +95,7 @@ async fn read_only_defaults_set_in_a_session_are_those_of_a_plain_server() -> an
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_only_defaults_given_at_log_in_are_those_of_a_plain_server() -> anyhow::Result<()> {
     let cluster = with_probe().await?;

@@ -389,6 +389,10 @@ async fn play(cluster: &TestCluster, script: &Script, routed: bool) -> anyhow::R
     Ok(all)
 }
 
+/// Sessions with other settings get each their own answer to one text: TimeZone, DateStyle, IntervalStyle, search_path,
+/// role and what else Parse or plans read, also when they change between Parse and Bind.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s34_sessions_with_other_settings_get_each_their_own_answer_to_one_text() -> anyhow::Result<()> {
     let cluster = one_reader().await?;
@@ -408,6 +412,7 @@ async fn s34_sessions_with_other_settings_get_each_their_own_answer_to_one_text(
 const CLIENTS: usize = 8;
 const ROUNDS: usize = 40;
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s35_clients_with_other_settings_that_run_the_same_text_at_once_get_each_their_own() -> anyhow::Result<()> {
     let cluster = start(1, |settings| settings.reader_backends_max = 3).await?;
@@ -453,6 +458,10 @@ async fn instant(wire: &mut Wire, step: Step) -> anyhow::Result<String> {
     Ok(answer.text_rows().remove(0))
 }
 
+/// The instant in a text (`'now'`, in any spelling) is that of its own Parse for as long as the statement lives; *not
+/// held* after RESET or RESET ALL outside a transaction.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s36_the_instant_in_a_text_is_that_of_its_own_parse_for_as_long_as_it_lives() -> anyhow::Result<()> {
     let cluster = one_reader().await?;
@@ -516,6 +525,10 @@ async fn s36_the_instant_in_a_text_is_that_of_its_own_parse_for_as_long_as_it_li
     Ok(())
 }
 
+/// A statement that is one client's alone and whose back end was passed on is made again as it was, or is gone with
+/// 26000, never another.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s39_a_statement_whose_back_end_was_passed_on_is_made_again_or_gone_and_never_another() -> anyhow::Result<()> {
     let cluster = start(0, |settings| settings.leader_backends_max = 1).await?;

@@ -4,6 +4,7 @@ use crate::commits_under_way::{WAITING_COMMIT, wait_for_waiting};
 use crate::harness::{bounded, on_leader, start_usual};
 use crate::wire::{Wire, query};
 
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_that_stops_tells_the_idle_and_answers_the_busy() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -9,6 +9,7 @@ const STATEMENTS: usize = 300;
 /// Bind and Execute in one batch.
 const PIPELINED: usize = 20_000;
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_unnamed_statement_lives_until_the_next_parse() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -42,6 +43,7 @@ async fn the_unnamed_statement_lives_until_the_next_parse() -> anyhow::Result<()
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_statement_whose_parse_failed_or_was_skipped_does_not_exist() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -76,6 +78,7 @@ async fn a_statement_whose_parse_failed_or_was_skipped_does_not_exist() -> anyho
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cursor_opened_before_flush_gives_rows_in_parts_outside_a_transaction() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -102,6 +105,7 @@ async fn a_cursor_opened_before_flush_gives_rows_in_parts_outside_a_transaction(
     Ok(())
 }
 
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hundreds_of_prepared_statements_with_errors_between_them_stay_themselves() -> anyhow::Result<()> {
     let cluster = start(1, |settings| {
@@ -141,6 +145,8 @@ async fn hundreds_of_prepared_statements_with_errors_between_them_stay_themselve
 }
 
 /// The router must take answers while it sends, and the client is sent to while it sends.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_pipeline_with_large_answers_does_not_stand_still() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

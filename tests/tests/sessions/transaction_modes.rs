@@ -100,6 +100,10 @@ async fn told(mut wire: Wire, script: &[&str], extended: bool) -> anyhow::Result
     Ok(all)
 }
 
+/// READ ONLY and READ WRITE changed inside a transaction, in any form, are those of a plain server; *not held*: SET
+/// TRANSACTION behind a SET or SHOW is refused with 25001.
+///
+/// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s37_modes_changed_inside_a_transaction_are_those_of_a_plain_server() -> anyhow::Result<()> {
     let cluster = with_tables().await?;
@@ -140,6 +144,9 @@ async fn with_tables() -> anyhow::Result<TestCluster> {
     Ok(cluster)
 }
 
+/// A write after a change of mode commits inside the commit barrier and meets the tripwire.
+///
+/// Spec: I1
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s38_a_write_after_a_change_of_mode_meets_the_tripwire() -> anyhow::Result<()> {
     let cluster = with_tables().await?;

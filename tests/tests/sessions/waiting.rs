@@ -15,6 +15,7 @@ async fn wait_for_blocked(cluster: &TestCluster, count: i64) -> anyhow::Result<(
     .await
 }
 
+/// Spec: A2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_an_autocommit_statement_waits_for_a_lock_others_commit_and_read() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
@@ -47,6 +48,7 @@ async fn while_an_autocommit_statement_waits_for_a_lock_others_commit_and_read()
     Ok(())
 }
 
+/// Spec: I2
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_wait_for_an_epoch_when_ddl_begins_are_answered_by_the_leader() -> anyhow::Result<()> {
     let cluster = start(1, |settings| settings.gate_timeout_ms = 20).await?;
@@ -86,6 +88,7 @@ async fn readers_that_wait_for_an_epoch_when_ddl_begins_are_answered_by_the_lead
     Ok(())
 }
 
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ddl_goes_on_while_a_follower_is_frozen_and_after_it() -> anyhow::Result<()> {
     let cluster = start(1, |settings| {
@@ -121,6 +124,7 @@ async fn ddl_goes_on_while_a_follower_is_frozen_and_after_it() -> anyhow::Result
     Ok(())
 }
 
+/// Spec: I3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_syntax_error_of_one_client_ends_nobodys_epoch() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;

@@ -46,6 +46,10 @@ fn check(image: &Image, number: u64, model: &Model) {
     assert_eq!(read(&image.view(number).unwrap()).unwrap(), *model, "checkpoint {number}");
 }
 
+/// Each checkpoint in a directory shows its own instant, whole or as changes since the one before, before and after
+/// compaction.
+///
+/// Spec: D6
 #[test]
 fn t10_each_checkpoint_shows_its_instant_whole_or_as_changes_compacted_or_not() {
     let mut random = StdRng::seed_from_u64(seed());
@@ -141,6 +145,10 @@ fn at_every_step(
     }
 }
 
+/// Whoever writes checkpoints may be killed, or the power go, at every step: the last one that was acknowledged is
+/// there, and the next writer goes on.
+///
+/// Spec: D6
 #[test]
 fn t11_killed_at_every_step_of_an_append_the_last_one_that_was_acknowledged_is_there() {
     let (directory, models) = three();
@@ -163,6 +171,7 @@ fn t11_killed_at_every_step_of_an_append_the_last_one_that_was_acknowledged_is_t
     );
 }
 
+/// Spec: D6
 #[test]
 fn t11_killed_at_every_step_of_a_compaction_all_later_ones_are_there() {
     let (directory, models) = three();
@@ -182,6 +191,9 @@ fn t11_killed_at_every_step_of_a_compaction_all_later_ones_are_there() {
     );
 }
 
+/// A checkpoint that is damaged, cut short or another machine's is refused with its file, and one writes at a time.
+///
+/// Spec: C6
 #[test]
 fn t12_a_flipped_bit_is_never_shown() {
     let (directory, models) = three();
@@ -220,6 +232,7 @@ fn t12_a_flipped_bit_is_never_shown() {
     }
 }
 
+/// Spec: C6
 #[test]
 fn t12_files_that_are_cut_short_longer_or_anothers_are_refused() {
     let (directory, _) = three();
@@ -245,6 +258,7 @@ fn t12_files_that_are_cut_short_longer_or_anothers_are_refused() {
     assert_eq!(Image::open(directory.path()).unwrap().checkpoints(), [], "the parent is gone");
 }
 
+/// Spec: C6
 #[test]
 fn t12_one_writes_and_what_cannot_be_written_is_refused() {
     let (directory, models) = three();
@@ -286,6 +300,7 @@ fn head() -> Head {
     }
 }
 
+/// Spec: C6
 #[test]
 fn t12_a_head_and_tables_have_these_bytes() {
     let machine = Machine { identity: 5, memory_bytes: SIZE, prefix: vec![1, 2] };
@@ -305,6 +320,7 @@ fn t12_a_head_and_tables_have_these_bytes() {
 }
 
 proptest! {
+    /// Spec: C6
     #[test]
     fn t12_any_bytes_are_a_file_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 200)) {
         let machine = Machine { identity: 5, memory_bytes: SIZE, prefix: Vec::new() };

@@ -129,6 +129,10 @@ fn run(random: &mut StdRng, epochs_pages: u64) -> MemoryStatistics {
 
 const EPOCHS: usize = 12;
 
+/// An epoch of a memory shows what was written before its end and nothing later, until it is released, whoever serves
+/// it; where room is scarce the oldest epochs go and nothing else.
+///
+/// Spec: D6
 #[test]
 fn t1_every_epoch_shows_what_was_written_before_its_end_also_to_the_next_server() {
     let mut random = StdRng::seed_from_u64(seed());
@@ -138,6 +142,7 @@ fn t1_every_epoch_shows_what_was_written_before_its_end_also_to_the_next_server(
     }
 }
 
+/// Spec: D6
 #[test]
 fn t1_where_room_is_scarce_the_oldest_epochs_go_and_nothing_else_is_lost() {
     let mut random = StdRng::seed_from_u64(seed());
@@ -145,6 +150,10 @@ fn t1_where_room_is_scarce_the_oldest_epochs_go_and_nothing_else_is_lost() {
     assert!(forced > 0, "room was never scarce");
 }
 
+/// A page whose content is in the page cache at most is never shown as something older, and no epoch is cut while there
+/// is one.
+///
+/// Spec: D6
 #[test]
 fn t2_what_is_not_kept_is_never_shown_and_keeps_every_cut_from_being_made() {
     let directory = TestDirectory::new().unwrap();
@@ -167,6 +176,7 @@ fn t2_what_is_not_kept_is_never_shown_and_keeps_every_cut_from_being_made() {
     assert_eq!(store.pages().cut().unwrap(), (1, 2));
 }
 
+/// Spec: D6
 #[test]
 fn t2_a_shadow_that_cannot_be_written_loses_no_page_silently() {
     let directory = TestDirectory::new().unwrap();
@@ -192,6 +202,7 @@ fn t2_a_shadow_that_cannot_be_written_loses_no_page_silently() {
     check_now(&store, &vec![[2; PAGE_BYTES]; PAGES]);
 }
 
+/// Spec: D6
 #[test]
 fn t4_what_is_written_back_while_it_is_copied_is_kept_as_it_was_written() {
     let directory = TestDirectory::new().unwrap();

@@ -54,6 +54,10 @@ fn devices() -> Vec<u8> {
     bytes(&[HEAD, DEVICES].join(" "))
 }
 
+/// The stream that restores a machine is made byte by byte of what the machine has said of itself; whatever the bytes
+/// are, they are understood wholly or refused with the place.
+///
+/// Spec: D6
 #[test]
 fn t8_a_stream_is_made_byte_by_byte() {
     let prefix = Prefix::parse(&sent()).unwrap();
@@ -68,6 +72,7 @@ fn t8_a_stream_is_made_byte_by_byte() {
     assert_eq!(stream(&prefix, &devices()).unwrap(), expected.concat());
 }
 
+/// Spec: D6
 #[test]
 fn t8_a_stream_that_is_cut_short_anywhere_is_refused() {
     let sent = sent();
@@ -82,6 +87,7 @@ fn t8_a_stream_that_is_cut_short_anywhere_is_refused() {
     }
 }
 
+/// Spec: D6
 #[test]
 fn t8_what_is_not_known_is_refused_and_named() {
     // What is there, what is put there, and what is said of it.
@@ -109,6 +115,7 @@ fn t8_what_is_not_known_is_refused_and_named() {
 }
 
 proptest! {
+    /// Spec: D6
     #[test]
     fn t8_any_bytes_are_a_prefix_or_an_error(tail in proptest::collection::vec(any::<u8>(), 0..300)) {
         let _ = Prefix::parse(&tail);
@@ -120,6 +127,7 @@ proptest! {
         let _ = stream(&Prefix::parse(&sent()).unwrap(), &[bytes(HEAD), tail].concat());
     }
 
+    /// Spec: D6
     #[test]
     fn t8_a_changed_byte_is_a_prefix_or_an_error(at in 0usize..4600, byte in any::<u8>()) {
         let mut changed = sent();

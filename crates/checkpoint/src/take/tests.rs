@@ -161,6 +161,10 @@ fn world(is_running: bool) -> RefCell<World> {
     RefCell::new(World { is_running, written: 10, ..World::default() })
 }
 
+/// What is taken of a machine is of one instant; a take that fails or whose process dies at any step is void, the next
+/// process lets the machine go on if it ran, and not before its memory is synchronized.
+///
+/// Spec: D6
 #[test]
 fn t9_a_take_is_of_one_instant_and_leaves_the_machine_as_it_was() {
     for is_running in [true, false] {
@@ -177,6 +181,7 @@ fn t9_a_take_is_of_one_instant_and_leaves_the_machine_as_it_was() {
     }
 }
 
+/// Spec: D6
 #[test]
 fn t9_whenever_a_taker_dies_the_next_one_lets_the_machine_go_on_and_takes() {
     let mut deaths = 0;
@@ -203,6 +208,7 @@ fn t9_whenever_a_taker_dies_the_next_one_lets_the_machine_go_on_and_takes() {
     assert!(deaths > 40, "only {deaths} deaths were tried");
 }
 
+/// Spec: D6
 #[test]
 fn t9_a_recovery_that_dies_is_done_again() {
     for call in 0.. {
@@ -221,6 +227,8 @@ fn t9_a_recovery_that_dies_is_done_again() {
 }
 
 /// A part that fails and goes on living, unlike a process that dies.
+///
+/// Spec: D6
 #[test]
 fn t9_a_part_that_fails_leaves_the_machine_running_and_no_record() {
     struct Broken;
@@ -251,6 +259,8 @@ fn reborrow<'a>(parts: &'a mut Parts<'_>) -> Parts<'a> {
 }
 
 /// The checker is to be trusted: orders that are wrong it calls wrong.
+///
+/// Spec: D6
 #[test]
 fn t9_control_wrong_orders_are_not_of_one_instant() {
     type Order = fn(&mut Parts<'_>) -> Taken;
@@ -286,6 +296,7 @@ fn t9_control_wrong_orders_are_not_of_one_instant() {
     }
 }
 
+/// Spec: D6
 #[test]
 fn t9_the_record_is_a_file_that_is_there_whole_or_not() {
     let directory = TestDirectory::new().unwrap();

@@ -6,6 +6,10 @@ use onecopy_testing::until;
 
 use crate::processes::{Memory, PAGES};
 
+/// A server of memory that is killed in the midst of write-back is not noticed by who has the memory mapped; what it
+/// had read and not answered, the next one answers.
+///
+/// Spec: D6
 #[test]
 fn t5_a_killed_server_is_not_noticed_by_who_has_the_memory_mapped() {
     let name = "t5_a_killed_server_is_not_noticed_by_who_has_the_memory_mapped";
@@ -35,6 +39,7 @@ fn t5_a_killed_server_is_not_noticed_by_who_has_the_memory_mapped() {
     memory.mapper.expect("verify", "done");
 }
 
+/// Spec: D6
 #[test]
 fn t5_what_a_server_had_read_and_not_answered_is_asked_of_the_next_one() {
     let name = "t5_what_a_server_had_read_and_not_answered_is_asked_of_the_next_one";
@@ -58,6 +63,7 @@ fn t5_what_a_server_had_read_and_not_answered_is_asked_of_the_next_one() {
     assert!(memory.stamps(&epoch) == vec![3; PAGES]);
 }
 
+/// Spec: D6
 #[test]
 fn t5_a_server_that_dies_with_its_own_file_open_ends_when_the_next_one_serves() {
     let name = "t5_a_server_that_dies_with_its_own_file_open_ends_when_the_next_one_serves";
@@ -75,6 +81,10 @@ fn t5_a_server_that_dies_with_its_own_file_open_ends_when_the_next_one_serves() 
     memory.mapper.expect("verify", "done");
 }
 
+/// When its state is lost, too, all epochs are void and every resident page counts as changed; what no page cache has
+/// is an error.
+///
+/// Spec: D6
 #[test]
 fn t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void() {
     let name = "t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void";
@@ -104,6 +114,7 @@ fn t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_voi
     assert!(memory.stamps(&epoch) == expected);
 }
 
+/// Spec: D6
 #[test]
 fn t6_without_its_state_what_no_page_cache_has_is_an_error_and_not_something_older() {
     let name = "t6_without_its_state_what_no_page_cache_has_is_an_error_and_not_something_older";

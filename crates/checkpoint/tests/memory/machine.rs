@@ -262,6 +262,10 @@ impl Scene {
     }
 }
 
+/// A real machine whose memory's server is killed under it, and which is killed itself, goes on from its last
+/// checkpoint in a directory: register, memory and disk agree; what is not of one instant is found.
+///
+/// Spec: D6
 #[test]
 fn t13_a_killed_machine_goes_on_from_its_last_checkpoint() {
     let Some(mut scene) = Scene::new("t13_a_killed_machine_goes_on_from_its_last_checkpoint", false) else { return };
@@ -280,6 +284,7 @@ fn t13_a_killed_machine_goes_on_from_its_last_checkpoint() {
     assert_eq!(scene.restored(), Restored::CountsOn);
 }
 
+/// Spec: D6
 #[test]
 fn t13_a_locked_machine_is_taken_that_was_not_kept_before() {
     let name = "t13_a_locked_machine_is_taken_that_was_not_kept_before";
@@ -294,6 +299,7 @@ fn t13_a_locked_machine_is_taken_that_was_not_kept_before() {
     assert_eq!(scene.restored(), Restored::CountsOn);
 }
 
+/// Spec: D6
 #[test]
 fn t13_control_what_is_not_of_one_instant_is_found_by_the_guest() {
     let name = "t13_control_what_is_not_of_one_instant_is_found_by_the_guest";

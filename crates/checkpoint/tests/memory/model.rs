@@ -6,6 +6,10 @@ use rand::{RngExt, SeedableRng};
 
 use crate::processes::{Memory, PAGES};
 
+/// What a process writes into its mapping of the memory, or gives back, is in the epoch, and comes back when the page
+/// cache has let go of it.
+///
+/// Spec: D6
 #[test]
 fn t3_what_is_written_through_a_mapping_is_in_its_epoch() {
     let name = "t3_what_is_written_through_a_mapping_is_in_its_epoch";
@@ -65,6 +69,9 @@ fn t3_what_is_written_through_a_mapping_is_in_its_epoch() {
     assert!(read >= PAGES as u64, "only {read} pages came from the server");
 }
 
+/// A memory that keeps nothing begins to keep while it is written, and its first epoch has all.
+///
+/// Spec: D6
 #[test]
 fn t4_a_memory_that_drops_keeps_from_when_it_shall_while_it_is_written() {
     let name = "t4_a_memory_that_drops_keeps_from_when_it_shall_while_it_is_written";

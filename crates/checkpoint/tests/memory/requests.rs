@@ -5,6 +5,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 
 use crate::processes::{Memory, PAGES, SIZE};
 
+/// The file keeps its size, and answers whatever is asked of it.
+///
+/// Spec: C5
 #[test]
 fn t7_the_file_keeps_its_size_and_takes_whatever_may_come() {
     let name = "t7_the_file_keeps_its_size_and_takes_whatever_may_come";

@@ -137,12 +137,12 @@ impl Listener {
     /// Settles what a dead process left. New accesses are read only after that: theirs could have the same numbers.
     fn take_over(&self, beat: &dyn Fn()) {
         let left = self.demand.journal.take_over(self.demand.number);
-        let unsettled = Arc::new(());
+        let unresolved = Arc::new(());
         for (entry, slot) in left {
-            let waiter = Waiter::left(&self.answerer.filling, &entry, slot, Arc::clone(&unsettled));
+            let waiter = Waiter::left(&self.answerer.filling, &entry, slot, Arc::clone(&unresolved));
             self.pool.submit(waiter, beat);
         }
-        while Arc::strong_count(&unsettled) > 1 && self.answerer.filling.failure().is_none() {
+        while Arc::strong_count(&unresolved) > 1 && self.answerer.filling.failure().is_none() {
             std::thread::sleep(TAKE_OVER_CHECK);
             beat();
         }
@@ -289,7 +289,7 @@ struct Waiter {
     _descriptor: Option<OwnedFd>,
     _slot: Option<JournalSlot>,
     /// Counts those that were taken over and are not settled.
-    _unsettled: Option<Arc<()>>,
+    _unresolved: Option<Arc<()>>,
 }
 
 impl Waiter {
@@ -304,11 +304,11 @@ impl Waiter {
             access,
             _slot: demand.journal.begin(entry),
             _descriptor: Some(descriptor),
-            _unsettled: None,
+            _unresolved: None,
         }
     }
 
-    fn left(filling: &Filling, entry: &JournalEntry, slot: JournalSlot, unsettled: Arc<()>) -> Waiter {
+    fn left(filling: &Filling, entry: &JournalEntry, slot: JournalSlot, unresolved: Arc<()>) -> Waiter {
         Waiter {
             number: entry.number,
             process_id: entry.process_id,
@@ -316,7 +316,7 @@ impl Waiter {
             access: entry.access,
             _descriptor: None,
             _slot: Some(slot),
-            _unsettled: Some(unsettled),
+            _unresolved: Some(unresolved),
         }
     }
 }

@@ -190,6 +190,7 @@ mod tests {
         made.await.unwrap()
     }
 
+    /// Spec: C3
     #[tokio::test(flavor = "multi_thread")]
     async fn k22_the_slot_of_a_clone_whose_source_is_elsewhere_is_dropped_by_nobody_here() {
         let directory = tempfile::tempdir().unwrap();

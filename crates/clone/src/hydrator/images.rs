@@ -302,6 +302,7 @@ pub async fn serve_image(sessions: &Arc<Sessions>, stream: tokio::net::UnixStrea
 mod tests {
     use super::*;
 
+    /// Spec: C3
     #[test]
     fn k23_of_two_images_with_one_slot_only_the_first_has_it_until_it_is_dropped() {
         let (images, _sessions) = Images::of(Weak::new());
@@ -320,6 +321,7 @@ mod tests {
         assert!(images.reserve("onecopy_shop").is_some());
     }
 
+    /// Spec: C3
     #[test]
     fn k23_of_many_that_come_at_once_one_has_the_slot() {
         let (images, _sessions) = Images::of(Weak::new());

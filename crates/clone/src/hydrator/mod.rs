@@ -87,7 +87,7 @@ pub struct Hydrator {
 /// on.
 ///
 /// # Errors
-/// [`CloneError`]: it cannot begin, or not go on where the one before died; what was begun is then to be buried.
+/// [`CloneError`]: it cannot begin, or not go on where the one before died; what was begun is then to be cleaned up.
 pub fn run(directory: PathBuf, channel: Channel) -> Result<(), CloneError> {
     raise_descriptors_max()?;
     let (keeper_client, kept) = KeeperClient::take_over(channel)?;

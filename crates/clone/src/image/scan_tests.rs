@@ -189,6 +189,12 @@ fn small_files_are_small() {
 }
 
 /// Whatever the account of the server lays into its directory, root reads for a clone what that account could read.
+///
+/// Whatever PostgreSQL's account lays into its data directory at whatever instant (links, second names of files, fifos,
+/// other directories), root reads nothing for a clone that the account could not read, and the path is named;
+/// set-user-ID bits are not cloned.
+///
+/// Spec: C4
 #[test]
 fn k24_a_scan_follows_no_link_of_the_account_and_keeps_no_setuid_bit() {
     let directory = fabricate(&["pg/base/1/1259", "pg/postgresql.conf", "secret", "conf/secret"]);
@@ -214,6 +220,7 @@ fn k24_a_scan_follows_no_link_of_the_account_and_keeps_no_setuid_bit() {
     assert!(modes.iter().all(|mode| mode & 0o7000 == 0), "{modes:?}");
 }
 
+/// Spec: C4
 #[test]
 fn k24_directories_without_a_bottom_are_refused_by_name() {
     let directory = fabricate(&["pg/base/1/1259"]);
@@ -227,6 +234,8 @@ fn k24_directories_without_a_bottom_are_refused_by_name() {
 }
 
 /// A directory becomes a link and a directory again, all the time.
+///
+/// Spec: C4
 #[test]
 fn k24_a_directory_that_becomes_a_link_is_never_listed_through_it() {
     let directory = fabricate(&["pg/base/1/1259", "outside/7777"]);
@@ -259,6 +268,9 @@ fn k24_a_directory_that_becomes_a_link_is_never_listed_through_it() {
     assert!(scans > 10, "{scans}");
 }
 
+/// A clone that is not whole is refused as a source, by every way, with the remedy.
+///
+/// Spec: C6
 #[test]
 fn k32_a_clone_that_is_not_whole_is_refused_as_a_source() {
     let directory = fabricate(&["pg/base/1/1259"]);

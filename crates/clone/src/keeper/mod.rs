@@ -78,7 +78,7 @@ const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 pub enum Ending {
     /// The hydrator had nothing left to do.
     Done,
-    /// It died again and again; its clones are buried.
+    /// It died again and again; its clones are cleaned up.
     CleanedUp,
     /// And the cleanup failed, too: the clones' directories are left, unstartable.
     Left,
@@ -115,7 +115,7 @@ pub fn run(hydrator: &Hydrator, kept: KeptFiles) -> io::Result<Ending> {
     // still: these wait to be killed, or to be let go if they are whole.
     keeper.kept.retain(|name, _| name.ends_with(STATE_SUFFIX) || name.starts_with(CLONE_PREFIX));
     let status = keeper.one_life(hydrator, &hydrator.cleanup_arguments, Watch::Clock(BURIAL_TIMEOUT))?;
-    tracing::error!(%status, "gave up; the clones that were not whole are buried");
+    tracing::error!(%status, "gave up; the clones that were not whole are cleaned up");
     Ok(if status.success() { Ending::CleanedUp } else { Ending::Left })
 }
 

@@ -101,7 +101,7 @@ fn always_fails() {
 }
 
 #[test]
-fn one_that_always_dies_is_given_up_and_buried() {
+fn one_that_always_dies_is_given_up_and_cleaned_up() {
     let directory = tempfile::tempdir().unwrap();
     let lives = directory.path().join("lives");
     assert_eq!(run(&hydrator("always_fails", &lives), KeptFiles::new()).unwrap(), Ending::CleanedUp);
@@ -132,6 +132,7 @@ fn one_that_makes_progress_may_die_more_often() {
     assert_eq!(count(&lives), 6);
 }
 
+/// Spec: A3
 #[test]
 fn deaths_are_counted_by_how_far_the_dead_have_come() {
     let journal = Journal::create().unwrap();
@@ -212,6 +213,7 @@ impl Drop for Frozen<'_> {
     }
 }
 
+/// Spec: A5
 #[test]
 fn k31_the_source_goes_on_when_a_killed_hydrator_waits_for_a_disk() {
     if !rustix::process::geteuid().is_root() {

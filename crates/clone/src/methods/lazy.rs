@@ -94,6 +94,7 @@ mod tests {
         assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
     }
 
+    /// Spec: C4
     #[test]
     fn k20_without_io_uring_lazy_is_not_chosen_and_refused_with_the_remedy() {
         let directory = tempfile::tempdir().unwrap();

@@ -194,6 +194,8 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     /// Between the list and the copy the account lays links.
+    ///
+    /// Spec: C4
     #[test]
     fn k24_what_has_become_a_link_since_it_was_listed_is_not_shared_and_not_copied() {
         let directory = tempfile::tempdir().expect("a directory");

@@ -281,6 +281,10 @@ mod tests {
         HostKeys::load(&directory.join(name)).unwrap()
     }
 
+    /// A host's keys are there whole or not at all: what an attempt that was killed at any step has left is made again,
+    /// under the same authority.
+    ///
+    /// Spec: C6
     #[tokio::test]
     async fn k33_keys_whose_making_is_killed_at_any_step_are_whole_or_made_again() {
         for is_first in [true, false] {

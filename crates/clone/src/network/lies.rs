@@ -147,6 +147,12 @@ fn directory(path: &str) -> Value {
     json!({"path": path, "mode": 0o700})
 }
 
+/// Of what another host says about a clone nothing is believed that could do more than fill the clone: account,
+/// commands, libraries, addresses, configuration and places are the receiving host's; names, rights, sizes, counts,
+/// slot, password and settings are refused by field and value, and nothing is left; its account's passwords go to
+/// nobody, and nobody is connected to for a slot.
+///
+/// Spec: C3
 #[test]
 fn k22_a_lying_source_is_refused_by_field_and_value_and_nothing_is_made() {
     const FILES: &str = "/image/files";
@@ -289,6 +295,7 @@ fn k22_a_lying_source_is_refused_by_field_and_value_and_nothing_is_made() {
     assert!(wrong.is_empty(), "{} lies\n{}", wrong.len(), wrong.join("\n"));
 }
 
+/// Spec: C3
 #[test]
 fn k22_the_truth_is_received_without_configuration_and_with_the_rights_that_postgresql_gives() {
     let harness = Harness::new();

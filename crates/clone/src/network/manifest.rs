@@ -265,6 +265,7 @@ pub(super) mod tests {
         assert!(matches!(&error, ProtocolError::NotTaken { field: "manifest", .. }), "{error}");
     }
 
+    /// Spec: C3
     #[test]
     fn k22_a_list_without_end_is_read_no_further_than_an_image_may_have_entries() {
         fn read(text: &str) -> Result<Vec<u8>, serde_json::Error> {
@@ -283,6 +284,7 @@ pub(super) mod tests {
         assert!(error.contains("a list of at most 2000000 entries"), "{error}");
     }
 
+    /// Spec: C3
     #[tokio::test]
     async fn k22_a_source_that_never_comes_to_the_end_is_given_up() {
         let (unresponsive_max, in_all, never) = (Duration::from_millis(100), Duration::from_millis(300), Duration::MAX);

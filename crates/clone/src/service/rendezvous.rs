@@ -162,7 +162,7 @@ impl Rendezvous {
         }
     }
 
-    /// Removes the directory if nobody serves there, nobody begins, and no clone is left to be buried by the next
+    /// Removes the directory if nobody serves there, nobody begins, and no clone is left to be cleaned up by the next
     /// service.
     pub fn clear_away(&self) {
         // Without anything in it: made by one that was killed before it had the lock.
@@ -251,19 +251,19 @@ mod tests {
     fn who_comes_next_clears_away_what_others_left() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| Rendezvous::at(directory.path().join(name));
-        let (left, bare, served, unburied) =
-            (at("clone-left"), at("clone-bare"), at("clone-served"), at("clone-unburied"));
+        let (left, bare, served, unfinished) =
+            (at("clone-left"), at("clone-bare"), at("clone-served"), at("clone-unfinished"));
         drop(left.begin().unwrap().expect("nobody is there"));
         fs::write(left.targets(), "[]").unwrap();
         fs::create_dir(bare.directory()).unwrap();
         let serving = served.begin().unwrap().expect("nobody is there");
-        drop(unburied.begin().unwrap().expect("nobody is there"));
-        fs::write(unburied.targets(), r#"[{"target": "/clone"}]"#).unwrap();
+        drop(unfinished.begin().unwrap().expect("nobody is there"));
+        fs::write(unfinished.targets(), r#"[{"target": "/clone"}]"#).unwrap();
         let foreign = directory.path().join("foreign");
         fs::create_dir(&foreign).unwrap();
         assert!(at("clone-next").begin().unwrap().is_some());
         assert!(!left.directory().exists() && !bare.directory().exists());
-        assert!(served.directory().exists() && unburied.directory().exists() && foreign.exists());
+        assert!(served.directory().exists() && unfinished.directory().exists() && foreign.exists());
         drop(serving);
     }
 

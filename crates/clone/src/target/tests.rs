@@ -339,6 +339,11 @@ fn is_root() -> bool {
 
 /// In the place of a name in the clone's directory stands a link, a second name of a foreign file, a fifo, or a
 /// directory of root's.
+///
+/// Nor does root write, own, give a mode to, move or remove anything outside of the directories of that account, or
+/// wait for a fifo there.
+///
+/// Spec: C4
 #[test]
 fn k25_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
     let fixture = CloneFixture::new();
@@ -369,6 +374,7 @@ fn k25_nothing_outside_of_a_clone_is_written_owned_or_given_a_mode() {
     }
 }
 
+/// Spec: C4
 #[test]
 fn k25_a_directory_of_roots_that_was_moved_into_a_clone_is_not_taken_for_its_own() {
     if !is_root() {
@@ -389,6 +395,8 @@ fn k25_a_directory_of_roots_that_was_moved_into_a_clone_is_not_taken_for_its_own
 }
 
 /// A service may be killed before it has given to the account what it has made.
+///
+/// Spec: C4
 #[test]
 fn k25_of_what_is_not_given_to_the_account_only_what_is_empty_is_removed() {
     if !is_root() {
@@ -426,6 +434,8 @@ fn k25_of_what_is_not_given_to_the_account_only_what_is_empty_is_removed() {
 }
 
 /// The account puts a link where the directory was in which the clone's one was to be made.
+///
+/// Spec: C4
 #[test]
 fn k25_an_empty_directory_elsewhere_is_not_taken_for_one_that_was_begun() {
     if !is_root() {
@@ -449,6 +459,8 @@ fn k25_an_empty_directory_elsewhere_is_not_taken_for_one_that_was_begun() {
 }
 
 /// A fifo that somebody laid is not waited for.
+///
+/// Spec: C4
 #[test]
 fn k25_a_fifo_in_a_clone_is_not_waited_for() {
     let fixture = CloneFixture::new();
@@ -473,6 +485,8 @@ fn k25_a_fifo_in_a_clone_is_not_waited_for() {
 }
 
 /// What an image has no more is removed by its name: not where a directory on the way has become a link.
+///
+/// Spec: C4
 #[test]
 fn k25_nothing_outside_of_a_clone_is_removed() {
     let fixture = CloneFixture::new();
@@ -491,6 +505,8 @@ fn k25_nothing_outside_of_a_clone_is_removed() {
 }
 
 /// The account lays a link where the directory of its tablespaces was.
+///
+/// Spec: C4
 #[test]
 fn k25_no_tablespace_outside_of_a_clone_is_removed() {
     if !is_root() {

@@ -114,6 +114,7 @@ async fn a_successor_settles_what_a_dead_process_had_read_and_written_down() {
     settle_after_death(true).await;
 }
 
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_successor_settles_what_a_dead_process_had_read_and_not_written_down() {
     settle_after_death(false).await;

@@ -130,6 +130,11 @@ impl Follower for Hanging {
     }
 }
 
+/// A disk that hangs under a clone, or under what is kept aside for one on another host, costs clones, not the source:
+/// a follower that has not saved a megabyte within 5 s is left out, the others have all; and when the hydrator itself
+/// waits for such a disk and cannot be killed, the keeper gives the clones up and lets the source go on.
+///
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread")]
 async fn k31_a_follower_whose_disk_hangs_is_left_out_and_the_others_have_all() {
     let directory = TestDirectory::new().expect("a directory");

@@ -182,6 +182,8 @@ fn owned_by_the_account(directory: &Path) -> ServiceUser {
 
 /// The account puts a link, and another name of root's file, in the place of a file that is copied at the freeze, at
 /// any instant.
+///
+/// Spec: C4
 #[tokio::test(flavor = "multi_thread")]
 async fn k24_a_freeze_reads_nothing_for_the_account_that_it_could_not_read() {
     let directory = TestDirectory::new().expect("a directory");

@@ -17,6 +17,10 @@ use onecopy_testing::{TestDirectory, until_async};
 use crate::frozen::{change_everything, freeze, freeze_and_follow, new_source};
 use crate::harness::{Load, primary, server, source_of};
 
+/// A running server that we did not start is adopted without a restart: every descriptor of a relation is proven to be
+/// armed, a standby's through its leader.
+///
+/// Spec: D2
 #[tokio::test]
 async fn the_image_of_a_real_server_is_what_its_clone_needs() {
     let directory = TestDirectory::new().expect("a directory");
@@ -48,6 +52,7 @@ async fn the_image_of_a_real_server_is_what_its_clone_needs() {
     assert!(!small.contains("postmaster.pid") && !small.iter().any(|path| path.starts_with("pg_wal")), "{small:?}");
 }
 
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_frozen_is_kept_while_the_source_goes_on() {
     let directory = TestDirectory::new().expect("a directory");
@@ -135,6 +140,10 @@ impl Drop for Confined {
     }
 }
 
+/// A source whose processes cannot be seen (another PID namespace, another name of its program) is refused with the
+/// remedy; one in a PID namespace below ours is adopted.
+///
+/// Spec: C4
 #[tokio::test(flavor = "multi_thread")]
 async fn k28_a_source_is_adopted_only_where_its_processes_are_seen() {
     let directory = TestDirectory::new().expect("a directory");
@@ -162,6 +171,7 @@ async fn k28_a_source_is_adopted_only_where_its_processes_are_seen() {
     assert_eq!(source.probe().expect("probed"), []);
 }
 
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_is_adopted_by_a_barrier_on_its_leader() {
     let directory = TestDirectory::new().expect("a directory");

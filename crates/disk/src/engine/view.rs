@@ -302,6 +302,7 @@ mod tests {
         }
     }
 
+    /// Spec: D4
     #[test]
     fn b12_a_snapshot_that_is_a_base_ends_what_waits_for_its_own_base() {
         let home = tempfile::tempdir_in("/dev/shm").unwrap();

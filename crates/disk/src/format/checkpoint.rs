@@ -391,6 +391,8 @@ mod tests {
 
     proptest! {
         /// Also with a right checksum: whoever wrote it, it is a map within the disk or an error.
+        ///
+        /// Spec: C6
         #[test]
         fn b13_any_checkpoint_is_a_map_or_an_error(
             changes in proptest::collection::vec((0usize..3000, any::<u8>()), 0..6),

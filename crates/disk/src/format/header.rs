@@ -153,6 +153,7 @@ mod tests {
     }
 
     proptest! {
+        /// Spec: C6
         #[test]
         fn any_bytes_are_a_header_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let _ = Header::parse(&bytes);

@@ -299,11 +299,13 @@ mod tests {
     }
 
     proptest! {
+        /// Spec: C6
         #[test]
         fn any_bytes_are_a_journal_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
             let _ = parse(1, 4, &bytes);
         }
 
+        /// Spec: C6
         #[test]
         fn a_damaged_journal_gives_a_prefix_or_an_error(at in 0usize..2560, value in any::<u8>(), cut in 0usize..2560) {
             let (whole, mut bytes) = (parse(1, 4, &journal()).unwrap(), journal());

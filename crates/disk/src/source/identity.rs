@@ -124,6 +124,10 @@ mod tests {
         Identity::of_image(image)?.check(&image.display().to_string(), directory)
     }
 
+    /// A base that changed, is another one (also another snapshot of the same name), or can be written to is refused,
+    /// with the remedy.
+    ///
+    /// Spec: C6
     #[test]
     fn b24_an_image_that_changed_is_refused_and_the_remedy_works() {
         let directory = tempfile::tempdir().unwrap();

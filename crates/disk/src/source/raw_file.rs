@@ -116,6 +116,7 @@ mod tests {
         assert!(RawFile::open(directory.path()).is_err());
     }
 
+    /// Spec: C5
     #[test]
     fn b28_an_image_larger_than_any_disk_is_refused() {
         // Where files can be so large: no block of it is there.

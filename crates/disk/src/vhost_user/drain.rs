@@ -75,6 +75,7 @@ impl Drain {
 mod tests {
     use super::*;
 
+    /// Spec: D5
     #[test]
     fn b37_stops_one_after_the_other_share_a_deadline_until_a_ring_starts() {
         let (drain, begin) = (Drain::default(), Instant::now());
@@ -97,6 +98,7 @@ mod tests {
         assert_eq!(stop(StopReason::Requested, later + moment), later + moment + REQUESTED_TIMEOUT);
     }
 
+    /// Spec: D5
     #[test]
     fn b37_a_stop_leaves_its_deadline_to_the_next_one() {
         let drain = Drain::default();

@@ -112,6 +112,8 @@ mod tests {
     use std::path::Path;
 
     /// Inputs that reached something new in the code, each by another way: `make fuzz` finds and keeps them.
+    ///
+    /// Spec: C5
     #[test]
     fn b40_what_a_fuzzer_found_worth_keeping_breaks_no_rule() {
         let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/ring");

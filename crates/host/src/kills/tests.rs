@@ -82,6 +82,7 @@ fn count(tree: &Tree) -> usize {
     copies(tree).len()
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn c9_a_first_start_killed_at_any_step_goes_on() {
     let harness = Harness::new();
@@ -96,6 +97,7 @@ async fn c9_a_first_start_killed_at_any_step_goes_on() {
     assert_eq!(harness.outcomes(&states, count).await, Ok(vec![2]));
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn c25_a_scale_up_killed_at_any_step_is_finished_once_it_is_wanted() {
     for making in [Making::Copies, Making::Clones] {
@@ -106,6 +108,7 @@ async fn c25_a_scale_up_killed_at_any_step_is_finished_once_it_is_wanted() {
     }
 }
 
+/// Spec: A3, A4
 #[tokio::test]
 async fn c25_a_scale_up_that_fails_and_is_killed_keeps_what_was_made() {
     let harness = Harness::new();
@@ -114,6 +117,7 @@ async fn c25_a_scale_up_that_fails_and_is_killed_keeps_what_was_made() {
     assert_eq!(harness.outcomes(&states, count).await, Ok(vec![1, 3, 2]));
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn c25_a_scale_down_killed_at_any_step_is_finished_once_it_is_wanted() {
     let harness = Harness::new();
@@ -122,6 +126,7 @@ async fn c25_a_scale_down_killed_at_any_step_is_finished_once_it_is_wanted() {
     assert_eq!(harness.outcomes(&states, count).await, Ok(vec![3, 1]));
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn c25_a_reinit_killed_at_any_step_is_finished_once_it_is_wanted() {
     for making in [Making::Copies, Making::Clones] {
@@ -134,6 +139,7 @@ async fn c25_a_reinit_killed_at_any_step_is_finished_once_it_is_wanted() {
     }
 }
 
+/// Spec: A4
 #[tokio::test]
 async fn c29_an_up_that_wants_more_followers_killed_at_any_step_goes_on() {
     let harness = Harness::new();
@@ -147,6 +153,7 @@ async fn c29_an_up_that_wants_more_followers_killed_at_any_step_goes_on() {
     assert_eq!(harness.outcomes(&states, count).await, Ok(vec![1, 2]));
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn c25_a_scale_up_killed_at_any_step_goes_on_also_after_a_down() {
     let harness = Harness::new();
@@ -165,6 +172,9 @@ async fn c25_a_scale_up_killed_at_any_step_goes_on_also_after_a_down() {
     }
 }
 
+/// A follower that has become whole is kept by a `down` that nobody has told so.
+///
+/// Spec: A4
 #[tokio::test]
 async fn c35_a_follower_that_is_whole_is_kept_by_a_down_that_was_not_told() {
     let harness = Harness::new();
@@ -189,6 +199,8 @@ async fn c35_a_follower_that_is_whole_is_kept_by_a_down_that_was_not_told() {
 }
 
 /// A lost leader is the one thing that no start mends.
+///
+/// Spec: D1
 #[tokio::test]
 async fn c12_a_lost_leader_is_not_replaced_and_a_lost_follower_is() {
     let harness = Harness::new();

@@ -237,6 +237,7 @@ mod tests {
         }
     }
 
+    /// Spec: C3
     #[test]
     fn k22_account_places_addresses_and_whom_it_follows_are_this_hosts_to_say() {
         let harness = Harness::new();
@@ -266,6 +267,7 @@ mod tests {
         assert_eq!((accepted.settings, accepted.access_rules), (order.settings, order.access_rules));
     }
 
+    /// Spec: C3
     #[test]
     fn k22_a_lying_order_is_refused_by_field_and_value() {
         let harness = Harness::new();

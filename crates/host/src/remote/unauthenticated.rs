@@ -113,6 +113,7 @@ mod tests {
         text.parse().unwrap()
     }
 
+    /// Spec: C3
     #[tokio::test]
     async fn k29_the_oldest_of_the_network_that_has_most_is_sent_away() {
         let unauthenticated = Arc::new(Unauthenticated::default());
@@ -150,6 +151,9 @@ mod tests {
         }
     }
 
+    /// Whoever connects to a host and says nothing, as often as he likes, keeps no other host out.
+    ///
+    /// Spec: C3
     #[tokio::test(flavor = "multi_thread")]
     async fn k29_who_says_nothing_keeps_nobody_out() {
         const SILENT: usize = 400;

@@ -87,6 +87,7 @@ fn execute(program: &str) -> Command {
     Command::Execute(Execute { argv: vec![program.to_owned()], timeout_ms: 1000, ..Execute::default() })
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_what_an_earlier_host_has_left_is_thrown_away() {
     // A whole answer to another's request, nonsense, and a half line that the greeting must not be glued to.
@@ -102,6 +103,7 @@ async fn v7_what_an_earlier_host_has_left_is_thrown_away() {
     done.unwrap();
 }
 
+/// Spec: A7
 #[test]
 fn v7_what_a_guest_says_of_itself_is_one_short_line() {
     let text = |text: &str| text.to_owned();
@@ -118,6 +120,7 @@ fn v7_what_a_guest_says_of_itself_is_one_short_line() {
     );
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_hello_is_said_again_to_a_guest_that_has_lost_it() {
     let fake = Fake::new();
@@ -134,6 +137,7 @@ async fn v7_hello_is_said_again_to_a_guest_that_has_lost_it() {
     assert_eq!(agent.unwrap().greeting().boot_id, "boot-2");
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_several_ask_at_the_same_time_and_progress_is_told() {
     let fake = Fake::new();
@@ -154,6 +158,7 @@ async fn v7_several_ask_at_the_same_time_and_progress_is_told() {
     assert_eq!(told, ["half"]);
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_progress_without_end_does_not_hide_the_last_word() {
     let fake = Fake::new();
@@ -170,6 +175,7 @@ async fn v7_progress_without_end_does_not_hide_the_last_word() {
     assert_eq!(done.unwrap(), Answer::Done {});
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_no_more_requests_are_under_way_than_the_agent_takes() {
     let fake = Fake::new();
@@ -200,6 +206,7 @@ async fn v7_no_more_requests_are_under_way_than_the_agent_takes() {
     }
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_a_guest_hears_of_a_program_that_nobody_waits_for_and_urgent_requests_pass_it() {
     let fake = Fake::new();
@@ -246,6 +253,7 @@ async fn v7_a_guest_hears_of_a_program_that_nobody_waits_for_and_urgent_requests
     assert_eq!(ended, begun);
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_silence_a_lost_guest_and_a_foreign_version_are_told_apart() {
     let fake = Fake::new();
@@ -277,6 +285,7 @@ async fn v7_silence_a_lost_guest_and_a_foreign_version_are_told_apart() {
     assert!(missing.contains("/nonexistent.sock"), "{missing}");
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_a_restored_guest_is_greeted_anew_and_what_was_under_way_is_lost() {
     let fake = Fake::new();
@@ -306,6 +315,7 @@ async fn v7_a_restored_guest_is_greeted_anew_and_what_was_under_way_is_lost() {
     assert!(matches!(lost, HypervisorError::AgentLost { .. }), "{lost}");
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_a_line_without_end_ends_the_connection() {
     let fake = Fake::new();
@@ -320,6 +330,7 @@ async fn v7_a_line_without_end_ends_the_connection() {
     flood.await.unwrap();
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_an_answer_of_another_kind_is_an_error() {
     let fake = Fake::new();
@@ -333,6 +344,7 @@ async fn v7_an_answer_of_another_kind_is_an_error() {
     assert!(error.contains("health") && error.contains("it answered"), "{error}");
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v7_a_probe_tells_a_busy_guest_from_a_silent_one() {
     let fake = Fake::new();
@@ -357,6 +369,10 @@ async fn v7_a_probe_tells_a_busy_guest_from_a_silent_one() {
     assert!(matches!(agent.probe(SOON).await.unwrap_err(), HypervisorError::AgentLost { .. }));
 }
 
+/// Nobody waits longer than was said for a guest that reads nothing, whatever is sent: a file, or the hello of a
+/// connection that begins anew.
+///
+/// Spec: C5
 #[tokio::test]
 async fn v34_nobody_waits_longer_than_was_said_for_a_guest_that_does_not_read() {
     let fake = Fake::new();

@@ -30,6 +30,10 @@ fn values(configuration: &MachineConfiguration, host: HostTraits, flag: &str) ->
     all.windows(2).filter(|pair| pair[0] == flag).map(|pair| pair[1].clone()).collect()
 }
 
+/// What a machine's configuration says becomes QEMU's arguments, names with commas and spaces included; QEMU takes
+/// every kind of it; what contradicts itself is refused before QEMU starts.
+///
+/// Spec: A7
 #[test]
 fn v1_a_whole_command_line() {
     let mut configuration = machine();
@@ -61,6 +65,7 @@ fn v1_a_whole_command_line() {
     assert_eq!(found, expected.split_whitespace().collect::<Vec<&str>>());
 }
 
+/// Spec: A7
 #[test]
 fn v1_accelerators() {
     let kvm = HostTraits { kvm: true, ..HOST };
@@ -81,6 +86,7 @@ fn v1_accelerators() {
     }
 }
 
+/// Spec: A7
 #[test]
 fn v1_boards() {
     let board = |board| values(&MachineConfiguration { board, ..machine() }, HOST, "-machine").remove(0);
@@ -90,6 +96,7 @@ fn v1_boards() {
     assert_eq!(board(Board::Microvm), format!("microvm,pcie=on,acpi=on,{rest}"));
 }
 
+/// Spec: A7
 #[test]
 fn v9_a_microvm_without_kvm_is_told_its_clock() {
     let host = HostTraits { time_stamp_khz: Some(2_500_000), ..HOST };
@@ -101,6 +108,7 @@ fn v9_a_microvm_without_kvm_is_told_its_clock() {
     assert_eq!(appended(Board::Q35 { version: None }, host), plain);
 }
 
+/// Spec: A7
 #[test]
 fn v1_memory_back_ends() {
     let object = |backend, preallocated| {
@@ -134,6 +142,7 @@ fn v1_memory_back_ends() {
     }
 }
 
+/// Spec: A7
 #[test]
 fn v1_disks() {
     let with = |backend: DiskBackend, host| {
@@ -205,6 +214,7 @@ fn v1_disks() {
     }
 }
 
+/// Spec: A7
 #[test]
 fn v1_a_disk_may_have_a_thread_of_its_own() {
     let backend =
@@ -216,6 +226,7 @@ fn v1_a_disk_may_have_a_thread_of_its_own() {
     assert!(values(&configuration, HOST, "-device").contains(&device.to_owned()));
 }
 
+/// Spec: A7
 #[test]
 fn v1_networks() {
     let with = |end: NetworkEnd, host| {
@@ -260,6 +271,7 @@ fn v1_networks() {
     }
 }
 
+/// Spec: A7
 #[test]
 fn v1_devices_that_are_asked_for() {
     let mut configuration = machine();
@@ -277,6 +289,7 @@ fn v1_devices_that_are_asked_for() {
     assert_eq!(values(&configuration, HOST, "-device"), expected);
 }
 
+/// Spec: A7
 #[test]
 fn v1_where_a_machine_begins() {
     let with = |incoming, starts_paused| {
@@ -302,6 +315,7 @@ fn v1_where_a_machine_begins() {
     }
 }
 
+/// Spec: A7
 #[test]
 fn v1_what_contradicts_itself_is_refused() {
     let refused = |change: &dyn Fn(&mut MachineConfiguration), host| {
@@ -375,12 +389,14 @@ fn v1_what_contradicts_itself_is_refused() {
     assert!(refused(&reconnects, OLD).contains("7.2 does not reconnect"));
 }
 
+/// Spec: A7
 #[test]
 fn v1_a_directory_with_a_long_name_is_refused() {
     let error = MachineDirectory::new(format!("/{}", "x".repeat(100))).unwrap_err().to_string();
     assert!(error.contains("possible are 107") && error.contains("shorter directory"), "{error}");
 }
 
+/// Spec: A7
 #[test]
 fn v1_a_configuration_is_kept_in_a_file() {
     let mut configuration = machine();

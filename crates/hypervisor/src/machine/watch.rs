@@ -200,6 +200,7 @@ mod tests {
         }
     }
 
+    /// Spec: A7
     #[tokio::test]
     async fn v2_a_state_that_qemu_was_slow_to_tell_is_asked_for_again() {
         let home = tempfile::tempdir().unwrap();

@@ -69,6 +69,10 @@ impl Served {
     }
 }
 
+/// Whatever comes over the monitor, a command ends with its own answer or with an error, and a lost connection is told
+/// and made anew; a machine's state goes over sockets, descriptors and files.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v6_answers_are_told_by_their_ids() {
     let fake = Fake::new();
@@ -88,6 +92,7 @@ async fn v6_answers_are_told_by_their_ids() {
     assert_eq!(events.recv().await.unwrap(), Event { unix_us: 1_000_005, kind: EventKind::Stop });
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_a_late_answer_is_not_taken_for_another() {
     let fake = Fake::new();
@@ -104,6 +109,7 @@ async fn v6_a_late_answer_is_not_taken_for_another() {
     assert_eq!(answer.unwrap(), json!("right"));
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_errors_carry_class_and_words() {
     let fake = Fake::new();
@@ -119,6 +125,7 @@ async fn v6_errors_carry_class_and_words() {
     assert_eq!(error.to_string(), "QEMU refuses device_del: no such thing");
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_a_lost_connection_is_told_to_all_that_wait() {
     let fake = Fake::new();
@@ -140,6 +147,7 @@ async fn v6_a_lost_connection_is_told_to_all_that_wait() {
     assert!(again.lost().is_none());
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_what_is_no_monitor_is_named() {
     let fake = Fake::new();
@@ -166,6 +174,7 @@ async fn v6_what_is_no_monitor_is_named() {
     assert!(error.contains("does not greet in time"), "{error}");
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_a_line_without_end_ends_the_connection_and_nothing_else() {
     let fake = Fake::new();
@@ -182,6 +191,7 @@ async fn v6_a_line_without_end_ends_the_connection_and_nothing_else() {
     flood.await.unwrap();
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_a_listener_that_does_not_listen_is_told_what_it_has_missed() {
     let fake = Fake::new();
@@ -201,6 +211,7 @@ async fn v6_a_listener_that_does_not_listen_is_told_what_it_has_missed() {
     assert!(matches!(missed, tokio::sync::broadcast::error::RecvError::Lagged(count) if count == EVENTS_MAX as u64));
 }
 
+/// Spec: A7
 #[test]
 fn v6_events_are_read_as_they_are_documented() {
     let kind = |text: &str| Event::of_message(&serde_json::from_str(text).unwrap()).map(|event| event.kind);
@@ -227,6 +238,7 @@ fn v6_events_are_read_as_they_are_documented() {
     assert_eq!(kind(r#"[]"#), None);
 }
 
+/// Spec: A7
 #[test]
 fn v6_states_of_newer_qemus_are_no_errors() {
     let status = |state: &str| serde_json::from_value::<Status>(json!({ "status": state, "running": false })).unwrap();
@@ -241,6 +253,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Whatever comes, the client neither panics nor hangs: it answers, or says that the connection is lost.
+    ///
+    /// Spec: A7
     #[test]
     fn v6_any_bytes_end_in_an_answer_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -258,6 +272,8 @@ proptest! {
     }
 
     /// JSON of any shape where messages are expected.
+    ///
+    /// Spec: A7
     #[test]
     fn v6_any_message_ends_in_an_answer_or_an_error(
         key in "(id|event|return|error|data|timestamp|[a-z]{1,4})",

@@ -26,6 +26,7 @@ async fn accepted(
     Machine::start(&machines.qemu, &configuration, &directory, inherited, patient()).await.expect("QEMU takes it")
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v1_everything_at_once_is_accepted() {
     let mut machines = Machines::new();
@@ -55,6 +56,7 @@ async fn v1_everything_at_once_is_accepted() {
     assert!(tree.contains("dev: pvpanic-pci"), "{tree}");
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v1_a_microvm_is_accepted() {
     let mut machines = Machines::new();
@@ -80,6 +82,7 @@ async fn v1_a_microvm_is_accepted() {
     }
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v1_every_kind_of_memory_is_accepted() {
     let mut machines = Machines::new();
@@ -110,6 +113,7 @@ async fn v1_every_kind_of_memory_is_accepted() {
     }
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v1_every_kind_of_network_is_accepted() {
     let mut machines = Machines::new();
@@ -152,6 +156,7 @@ async fn v1_every_kind_of_network_is_accepted() {
     assert!(error.contains("net7"), "{error}");
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v1_every_kind_of_file_is_accepted() {
     let mut machines = Machines::new();
@@ -187,6 +192,7 @@ async fn v1_every_kind_of_file_is_accepted() {
     assert_eq!(inserted("/empty/")["ro"], false);
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v1_a_vhost_user_back_end_that_is_not_there_is_named() {
     let mut machines = Machines::new();
@@ -200,6 +206,8 @@ async fn v1_a_vhost_user_back_end_that_is_not_there_is_named() {
 }
 
 /// Where the machine has no such device, there is nothing to hand over, and the error names it.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v1_kvm_is_opened_for_an_account_that_could_not() {
     let has_kvm = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();

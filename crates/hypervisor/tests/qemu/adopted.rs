@@ -9,6 +9,9 @@ use onecopy_testing::WAIT_MAX;
 
 use crate::machines::{Machines, patient};
 
+/// A machine outlives who has started it and is taken over; a process id that is only written down is not believed.
+///
+/// Spec: A3
 #[tokio::test]
 async fn v4_a_machine_is_taken_over_by_its_directory() {
     let mut machines = Machines::new();
@@ -27,6 +30,7 @@ async fn v4_a_machine_is_taken_over_by_its_directory() {
     assert!(Machine::adopt(&directory, patient()).await.unwrap().is_none());
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn v4_the_end_of_a_machine_that_was_taken_over_is_noticed() {
     let mut machines = Machines::new();
@@ -37,6 +41,7 @@ async fn v4_the_end_of_a_machine_that_was_taken_over_is_noticed() {
     assert_eq!(adopted.wait_killed().await.unwrap().cause, EndCause::Killed { signal: 9 });
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn v4_a_process_id_that_is_only_written_down_is_not_believed() {
     let mut machines = Machines::new();
@@ -50,6 +55,7 @@ async fn v4_a_process_id_that_is_only_written_down_is_not_believed() {
     assert_eq!(Machine::running_process(&directory).unwrap(), Some(machine.process_id()));
 }
 
+/// Spec: A3
 #[tokio::test]
 async fn v4_a_monitor_serves_one_at_a_time_and_others_have_their_own() {
     let mut machines = Machines::new();

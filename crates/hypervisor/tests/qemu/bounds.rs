@@ -17,6 +17,10 @@ pub fn confined(mut configuration: MachineConfiguration) -> MachineConfiguration
     configuration
 }
 
+/// QEMU runs sandboxed, without rights, as the account and in the control groups that were chosen; its guest's memory
+/// can be locked.
+///
+/// Spec: C5
 #[tokio::test]
 async fn v5_qemu_is_sandboxed_and_has_no_rights() {
     let mut machines = Machines::new();
@@ -32,6 +36,7 @@ async fn v5_qemu_is_sandboxed_and_has_no_rights() {
     machine.quit().await.unwrap();
 }
 
+/// Spec: C5
 #[tokio::test]
 async fn v5_qemu_runs_as_the_account_that_it_is_given() {
     if !rustix::process::geteuid().is_root() {
@@ -48,6 +53,7 @@ async fn v5_qemu_runs_as_the_account_that_it_is_given() {
     machine.quit().await.unwrap();
 }
 
+/// Spec: C5
 #[tokio::test]
 async fn v5_control_without_the_sandbox_there_is_no_filter() {
     let mut machines = Machines::new();
@@ -58,6 +64,7 @@ async fn v5_control_without_the_sandbox_there_is_no_filter() {
     assert_eq!(process_status(machine.process_id(), "Seccomp"), "0");
 }
 
+/// Spec: C5
 #[tokio::test]
 async fn v5_a_guests_memory_can_be_locked() {
     let mut machines = Machines::new();
@@ -81,6 +88,7 @@ fn assert_is_locked(machine: &Machine) {
     assert!(kilobytes >= MEMORY_BYTES >> 10, "{locked}");
 }
 
+/// Spec: C5
 #[tokio::test]
 async fn v5_qemu_begins_in_its_control_group() {
     let group = match ControlGroup::make_unbounded() {

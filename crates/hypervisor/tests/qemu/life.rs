@@ -10,6 +10,9 @@ use rustix::process::Signal;
 
 use crate::machines::{Machines, patient};
 
+/// A machine starts, stands, runs and stops as it is told; a guest that does not hear the button is ended nevertheless.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v2_a_machine_starts_pauses_runs_and_quits() {
     let mut machines = Machines::new();
@@ -32,6 +35,7 @@ async fn v2_a_machine_starts_pauses_runs_and_quits() {
     assert!(matches!(machine.monitor().status().await, Err(HypervisorError::MonitorLost { .. })));
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v2_a_machine_waits_when_it_shall_start_paused() {
     let mut machines = Machines::new();
@@ -45,6 +49,10 @@ async fn v2_a_machine_waits_when_it_shall_start_paused() {
     machine.quit().await.unwrap();
 }
 
+/// An end that nobody wanted is told apart from one that was wanted, with the last words of QEMU and of the guest; a
+/// panic is seen; a hanging QEMU is killed; a start that fails or is given up leaves no process.
+///
+/// Spec: A7
 #[tokio::test]
 async fn v3_a_killed_machine_is_told_apart_from_one_that_was_stopped() {
     let mut machines = Machines::new();
@@ -62,6 +70,7 @@ async fn v3_a_killed_machine_is_told_apart_from_one_that_was_stopped() {
     assert!(ending.is_orderly());
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v2_a_guest_that_does_not_hear_the_button_is_stopped_nevertheless() {
     let mut machines = Machines::new();
@@ -74,6 +83,7 @@ async fn v2_a_guest_that_does_not_hear_the_button_is_stopped_nevertheless() {
     assert_eq!(machine.stop().await.unwrap().cause, EndCause::Quit);
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v3_a_hanging_qemu_is_killed() {
     let mut machines = Machines::new();
@@ -86,6 +96,7 @@ async fn v3_a_hanging_qemu_is_killed() {
     assert_eq!(machine.stop().await.unwrap().cause, EndCause::Killed { signal: 9 });
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v3_what_qemu_says_is_in_the_error_of_a_start_that_fails() {
     let mut machines = Machines::new();
@@ -97,6 +108,7 @@ async fn v3_what_qemu_says_is_in_the_error_of_a_start_that_fails() {
     assert_eq!(Machine::running_process(&directory).unwrap(), None);
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v3_a_second_machine_in_the_same_directory_is_refused() {
     let mut machines = Machines::new();
@@ -109,6 +121,7 @@ async fn v3_a_second_machine_in_the_same_directory_is_refused() {
     assert!(machine.monitor().status().await.unwrap().running);
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v3_a_start_that_is_given_up_leaves_no_process() {
     let mut machines = Machines::new();

@@ -27,6 +27,7 @@ fn incoming(configuration: &MachineConfiguration, incoming: Incoming) -> Machine
     MachineConfiguration { incoming: Some(incoming), ..configuration.clone() }
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_a_machine_moves_over_a_socket() {
     let mut machines = Machines::new();
@@ -52,6 +53,7 @@ async fn v6_a_machine_moves_over_a_socket() {
     assert_eq!(migration.ram.expect("memory was sent").remaining_bytes, 0);
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_a_machine_moves_over_descriptors() {
     let mut machines = Machines::new();
@@ -74,6 +76,7 @@ async fn v6_a_machine_moves_over_descriptors() {
     destination.resume().await.unwrap();
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_a_machines_state_goes_to_a_file_and_comes_from_it() {
     let mut machines = Machines::new();
@@ -96,6 +99,7 @@ async fn v6_a_machines_state_goes_to_a_file_and_comes_from_it() {
     destination.wait_for("paused", |state| *state == State::Paused, WAIT_MAX).await.unwrap();
 }
 
+/// Spec: A7
 #[tokio::test]
 async fn v6_a_refusal_has_qemus_own_words() {
     let mut machines = Machines::new();

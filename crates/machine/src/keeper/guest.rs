@@ -187,6 +187,12 @@ mod tests {
     }
 
     /// As it is when its keeper is killed at any moment: whatever was written down, whether or not it was done.
+    ///
+    /// What a machine shall do is written down before it does it; from every state that a killed keeper may leave the
+    /// next one lets go what was beginning, goes on with a stop, leaves what is paused, and lets nothing run whose disk
+    /// has gone on without it; no run begins on a disk that somebody has.
+    ///
+    /// Spec: D5
     #[tokio::test]
     async fn v33_a_machine_is_taken_over_in_every_state_that_a_keeper_may_have_left() {
         let machines = Machines::new();
@@ -234,6 +240,10 @@ mod tests {
         assert!(error.contains("does not run here again"), "{error}");
     }
 
+    /// A machine has 1 to 64 processors, and its disk a queue for each; also after the process that serves the disk was
+    /// killed.
+    ///
+    /// Spec: A7
     #[test]
     fn v32_a_disk_has_a_queue_for_each_processor_and_its_server_offers_as_many() {
         let directory = tempfile::tempdir().unwrap();

@@ -101,6 +101,10 @@ async fn there_is_one_agent_and_a_server_without_the_extension_has_none() {
     assert!(refused.to_string().contains("shared_preload_libraries"), "{refused}");
 }
 
+/// An agent that is killed or stopped while it takes memory costs nothing: the next one, or the server, finishes its
+/// work, and what it holds stays out of use.
+///
+/// Spec: D3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_taker_may_die_at_each_step() {
     let server = PgbenchServer::publishing(RESERVE_BYTES).await;
@@ -126,6 +130,7 @@ async fn a_taker_may_die_at_each_step() {
     server.assert_no_crash();
 }
 
+/// Spec: D3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_stopped_taker_holds_stays_out_of_the_pool() {
     let server = PgbenchServer::publishing(RESERVE_BYTES).await;
@@ -154,6 +159,8 @@ async fn what_a_stopped_taker_holds_stays_out_of_the_pool() {
 }
 
 /// Takers that are killed at any moment, while targets change and clients work.
+///
+/// Spec: D3
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn takers_die_at_random_while_targets_change_and_clients_work() {
     let server = PgbenchServer::publishing(RESERVE_BYTES).await;

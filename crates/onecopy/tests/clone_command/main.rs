@@ -93,6 +93,10 @@ fn of_service(rendezvous: &Rendezvous) -> Vec<u32> {
     with_argument(&rendezvous.directory().to_string_lossy())
 }
 
+/// The slot of a clone that is whole and has caught up is dropped, watched or not, unless it is wanted; that of a
+/// discarded one always.
+///
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_of_a_whole_clone_is_dropped() {
     let primary = ClonedPrimary::start().await;
@@ -101,6 +105,7 @@ async fn the_slot_of_a_whole_clone_is_dropped() {
     primary.assert_follows("").await;
 }
 
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_is_dropped_when_nobody_watches() {
     let primary = ClonedPrimary::start().await;
@@ -113,6 +118,7 @@ async fn the_slot_is_dropped_when_nobody_watches() {
     primary.assert_follows("").await;
 }
 
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_is_wanted_stays() {
     let primary = ClonedPrimary::start().await;
@@ -122,6 +128,7 @@ async fn a_slot_that_is_wanted_stays() {
     primary.assert_follows("onecopy_clone").await;
 }
 
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_discarded_after_all_its_processes_died_leaves_no_slot() {
     let primary = ClonedPrimary::start().await;

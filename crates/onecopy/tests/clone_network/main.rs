@@ -30,6 +30,9 @@ async fn order(
     (events, outcome.err().map(|error| error.to_string()))
 }
 
+/// A clone on another host answers over a slow wire, survives broken connections, and has every row and ctid.
+///
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_on_another_host_answers_becomes_whole_and_survives_a_broken_connection() {
     let hosts = TwoHosts::start(100_000).await;
@@ -83,6 +86,9 @@ async fn the_command_line_has_a_clone_made_on_another_host() {
     hosts.wait_services_gone(&directory).await;
 }
 
+/// Hosts talk to hosts of their authority alone, and do what was allowed by name.
+///
+/// Spec: C3
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_not_allowed_is_refused_by_name_and_leaves_nothing() {
     let hosts = TwoHosts::start(100).await;
@@ -112,6 +118,7 @@ async fn what_was_not_allowed_is_refused_by_name_and_leaves_nothing() {
     assert_eq!(query(&hosts.source_connection(), "SELECT count(*) FROM pg_replication_slots").await, "0");
 }
 
+/// Spec: C3
 #[tokio::test(flavor = "multi_thread")]
 async fn k22_k23_hosts_do_no_more_for_each_other_than_they_must() {
     let hosts = TwoHosts::start(100).await;

@@ -34,7 +34,8 @@ sub attack {
         got("$link is read") if defined POSIX::read($number, my $event, 4096) || $! != POSIX::EINVAL;
         got("$link is answered") if defined POSIX::write($number, pack('lL', 0x7fffffff, 1), 8) || $! != POSIX::EINVAL;
         got("$link is opened again") if defined POSIX::open("/proc/self/fd/$number", POSIX::O_RDWR);
-        # io_uring_enter: nothing at all is submitted, taking the registered file out by FIXED_FD_INSTALL no more than reading it.
+        # io_uring_enter: nothing at all is submitted, taking the registered file out by FIXED_FD_INSTALL no more than
+        # reading it.
         got("$link submits") if syscall(426, $number, 1, 0, 0, 0, 0) >= 0;
         for my $operation (0 .. 34) {
             got("$link registers $operation") if syscall(427, $number, $operation, $numbers, 1) >= 0;
@@ -103,6 +104,10 @@ fn channels(process: impl std::fmt::Display) -> HashSet<String> {
     links.filter(|link| link.starts_with("pipe:") || link.starts_with("socket:")).collect()
 }
 
+/// By nothing that a clone's server holds can PostgreSQL's account mark, read or answer anything, nor take away what
+/// makes its reads wait (K9); where that cannot be had, `lazy` is not chosen, and refused with the remedy.
+///
+/// Spec: C4
 #[tokio::test(flavor = "multi_thread")]
 async fn k20_by_what_a_clones_server_holds_its_account_gets_nothing() {
     let primary = ClonedPrimary::start(20_000).await;

@@ -8,6 +8,10 @@ use rustix::process::Signal;
 
 use crate::primary::{ClonedPrimary, Load, assert_ordinary, connect, processes, signal, wait_gone, watch};
 
+/// A hydrator that dies or hangs, at any moment, is succeeded by one that goes on; one that dies again and again is
+/// given up and its clones are removed.
+///
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_hydrator_is_succeeded_by_one_that_goes_on() {
     let primary = ClonedPrimary::start(100_000).await;
@@ -35,6 +39,7 @@ async fn a_killed_hydrator_is_succeeded_by_one_that_goes_on() {
     wait_gone(&service).await;
 }
 
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_hydrator_is_killed_and_succeeded() {
     let primary = ClonedPrimary::start(20_000).await;
@@ -66,6 +71,9 @@ async fn without_its_keeper_a_hydrator_goes_on() {
     wait_gone(&service).await;
 }
 
+/// Without keeper and hydrator the source goes on, the clone shows no zeros, and the next command clears away.
+///
+/// Spec: A3, nightly
 #[tokio::test(flavor = "multi_thread")]
 async fn when_both_are_killed_the_source_runs_and_the_next_service_clears_away() {
     let primary = ClonedPrimary::start(20_000).await;
@@ -91,6 +99,9 @@ async fn when_both_are_killed_the_source_runs_and_the_next_service_clears_away()
     wait_gone(&service).await;
 }
 
+/// Nobody but us can start a clone before it is whole, also after a crash of the host.
+///
+/// Spec: C6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_cannot_be_started_without_its_service_before_it_is_whole() {
     let primary = ClonedPrimary::start(20_000).await;
@@ -111,6 +122,9 @@ async fn a_clone_cannot_be_started_without_its_service_before_it_is_whole() {
     wait_gone(&service).await;
 }
 
+/// The clone's and the source's server may crash while it is filled.
+///
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_and_its_source_may_crash_while_it_is_filled() {
     let primary = ClonedPrimary::start(20_000).await;
@@ -132,6 +146,7 @@ async fn a_clone_and_its_source_may_crash_while_it_is_filled() {
     wait_gone(&service).await;
 }
 
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hydrator_that_dies_while_clones_are_made_leaves_nothing() {
     hydrators_die_after(&[50, 200]).await;
@@ -172,6 +187,7 @@ async fn hydrators_die_after(pauses_ms: &[u64]) {
     }
 }
 
+/// Spec: A3
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_dies_again_and_again_is_given_up_and_its_clones_are_buried() {
     let primary = ClonedPrimary::start(20_000).await;

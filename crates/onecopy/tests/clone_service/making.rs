@@ -12,6 +12,10 @@ use crate::primary::{
     ClonedPrimary, Load, PROGRAM, assert_ordinary, connect, make, processes, restart_plainly, wait_gone, watch,
 };
 
+/// A clone answers while its data is missing, becomes whole, and is then an ordinary directory: no mark, mount or
+/// process of ours, restarted, promoted, written.
+///
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_answers_before_its_data_is_there_and_becomes_whole() {
     let primary = ClonedPrimary::start(100_000).await;
@@ -36,6 +40,10 @@ async fn a_clone_answers_before_its_data_is_there_and_becomes_whole() {
     primary.assert_same(&clone).await;
 }
 
+/// Clones of one order share one freeze; those of different freezes are filled side by side; a whole clone can be
+/// cloned.
+///
+/// Spec: D2
 #[tokio::test(flavor = "multi_thread")]
 async fn clones_of_one_order_share_a_freeze() {
     let primary = ClonedPrimary::start(20_000).await;
@@ -56,6 +64,9 @@ async fn clones_of_one_order_share_a_freeze() {
     wait_gone(&service).await;
 }
 
+/// A directory of somebody else is neither used nor removed; a discarded clone leaves nothing.
+///
+/// Spec: C6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_directory_of_somebody_else_is_neither_used_nor_removed() {
     let primary = ClonedPrimary::start(100).await;
@@ -94,6 +105,7 @@ async fn a_clone_of_more_files_than_may_be_open_is_refused_by_name_before_anythi
     wait_gone(&service).await;
 }
 
+/// Spec: C6
 #[tokio::test(flavor = "multi_thread")]
 async fn the_slot_of_another_clone_is_neither_taken_nor_dropped() {
     let primary = ClonedPrimary::start(100).await;
@@ -125,6 +137,7 @@ async fn the_slot_of_another_clone_is_neither_taken_nor_dropped() {
     wait_gone(&service).await;
 }
 
+/// Spec: C6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_discarded_clone_leaves_nothing() {
     let primary = ClonedPrimary::start(20_000).await;
@@ -199,6 +212,9 @@ fn count_files(directory: &Path) -> usize {
     entries.flatten().map(count).sum()
 }
 
+/// A clone that keeps too much of the log is discarded with the reason.
+///
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_that_cannot_catch_up_is_discarded_with_the_reason() {
     let primary = ClonedPrimary::start(20_000).await;
@@ -220,6 +236,9 @@ async fn a_clone_that_cannot_catch_up_is_discarded_with_the_reason() {
     wait_gone(&service).await;
 }
 
+/// A full disk discards the clone, not the source.
+///
+/// Spec: A5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_discards_the_clone_and_not_the_source() {
     let primary = ClonedPrimary::start(100_000).await;
@@ -247,6 +266,10 @@ fn fill_up(disk: &Path, left_bytes: u64) -> PathBuf {
     path
 }
 
+/// A clone on a file system of its source is refused when it would not find room there beside the source and the clones
+/// that are being filled there, and given up before less than a 50th of it is free.
+///
+/// Spec: L2
 #[tokio::test(flavor = "multi_thread")]
 async fn k30_a_clone_never_fills_the_disk_of_its_source() {
     let room = TestDirectory::new().expect("a directory");

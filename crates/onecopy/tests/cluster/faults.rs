@@ -8,6 +8,9 @@ use rustix::process::Signal;
 
 use crate::directory::ClusterDirectory;
 
+/// A daemon killed by SIGKILL loses nothing; the next `up` takes its servers over without a restart.
+///
+/// Spec: D1
 #[test]
 fn c7_a_killed_daemon_loses_nothing() {
     let directory = ClusterDirectory::new();
@@ -23,6 +26,9 @@ fn c7_a_killed_daemon_loses_nothing() {
     assert_eq!(directory.sql("SELECT number FROM kept"), "1");
 }
 
+/// `down` stops the servers of a killed daemon.
+///
+/// Spec: A3
 #[test]
 fn c8_down_stops_servers_whose_daemon_was_killed() {
     let directory = ClusterDirectory::new();
@@ -58,11 +64,16 @@ fn first_starts_killed_at(kills: &[(&str, u64)]) {
 }
 
 /// What the killed start leaves running is found; what it leaves in files, `onecopy-host` tries at every step.
+///
+/// A first start killed at any step goes on with the next `up`.
+///
+/// Spec: A3
 #[test]
 fn c9_a_first_start_killed_while_the_leader_is_made_goes_on() {
     first_starts_killed_at(&[("making the leader", 200)]);
 }
 
+/// Spec: A3, nightly
 #[test]
 fn c9_a_first_start_killed_at_every_step_goes_on() {
     first_starts_killed_at(&["making the leader", "copying the leader"].map(|step| (step, 0)));
@@ -73,6 +84,7 @@ fn c9_a_first_start_killed_at_every_step_goes_on() {
     );
 }
 
+/// Spec: A3
 #[test]
 fn c10_a_first_start_interrupted_at_any_step_leaves_nothing_running() {
     let directory = ClusterDirectory::new();
@@ -89,6 +101,9 @@ fn c10_a_first_start_interrupted_at_any_step_leaves_nothing_running() {
     assert_eq!(directory.sql("SELECT 1"), "1");
 }
 
+/// A killed server is started again, and a follower streams again.
+///
+/// Spec: A1
 #[test]
 fn c11_killed_servers_are_started_again() {
     let directory = ClusterDirectory::new();
@@ -103,6 +118,9 @@ fn c11_killed_servers_are_started_again() {
     until("the follower streams again", || directory.status()["servers"][1]["replication"] == "streaming");
 }
 
+/// A follower whose data is lost is copied again; a lost leader is never replaced by an empty one.
+///
+/// Spec: D1
 #[test]
 fn c12_a_follower_without_data_is_copied_again() {
     let directory = ClusterDirectory::new();
@@ -120,6 +138,9 @@ fn c12_a_follower_without_data_is_copied_again() {
     assert!(!directory.path().join("leader/data").exists(), "an empty leader must not take the place of a lost one");
 }
 
+/// A server that runs and does not answer is told as such by `status`; a leader that does not answer fails `/healthz`.
+///
+/// Spec: L5
 #[test]
 fn c22_a_server_that_does_not_answer_is_told() {
     let directory = ClusterDirectory::new();
@@ -140,6 +161,9 @@ fn c22_a_server_that_does_not_answer_is_told() {
 /// Room for the data of one server and not of three.
 const DISK_BYTES: u64 = 350 << 20;
 
+/// A disk that fills up while the cluster runs loses nothing; with space again it serves again.
+///
+/// Spec: L2
 #[test]
 fn c20_a_disk_that_fills_up_loses_nothing() {
     if !rustix::process::geteuid().is_root() {

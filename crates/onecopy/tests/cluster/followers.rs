@@ -55,6 +55,10 @@ fn make_data(directory: &ClusterDirectory) {
         .sql("CREATE TABLE kept AS SELECT number, repeat('x', 200) AS filler FROM generate_series(1, 20000) number");
 }
 
+/// `scale` makes and removes followers while clients read; nothing of a removed one is left; the numbers come back; one
+/// whose first start fails is taken in when it can start.
+///
+/// Spec: A4
 #[test]
 fn c23_followers_come_and_go_while_clients_read() {
     for mode in MODES {
@@ -97,6 +101,7 @@ fn c23_followers_come_and_go_while_clients_read() {
     }
 }
 
+/// Spec: A4
 #[test]
 fn c23_a_follower_that_cannot_start_at_first_comes_when_it_can() {
     for mode in MODES {
@@ -115,6 +120,9 @@ fn c23_a_follower_that_cannot_start_at_first_comes_when_it_can() {
     }
 }
 
+/// `reinit` makes a follower anew under its name and leaves the others alone.
+///
+/// Spec: A4
 #[test]
 fn c24_a_follower_is_made_anew_under_its_name() {
     for mode in MODES {
@@ -158,21 +166,27 @@ const SCALE_UP: &[&str] = &["scale", "2", "--json", "--wait", "--mode=lazy", "--
 const SCALE_DOWN: &[&str] = &["scale", "0", "--json"];
 const REINIT: &[&str] = &["reinit", "follower-1", "--json", "--mode=lazy"];
 
+/// A change whose daemon is killed at any step goes on with the next `up`.
+///
+/// Spec: A3
 #[test]
 fn c25_a_scale_up_whose_daemon_is_killed_goes_on() {
     killed_at(0, SCALE_UP, "the image is taken", 2);
 }
 
+/// Spec: A3
 #[test]
 fn c25_a_scale_down_whose_daemon_is_killed_goes_on() {
     killed_at(2, SCALE_DOWN, "removing what there is of follower-2", 0);
 }
 
+/// Spec: A3
 #[test]
 fn c25_a_reinit_whose_daemon_is_killed_goes_on() {
     killed_at(1, REINIT, "removing what there is", 1);
 }
 
+/// Spec: A3, nightly
 #[test]
 fn c25_changes_whose_daemon_is_killed_at_every_step_go_on() {
     for step in ["\"way\"", "cloning the leader", "answering"] {
@@ -187,6 +201,7 @@ fn c25_changes_whose_daemon_is_killed_at_every_step_go_on() {
     }
 }
 
+/// Spec: L4
 #[test]
 fn c26_changes_that_cannot_be_are_refused_by_name() {
     let directory = ClusterDirectory::new();
@@ -205,6 +220,9 @@ fn c26_changes_that_cannot_be_are_refused_by_name() {
     directory.run(&["scale", "1"]).refused(3);
 }
 
+/// One change at a time; it goes on when who asked for it is killed.
+///
+/// Spec: A3
 #[test]
 fn c27_one_change_at_a_time_and_it_goes_on_without_who_asked() {
     let directory = ClusterDirectory::new();
@@ -223,6 +241,9 @@ fn c27_one_change_at_a_time_and_it_goes_on_without_who_asked() {
     wait_for(&directory, 2);
 }
 
+/// Followers are changed on the Unix socket only.
+///
+/// Spec: A4
 #[test]
 fn c28_followers_are_changed_on_the_socket_only() {
     let directory = ClusterDirectory::new();
@@ -232,6 +253,9 @@ fn c28_followers_are_changed_on_the_socket_only() {
     assert_eq!(names(&directory), ["leader"]);
 }
 
+/// `up` with more replicas serves first and makes them then.
+///
+/// Spec: A4
 #[test]
 fn c29_up_serves_first_and_makes_more_followers_then() {
     let directory = ClusterDirectory::new();
@@ -244,6 +268,9 @@ fn c29_up_serves_first_and_makes_more_followers_then() {
     wait_for(&directory, 2);
 }
 
+/// A follower that cannot catch up is told by `status` with the remedy.
+///
+/// Spec: A4
 #[test]
 fn c30_a_follower_that_cannot_catch_up_is_told_with_the_remedy() {
     let directory = ClusterDirectory::new();
@@ -274,6 +301,9 @@ fn c30_a_follower_that_cannot_catch_up_is_told_with_the_remedy() {
     until("nothing is wrong", || directory.status()["servers"][1]["problem"] == Value::Null);
 }
 
+/// With `--warm full` the leader's hot pages are in a new follower's shared buffers without any query.
+///
+/// Spec: A5
 #[test]
 fn c32_hot_pages_are_in_the_buffers_of_a_new_follower() {
     for mode in MODES {
@@ -302,6 +332,9 @@ fn c32_hot_pages_are_in_the_buffers_of_a_new_follower() {
     }
 }
 
+/// A daemon whose program file was replaced goes on making followers.
+///
+/// Spec: A3
 #[test]
 fn c33_a_daemon_whose_program_was_replaced_still_makes_followers() {
     let directory = ClusterDirectory::new();

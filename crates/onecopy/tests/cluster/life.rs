@@ -8,6 +8,10 @@ use rustix::process::Signal;
 
 use crate::directory::ClusterDirectory;
 
+/// `up` makes a cluster that serves clients; `down` stops every process of it; `up` again continues with the same data
+/// on the same port.
+///
+/// Spec: A3
 #[test]
 fn c1_a_cluster_serves_stops_and_keeps_its_data() {
     let directory = ClusterDirectory::new();
@@ -31,6 +35,9 @@ fn c1_a_cluster_serves_stops_and_keeps_its_data() {
     assert_eq!(directory.postmasters().len(), 3);
 }
 
+/// `status`, `/status`, `/metrics` and `/healthz` tell of every server: role, state, lag, restarts.
+///
+/// Spec: L5
 #[test]
 fn c2_status_and_page_tell_of_every_server() {
     let directory = ClusterDirectory::new();
@@ -62,6 +69,9 @@ fn c2_status_and_page_tell_of_every_server() {
     assert!(page.contains("\"follower-1\""), "{page}");
 }
 
+/// `dsn` works with any client; its role is no superuser; a wrong password is refused.
+///
+/// Spec: C2
 #[test]
 fn c3_dsn_works_with_any_client_and_is_not_a_superuser() {
     let directory = ClusterDirectory::new();
@@ -78,6 +88,9 @@ fn c3_dsn_works_with_any_client_and_is_not_a_superuser() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("password authentication failed"), "{output:?}");
 }
 
+/// `--replicas` adds followers; fewer than there are is refused, nothing is thrown away.
+///
+/// Spec: A4
 #[test]
 fn c4_replicas_are_added_and_not_thrown_away() {
     let directory = ClusterDirectory::new();
@@ -93,6 +106,9 @@ fn c4_replicas_are_added_and_not_thrown_away() {
     assert!(complaint.contains("at most 8"), "{complaint}");
 }
 
+/// Ctrl-C and SIGTERM stop everything, each server cleanly.
+///
+/// Spec: A3
 #[test]
 fn c5_ctrl_c_stops_everything_cleanly() {
     let directory = ClusterDirectory::new();
@@ -107,6 +123,9 @@ fn c5_ctrl_c_stops_everything_cleanly() {
     assert_eq!(log.matches("database system was not properly shut down").count(), 0, "{log}");
 }
 
+/// Output that nobody reads any more ends neither a cluster nor a change.
+///
+/// Spec: A3
 #[test]
 fn c31_readers_that_are_gone_end_nothing() {
     let directory = ClusterDirectory::new();
@@ -121,6 +140,9 @@ fn c31_readers_that_are_gone_end_nothing() {
     assert_eq!(directory.postmasters(), []);
 }
 
+/// A directory with a path too long for Unix sockets works.
+///
+/// Spec: L4
 #[test]
 fn c6_a_long_path_gets_its_sockets_elsewhere() {
     let directory = ClusterDirectory::named(&"long".repeat(25));

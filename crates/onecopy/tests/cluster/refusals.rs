@@ -5,6 +5,9 @@ use std::process::Command;
 
 use crate::directory::ClusterDirectory;
 
+/// Two daemons never share a directory; the second names the first.
+///
+/// Spec: A3
 #[test]
 fn c13_two_daemons_never_share_a_directory() {
     let directory = ClusterDirectory::new();
@@ -16,6 +19,9 @@ fn c13_two_daemons_never_share_a_directory() {
     assert_eq!(directory.sql("SELECT 1"), "1");
 }
 
+/// A directory with other files is refused and left as it is.
+///
+/// Spec: L4
 #[test]
 fn c14_a_directory_that_cannot_be_one_is_left_alone() {
     let directory = ClusterDirectory::new();
@@ -36,6 +42,9 @@ fn c14_a_directory_that_cannot_be_one_is_left_alone() {
     }
 }
 
+/// Where no cluster is, no command but `up` makes anything.
+///
+/// Spec: L4
 #[test]
 fn c15_where_no_cluster_is_nothing_is_made() {
     let directory = ClusterDirectory::new();
@@ -46,6 +55,9 @@ fn c15_where_no_cluster_is_nothing_is_made() {
     assert!(!directory.path().exists());
 }
 
+/// A port in use is named before anything is made.
+///
+/// Spec: L4
 #[test]
 fn c16_a_port_in_use_is_named_and_nothing_runs_on() {
     let directory = ClusterDirectory::new();
@@ -60,6 +72,9 @@ fn c16_a_port_in_use_is_named_and_nothing_runs_on() {
     }
 }
 
+/// PostgreSQL's programs that are not found are named with the remedy.
+///
+/// Spec: L4
 #[test]
 fn c17_programs_that_are_not_there_are_named() {
     let directory = ClusterDirectory::new();
@@ -67,6 +82,9 @@ fn c17_programs_that_are_not_there_are_named() {
     assert!(complaint.contains("/nonexistent/bin") && complaint.contains("--pg-bindir"), "{complaint}");
 }
 
+/// A wrong `onecopy.toml` is refused with line, column and what to write.
+///
+/// Spec: L4
 #[test]
 fn c18_a_wrong_configuration_is_refused_with_its_place() {
     let directory = ClusterDirectory::new();

@@ -34,6 +34,10 @@ fn start(directory: &ClusterDirectory, file: &str) -> (Foreground, String, Strin
     (running, address.to_owned(), metrics.to_owned())
 }
 
+/// The router alone serves from `onecopy.toml`, reads it again at SIGHUP with the followers that came or went, keeps
+/// what it had when it is wrong, stops at SIGTERM.
+///
+/// Spec: L4
 #[test]
 fn c21_the_router_alone_serves_reloads_and_stops() {
     let directory = ClusterDirectory::new();

@@ -4,6 +4,9 @@ use std::fs;
 
 use crate::directory::{DiskDirectory, are_equal};
 
+/// Every command does the same on a disk at rest and on one that is served; `--json` is one object a line.
+///
+/// Spec: L5
 #[test]
 fn b50_commands_do_the_same_on_a_disk_at_rest_and_on_one_that_is_served() {
     let directory = DiskDirectory::new();
@@ -47,6 +50,7 @@ fn b50_commands_do_the_same_on_a_disk_at_rest_and_on_one_that_is_served() {
     assert!(are_equal(&directory.path("over.raw"), &directory.path("written.raw")));
 }
 
+/// Spec: L5
 #[test]
 fn b50_json_is_one_object_a_line() {
     let directory = DiskDirectory::new();
@@ -69,6 +73,9 @@ fn b50_json_is_one_object_a_line() {
     }
 }
 
+/// Refusals say what and what to do, with the documented exit code, and leave nothing; a damaged disk is told by check.
+///
+/// Spec: L4
 #[test]
 fn b51_refusals_say_what_and_what_to_do() {
     let directory = DiskDirectory::new();
@@ -95,6 +102,7 @@ fn b51_refusals_say_what_and_what_to_do() {
     }
 }
 
+/// Spec: L4
 #[test]
 fn b51_what_is_no_disk_is_told_with_the_remedy_by_every_command() {
     let directory = DiskDirectory::new();
@@ -128,6 +136,7 @@ fn b51_what_is_no_disk_is_told_with_the_remedy_by_every_command() {
     }
 }
 
+/// Spec: L4
 #[test]
 fn b51_a_damaged_disk_is_told_by_check() {
     let directory = DiskDirectory::new();

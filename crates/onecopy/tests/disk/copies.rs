@@ -14,6 +14,10 @@ fn source(directory: &DiskDirectory) {
     directory.done(&["export", "source@whole", "whole.raw"]);
 }
 
+/// A copy is used at once, goes on after a kill, holds to its limit until that is lifted, becomes whole, and needs its
+/// source no more.
+///
+/// Spec: D4
 #[test]
 fn b58_a_copy_is_used_at_once_and_becomes_whole_in_the_background() {
     let directory = DiskDirectory::new();
@@ -41,6 +45,7 @@ fn b58_a_copy_is_used_at_once_and_becomes_whole_in_the_background() {
     server.terminate();
 }
 
+/// Spec: D4
 #[test]
 fn b58_create_can_wait_until_a_copy_is_whole() {
     let directory = DiskDirectory::new();

@@ -9,6 +9,7 @@ use onecopy_testing::{free_port, until};
 
 use crate::directory::{DiskDirectory, are_equal};
 
+/// Spec: D4
 #[test]
 fn b52_a_server_that_is_killed_loses_nothing_that_was_flushed_and_can_be_started_at_once() {
     let directory = DiskDirectory::new();
@@ -26,6 +27,9 @@ fn b52_a_server_that_is_killed_loses_nothing_that_was_flushed_and_can_be_started
     directory.done(&["check", "disk", "--content"]);
 }
 
+/// A second server is refused and told who has the disk; the first serves on.
+///
+/// Spec: L4
 #[test]
 fn b53_a_second_server_is_refused_and_told_who_has_the_disk() {
     let directory = DiskDirectory::new();
@@ -44,6 +48,11 @@ fn b53_a_second_server_is_refused_and_told_who_has_the_disk() {
     assert!(!directory.path("disk/control.sock").exists());
 }
 
+/// An orderly end keeps the page map, commands at rest do, too; a killed server's is scanned again.
+///
+/// After a kill it is built again in the background (with B54).
+///
+/// Spec: L5, A8
 #[test]
 fn b54_an_orderly_end_keeps_the_page_map_and_a_killed_servers_is_scanned_again() {
     let directory = DiskDirectory::new();
@@ -70,6 +79,7 @@ fn b54_an_orderly_end_keeps_the_page_map_and_a_killed_servers_is_scanned_again()
     server.terminate();
 }
 
+/// Spec: L5
 #[test]
 fn b55_the_control_socket_answers_each_line_and_survives_nonsense() {
     let directory = DiskDirectory::new();
@@ -95,6 +105,7 @@ fn b55_the_control_socket_answers_each_line_and_survives_nonsense() {
     server.terminate();
 }
 
+/// Spec: L5
 #[test]
 fn b56_metrics_are_those_of_the_guide_and_tell_what_was_done() {
     let directory = DiskDirectory::new();
@@ -125,6 +136,7 @@ fn b56_metrics_are_those_of_the_guide_and_tell_what_was_done() {
     server.terminate();
 }
 
+/// Spec: C5
 #[test]
 fn b57_read_only_clients_cannot_write() {
     let directory = DiskDirectory::new();
@@ -146,6 +158,10 @@ fn b57_read_only_clients_cannot_write() {
     assert!(fs::metadata(directory.path("disk")).unwrap().is_dir());
 }
 
+/// A disk is not offered in the clear to other hosts unless that is asked for, and a file named as a socket by mistake
+/// stays.
+///
+/// Spec: C3
 #[test]
 fn b59_a_disk_is_not_offered_to_other_hosts_in_the_clear_unasked() {
     let directory = DiskDirectory::new();

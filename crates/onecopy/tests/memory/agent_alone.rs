@@ -21,6 +21,10 @@ fn configuration(directory: &ClusterDirectory) -> String {
     )
 }
 
+/// Servers of others are looked after and left as they are: PostgreSQL by `onecopy memory agent`, MariaDB by its own
+/// means (`crates/memory/tests/mariadb.rs`).
+///
+/// Spec: A6
 #[test]
 fn a_server_of_others_is_looked_after_and_left_as_it_is() {
     let directory = up(CONFIGURATION, 0);

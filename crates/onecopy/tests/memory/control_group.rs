@@ -36,6 +36,10 @@ fn limit_of(directory: &ClusterDirectory, name: &str) -> Value {
     instance(&status(directory), name)["observation"]["limits"][0].clone()
 }
 
+/// A server lives in a control group of its own with a limit, where that is wanted, from its start over its restarts to
+/// its end; followers that come and go, too.
+///
+/// Spec: A6
 #[test]
 fn a_server_lives_in_a_limited_group_from_start_to_end() {
     let Some(host) = host("a_server_lives_in_a_limited_group_from_start_to_end") else { return };
@@ -84,6 +88,9 @@ fn a_server_lives_in_a_limited_group_from_start_to_end() {
     assert!(groups.iter().all(|group| !group.exists()), "{groups:?}");
 }
 
+/// A daemon that is killed leaves the groups to the next one, and to `down`.
+///
+/// Spec: A3
 #[test]
 fn a_killed_daemon_leaves_the_group_to_the_next_one() {
     let Some(host) = host("a_killed_daemon_leaves_the_group_to_the_next_one") else { return };
@@ -115,6 +122,7 @@ fn a_killed_daemon_leaves_the_group_to_the_next_one() {
     assert!(lives(first) && group_of(&host, first) != group);
 }
 
+/// Spec: L4
 #[test]
 fn a_size_above_a_limit_is_refused_and_the_limit_stays() {
     let Some(host) = host("a_size_above_a_limit_is_refused_and_the_limit_stays") else { return };
@@ -134,6 +142,7 @@ fn a_size_above_a_limit_is_refused_and_the_limit_stays() {
     assert_eq!(limit_of(&directory, "leader")["limit_bytes"], 400 * MIB);
 }
 
+/// Spec: L4
 #[test]
 fn a_limit_that_the_pool_does_not_fit_into_starts_nothing() {
     let directory = ClusterDirectory::new();
@@ -143,6 +152,7 @@ fn a_limit_that_the_pool_does_not_fit_into_starts_nothing() {
     assert_eq!(directory.postmasters(), []);
 }
 
+/// Spec: A6
 #[test]
 fn followers_that_come_and_go_have_groups_that_come_and_go() {
     let Some(host) = host("followers_that_come_and_go_have_groups_that_come_and_go") else { return };
@@ -167,6 +177,10 @@ fn up_in_a_container(host: &Host, directory: &ClusterDirectory) -> std::process:
     command.env("ONECOPY_DIR", directory.path()).stdin(Stdio::null()).output().expect("run unshare")
 }
 
+/// A host that allows no groups is told of once, or nothing is started; a limit that pool and processes do not fit into
+/// is refused; a size above a limit, too, and the limit stays.
+///
+/// Spec: L4
 #[test]
 fn a_host_that_allows_no_groups_is_told_once_or_refused() {
     let Some(host) = host("a_host_that_allows_no_groups_is_told_once_or_refused") else { return };

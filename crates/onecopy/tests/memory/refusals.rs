@@ -5,6 +5,7 @@ use onecopy_testing::until;
 use crate::cluster::{CONFIGURATION, START_BYTES, configure, pool_bytes, up};
 use crate::directory::ClusterDirectory;
 
+/// Spec: A6
 #[test]
 fn sizes_that_cannot_be_are_refused_with_the_figures() {
     let directory = up(CONFIGURATION, 0);
@@ -59,6 +60,9 @@ fn a_wrong_configuration_starts_nothing() {
     }
 }
 
+/// Memory is changed over the daemon's own socket only, and clients of the router may look.
+///
+/// Spec: C2
 #[test]
 fn memory_is_changed_on_the_socket_only() {
     let directory = up(CONFIGURATION, 0);

@@ -10,6 +10,10 @@ fn events(output: &str) -> Vec<Value> {
     output.lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
 }
 
+/// A size by hand is reached, told as it comes, and outlives a crash of its server; `auto on` takes it back; what is
+/// impossible is refused with figures.
+///
+/// Spec: A6
 #[test]
 fn a_size_by_hand_is_reached_and_told() {
     let directory = up(CONFIGURATION, 1);
@@ -36,6 +40,7 @@ fn a_size_by_hand_is_reached_and_told() {
     assert_eq!(last["decision"]["to_bytes"], 200 * MIB, "{last}");
 }
 
+/// Spec: A6
 #[test]
 fn a_size_by_hand_outlives_a_crash_of_its_server() {
     let directory = up(CONFIGURATION, 0);
@@ -60,6 +65,7 @@ fn a_size_by_hand_outlives_a_crash_of_its_server() {
     });
 }
 
+/// Spec: A6
 #[test]
 fn the_automatic_takes_back_what_was_set_by_hand() {
     let directory = up(CONFIGURATION, 1);

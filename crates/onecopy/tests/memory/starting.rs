@@ -9,6 +9,10 @@ use crate::cluster::{
 };
 use crate::directory::ClusterDirectory;
 
+/// `up` starts each server below its ceiling; what a person has configured is kept; without the extension all else is
+/// as before and that is said once.
+///
+/// Spec: A6
 #[test]
 fn every_server_begins_below_its_ceiling() {
     let directory = up(CONFIGURATION, 1);
@@ -32,6 +36,7 @@ fn every_server_begins_below_its_ceiling() {
     assert!(directory.run(&["status"]).ok().contains("pools have 512MB of 2GB"));
 }
 
+/// Spec: C2
 #[test]
 fn clients_look_at_memory_and_do_not_change_it() {
     let directory = up(CONFIGURATION, 0);
@@ -59,6 +64,7 @@ fn followers_that_come_and_go_are_looked_after() {
     }
 }
 
+/// Spec: A6
 #[test]
 fn what_a_person_has_configured_is_kept() {
     let directory = ClusterDirectory::new();
@@ -103,6 +109,7 @@ fn another_configuration_is_remembered() {
     assert!(complaint.contains("mine.toml"), "{complaint}");
 }
 
+/// Spec: D3
 #[test]
 fn functions_of_before_stay_until_every_server_is_started_again() {
     let directory = up(CONFIGURATION, 1);
@@ -140,6 +147,7 @@ fn functions_of_before_stay_until_every_server_is_started_again() {
     });
 }
 
+/// Spec: A6
 #[test]
 fn without_the_extension_everything_else_is_as_before() {
     let (_root, programs) = programs_alone();

@@ -39,6 +39,11 @@ fn reads_of(machines: &MachineDirectory, server: &str) -> u64 {
     routed.and_then(|routed| routed["reads"].as_u64()).unwrap_or(0)
 }
 
+/// A cluster in machines serves reads on its followers through the router; server, keeper, daemon, disk's process and
+/// QEMU killed in turn: each recovers, nothing acknowledged is lost, and no guest is booted that had not died; `down`
+/// switches guests off in order, `up` goes on; what would break the cluster is refused.
+///
+/// Spec: A4, nightly
 #[test]
 fn v30_a_cluster_in_machines_serves_scales_stops_and_survives_every_death() {
     let machines = MachineDirectory::new();
@@ -141,6 +146,10 @@ fn refused_where_the_cluster_would_break(machines: &MachineDirectory) {
     assert!(complaint.contains("--mode"), "{complaint}");
 }
 
+/// Followers in machines come, go and are made anew by base backups in their guests, with progress, and leave nothing
+/// behind.
+///
+/// Spec: A4, nightly
 #[test]
 fn v31_followers_in_machines_come_and_go_and_are_made_anew() {
     let machines = MachineDirectory::new();

@@ -11,6 +11,10 @@ fn configure(machines: &MachineDirectory, machine: &str, lines: &str) {
     std::fs::write(&file, format!("{lines}\n{text}")).expect("write");
 }
 
+/// A machine outlives its keeper and its disk's process: both are replaced while the guest goes on, and nothing that
+/// was synchronized is lost; `exec` passes input, outputs and exit code.
+///
+/// Spec: A3, A7, D5
 #[test]
 fn v24_a_machine_outlives_what_looks_after_it() {
     let machines = MachineDirectory::deep();
@@ -69,6 +73,10 @@ fn v24_a_machine_outlives_what_looks_after_it() {
     run(&["vm", "delete", "web"]).ok();
 }
 
+/// A machine whose guest does not answer for a while although QEMU runs it is reported as unresponsive, and ended only
+/// where its file says so.
+///
+/// Spec: A7, nightly
 #[test]
 fn v25_a_guest_that_has_become_silent_is_ended_where_that_is_wished_for() {
     let machines = MachineDirectory::new();

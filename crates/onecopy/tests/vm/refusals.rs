@@ -26,6 +26,10 @@ fn directory_and_image() -> (MachineDirectory, String) {
     (machines, format!("--image={}", image.display()))
 }
 
+/// Wishes that no machine can fulfil (name, image, memory, processors, disk, ports, no QEMU) are refused with the
+/// option or remedy, and nothing is made.
+///
+/// Spec: L4
 #[test]
 fn v20_bad_wishes_are_refused_and_nothing_is_made() {
     let (machines, image) = directory_and_image();
@@ -58,6 +62,10 @@ fn v20_bad_wishes_are_refused_and_nothing_is_made() {
     }
 }
 
+/// A machine is made with a disk that takes only what is written and with ports of its own, is listed, and is removed
+/// without a trace; one that is not there is named with those that are (exit code 3).
+///
+/// Spec: L4
 #[test]
 fn v21_a_machine_is_made_listed_and_removed_without_a_trace() {
     let (machines, image) = directory_and_image();
@@ -104,6 +112,9 @@ fn v21_a_machine_is_made_listed_and_removed_without_a_trace() {
     assert_eq!(entries(machines.path().join("machines")), 0);
 }
 
+/// What a cluster's servers run in is chosen once; options of machines are refused where servers are processes.
+///
+/// Spec: L4
 #[test]
 fn v22_what_a_clusters_servers_run_in_is_chosen_once() {
     let (machines, image) = directory_and_image();
@@ -127,6 +138,9 @@ fn v22_what_a_clusters_servers_run_in_is_chosen_once() {
     assert_eq!(machines.directory.status()["servers"][0].get("machine"), None);
 }
 
+/// A `machine.toml` that is none is refused with its place, and its disk is untouched.
+///
+/// Spec: C6
 #[test]
 fn v23_a_broken_machine_toml_is_told_with_its_place() {
     let (machines, image) = directory_and_image();

@@ -39,6 +39,8 @@ async fn refresh_held(models: &ModelServers, database: &Arc<Database>) -> JoinHa
 
 /// Only clients' transactions take places in PostgreSQL's pool of serializable transactions without asking for them;
 /// the canary asks, and is counted.
+///
+/// Spec: I1
 #[tokio::test]
 async fn the_routers_own_connections_are_not_serializable() {
     let models = ModelServers::start(1).await;
@@ -80,6 +82,8 @@ async fn a_database_opened_without_its_leader_gets_its_tripwire_before_the_first
 }
 
 /// What others have changed is read beside the sessions: nobody waits for it. What has not changed stays what it was.
+///
+/// Spec: I3
 #[tokio::test]
 async fn the_catalog_is_read_anew_beside_the_sessions() {
     let models = ModelServers::start(0).await;
@@ -101,6 +105,8 @@ async fn the_catalog_is_read_anew_beside_the_sessions() {
 }
 
 /// After DDL nothing is believed that was known before: who asks waits, and what was being read beside is not enough.
+///
+/// Spec: I3
 #[tokio::test]
 async fn after_ddl_nobody_is_served_by_the_catalog_of_before() {
     let models = ModelServers::start(0).await;

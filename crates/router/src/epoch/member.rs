@@ -399,6 +399,8 @@ mod tests {
     }
 
     /// Each time that a follower is late it keeps the commit barrier closed, so it may come back ever more rarely.
+    ///
+    /// Spec: L3
     #[tokio::test]
     async fn a_follower_that_is_late_again_and_again_stays_out_ever_longer() {
         let mut member = member();

@@ -416,6 +416,8 @@ fn a_second_ago() -> Instant {
 
 /// What each freshness demands: `strict` all that was begun before the read, `session` what the session may have seen,
 /// `bounded` an age, or that nothing has committed since.
+///
+/// Spec: I2
 #[test]
 fn a_demand_is_met_by_what_its_freshness_says() {
     let (barrier, epochs) = (CommitBarrier::default(), Epochs::default());

@@ -177,6 +177,8 @@ async fn until_waiting(queue: &queue::Queue, count: usize) {
 
 /// Nobody is overtaken: not by who comes later, and not by a session that gives its back end back and wants it again at
 /// once. Who gives up keeps nobody's slot.
+///
+/// Spec: A2
 #[tokio::test]
 async fn those_who_wait_for_a_back_end_are_served_in_their_order() {
     let (models, server) = leader().await;
@@ -216,6 +218,8 @@ async fn those_who_wait_for_a_back_end_are_served_in_their_order() {
 }
 
 /// The same for readers; a slot that gets free because a back end was closed is given as one that is given back.
+///
+/// Spec: A2
 #[tokio::test]
 async fn readers_who_wait_are_served_in_their_order() {
     let (models, server) = leader().await;

@@ -147,6 +147,7 @@ pub(super) async fn cancel(router: &RouterState, process_id: u32, secret: u32) {
 mod tests {
     use super::*;
 
+    /// Spec: I4
     #[test]
     fn a_request_is_meant_for_what_the_router_works_on_and_for_nothing_later() {
         let slot = CancelSlot::default();

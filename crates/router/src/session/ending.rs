@@ -80,6 +80,7 @@ mod tests {
 
     use super::*;
 
+    /// Spec: I4
     #[test]
     fn a_statement_that_ends_processes_is_known_by_its_function() {
         let traits = |reads_only: bool, text: &'static str| BatchTraits {

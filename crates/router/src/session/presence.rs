@@ -202,6 +202,7 @@ mod tests {
         assert!(presence.is_gone());
     }
 
+    /// Spec: A2
     #[tokio::test]
     async fn work_goes_on_for_a_client_that_has_closed_its_side_while_statements_end_or_it_takes_answers() {
         const STEPS: u32 = 6;

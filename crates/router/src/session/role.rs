@@ -178,6 +178,8 @@ mod tests {
     use super::*;
 
     /// Whatever is not said to be allowed is refused, in PostgreSQL's words.
+    ///
+    /// Spec: C2
     #[test]
     fn a_door_is_open_only_when_the_server_says_so() {
         let row = |allows: Option<&str>, may: Option<&str>, template: Option<&str>| -> Row {

@@ -108,6 +108,7 @@ mod tests {
         assert!(options("-x").is_err());
     }
 
+    /// Spec: I4
     #[test]
     fn a_parameter_counts_more_than_the_same_among_the_options() {
         let packet = [("client_encoding", "UTF8"), ("options", "-c client_encoding=LATIN1"), ("user", "u")];

@@ -169,6 +169,11 @@ mod tests {
 
     /// A parser's tree of a load would take hundreds of times its bytes, a gigabyte of tree for a few megabytes of
     /// rows.
+    ///
+    /// A load in one INSERT is classified in little memory, however long it is; a long buffer, and the text of a
+    /// statement that nobody has any more, are given back.
+    ///
+    /// Spec: L1
     #[test]
     fn f70_a_load_in_one_insert_is_judged_in_little_memory_however_long_it_is() {
         const BYTES: usize = 16 << 20;

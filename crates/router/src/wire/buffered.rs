@@ -64,6 +64,10 @@ mod tests {
     use super::*;
 
     /// The only test that looks at the number; with others in one process it would see theirs.
+    ///
+    /// What the router's buffers and messages longer than 256 KiB hold now is counted, each byte once.
+    ///
+    /// Spec: L1
     #[test]
     fn f87_what_is_held_is_counted_once_and_as_long_as_somebody_has_it() {
         const LONG: usize = 1 << 20;

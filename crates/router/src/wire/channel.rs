@@ -357,6 +357,7 @@ mod tests {
         (Channel::new(Socket::Unix(one), 1 << 30), Channel::new(Socket::Unix(other), 1 << 30))
     }
 
+    /// Spec: L1
     #[tokio::test]
     async fn a_long_message_leaves_no_long_buffer_behind() {
         let (mut sender, mut receiver) = channels();
@@ -378,6 +379,8 @@ mod tests {
 
     /// A message comes in parts where it need not be whole, and whoever takes only its beginning gets the next message
     /// after it. What is in the buffer does not grow with it.
+    ///
+    /// Spec: L1
     #[tokio::test]
     async fn a_message_in_parts_is_the_same_bytes_and_is_never_held_whole() {
         let (mut sender, mut receiver) = channels();

@@ -163,6 +163,8 @@ mod tests {
     use super::*;
 
     /// A host that is gone without a word is found out within twice the time that was asked for, however long that is.
+    ///
+    /// Spec: A2
     #[tokio::test]
     async fn a_silent_peer_is_asked_for_as_often_and_as_long_as_said() {
         let listener = Listener::bind(([127, 0, 0, 1], 0).into()).await.unwrap();

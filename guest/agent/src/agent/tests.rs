@@ -110,6 +110,7 @@ fn more_commands_than_can_be_done_are_refused_and_later_done() {
     assert_eq!(host.answer().id, Some(99));
 }
 
+/// Spec: C5
 #[test]
 fn v15_a_program_that_nobody_waits_for_is_killed_and_gives_its_place_back() {
     let mut host = Host::new();

@@ -146,6 +146,7 @@ fn waiting() -> (MarkFixture, Process) {
     (place, reader)
 }
 
+/// Spec: C4
 #[test]
 fn k20_an_access_waits_for_as_long_as_its_group_is_pinned() {
     let (MarkFixture { directory: _directory, group, .. }, reader) = waiting();
@@ -159,6 +160,7 @@ fn k20_an_access_waits_for_as_long_as_its_group_is_pinned() {
     assert_eq!(reader.output(), [7; FILE_BYTES]);
 }
 
+/// Spec: C4
 #[test]
 fn k20_nothing_is_taken_out_of_a_pinned_group_nor_put_into_its_place() {
     let (MarkFixture { directory: _directory, group, .. }, reader) = waiting();

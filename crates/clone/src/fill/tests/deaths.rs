@@ -248,6 +248,7 @@ fn source_write(chance: &mut Chance, filling: &Filling, recorder: &Recorder, ori
     }
 }
 
+/// Spec: A3
 #[test]
 fn k8_a_filling_that_is_killed_at_any_step_is_gone_on_with_and_harms_nothing() {
     let mut deaths = 0;

@@ -26,6 +26,7 @@ fn crowded(disk: &Path) -> Harness {
     harness
 }
 
+/// Spec: L2
 #[test]
 fn k30_filling_ends_before_the_sources_disk_is_full() {
     if !rustix::process::geteuid().is_root() {

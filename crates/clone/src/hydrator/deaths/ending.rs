@@ -77,6 +77,7 @@ fn filled_bitmap(image: &Image) -> OwnedFd {
     bitmap.as_fd().try_clone_to_owned().unwrap()
 }
 
+/// Spec: A3
 #[test]
 fn k8_a_clone_that_is_filled_becomes_whole_whenever_its_hydrator_is_killed_and_stays_so() {
     let listener = CountingListener::open();
@@ -108,6 +109,10 @@ fn whole_and_kept(listener: &CountingListener) -> (Harness, KeptFiles) {
     (harness, kept)
 }
 
+/// A clone that was made whole keeps its directory and its slot, and waits for nothing of us, whoever takes over,
+/// buries or discards what was kept of it.
+///
+/// Spec: A3
 #[test]
 fn k27_a_clone_that_was_made_whole_keeps_directory_and_slot_whoever_comes_next() {
     let listener = CountingListener::open();
@@ -125,7 +130,7 @@ fn k27_a_clone_that_was_made_whole_keeps_directory_and_slot_whoever_comes_next()
     let (harness, kept) = whole_and_kept(&listener);
     let rendezvous = Rendezvous::at(harness.directory.path().join("service"));
     runtime().block_on(cleanup::clean_up_records(&rendezvous, &kept)).expect("let go");
-    harness.assert_whole(&"buried");
+    harness.assert_whole(&"cleaned up");
 
     // Whoever discards it saw it a moment before.
     let ending = Ending::of_running(&listener, true);
@@ -138,6 +143,7 @@ fn k27_a_clone_that_was_made_whole_keeps_directory_and_slot_whoever_comes_next()
     assert_eq!(listener.connections(), 0, "its slot is its own");
 }
 
+/// Spec: A3
 #[test]
 fn k9_without_a_keeper_a_clone_is_whole_or_gone_whenever_its_hydrator_is_killed() {
     let listener = CountingListener::open();
@@ -156,6 +162,7 @@ fn k9_without_a_keeper_a_clone_is_whole_or_gone_whenever_its_hydrator_is_killed(
     at_every_step(Step::Any, || Ending::of_running(&listener, true), Ending::finish, judge);
 }
 
+/// Spec: A3
 #[test]
 fn k9_a_removal_that_is_killed_at_any_step_is_done_by_the_next_service() {
     let listener = CountingListener::open();
@@ -171,6 +178,8 @@ fn k9_a_removal_that_is_killed_at_any_step_is_done_by_the_next_service() {
 }
 
 /// The source may have changed what a clone lacks that is given up.
+///
+/// Spec: A3
 #[test]
 fn k8_a_clone_whose_removal_has_begun_is_never_gone_on_with() {
     let listener = CountingListener::open();
@@ -186,6 +195,7 @@ fn k8_a_clone_whose_removal_has_begun_is_never_gone_on_with() {
     }
 }
 
+/// Spec: A3
 #[test]
 fn k8_a_removed_clone_stays_removed_whichever_part_of_it_is_still_kept() {
     let listener = CountingListener::open();

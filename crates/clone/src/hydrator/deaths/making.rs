@@ -23,6 +23,7 @@ fn begin(listener: &CountingListener) -> (Harness, Keeping) {
     (Harness::new(listener), Keeping::begin(KeptFiles::new()))
 }
 
+/// Spec: A3
 #[test]
 fn k9_whatever_a_maker_leaves_that_is_killed_with_its_keeper_the_next_service_removes() {
     let listener = CountingListener::open();
@@ -41,6 +42,7 @@ fn k9_whatever_a_maker_leaves_that_is_killed_with_its_keeper_the_next_service_re
     assert!(steps > 80, "{steps}: directories alone are more");
 }
 
+/// Spec: A3
 #[test]
 fn k8_a_maker_that_is_killed_is_succeeded_by_one_that_goes_on_only_if_all_of_the_clone_was_kept() {
     let listener = CountingListener::open();
@@ -112,6 +114,7 @@ impl Prepared {
     }
 }
 
+/// Spec: A3
 #[test]
 fn k9_a_prepared_directory_is_removed_wherever_it_is_when_its_service_is_killed() {
     let listener = CountingListener::open();
@@ -142,6 +145,7 @@ fn keep_image((harness, keeping): &(Harness, Keeping)) -> Result<(), CloneError>
     })
 }
 
+/// Spec: A3
 #[test]
 fn k8_an_image_is_gone_on_with_only_if_all_of_it_was_kept() {
     let listener = CountingListener::open();

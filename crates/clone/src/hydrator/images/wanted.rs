@@ -113,6 +113,12 @@ mod tests {
     use super::*;
     use crate::network::server::tests::SourceHost;
 
+    /// The source's host goes by what it knows of the source, not by what the clone's host hands back: no other machine
+    /// or port is connected to, no slot that is there is dropped, also of two images that come at once (*not held* for
+    /// one that another program makes in the instant before the service is killed), no line of the log is forged,
+    /// images and freezes are counted together.
+    ///
+    /// Spec: C3
     #[tokio::test]
     async fn k23_another_machine_another_port_and_what_is_no_slot_are_refused() {
         let plan = tokio::task::spawn_blocking(|| {

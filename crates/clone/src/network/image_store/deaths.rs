@@ -179,6 +179,7 @@ fn source_write(numbers: &mut Numbers, image_store: &ImageStore, live: &LiveFile
     live.write(None, file.0 as usize, chunk, 0);
 }
 
+/// Spec: A3
 #[test]
 fn k8_an_image_is_served_on_as_it_was_frozen_whenever_the_process_that_saves_it_is_killed() {
     let mut deaths = 0;

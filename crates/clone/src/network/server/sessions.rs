@@ -228,6 +228,7 @@ mod tests {
     use super::*;
     use crate::network::server::tests::SourceHost;
 
+    /// Spec: C3
     #[test]
     fn k23_freezes_under_way_count_as_images() {
         let directory = tempfile::tempdir().unwrap();

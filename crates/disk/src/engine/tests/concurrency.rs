@@ -13,6 +13,10 @@ const ROUNDS: u64 = 300;
 
 /// Each thread owns the sectors of its number modulo the threads' count: all meet in every block. Another thread cuts
 /// epochs, takes snapshots, checkpoints and flushes meanwhile.
+///
+/// Threads on overlapping blocks lose no sector while epochs are cut, snapshots taken and checkpoints written.
+///
+/// Spec: D4
 #[test]
 fn b11_threads_on_overlapping_blocks_lose_no_sector() {
     for base in [None, Some(SIZE)] {
@@ -141,6 +145,11 @@ impl Source for Unreachable {
     }
 }
 
+/// What waits for an unreachable base holds up nothing else and ends with the close, also when the base is a snapshot
+/// of a disk with a base; long zeroings let others come between; a request whose worker panics is answered, and others
+/// are served.
+///
+/// Spec: D4
 #[test]
 fn b12_what_waits_for_an_unreachable_base_holds_up_nothing_else_and_ends_with_the_close() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -207,6 +216,7 @@ const ZEROED_BLOCKS: u64 = 2 * ZERO_STEP_BYTES / BLOCK_BYTES;
 /// More than the disk has threads for.
 const ZEROINGS: u64 = 5;
 
+/// Spec: D4
 #[test]
 fn b12_long_zeroings_let_others_come_between() {
     let home = tempfile::tempdir().unwrap();

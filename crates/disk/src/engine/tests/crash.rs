@@ -191,6 +191,10 @@ fn run(seed: u64, steps: u64, cuts: u64) {
     }
 }
 
+/// After a power cut at any instant every acknowledged flush and snapshot is there, every sector is old or new, never
+/// another's.
+///
+/// Spec: D4
 #[test]
 fn b2_b3_no_flushed_write_is_lost_by_a_power_cut_and_no_acknowledged_one_by_a_kill() {
     for seed in 0..4 {
@@ -199,6 +203,8 @@ fn b2_b3_no_flushed_write_is_lost_by_a_power_cut_and_no_acknowledged_one_by_a_ki
 }
 
 /// A process is killed after every single thing that it does to its files, checkpoints and openings among them.
+///
+/// Spec: D4
 #[test]
 fn b3_a_kill_at_any_event_loses_nothing() {
     let mut random = StdRng::seed_from_u64(7);
@@ -221,6 +227,8 @@ fn b3_a_kill_at_any_event_loses_nothing() {
 }
 
 /// The control: a recording whose synchronizations are ignored must be found out.
+///
+/// Spec: D4
 #[test]
 fn control_a_disk_whose_flushes_do_nothing_is_found_out() {
     let found_out = std::panic::catch_unwind(|| {
@@ -243,6 +251,8 @@ fn control_a_disk_whose_flushes_do_nothing_is_found_out() {
 }
 
 /// A killed process's successor notes in the journal what it was told: what a snapshot has must stay the snapshot's.
+///
+/// Spec: D4
 #[test]
 fn b3_a_snapshot_survives_a_kill_two_openings_and_a_write() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();

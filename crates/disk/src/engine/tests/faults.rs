@@ -14,6 +14,9 @@ fn recorded() -> (tempfile::TempDir, Recording, Disk) {
     (home, recording, disk)
 }
 
+/// A full file system fails the write or flush that needs space, and loses nothing.
+///
+/// Spec: L2
 #[test]
 fn b8_a_full_disk_refuses_writes_and_loses_nothing() {
     let (home, recording, disk) = recorded();
@@ -45,6 +48,9 @@ fn b8_a_full_disk_refuses_writes_and_loses_nothing() {
     assert!(Disk::check(home.path()).unwrap().is_sound());
 }
 
+/// After a failed synchronization nothing is written any more, reads go on.
+///
+/// Spec: D4
 #[test]
 fn b9_after_a_failed_synchronization_nothing_is_written_any_more() {
     for refused in ["data", "journal"] {
@@ -89,6 +95,9 @@ fn requests_that_are_no_whole_sectors_within_the_disk_are_refused() {
     assert!(matches!(disk.write(0, &[0; 1024], &[segment]), Err(DiskError::Segments { .. })));
 }
 
+/// Damaged header, journal, checkpoint: told, never used, no panic.
+///
+/// Spec: C6
 #[test]
 fn damaged_files_are_told_and_never_used() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -21,6 +21,7 @@ fn names(home: &Path, prefix: &str) -> Vec<String> {
     names
 }
 
+/// Spec: D4
 #[test]
 fn b7_no_commit_reaches_the_journal_after_the_lease_is_given_back() {
     for closes in [true, false] {
@@ -41,6 +42,7 @@ fn b7_no_commit_reaches_the_journal_after_the_lease_is_given_back() {
     }
 }
 
+/// Spec: D4
 #[test]
 fn b7_the_lease_is_given_back_after_the_commit_that_is_at_work() {
     let (home, _recording, disk) = recorded();
@@ -57,6 +59,8 @@ fn b7_the_lease_is_given_back_after_the_commit_that_is_at_work() {
 }
 
 /// A checkpoint that did not come far leaves two files for a successor: none of them is believed after a close.
+///
+/// Spec: D4
 #[test]
 fn b3_what_a_successor_was_told_before_a_close_is_not_believed_after_it() {
     let (home, recording, disk) = recorded();
@@ -75,6 +79,7 @@ fn b3_what_a_successor_was_told_before_a_close_is_not_believed_after_it() {
     assert_eq!(read(&disk, 0, BLOCK), [2; BLOCK]);
 }
 
+/// Spec: D4
 #[test]
 fn b9_a_new_journal_whose_name_may_not_last_makes_the_disk_read_only() {
     let (home, recording, disk) = recorded();
@@ -93,6 +98,8 @@ fn b9_a_new_journal_whose_name_may_not_last_makes_the_disk_read_only() {
 }
 
 /// A write to several places that fails gives all of them back: a successor must not be told of some.
+///
+/// Spec: D4
 #[test]
 fn b3_a_successor_is_told_of_a_change_wholly_or_not_at_all() {
     let (home, recording, disk) = recorded();
@@ -112,6 +119,7 @@ fn b3_a_successor_is_told_of_a_change_wholly_or_not_at_all() {
     assert_eq!(read(&disk, 5 * BLOCK_BYTES, BLOCK), [3; BLOCK]);
 }
 
+/// Spec: L2
 #[test]
 fn b8_a_checkpoint_that_has_no_space_leaves_nothing_and_is_done_later() {
     let (home, recording, disk) = recorded();
@@ -138,6 +146,8 @@ fn b8_a_checkpoint_that_has_no_space_leaves_nothing_and_is_done_later() {
 }
 
 /// A record that a killed process wrote and did not synchronize is made durable before another one follows it.
+///
+/// Spec: D4
 #[test]
 fn b3_a_power_cut_after_a_kill_finds_no_hole_in_the_journal() {
     let (home, recording, disk) = recorded();
@@ -179,6 +189,7 @@ impl crate::Observer for Panicking {
     fn placed(&self, _: u64, _: u64) {}
 }
 
+/// Spec: D4
 #[test]
 fn b12_a_request_whose_worker_panics_is_answered_and_others_are_served() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();

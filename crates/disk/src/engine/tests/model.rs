@@ -201,6 +201,10 @@ fn check_changes(disk: &Disk, model: &Model) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
+    /// A disk, over a base or not, reads as a plain vector: now, at kept epochs, in snapshots, after reopening; what
+    /// changed between epochs is told.
+    ///
+    /// Spec: D4
     #[test]
     fn b1_a_disk_reads_as_a_plain_vector_now_in_epochs_in_snapshots_and_after_reopening(
         steps in proptest::collection::vec(step(), 1..60),
@@ -208,6 +212,7 @@ proptest! {
         run(steps, None)?;
     }
 
+    /// Spec: D4
     #[test]
     fn b1_a_disk_over_a_base_reads_as_a_plain_vector(steps in proptest::collection::vec(step(), 1..60)) {
         run(steps, Some(SIZE - 4 * BLOCK_BYTES - 2048))?;

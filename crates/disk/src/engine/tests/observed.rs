@@ -65,6 +65,7 @@ fn hash(disk: &Disk, byte: u8) -> u128 {
     content_hash(disk.hash_seed(), &[byte; BLOCK])
 }
 
+/// Spec: D4
 #[test]
 fn b10_a_read_does_not_tell_what_was_overwritten_meanwhile() {
     let (_home, meddler, disk) = meddled(Meddling::Write);
@@ -77,6 +78,7 @@ fn b10_a_read_does_not_tell_what_was_overwritten_meanwhile() {
     disk.close().unwrap();
 }
 
+/// Spec: D4
 #[test]
 fn b10_a_read_does_not_tell_what_was_discarded_meanwhile() {
     let (_home, meddler, disk) = meddled(Meddling::Discard);

@@ -27,6 +27,9 @@ fn wait_for_blocks(disk: &Disk, blocks: u64) {
     }
 }
 
+/// Space of discards, released epochs and deleted snapshots is given back to the file system.
+///
+/// Spec: L2
 #[test]
 fn b4_space_of_discards_epochs_and_snapshots_is_given_back() {
     let home = tempfile::tempdir().unwrap();
@@ -58,6 +61,9 @@ fn b4_space_of_discards_epochs_and_snapshots_is_given_back() {
     assert!(allocated <= 64 << 10, "{allocated} bytes are still allocated");
 }
 
+/// A disk without snapshots is a raw sparse image.
+///
+/// Spec: D4
 #[test]
 fn b5_a_disk_without_snapshots_is_a_raw_image() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -70,6 +76,9 @@ fn b5_a_disk_without_snapshots_is_a_raw_image() {
     assert!(data[SIZE as usize / 2..].iter().all(|byte| *byte == 0));
 }
 
+/// A snapshot can be read beside its owner and be the base of another disk, and is not deleted meanwhile.
+///
+/// Spec: D4
 #[test]
 fn b6_a_snapshot_is_read_beside_its_owner_and_not_deleted_meanwhile() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -93,6 +102,7 @@ fn b6_a_snapshot_is_read_beside_its_owner_and_not_deleted_meanwhile() {
     assert!(!home.path().join("snapshot.1.lock").exists());
 }
 
+/// Spec: D4
 #[test]
 fn b6_a_snapshot_is_the_base_of_another_disk() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -119,6 +129,7 @@ fn b6_a_snapshot_is_the_base_of_another_disk() {
     assert!(image[..4 * BLOCK] == expected && image[4 * BLOCK..].iter().all(|byte| *byte == 0));
 }
 
+/// Spec: C6
 #[test]
 fn b24_another_snapshot_under_the_same_name_is_not_taken_for_the_first() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -162,6 +173,10 @@ fn b24_another_snapshot_under_the_same_name_is_not_taken_for_the_first() {
     assert_eq!(first_byte(), Ok(3));
 }
 
+/// One holder at a time, named to others; the lease is waited for and can be taken again; nothing is written after it
+/// was given back.
+///
+/// Spec: D4
 #[test]
 fn b7_one_holder_at_a_time_and_the_lease_can_be_taken_again() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -210,6 +225,9 @@ impl Observer for Seen {
     }
 }
 
+/// The observer learns each whole block's hash and guest page, the write log each write.
+///
+/// Spec: D4
 #[test]
 fn b10_the_observer_learns_hashes_and_guest_pages_and_the_log_every_write() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -258,6 +276,10 @@ fn b10_the_observer_learns_hashes_and_guest_pages_and_the_log_every_write() {
     assert_eq!(disk.take_write_log(next).unwrap().records.len(), 1);
 }
 
+/// What records of writes take of the room for them is given back with every epoch and snapshot that goes, or is not
+/// made.
+///
+/// Spec: L1
 #[test]
 fn b63_the_write_logs_room_is_given_back_with_every_snapshot_that_goes() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -305,6 +327,9 @@ impl Source for Sevens {
     }
 }
 
+/// A discard over a base takes no memory for each of its blocks, now, after reopening and from a checkpoint.
+///
+/// Spec: L1
 #[test]
 fn b65_a_discard_over_a_base_takes_no_memory_for_each_of_its_blocks() {
     const LEAF_BYTES: u64 = crate::map::LEAF_BLOCKS * BLOCK_BYTES;

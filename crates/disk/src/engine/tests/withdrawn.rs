@@ -44,6 +44,7 @@ impl Source for Away {
     }
 }
 
+/// Spec: D5
 #[test]
 fn b60_what_is_withdrawn_leaves_the_queue_unanswered_and_changes_nothing() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -182,6 +182,7 @@ mod tests {
     use super::*;
     use crate::{CreateOptions, OpenOptions};
 
+    /// Spec: C6
     #[test]
     fn b24_clients_of_a_snapshot_share_it_and_another_of_the_same_name_is_described_otherwise() {
         let home = tempfile::tempdir().unwrap();

@@ -195,6 +195,7 @@ fn what_is_written_is_read_and_what_is_trimmed_is_zero() {
     assert_eq!(statistics.connections_total, 2);
 }
 
+/// Spec: C5
 #[test]
 fn b22_requests_that_cannot_be_done_are_refused_one_by_one() {
     let served = TestServer::of_a_disk();
@@ -272,6 +273,10 @@ fn the_disk_is_attached_while_clients_have_it_open() {
     assert_eq!(served.client().ask(command::READ, 0, 0..4096, &[]).unwrap(), [9; 4096]);
 }
 
+/// Whatever a client sends, or does not read, the server goes on for the others; a request that cannot be done is
+/// refused alone; what is in flight is answered before the server closes.
+///
+/// Spec: C5
 #[test]
 fn b22_no_bytes_bring_the_server_down() {
     let served = TestServer::of_a_disk();
@@ -393,6 +398,7 @@ fn a_read_only_export_is_read_and_says_where_it_is_zero() {
     client.ask(command::FLUSH, 0, 0..0, &[]).unwrap();
 }
 
+/// Spec: C5
 #[test]
 fn b22_what_is_in_flight_is_answered_before_the_server_closes() {
     let source = Gated::closed();
@@ -435,6 +441,7 @@ fn a_server_that_is_not_given_time_says_so() {
     assert!(client.stream.read(&mut [0; 64]).is_ok_and(|count| count == 0));
 }
 
+/// Spec: C5
 #[test]
 fn b22_a_client_that_only_asks_is_held_at_its_bounds_and_others_go_on() {
     let source = Gated::closed();
@@ -460,6 +467,7 @@ fn b22_a_client_that_only_asks_is_held_at_its_bounds_and_others_go_on() {
     served.wait_for_connections(1);
 }
 
+/// Spec: C5
 #[test]
 fn b22_one_client_too_many_is_turned_away() {
     let source = Gated::closed();
@@ -472,6 +480,7 @@ fn b22_one_client_too_many_is_turned_away() {
     served.client_of("gated", true);
 }
 
+/// Spec: C5
 #[test]
 fn b22_clients_that_promise_data_are_held_at_the_servers_bound_and_small_requests_go_on() {
     let served = TestServer::of_a_disk();

@@ -354,6 +354,7 @@ mod tests {
         assert_eq!((map.get(3), map.get(4), map.done_bytes()), (Cluster::Zero, Cluster::Absent, CLUSTER_BYTES));
     }
 
+    /// Spec: D4
     #[test]
     fn b26_a_power_cut_while_the_map_is_finished_leaves_a_map() {
         let directory = tempfile::tempdir().unwrap();

@@ -177,6 +177,10 @@ fn the_background_ends_with_a_copy_that_needs_no_source() {
     assert_eq!(read(&beside, 0..SIZE_BYTES), expected(0..SIZE_BYTES));
 }
 
+/// A copy killed at any moment goes on from what was durable, also after a power cut while its end is written; what is
+/// here at the end is what came.
+///
+/// Spec: D4
 #[test]
 fn b26_a_copy_goes_on_where_any_moment_left_it() {
     let directory = tempfile::tempdir().unwrap();
@@ -219,6 +223,10 @@ fn b26_a_copy_goes_on_where_any_moment_left_it() {
     }
 }
 
+/// The background keeps its limit and readers do not wait for it; what nobody needs is not copied and never shown as
+/// zeros.
+///
+/// Spec: A5
 #[test]
 fn b27_a_limit_holds_the_background_and_not_the_readers() {
     let directory = tempfile::tempdir().unwrap();
@@ -244,6 +252,7 @@ fn b27_a_limit_holds_the_background_and_not_the_readers() {
     wait_until_whole(&copy);
 }
 
+/// Spec: A5
 #[test]
 fn b27_what_nobody_needs_is_left_out_and_can_still_be_read_while_the_source_is_there() {
     let directory = tempfile::tempdir().unwrap();
@@ -294,6 +303,7 @@ fn a_reader_sees_the_sources_failure_when_it_is_final() {
     assert_eq!(read(&copy, 0..512), expected(0..512));
 }
 
+/// Spec: D4
 #[test]
 fn b26_a_copy_that_is_not_what_came_is_found_at_the_end_and_comes_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -352,6 +362,10 @@ impl Source for Gone {
     }
 }
 
+/// A disk over a snapshot of a disk whose base is still being copied sees what the copy gets, outlives the source,
+/// waits no longer than it may, and says so when a place was left out of the finished copy.
+///
+/// Spec: D4
 #[test]
 fn b62_a_reader_beside_the_writer_sees_what_came_since_and_does_not_wait_for_what_never_comes() {
     let directory = tempfile::tempdir().unwrap();
@@ -408,6 +422,7 @@ impl Source for Leaving {
     }
 }
 
+/// Spec: D4
 #[test]
 fn b62_a_reader_beside_the_writer_gets_what_was_finished_while_the_source_was_waited_for() {
     let directory = tempfile::tempdir().unwrap();
@@ -420,6 +435,7 @@ fn b62_a_reader_beside_the_writer_gets_what_was_finished_while_the_source_was_wa
     assert_eq!(read(&beside, 0..CLUSTER_BYTES), expected(0..CLUSTER_BYTES));
 }
 
+/// Spec: D4
 #[test]
 fn b62_a_reader_beside_the_writer_waits_no_longer_than_its_patience() {
     let directory = tempfile::tempdir().unwrap();

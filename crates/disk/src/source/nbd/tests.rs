@@ -138,6 +138,7 @@ fn what_is_not_there_is_told_at_once() {
     }
 }
 
+/// Spec: C6
 #[test]
 fn b24_another_image_under_the_same_name_is_not_taken_for_the_first() {
     let directory = tempfile::tempdir().unwrap();
@@ -231,6 +232,10 @@ impl Drop for Liar {
     }
 }
 
+/// No answer of a server is taken for data that is not all of what was asked for; one that breaks off is asked for
+/// again, and no longer than was allowed; a size that no disk can have is refused.
+///
+/// Spec: C5
 #[test]
 fn b28_no_answer_of_a_server_is_believed_that_is_none() {
     let half =
@@ -272,6 +277,7 @@ fn b28_no_answer_of_a_server_is_believed_that_is_none() {
     }
 }
 
+/// Spec: C5
 #[test]
 fn b28_an_answer_cut_off_in_its_data_is_asked_for_again_without_any_time_out() {
     let directory = tempfile::tempdir().unwrap();
@@ -300,6 +306,7 @@ fn b28_an_answer_cut_off_in_its_data_is_asked_for_again_without_any_time_out() {
     });
 }
 
+/// Spec: C6
 #[test]
 fn b24_an_export_that_can_be_written_to_is_no_base() {
     let directory = tempfile::tempdir().unwrap();
@@ -317,6 +324,7 @@ fn b24_an_export_that_can_be_written_to_is_no_base() {
     assert!(error.contains("read only"), "{error}");
 }
 
+/// Spec: C5
 #[test]
 fn b28_a_size_that_no_disk_can_have_is_refused() {
     for size_bytes in [SIZE_BYTES_MAX + 1, u64::MAX] {
@@ -328,6 +336,7 @@ fn b28_a_size_that_no_disk_can_have_is_refused() {
     }
 }
 
+/// Spec: C5
 #[test]
 fn b28_a_read_ends_in_time_also_while_connections_come_and_break() {
     let directory = tempfile::tempdir().unwrap();
@@ -339,6 +348,7 @@ fn b28_a_read_ends_in_time_also_while_connections_come_and_break() {
     assert!(client.shared.link(Some(Instant::now())).is_err());
 }
 
+/// Spec: C5
 #[test]
 fn b28_a_server_that_takes_nothing_more_holds_no_asker_for_ever() {
     let directory = tempfile::tempdir().unwrap();

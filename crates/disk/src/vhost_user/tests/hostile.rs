@@ -365,6 +365,10 @@ fn is_served(fixture: &Fixture) {
     assert_eq!(read(&mut driver, SIZE_BYTES / 512 - 8, 4096), pattern(9, 4096));
 }
 
+/// Chains that break a rule get an error, are given back, or end their ring's service; never the process; the next
+/// driver is served.
+///
+/// Spec: C5
 #[test]
 fn b40_hostile_chains_get_their_fate_and_the_next_driver_is_served() {
     let fixture = Fixture::new(1);
@@ -378,6 +382,7 @@ fn b40_hostile_chains_get_their_fate_and_the_next_driver_is_served() {
     }
 }
 
+/// Spec: C5
 #[test]
 fn b40_a_ring_that_was_broken_works_after_its_reset() {
     let fixture = Fixture::new(1);
@@ -412,6 +417,9 @@ fn length(choice: u8) -> u32 {
     [0, 1, 15, 16, 17, 48, 511, 512, 513, 4096, 32768, 65536, 33 << 20, u32::MAX][usize::from(choice) % 14]
 }
 
+/// Features of the vhost-user protocol that were not offered are refused.
+///
+/// Spec: C5
 #[test]
 fn b67_features_of_the_protocol_that_were_not_offered_are_refused() {
     let fixture = Fixture::new(1);
@@ -428,6 +436,10 @@ proptest! {
 
     /// Random descriptors, an indirect table, headers; random heads. Whatever happens, the ring can be stopped, and the
     /// memory that no descriptor names is as it was.
+    ///
+    /// Random chains neither kill nor hang the back end, nor touch memory that they do not name.
+    ///
+    /// Spec: C5
     #[test]
     fn b41_random_chains_neither_kill_nor_hang_the_back_end(
         descriptors in prop::collection::vec((any::<u8>(), any::<u8>(), 0_u16..8, 0_u16..20), 16),

@@ -78,6 +78,9 @@ fn status(driver: &mut Driver, ask: Ask<'_>) -> u8 {
     driver.request(0, ask, PATIENCE).unwrap().status
 }
 
+/// What is written through the vhost-user-blk back end is read again, with event indexes and without.
+///
+/// Spec: D5
 #[test]
 fn b30_what_is_written_through_the_back_end_is_read_again() {
     for event_index in [true, false] {
@@ -97,6 +100,9 @@ fn b30_what_is_written_through_the_back_end_is_read_again() {
     }
 }
 
+/// The device tells its size, blocks, queues, limits and serial number.
+///
+/// Spec: D5
 #[test]
 fn b31_the_device_tells_what_it_is() {
     let fixture = Fixture::new(4);
@@ -114,6 +120,9 @@ fn b31_the_device_tells_what_it_is() {
     assert_eq!(&serial, b"serial-number\0\0\0\0\0\0\0");
 }
 
+/// Discarded and zeroed sectors read as zeros, their neighbours stay.
+///
+/// Spec: D5
 #[test]
 fn b32_discards_and_zeroes_read_as_zeros() {
     let fixture = Fixture::new(1);
@@ -129,6 +138,9 @@ fn b32_discards_and_zeroes_read_as_zeros() {
     assert_eq!(read(&mut driver, 0, 32768), expected);
 }
 
+/// A request beyond the disk's end, or of broken sectors, fails; the ring goes on.
+///
+/// Spec: C5
 #[test]
 fn b33_requests_beyond_the_end_fail_and_the_ring_goes_on() {
     let fixture = Fixture::new(1);
@@ -155,6 +167,10 @@ fn b33_requests_beyond_the_end_fail_and_the_ring_goes_on() {
     assert_eq!(read(&mut driver, end - 1, 512), vec![0; 512]);
 }
 
+/// A ring that stops and starts goes on where it was; the last ring's stop gives the disk back, the first one's start
+/// takes it.
+///
+/// Spec: D5
 #[test]
 fn b34_a_ring_that_stops_and_starts_goes_on_where_it_was() {
     let fixture = Fixture::new(2);
@@ -174,6 +190,10 @@ fn b34_a_ring_that_stops_and_starts_goes_on_where_it_was() {
     }
 }
 
+/// A front end that goes gives the disk back, and another may come; a back end takes a dead one's socket and no other
+/// file.
+///
+/// Spec: D5
 #[test]
 fn b35_a_front_end_that_goes_gives_the_disk_back_and_another_may_come() {
     let fixture = Fixture::new(1);
@@ -191,6 +211,10 @@ fn b35_a_front_end_that_goes_gives_the_disk_back_and_another_may_come() {
     assert_eq!(fixture.backend.statistics().connections, 2);
 }
 
+/// Every page of guest memory that the device writes, and no other, is marked while a machine migrates; without marking
+/// they are missed.
+///
+/// Spec: D5
 #[test]
 fn b36_every_page_that_the_device_writes_is_marked_while_a_machine_migrates() {
     let fixture = Fixture::new(1);
@@ -218,6 +242,7 @@ fn data_status(driver: &Driver, finished: Finished) -> u64 {
     driver.slot_address(0, finished.slot) + 16
 }
 
+/// Spec: D5
 #[test]
 fn b36_without_dirty_marking_the_pages_are_missed() {
     let fixture = Fixture::with(VhostUserOptions { log_dirty: false, ..VhostUserOptions::default() });
@@ -227,6 +252,11 @@ fn b36_without_dirty_marking_the_pages_are_missed() {
     assert!(driver.logged_pages().is_empty());
 }
 
+/// Answers are held until their epoch is released, from the first one on where that is asked, and let go when the front
+/// end stops the ring; those of a front end that goes stay in flight for the next back end, as do requests that wait
+/// then. Rings that are stopped share one deadline, and a ring takes no more than may wait.
+///
+/// Spec: D5
 #[test]
 fn b37_answers_are_held_until_their_epoch_is_released_or_the_ring_stops() {
     let fixture = Fixture::new(1);
@@ -251,6 +281,7 @@ fn b37_answers_are_held_until_their_epoch_is_released_or_the_ring_stops() {
     assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0, "a stop must not wait for a release");
 }
 
+/// Spec: D5
 #[test]
 fn b37_a_back_end_can_hold_answers_from_the_first_one_on() {
     let fixture = Fixture::with(VhostUserOptions { hold: CompletionHold::Changes, ..VhostUserOptions::default() });
@@ -262,6 +293,7 @@ fn b37_a_back_end_can_hold_answers_from_the_first_one_on() {
     driver.stop(0).unwrap();
 }
 
+/// Spec: D5
 #[test]
 fn b35_a_back_end_takes_the_place_of_a_dead_one_and_of_no_file() {
     let fixture = Fixture::new(1);
@@ -276,6 +308,9 @@ fn b35_a_back_end_takes_the_place_of_a_dead_one_and_of_no_file() {
     serve(&dead).unwrap();
 }
 
+/// A new table of guest memory while rings run changes nothing, and the dirty log outlives it.
+///
+/// Spec: D5
 #[test]
 fn b38_a_new_table_of_memory_while_rings_run_changes_nothing() {
     let fixture = Fixture::new(1);
@@ -289,6 +324,7 @@ fn b38_a_new_table_of_memory_while_rings_run_changes_nothing() {
     assert!(!driver.logged_pages().is_empty(), "the log outlives the table");
 }
 
+/// Spec: D5
 #[test]
 fn b39_many_requests_at_once_on_many_rings_all_come_back() {
     let fixture = Fixture::new(3);
@@ -321,6 +357,9 @@ fn b39_many_requests_at_once_on_many_rings_all_come_back() {
     assert!(driver.end_address() > GUEST_BASE);
 }
 
+/// Requests under way when the back end dies are done by the next one, in order, and those told already are not.
+///
+/// Spec: D5
 #[test]
 fn b42_requests_in_flight_are_done_by_the_next_back_end() {
     let fixture = Fixture::new(1);
@@ -353,6 +392,7 @@ fn b42_requests_in_flight_are_done_by_the_next_back_end() {
     assert_eq!(area.recover(5).unwrap().heads, [0; 0]);
 }
 
+/// Spec: D5
 #[test]
 fn b42_a_batch_told_but_not_cleared_is_not_done_again() {
     let (file, size_bytes) = InflightArea::create(2, 16).unwrap();

@@ -88,6 +88,7 @@ fn submit(driver: &mut Driver, queue: u16, ask: Ask<'_>) {
     driver.kick(queue).unwrap();
 }
 
+/// Spec: D5
 #[test]
 fn b37_a_flush_that_ends_after_the_ring_began_to_stop_is_answered() {
     let fixture = Fixture::new(1);
@@ -111,6 +112,7 @@ fn b37_a_flush_that_ends_after_the_ring_began_to_stop_is_answered() {
     assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 0);
 }
 
+/// Spec: D5
 #[test]
 fn b37_answers_kept_back_from_a_front_end_that_goes_stay_in_flight() {
     let fixture = Fixture::new(1);
@@ -131,6 +133,7 @@ fn b37_answers_kept_back_from_a_front_end_that_goes_stay_in_flight() {
     assert_eq!(read(&mut driver, 0, 4096), data);
 }
 
+/// Spec: D5
 #[test]
 fn b37_rings_whose_requests_wait_stop_within_one_time() {
     let fixture = silent_room(4);
@@ -150,6 +153,7 @@ fn b37_rings_whose_requests_wait_stop_within_one_time() {
     assert_eq!(deadlines.len(), 1, "the rings waited one after the other: {deadlines:?}");
 }
 
+/// Spec: D5
 #[test]
 fn b37_a_ring_takes_no_more_than_may_wait() {
     let fixture = silent_room(1);
@@ -165,6 +169,7 @@ fn b37_a_ring_takes_no_more_than_may_wait() {
     assert_eq!(fixture.backend.statistics().waited, u64::from(limit));
 }
 
+/// Spec: D5
 #[test]
 fn b37_requests_that_wait_when_the_front_end_goes_are_done_by_the_next_back_end() {
     let fixture = silent_room(1);
@@ -188,6 +193,10 @@ fn b37_requests_that_wait_when_the_front_end_goes_are_done_by_the_next_back_end(
     assert_eq!(bytes, [7; 4096]);
 }
 
+/// What a ring that stopped, or a client that was lost or cut off, had asked for and has no answer changes neither
+/// guest memory nor the disk any more, also while the disk is open for others and when a base comes back late.
+///
+/// Spec: D5
 #[test]
 fn b60_what_a_stopped_ring_had_asked_for_changes_nothing_any_more() {
     for is_lost in [false, true] {
@@ -216,6 +225,11 @@ fn b60_what_a_stopped_ring_had_asked_for_changes_nothing_any_more() {
     }
 }
 
+/// A request that waits for a base longer than a stop may take does not fail: the ring's next life does it, here or at
+/// the next back end. It fails where no record of it follows: for a front end that keeps none, and when the machine
+/// moves.
+///
+/// Spec: D5
 #[test]
 fn b61_a_stop_leaves_what_waits_for_a_base_to_the_rings_next_life() {
     let fixture = silent_room(1);
@@ -235,6 +249,7 @@ fn b61_a_stop_leaves_what_waits_for_a_base_to_the_rings_next_life() {
     assert_eq!(driver.wait(0, PATIENCE).unwrap().status, 1);
 }
 
+/// Spec: D5
 #[test]
 fn b37_a_ring_stops_in_time_also_when_others_fill_the_disks_queue() {
     let fixture = silent_room(1);

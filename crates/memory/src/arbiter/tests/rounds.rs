@@ -148,6 +148,7 @@ fn a_full_cgroup_presses_its_own_members_only() {
     assert_eq!(once(&policy(6144), &calm(), &[inside, outside]), []);
 }
 
+/// Spec: A6
 #[test]
 fn a_pool_in_huge_pages_neither_relieves_a_host_or_cgroup_nor_needs_room_there() {
     let huge = |instance| Observation { huge_pages: true, ..resting(instance, 2048, 4096) };

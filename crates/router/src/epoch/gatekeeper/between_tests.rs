@@ -97,6 +97,11 @@ async fn a_gate_is_due_when_readers_gain_by_it() {
 
 /// An epoch is let go when it lacks commits and is old, or is very old: a database in which nothing is written holds
 /// vacuum back as others do. Without the leader it is all that readers have.
+///
+/// No epoch holds vacuum back for longer than ten times `epoch_age_max_ms` while the leader is there, whether or not
+/// anything is written; a snapshot that is lost with its server's connection is offered to no reader any more.
+///
+/// Spec: L3
 #[tokio::test]
 async fn an_old_epoch_lapses_only_when_another_can_follow() {
     const AGE_MAX: Duration = Duration::from_secs(10);
@@ -146,6 +151,8 @@ async fn an_old_epoch_lapses_only_when_another_can_follow() {
 
 /// A snapshot that is lost with its connection is offered to nobody any more, while the others of its epoch are; a
 /// server that has lost it joins anew.
+///
+/// Spec: L3
 #[tokio::test]
 async fn a_server_that_has_lost_its_snapshot_is_taken_out_of_the_epoch() {
     let Harness { models, mut gatekeeper, epochs, .. } = harness(2, |_| {}).await;
@@ -277,6 +284,11 @@ async fn a_removed_follower_is_in_no_later_epoch() {
 }
 
 /// Whose positions in the WAL mean something else than the leader's never serves a read, however far it has replayed.
+///
+/// No read runs on a server that is no standby of the leader's system and timeline, however far it has replayed; the
+/// log says why.
+///
+/// Spec: I1
 #[tokio::test]
 async fn a_server_of_another_history_does_not_join() {
     for timeline in ["f 1 00000001", "t 2 00000001", "t 1 00000002", ""] {
@@ -300,6 +312,8 @@ async fn a_server_of_another_history_does_not_join() {
 }
 
 /// A leader that comes back with another history leaves those behind that follow the one of before.
+///
+/// Spec: I1
 #[tokio::test]
 async fn who_follows_a_leader_of_before_leaves() {
     let Harness { models, mut gatekeeper, epochs, .. } = harness(2, |_| {}).await;

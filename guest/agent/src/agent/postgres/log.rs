@@ -82,6 +82,7 @@ mod tests {
     use super::*;
     use std::fs::{read, read_to_string, write};
 
+    /// Spec: A7
     #[test]
     fn v16_a_log_is_cut_at_a_line_while_its_writer_goes_on() {
         let directory = tempfile::tempdir().unwrap();

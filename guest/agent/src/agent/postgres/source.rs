@@ -61,6 +61,7 @@ fn value(text: &str) -> Option<(String, usize)> {
 mod tests {
     use super::*;
 
+    /// Spec: A7
     #[test]
     fn v17_a_password_leaves_the_connection_string() {
         let source = |connection: &str, password: Option<&str>| {

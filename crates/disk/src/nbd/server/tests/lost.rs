@@ -3,6 +3,7 @@
 use super::super::replies::REQUESTS_MAX;
 use super::*;
 
+/// Spec: D5
 #[test]
 fn b60_what_a_lost_client_had_asked_for_changes_nothing_any_more() {
     let base = Gated::closed();
@@ -34,6 +35,7 @@ fn b60_what_a_lost_client_had_asked_for_changes_nothing_any_more() {
     served.attachment.detach().unwrap();
 }
 
+/// Spec: D5
 #[test]
 fn b60_a_server_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_back() {
     let base = Gated::closed();
@@ -50,6 +52,7 @@ fn b60_a_server_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_
     base.let_through();
 }
 
+/// Spec: C5
 #[test]
 fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_and_no_memory() {
     let source = Gated::closed();
@@ -81,6 +84,10 @@ fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_an
     assert_eq!(reads(), 9);
 }
 
+/// An NBD client that stalls, sending or taking, on memory that others wait for is cut off; one that nobody waits for
+/// may take its time.
+///
+/// Spec: L1
 #[test]
 fn b64_clients_that_stall_give_way_to_those_that_wait() {
     let source = Gated::closed();
