@@ -106,26 +106,30 @@ impl Store {
         read
     }
 
-    /// What the kernel writes back. An errno: then the pages are in the page cache at most, and no epoch is cut before
-    /// they have been copied out.
+    /// What the kernel writes back. An errno, the first: then pages are in the page cache at most, and no epoch is cut
+    /// before they have been copied out. The kernel takes none of them for dirty any more, whatever the errno, so each
+    /// is seen to.
     pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<(), i32> {
-        let end = offset.checked_add(data.len() as u64).filter(|end| *end <= self.size_bytes);
-        end.ok_or(libc::EFBIG)?;
-        let mut content = [0; PAGE_BYTES];
-        let (mut at, mut rest) = (offset, data);
+        let within = self.size_bytes.saturating_sub(offset).min(data.len() as u64);
+        let (mut rest, behind) = data.split_at(usize::try_from(within).expect("at most as long as the data"));
+        let (mut at, mut written, mut content) = (offset, Ok(()), [0; PAGE_BYTES]);
         while !rest.is_empty() {
             let (page, within) = split(at);
             let (piece, others) = rest.split_at(rest.len().min(PAGE_BYTES - within));
-            if piece.len() < PAGE_BYTES {
-                // The page cache writes whole pages: somebody writes past it.
-                self.read_now(page, &mut content).map_err(|_| libc::EIO)?;
-            }
-            content[within..within + piece.len()].copy_from_slice(piece);
-            self.store(page, &content)?;
+            written = written.and(self.write_piece(page, within, piece, &mut content));
             (at, rest) = (at + piece.len() as u64, others);
         }
         self.count(|counters| counters.written_pages += (data.len() / PAGE_BYTES) as u64);
-        Ok(())
+        written.and(if behind.is_empty() { Ok(()) } else { Err(libc::EFBIG) })
+    }
+
+    fn write_piece(&self, page: u32, within: usize, piece: &[u8], content: &mut [u8; PAGE_BYTES]) -> Result<(), i32> {
+        if piece.len() < PAGE_BYTES {
+            // The page cache writes whole pages: somebody writes past it.
+            self.read_now(page, content).map_err(|_| libc::EIO)?;
+        }
+        content[within..within + piece.len()].copy_from_slice(piece);
+        self.store(page, content)
     }
 
     fn store(&self, page: u32, content: &[u8; PAGE_BYTES]) -> Result<(), i32> {
