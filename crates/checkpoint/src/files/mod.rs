@@ -54,6 +54,13 @@ impl Folder {
         self.opened(name, "open", OpenOptions::new().read(true))
     }
 
+    pub(crate) fn open_if_there(&self, name: &str) -> Result<Option<Stored>, CheckpointError> {
+        match self.open_file(name) {
+            Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
     fn opened(&self, name: &str, action: &'static str, options: &mut OpenOptions) -> Result<Stored, CheckpointError> {
         let path = self.path_of(name);
         let file = options.custom_flags(libc::O_NOFOLLOW).open(&path).map_err(CheckpointError::io(action, &path))?;
@@ -112,10 +119,7 @@ impl Folder {
 
     /// Reads a small file; none when there is none.
     pub(crate) fn read_whole(&self, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, CheckpointError> {
-        let file = match self.open_file(name) {
-            Err(CheckpointError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
-            other => other?,
-        };
+        let Some(file) = self.open_if_there(name)? else { return Ok(None) };
         let length = file.length()?;
         if length > bytes_max {
             return Err(CheckpointError::damaged(file.path(), format!("{length} bytes are too many")));

@@ -26,6 +26,8 @@ pub use writer::Writer;
 const MACHINE: &str = "machine";
 const CHECKPOINT: &str = "checkpoint.";
 const NEW: &str = ".new";
+/// Whoever reads is overtaken by so many compactions at most.
+const COMPACTIONS_MAX: usize = 16;
 
 /// A checkpoint that is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,15 +105,28 @@ impl Image {
         let bytes = bytes.ok_or_else(|| CheckpointError::damaged(&path, "there is none"))?;
         let machine = Machine::parse(&bytes).map_err(|what| CheckpointError::damaged(&path, what))?;
         let mut image = Image { folder, machine, heads: BTreeMap::new(), lock };
-        for name in image.folder.names()? {
-            if writes && name.ends_with(NEW) {
-                image.folder.remove(&name)?;
-            } else if let Some(number) = number_of(&name) {
-                let layer = image.layer(number)?;
-                image.heads.insert(number, layer.head);
+        if writes {
+            for name in image.folder.names()?.iter().filter(|name| is_left_over(name)) {
+                image.folder.remove(name)?;
             }
         }
-        Ok(image)
+        for _ in 0..COMPACTIONS_MAX {
+            if let Some(heads) = image.heads_of(&image.folder.names()?)? {
+                image.heads = heads;
+                return Ok(image);
+            }
+        }
+        Err(CheckpointError::damaged(&image.path_of(""), "each time it is looked at a checkpoint has gone"))
+    }
+
+    /// None: a compaction has removed one of them meanwhile.
+    fn heads_of(&self, names: &[String]) -> Result<Option<BTreeMap<u64, Head>>, CheckpointError> {
+        let mut heads = BTreeMap::new();
+        for number in names.iter().filter_map(|name| number_of(name)) {
+            let Some(layer) = self.layer(number)? else { return Ok(None) };
+            heads.insert(number, layer.head);
+        }
+        Ok(Some(heads))
     }
 
     /// What a restore needs beside a checkpoint.
@@ -126,7 +141,7 @@ impl Image {
 
     /// Those that are there, oldest first.
     pub fn checkpoints(&self) -> Vec<Checkpoint> {
-        let whole = self.heads.values().filter(|head| self.chain(head.number).is_some());
+        let whole = self.heads.values().filter(|head| self.is_listed(head.number));
         whole
             .map(|head| Checkpoint {
                 number: head.number,
@@ -147,9 +162,30 @@ impl Image {
     /// # Errors
     /// [`CheckpointError::UnknownCheckpoint`]; [`CheckpointError::Damaged`].
     pub fn view(&self, number: u64) -> Result<View, CheckpointError> {
-        let chain = self.chain(number).ok_or(CheckpointError::UnknownCheckpoint { number })?;
-        let layers: Result<Vec<Layer>, CheckpointError> = chain.into_iter().map(|number| self.layer(number)).collect();
-        Ok(View::new(self.machine.identity, layers?))
+        if !self.is_listed(number) {
+            return Err(CheckpointError::UnknownCheckpoint { number });
+        }
+        for _ in 0..COMPACTIONS_MAX {
+            let Some(top) = self.layer(number)? else { break };
+            if let Some(layers) = self.layers(top)? {
+                return Ok(View::new(self.machine.identity, layers));
+            }
+        }
+        Err(CheckpointError::UnknownCheckpoint { number })
+    }
+
+    /// A checkpoint and what it stands on, by what each opened file says of its parent: a compaction gives a file
+    /// another one, and what was known of it before does not count. None: it has removed one of them meanwhile.
+    fn layers(&self, top: Layer) -> Result<Option<Vec<Layer>>, CheckpointError> {
+        let mut parent = top.head.parent;
+        let mut layers = vec![top];
+        // Each parent's number is smaller: this ends.
+        while parent != 0 {
+            let Some(layer) = self.layer(parent)? else { return Ok(None) };
+            parent = layer.head.parent;
+            layers.push(layer);
+        }
+        Ok(Some(layers))
     }
 
     /// Begins the next one: over the last one, or whole. The disk's epoch has a name of at most 4096 bytes.
@@ -181,6 +217,8 @@ impl Image {
             }
             writer.commit(taken_unix_ms, view.devices(), view.disk())?;
         }
+        // Also when another one has made it whole, and died: nothing that it stood on goes before that is durable.
+        self.folder.synchronize()?;
         let older: Vec<u64> = self.heads.range(..number).map(|(older, _)| *older).rev().collect();
         for older in older {
             self.folder.remove(&name_of(older))?;
@@ -189,20 +227,19 @@ impl Image {
         self.folder.synchronize()
     }
 
-    /// A checkpoint and what it stands on, itself the first; none when one is missing.
-    fn chain(&self, number: u64) -> Option<Vec<u64>> {
-        let mut chain = vec![self.heads.get(&number)?.number];
+    /// Whether it is there, and all that it stands on, as far as is known.
+    fn is_listed(&self, number: u64) -> bool {
+        let mut head = self.heads.get(&number);
         // Each parent's number is smaller: this ends.
-        loop {
-            match self.heads[chain.last()?].parent {
-                0 => return Some(chain),
-                parent => chain.push(self.heads.get(&parent)?.number),
-            }
+        while let Some(Head { parent: 1.., .. }) = head {
+            head = head.and_then(|head| self.heads.get(&head.parent));
         }
+        head.is_some()
     }
 
-    fn layer(&self, number: u64) -> Result<Layer, CheckpointError> {
-        let file = self.folder.open_file(&name_of(number))?;
+    /// Reads head and tables of a file; none when it is not there.
+    fn layer(&self, number: u64) -> Result<Option<Layer>, CheckpointError> {
+        let Some(file) = self.folder.open_if_there(&name_of(number))? else { return Ok(None) };
         let wrong = |what: String| CheckpointError::damaged(file.path(), what);
         let length = file.length()?;
         if length < HEAD_BYTES as u64 {
@@ -217,7 +254,7 @@ impl Image {
         let mut tables = vec![0; usize::try_from(head.tables_bytes()).map_err(|error| wrong(error.to_string()))?];
         file.read(head.tables_at(), &mut tables)?;
         let tables = Tables::parse(&tables, &head, self.machine.identity).map_err(wrong)?;
-        Ok(Layer { file, head, tables })
+        Ok(Some(Layer { file, head, tables }))
     }
 
     /// The directory's path of a file, for messages.
@@ -236,6 +273,11 @@ fn lock(folder: &Folder) -> Result<Stored, CheckpointError> {
 
 fn name_of(number: u64) -> String {
     format!("{CHECKPOINT}{number}")
+}
+
+/// What a killed writer has left. Other files are none of ours.
+fn is_left_over(name: &str) -> bool {
+    name.strip_suffix(NEW).is_some_and(|name| name == MACHINE || number_of(name).is_some())
 }
 
 /// The number in a checkpoint's name; other files are none of ours.

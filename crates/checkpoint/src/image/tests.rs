@@ -195,6 +195,43 @@ fn t11_killed_at_every_step_of_a_compaction_all_later_ones_are_there() {
 ///
 /// Spec: C6
 #[test]
+fn t10_who_reads_sees_a_checkpoint_as_it_was_whatever_a_compaction_does_meanwhile() {
+    // A compaction that ends behind each of its steps, and what was opened before it.
+    for steps in 0.. {
+        let (directory, models) = three();
+        let reader = Image::open(directory.path()).unwrap();
+        let top = reader.layer(3).unwrap().unwrap();
+        let names = reader.folder.names().unwrap();
+        let recorder = Recorder::killed_behind(steps);
+        let mut writer = Image::open_in(recorder.folder(directory.path()), true).unwrap();
+        let done = writer.compact(3);
+        check(&reader, 3, &models[2]);
+        check(&Image::open(directory.path()).unwrap(), 3, &models[2]);
+        if done.is_ok() {
+            assert!(reader.layers(top).unwrap().is_none(), "what it stood on is there");
+            assert!(reader.heads_of(&names).unwrap().is_none(), "all that was listed is there");
+            assert!(matches!(reader.view(2), Err(CheckpointError::UnknownCheckpoint { number: 2 })));
+            return;
+        }
+        // The same writer again: it did not die.
+        recorder.spare();
+        writer.compact(3).unwrap();
+        check(&writer, 3, &models[2]);
+        check(&reader, 3, &models[2]);
+    }
+}
+
+#[test]
+fn t11_a_writer_removes_what_a_killed_one_has_left_and_nothing_else() {
+    let (directory, _) = three();
+    let (left, others) = (["checkpoint.4.new", "machine.new"], ["taking.new", "checkpoint.x.new", "checkpoint.04.new"]);
+    left.iter().chain(&others).for_each(|name| std::fs::write(directory.join(name), b"").unwrap());
+    Image::open_to_write(directory.path()).unwrap();
+    assert!(left.iter().all(|name| !directory.join(name).exists()));
+    assert!(others.iter().all(|name| directory.join(name).exists()));
+}
+
+#[test]
 fn t12_a_flipped_bit_is_never_shown() {
     let (directory, models) = three();
     for name in ["machine", "checkpoint.1", "checkpoint.2", "checkpoint.3"] {
