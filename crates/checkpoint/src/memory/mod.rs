@@ -39,6 +39,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use rustix::mm::MlockAllFlags;
@@ -148,6 +149,9 @@ impl GuestMemory {
     /// more: with `drops`, of a locked memory, that are pages which the guest never touched, or gave back since; else
     /// reading one is an error. [`GuestMemory::keep`] makes the memory one of which epochs can be cut.
     ///
+    /// A page that was given back shows zeros, and what the shadow holds if that was after the memory had begun to keep
+    /// and before that epoch was released.
+    ///
     /// # Errors
     /// As [`GuestMemory::prepare`].
     pub fn adopt_without_state(
@@ -157,19 +161,29 @@ impl GuestMemory {
         options: &MemoryOptions,
     ) -> Result<GuestMemory, CheckpointError> {
         let store = Store::fresh(shadow, options.size_bytes, options.epochs_bytes_max)?;
-        for page in 0..u32::try_from(options.size_bytes / PAGE_BYTES as u64).expect("checked with the state") {
-            store.pages().set_dropped(page, true);
+        if options.drops {
+            store.knows_resident.store(false, Ordering::Release);
+        } else {
+            let mut pages = store.pages();
+            pages.state.set_keeping();
+            for page in 0..u32::try_from(options.size_bytes / PAGE_BYTES as u64).expect("checked with the state") {
+                pages.set_dropped(page, true);
+            }
         }
         let device = File::from(device);
         fuse::ask_again(&device)?;
         let memory = GuestMemory::begin(place, device, store, looks(options))?;
         if options.drops {
+            // Closed when reads are answered: the kernel may wait for them then.
             let file = fuse::opened(place)?;
             let resident = memory.resident(&file)?;
             let mut pages = memory.store.pages();
-            for page in (0u32..).zip(resident).filter_map(|(page, is_resident)| (!is_resident).then_some(page)) {
-                pages.set_dropped(page, false);
+            for page in (0u32..).zip(resident).filter_map(|(page, is_resident)| is_resident.then_some(page)) {
+                pages.set_dropped(page, true);
             }
+            drop(pages);
+            memory.store.knows_resident.store(true, Ordering::Release);
+            fuse::ask_again(&memory.device)?;
         }
         Ok(memory)
     }

@@ -1,6 +1,7 @@
 //! A memory as its server has it: pages, the shadow below them, and what is done when room is scarce.
 
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::pages::Pages;
@@ -38,6 +39,8 @@ pub(super) struct Store {
     pub(super) shadow: Shadow,
     /// One at a time moves pages into the shadow.
     pub(super) folding: Mutex<()>,
+    /// Whether it is known which pages the page cache has. As long as it is not, who reads or gives back waits.
+    pub(super) knows_resident: AtomicBool,
     pub(super) size_bytes: u64,
     pub(super) counters: Mutex<MemoryStatistics>,
 }
@@ -69,7 +72,7 @@ impl Store {
         let size_bytes = state.pages() * PAGE_BYTES as u64;
         let (pages, shadow) = (Pages::new(state)?, Shadow::open(shadow, size_bytes)?);
         let (pages, folding, counters) = (Mutex::new(pages), Mutex::new(()), Mutex::default());
-        Ok(Store { pages, shadow, folding, size_bytes, counters })
+        Ok(Store { pages, shadow, folding, knows_resident: AtomicBool::new(true), size_bytes, counters })
     }
 
     /// What it did, and what it holds.
@@ -159,7 +162,7 @@ impl Store {
         let end = offset.checked_add(length).filter(|end| *end <= self.size_bytes).ok_or(libc::EINVAL)?;
         let page_bytes = PAGE_BYTES as u64;
         if !offset.is_multiple_of(page_bytes) || !end.is_multiple_of(page_bytes) {
-            // The kernel zeroes the edges in its cache, and writes them back.
+            // Who gives back memory gives back pages.
             return Err(libc::EOPNOTSUPP);
         }
         for number in offset / page_bytes..end / page_bytes {
@@ -171,17 +174,23 @@ impl Store {
     }
 
     fn zero_page(&self, page: u32) -> Result<(), i32> {
+        let not_zeros = |error: &CheckpointError| {
+            tracing::error!(%error, page, "a page of the memory cannot be made zeros");
+            libc::EIO
+        };
         loop {
             let mut pages = self.pages();
+            if !pages.state.is_keeping() && pages.state.bit(Bits::Held, page) {
+                // No ended epoch needs it, and who goes on without the state finds nothing older.
+                self.shadow.punch(page).map_err(|error| not_zeros(&error))?;
+                pages.state.set_bit(Bits::Held, page, false);
+            }
             if pages.has_room() {
                 pages.put(page, &[0; PAGE_BYTES]);
                 return Ok(());
             }
             drop(pages);
-            self.make_room().map_err(|error| {
-                tracing::error!(%error, page, "a page of the memory cannot be made zeros");
-                libc::EIO
-            })?;
+            self.make_room().map_err(|error| not_zeros(&error))?;
         }
     }
 

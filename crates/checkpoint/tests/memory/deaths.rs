@@ -2,7 +2,8 @@
 
 use std::io::Read;
 
-use onecopy_testing::until;
+use onecopy_checkpoint::PAGE_BYTES;
+use onecopy_testing::{TestDirectory, until};
 
 use crate::processes::{Memory, PAGES};
 
@@ -134,4 +135,42 @@ fn t6_without_its_state_what_no_page_cache_has_is_an_error_and_not_something_old
     assert!(memory.server().ask("cut").contains("are not kept"));
     memory.mapper.expect("read 300", &libc::EIO.to_string());
     memory.mapper.expect("read 50", "done");
+}
+
+#[test]
+fn t6_without_its_state_who_waits_for_a_page_gets_it_and_what_was_given_back_is_zeros() {
+    let name = "t6_without_its_state_who_waits_for_a_page_gets_it_and_what_was_given_back_is_zeros";
+    let directory = TestDirectory::new().unwrap();
+    std::fs::write(directory.join("shadow"), 9u64.to_ne_bytes().repeat(PAGES * PAGE_BYTES / 8)).unwrap();
+    let Some(mut memory) = Memory::of(name, directory, true) else { return };
+    memory.mapper.expect("holds 9", "done");
+    memory.mapper.expect("write 0 100 5", "done");
+    memory.mapper.expect("zero 200 50", "done");
+    memory.mapper.expect("synchronize", "done");
+    memory.kill_server();
+    // No server is there: these wait in the kernel.
+    memory.mapper.tell("read 1500");
+    memory.wait_asked();
+    memory.serve_without_state(true);
+    assert_eq!(memory.mapper.heard(), "done");
+    memory.mapper.expect("verify", "done");
+    memory.server().expect("statistics lost", "0");
+    memory.server().expect("keep", "missing 0");
+    let epoch = memory.take();
+    let mut expected = vec![9; PAGES];
+    expected[..100].fill(5);
+    expected[200..250].fill(0);
+    assert!(memory.stamps(&epoch) == expected);
+}
+
+#[test]
+fn t6_without_its_state_what_is_written_back_before_it_is_told_to_keep_is_kept() {
+    let name = "t6_without_its_state_what_is_written_back_before_it_is_told_to_keep_is_kept";
+    let Some(mut memory) = Memory::new(name, false) else { return };
+    memory.kill_server();
+    memory.serve_without_state(false);
+    memory.mapper.expect(&format!("put 0 {PAGES} 3"), "done");
+    memory.mapper.expect("evict", "done");
+    memory.mapper.expect("verify", "done");
+    memory.server().expect("statistics dropped", "0");
 }

@@ -32,6 +32,18 @@ pub fn run(directory: &Path, stream: UnixStream) {
                 (number(1)..number(1) + number(2)).for_each(|page| mapped.write(page, number(3) as u64));
                 "done".to_owned()
             }
+            // Past the mapping: what they held before is not read.
+            "put" => {
+                let (first, count, stamp) = (number(1), number(2), number(3) as u64);
+                mapped.stamps.lock().unwrap()[first..first + count].fill(stamp);
+                let bytes = stamp.to_ne_bytes().repeat(WORDS * count);
+                said(mapped.file.write_all_at(&bytes, (first * PAGE_BYTES) as u64).map_err(|error| error.to_string()))
+            }
+            // What the memory holds at first.
+            "holds" => {
+                mapped.stamps.lock().unwrap().fill(number(1) as u64);
+                "done".to_owned()
+            }
             "zero" => mapped.zero(number(1), number(2)),
             "synchronize" => said(synchronize(&place).map_err(|error| error.to_string())),
             "verify" => said(mapped.verify(0..PAGES)),

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use onecopy_checkpoint::PAGE_BYTES;
 use onecopy_checkpoint::memory::{Descriptors, GuestMemory, MemoryOptions};
 use onecopy_testing::{TestDirectory, skip};
+use rustix::event::{PollFd, PollFlags, poll};
 
 pub const PAGES: usize = 2048;
 pub const SIZE: u64 = (PAGES * PAGE_BYTES) as u64;
@@ -121,11 +122,16 @@ pub struct Memory {
 impl Memory {
     /// None on a machine where the test is left out.
     pub fn new(test: &str, drops: bool) -> Option<Memory> {
+        Memory::of(test, TestDirectory::new().unwrap(), drops)
+    }
+
+    /// One that holds at first what the file `shadow` of the directory does.
+    pub fn of(test: &str, directory: TestDirectory, drops: bool) -> Option<Memory> {
         if !rustix::process::geteuid().is_root() || std::fs::metadata("/dev/fuse").is_err() {
             skip(test, "it mounts: it needs root and /dev/fuse");
             return None;
         }
-        Some(Memory::over(TestDirectory::new().unwrap(), drops))
+        Some(Memory::over(directory, drops))
     }
 
     /// One that holds at first what the file `shadow` of its directory does.
@@ -177,6 +183,12 @@ impl Memory {
 
     pub fn device(&self) -> OwnedFd {
         self.descriptors().device.try_clone().unwrap()
+    }
+
+    /// Waits until somebody asks for something, while no server is there.
+    pub fn wait_asked(&self) {
+        let device = &self.descriptors().device;
+        assert_eq!(poll(&mut [PollFd::new(device, PollFlags::IN)], None), Ok(1));
     }
 
     pub fn place(&self) -> PathBuf {

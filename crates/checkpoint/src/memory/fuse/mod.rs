@@ -11,6 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use rustix::fs::FallocateFlags;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -138,6 +139,12 @@ impl Server<'_> {
             }
             Operation::Attributes | Operation::SetAttributes { .. } => self.answer.attributes(unique, looks),
             Operation::Open => self.answer.opened(unique),
+            // Who goes on without a state asks for these again as soon as it knows.
+            Operation::Read { .. } | Operation::Allocate { .. }
+                if !self.store.knows_resident.load(Ordering::Acquire) =>
+            {
+                return Ok(false);
+            }
             Operation::Read { offset, length } => self.read(unique, offset, length),
             Operation::Write { offset, data } => match self.store.write(offset, data) {
                 Ok(()) => self.answer.written(unique, data.len()),
