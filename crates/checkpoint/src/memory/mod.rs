@@ -38,8 +38,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use rustix::mm::MlockAllFlags;
@@ -99,13 +99,32 @@ pub struct Kept {
     pub missing: u64,
 }
 
-/// A guest's memory, served by a thread of this process. Dropping it leaves the mount and the thread as they are.
+/// A guest's memory, served by a thread of this process. Dropping it leaves the mount as it is, and nobody serves it any
+/// more when that returns: another may adopt it. When the thread fails or panics the process is aborted, because a guest
+/// whose memory nobody serves waits for ever, while a keeper hears of a process's end.
 pub struct GuestMemory {
     store: Arc<Store>,
-
     device: Arc<File>,
     place: PathBuf,
-    server: JoinHandle<Result<(), CheckpointError>>,
+    /// None: its end was waited for.
+    server: Option<JoinHandle<Result<(), CheckpointError>>>,
+}
+
+impl Drop for GuestMemory {
+    fn drop(&mut self) {
+        // The thread may wait for a request: it hands that on, and ends.
+        *self.store.is_served.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+}
+
+/// Dropped when it was not forgotten, in a panic, too.
+struct OrAbort;
+
+impl Drop for OrAbort {
+    fn drop(&mut self) {
+        tracing::error!("nobody serves a guest's memory any more: the process ends for the next one");
+        std::process::abort();
+    }
 }
 
 impl GuestMemory {
@@ -131,7 +150,7 @@ impl GuestMemory {
     ///
     /// # Errors
     /// [`CheckpointError::State`] when that is no state: [`GuestMemory::adopt_without_state`] is left then; the
-    /// operating system refuses. A kernel that cannot ask again ends the server: [`GuestMemory::ended`] says so.
+    /// operating system refuses: also a kernel that cannot ask again.
     pub fn adopt(
         place: &Path,
         shadow: &Path,
@@ -194,15 +213,22 @@ impl GuestMemory {
         let server = std::thread::Builder::new().name("memory-server".to_owned()).spawn({
             let (store, device) = (store.clone(), device.clone());
             move || {
-                fuse::serve(&device, &store, looks)
-                    .inspect_err(|error| tracing::error!(%error, "a memory's server ends"))
+                let served = OrAbort;
+                let ended = fuse::serve(&device, &store, looks);
+                let ended = ended.inspect_err(|error| tracing::error!(%error, "a memory's server ends"));
+                // The kernel answers for a server that it has not agreed with.
+                if matches!(ended, Ok(()) | Err(CheckpointError::Protocol { .. })) {
+                    std::mem::forget(served);
+                }
+                ended
             }
         });
         let server = server.map_err(CheckpointError::io("start a thread for", place))?;
+        let memory = GuestMemory { store, device, place: place.to_owned(), server: Some(server) };
         // The server answers already: these look at the file.
         fuse::set_size(place, looks.size_bytes)?;
         fuse::allow_dirty_pages(place)?;
-        Ok(GuestMemory { store, device, place: place.to_owned(), server })
+        Ok(memory)
     }
 
     /// What a keeper must hold, so that the memory outlives this process.
@@ -346,13 +372,12 @@ impl GuestMemory {
         fuse::unmount(&self.place)
     }
 
-    /// Waits for the server's end: the mount is gone, or it failed.
+    /// Waits for the server's end: the mount is gone.
     ///
     /// # Errors
-    /// Why it failed.
-    pub fn ended(self) -> Result<(), CheckpointError> {
-        let GuestMemory { device, server, .. } = self;
-        drop(device);
+    /// The kernel's FUSE is too old.
+    pub fn ended(mut self) -> Result<(), CheckpointError> {
+        let server = self.server.take().expect("its end is waited for once");
         server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }

@@ -41,6 +41,8 @@ pub(super) struct Store {
     pub(super) folding: Mutex<()>,
     /// Whether it is known which pages the page cache has. As long as it is not, who reads or gives back waits.
     pub(super) knows_resident: AtomicBool,
+    /// Held by the server while it answers: nothing of this changes when it is false and was seen to be.
+    pub(super) is_served: Mutex<bool>,
     pub(super) size_bytes: u64,
     pub(super) counters: Mutex<MemoryStatistics>,
 }
@@ -71,8 +73,15 @@ impl Store {
     pub(super) fn new(state: State, shadow: &Path) -> Result<Store, CheckpointError> {
         let size_bytes = state.pages() * PAGE_BYTES as u64;
         let (pages, shadow) = (Pages::new(state)?, Shadow::open(shadow, size_bytes)?);
-        let (pages, folding, counters) = (Mutex::new(pages), Mutex::new(()), Mutex::default());
-        Ok(Store { pages, shadow, folding, knows_resident: AtomicBool::new(true), size_bytes, counters })
+        Ok(Store {
+            pages: Mutex::new(pages),
+            shadow,
+            folding: Mutex::default(),
+            knows_resident: AtomicBool::new(true),
+            is_served: Mutex::new(true),
+            size_bytes,
+            counters: Mutex::default(),
+        })
     }
 
     /// What it did, and what it holds.

@@ -1,6 +1,7 @@
 //! Servers die in the middle, and others go on.
 
 use std::io::Read;
+use std::os::unix::fs::FileExt;
 
 use onecopy_checkpoint::PAGE_BYTES;
 use onecopy_testing::{TestDirectory, until};
@@ -86,6 +87,35 @@ fn t5_a_server_that_dies_with_its_own_file_open_ends_when_the_next_one_serves() 
 /// is an error.
 ///
 /// Spec: D6
+#[test]
+fn t5_a_server_that_was_given_up_answers_nothing_when_another_one_serves() {
+    let name = "t5_a_server_that_was_given_up_answers_nothing_when_another_one_serves";
+    let Some(mut memory) = Memory::new(name, false) else { return };
+    for stamp in 1..5 {
+        memory.mapper.expect(&format!("write {} 600 {stamp}", stamp * 300), "done");
+        memory.server().expect("again", "done");
+        let epoch = memory.take();
+        let expected = memory.mapper.ask("stamps");
+        let stamps: Vec<String> = memory.stamps(&epoch).iter().map(u64::to_string).collect();
+        assert_eq!(stamps.join(" "), expected);
+        memory.mapper.expect("evict", "done");
+        memory.mapper.expect("verify", "done");
+    }
+}
+
+#[test]
+fn t5_a_server_whose_thread_panics_ends_so_that_its_keeper_hears_of_it() {
+    let name = "t5_a_server_whose_thread_panics_ends_so_that_its_keeper_hears_of_it";
+    let Some(mut memory) = Memory::new(name, false) else { return };
+    memory.mapper.expect("write 0 100 5", "done");
+    memory.mapper.expect("evict", "done");
+    // Somebody writes into the state, which nobody else may: no slot says anything any more.
+    let slots_at = 3 * PAGE_BYTES as u64;
+    std::fs::File::from(memory.descriptors().state.try_clone().unwrap()).write_all_at(&[0; 4096], slots_at).unwrap();
+    memory.mapper.tell("read 50");
+    memory.server().wait_ended();
+}
+
 #[test]
 fn t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void() {
     let name = "t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void";

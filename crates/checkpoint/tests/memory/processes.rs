@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use onecopy_checkpoint::PAGE_BYTES;
 use onecopy_checkpoint::memory::{Descriptors, GuestMemory, MemoryOptions};
-use onecopy_testing::{TestDirectory, skip};
+use onecopy_testing::{TestDirectory, skip, until};
 use rustix::event::{PollFd, PollFlags, poll};
 
 pub const PAGES: usize = 2048;
@@ -94,6 +94,11 @@ impl Process {
     /// Kills it without waiting.
     pub fn begin_to_kill(&mut self) {
         self.child.kill().unwrap();
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn wait_ended(&mut self) {
+        until("the process has ended", || self.child.try_wait().unwrap().is_some());
     }
 
     /// Kills it and waits until it is gone.

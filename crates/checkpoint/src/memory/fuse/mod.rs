@@ -11,6 +11,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::FallocateFlags;
@@ -80,7 +81,7 @@ pub(super) fn ask_again(mut device: &File) -> Result<(), CheckpointError> {
     device.write_all(answer.bytes()).map_err(CheckpointError::io("ask for requests again at", Path::new("/dev/fuse")))
 }
 
-/// Answers the kernel until the mount is gone.
+/// Answers the kernel until the mount is gone, or nobody wants it to.
 pub(super) fn serve(device: &File, store: &Store, looks: Looks) -> Result<(), CheckpointError> {
     let mut server = Server { store, looks, answer: Answer::with_room(), page: [0; PAGE_BYTES] };
     let mut buffer = vec![0; REQUEST_BYTES_MAX];
@@ -93,14 +94,20 @@ pub(super) fn serve(device: &File, store: &Store, looks: Looks) -> Result<(), Ch
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
             Err(error) => return Err(failed("read requests from")(error)),
         };
-        if !server.answer(&buffer[..length])? {
+        let is_served = store.is_served.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*is_served {
+            // For whoever comes next.
+            return ask_again(device);
+        }
+        let answered = server.answer(&buffer[..length]);
+        if matches!(answered, Ok(false)) {
             continue;
         }
         match { device }.write_all(server.answer.bytes()) {
             // ENOENT: who has asked was killed and waits no more.
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(failed("answer")(error)),
-            _ => {}
-        }
+            _ => answered?,
+        };
     }
 }
 
@@ -113,7 +120,7 @@ struct Server<'a> {
 }
 
 impl Server<'_> {
-    /// Makes the answer; false when none is expected.
+    /// Makes the answer; false when none is expected. After an error, too, it is there.
     fn answer(&mut self, bytes: &[u8]) -> Result<bool, CheckpointError> {
         let Request { unique, operation } = match Request::parse(bytes) {
             Ok(request) => request,
@@ -202,4 +209,54 @@ impl Server<'_> {
 pub(super) fn opened(place: &Path) -> Result<File, CheckpointError> {
     let options = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(place);
     options.map_err(|error: io::Error| CheckpointError::io("open", place)(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use onecopy_testing::TestDirectory;
+
+    use super::*;
+
+    /// A server of one page, and what stands for the kernel.
+    fn served(directory: &TestDirectory) -> (Store, File, UnixStream) {
+        let (device, kernel) = UnixStream::pair().unwrap();
+        let store = Store::fresh(&directory.join("shadow"), PAGE_BYTES as u64, 0).unwrap();
+        (store, File::from(std::os::fd::OwnedFd::from(device)), kernel)
+    }
+
+    fn request(code: u32, words: &[u32]) -> Vec<u8> {
+        let length = u32::try_from(message::REQUEST_HEAD + words.len() * 4).unwrap();
+        let head = [length, code, 77, 0, 0, 0, 0, 0, 0, 0];
+        head.iter().chain(words).flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    const LOOKS: Looks = Looks { size_bytes: PAGE_BYTES as u64, user_id: 0, group_id: 0 };
+
+    #[test]
+    fn t7_a_kernel_that_is_too_old_is_told_so() {
+        let directory = TestDirectory::new().unwrap();
+        let (store, device, mut kernel) = served(&directory);
+        kernel.write_all(&request(26, &[7, 39, 0, 0])).unwrap();
+        let ended = serve(&device, &store, LOOKS);
+        assert!(matches!(ended, Err(CheckpointError::Protocol { major: 7, minor: 39 })), "{ended:?}");
+        let mut answer = [0; 16];
+        kernel.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[..8], [16i32, -libc::EPROTO].map(i32::to_ne_bytes).concat());
+    }
+
+    #[test]
+    fn t5_a_server_that_is_not_wanted_any_more_hands_on_what_it_has_read() {
+        let directory = TestDirectory::new().unwrap();
+        let (store, device, mut kernel) = served(&directory);
+        *store.is_served.lock().unwrap() = false;
+        kernel.write_all(&request(3, &[0; 4])).unwrap();
+        serve(&device, &store, LOOKS).unwrap();
+        drop(device);
+        let (mut answer, mut expected) = (Vec::new(), Answer::default());
+        kernel.read_to_end(&mut answer).unwrap();
+        expected.resend();
+        assert_eq!(answer, expected.bytes());
+    }
 }
