@@ -46,6 +46,7 @@ use rustix::mm::MlockAllFlags;
 
 use crate::{CheckpointError, PAGE_BYTES};
 use fuse::Looks;
+use shadow::Shadow;
 use state::{EPOCH_BITS, State};
 pub use store::MemoryStatistics;
 use store::Store;
@@ -95,7 +96,8 @@ pub struct Cut {
 pub struct Kept {
     /// Pages copied.
     pub copied: u64,
-    /// Pages whose content is in no page cache either: it is lost, and no epoch can be cut.
+    /// Pages whose content is in no page cache either: it is lost, and no epoch can be cut. Some of them may be there
+    /// while writing back fails: then it is to be done again.
     pub missing: u64,
 }
 
@@ -129,13 +131,15 @@ impl Drop for OrAbort {
 
 impl GuestMemory {
     /// Mounts a guest's memory over the file `place`, which is made, for a server to come: who touches the file waits
-    /// for [`GuestMemory::adopt`]. What the file `shadow` holds is what the memory holds at first; where there is none
-    /// it is made, and all is zeros. Needs root.
+    /// for [`GuestMemory::adopt`]. What the file `shadow` holds is what the memory holds at first; where there is none,
+    /// or an empty one, it is made, and all is zeros. Needs root.
     ///
     /// # Errors
-    /// [`CheckpointError::Size`]; the operating system refuses.
+    /// [`CheckpointError::Size`]; [`CheckpointError::Damaged`]: the shadow has another length; the operating system
+    /// refuses.
     pub fn prepare(place: &Path, shadow: &Path, options: &MemoryOptions) -> Result<Descriptors, CheckpointError> {
-        let store = Store::fresh(shadow, options.size_bytes, options.epochs_bytes_max)?;
+        let create = |size_bytes| Shadow::create(shadow, size_bytes);
+        let store = Store::fresh(create, options.size_bytes, options.epochs_bytes_max)?;
         if !options.drops {
             store.pages().state.set_keeping();
         }
@@ -149,15 +153,15 @@ impl GuestMemory {
     /// answered is asked for again.
     ///
     /// # Errors
-    /// [`CheckpointError::State`] when that is no state: [`GuestMemory::adopt_without_state`] is left then; the
-    /// operating system refuses: also a kernel that cannot ask again.
+    /// [`CheckpointError::State`] when that is no state: [`GuestMemory::adopt_without_state`] is left then;
+    /// [`CheckpointError::Damaged`]: the shadow is not the file that the memory began with; the operating system refuses: also a kernel that cannot ask again.
     pub fn adopt(
         place: &Path,
         shadow: &Path,
         descriptors: Descriptors,
         (user_id, group_id): (u32, u32),
     ) -> Result<GuestMemory, CheckpointError> {
-        let store = Store::new(State::open(descriptors.state)?, shadow)?;
+        let store = Store::kept(State::open(descriptors.state)?, shadow)?;
         let device = File::from(descriptors.device);
         fuse::ask_again(&device)?;
         let looks = Looks { size_bytes: store.size_bytes, user_id, group_id };
@@ -179,7 +183,8 @@ impl GuestMemory {
         device: OwnedFd,
         options: &MemoryOptions,
     ) -> Result<GuestMemory, CheckpointError> {
-        let store = Store::fresh(shadow, options.size_bytes, options.epochs_bytes_max)?;
+        let open = |size_bytes| Shadow::open(shadow, size_bytes);
+        let store = Store::fresh(open, options.size_bytes, options.epochs_bytes_max)?;
         if options.drops {
             store.knows_resident.store(false, Ordering::Release);
         } else {
@@ -341,6 +346,7 @@ impl GuestMemory {
         let mut buffer = vec![0; COPY_PAGES * PAGE_BYTES];
         for run in wanted.chunk_by(|one, other| one + 1 == *other).flat_map(|run| run.chunks(COPY_PAGES)) {
             let buffer = &mut buffer[..run.len() * PAGE_BYTES];
+            let failures = self.store.pages().failures();
             match file.read_exact_at(buffer, u64::from(run[0]) * PAGE_BYTES as u64) {
                 Ok(()) => {}
                 // The page cache has let go of one meanwhile.
@@ -348,7 +354,7 @@ impl GuestMemory {
                 Err(error) => return Err(failed(error)),
             }
             for (page, content) in run.iter().zip(buffer.as_chunks().0) {
-                copied += u64::from(self.store.copy_out(*page, content)?);
+                copied += u64::from(self.store.copy_out(*page, content, failures)?);
             }
         }
         Ok(Kept { copied, missing: self.store.pages().dropped() })

@@ -6,9 +6,11 @@
 //! ```
 //!
 //! A slot of an ended epoch never changes. When an epoch is released its slots go into the shadow, the oldest first.
-//! All memory is taken at the beginning: a write, with which the kernel makes room, needs none.
+//! Tables and lists are taken at the beginning. A write, with which the kernel makes room, needs memory for its frame
+//! alone; when there is none the page is called dropped.
 
 use std::collections::VecDeque;
+use std::io;
 
 use super::shadow::Shadow;
 use super::state::{Bits, EPOCH_BITS, Slot, State};
@@ -50,6 +52,7 @@ pub(super) struct Pages {
     epochs: VecDeque<Changed>,
     first_epoch: u64,
     dropped: u64,
+    failures: u64,
 }
 
 impl Pages {
@@ -89,6 +92,7 @@ impl Pages {
             epochs: vec![Changed::EMPTY; length(count)?].into(),
             first_epoch,
             dropped,
+            failures: 0,
         };
         for (epoch, page, slot) in used {
             found.link(epoch, page, slot);
@@ -123,6 +127,17 @@ impl Pages {
         self.dropped > 0 && self.state.bit(Bits::Dropped, page)
     }
 
+    /// Stores that failed: what was read out of the page cache before the last one may be older than what that had.
+    pub(super) fn failures(&self) -> u64 {
+        self.failures
+    }
+
+    /// What was written back could not be kept.
+    pub(super) fn fail(&mut self, page: u32) {
+        self.failures += 1;
+        self.set_dropped(page, true);
+    }
+
     /// From now on the page's content is in the page cache at most, or not.
     pub(super) fn set_dropped(&mut self, page: u32, dropped: bool) {
         match (self.state.set_bit(Bits::Dropped, page, dropped), dropped) {
@@ -132,8 +147,9 @@ impl Pages {
         }
     }
 
-    /// Records what a page holds now. The caller has seen that there is room.
-    pub(super) fn put(&mut self, page: u32, content: &[u8; PAGE_BYTES]) {
+    /// Records what a page holds now. The caller has seen that there is room. After an error it is as it was, and may be
+    /// half of it: its content is to be called dropped.
+    pub(super) fn put(&mut self, page: u32, content: &[u8; PAGE_BYTES]) -> io::Result<()> {
         let is_zero = content.iter().all(|byte| *byte == 0);
         let epoch = self.state.current();
         let says = Slot { epoch, page, is_zero };
@@ -147,14 +163,15 @@ impl Pages {
                 }
             }
             Some(_) => {
-                self.state.write_frame(newest, content);
+                self.state.write_frame(newest, content)?;
                 self.state.set_slot(newest, Some(says));
             }
             None => {
-                let slot = self.free.pop().expect("the caller has made room");
+                let slot = *self.free.last().expect("the caller has made room");
                 if !is_zero {
-                    self.state.write_frame(slot, content);
+                    self.state.write_frame(slot, content)?;
                 }
+                self.free.pop();
                 self.state.set_slot(slot, Some(says));
                 self.link(epoch, page, slot);
             }
@@ -162,6 +179,7 @@ impl Pages {
         if self.dropped > 0 {
             self.set_dropped(page, false);
         }
+        Ok(())
     }
 
     /// What a page held at the end of an epoch; of the open one: what it holds now.

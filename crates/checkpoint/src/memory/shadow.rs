@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FallocateFlags, SeekFrom};
@@ -17,20 +17,50 @@ pub(super) struct Shadow {
     path: PathBuf,
 }
 
+fn opened(path: &Path, options: &mut OpenOptions) -> Result<File, CheckpointError> {
+    // A FIFO in its place keeps nobody waiting.
+    let options = options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options.open(path).map_err(CheckpointError::io("open", path))
+}
+
 impl Shadow {
-    /// Opens it; where there is none, an empty one is made. It follows no link.
-    pub(super) fn open(path: &Path, size_bytes: u64) -> Result<Shadow, CheckpointError> {
+    /// Opens it; where there is none, or an empty one, it is made. It follows no link.
+    pub(super) fn create(path: &Path, size_bytes: u64) -> Result<Shadow, CheckpointError> {
         let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.custom_flags(libc::O_NOFOLLOW).open(path).map_err(CheckpointError::io("open", path))?;
-        file.set_len(size_bytes).map_err(CheckpointError::io("resize", path))?;
-        Ok(Shadow { file, path: path.to_owned() })
+        let file = opened(path, options.create(true).truncate(false).mode(0o600))?;
+        if file.metadata().map_err(CheckpointError::io("measure", path))?.len() == 0 {
+            file.set_len(size_bytes).map_err(CheckpointError::io("resize", path))?;
+        }
+        Shadow { file, path: path.to_owned() }.of(size_bytes)
+    }
+
+    /// Opens one that is there, and as long as the memory. It follows no link.
+    pub(super) fn open(path: &Path, size_bytes: u64) -> Result<Shadow, CheckpointError> {
+        let file = opened(path, &mut OpenOptions::new())?;
+        Shadow { file, path: path.to_owned() }.of(size_bytes)
+    }
+
+    fn of(self, size_bytes: u64) -> Result<Shadow, CheckpointError> {
+        let found = self.file.metadata().map_err(CheckpointError::io("measure", &self.path))?;
+        match found.is_file() && found.len() == size_bytes {
+            true => Ok(self),
+            false => {
+                let what = format!("it has {} bytes, and the memory has {size_bytes}", found.len());
+                Err(CheckpointError::damaged(&self.path, what))
+            }
+        }
+    }
+
+    /// Device and inode.
+    pub(super) fn identity(&self) -> Result<(u64, u64), CheckpointError> {
+        let found = self.file.metadata().map_err(CheckpointError::io("measure", &self.path))?;
+        Ok((found.dev(), found.ino()))
     }
 
     /// One that can only be read.
     #[cfg(test)]
     pub(super) fn broken(path: &Path, size_bytes: u64) -> Shadow {
-        drop(Shadow::open(path, size_bytes).expect("a new file"));
+        drop(Shadow::create(path, size_bytes).expect("a new file"));
         Shadow { file: File::open(path).expect("it was just made"), path: path.to_owned() }
     }
 

@@ -1,7 +1,8 @@
 //! What must outlive the server of a guest's memory: a memory file of the kernel's, held by another process, too.
 //!
 //! ```text
-//! head   4096  words: mark, version, pages, slots, identity, current epoch, released up to, mode
+//! head   4096  words: mark, version, pages, slots, identity, current epoch, released up to, mode,
+//!              device and inode of the shadow
 //! held         a bit a page: the shadow holds it
 //! dropped      a bit a page: its content is in the page cache at most
 //! slots        a word each: epoch (35 bits), whether it is zeros (1), page (28); 0 is a free one
@@ -25,7 +26,7 @@ use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 use crate::{CheckpointError, PAGE_BYTES};
 
 const MARK: u64 = u64::from_le_bytes(*b"ONECOPYE");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Pages of a memory at most: their numbers have 28 bits.
 pub(super) const PAGES_MAX: u64 = 1 << PAGE_BITS;
@@ -50,6 +51,8 @@ enum Head {
     Current,
     Released,
     Keeping,
+    ShadowDevice,
+    ShadowInode,
 }
 
 /// One of the two maps of bits.
@@ -123,6 +126,9 @@ impl State {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create(NAME, flags).map_err(|error| failed(error.into()))?);
         file.set_len(layout.bytes()).map_err(failed)?;
+        // All but the frames: a page of a mapping that cannot be had is SIGBUS, here it is an error.
+        let all_but_frames = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, layout.frames_at());
+        all_but_frames.map_err(|error| failed(error.into()))?;
         // A file that cannot be cut short never raises SIGBUS in who maps it.
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|error| failed(error.into()))?;
@@ -228,6 +234,16 @@ impl State {
         self.set(Head::Keeping, 1);
     }
 
+    /// Device and inode of the shadow.
+    pub(super) fn shadow(&self) -> (u64, u64) {
+        (self.get(Head::ShadowDevice), self.get(Head::ShadowInode))
+    }
+
+    pub(super) fn set_shadow(&self, (device, inode): (u64, u64)) {
+        self.set(Head::ShadowDevice, device);
+        self.set(Head::ShadowInode, inode);
+    }
+
     fn bits_at(&self, bits: Bits) -> u64 {
         match bits {
             Bits::Held => PAGE,
@@ -278,8 +294,19 @@ impl State {
         self.frame(slot).copy_to(&mut into[..]);
     }
 
-    pub(super) fn write_frame(&self, slot: u32, from: &[u8; PAGE_BYTES]) {
-        self.frame(slot).copy_from(&from[..]);
+    /// By a call, which says so when there is no memory for it.
+    pub(super) fn write_frame(&self, slot: u32, from: &[u8; PAGE_BYTES]) -> io::Result<()> {
+        self.file.write_all_at(from, self.layout.frames_at() + u64::from(slot) * PAGE)?;
+        // Touched, so that it is locked like all memory of a server.
+        self.frame(slot).copy_to(&mut [0u8; 1]);
+        Ok(())
+    }
+
+    /// No frame can be written any more, as where memory is short.
+    #[cfg(test)]
+    pub(super) fn exhaust(&mut self) {
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.file));
+        self.file = File::open(path).expect("it is open");
     }
 
     /// Gives the memory of frames back to the kernel. Only a hint: what keeps it is written over one day.
@@ -301,7 +328,7 @@ mod tests {
         let state = State::create(1000, 1100).unwrap();
         let says = Slot { epoch: (1 << EPOCH_BITS) - 1, page: 999, is_zero: true };
         state.set_slot(1099, Some(says));
-        state.write_frame(1099, &[7; PAGE_BYTES]);
+        state.write_frame(1099, &[7; PAGE_BYTES]).unwrap();
         assert!(!state.set_bit(Bits::Dropped, 999, true));
         state.set_current(5);
         let again = State::open(state.descriptor().unwrap()).unwrap();

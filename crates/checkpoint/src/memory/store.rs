@@ -55,13 +55,19 @@ pub(super) fn split(offset: u64) -> (u32, usize) {
 
 impl Store {
     /// One without epochs, of what the shadow holds.
-    pub(super) fn fresh(shadow: &Path, size_bytes: u64, epochs_bytes_max: u64) -> Result<Store, CheckpointError> {
+    pub(super) fn fresh(
+        shadow: impl FnOnce(u64) -> Result<Shadow, CheckpointError>,
+        size_bytes: u64,
+        epochs_bytes_max: u64,
+    ) -> Result<Store, CheckpointError> {
         let page_bytes = PAGE_BYTES as u64;
         if size_bytes == 0 || !size_bytes.is_multiple_of(page_bytes) || size_bytes > PAGES_MAX * page_bytes {
             return Err(CheckpointError::Size { size_bytes });
         }
         let pages = size_bytes / page_bytes;
         let state = State::create(pages, pages + SPARE_SLOTS + epochs_bytes_max / page_bytes)?;
+        let shadow = shadow(size_bytes)?;
+        state.set_shadow(shadow.identity()?);
         let store = Store::new(state, shadow)?;
         for page in store.shadow.data()?.into_iter().flatten() {
             store.pages().state.set_bit(Bits::Held, page, true);
@@ -69,10 +75,18 @@ impl Store {
         Ok(store)
     }
 
-    /// What a state says, over a shadow.
-    pub(super) fn new(state: State, shadow: &Path) -> Result<Store, CheckpointError> {
+    /// What a state says, over its shadow.
+    pub(super) fn kept(state: State, shadow: &Path) -> Result<Store, CheckpointError> {
+        let found = Shadow::open(shadow, state.pages() * PAGE_BYTES as u64)?;
+        if found.identity()? != state.shadow() {
+            return Err(CheckpointError::damaged(shadow, "it is not the file that the memory began with"));
+        }
+        Store::new(state, found)
+    }
+
+    fn new(state: State, shadow: Shadow) -> Result<Store, CheckpointError> {
         let size_bytes = state.pages() * PAGE_BYTES as u64;
-        let (pages, shadow) = (Pages::new(state)?, Shadow::open(shadow, size_bytes)?);
+        let pages = Pages::new(state)?;
         Ok(Store {
             pages: Mutex::new(pages),
             shadow,
@@ -150,20 +164,21 @@ impl Store {
             pages.set_dropped(page, true);
             return Ok(());
         }
-        loop {
-            if pages.has_room() {
-                pages.put(page, content);
-                return Ok(());
-            }
+        while !pages.has_room() {
             drop(pages);
             let made = self.make_room();
             pages = self.pages();
             if let Err(error) = made {
                 tracing::error!(%error, page, "a page of the memory cannot be kept");
-                pages.set_dropped(page, true);
+                pages.fail(page);
                 return Err(libc::EIO);
             }
         }
+        pages.put(page, content).map_err(|error| {
+            tracing::error!(%error, page, "there is no memory for a page of the memory");
+            pages.fail(page);
+            libc::EIO
+        })
     }
 
     /// Whole pages become zeros: the guest does not use them.
@@ -195,8 +210,7 @@ impl Store {
                 pages.state.set_bit(Bits::Held, page, false);
             }
             if pages.has_room() {
-                pages.put(page, &[0; PAGE_BYTES]);
-                return Ok(());
+                return pages.put(page, &[0; PAGE_BYTES]).map_err(|_| libc::EIO);
             }
             drop(pages);
             self.make_room().map_err(|error| not_zeros(&error))?;
@@ -243,16 +257,23 @@ impl Store {
         Ok(true)
     }
 
-    /// Keeps a page as it was in the page cache, unless it was written back since; whether it did.
-    pub(super) fn copy_out(&self, page: u32, content: &[u8; PAGE_BYTES]) -> Result<bool, CheckpointError> {
+    /// Keeps a page as it was in the page cache after so many `failures`, unless it was written back since; whether it
+    /// did.
+    pub(super) fn copy_out(
+        &self,
+        page: u32,
+        content: &[u8; PAGE_BYTES],
+        failures: u64,
+    ) -> Result<bool, CheckpointError> {
         loop {
             let mut pages = self.pages();
-            if !pages.is_dropped(page) {
+            // After another failure this may be older than what the page cache alone has: it is copied again.
+            if !pages.is_dropped(page) || pages.failures() != failures {
                 return Ok(false);
             }
             if pages.has_room() {
-                pages.put(page, content);
-                return Ok(true);
+                let put = pages.put(page, content);
+                return put.map(|()| true).map_err(CheckpointError::io("write", Path::new("a memory file")));
             }
             drop(pages);
             self.make_room()?;

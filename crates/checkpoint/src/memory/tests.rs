@@ -16,7 +16,8 @@ const SIZE: u64 = (PAGES * PAGE_BYTES) as u64;
 type Content = Vec<[u8; PAGE_BYTES]>;
 
 fn fresh(directory: &TestDirectory, epochs_pages: u64, drops: bool) -> Store {
-    let store = Store::fresh(&directory.join("shadow"), SIZE, epochs_pages * PAGE_BYTES as u64).unwrap();
+    let create = |size_bytes| Shadow::create(&directory.join("shadow"), size_bytes);
+    let store = Store::fresh(create, SIZE, epochs_pages * PAGE_BYTES as u64).unwrap();
     if !drops {
         store.pages().state.set_keeping();
     }
@@ -26,7 +27,7 @@ fn fresh(directory: &TestDirectory, epochs_pages: u64, drops: bool) -> Store {
 /// What the next server finds.
 fn successor(before: &Store, directory: &TestDirectory) -> Store {
     let state = State::open(before.pages().state.descriptor().unwrap()).unwrap();
-    let next = Store::new(state, &directory.join("shadow")).unwrap();
+    let next = Store::kept(state, &directory.join("shadow")).unwrap();
     *next.counters.lock().unwrap() = *before.counters.lock().unwrap();
     next
 }
@@ -210,11 +211,78 @@ fn t4_what_is_written_back_while_it_is_copied_is_kept_as_it_was_written() {
     store.pages().state.set_keeping();
     // Both were read as they were; then one is written back.
     store.write(0, &[2; PAGE_BYTES]).unwrap();
-    assert!(!store.copy_out(0, &[1; PAGE_BYTES]).unwrap());
-    assert!(store.copy_out(1, &[1; PAGE_BYTES]).unwrap());
+    assert!(!store.copy_out(0, &[1; PAGE_BYTES], 0).unwrap());
+    assert!(store.copy_out(1, &[1; PAGE_BYTES], 0).unwrap());
     let mut model = vec![[0; PAGE_BYTES]; PAGES];
     (model[0], model[1]) = ([2; PAGE_BYTES], [1; PAGE_BYTES]);
     check_now(&store, &model);
+}
+
+#[test]
+fn t2_a_page_that_there_is_no_memory_for_is_not_kept_and_nothing_else_is_lost() {
+    let directory = TestDirectory::new().unwrap();
+    let store = fresh(&directory, 2, false);
+    store.write(0, &[1; 2 * PAGE_BYTES]).unwrap();
+    let (epoch, _) = store.pages().cut().unwrap();
+    store.write(0, &[2; PAGE_BYTES]).unwrap();
+    let state = store.pages().state.descriptor().unwrap();
+    store.pages().state.exhaust();
+    // One that has a frame in this epoch, one that needs one, and one that needs none.
+    assert_eq!(store.write(0, &[3; 2 * PAGE_BYTES]), Err(libc::EIO));
+    store.write(8192, &[0; PAGE_BYTES]).unwrap();
+    let mut found = [0; PAGE_BYTES];
+    for page in 0..2 {
+        assert!(matches!(store.read_now(page, &mut found), Err(CheckpointError::PageNotKept { .. })));
+        store.pages().read_at(&store.shadow, epoch, page, &mut found).unwrap();
+        assert_eq!(found, [1; PAGE_BYTES]);
+    }
+    assert!(matches!(store.pages().cut(), Err(CheckpointError::NotKept { pages: 2 })));
+    let store = Store::kept(State::open(state).unwrap(), &directory.join("shadow")).unwrap();
+    store.write(0, &[4; 2 * PAGE_BYTES]).unwrap();
+    store.pages().cut().unwrap();
+    let mut model = vec![[0; PAGE_BYTES]; PAGES];
+    model[..2].fill([4; PAGE_BYTES]);
+    check_now(&store, &model);
+}
+
+#[test]
+fn t4_what_could_not_be_written_back_while_it_was_copied_is_copied_again() {
+    let directory = TestDirectory::new().unwrap();
+    let mut store = fresh(&directory, 0, false);
+    store.write(0, &[1; PAGES * PAGE_BYTES]).unwrap();
+    store.pages().cut().unwrap();
+    std::fs::remove_file(directory.join("shadow")).unwrap();
+    let broken = Shadow::broken(&directory.join("shadow"), SIZE);
+    let sound = std::mem::replace(&mut store.shadow, broken);
+    assert_eq!(store.write(0, &[2; PAGES * PAGE_BYTES]), Err(libc::EIO));
+    // 2 was read out of the page cache; then 3 is written back, and cannot be kept.
+    let (last, failures) = (PAGES as u32 - 1, store.pages().failures());
+    assert_eq!(store.write(u64::from(last) * 4096, &[3; PAGE_BYTES]), Err(libc::EIO));
+    store.shadow = sound;
+    assert!(!store.copy_out(last, &[2; PAGE_BYTES], failures).unwrap());
+    assert!(matches!(store.read_now(last, &mut [0; PAGE_BYTES]), Err(CheckpointError::PageNotKept { .. })));
+    let failures = store.pages().failures();
+    assert!(store.copy_out(last, &[3; PAGE_BYTES], failures).unwrap());
+}
+
+#[test]
+fn t2_a_memory_goes_on_with_its_own_shadow_alone() {
+    let directory = TestDirectory::new().unwrap();
+    let store = fresh(&directory, 0, false);
+    let path = directory.join("shadow");
+    let state = || State::open(store.pages().state.descriptor().unwrap()).unwrap();
+    std::fs::rename(&path, directory.join("other")).unwrap();
+    assert!(matches!(Store::kept(state(), &path), Err(CheckpointError::Io { action: "open", .. })));
+    assert!(!path.exists(), "it was made anew");
+    for length in [0, SIZE - 4096, SIZE] {
+        std::fs::File::create(&path).unwrap().set_len(length).unwrap();
+        assert!(matches!(Store::kept(state(), &path), Err(CheckpointError::Damaged { .. })), "{length}");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), length);
+    }
+    std::fs::rename(directory.join("other"), &path).unwrap();
+    Store::kept(state(), &path).unwrap();
+    // Nor is a longer one cut short to begin with.
+    assert!(matches!(Shadow::create(&path, SIZE - 4096), Err(CheckpointError::Damaged { .. })));
 }
 
 #[test]

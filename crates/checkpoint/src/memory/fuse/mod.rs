@@ -217,12 +217,15 @@ mod tests {
 
     use onecopy_testing::TestDirectory;
 
+    use super::super::shadow::Shadow;
     use super::*;
 
     /// A server of one page, and what stands for the kernel.
     fn served(directory: &TestDirectory) -> (Store, File, UnixStream) {
         let (device, kernel) = UnixStream::pair().unwrap();
-        let store = Store::fresh(&directory.join("shadow"), PAGE_BYTES as u64, 0).unwrap();
+        let store =
+            Store::fresh(|size_bytes| Shadow::create(&directory.join("shadow"), size_bytes), PAGE_BYTES as u64, 0);
+        let store = store.unwrap();
         (store, File::from(std::os::fd::OwnedFd::from(device)), kernel)
     }
 
