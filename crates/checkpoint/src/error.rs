@@ -69,6 +69,14 @@ pub enum CheckpointError {
         /// Its number.
         number: u64,
     },
+    /// Changes since a checkpoint that is not the last one.
+    #[error("checkpoint {number} is not the last one, which is {last:?}: a next one cannot stand on it")]
+    NotLast {
+        /// Its number.
+        number: u64,
+        /// The last one's, if there is one.
+        last: Option<u64>,
+    },
     /// There are checkpoints in the place of new ones.
     #[error("{path} is there already")]
     Exists {

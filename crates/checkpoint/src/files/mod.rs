@@ -9,12 +9,12 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::CheckpointError;
 
-/// A directory. No link in it is followed.
+/// A directory, by its handle. No link in it is followed, and no FIFO waited for.
 #[derive(Debug)]
 pub(crate) struct Folder {
     path: PathBuf,
@@ -40,18 +40,21 @@ impl Folder {
         self.path.join(name)
     }
 
+    /// Takes the directory for this process, as long as it has it open; false when another one has it.
+    pub(crate) fn lock(&self) -> Result<bool, CheckpointError> {
+        lock(&self.handle, &self.path)
+    }
+
     /// An empty file, also when there was one of this name.
     pub(crate) fn create(&self, name: &str) -> Result<Stored, CheckpointError> {
-        let mut options = OpenOptions::new();
-        let options = options.read(true).write(true).create(true).truncate(true).mode(0o600);
-        let stored = self.opened(name, "create", options)?;
+        let stored = self.opened(name, "create", OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
         #[cfg(test)]
         self.record(|| record::Event::Create { name: name.to_owned() })?;
         Ok(stored)
     }
 
     pub(crate) fn open_file(&self, name: &str) -> Result<Stored, CheckpointError> {
-        self.opened(name, "open", OpenOptions::new().read(true))
+        self.opened(name, "open", OFlags::RDONLY)
     }
 
     pub(crate) fn open_if_there(&self, name: &str) -> Result<Option<Stored>, CheckpointError> {
@@ -61,11 +64,13 @@ impl Folder {
         }
     }
 
-    fn opened(&self, name: &str, action: &'static str, options: &mut OpenOptions) -> Result<Stored, CheckpointError> {
+    fn opened(&self, name: &str, action: &'static str, flags: OFlags) -> Result<Stored, CheckpointError> {
         let path = self.path_of(name);
-        let file = options.custom_flags(libc::O_NOFOLLOW).open(&path).map_err(CheckpointError::io(action, &path))?;
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.handle, name, flags, Mode::RUSR | Mode::WUSR);
+        let file = file.map_err(CheckpointError::io(action, &path))?;
         Ok(Stored {
-            file,
+            file: file.into(),
             path,
             #[cfg(test)]
             recorder: self.recorder.clone().map(|recorder| (recorder, name.to_owned())),
@@ -73,8 +78,8 @@ impl Folder {
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), CheckpointError> {
-        let path = self.path_of(from);
-        std::fs::rename(&path, self.path_of(to)).map_err(CheckpointError::io("rename", &path))?;
+        let renamed = rustix::fs::renameat(&self.handle, from, &self.handle, to);
+        renamed.map_err(CheckpointError::io("rename", &self.path_of(from)))?;
         #[cfg(test)]
         self.record(|| record::Event::Rename { from: from.to_owned(), to: to.to_owned() })?;
         Ok(())
@@ -82,12 +87,9 @@ impl Folder {
 
     /// Removes a file that may be gone already.
     pub(crate) fn remove(&self, name: &str) -> Result<(), CheckpointError> {
-        let path = self.path_of(name);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(CheckpointError::io("remove", &path)(error));
-            }
-            _ => {}
+        match rustix::fs::unlinkat(&self.handle, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(CheckpointError::io("remove", &self.path_of(name))(error)),
         }
         #[cfg(test)]
         self.record(|| record::Event::Remove { name: name.to_owned() })?;
@@ -131,8 +133,9 @@ impl Folder {
 
     pub(crate) fn names(&self) -> Result<Vec<String>, CheckpointError> {
         let mut names = Vec::new();
-        for entry in std::fs::read_dir(&self.path).map_err(CheckpointError::io("list", &self.path))? {
-            names.extend(entry.map_err(CheckpointError::io("list", &self.path))?.file_name().into_string());
+        for entry in Dir::read_from(&self.handle).map_err(CheckpointError::io("list", &self.path))? {
+            let entry = entry.map_err(CheckpointError::io("list", &self.path))?;
+            names.extend(entry.file_name().to_str().map(str::to_owned));
         }
         Ok(names)
     }
@@ -140,6 +143,14 @@ impl Folder {
     #[cfg(test)]
     fn record(&self, event: impl FnOnce() -> record::Event) -> Result<(), CheckpointError> {
         self.recorder.as_ref().map_or(Ok(()), |recorder| recorder.push(event()))
+    }
+}
+
+fn lock(file: &File, path: &Path) -> Result<bool, CheckpointError> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(CheckpointError::io("lock", path)(error)),
     }
 }
 
@@ -159,11 +170,7 @@ impl Stored {
 
     /// Takes the file for this process, as long as it has it open; false when another one has it.
     pub(crate) fn lock(&self) -> Result<bool, CheckpointError> {
-        match rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(error) => Err(CheckpointError::io("lock", &self.path)(error)),
-        }
+        lock(&self.file, &self.path)
     }
 
     pub(crate) fn length(&self) -> Result<u64, CheckpointError> {

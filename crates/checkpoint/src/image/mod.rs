@@ -64,7 +64,7 @@ impl Image {
     /// machine has sent for [`crate::restore::Prefix::parse`].
     ///
     /// # Errors
-    /// There are checkpoints already; a size that no memory has; the file system refuses.
+    /// There are checkpoints already; [`CheckpointError::Held`]: another one makes them; a size that no memory has; the file system refuses.
     pub fn create(directory: &Path, memory_bytes: u64, prefix: &[u8]) -> Result<Image, CheckpointError> {
         Image::create_in(Folder::open(directory)?, memory_bytes, prefix)
     }
@@ -74,6 +74,10 @@ impl Image {
         let bytes = machine.to_bytes();
         if Machine::parse(&bytes).is_err() || bytes.len() as u64 > Machine::BYTES_MAX {
             return Err(CheckpointError::Size { size_bytes: memory_bytes });
+        }
+        // Of two who make one here at once the other is refused.
+        if !folder.lock()? {
+            return Err(CheckpointError::Held { path: folder.path_of("") });
         }
         if folder.names()?.iter().any(|name| name == MACHINE || name.starts_with(CHECKPOINT)) {
             return Err(CheckpointError::Exists { path: folder.path_of(MACHINE) });
@@ -188,17 +192,19 @@ impl Image {
         Ok(Some(layers))
     }
 
-    /// Begins the next one: over the last one, or whole. The disk's epoch has a name of at most 4096 bytes.
+    /// Begins the next one: with what changed since `parent`, which is the last one, or whole. The disk's epoch has a
+    /// name of at most 4096 bytes.
     ///
     /// # Errors
-    /// It was opened for reading; there is none to be the parent; the file system refuses.
-    pub fn begin(&mut self, is_whole: bool) -> Result<Writer<'_>, CheckpointError> {
+    /// [`CheckpointError::ReadOnly`]; [`CheckpointError::NotLast`]: what changed since another one is not what changed
+    /// since this one; the file system refuses.
+    pub fn begin(&mut self, parent: Option<u64>) -> Result<Writer<'_>, CheckpointError> {
         let number = self.heads.keys().next_back().map_or(1, |last| last + 1);
-        let parent = if is_whole { 0 } else { self.last().map_or(0, |last| last.number) };
-        if !is_whole && parent == 0 {
-            return Err(CheckpointError::UnknownCheckpoint { number: number - 1 });
+        let last = self.last().map(|last| last.number);
+        match parent {
+            Some(parent) if last != Some(parent) => Err(CheckpointError::NotLast { number: parent, last }),
+            parent => Writer::begin(self, number, parent.unwrap_or(0)),
         }
-        Writer::begin(self, number, parent)
     }
 
     /// Makes one whole and removes those before it: what changed between them is forgotten. Later ones stay.

@@ -16,7 +16,8 @@ const SIZE: u64 = (PAGES * PAGE_BYTES) as u64;
 type Model = Vec<u8>;
 
 fn append(image: &mut Image, changed: &[(usize, u8)], is_whole: bool) -> Result<u64, CheckpointError> {
-    let mut writer = image.begin(is_whole)?;
+    let parent = image.last().filter(|_| !is_whole).map(|last| last.number);
+    let mut writer = image.begin(parent)?;
     for (page, byte) in changed {
         writer.page(u32::try_from(*page).unwrap(), &[*byte; PAGE_BYTES])?;
     }
@@ -303,14 +304,18 @@ fn t12_one_writes_and_what_cannot_be_written_is_refused() {
     assert!(matches!(Image::open_to_write(directory.path()), Err(CheckpointError::Held { .. })));
     assert!(matches!(Image::create(directory.path(), SIZE, b""), Err(CheckpointError::Exists { .. })));
     let mut reader = Image::open(directory.path()).unwrap();
-    assert!(matches!(reader.begin(true), Err(CheckpointError::ReadOnly { .. })));
+    assert!(matches!(reader.begin(None), Err(CheckpointError::ReadOnly { .. })));
     assert!(matches!(reader.view(4), Err(CheckpointError::UnknownCheckpoint { number: 4 })));
     for pages in [&[(5, 1), (5, 2)][..], &[(6, 1), (5, 1)], &[(PAGES, 1)]] {
         assert!(matches!(append(&mut image, pages, false), Err(CheckpointError::PageOrder { .. })));
     }
-    let writer = image.begin(false).unwrap();
+    let writer = image.begin(Some(3)).unwrap();
     let long = "x".repeat(5000);
     assert!(matches!(writer.commit(0, b"", &long), Err(CheckpointError::TooLong { disk_bytes: 5000, .. })));
+    // What changed since another one is not what changed since the last.
+    for other in [0, 2, 4] {
+        assert!(matches!(image.begin(Some(other)), Err(CheckpointError::NotLast { last: Some(3), .. })), "{other}");
+    }
     // Who reads is not disturbed by a compaction.
     let view = reader.view(1).unwrap();
     image.compact(3).unwrap();
@@ -319,8 +324,12 @@ fn t12_one_writes_and_what_cannot_be_written_is_refused() {
     for size_bytes in [0, 4095, 1 << 41] {
         assert!(matches!(Image::create(empty.path(), size_bytes, b""), Err(CheckpointError::Size { .. })));
     }
+    let other = Folder::open(empty.path()).unwrap();
+    assert!(other.lock().unwrap());
+    assert!(matches!(Image::create(empty.path(), SIZE, b""), Err(CheckpointError::Held { .. })));
+    drop(other);
     let mut image = Image::create(empty.path(), SIZE, b"").unwrap();
-    assert!(matches!(image.begin(false), Err(CheckpointError::UnknownCheckpoint { number: 0 })));
+    assert!(matches!(image.begin(Some(1)), Err(CheckpointError::NotLast { number: 1, last: None })));
 }
 
 fn head() -> Head {
@@ -356,15 +365,74 @@ fn t12_a_head_and_tables_have_these_bytes() {
     assert_eq!(Tables::parse(&bytes, &head, 5), Ok(tables));
 }
 
+/// Spec: C6
+#[test]
+fn t12_what_is_no_file_is_refused_and_not_waited_for() {
+    let (directory, _) = three();
+    for name in ["checkpoint.3", "machine"] {
+        std::fs::remove_file(directory.join(name)).unwrap();
+        let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, directory.join(name), rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(matches!(Image::open(directory.path()), Err(CheckpointError::Damaged { .. })), "{name}");
+    }
+}
+
+/// Spec: C6
+#[test]
+fn t12_a_directory_that_is_moved_away_is_still_the_one_that_is_written() {
+    let (directory, models) = three();
+    let mut image = Image::open_to_write(directory.path()).unwrap();
+    let moved = directory.path().with_extension("moved");
+    std::fs::rename(directory.path(), &moved).unwrap();
+    std::fs::create_dir(directory.path()).unwrap();
+    image.compact(3).unwrap();
+    check(&Image::open(&moved).unwrap(), 3, &models[2]);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    std::fs::remove_dir_all(moved).unwrap();
+}
+
+fn resum(bytes: &mut [u8], seed: u64) {
+    let at = bytes.len() - 8;
+    let sum = format::tables_sum(seed, &bytes[..at]);
+    bytes[at..].copy_from_slice(&sum.to_le_bytes());
+}
+
 proptest! {
+    /// A sound file of which some bytes are others, and whose checksums are sound again.
     /// Spec: C6
     #[test]
-    fn t12_any_bytes_are_a_file_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 200)) {
-        let machine = Machine { identity: 5, memory_bytes: SIZE, prefix: Vec::new() };
-        let _ = Machine::parse(&bytes);
-        let _ = Head::parse(bytes[..HEAD_BYTES].try_into().unwrap(), &machine, 2);
-        // With a sound checksum over what is not.
-        let head = Head { runs: 10, data_pages: 2, tables_sum: format::tables_sum(5, &bytes), ..head() };
-        let _ = Tables::parse(&bytes, &head, 5);
+    fn t12_any_bytes_are_a_file_or_an_error(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    ) {
+        let changed = |mut bytes: Vec<u8>| {
+            for (at, byte) in &changes {
+                let at = at.index(bytes.len());
+                bytes[at] = *byte;
+            }
+            bytes
+        };
+        let machine = Machine { identity: 5, memory_bytes: SIZE, prefix: vec![1; 9] };
+        let mut bytes = changed(machine.to_bytes());
+        let identity = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
+        resum(&mut bytes, identity);
+        if let Ok(parsed) = Machine::parse(&bytes) {
+            prop_assert_eq!(parsed.to_bytes(), bytes);
+        }
+        let mut bytes = changed(head().to_bytes(5).to_vec());
+        resum(&mut bytes, 5);
+        if let Ok(parsed) = Head::parse(bytes.as_slice().try_into().unwrap(), &machine, 2) {
+            prop_assert!(parsed.parent < 2 && parsed.tables_bytes() < 1 << 30);
+            prop_assert_eq!(&parsed.to_bytes(5)[..HEAD_BYTES - 32], &bytes[..HEAD_BYTES - 32]);
+        }
+        let run = |first, pages, is_data| Run { first, pages, is_data };
+        let runs = vec![run(1, 2, true), run(3, 4, false)];
+        let tables = Tables { runs, sums: vec![6, 7], devices: vec![1, 2, 3], disk: "ab".to_owned() };
+        let bytes = changed(tables.to_bytes());
+        let head = Head { tables_sum: format::tables_sum(5, &bytes), ..head() };
+        if let Ok(parsed) = Tables::parse(&bytes, &head, 5) {
+            let ends = parsed.runs.iter().map(|run| u64::from(run.first) + u64::from(run.pages));
+            prop_assert!(ends.clone().is_sorted() && ends.last().unwrap() <= PAGES as u64);
+            prop_assert_eq!(parsed.to_bytes(), bytes);
+        }
     }
 }

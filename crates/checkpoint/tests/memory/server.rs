@@ -74,7 +74,8 @@ fn asked(memory: &GuestMemory, descriptors: &Descriptors, words: &[&str]) -> Res
                 true => memory.present(epoch())?,
                 false => memory.changed_since(Epoch(since.parse().unwrap()), epoch())?,
             };
-            let (mut writer, mut content) = (image.begin(is_whole)?, [0; PAGE_BYTES]);
+            let parent = image.last().filter(|_| !is_whole).map(|last| last.number);
+            let (mut writer, mut content) = (image.begin(parent)?, [0; PAGE_BYTES]);
             for page in pages {
                 memory.read(epoch(), page, &mut content)?;
                 writer.page(page, &content)?;
