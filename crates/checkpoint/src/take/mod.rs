@@ -5,7 +5,7 @@
 //!             │ record: taking                       durable: who finds the machine standing knows why
 //!  ───────────┼ stop
 //!     stands  │ drain the network, save the devices, synchronize memory
-//!             │ cut memory, disk and network         one instant: nothing ran since the stop
+//!             │ cut disk, network and memory         one instant: nothing ran since the stop
 //!  ───────────┼ cont, or stay
 //!  guest runs │ record: none
 //! ```
@@ -58,7 +58,7 @@ pub trait Memory {
     /// # Errors
     /// A page was not kept.
     fn synchronize(&mut self) -> Result<(), Cause>;
-    /// Ends the open epoch.
+    /// Ends the open epoch. It is the last part that is cut.
     ///
     /// # Errors
     /// Something is not kept.
@@ -238,15 +238,16 @@ pub fn take(parts: &mut Parts<'_>, after: After) -> Result<Taken, TakeError> {
     }
 }
 
-/// From the stop to the cuts. Nothing is cut before all that was written is with the memory's server.
+/// From the stop to the cuts. Nothing is cut before all that was written is with the memory's server. The memory is cut
+/// last: it keeps few epochs, and none for a take that another part makes void.
 fn instant(parts: &mut Parts<'_>, was_running: bool) -> Result<Taken, TakeError> {
     parts.machine.stop().at(Step::Stop)?;
     parts.network.drain().at(Step::Drain)?;
     let devices = parts.machine.save_devices().at(Step::Save)?;
     parts.memory.synchronize().at(Step::Synchronize)?;
-    let memory = parts.memory.cut().at(Step::Cut)?;
     let disk = parts.disk.cut().at(Step::Cut)?;
     parts.network.cut().at(Step::Cut)?;
+    let memory = parts.memory.cut().at(Step::Cut)?;
     Ok(Taken { devices, memory, disk, was_running })
 }
 
