@@ -272,24 +272,18 @@ impl GuestMemory {
     /// [`CheckpointError::UnknownEpoch`].
     pub fn changed(&self, epoch: Epoch) -> Result<Vec<u32>, CheckpointError> {
         let number = self.number(epoch)?;
-        self.store.pages().changed(number)
+        self.store.changed_since(number.saturating_sub(1), number)
     }
 
     /// The pages that changed in the epochs after `before`, up to and with `until`, rising. Epochs of takes that were void
     /// lie between two that count.
     ///
     /// # Errors
-    /// [`CheckpointError::UnknownEpoch`]: also when one between them is not kept, so that nobody knows what changed.
+    /// [`CheckpointError::UnknownEpoch`]: also when one between them is not kept, so that nobody knows what changed, and
+    /// when `before` is not the earlier one.
     pub fn changed_since(&self, before: Epoch, until: Epoch) -> Result<Vec<u32>, CheckpointError> {
         let (before, until) = (self.number(before)?, self.number(until)?);
-        let pages = self.store.pages();
-        let mut changed = Vec::new();
-        for epoch in before + 1..=until {
-            changed.extend(pages.changed(epoch)?);
-        }
-        changed.sort_unstable();
-        changed.dedup();
-        Ok(changed)
+        self.store.changed_since(before, until)
     }
 
     /// The pages that are not known to be zeros at the end of an epoch, rising: what a first checkpoint has to have.
@@ -298,7 +292,7 @@ impl GuestMemory {
     /// [`CheckpointError::UnknownEpoch`].
     pub fn present(&self, epoch: Epoch) -> Result<Vec<u32>, CheckpointError> {
         let number = self.number(epoch)?;
-        self.store.pages().present(number)
+        self.store.present(number)
     }
 
     /// Reads what a page held at the end of an epoch.

@@ -11,6 +11,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 
 use super::shadow::Shadow;
 use super::state::{Bits, EPOCH_BITS, Slot, State};
@@ -252,20 +253,18 @@ impl Pages {
         Ok((epoch, pages))
     }
 
-    /// The pages that were changed in an epoch, rising.
+    /// The pages that were changed in an epoch, in any order.
     pub(super) fn changed(&self, epoch: u64) -> Result<Vec<u32>, CheckpointError> {
         self.check_kept(epoch)?;
         let changed = self.epochs[usize::try_from(epoch - self.first_epoch).expect("few epochs are kept")];
-        let mut pages: Vec<u32> = self.slots(changed).map(|(_, says)| says.page).collect();
-        pages.sort_unstable();
-        Ok(pages)
+        Ok(self.slots(changed).map(|(_, says)| says.page).collect())
     }
 
-    /// The pages that were not zeros at the end of an epoch, as far as that is known without reading them; rising.
-    pub(super) fn present(&self, epoch: u64) -> Result<Vec<u32>, CheckpointError> {
+    /// Of these pages those that were not zeros at the end of an epoch, as far as that is known without reading them.
+    pub(super) fn present(&self, epoch: u64, pages: Range<u32>, found: &mut Vec<u32>) -> Result<(), CheckpointError> {
         self.check_kept(epoch)?;
-        let pages = u32::try_from(self.newest.len()).expect("checked with the state");
-        Ok((0..pages).filter(|page| self.content(*page, epoch) != Content::Zero).collect())
+        found.extend(pages.filter(|page| self.content(*page, epoch) != Content::Zero));
+        Ok(())
     }
 
     fn slots(&self, changed: Changed) -> impl Iterator<Item = (u32, Slot)> {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::pages::Pages;
 use super::shadow::Shadow;
@@ -11,6 +11,8 @@ use crate::{CheckpointError, PAGE_BYTES};
 
 /// Room for a page that is recorded while the last one of an epoch is.
 pub(super) const SPARE_SLOTS: u64 = 64;
+/// Pages that are looked at while the server waits.
+const PRESENT_PAGES: usize = 1 << 14;
 
 /// What a memory did since its server began, and what it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,13 +40,27 @@ pub(super) struct Store {
     pub(super) pages: Mutex<Pages>,
     pub(super) shadow: Shadow,
     /// One at a time moves pages into the shadow.
-    pub(super) folding: Mutex<()>,
+    folding: Mutex<()>,
+    /// With the lock of `pages`: some were moved, or nobody moves any.
+    folded: Condvar,
     /// Whether it is known which pages the page cache has. As long as it is not, who reads or gives back waits.
     pub(super) knows_resident: AtomicBool,
     /// Held by the server while it answers: nothing of this changes when it is false and was seen to be.
     pub(super) is_served: Mutex<bool>,
     pub(super) size_bytes: u64,
     pub(super) counters: Mutex<MemoryStatistics>,
+}
+
+/// One moves pages into the shadow.
+pub(super) struct Folding<'a>(&'a Store, Option<MutexGuard<'a, ()>>);
+
+impl Drop for Folding<'_> {
+    fn drop(&mut self) {
+        self.1 = None;
+        // Whoever found it taken waits by now, and looks again.
+        drop(self.0.pages());
+        self.0.folded.notify_all();
+    }
 }
 
 /// The page of an offset, and where in it that is.
@@ -91,6 +107,7 @@ impl Store {
             pages: Mutex::new(pages),
             shadow,
             folding: Mutex::default(),
+            folded: Condvar::new(),
             knows_resident: AtomicBool::new(true),
             is_served: Mutex::new(true),
             size_bytes,
@@ -106,12 +123,43 @@ impl Store {
         MemoryStatistics { pending_pages, dropped_pages, epochs, ..counters }
     }
 
+    /// The pages that changed in the epochs after `before`, up to and with `until`, rising.
+    pub(super) fn changed_since(&self, before: u64, until: u64) -> Result<Vec<u32>, CheckpointError> {
+        if before >= until {
+            return Err(CheckpointError::UnknownEpoch { epoch: before });
+        }
+        let mut changed = Vec::new();
+        for epoch in before + 1..=until {
+            changed.extend(self.pages().changed(epoch)?);
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        Ok(changed)
+    }
+
+    /// The pages that were not zeros at the end of an epoch, as far as that is known without reading them; rising. The
+    /// server goes on meanwhile: what an ended epoch shows does not change.
+    pub(super) fn present(&self, epoch: u64) -> Result<Vec<u32>, CheckpointError> {
+        let end = u32::try_from(self.size_bytes / PAGE_BYTES as u64).expect("checked with the state");
+        let mut found = Vec::new();
+        for first in (0..end).step_by(PRESENT_PAGES) {
+            let pages = first..end.min(first.saturating_add(u32::try_from(PRESENT_PAGES).expect("few")));
+            self.pages().present(epoch, pages, &mut found)?;
+        }
+        Ok(found)
+    }
+
     /// Lets all epochs up to this one go, and moves what they have into the shadow.
     pub(super) fn release(&self, epoch: u64) -> Result<(), CheckpointError> {
-        let _folding = self.folding.lock().unwrap_or_else(PoisonError::into_inner);
+        let _folding = Folding(self, Some(self.folding.lock().unwrap_or_else(PoisonError::into_inner)));
         self.pages().release(epoch)?;
         while self.fold_some()? {}
         Ok(())
+    }
+
+    #[cfg(test)]
+    pub(super) fn folding(&self) -> Folding<'_> {
+        Folding(self, Some(self.folding.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
     pub(super) fn pages(&self) -> MutexGuard<'_, Pages> {
@@ -217,17 +265,28 @@ impl Store {
         }
     }
 
-    /// Moves some of the oldest epoch into the shadow, whether or not somebody still wants it.
+    /// Moves some of the oldest epoch into the shadow, whether or not somebody still wants it. While another one moves
+    /// pages, as for a long release, it waits for some of those alone.
     pub(super) fn make_room(&self) -> Result<(), CheckpointError> {
-        let folding = self.folding.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.pages().has_room() || self.fold_some()? {
-            return Ok(());
-        }
-        if self.pages().release_oldest() {
+        let mut pages = self.pages();
+        let folding = loop {
+            if pages.has_room() {
+                return Ok(());
+            }
+            match self.folding.try_lock() {
+                Ok(folding) => break folding,
+                Err(TryLockError::Poisoned(folding)) => break folding.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    pages = self.folded.wait(pages).unwrap_or_else(PoisonError::into_inner);
+                }
+            }
+        };
+        let _folding = Folding(self, Some(folding));
+        drop(pages);
+        if !self.fold_some()? && self.pages().release_oldest() {
             self.count(|counters| counters.forced_releases += 1);
             self.fold_some()?;
         }
-        drop(folding);
         Ok(())
     }
 
@@ -254,6 +313,7 @@ impl Store {
         }
         self.shadow.write(run.0, &run.1)?;
         self.pages().folded(&slots);
+        self.folded.notify_all();
         Ok(true)
     }
 

@@ -1,6 +1,6 @@
 //! Pages, epochs, release and taking over against plain vectors, without a kernel in between.
 
-use onecopy_testing::{TestDirectory, seed};
+use onecopy_testing::{TestDirectory, WAIT_MAX, seed, until};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -41,8 +41,9 @@ fn check_now(store: &Store, model: &Content) {
 }
 
 fn check_epoch(store: &Store, epoch: u64, model: &Content, before: &Content) {
+    let (changed, present) = (store.changed_since(epoch - 1, epoch).unwrap(), store.present(epoch).unwrap());
+    assert!(changed.is_sorted() && present.is_sorted());
     let pages = store.pages();
-    let (changed, present) = (pages.changed(epoch).unwrap(), pages.present(epoch).unwrap());
     let mut found = [0; PAGE_BYTES];
     for (page, expected) in (0u32..).zip(model) {
         pages.read_at(&store.shadow, epoch, page, &mut found).unwrap();
@@ -266,6 +267,26 @@ fn t4_what_could_not_be_written_back_while_it_was_copied_is_copied_again() {
 }
 
 #[test]
+fn t1_what_is_written_back_waits_for_no_whole_release() {
+    let directory = TestDirectory::new().unwrap();
+    let store = fresh(&directory, 0, false);
+    store.write(0, &[1; PAGES * PAGE_BYTES]).unwrap();
+    let (epoch, _) = store.pages().cut().unwrap();
+    let releasing = store.folding();
+    store.pages().release(epoch).unwrap();
+    let (written, is_written) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| written.send(store.write(0, &[2; PAGES * PAGE_BYTES])).unwrap());
+        until("there is no more room", || store.pages().pending() == SPARE_SLOTS);
+        assert!(store.fold_some().unwrap());
+        let written = is_written.recv_timeout(WAIT_MAX);
+        drop(releasing);
+        assert_eq!(written.expect("it waits for more than it needs"), Ok(()));
+    });
+    check_now(&store, &vec![[2; PAGE_BYTES]; PAGES]);
+}
+
+#[test]
 fn t2_a_memory_goes_on_with_its_own_shadow_alone() {
     let directory = TestDirectory::new().unwrap();
     let store = fresh(&directory, 0, false);
@@ -293,6 +314,11 @@ fn epochs_are_bounded_and_those_that_are_not_kept_are_unknown() {
         assert_eq!(store.pages().cut().unwrap(), (epoch, 0));
     }
     assert!(matches!(store.pages().cut(), Err(CheckpointError::TooManyEpochs { kept: EPOCHS_MAX })));
+    for (before, until) in [(5, 4), (5, 5), (u64::MAX, 0), (0, 0)] {
+        assert!(
+            matches!(store.changed_since(before, until), Err(CheckpointError::UnknownEpoch { epoch }) if epoch == before)
+        );
+    }
     let open = EPOCHS_MAX as u64 + 1;
     for unknown in [0, open, open + 1, u64::MAX] {
         assert!(matches!(store.pages().changed(unknown), Err(CheckpointError::UnknownEpoch { .. })), "{unknown}");

@@ -29,8 +29,11 @@ const SOURCE: &str = "onecopy-memory";
 /// the file is gone, and who has it mapped gets SIGBUS.
 pub(super) fn mount(place: &Path, looks: Looks) -> Result<File, CheckpointError> {
     let mut options = OpenOptions::new();
-    let options = options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    drop(options.open(place).map_err(CheckpointError::io("make", place))?);
+    let options = options.write(true).create(true).truncate(false).mode(0o600);
+    let options = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let empty = options.open(place).map_err(CheckpointError::io("make", place))?;
+    // That file, whatever has its name by now.
+    let opened = format!("/proc/self/fd/{}", empty.as_raw_fd());
     let device_path = Path::new("/dev/fuse");
     let device = OpenOptions::new().read(true).write(true).open(device_path);
     let device = device.map_err(CheckpointError::io("open", device_path))?;
@@ -43,13 +46,15 @@ pub(super) fn mount(place: &Path, looks: Looks) -> Result<File, CheckpointError>
     );
     let options = CString::new(options).expect("numbers and words");
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    rustix::mount::mount(SOURCE, place, "fuse", flags, Some(&*options)).map_err(CheckpointError::io("mount", place))?;
+    rustix::mount::mount(SOURCE, opened, "fuse", flags, Some(&*options))
+        .map_err(CheckpointError::io("mount", place))?;
     Ok(device)
 }
 
 /// Takes the mount away. Who has the file open or mapped keeps it.
 pub(super) fn unmount(place: &Path) -> Result<(), CheckpointError> {
-    rustix::mount::unmount(place, UnmountFlags::DETACH).map_err(CheckpointError::io("unmount", place))
+    rustix::mount::unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+        .map_err(CheckpointError::io("unmount", place))
 }
 
 /// Lets as much of the file be dirty as of any other: FUSE begins with a hundredth of that, and would make the guest
