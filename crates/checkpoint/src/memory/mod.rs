@@ -21,10 +21,12 @@
 //! ([`adopt_without_state`](GuestMemory::adopt_without_state)) every resident page counts as changed and all epochs are
 //! void.
 //!
-//! The server's process holds no file of its own mount, but for moments: the kernel writes back at a close and waits
-//! for the answer, so a killed server would wait for its successor to be gone.
+//! The server's process holds no file of its own mount, but for moments in a thread apart: the kernel writes back at a
+//! close and waits for the answer, so a killed server would wait for its successor to be gone.
 
+mod apart;
 mod fuse;
+mod keep;
 mod pages;
 mod residency;
 mod shadow;
@@ -34,11 +36,10 @@ mod store;
 mod tests;
 
 use std::fs::File;
-use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc;
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
@@ -46,13 +47,12 @@ use rustix::mm::MlockAllFlags;
 
 use crate::{CheckpointError, PAGE_BYTES};
 use fuse::Looks;
+pub use keep::Kept;
+use keep::memory_resident;
 use shadow::Shadow;
 use state::{EPOCH_BITS, State};
 pub use store::MemoryStatistics;
 use store::Store;
-
-/// Pages that are copied out of the page cache with one read.
-const COPY_PAGES: usize = 64;
 
 /// An ended epoch of a memory. Numbers of one state rise; those of another are unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -89,16 +89,6 @@ pub struct Cut {
     pub epoch: Epoch,
     /// Pages changed in it.
     pub pages: u64,
-}
-
-/// What a copy out of the page cache has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
-    /// Pages copied.
-    pub copied: u64,
-    /// Pages whose content is in no page cache either: it is lost, and no epoch can be cut. Some of them may be there
-    /// while writing back fails: then it is to be done again.
-    pub missing: u64,
 }
 
 /// A guest's memory, served by a thread of this process. Dropping it leaves the mount as it is, and nobody serves it any
@@ -198,16 +188,29 @@ impl GuestMemory {
         fuse::ask_again(&device)?;
         let memory = GuestMemory::begin(place, device, store, looks(options))?;
         if options.drops {
-            // Closed when reads are answered: the kernel may wait for them then.
-            let file = fuse::opened(place)?;
-            let resident = memory.resident(&file)?;
-            let mut pages = memory.store.pages();
-            for page in (0u32..).zip(resident).filter_map(|(page, is_resident)| is_resident.then_some(page)) {
-                pages.set_dropped(page, true);
-            }
-            drop(pages);
-            memory.store.knows_resident.store(true, Ordering::Release);
-            fuse::ask_again(&memory.device)?;
+            // It is closed when reads are answered: the kernel may wait for them then.
+            let (known, is_known) = mpsc::channel::<()>();
+            let (resident, is_resident) = mpsc::sync_channel(1);
+            let work = move || {
+                let file = fuse::opened(place)?;
+                // Who listens may have given up.
+                let _ = resident.send(memory_resident(place, &file, options.size_bytes)?);
+                let _ = is_known.recv();
+                Ok(())
+            };
+            let (worked, asked) = apart::apart(place, work, || {
+                let Ok(resident) = is_resident.recv() else { return Ok(()) };
+                let mut pages = memory.store.pages();
+                for page in (0u32..).zip(resident).filter_map(|(page, is_resident)| is_resident.then_some(page)) {
+                    pages.set_dropped(page, true);
+                }
+                drop(pages);
+                memory.store.knows_resident.store(true, Ordering::Release);
+                let asked = fuse::ask_again(&memory.device);
+                drop(known);
+                asked
+            });
+            worked.and(asked)?;
         }
         Ok(memory)
     }
@@ -231,8 +234,8 @@ impl GuestMemory {
         let server = server.map_err(CheckpointError::io("start a thread for", place))?;
         let memory = GuestMemory { store, device, place: place.to_owned(), server: Some(server) };
         // The server answers already: these look at the file.
-        fuse::set_size(place, looks.size_bytes)?;
-        fuse::allow_dirty_pages(place)?;
+        let look = || fuse::set_size(place, looks.size_bytes).and_then(|()| fuse::allow_dirty_pages(place));
+        apart::apart(place, look, || ()).0?;
         Ok(memory)
     }
 
@@ -316,47 +319,6 @@ impl GuestMemory {
     pub fn release(&self, epoch: Epoch) -> Result<(), CheckpointError> {
         let number = self.number(epoch)?;
         self.store.release(number)
-    }
-
-    /// Keeps from now on what is written back, and copies out of the page cache what was not kept before, while the
-    /// machine runs. Again and again it only does what is left.
-    ///
-    /// # Errors
-    /// The operating system refuses.
-    pub fn keep(&self) -> Result<Kept, CheckpointError> {
-        let failed = |error: io::Error| CheckpointError::io("copy pages out of", &self.place)(error);
-        // First: a page that is written back while it is being copied is kept as it is written, and not copied.
-        self.store.pages().state.set_keeping();
-        let file = fuse::opened(&self.place)?;
-        // Pages that are not there would come as errors, with their neighbours.
-        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).map_err(|error| failed(error.into()))?;
-        let resident = self.resident(&file)?;
-        let mut copied = 0;
-        let wanted: Vec<u32> = {
-            let pages = self.store.pages();
-            let all = (0u32..).zip(resident);
-            all.filter_map(|(page, is_resident)| (is_resident && pages.is_dropped(page)).then_some(page)).collect()
-        };
-        let mut buffer = vec![0; COPY_PAGES * PAGE_BYTES];
-        for run in wanted.chunk_by(|one, other| one + 1 == *other).flat_map(|run| run.chunks(COPY_PAGES)) {
-            let buffer = &mut buffer[..run.len() * PAGE_BYTES];
-            let failures = self.store.pages().failures();
-            match file.read_exact_at(buffer, u64::from(run[0]) * PAGE_BYTES as u64) {
-                Ok(()) => {}
-                // The page cache has let go of one meanwhile.
-                Err(error) if error.raw_os_error() == Some(libc::EIO) => continue,
-                Err(error) => return Err(failed(error)),
-            }
-            for (page, content) in run.iter().zip(buffer.as_chunks().0) {
-                copied += u64::from(self.store.copy_out(*page, content, failures)?);
-            }
-        }
-        Ok(Kept { copied, missing: self.store.pages().dropped() })
-    }
-
-    fn resident(&self, file: &File) -> Result<Vec<bool>, CheckpointError> {
-        let pages = usize::try_from(self.store.size_bytes).expect("it is mapped") / PAGE_BYTES;
-        residency::resident(file, pages).map_err(CheckpointError::io("ask for the page cache of", &self.place))
     }
 
     /// What it did, and what it holds.

@@ -1,0 +1,99 @@
+//! A thread that may touch the file of this process's own mount.
+//!
+//! Who asks for something waits for the server, and a close, also by a death, for all write-back. A process that is
+//! killed then keeps its descriptors until somebody answers, those of its keeper's connection with them: the keeper
+//! never hears that it should send somebody. So the file is touched by a thread with a table of descriptors of its own:
+//! when that one waits, the others end, and close what is theirs. Not so with what is mapped, which all have in common:
+//! a server that is killed in the moment in which it asks what is resident may still wait.
+
+use std::io;
+use std::path::Path;
+
+use crate::CheckpointError;
+
+/// The first descriptor that the thread does not share: it may say something to the standard ones.
+const FIRST: libc::c_uint = 3;
+
+/// Does `work` on the file in a thread of its own, while `meanwhile` is done here; what both say. The work may use no
+/// descriptors but those that it opens.
+pub(super) fn apart<T: Send, U>(
+    place: &Path,
+    work: impl FnOnce() -> Result<T, CheckpointError> + Send,
+    meanwhile: impl FnOnce() -> U,
+) -> (Result<T, CheckpointError>, U) {
+    std::thread::scope(|scope| {
+        let worker = std::thread::Builder::new().name("memory-file".to_owned()).spawn_scoped(scope, || {
+            leave_descriptors().map_err(CheckpointError::io("leave the descriptors for", place))?;
+            work()
+        });
+        let here = meanwhile();
+        let done = match worker.map_err(CheckpointError::io("start a thread for", place)) {
+            Ok(worker) => worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(error) => Err(error),
+        };
+        (done, here)
+    })
+}
+
+/// Gives this thread a table of its own, which has the standard descriptors alone, close_range(2).
+fn leave_descriptors() -> io::Result<()> {
+    // SAFETY: the table is no longer another's, and this thread uses none of what was in it.
+    let left = unsafe { libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    if left == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+
+    use onecopy_testing::TestDirectory;
+
+    use super::*;
+
+    /// Device and inode of each descriptor of a thread.
+    fn descriptors(thread: &str) -> Vec<(i32, u64, u64)> {
+        let directory = format!("/proc/{thread}/fd");
+        let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        let looked = entries.filter_map(|path| {
+            let found = std::fs::metadata(&path).ok()?;
+            Some((path.file_name()?.to_str()?.parse().ok()?, found.dev(), found.ino()))
+        });
+        looked.collect()
+    }
+
+    #[test]
+    fn t5_a_file_of_the_own_mount_is_in_no_table_with_what_a_keeper_listens_to() {
+        let directory = TestDirectory::new().unwrap();
+        let place = directory.join("ram");
+        std::fs::write(&place, b"").unwrap();
+        let (connection, heard) = std::os::unix::net::UnixStream::pair().unwrap();
+        let file = std::fs::metadata(&place).unwrap();
+        let is_it = |found: &(i32, u64, u64)| (found.1, found.2) == (file.dev(), file.ino());
+        let (opened, is_opened) = std::sync::mpsc::channel();
+        let (looked, is_looked) = std::sync::mpsc::channel::<()>();
+        let path = &place;
+        let (worked, ()) = apart(
+            path,
+            move || {
+                let own = File::open(path).unwrap();
+                let number = own.as_raw_fd();
+                opened.send((number, descriptors("thread-self"))).unwrap();
+                is_looked.recv().unwrap();
+                Ok(())
+            },
+            || {
+                let (number, theirs) = is_opened.recv().unwrap();
+                assert!(theirs.iter().filter(|found| found.0 >= 3 && found.0 != number).all(|found| !is_it(found)));
+                assert!(theirs.iter().any(|found| found.0 == number && is_it(found)));
+                assert!(theirs.len() <= 5, "{theirs:?}");
+                assert!(!descriptors("thread-self").iter().any(is_it), "this thread has it, too");
+                looked.send(()).unwrap();
+            },
+        );
+        worked.unwrap();
+        // What this thread has was not closed.
+        assert!(connection.peer_addr().is_ok() && heard.peer_addr().is_ok());
+    }
+}
