@@ -222,6 +222,7 @@ fn t10_who_reads_sees_a_checkpoint_as_it_was_whatever_a_compaction_does_meanwhil
     }
 }
 
+/// Spec: D6
 #[test]
 fn t11_a_writer_removes_what_a_killed_one_has_left_and_nothing_else() {
     let (directory, _) = three();
@@ -232,6 +233,7 @@ fn t11_a_writer_removes_what_a_killed_one_has_left_and_nothing_else() {
     assert!(others.iter().all(|name| directory.join(name).exists()));
 }
 
+/// Spec: C6
 #[test]
 fn t12_a_flipped_bit_is_never_shown() {
     let (directory, models) = three();

@@ -63,6 +63,7 @@ mod tests {
         looked.collect()
     }
 
+    /// Spec: D6
     #[test]
     fn t5_a_file_of_the_own_mount_is_in_no_table_with_what_a_keeper_listens_to() {
         let directory = TestDirectory::new().unwrap();

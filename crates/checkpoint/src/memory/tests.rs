@@ -219,6 +219,7 @@ fn t4_what_is_written_back_while_it_is_copied_is_kept_as_it_was_written() {
     check_now(&store, &model);
 }
 
+/// Spec: D6
 #[test]
 fn t2_a_page_that_there_is_no_memory_for_is_not_kept_and_nothing_else_is_lost() {
     let directory = TestDirectory::new().unwrap();
@@ -246,6 +247,7 @@ fn t2_a_page_that_there_is_no_memory_for_is_not_kept_and_nothing_else_is_lost() 
     check_now(&store, &model);
 }
 
+/// Spec: D6
 #[test]
 fn t4_what_could_not_be_written_back_while_it_was_copied_is_copied_again() {
     let directory = TestDirectory::new().unwrap();
@@ -266,6 +268,7 @@ fn t4_what_could_not_be_written_back_while_it_was_copied_is_copied_again() {
     assert!(store.copy_out(last, &[3; PAGE_BYTES], failures).unwrap());
 }
 
+/// Spec: D6
 #[test]
 fn t1_what_is_written_back_waits_for_no_whole_release() {
     let directory = TestDirectory::new().unwrap();
@@ -286,6 +289,7 @@ fn t1_what_is_written_back_waits_for_no_whole_release() {
     check_now(&store, &vec![[2; PAGE_BYTES]; PAGES]);
 }
 
+/// Spec: D6
 #[test]
 fn t2_a_memory_goes_on_with_its_own_shadow_alone() {
     let directory = TestDirectory::new().unwrap();

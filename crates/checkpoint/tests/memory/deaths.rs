@@ -103,6 +103,7 @@ fn t5_a_server_that_was_given_up_answers_nothing_when_another_one_serves() {
     }
 }
 
+/// Spec: D6
 #[test]
 fn t5_a_server_whose_thread_panics_ends_so_that_its_keeper_hears_of_it() {
     let name = "t5_a_server_whose_thread_panics_ends_so_that_its_keeper_hears_of_it";
@@ -116,6 +117,7 @@ fn t5_a_server_whose_thread_panics_ends_so_that_its_keeper_hears_of_it() {
     memory.server().wait_ended();
 }
 
+/// Spec: D6
 #[test]
 fn t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void() {
     let name = "t6_without_its_state_a_locked_memory_counts_as_changed_and_its_epochs_are_void";
@@ -167,6 +169,7 @@ fn t6_without_its_state_what_no_page_cache_has_is_an_error_and_not_something_old
     memory.mapper.expect("read 50", "done");
 }
 
+/// Spec: D6
 #[test]
 fn t6_without_its_state_who_waits_for_a_page_gets_it_and_what_was_given_back_is_zeros() {
     let name = "t6_without_its_state_who_waits_for_a_page_gets_it_and_what_was_given_back_is_zeros";
@@ -193,6 +196,7 @@ fn t6_without_its_state_who_waits_for_a_page_gets_it_and_what_was_given_back_is_
     assert!(memory.stamps(&epoch) == expected);
 }
 
+/// Spec: D6
 #[test]
 fn t6_without_its_state_what_is_written_back_before_it_is_told_to_keep_is_kept() {
     let name = "t6_without_its_state_what_is_written_back_before_it_is_told_to_keep_is_kept";

@@ -242,6 +242,7 @@ mod tests {
 
     const LOOKS: Looks = Looks { size_bytes: PAGE_BYTES as u64, user_id: 0, group_id: 0 };
 
+    /// Spec: C5
     #[test]
     fn t7_a_kernel_that_is_too_old_is_told_so() {
         let directory = TestDirectory::new().unwrap();
@@ -254,6 +255,7 @@ mod tests {
         assert_eq!(answer[..8], [16i32, -libc::EPROTO].map(i32::to_ne_bytes).concat());
     }
 
+    /// Spec: D6
     #[test]
     fn t5_a_server_that_is_not_wanted_any_more_hands_on_what_it_has_read() {
         let directory = TestDirectory::new().unwrap();
