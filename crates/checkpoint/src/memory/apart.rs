@@ -84,7 +84,7 @@ mod tests {
                 is_looked.recv().unwrap();
                 Ok(())
             },
-            || {
+            move || {
                 let (number, theirs) = is_opened.recv().unwrap();
                 assert!(theirs.iter().filter(|found| found.0 >= 3 && found.0 != number).all(|found| !is_it(found)));
                 assert!(theirs.iter().any(|found| found.0 == number && is_it(found)));
