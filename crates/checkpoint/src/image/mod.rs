@@ -64,7 +64,8 @@ impl Image {
     /// machine has sent for [`crate::restore::Prefix::parse`].
     ///
     /// # Errors
-    /// There are checkpoints already; [`CheckpointError::Held`]: another one makes them; a size that no memory has; the file system refuses.
+    /// There are checkpoints already; [`CheckpointError::Held`]: another one makes them; a size that no memory has; the
+    /// file system refuses.
     pub fn create(directory: &Path, memory_bytes: u64, prefix: &[u8]) -> Result<Image, CheckpointError> {
         Image::create_in(Folder::open(directory)?, memory_bytes, prefix)
     }

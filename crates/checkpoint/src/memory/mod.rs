@@ -91,9 +91,9 @@ pub struct Cut {
     pub pages: u64,
 }
 
-/// A guest's memory, served by a thread of this process. Dropping it leaves the mount as it is, and nobody serves it any
-/// more when that returns: another may adopt it. When the thread fails or panics the process is aborted, because a guest
-/// whose memory nobody serves waits for ever, while a keeper hears of a process's end.
+/// A guest's memory, served by a thread of this process. Dropping it leaves the mount as it is, and nobody serves it
+/// any more when that returns: another may adopt it. When the thread fails or panics the process is aborted, because a
+/// guest whose memory nobody serves waits for ever, while a keeper hears of a process's end.
 pub struct GuestMemory {
     store: Arc<Store>,
     device: Arc<File>,
@@ -144,7 +144,8 @@ impl GuestMemory {
     ///
     /// # Errors
     /// [`CheckpointError::State`] when that is no state: [`GuestMemory::adopt_without_state`] is left then;
-    /// [`CheckpointError::Damaged`]: the shadow is not the file that the memory began with; the operating system refuses: also a kernel that cannot ask again.
+    /// [`CheckpointError::Damaged`]: the shadow is not the file that the memory began with; the operating system
+    /// refuses: also a kernel that cannot ask again.
     pub fn adopt(
         place: &Path,
         shadow: &Path,
@@ -278,12 +279,12 @@ impl GuestMemory {
         self.store.changed_since(number.saturating_sub(1), number)
     }
 
-    /// The pages that changed in the epochs after `before`, up to and with `until`, rising. Epochs of takes that were void
-    /// lie between two that count.
+    /// The pages that changed in the epochs after `before`, up to and with `until`, rising. Epochs of takes that were
+    /// void lie between two that count.
     ///
     /// # Errors
-    /// [`CheckpointError::UnknownEpoch`]: also when one between them is not kept, so that nobody knows what changed, and
-    /// when `before` is not the earlier one.
+    /// [`CheckpointError::UnknownEpoch`]: also when one between them is not kept, so that nobody knows what changed,
+    /// and when `before` is not the earlier one.
     pub fn changed_since(&self, before: Epoch, until: Epoch) -> Result<Vec<u32>, CheckpointError> {
         let (before, until) = (self.number(before)?, self.number(until)?);
         self.store.changed_since(before, until)

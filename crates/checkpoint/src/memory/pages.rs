@@ -148,8 +148,8 @@ impl Pages {
         }
     }
 
-    /// Records what a page holds now. The caller has seen that there is room. After an error it is as it was, and may be
-    /// half of it: its content is to be called dropped.
+    /// Records what a page holds now. The caller has seen that there is room. After an error it is as it was, and may
+    /// be half of it: its content is to be called dropped.
     pub(super) fn put(&mut self, page: u32, content: &[u8; PAGE_BYTES]) -> io::Result<()> {
         let is_zero = content.iter().all(|byte| *byte == 0);
         let epoch = self.state.current();
