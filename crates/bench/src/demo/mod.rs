@@ -126,7 +126,7 @@ async fn conclude(keep: bool, cluster: Cluster, claims: &Claims) -> anyhow::Resu
         say!("Try next:");
         say!("  make demo DEMO=--keep              the same, and the cluster stays for you to use");
         say!("  make demo DEMO='--clients 32'      more customers");
-        say!("  onecopy up                         a cluster of your own; docs/guide.md says what it can do");
+        say!("  onecopy up                         a cluster of your own; docs/guide says what it can do");
         say!();
         cluster.down().await?;
         say!("The cluster of this demonstration is stopped and its directory is removed.");

@@ -58,7 +58,7 @@ fn c2_status_and_page_tell_of_every_server() {
     until("it is well", || directory.page("/healthz").0.ends_with("200 OK"));
     let (_, metrics) = directory.page("/metrics");
     assert!(metrics.contains("onecopy_instance_running{server=\"follower-1\",role=\"follower\"} 1\n"), "{metrics}");
-    let guide = include_str!("../../../../docs/guide.md");
+    let guide = include_str!("../../../../docs/guide/metrics.md");
     let names: BTreeSet<&str> =
         metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     assert_eq!(metrics.matches("# TYPE ").count(), names.len(), "a metric comes twice: {metrics}");

@@ -119,7 +119,7 @@ fn b56_metrics_are_those_of_the_guide_and_tell_what_was_done() {
     stream.read_to_string(&mut page).unwrap();
     let names: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     assert!(names.len() > 20, "{page}");
-    let guide = include_str!("../../../../docs/guide.md");
+    let guide = include_str!("../../../../docs/guide/metrics.md");
     for name in names {
         assert!(guide.contains(&format!("`{name}`")), "the guide does not name the metric {name}");
     }

@@ -115,7 +115,7 @@ fn told_of_machines(machines: &MachineDirectory) {
         samples.iter().all(|sample| metrics.contains(sample))
     });
     let (_, metrics) = directory.page("/metrics");
-    let guide = include_str!("../../../../docs/guide.md");
+    let guide = include_str!("../../../../docs/guide/metrics.md");
     for name in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
         assert!(guide.contains(name), "the guide does not name the metric {name}");
     }
