@@ -11,9 +11,15 @@ pub const SUPERUSER: &str = "postgres";
 /// Followers replicate as this one.
 pub const REPLICATION: &str = "onecopy_replication";
 
-/// Clients log in as this one. It may make tables, databases and roles, look at the router's console, and is no
-/// superuser.
+/// Clients log in as this one. It may make tables and databases, from PostgreSQL 16 on roles, look at the router's
+/// console, and is no superuser.
 pub const CLIENT: &str = "onecopy";
+
+/// Before PostgreSQL 16 who may make roles may grant them all roles that are no superusers, `pg_execute_server_program`
+/// too, and so has the account of the server. From then on only those that he may administer.
+///
+/// Source: PostgreSQL 16, release notes, "Restrict the privileges of CREATEROLE".
+const CREATEROLE_IS_BOUNDED: &str = "SELECT pg_catalog.current_setting('server_version_num')::int >= 160000";
 
 /// The database for clients; it belongs to [`CLIENT`].
 pub const DATABASE: &str = "postgres";
@@ -46,8 +52,11 @@ pub async fn make_missing(name: &str, leader: &dyn Instance, secrets: &Secrets) 
     }
     if !exists(CLIENT).await? {
         let password = &secrets.client;
+        let bounded = client.query_one(CREATEROLE_IS_BOUNDED, &[]).await;
+        let bounded = bounded.map_err(HostError::sql(name, "look at the version"))?.get(0);
+        let makes_roles = if bounded { "CREATEROLE" } else { "NOCREATEROLE" };
         let statement = format!(
-            "CREATE ROLE {CLIENT} LOGIN CREATEDB CREATEROLE PASSWORD '{password}'; GRANT pg_monitor TO {CLIENT}; ALTER DATABASE {DATABASE} OWNER TO {CLIENT}"
+            "CREATE ROLE {CLIENT} LOGIN CREATEDB {makes_roles} PASSWORD '{password}'; GRANT pg_monitor TO {CLIENT}; ALTER DATABASE {DATABASE} OWNER TO {CLIENT}"
         );
         run("make the role for clients", statement).await?;
     }

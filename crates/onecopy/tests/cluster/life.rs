@@ -82,6 +82,15 @@ fn c3_dsn_works_with_any_client_and_is_not_a_superuser() {
         .output()
         .expect("run psql");
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "f|t", "{output:?}");
+    // Nor does it get the servers' account otherwise.
+    for role in ["pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"] {
+        let refusal = directory.run(&["psql", "--", "-Xc", &format!("GRANT {role} TO onecopy")]).refused(1);
+        assert!(refusal.contains("must have admin option") || refusal.contains("permission denied"), "{refusal}");
+    }
+    // Roles it makes where that gives it none of these rights.
+    let makes_roles = "SELECT rolcreaterole = (current_setting('server_version_num')::int >= 160000) FROM pg_roles \
+        WHERE rolname = current_user";
+    assert_eq!(directory.sql(makes_roles), "t");
     let wrong = dsn.trim().replace("@", "x@");
     let output = std::process::Command::new("psql").args([&wrong, "-XAtc", "SELECT 1"]).output().expect("run psql");
     assert!(!output.status.success());
