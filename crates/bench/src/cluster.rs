@@ -81,7 +81,7 @@ impl Cluster {
 
     async fn make_roles_and_tables(&self, scale: u32) -> anyhow::Result<()> {
         let superuser = self.leader().connection();
-        let client = superuser.connect().await?;
+        let client = superuser.connect_as_client().await?;
         for (role, isolation) in [(PLAIN_ROLE, "read committed"), (SERIALIZABLE_ROLE, "serializable")] {
             let verifier = verifier()?;
             client
@@ -104,7 +104,7 @@ impl Cluster {
         if !output.status.success() {
             bail!("pgbench -i failed: {}", String::from_utf8_lossy(&output.stderr).trim());
         }
-        let client = superuser.with_database(DATABASE).connect().await?;
+        let client = superuser.with_database(DATABASE).connect_as_client().await?;
         client
             .batch_execute(&format!(
                 "GRANT ALL ON ALL TABLES IN SCHEMA public TO {PLAIN_ROLE}, {SERIALIZABLE_ROLE}; CHECKPOINT"
@@ -129,7 +129,7 @@ impl Cluster {
     }
 
     async fn wait_for_followers(&self) -> anyhow::Result<()> {
-        let client = self.leader().connection().connect().await?;
+        let client = self.leader().connection().connect_as_client().await?;
         let followers = i64::try_from(self.servers.len() - 1)?;
         let deadline = Instant::now() + CATCH_UP_TIMEOUT;
         loop {

@@ -68,7 +68,7 @@ async fn clones_that_share_blocks_are_standbys_in_both_modes() {
         prove(&source, &clone).await;
     }
     // What the clones wrote when they were primaries is not in the blocks that they shared.
-    let client = source.connection().connect().await.expect("connected");
+    let client = source.connection().connect_as_client().await.expect("connected");
     let row = client.query_one("SELECT count(*) FROM items WHERE n < 0", &[]).await.expect("read");
     assert_eq!(row.get::<_, i64>(0), 0);
 }

@@ -192,7 +192,7 @@ async fn clone_idle_standby(source: &Server, standby: &Server, plan: &Plan, mode
 }
 
 async fn execute(server: &Server, statement: &str) -> Client {
-    let client = server.connection().connect().await.expect("connected");
+    let client = server.connection().connect_as_client().await.expect("connected");
     client.batch_execute(statement).await.expect(statement);
     client
 }
@@ -382,9 +382,9 @@ async fn a_prepared_directory_is_moved_reshaped_and_removed() {
 async fn a_slot_that_the_dead_were_making_is_dropped_when_it_is_there() {
     let directory = TestDirectory::new().expect("a directory");
     let source = primary(directory.path(), &Settings::new()).await;
-    let dead = source.socket_connection().connect().await.expect("connected");
+    let dead = source.socket_connection().connect_as_client().await.expect("connected");
     claim(&dead, "clone").await.expect("claimed");
-    let successor = source.socket_connection().connect().await.expect("connected");
+    let successor = source.socket_connection().connect_as_client().await.expect("connected");
     let dropping = tokio::spawn(async move {
         claim(&successor, "clone").await.expect("claimed");
         onecopy_clone::recovery::slot::drop(&successor, "clone").await.expect("dropped");
@@ -398,7 +398,9 @@ async fn a_slot_that_the_dead_were_making_is_dropped_when_it_is_there() {
     // Who has made one lets others have it.
     let plan = plan_for(&source, directory.path(), "clone", Recovery::Auto);
     let begun = begin(&plan.source, std::slice::from_ref(&plan.slot), plan.recovery).await.expect("begun");
-    claim(&source.socket_connection().connect().await.expect("connected"), &plan.slot).await.expect("claimed");
+    claim(&source.socket_connection().connect_as_client().await.expect("connected"), &plan.slot)
+        .await
+        .expect("claimed");
     begun.abandon().await;
     assert!(slots(&source).await.is_empty());
 }

@@ -14,6 +14,26 @@ use crate::PostgresError;
 /// How long [`ConnectionParameters::connect`] waits for a server to let it in.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What a session of Onecopy's own goes by, whatever the settings of its database and role say. Those of a database are
+/// its owner's choice, and the session is a superuser's. Start-up parameters go before both.
+pub const OWN_SETTINGS: [(&str, &str); 11] = [
+    // No operator, function or table of somebody else's is found.
+    ("search_path", "pg_catalog"),
+    // What is made belongs to who has logged in.
+    ("role", "none"),
+    // Statements, and what answers to them, are written so.
+    ("standard_conforming_strings", "on"),
+    ("DateStyle", "ISO"),
+    ("default_transaction_isolation", "read committed"),
+    ("default_transaction_read_only", "off"),
+    ("default_transaction_deferrable", "off"),
+    // What must not take for ever is bounded where it is asked.
+    ("statement_timeout", "0"),
+    ("lock_timeout", "0"),
+    ("idle_in_transaction_session_timeout", "0"),
+    ("idle_session_timeout", "0"),
+];
+
 /// Where a server is and who logs in to it. `Debug` and `Display` do not show the password.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionParameters {
@@ -65,7 +85,7 @@ impl ConnectionParameters {
     }
 
     /// The same for the driver `tokio_postgres`.
-    pub fn to_config(&self) -> Config {
+    fn to_config(&self) -> Config {
         let mut config = Config::new();
         if self.host.starts_with('/') {
             config.host_path(Path::new(&self.host));
@@ -82,12 +102,27 @@ impl ConnectionParameters {
         config
     }
 
-    /// Logs in, without TLS; the connection's task runs until the client is dropped.
+    /// Logs in to administer, without TLS; by [`OWN_SETTINGS`], so objects that are not PostgreSQL's are found by
+    /// qualified names only. The connection's task runs until the client is dropped.
     ///
     /// # Errors
     /// [`PostgresError::Connect`] with the server's message, [`PostgresError::ConnectTimeout`] after 10 s.
     pub async fn connect(&self) -> Result<Client, PostgresError> {
-        let config = self.to_config();
+        let options = OWN_SETTINGS.map(|(name, value)| format!("-c {name}={}", value.replace(' ', "\\ ")));
+        let mut config = self.to_config();
+        config.options(options.join(" "));
+        self.log_in(&config).await
+    }
+
+    /// Logs in as programs of users do, by the settings of the database and the role.
+    ///
+    /// # Errors
+    /// As [`ConnectionParameters::connect`].
+    pub async fn connect_as_client(&self) -> Result<Client, PostgresError> {
+        self.log_in(&self.to_config()).await
+    }
+
+    async fn log_in(&self, config: &Config) -> Result<Client, PostgresError> {
         let (client, connection) = tokio::time::timeout(CONNECT_TIMEOUT, config.connect(NoTls))
             .await
             .map_err(|_| PostgresError::ConnectTimeout { target: self.to_string(), waited: CONNECT_TIMEOUT })?

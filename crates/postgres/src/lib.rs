@@ -39,7 +39,7 @@ mod written_settings;
 pub use base_backup::{BaseBackup, TablespaceMapping};
 pub use beneath::{DEPTH_MAX, Directory};
 pub use binaries::{Binaries, MAJOR_VERSION_MAX, MAJOR_VERSION_MIN};
-pub use connection::ConnectionParameters;
+pub use connection::{ConnectionParameters, OWN_SETTINGS};
 pub use control_file::{ClusterState, ControlFile, ControlFileError, WalLevel};
 pub use error::PostgresError;
 pub use extension::{ExtensionMissing, InstalledExtension};

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onecopy_postgres::{
-    ClusterState, ControlFile, PostgresError, Role, Server, StartOutcome, StopMode, Supervisor, SupervisorState,
-    WalLevel, processes_of,
+    ClusterState, ControlFile, OWN_SETTINGS, PostgresError, Role, Server, StartOutcome, StopMode, Supervisor,
+    SupervisorState, WalLevel, processes_of,
 };
 use onecopy_testing::{TestDirectory, WAIT_MAX, create, free_port, process, until_async};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgid, waitid};
@@ -74,7 +74,7 @@ async fn a_server_lives_crashes_and_recovers() {
     assert_eq!((before.state, before.data_checksums), (ClusterState::ShutDown, true));
 
     assert_eq!(server.start().await.expect("starts"), StartOutcome::Started);
-    let client = server.connection().connect().await.expect("TCP with the password");
+    let client = server.connection().connect_as_client().await.expect("TCP with the password");
     client
         .batch_execute("CREATE TABLE kept (n int); INSERT INTO kept SELECT generate_series(1, 1000)")
         .await
@@ -93,7 +93,7 @@ async fn a_server_lives_crashes_and_recovers() {
     // Nobody gets in without the password.
     let mut stranger = server.connection();
     stranger.password = Some("wrong".to_owned());
-    let refused = stranger.connect().await.expect_err("refused").to_string();
+    let refused = stranger.connect_as_client().await.expect_err("refused").to_string();
     assert!(refused.contains("28P01"), "{refused}");
 
     server.crash_stop().await.expect("crashed");
@@ -102,7 +102,7 @@ async fn a_server_lives_crashes_and_recovers() {
     assert!(matches!(server.crash_stop().await, Err(PostgresError::NotRunning { .. })));
 
     assert_eq!(server.start().await.expect("recovers"), StartOutcome::Started);
-    let client = server.socket_connection().connect().await.expect("the socket with the password");
+    let client = server.socket_connection().connect_as_client().await.expect("the socket with the password");
     let row = client.query_one("SELECT count(*) FROM kept", &[]).await.expect("counted");
     assert_eq!(row.get::<_, i64>(0), 1000);
     assert_like_pg_controldata(&server);
@@ -122,7 +122,7 @@ async fn a_server_lives_crashes_and_recovers() {
     server.set_settings(settings);
     server.reload().await.expect("reloaded");
     until_async("the new work_mem is there", async || {
-        let client = server.connection().connect().await.expect("connected");
+        let client = server.connection().connect_as_client().await.expect("connected");
         client.query_one("SHOW work_mem", &[]).await.expect("shown").get::<_, String>(0) == "12MB"
     })
     .await;
@@ -196,7 +196,7 @@ async fn a_supervised_server_comes_back_after_kill_9() {
     };
     assert_ne!(first, second);
     assert!(matches!(seen.first(), Some(SupervisorState::BackingOff { .. })), "{seen:?}");
-    server.connection().connect().await.expect("serves again");
+    server.connection().connect_as_client().await.expect("serves again");
 
     supervisor.restart(StopMode::Fast).await.expect("restarted");
     let third = server.process_id().expect("runs");
@@ -374,4 +374,57 @@ async fn locks_of_a_postmaster_that_nobody_has_reaped_do_not_hinder_the_next() {
     living.kill().expect("killed");
     living.wait().expect("reaped");
     assert!(refused.contains(&format!("PID {}", living.id())), "{refused}");
+}
+
+/// A database's owner chooses its settings. In a session of a superuser's they would have his operators found, run as
+/// the superuser, and what is made there belong to him.
+///
+/// Spec: C2
+#[tokio::test]
+async fn p12_a_session_of_our_own_goes_by_no_setting_of_a_databases_owner() {
+    let directory = TestDirectory::new().expect("a directory");
+    let server = server::leader(&directory).await;
+    assert_eq!(server.start().await.expect("starts"), StartOutcome::Started);
+    let superuser = server.connection();
+    let client = superuser.connect_as_client().await.expect("connected");
+    client.batch_execute("CREATE ROLE owner LOGIN PASSWORD 'owner'").await.expect("made");
+    client.batch_execute("CREATE DATABASE owned OWNER owner").await.expect("made");
+    let mut owner = superuser.with_database("owned");
+    (owner.user, owner.password) = ("owner".to_owned(), Some("owner".to_owned()));
+    let client = owner.connect_as_client().await.expect("connected");
+    client
+        .batch_execute(
+            "CREATE SCHEMA his; \
+             CREATE FUNCTION his.deceive(name, name) RETURNS boolean LANGUAGE sql AS 'SELECT false'; \
+             CREATE OPERATOR his.= (LEFTARG = name, RIGHTARG = name, FUNCTION = his.deceive); \
+             ALTER DATABASE owned SET search_path = his, pg_catalog; \
+             ALTER DATABASE owned SET role = owner; \
+             ALTER DATABASE owned SET standard_conforming_strings = off; \
+             ALTER DATABASE owned SET DateStyle = German; \
+             ALTER DATABASE owned SET default_transaction_isolation = serializable; \
+             ALTER DATABASE owned SET default_transaction_deferrable = on; \
+             ALTER DATABASE owned SET statement_timeout = '10min'; \
+             ALTER DATABASE owned SET lock_timeout = '10min'; \
+             ALTER DATABASE owned SET idle_in_transaction_session_timeout = '10min'; \
+             ALTER DATABASE owned SET idle_session_timeout = '10min'; \
+             ALTER DATABASE owned SET default_transaction_read_only = on",
+        )
+        .await
+        .expect("the owner may");
+    const FOUND: &str = "SELECT count(*), current_user::text FROM pg_catalog.pg_namespace \
+        WHERE nspname = name 'pg_catalog' GROUP BY 2";
+    let superuser = superuser.with_database("owned");
+    // That the settings count otherwise.
+    let client = superuser.connect_as_client().await.expect("connected");
+    assert_eq!(client.query(FOUND, &[]).await.expect("asked").len(), 0);
+    let client = superuser.connect().await.expect("connected");
+    let row = client.query_one(FOUND, &[]).await.expect("asked");
+    assert_eq!((row.get::<_, i64>(0), row.get::<_, &str>(1)), (1, superuser.user.as_str()));
+    for (name, value) in OWN_SETTINGS {
+        let row = client.query_one("SELECT current_setting($1)", &[&name]).await.expect("a setting");
+        let shown: &str = row.get(0);
+        // PostgreSQL shows the order of day and month behind the style.
+        assert_eq!(shown.split(',').next(), Some(value), "{name}");
+    }
+    server.stop(StopMode::Fast).await.expect("stopped");
 }

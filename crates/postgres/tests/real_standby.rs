@@ -14,12 +14,12 @@ use onecopy_testing::{TestDirectory, WAIT_MAX, until_async};
 const SLOT: &str = "follower_1";
 
 async fn count(server: &Server) -> i64 {
-    let client = server.connection().connect().await.expect("connected");
+    let client = server.connection().connect_as_client().await.expect("connected");
     client.query_one("SELECT count(*) FROM items", &[]).await.expect("counted").get(0)
 }
 
 async fn slots(server: &Server) -> Vec<String> {
-    let client = server.connection().connect().await.expect("connected");
+    let client = server.connection().connect_as_client().await.expect("connected");
     let rows = client.query("SELECT slot_name::text FROM pg_replication_slots ORDER BY 1", &[]).await.expect("read");
     rows.iter().map(|row| row.get(0)).collect()
 }
@@ -49,7 +49,7 @@ async fn a_standby_follows_survives_and_takes_over() {
     let directory = TestDirectory::new().expect("a directory");
     let leader = server::leader(&directory).await;
     leader.start().await.expect("starts");
-    let client = leader.connection().connect().await.expect("connected");
+    let client = leader.connection().connect_as_client().await.expect("connected");
     client.batch_execute("CREATE TABLE items (n int); INSERT INTO items VALUES (1)").await.expect("written");
     let follower = follower_of(&directory, &leader).await;
     assert_eq!(slots(&leader).await, [SLOT]);
@@ -100,7 +100,7 @@ async fn a_standby_follows_survives_and_takes_over() {
     };
     assert!(current >= switch && switch.0 > 0, "{current} {switch}");
     assert_eq!((timeline, standbys.len()), (2, 0));
-    let client = follower.connection().connect().await.expect("connected");
+    let client = follower.connection().connect_as_client().await.expect("connected");
     client.batch_execute("INSERT INTO items VALUES (4)").await.expect("takes updates");
     follower.restart(StopMode::Fast).await.expect("still a primary");
     assert_eq!(count(&follower).await, 4);
@@ -148,7 +148,7 @@ async fn a_copy_that_fails_leaves_nothing() {
     until_async("the slot can be dropped", async || leader.drop_slot(SLOT).await.is_ok()).await;
     leader.drop_slot(SLOT).await.expect("dropped already");
     // One for logical replication is somebody else's.
-    let client = leader.connection().connect().await.expect("connected");
+    let client = leader.connection().connect_as_client().await.expect("connected");
     let make = "SELECT pg_create_logical_replication_slot($1, 'pgoutput')";
     client.query(make, &[&SLOT]).await.expect("made");
     leader.drop_slot(SLOT).await.expect("none of ours");

@@ -133,7 +133,7 @@ const JUDGED: &[(&str, Action)] = &[
 async fn statements_are_classified_by_a_real_catalog() {
     let directory = TestDirectory::new().unwrap();
     let server = start(&directory).await;
-    let client = server.connection().connect().await.unwrap();
+    let client = server.connection().connect_as_client().await.unwrap();
     client
         .batch_execute(
             "CREATE FUNCTION wild_step(int, int) RETURNS int LANGUAGE sql VOLATILE AS 'SELECT 1';
@@ -321,7 +321,7 @@ const RUN: &[(&str, Action, bool)] = &[
 async fn users_code_is_classified_by_what_it_may_leave_behind() {
     let directory = TestDirectory::new().unwrap();
     let server = start(&directory).await;
-    let client = server.connection().connect().await.unwrap();
+    let client = server.connection().connect_as_client().await.unwrap();
     client.batch_execute(CODE).await.unwrap();
     let builtin = Arc::new(load(&client, Scope::Builtin).await);
     let catalog = Catalog::new(Arc::clone(&builtin), load(&client, Scope::User).await);

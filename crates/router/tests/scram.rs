@@ -37,7 +37,7 @@ impl TestServer {
     /// Runs statements as superuser; gives the first column of the rows.
     fn sql(&self, text: &str) -> Vec<String> {
         self.runtime.block_on(async {
-            let client = self.server.connection().connect().await.unwrap();
+            let client = self.server.connection().connect_as_client().await.unwrap();
             let messages = client.simple_query(text).await.unwrap();
             let row = |message: &tokio_postgres::SimpleQueryMessage| match message {
                 tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),

@@ -103,12 +103,12 @@ async fn make(options: &ServerOptions, content: &Content<'_>, directory: &TestDi
 
 async fn fill(server: &Server, content: &Content<'_>) -> anyhow::Result<()> {
     let connection = server.connection();
-    let client = connection.connect().await?;
+    let client = connection.connect_as_client().await?;
     for database in content.databases {
         client.batch_execute(&format!("CREATE DATABASE {database}")).await?;
     }
     for (database, script) in content.scripts {
-        let client = connection.with_database(database).connect().await?;
+        let client = connection.with_database(database).connect_as_client().await?;
         client.batch_execute(script).await.context((*script).to_owned())?;
     }
     if let Some((database, scale)) = content.pgbench {
@@ -119,7 +119,7 @@ async fn fill(server: &Server, content: &Content<'_>) -> anyhow::Result<()> {
     }
     // Hint bits and visibility maps are set, as on a server that has been read: no test's first read writes pages.
     for database in content.databases {
-        connection.with_database(database).connect().await?.batch_execute("VACUUM").await?;
+        connection.with_database(database).connect_as_client().await?.batch_execute("VACUUM").await?;
     }
     Ok(())
 }

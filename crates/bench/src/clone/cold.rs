@@ -51,7 +51,7 @@ impl Readers {
         let (mut tasks, done, stopped) =
             (JoinSet::new(), Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         for _ in 0..CLIENTS {
-            let client = server.with_database(DATABASE).connect().await?;
+            let client = server.with_database(DATABASE).connect_as_client().await?;
             let (done, stopped) = (done.clone(), stopped.clone());
             tasks.spawn(async move {
                 let accounts: i32 = client.query_one("SELECT max(aid) FROM pgbench_accounts", &[]).await?.get(0);

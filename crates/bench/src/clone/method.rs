@@ -98,16 +98,16 @@ impl Clone {
         server.make_standby(&StandbyOptions { primary, slot: Some(NAME.to_owned()) })?;
         server.set_inherited(inherited);
         server.start().await?;
-        server.connection().connect().await?.query_one("SELECT count(*) FROM pg_class", &[]).await?;
+        server.connection().connect_as_client().await?.query_one("SELECT count(*) FROM pg_class", &[]).await?;
         Ok(Clone { server, begin, first_answer: begin.elapsed(), pause, plan, service })
     }
 
     /// Waits until it has replayed what the source has committed by now; how long after the beginning that is.
     pub async fn wait_caught_up(&self, site: &Site) -> anyhow::Result<Duration> {
-        let source = site.source.connection().connect().await?;
+        let source = site.source.connection().connect_as_client().await?;
         let row = source.query_one("SELECT pg_current_wal_flush_lsn()::text", &[]).await?;
         let question = format!("SELECT pg_last_wal_replay_lsn() >= '{}'::pg_lsn", row.get::<_, String>(0));
-        let clone = self.server.connection().connect().await?;
+        let clone = self.server.connection().connect_as_client().await?;
         while !clone.query_one(&question, &[]).await?.get::<_, Option<bool>>(0).unwrap_or(false) {
             if self.begin.elapsed() > WHOLE_TIMEOUT {
                 bail!("the clone does not catch up");

@@ -33,7 +33,7 @@ impl Site {
         let source = Server::create(options).await?;
         let site = Site { source, program, mount, _directory: directory };
         site.source.start().await?;
-        let client = site.source.connection().connect().await?;
+        let client = site.source.connection().connect_as_client().await?;
         client.batch_execute(&format!("CREATE DATABASE {DATABASE}")).await?;
         site.fill(scale)?;
         client.batch_execute("CHECKPOINT").await?;
@@ -50,7 +50,7 @@ impl Site {
 
     /// Adds a table of empty pages, `gigabytes` long, that takes no room on the disk.
     pub async fn grow(&self, gigabytes: u32) -> anyhow::Result<()> {
-        let client = self.source.connection().with_database(DATABASE).connect().await?;
+        let client = self.source.connection().with_database(DATABASE).connect_as_client().await?;
         client.batch_execute("CREATE TABLE large (content text); INSERT INTO large VALUES ('x'); CHECKPOINT").await?;
         let row = client.query_one("SELECT pg_relation_filepath('large')", &[]).await?;
         let first = self.source.data_directory().join(row.get::<_, &str>(0));

@@ -54,11 +54,11 @@ impl Updates {
     async fn start(site: &Site, rate: u32) -> anyhow::Result<Updates> {
         let (mut tasks, ended) = (JoinSet::new(), Arc::new(Mutex::new(Vec::new())));
         let accounts = {
-            let client = site.source.connection().with_database(DATABASE).connect().await?;
+            let client = site.source.connection().with_database(DATABASE).connect_as_client().await?;
             client.query_one("SELECT max(aid) FROM pgbench_accounts", &[]).await?.get::<_, i32>(0)
         };
         for _ in 0..CLIENTS {
-            let client = site.source.connection().with_database(DATABASE).connect().await?;
+            let client = site.source.connection().with_database(DATABASE).connect_as_client().await?;
             let interval = Duration::from_secs_f64(f64::from(CLIENTS) / f64::from(rate));
             tasks.spawn(update(client, interval, accounts, ended.clone()));
         }

@@ -91,7 +91,7 @@ impl Site {
 
     /// Makes the database with pgbench's tables; the server runs.
     pub async fn fill(&self, scale: u32) -> anyhow::Result<()> {
-        let client = self.server.connection().connect().await?;
+        let client = self.server.connection().connect_as_client().await?;
         client.batch_execute(&format!("CREATE DATABASE {DATABASE}")).await?;
         let options = self.server.options();
         let mut command = options.user.command(options.binaries.program("pgbench"));
@@ -104,7 +104,7 @@ impl Site {
 
     /// A session of the superuser.
     pub async fn client(&self) -> anyhow::Result<tokio_postgres::Client> {
-        Ok(self.server.connection().with_database(DATABASE).connect().await?)
+        Ok(self.server.connection().with_database(DATABASE).connect_as_client().await?)
     }
 
     /// Reads relations into the pool as far as they fit.

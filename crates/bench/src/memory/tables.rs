@@ -65,7 +65,7 @@ pub async fn fill(site: &Site) -> anyhow::Result<()> {
     site.start(Start::plain(512 * MIB)).await?;
     site.server
         .connection()
-        .connect()
+        .connect_as_client()
         .await?
         .batch_execute(&format!("CREATE DATABASE {}", crate::cluster::DATABASE))
         .await?;

@@ -51,7 +51,7 @@ pub async fn primary(directory: &Path, settings: &Settings) -> Server {
     options.user.create_directory(&elsewhere).expect("made");
     let server = create_with(options, &CONTENT).await.expect("made");
     server.start().await.expect("starts");
-    let client = server.connection().connect().await.expect("connected");
+    let client = server.connection().connect_as_client().await.expect("connected");
     let tablespace = format!("CREATE TABLESPACE elsewhere LOCATION '{}'", elsewhere.display());
     client.batch_execute(&tablespace).await.expect("made");
     client.batch_execute(PLACED).await.expect("made");
@@ -100,7 +100,7 @@ pub struct Load {
 
 impl Load {
     pub async fn begin(server: &Server) -> Load {
-        let client = server.connection().connect().await.expect("connected");
+        let client = server.connection().connect_as_client().await.expect("connected");
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
         let rounds = tokio::spawn(async move {
@@ -148,7 +148,7 @@ pub async fn prove(source: &Server, clone: &Server) {
     clone.start().await.expect("starts again");
     assert_same_rows(source, clone).await;
     clone.promote(WAIT_MAX).await.expect("promoted");
-    let client = clone.connection().connect().await.expect("connected");
+    let client = clone.connection().connect_as_client().await.expect("connected");
     client
         .batch_execute("INSERT INTO items VALUES (-1, 'its own'); INSERT INTO scratch VALUES (1)")
         .await
@@ -159,8 +159,8 @@ pub async fn prove(source: &Server, clone: &Server) {
 
 /// Waits until the clone has replayed what the source has written, and compares.
 pub async fn assert_same_rows(source: &Server, clone: &Server) {
-    let client = source.connection().connect().await.expect("connected");
-    let standby = clone.connection().connect().await.expect("connected");
+    let client = source.connection().connect_as_client().await.expect("connected");
+    let standby = clone.connection().connect_as_client().await.expect("connected");
     wait_replayed(&client, &standby).await.expect("replayed");
     for database in ["postgres", SECOND_DATABASE] {
         let expected = fingerprints(source, database).await;
@@ -171,7 +171,7 @@ pub async fn assert_same_rows(source: &Server, clone: &Server) {
 
 /// Each table with the number of its rows and a hash over all, places included.
 async fn fingerprints(server: &Server, database: &str) -> Vec<(String, i64, Option<String>)> {
-    let client = server.connection().with_database(database).connect().await.expect("connected");
+    let client = server.connection().with_database(database).connect_as_client().await.expect("connected");
     let tables = "SELECT relname::text FROM pg_class WHERE relkind = 'r' AND relpersistence = 'p'
         AND relnamespace = 'public'::regnamespace ORDER BY 1";
     let tables = client.query(tables, &[]).await.expect("listed");
@@ -205,7 +205,7 @@ pub fn start_by_hand(server: &Server, data_directory: &Path) -> String {
 
 /// The slots of a server.
 pub async fn slots(server: &Server) -> Vec<String> {
-    let client = server.connection().connect().await.expect("connected");
+    let client = server.connection().connect_as_client().await.expect("connected");
     let rows = client.query("SELECT slot_name::text FROM pg_replication_slots ORDER BY 1", &[]).await.expect("read");
     rows.iter().map(|row| row.get(0)).collect()
 }

@@ -84,7 +84,7 @@ async fn watch_by_child(server: &Server) -> Watcher {
 async fn stuck_write(server: &Server, journal: &Journal) -> JoinHandle<Result<(), tokio_postgres::Error>> {
     let server = server.connection();
     let write = tokio::spawn(async move {
-        let client = server.connect().await.expect("connected");
+        let client = server.connect_as_client().await.expect("connected");
         client.batch_execute("UPDATE items SET filler = 'late'; CHECKPOINT").await
     });
     until_async("an access waits, and not in passing", async || {
@@ -124,7 +124,7 @@ async fn settle_after_death(is_written_down: bool) {
     let directory = TestDirectory::new().expect("a directory");
     let server = primary(directory.path(), &Settings::new()).await;
     // Nothing moves between the freeze and when the successor's test has seen the content.
-    let client = server.connection().connect().await.expect("connected");
+    let client = server.connection().connect_as_client().await.expect("connected");
     client.batch_execute("CHECKPOINT").await.expect("quiet");
     let watcher = watch_by_child(&server).await;
     let group = Arc::new(Group::from_descriptor(watcher.descriptor(0)));

@@ -108,7 +108,7 @@ impl KeptFiles {
 }
 
 pub async fn change_everything(server: &Server) {
-    let client = server.connection().connect().await.expect("connected");
+    let client = server.connection().connect_as_client().await.expect("connected");
     for statement in [
         "CREATE TABLE doomed AS SELECT n, repeat('z', 500) FROM generate_series(1, 5000) AS n",
         "UPDATE items SET filler = 'changed' WHERE n % 3 = 0",

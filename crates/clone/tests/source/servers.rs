@@ -25,7 +25,7 @@ use crate::harness::{Load, primary, server, source_of};
 async fn the_image_of_a_real_server_is_what_its_clone_needs() {
     let directory = TestDirectory::new().expect("a directory");
     let server = primary(directory.path(), &Settings::new()).await;
-    let client = server.connection().connect().await.expect("connected");
+    let client = server.connection().connect_as_client().await.expect("connected");
     client.batch_execute("CREATE TEMPORARY TABLE fleeting AS SELECT 1 AS n").await.expect("made");
     let path = async |relation: &str| -> String {
         client.query_one("SELECT pg_relation_filepath($1::text::regclass)", &[&relation]).await.expect("asked").get(0)
@@ -162,8 +162,8 @@ async fn k28_a_source_is_adopted_only_where_its_processes_are_seen() {
     server.stop(StopMode::Fast).await.expect("stops");
     let _confined = Confined::start(&server);
     let connection = server.connection();
-    until_async("it answers", async || connection.connect().await.is_ok()).await;
-    let client = connection.connect().await.expect("connected");
+    until_async("it answers", async || connection.connect_as_client().await.is_ok()).await;
+    let client = connection.connect_as_client().await.expect("connected");
     client.query_one("SELECT count(*) FROM items", &[]).await.expect("read");
     let source = new_source(&server).await;
     let adoption = source.adopt(&source_of(&server)).await.expect("adopted");
@@ -177,7 +177,7 @@ async fn a_standby_is_adopted_by_a_barrier_on_its_leader() {
     let directory = TestDirectory::new().expect("a directory");
     let leader = server::leader(&directory).await;
     leader.start().await.expect("starts");
-    let client = leader.connection().connect().await.expect("connected");
+    let client = leader.connection().connect_as_client().await.expect("connected");
     client.batch_execute("CREATE TABLE items AS SELECT n FROM generate_series(1, 20000) AS n").await.expect("made");
     let options = server::options(directory.join("follower"), Role::Follower);
     let maker = BaseBackup { binaries: options.binaries.clone(), user: options.user.clone(), slot: "one".to_owned() };
@@ -187,7 +187,7 @@ async fn a_standby_is_adopted_by_a_barrier_on_its_leader() {
     standby.make_standby(&StandbyOptions { primary, slot: Some("one".to_owned()) }).expect("a standby");
     standby.start().await.expect("follows");
     // A session that stays has files open.
-    let reader = standby.connection().connect().await.expect("connected");
+    let reader = standby.connection().connect_as_client().await.expect("connected");
     reader.query_one("SELECT count(*) FROM items", &[]).await.expect("read");
 
     let source = new_source(&standby).await;

@@ -13,11 +13,9 @@ use crate::{InstanceName, MemoryError};
 const RETRY_MIN: Duration = Duration::from_millis(250);
 const RETRY_MAX: Duration = Duration::from_secs(10);
 
-/// A statement of ours that takes longer is ended by the server itself: also when we are gone. Names are those of
-/// PostgreSQL's catalog only, lest an object of a user's schema is called by mistake.
-const SETUP: &str = "\
-SET statement_timeout = '5s'; SET lock_timeout = '5s'; SET idle_session_timeout = 0; SET search_path = pg_catalog; \
-SET idle_in_transaction_session_timeout = '10s'";
+/// A statement of ours that takes longer is ended by the server itself: also when we are gone.
+const SETUP: &str =
+    "SET statement_timeout = '5s'; SET lock_timeout = '5s'; SET idle_in_transaction_session_timeout = '10s'";
 
 /// What the server's list of connections shows.
 const APPLICATION_NAME: &str = "onecopy memory";

@@ -49,7 +49,7 @@ pub fn connection(server: &Server) -> ConnectionParameters {
 }
 
 pub async fn client(server: &Server) -> Client {
-    connection(server).connect().await.expect("it lets its superuser in")
+    connection(server).connect_as_client().await.expect("it lets its superuser in")
 }
 
 /// Rows of [`fill`].

@@ -67,7 +67,7 @@ impl PgbenchServer {
     }
 
     pub async fn client(&self) -> Client {
-        self.connection().connect().await.expect("connected")
+        self.connection().connect_as_client().await.expect("connected")
     }
 
     pub fn pgbench_command(&self, arguments: &[&str]) -> tokio::process::Command {

@@ -35,7 +35,7 @@ impl ClonedPrimary {
     }
 
     async fn sql(&self, statement: &str) -> Vec<tokio_postgres::Row> {
-        let client = self.server.socket_connection().connect().await.expect("a connection");
+        let client = self.server.socket_connection().connect_as_client().await.expect("a connection");
         client.query(statement, &[]).await.expect("a result")
     }
 
@@ -66,8 +66,8 @@ impl ClonedPrimary {
     /// What is written now arrives at the clone, which follows through `slot`.
     async fn assert_follows(&self, slot: &str) {
         self.sql("UPDATE item SET filler = 'changed' WHERE n = 7").await;
-        let clone = self.clone_connection().connect().await.expect("it answers");
-        let primary = self.server.socket_connection().connect().await.expect("a connection");
+        let clone = self.clone_connection().connect_as_client().await.expect("it answers");
+        let primary = self.server.socket_connection().connect_as_client().await.expect("a connection");
         wait_replayed(&primary, &clone).await.expect("it follows");
         let changed = clone.query("SELECT 1 FROM item WHERE filler = 'changed'", &[]).await.expect("a result");
         assert_eq!(changed.len(), 1);

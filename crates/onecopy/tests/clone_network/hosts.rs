@@ -63,7 +63,8 @@ impl TwoHosts {
             "CREATE TABLE item AS SELECT number, repeat('x', 100) AS filler FROM generate_series(1, {rows}) AS number;
              CREATE INDEX ON item (number); CHECKPOINT"
         );
-        hosts.source_connection().connect().await.expect("connected").batch_execute(&create).await.expect("data");
+        let source = hosts.source_connection().connect_as_client().await.expect("connected");
+        source.batch_execute(&create).await.expect("data");
         hosts.start_host_services();
         hosts.wait_answering().await;
         hosts
@@ -76,7 +77,13 @@ impl TwoHosts {
         let create = format!(
             "CREATE TABLE noise AS SELECT number, {hashes} AS bytes FROM generate_series(1, {rows}) AS number; CHECKPOINT"
         );
-        self.source_connection().connect().await.expect("connected").batch_execute(&create).await.expect("data");
+        self.source_connection()
+            .connect_as_client()
+            .await
+            .expect("connected")
+            .batch_execute(&create)
+            .await
+            .expect("data");
         let size = query(&self.source_connection(), "SELECT pg_table_size('noise')").await;
         size.parse().expect("a number")
     }
@@ -99,7 +106,7 @@ impl TwoHosts {
         command.env("PGPASSWORD", connection.password.unwrap_or_default());
         let output = tokio::task::spawn_blocking(move || command.output().expect("it runs")).await.expect("run");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let client = self.source_connection().connect().await.expect("connected");
+        let client = self.source_connection().connect_as_client().await.expect("connected");
         client.batch_execute("CHECKPOINT").await.expect("written");
     }
 
@@ -258,7 +265,7 @@ impl TwoHosts {
 
     /// Updates that go on until they are ended.
     pub async fn load(&self) -> Load {
-        let client = self.source_connection().connect().await.expect("connected");
+        let client = self.source_connection().connect_as_client().await.expect("connected");
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let task = tokio::spawn(async move {
@@ -288,8 +295,8 @@ impl TwoHosts {
     /// Waits until the clone has replayed all, and compares every row and its place.
     pub async fn assert_same(&self, name: &str) {
         let clone = self.clone_connection(name);
-        let source = self.source_connection().connect().await.expect("connected");
-        let standby = clone.connect().await.expect("connected");
+        let source = self.source_connection().connect_as_client().await.expect("connected");
+        let standby = clone.connect_as_client().await.expect("connected");
         wait_replayed(&source, &standby).await.expect("it catches up");
         let tables = "SELECT string_agg(relname, ' ') FROM pg_class
             WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace";
@@ -329,7 +336,7 @@ impl Load {
 
 /// The first column of the first row, as text.
 pub async fn query(connection: &ConnectionParameters, statement: &str) -> String {
-    let client = connection.connect().await.expect("connected");
+    let client = connection.connect_as_client().await.expect("connected");
     let messages = client.simple_query(statement).await.expect("answered");
     let row = messages.iter().find_map(|message| match message {
         tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),

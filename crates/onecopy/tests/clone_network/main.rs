@@ -125,7 +125,7 @@ async fn k22_k23_hosts_do_no_more_for_each_other_than_they_must() {
     let marks = hosts.directory.join("marks");
     std::fs::create_dir(&marks).unwrap();
     std::fs::set_permissions(&marks, std::fs::Permissions::from_mode(0o777)).unwrap();
-    let source = hosts.source_connection().connect().await.unwrap();
+    let source = hosts.source_connection().connect_as_client().await.unwrap();
     // The source is a primary and never runs these; a standby that has its files would.
     for setting in ["restore_command", "archive_cleanup_command", "recovery_end_command"] {
         let command = format!("touch {}/{setting}; false", marks.display());

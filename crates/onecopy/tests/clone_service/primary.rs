@@ -128,7 +128,7 @@ fn content_query(table: &str) -> String {
 pub async fn connect(server: &Server) -> Client {
     let connected = async {
         loop {
-            match server.socket_connection().connect().await {
+            match server.socket_connection().connect_as_client().await {
                 Err(PostgresError::ConnectTimeout { .. }) => {}
                 connected => return connected.expect("a connection"),
             }

@@ -123,8 +123,10 @@ async fn login(
         permit: None,
         _connection: connection,
     };
-    // In what the router asks for itself, no operator or function of somebody else's is found.
-    let own_path = if purpose.is_clients() { None } else { Some(("search_path", "pg_catalog")) };
+    // A database's owner chooses its settings. In what the router asks for itself no operator or function of somebody
+    // else's is found, and what it makes is its own.
+    let own_settings: &[_] =
+        if purpose.is_clients() { &[] } else { &[("search_path", "pg_catalog"), ("role", "none")] };
     let check_interval = NOTICE_INTERVAL.as_millis().to_string();
     put_startup(
         &mut backend.channel.output,
@@ -141,7 +143,7 @@ async fn login(
             ("client_connection_check_interval", check_interval.as_str()),
         ]
         .into_iter()
-        .chain(own_path),
+        .chain(own_settings.iter().copied()),
     );
     authenticate(&mut backend, credentials).await?;
     loop {
