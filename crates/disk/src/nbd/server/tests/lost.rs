@@ -91,25 +91,29 @@ fn b22_what_a_lost_client_had_asked_a_source_keeps_its_place_until_it_returns_an
 #[test]
 fn b64_clients_that_stall_give_way_to_those_that_wait() {
     let source = Gated::closed();
-    source.let_through();
     let served = server_of(&source, 128);
     let budget = Arc::clone(&served.server().shared.budget);
     let (mib, length) = (1_u64 << 20, 32_u64 << 20);
     // One takes no replies, and others do not send what they promise: together they hold all.
     let mut idle = served.client_of("gated", true);
-    // In one piece: a server that has read all that there is sends replies before it reads on.
     let read = |cookie| RequestHeader { flags: 0, command: command::READ, cookie, offset: 0, length: 1 << 20 };
     let requests: Vec<u8> = (1..=64).flat_map(|cookie| read(cookie).encode()).collect();
     idle.stream.write_all(&requests).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let hold = |bytes: u64| {
+        while budget.taken_bytes() < bytes {
+            assert!(Instant::now() < deadline, "{}", budget.taken_bytes());
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    // Before the first reply is there: who has one to send, and nobody who takes it, reads no further request.
+    hold(62 * mib);
+    source.let_through();
     let mut promising: Vec<Client> = (0..6).map(|_| served.client_of("gated", true)).collect();
     for client in &mut promising {
         client.send(command::WRITE, 0, 0..length, &[]);
     }
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while budget.taken_bytes() < 254 * mib {
-        assert!(Instant::now() < deadline, "{}", budget.taken_bytes());
-        thread::sleep(Duration::from_millis(5));
-    }
+    hold(254 * mib);
     // As long as nobody wants what they hold they may take their time.
     let mut modest = served.client_of("gated", true);
     assert_eq!(modest.ask(command::READ, 0, 0..512, &[]).unwrap(), [5; 512]);
