@@ -89,8 +89,8 @@ pub(super) fn ask_again(mut device: &File) -> Result<(), CheckpointError> {
 /// Answers the kernel until the mount is gone, or nobody wants it to.
 pub(super) fn serve(device: &File, store: &Store, looks: Looks) -> Result<(), CheckpointError> {
     let mut server = Server { store, looks, answer: Answer::with_room(), page: [0; PAGE_BYTES] };
-    // All of it written to: where the kernel finds no page for a request, and this process is being killed, it answers the
-    // request with EIO by itself, and what was to be written back is lost (fuse_dev_do_read() in fs/fuse/dev.c).
+    // All of it written to: where the kernel finds no page for a request, and this process is being killed, it answers
+    // the request with EIO by itself, and what was to be written back is lost (fuse_dev_do_read() in fs/fuse/dev.c).
     let mut buffer = vec![1; REQUEST_BYTES_MAX];
     let failed = |action| CheckpointError::io(action, Path::new("/dev/fuse"));
     loop {
