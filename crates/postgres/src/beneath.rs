@@ -504,14 +504,6 @@ fn open_by_names(from: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(openat2(from, path, DIRECTORY, Mode::empty(), ResolveFlags::NO_MAGICLINKS)?)
 }
 
-/// Opens a regular file for reading by its path, which is no link; who could not read it otherwise learns nothing by
-/// it.
-pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
-    let file = File::from(openat(CWD, path, OFlags::RDONLY | FILE, Mode::empty()).map_err(explained)?);
-    regular(&file)?;
-    Ok(file)
-}
-
 /// Opens the directory at an absolute path, and tells whether the account (none: anybody but root) could have put there
 /// what lies there. A symbolic link is followed only where the account could not have laid it.
 fn walk(path: &Path, account: Option<(u32, u32)>) -> io::Result<(OwnedFd, bool)> {

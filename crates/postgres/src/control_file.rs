@@ -398,7 +398,7 @@ mod tests {
         }
 
         #[test]
-        fn every_position_survives_a_patch(layout in 0..4_usize, position: u64, timeline: u32, length in 296..9000_usize) {
+        fn every_position_survives_a_patch(layout in 0..LAYOUTS.len(), position: u64, timeline: u32, length in 296..9000_usize) {
             let mut bytes = sample(LAYOUTS[layout]);
             bytes.resize(length, 0);
             let patched = ControlFile::patch_for_standby(&bytes, Lsn(position), timeline).expect("patched");
@@ -408,7 +408,7 @@ mod tests {
         }
 
         #[test]
-        fn no_sealed_content_panics(layout in 0..4_usize, offset in 16..284_usize, byte: u8) {
+        fn no_sealed_content_panics(layout in 0..LAYOUTS.len(), offset in 16..284_usize, byte: u8) {
             let mut bytes = sample(LAYOUTS[layout]);
             bytes[offset] = byte;
             seal(&mut bytes, LAYOUTS[layout].3);
@@ -417,14 +417,14 @@ mod tests {
         }
 
         #[test]
-        fn every_flipped_bit_is_detected(layout in 0..4_usize, bit in 0..288 * 8_usize) {
+        fn every_flipped_bit_is_detected(layout in 0..LAYOUTS.len(), bit in 0..288 * 8_usize) {
             let mut bytes = sample(LAYOUTS[layout]);
             bytes[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(ControlFile::parse(&bytes).is_err());
         }
 
         #[test]
-        fn every_cut_is_detected(layout in 0..4_usize, length in 0..292_usize) {
+        fn every_cut_is_detected(layout in 0..LAYOUTS.len(), length in 0..292_usize) {
             prop_assert!(ControlFile::parse(&sample(LAYOUTS[layout])[..length]).is_err());
         }
     }

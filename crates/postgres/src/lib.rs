@@ -48,7 +48,7 @@ pub use inherited::InheritedDescriptor;
 pub use instance::{Instance, InstanceFuture};
 pub use lsn::{InvalidLsn, Lsn};
 pub use postmaster::{StopMode, port_of};
-pub use processes::{ServerProcesses, kill_processes_of, processes_of};
+pub use processes::{ServerProcesses, kill_processes_of, processes_of, runs_as};
 pub use recommended::{Role, recommended_settings};
 pub use replication::{ConnectedStandby, ReplicationState};
 pub use server::{Server, StartOutcome};

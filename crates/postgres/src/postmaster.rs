@@ -6,9 +6,8 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
-use crate::ServiceUser;
-use crate::beneath::open_plain;
 use crate::processes::ServerProcesses;
+use crate::{Directory, ServiceUser};
 
 /// A process that ends. Source: Linux, `include/linux/sched.h`, PF_EXITING.
 const EXITING_FLAG: u64 = 4;
@@ -134,13 +133,19 @@ fn stat_of(process_id: u32) -> Option<String> {
 /// process of a container often does not.
 ///
 /// Source: PostgreSQL, `CreateLockFile`, which asks kill(2) whether the process is there.
-pub(crate) fn remove_dead_lock(path: &Path) -> io::Result<()> {
-    let text = match open_plain(path).and_then(io::read_to_string) {
+pub(crate) fn remove_dead_lock(path: &Path, user: &ServiceUser) -> io::Result<()> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name().map(Path::new)) else { return Ok(()) };
+    let read = || -> io::Result<(Directory, String)> {
+        let directory = Directory::open_for(directory, user)?;
+        let text = directory.read_to_string(name)?;
+        Ok((directory, text))
+    };
+    let (directory, text) = match read() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         read => read?,
     };
     match PidFile::parse(&text) {
-        Some(file) if is_dying(file.process_id) => fs::remove_file(path),
+        Some(file) if is_dying(file.process_id) => directory.remove_file(name),
         _ => Ok(()),
     }
 }
@@ -175,6 +180,39 @@ mod tests {
         child.wait().expect("reaped");
         assert!(!lives(child.id()) && !is_dying(child.id()));
         assert!(lives(std::process::id()) && !is_dying(std::process::id()));
+    }
+
+    /// Spec: C4
+    #[test]
+    fn a_dead_lock_is_removed_in_its_own_directory_and_read_with_a_bound() {
+        let mut child = std::process::Command::new("true").spawn().expect("started");
+        use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+        waitid(WaitId::Pid(Pid::from_child(&child)), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).expect("it died");
+        let user = ServiceUser::resolve(None).expect("an account");
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = |name: &str| directory.path().join(name);
+        fs::create_dir(place("data")).expect("made");
+        user.own(&place("data")).expect("given");
+        let lock = place("data").join("postmaster.pid");
+        remove_dead_lock(&lock, &user).expect("there is none");
+        let write = |number: u32| {
+            fs::write(&lock, format!("{number}\n")).expect("written");
+            user.own(&lock).expect("given");
+        };
+        write(std::process::id());
+        remove_dead_lock(&lock, &user).expect("of who lives");
+        assert!(lock.exists());
+        write(child.id());
+        // Nobody lets root remove it elsewhere.
+        std::os::unix::fs::symlink(&lock, place("data").join("link")).expect("linked");
+        remove_dead_lock(&place("data").join("link"), &user).expect_err("a link");
+        assert!(lock.exists());
+        remove_dead_lock(&lock, &user).expect("of a zombie");
+        assert!(!lock.exists());
+        child.wait().expect("reaped");
+        write(child.id());
+        fs::File::options().write(true).open(&lock).expect("open").set_len(1 << 30).expect("longer");
+        remove_dead_lock(&lock, &user).expect_err("longer than any");
     }
 
     #[test]

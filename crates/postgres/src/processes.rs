@@ -78,7 +78,7 @@ impl ServerProcesses {
         // Somebody's shell may stand there, too.
         fs::metadata(process.join("cwd")).is_ok_and(|found| (found.dev(), found.ino()) == self.place)
             && runs_server(&process)
-            && belongs_to(&process, self.user_id)
+            && runs_as(process_id, self.user_id)
     }
 
     /// All of them, by their numbers.
@@ -143,8 +143,8 @@ fn runs_server(process: &Path) -> bool {
 
 /// Whether a process is of this account by all its user ids: real, effective, saved and that for files. Source:
 /// proc_pid_status(5), which shows no line end that stands in a name.
-fn belongs_to(process: &Path, user_id: u32) -> bool {
-    let status = fs::read(process.join("status")).unwrap_or_default();
+pub fn runs_as(process_id: u32, user_id: u32) -> bool {
+    let status = fs::read(format!("/proc/{process_id}/status")).unwrap_or_default();
     let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"));
     let numbers = line.and_then(|line| std::str::from_utf8(line).ok());
     numbers.is_some_and(|numbers| numbers.split_ascii_whitespace().all(|number| number.parse() == Ok(user_id)))

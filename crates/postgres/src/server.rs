@@ -190,7 +190,7 @@ impl Server {
     fn remove_dead_locks(&self) -> Result<(), PostgresError> {
         let socket_lock = self.options.socket().with_added_extension("lock");
         for path in [self.data_directory.join("postmaster.pid"), socket_lock] {
-            postmaster::remove_dead_lock(&path).map_err(PostgresError::file("remove", path))?;
+            postmaster::remove_dead_lock(&path, &self.options.user).map_err(PostgresError::file("remove", path))?;
         }
         Ok(())
     }
