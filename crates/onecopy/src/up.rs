@@ -38,7 +38,7 @@ pub struct Up {
     /// Directory of PostgreSQL's programs (15 to 18) [default: as before, else the newest that is found]
     #[arg(long, value_name = "DIRECTORY")]
     pg_bindir: Option<PathBuf>,
-    /// File with the table [memory] [default: as before, else onecopy.toml in the cluster's directory, if there is one]
+    /// File with the memory table [default: as before, else onecopy.toml in the cluster's directory, if there is one]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Keep the files of one more follower ready, where clones are filled on demand [default: as before, on in a new

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Reflink`] | source and clone on one XFS or btrfs | after its files share all blocks; nothing is filled |
 //! | [`Lazy`] | Linux 6.14 with io_uring, CAP_SYS_ADMIN, ext4, XFS or btrfs | at once; it is filled meanwhile |
-//! | [`Copy`] | a connection for replication | when all is copied |
+//! | [`struct@Copy`] | a connection for replication | when all is copied |
 
 use std::future::Future;
 use std::pin::Pin;

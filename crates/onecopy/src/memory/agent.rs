@@ -18,7 +18,7 @@ use crate::{config, logging, output};
 /// The servers are those of [[memory.instance]]. They keep what they have when it ends.
 #[derive(Debug, Args)]
 pub struct Agent {
-    /// The file with the table [memory]
+    /// The file with the table `memory`
     #[arg(long, value_name = "FILE", default_value = config::FILE_DEFAULT)]
     config: PathBuf,
     /// Where `onecopy memory status` and the others reach it [default: /run/onecopy/memory.sock as root]
