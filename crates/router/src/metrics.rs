@@ -101,9 +101,12 @@ fn databases(text: &mut String, status: &RouterStatus) {
         ("onecopy_gate_failed_total", "counter", "Gates that a failure ended.", |database| {
             Some(database.gates.failed as f64)
         }),
-        ("onecopy_gate_closed_seconds_total", "counter", "Time in which gates held commits.", |database| {
-            Some(database.gates.closed_microseconds as f64 / SECOND)
-        }),
+        (
+            "onecopy_gate_closed_seconds_total",
+            "counter",
+            "Time in which gates held commits, also those that made no epoch.",
+            |database| Some(database.gates.closed_microseconds as f64 / SECOND),
+        ),
         ("onecopy_tripwire_commits_total", "counter", "Commits through the tripwire.", |database| {
             Some(database.gates.tripwires as f64)
         }),
@@ -125,7 +128,7 @@ fn databases(text: &mut String, status: &RouterStatus) {
 fn gates(text: &mut String, status: &RouterStatus) {
     const NAME: &str = "onecopy_gate_seconds";
     let seconds = |microseconds: u64| microseconds as f64 / 1e6;
-    Metric::new(text, NAME, "histogram", "Time for which a gate held commits.");
+    Metric::new(text, NAME, "histogram", "Time for which a gate that made an epoch held commits.");
     for database in &status.databases {
         let gates = &database.gates;
         let mut series = |suffix: &'static str, bound: Option<String>, value: f64| {
@@ -137,7 +140,7 @@ fn gates(text: &mut String, status: &RouterStatus) {
             series("_bucket", Some(seconds(*bound).to_string()), *count as f64);
         }
         series("_bucket", Some("+Inf".to_owned()), gates.epochs as f64);
-        series("_sum", None, seconds(gates.closed_microseconds));
+        series("_sum", None, seconds(gates.epoch_microseconds));
         series("_count", None, gates.epochs as f64);
     }
 }
@@ -157,7 +160,7 @@ mod tests {
     fn gates_are_a_histogram() {
         let gate_buckets = vec![(100, 1), (1_500, 3)];
         let gates =
-            crate::epoch::GateSummary { epochs: 4, closed_microseconds: 2_500, gate_buckets, ..Default::default() };
+            crate::epoch::GateSummary { epochs: 4, epoch_microseconds: 2_500, gate_buckets, ..Default::default() };
         let database = crate::status::DatabaseStatus {
             name: "shop".to_owned(),
             clients: 0,

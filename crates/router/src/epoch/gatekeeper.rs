@@ -283,7 +283,8 @@ impl Gatekeeper {
             return Err(GateError::NoLeader);
         }
         let timeout = Duration::from_millis(self.settings.gate_timeout_ms);
-        let barrier = self.barrier.clone();
+        let (barrier, epochs) = (self.barrier.clone(), self.epochs.clone());
+        let holding = epochs.statistics.holding();
         let (begun_at, held_before) = (Instant::now(), barrier.commits_held());
         let Some(closed) = barrier.close(timeout).await else {
             let commits = self.barrier.in_flight();
@@ -298,8 +299,9 @@ impl Gatekeeper {
         self.epochs.forget_requests();
         self.epochs.publish(Arc::new(Epoch::new(id, commits, closed_at, snapshots, &self.epochs)));
         drop(closed);
+        drop(holding);
         let now = Instant::now();
-        self.epochs.statistics.note_closed(now - closed_at);
+        self.epochs.statistics.note_epoch(now - begun_at);
         self.epochs.wait_times.note_gate(now - begun_at);
         if barrier.commits_held() > held_before {
             self.pace.note_closed(now - begun_at, now);

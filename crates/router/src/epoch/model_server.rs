@@ -269,7 +269,7 @@ impl Shared {
             vec![format!("0/{:X}", self.marker.fetch_add(1, SeqCst) + 1)]
         } else if sql.contains("pg_export_snapshot") {
             vec![format!("{}-{}", self.name, self.snapshots.fetch_add(1, SeqCst) + 1)]
-        } else if sql.contains("rolsuper") {
+        } else if sql.contains("SELECT rolsuper") {
             vec!["f|t|1000".to_owned()]
         } else if sql.contains("pg_control_system") {
             vec![self.timeline.lock().unwrap().clone()]

@@ -1,7 +1,7 @@
 //! How gates went: counts, and a histogram of the time the commit barrier was closed.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,7 @@ pub struct GateStatistics {
     closed: AtomicU64,
     gave_up: AtomicU64,
     failed: AtomicU64,
+    epoch_microseconds: AtomicU64,
     closed_microseconds: AtomicU64,
     tripwires: AtomicU64,
     tripwire_aborts: AtomicU64,
@@ -50,8 +51,11 @@ pub struct GateSummary {
     pub gave_up: u64,
     /// Gates that a server's failure ended.
     pub failed: u64,
-    /// Time that commits were held out, all together, in microseconds.
+    /// Time that commits were held out, all together, in microseconds: by gates that made no epoch, too.
     pub closed_microseconds: u64,
+    /// The same of the gates that made an epoch.
+    #[serde(default)]
+    pub epoch_microseconds: u64,
     /// How many gates took at most so many microseconds: upper bounds with the count of all gates up to each; the last
     /// bucket, which has no bound, is left out: it is `epochs`.
     #[serde(default)]
@@ -67,12 +71,18 @@ pub struct GateSummary {
 }
 
 impl GateStatistics {
-    pub(super) fn note_closed(&self, duration: Duration) {
-        let microseconds = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+    /// Counts a gate that made an epoch, and for how long it held commits: since they were asked to wait.
+    pub(super) fn note_epoch(&self, held: Duration) {
+        let microseconds = microseconds(held);
         let bucket = BUCKET_MICROSECONDS.partition_point(|bound| *bound < microseconds);
         self.buckets[bucket].fetch_add(1, Relaxed);
         self.closed.fetch_add(1, Relaxed);
-        self.closed_microseconds.fetch_add(microseconds, Relaxed);
+        self.epoch_microseconds.fetch_add(microseconds, Relaxed);
+    }
+
+    /// Counts the time from now until the gate ends, whatever ends it, as held out.
+    pub(super) fn holding(&self) -> Holding<'_> {
+        Holding { statistics: self, begun_at: Instant::now() }
     }
 
     pub(super) fn note_gave_up(&self) {
@@ -101,6 +111,7 @@ impl GateStatistics {
             gave_up: self.gave_up.load(Relaxed),
             failed: self.failed.load(Relaxed),
             closed_microseconds: self.closed_microseconds.load(Relaxed),
+            epoch_microseconds: self.epoch_microseconds.load(Relaxed),
             gate_buckets: self.cumulative_buckets(),
             gate_p50_microseconds: self.quantile(50),
             gate_p99_microseconds: self.quantile(99),
@@ -134,6 +145,22 @@ impl GateStatistics {
     }
 }
 
+/// A gate that holds commits until this is dropped.
+pub(super) struct Holding<'a> {
+    statistics: &'a GateStatistics,
+    begun_at: Instant,
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        self.statistics.closed_microseconds.fetch_add(microseconds(self.begun_at.elapsed()), Relaxed);
+    }
+}
+
+fn microseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,11 +170,11 @@ mod tests {
         let statistics = GateStatistics::default();
         assert_eq!(statistics.summary().gate_p50_microseconds, 0);
         for microseconds in [90, 400, 400, 90_000] {
-            statistics.note_closed(Duration::from_micros(microseconds));
+            statistics.note_epoch(Duration::from_micros(microseconds));
         }
         let summary = statistics.summary();
         assert_eq!((summary.gate_p50_microseconds, summary.gate_p99_microseconds), (500, 100_000));
-        assert_eq!(summary.closed_microseconds, 90_890);
+        assert_eq!(summary.epoch_microseconds, 90_890);
         let up_to = |bound| summary.gate_buckets.iter().find(|bucket| bucket.0 == bound).unwrap().1;
         assert_eq!((up_to(100), up_to(330), up_to(500), up_to(65_000), up_to(500_000)), (1, 1, 3, 3, 4));
     }

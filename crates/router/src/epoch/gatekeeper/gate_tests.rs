@@ -117,6 +117,8 @@ async fn a_gate_that_the_leader_fails_makes_no_epoch_and_opens_the_barrier() {
         models.refuse(LEADER, Some(refused));
         let failed = gatekeeper.attempt().await;
         assert!(matches!(failed, Err(GateError::Backend(BackendError::Sql { .. }))), "{refused}: {failed:?}");
+        let summary = epochs.statistics.summary();
+        assert!(summary.closed_microseconds > 0 && summary.epoch_microseconds == 0, "{refused}: {summary:?}");
         assert!(current(&epochs).is_none() && !is_closed(&barrier), "{refused}");
         assert!(!epochs.needs_tripwire(0), "{refused}");
         assert_eq!(models.when(FOLLOWER, EXPORT), None, "{refused}");
@@ -178,6 +180,7 @@ async fn a_gate_gives_up_on_a_long_commit_and_names_it() {
     let long = barrier.enter(5, process(10), Some(42)).await;
     let failed = gatekeeper.attempt().await;
     assert!(matches!(&failed, Err(GateError::Blocked(sessions)) if *sessions == [5]), "{failed:?}");
+    assert!(epochs.statistics.summary().closed_microseconds > 0, "it held commits meanwhile");
     assert_eq!(*blocked.lock().unwrap(), [(5, Some(42))]);
     assert!(!is_closed(&barrier) && current(&epochs).is_none());
     assert_eq!((models.when(LEADER, MARK), models.when(LEADER, CANARY)), (None, None));
