@@ -1,7 +1,6 @@
 //! Asks each server, again and again, whether it answers.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose};
@@ -10,7 +9,8 @@ use crate::servers::{Health, Role, Server};
 /// Time between two probes of a server that is up.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Bytes of WAL since the beginning, as a number.
+/// Bytes of WAL since the beginning, as a number. A commit that waited for its flush is written before any snapshot
+/// shows it.
 const PROBE_LEADER: &str = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_lsn(), '0/0')::bigint";
 const PROBE_FOLLOWER: &str = "SELECT pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_last_wal_replay_lsn(), '0/0')::bigint";
 
@@ -21,7 +21,7 @@ pub async fn watch(server: Arc<Server>, timeout: Duration) {
     loop {
         let health = match tokio::time::timeout(timeout, probe(&server, &credentials, &mut connection)).await {
             Ok(Ok(position)) => {
-                server.wal_position_bytes.store(position, Relaxed);
+                server.note_wal_position(position);
                 Health::Up
             }
             Ok(Err(error)) => {
@@ -48,8 +48,16 @@ async fn probe(
         Some(backend) => backend,
         None => connection.insert(Backend::connect(server, &server.probe_database, credentials, Purpose::Probe).await?),
     };
+    wal_position(backend).await
+}
+
+/// How far the server at the other end has written, or replayed, in bytes of WAL since the beginning.
+///
+/// # Errors
+/// What the server answers instead, or the loss of the connection.
+pub async fn wal_position(backend: &mut Backend) -> Result<u64, BackendError> {
     let rows = backend
-        .rows(match server.role {
+        .rows(match backend.server.role {
             Role::Leader => PROBE_LEADER,
             Role::Follower => PROBE_FOLLOWER,
         })

@@ -197,6 +197,16 @@ impl Server {
         self.reads_in_flight.load(Relaxed) + self.updates_in_flight.load(Relaxed)
     }
 
+    /// Notes how far it was seen to have written or replayed. It never goes back while the server is up: what somebody
+    /// was told already must not be forgotten by a probe that had looked before.
+    pub fn note_wal_position(&self, bytes: u64) {
+        if self.health() == Health::Up {
+            self.wal_position_bytes.fetch_max(bytes, Relaxed);
+        } else {
+            self.wal_position_bytes.store(bytes, Relaxed);
+        }
+    }
+
     /// Notes what a probe found.
     pub fn set_health(&self, health: Health) {
         self.health.send_if_modified(|known| {

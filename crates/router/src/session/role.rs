@@ -1,14 +1,16 @@
 //! What the servers know of a role: its verifier, which database it may enter, whether it may look at the router.
 //!
 //! The leader is asked, each time: what it has committed of passwords and rights counts from the next log-in on. While
-//! it is away a follower is asked that has replayed all that the leader was last known to have written, so nothing is
-//! missing there but what the leader committed between its last probe and its loss.
+//! it is away a follower is asked that has replayed all that the leader was last known to have written. Each answer to
+//! a log-in says that anew: nothing is missing there but what the leader committed after its last probe, and what no
+//! log-in has been told yet.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose, Row};
+use crate::health::wal_position;
 use crate::servers::{Health, Role, Server};
 use crate::settings::quote;
 use crate::state::RouterState;
@@ -140,7 +142,7 @@ async fn ask_leader(router: &RouterState, leader: &Arc<Server>, sql: &str) -> Re
     // It goes back only after a whole answer: an answer left in it would be believed to be that of the next question.
     if let Some(mut backend) = connection.take()
         && backend.is_alive()
-        && let Ok(rows) = in_time(leader, backend.rows(sql)).await
+        && let Ok(rows) = in_time(leader, answer_of_leader(&mut backend, sql)).await
     {
         *connection = Some(backend);
         return Ok(rows.into_iter().next());
@@ -148,12 +150,20 @@ async fn ask_leader(router: &RouterState, leader: &Arc<Server>, sql: &str) -> Re
     let asked = async {
         let credentials = Credentials::of_router(leader);
         let mut backend = Backend::connect(leader, &router.maintenance_database, &credentials, Purpose::Login).await?;
-        let rows = backend.rows(sql).await?;
+        let rows = answer_of_leader(&mut backend, sql).await?;
         Ok((backend, rows))
     };
     let (backend, rows) = in_time(leader, asked).await?;
     *connection = Some(backend);
     Ok(rows.into_iter().next())
+}
+
+/// The leader's answer, and how far it has written when it gives it: a follower that shows less is not asked later.
+async fn answer_of_leader(backend: &mut Backend, sql: &str) -> Result<Vec<Row>, BackendError> {
+    let rows = backend.rows(sql).await?;
+    let written = wal_position(backend).await?;
+    backend.server.note_wal_position(written);
+    Ok(rows)
 }
 
 /// The answer of a follower that has replayed so many bytes; none of one that has not.
