@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Error, IsolationLevel, Statement};
+use tokio_postgres::{Client, Error, IsolationLevel, Row, Statement};
 
 use super::load::Tally;
 use super::shop::{CUSTOMERS, ITEMS};
@@ -103,7 +103,14 @@ impl Customer {
 
     async fn look_at_page(&mut self) -> anyhow::Result<()> {
         let first = self.random.random_range(1..=ITEMS - PAGE_ITEMS);
-        let page = self.client.query(&self.statements.page, &[&first, &(first + PAGE_ITEMS - 1)]).await?;
+        let mut attempt = 1;
+        let page = loop {
+            let page = self.client.query(&self.statements.page, &[&first, &(first + PAGE_ITEMS - 1)]).await;
+            match self.done(page, attempt).await? {
+                Some(page) => break page,
+                None => attempt += 1,
+            }
+        };
         if page.len() != PAGE_ITEMS as usize {
             bail!("a page has {} items instead of {PAGE_ITEMS}", page.len());
         }
@@ -113,15 +120,17 @@ impl Customer {
 
     /// Two statements that must tell of one moment: each order's total, and what its lines add up to.
     async fn look_at_orders(&mut self, customer: i32) -> anyhow::Result<()> {
-        let transaction = self.client.build_transaction().read_only(true).start().await?;
-        let mut orders = transaction.query(&self.statements.orders, &[&customer]).await?;
-        let mut lines = transaction.query(&self.statements.lines, &[&customer]).await?;
-        transaction.commit().await?;
+        let mut attempt = 1;
+        let (mut orders, mut lines) = loop {
+            let read = self.orders_and_lines(customer).await;
+            match self.done(read, attempt).await? {
+                Some(read) => break read,
+                None => attempt += 1,
+            }
+        };
         orders.sort_by_key(|row| row.get::<_, i64>(0));
         lines.sort_by_key(|row| row.get::<_, i64>(0));
-        let amounts = |rows: &[tokio_postgres::Row]| -> Vec<(i64, i64)> {
-            rows.iter().map(|row| (row.get(0), row.get(1))).collect()
-        };
+        let amounts = |rows: &[Row]| -> Vec<(i64, i64)> { rows.iter().map(|row| (row.get(0), row.get(1))).collect() };
         if amounts(&orders) != amounts(&lines) {
             self.tally.histories_wrong.fetch_add(1, Relaxed);
         }
@@ -130,12 +139,20 @@ impl Customer {
         Ok(())
     }
 
+    async fn orders_and_lines(&mut self, customer: i32) -> Result<(Vec<Row>, Vec<Row>), Error> {
+        let transaction = self.client.build_transaction().read_only(true).start().await?;
+        let orders = transaction.query(&self.statements.orders, &[&customer]).await?;
+        let lines = transaction.query(&self.statements.lines, &[&customer]).await?;
+        transaction.commit().await?;
+        Ok((orders, lines))
+    }
+
     async fn put_into_cart(&mut self, customer: i32) -> anyhow::Result<()> {
         let item = self.random.random_range(1..=ITEMS);
         let quantity = self.random.random_range(1..=3);
         for attempt in 1.. {
             let put = self.client.execute(&self.statements.put, &[&customer, &item, &quantity]).await;
-            if self.is_done(put.map(drop), attempt).await? {
+            if self.done(put, attempt).await?.is_some() {
                 break;
             }
         }
@@ -146,10 +163,7 @@ impl Customer {
     async fn check_out(&mut self, customer: i32) -> anyhow::Result<()> {
         for attempt in 1.. {
             let ordered = self.order(customer).await;
-            let order = ordered.as_ref().ok().copied().flatten();
-            if !self.is_done(ordered.map(drop), attempt).await? {
-                continue;
-            }
+            let Some(order) = self.done(ordered, attempt).await? else { continue };
             self.tally.updates.fetch_add(1, Relaxed);
             if let Some((order, total_cents)) = order {
                 self.tally.orders.fetch_add(1, Relaxed);
@@ -184,7 +198,14 @@ impl Customer {
 
     /// The confirmation page: it may be read on any server, and must show what was just ordered.
     async fn look_at_own_order(&mut self, order: i64, total_cents: i64) -> anyhow::Result<()> {
-        let seen = self.client.query_opt(&self.statements.own_order, &[&order]).await?;
+        let mut attempt = 1;
+        let seen = loop {
+            let seen = self.client.query_opt(&self.statements.own_order, &[&order]).await;
+            match self.done(seen, attempt).await? {
+                Some(seen) => break seen,
+                None => attempt += 1,
+            }
+        };
         if seen.map(|row| row.get::<_, i64>(0)) != Some(total_cents) {
             self.tally.own_orders_unseen.fetch_add(1, Relaxed);
         }
@@ -192,9 +213,13 @@ impl Customer {
         Ok(())
     }
 
-    /// Whether a transaction has ended well; after a serialization failure, when it is time for the next attempt.
-    async fn is_done(&mut self, outcome: Result<(), Error>, attempt: u32) -> anyhow::Result<bool> {
-        let Err(error) = outcome else { return Ok(true) };
+    /// What a transaction gave that has ended well; none after a serialization failure, when it is time for the next
+    /// attempt.
+    async fn done<T>(&mut self, outcome: Result<T, Error>, attempt: u32) -> anyhow::Result<Option<T>> {
+        let error = match outcome {
+            Ok(given) => return Ok(Some(given)),
+            Err(error) => error,
+        };
         if error.code() != Some(&SqlState::T_R_SERIALIZATION_FAILURE) {
             return Err(error.into());
         }
@@ -204,6 +229,6 @@ impl Customer {
         self.tally.retries.fetch_add(1, Relaxed);
         let pause_ms_max = (1_u64 << attempt.min(10)).min(BACK_OFF_MAX.as_millis() as u64);
         tokio::time::sleep(Duration::from_millis(self.random.random_range(0..=pause_ms_max))).await;
-        Ok(false)
+        Ok(None)
     }
 }

@@ -18,7 +18,7 @@ use crate::epoch::{CommitGuard, WatchGuard};
 use crate::sql::PinReason;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
-/// Tries of an autocommit update that PostgreSQL refuses with 40001.
+/// Tries of an autocommit statement that PostgreSQL refuses with 40001 on the leader.
 pub(super) const UPDATE_TRIES_MAX: u32 = 5;
 
 /// What must hold on the leader whatever code of users has set.
@@ -71,6 +71,7 @@ impl Session {
         request: &Request,
         traits: &BatchTraits,
     ) -> Result<Outcome, SessionEnd> {
+        let mut pause = UPDATE_PAUSE;
         for attempt in 1.. {
             let asked_at = Instant::now();
             let mut backend = match self.take_leader().await {
@@ -144,6 +145,9 @@ impl Session {
                 {
                     self.client.output.truncate(start);
                     self.router.counters.read_retries.fetch_add(1, Relaxed);
+                    // It would be refused again until the transaction has ended that stands in its way.
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
                 }
                 Some(_) if reported => {
                     self.note_failure();
