@@ -11,6 +11,9 @@
 //! - an equal one anywhere in the same list, if it is all in parentheses (a row of VALUES, mostly): in them a name
 //!   cannot be a column's here and a table's there.
 //!
+//! In parentheses behind a minus nothing is left out: of `-(1, 2)` it would leave `-(1)`, a constant and no operator
+//! (PostgreSQL, gram.y, `doNegate`).
+//!
 //! What this cannot take apart is parsed as it is, if it is not too long for that.
 
 use std::ops::Range;
@@ -43,6 +46,8 @@ struct List {
     /// The item before it.
     last: Range<usize>,
     has_constant: bool,
+    /// All its items stay.
+    is_kept: bool,
     groups: Vec<Range<usize>>,
 }
 
@@ -158,9 +163,10 @@ impl<'a> Abridger<'a> {
     }
 
     fn open(&mut self, source: &str) -> Option<()> {
+        let is_kept = self.output.ends_with('-');
         self.put(source);
         let start = self.output.len();
-        self.lists.push(List { start, item: start, ..List::default() });
+        self.lists.push(List { start, item: start, is_kept, ..List::default() });
         (self.lists.len() <= DEPTH_MAX).then_some(())
     }
 
@@ -190,7 +196,7 @@ impl<'a> Abridger<'a> {
         let is_said = is_constant && list.has_constant
             || !list.last.is_empty() && equals(&list.last)
             || is_group && list.groups.iter().any(equals);
-        if is_said {
+        if is_said && !list.is_kept {
             // With the comma before it.
             output.truncate(range.start - 1);
             return;
@@ -251,6 +257,7 @@ mod tests {
             ("INSERT INTO t VALUES ($1, $2), ($3, $4)", "INSERT INTO t VALUES ($1),($1)"),
             ("SELECT 1 WHERE (a, b) IN ((1, 2), (3, 4)) ; ; ", "SELECT 1 WHERE (a,b) IN ((1))"),
             ("/* by a pool */ DELETE FROM t WHERE a IN (1, 2, 3)", "DELETE FROM t WHERE a IN (1)"),
+            ("SELECT - (1, 2), -(a, a), x - (3, 4)", "SELECT - (1,1),-(a,a),x - (1,1)"),
             ("VALUES (1, NULL), (NULL, now()), (2, NULL), (NULL, now()), (3, 4)", "VALUES (1),(NULL,now()),(1)"),
         ] {
             assert_eq!(abridge(text).as_deref(), Some(short), "{text}");
