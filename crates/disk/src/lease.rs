@@ -5,11 +5,11 @@
 //! that takes the lease again sees whether somebody else had it in between.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{Read, Seek, Write};
+use std::io::{Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::DiskError;
+use crate::{DiskError, storage};
 
 /// The file's name.
 pub(crate) const NAME: &str = "lease";
@@ -17,7 +17,7 @@ pub(crate) const NAME: &str = "lease";
 /// How long to sleep between two tries: a hand-over waits at most this longer than it must.
 const TRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The longest text that is read.
+/// More than the text has.
 const TEXT_BYTES_MAX: u64 = 4096;
 
 /// A disk's lease, held until it is dropped.
@@ -32,7 +32,7 @@ impl Lease {
     /// Takes the lease, waiting for another holder up to `timeout`.
     pub(crate) fn take(directory: &Path, timeout: Duration) -> Result<Lease, DiskError> {
         let path = directory.join(NAME);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = storage::open(&path, OpenOptions::new().write(true).create(true));
         let mut file = file.map_err(|error| DiskError::io("open", &path, error))?;
         let deadline = Instant::now() + timeout;
         loop {
@@ -43,7 +43,8 @@ impl Lease {
                 Err(TryLockError::Error(error)) => return Err(DiskError::io("lock", &path, error)),
             }
         }
-        let last = generation(&read(&mut file, &path)?, &path)?;
+        let text = storage::read_all(&file, TEXT_BYTES_MAX).map_err(|error| DiskError::io("read", &path, error))?;
+        let last = generation(&String::from_utf8_lossy(&text), &path)?;
         let no_next = || DiskError::format(&path, format!("there is no generation behind {last}"));
         let generation = last.checked_add(1).ok_or_else(no_next)?;
         write(&mut file, generation).map_err(|error| DiskError::io("write", &path, error))?;
@@ -56,17 +57,11 @@ impl Lease {
     }
 }
 
-fn held(directory: &Path, path: &PathBuf) -> DiskError {
-    let text = File::open(path).ok().and_then(|mut file| read(&mut file, path).ok()).unwrap_or_default();
+fn held(directory: &Path, path: &Path) -> DiskError {
+    let text = storage::read_whole(path, TEXT_BYTES_MAX).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
     let holder = text.lines().nth(1).filter(|line| !line.is_empty()).unwrap_or("somebody who has not said who it is");
     DiskError::Leased { directory: directory.to_owned(), holder: holder.to_owned() }
-}
-
-fn read(file: &mut File, path: &Path) -> Result<String, DiskError> {
-    let mut bytes = Vec::new();
-    let read = file.rewind().and_then(|()| file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes));
-    read.map_err(|error| DiskError::io("read", path, error))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The first line's number; a file without text was never held.
@@ -105,7 +100,7 @@ pub(crate) struct SnapshotLock {
 impl SnapshotLock {
     fn open(directory: &Path, number: u32) -> Result<(File, PathBuf), DiskError> {
         let path = directory.join(format!("snapshot.{number}.lock"));
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+        let file = storage::open(&path, OpenOptions::new().write(true).create(true));
         Ok((file.map_err(|error| DiskError::io("open", &path, error))?, path))
     }
 

@@ -9,12 +9,13 @@ use std::sync::{MutexGuard, PoisonError};
 use super::Core;
 use crate::DiskError;
 use crate::format::journal::{self, Note};
-use crate::storage::StoredFile;
+use crate::storage::{HOLES_BYTES_MAX, StoredFile};
 
 /// The journal's file is kept this much longer than its records, so that a flush works when the file system is full.
 const RESERVE_BYTES: u64 = 4 << 20;
 /// The reserve is filled up when less than this is left.
 const RESERVE_BYTES_LOW: u64 = 2 << 20;
+const _: () = assert!(RESERVE_BYTES + 2 * journal::BODY_BYTES_MAX as u64 <= HOLES_BYTES_MAX, "a journal can be read");
 
 /// Who writes the journal. Its lock makes commits follow one another.
 pub(crate) struct Committer {

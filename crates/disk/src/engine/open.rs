@@ -1,5 +1,6 @@
 //! Making, opening and closing a disk.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
@@ -21,7 +22,7 @@ use crate::observer::Opened;
 use crate::options::OpenOptions;
 use crate::space::Space;
 use crate::storage::Folder;
-use crate::{CreateOptions, DiskError, source};
+use crate::{CreateOptions, DiskError, source, storage};
 
 /// The data file's name.
 pub(crate) const DATA: &str = "data";
@@ -29,9 +30,16 @@ pub(crate) const DATA: &str = "data";
 /// Tells of a failed synchronization; whoever has looked into it removes it.
 pub(super) const FAILED: &str = "failed";
 
+/// Longest reason that is read.
+const FAILED_BYTES_MAX: u64 = 64 << 10;
+
 /// Why nobody may open the disk, if there is a reason.
 pub(crate) fn failed(folder: &Folder) -> Option<String> {
-    std::fs::read(folder.path_of(FAILED)).ok().map(|reason| String::from_utf8_lossy(&reason).into_owned())
+    match storage::read_whole(&folder.path_of(FAILED), FAILED_BYTES_MAX) {
+        Ok(reason) => Some(String::from_utf8_lossy(&reason).into_owned()),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => Some(format!("why is not known: {error}")),
+    }
 }
 
 /// The last record may have been written and not synchronized by a killed process: it must be durable, or be known to

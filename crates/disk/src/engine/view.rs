@@ -1,6 +1,7 @@
 //! The content of a disk at one epoch or snapshot, or now, to read.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -173,13 +174,19 @@ impl View {
     }
 }
 
+/// Whether it is nothing that an owner does meanwhile: what is there is no file of a disk.
+fn is_refused(error: &DiskError) -> bool {
+    use ErrorKind::{FileTooLarge, InvalidData};
+    matches!(error, DiskError::Io { source, .. } if matches!(source.kind(), InvalidData | FileTooLarge))
+}
+
 /// A snapshot's record and map. Its owner may replace the files meanwhile: then they are read again.
 fn find(folder: &Folder, header: &Header, name: &str) -> Result<(SnapshotRecord, Roots), DiskError> {
     let mut readings = 1..READINGS_MAX;
     let loaded = loop {
         match load::load(folder, header, Boot::default()) {
             Ok(loaded) => break loaded,
-            Err(error) if readings.next().is_none() => return Err(error),
+            Err(error) if is_refused(&error) || readings.next().is_none() => return Err(error),
             Err(_) => std::thread::yield_now(),
         }
     };

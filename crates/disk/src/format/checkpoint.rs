@@ -15,13 +15,18 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64_with_seed};
 
-use super::{Reader, SNAPSHOTS_MAX, SnapshotRecord, VERSION, Writer};
+use super::{NAME_BYTES_MAX, Reader, SNAPSHOTS_MAX, SnapshotRecord, VERSION, Writer};
 use crate::DiskError;
 use crate::map::{Alike, BRANCH_LEAVES, Branch, Entry, LEAF_BLOCKS, Leaf, Roots, STRIPES, State, Tree, run};
 use crate::storage::StoredFile;
 
 const MAGIC: &[u8; 8] = b"ONECOPYM";
+const HEAD_BYTES: u64 = 48;
 const TAIL_BYTES: usize = 8;
+/// A leaf of a run for each block, the branch of it alone, and that in its root.
+const LEAF_BYTES_MAX: u64 = 3 + 10 * LEAF_BLOCKS + 3 + 6 + 8;
+/// A snapshot's record, and its stripes' numbers of branches.
+const ROOT_BYTES_MAX: u64 = 21 + NAME_BYTES_MAX as u64 + 4 * STRIPES as u64;
 /// Bytes gathered before they are written.
 const WRITE_BYTES: usize = 1 << 20;
 
@@ -328,6 +333,12 @@ pub(crate) fn check_places(first: u32, count: u64, blocks: u64) -> Result<(), St
     Ok(())
 }
 
+/// The longest checkpoint of a disk: each of its maps has leaves of its own.
+pub(crate) fn bytes_max(blocks: u64) -> u64 {
+    let root = blocks.div_ceil(LEAF_BLOCKS) * LEAF_BYTES_MAX + ROOT_BYTES_MAX;
+    HEAD_BYTES + (1 + SNAPSHOTS_MAX as u64) * root + TAIL_BYTES as u64
+}
+
 /// Places of a disk are below this. Snapshots may keep many times the disk's size; the least is for tiny disks.
 pub(crate) fn places_max(blocks: u64) -> u64 {
     blocks.saturating_mul(EXTRA_PLACES_FACTOR).clamp(1 << 20, crate::map::PLACES_MAX)
@@ -387,6 +398,29 @@ mod tests {
         assert!(Checkpoint::parse(2, 3, BLOCKS, &bytes()).is_err());
         assert!(Checkpoint::parse(1, 4, BLOCKS, &bytes()).is_err());
         assert!(Checkpoint::parse(1, 3, BLOCKS + 1, &bytes()).is_err());
+    }
+
+    #[test]
+    fn the_longest_checkpoint_is_as_long_as_is_read() {
+        let scattered = |first| {
+            let mut roots = Roots::empty();
+            for block in 0..LEAF_BLOCKS as u32 {
+                roots.set_run(block.into(), 1, State::Data(first + 2 * block), 1, &mut Alike::default());
+            }
+            roots
+        };
+        let name = "n".repeat(NAME_BYTES_MAX);
+        let snapshot = Snapshot { name, epoch: crate::Epoch(9), created_unix_ms: 1 };
+        let snapshots: Vec<_> = (0..SNAPSHOTS_MAX as u32)
+            .map(|number| (SnapshotRecord { number, snapshot: snapshot.clone() }, scattered(number)))
+            .collect();
+        let current = scattered(5000);
+        let longest = Checkpoint { number: 3, epoch: 5, next_sequence: 1, blocks: LEAF_BLOCKS, current, snapshots };
+        let home = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = Folder::open(home.path()).unwrap().create_file("map").unwrap();
+        // The current map has no record.
+        let record = 21 + NAME_BYTES_MAX as u64;
+        assert_eq!(longest.write(1, &file).unwrap() + record, bytes_max(LEAF_BLOCKS));
     }
 
     proptest! {

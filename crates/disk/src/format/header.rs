@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::VERSION;
 use crate::error::Found;
 use crate::source::BaseSpecification;
-use crate::{BLOCK_BYTES, DiskError, Geometry};
+use crate::{BLOCK_BYTES, DiskError, Geometry, storage};
 
 /// The file's name.
 pub(crate) const NAME: &str = "header";
@@ -59,11 +59,7 @@ impl Header {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => no_disk(directory),
             _ => DiskError::io("read", &path, error),
         };
-        let length = std::fs::metadata(&path).map_err(failed)?.len();
-        if length > HEADER_BYTES_MAX {
-            return Err(DiskError::format(&path, format!("{length} bytes are too many for a header")));
-        }
-        let text = std::fs::read(&path).map_err(failed)?;
+        let text = storage::read_whole(&path, HEADER_BYTES_MAX).map_err(failed)?;
         Header::parse(&text).map_err(|what| DiskError::format(&path, what))
     }
 

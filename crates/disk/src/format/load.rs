@@ -1,9 +1,7 @@
 //! From a directory's files to the map as it was durable last.
 
-use std::path::Path;
-
 use super::SnapshotRecord;
-use super::checkpoint::{Checkpoint, check_places};
+use super::checkpoint::{self, Checkpoint, check_places};
 use super::header::Header;
 use super::journal::{self, Contents, Note, Record};
 use super::recent::{self, Boot};
@@ -59,9 +57,8 @@ pub(crate) fn numbers(names: &[String], prefix: &str) -> Vec<u64> {
     numbers
 }
 
-fn read_whole(path: &Path) -> Result<Vec<u8>, DiskError> {
-    std::fs::read(path).map_err(|error| DiskError::io("read", path, error))
-}
+/// A journal and a file for a successor grow for as long as no checkpoint succeeds: what is stored is the bound.
+const GROWING_BYTES_MAX: u64 = u64::MAX;
 
 /// Reads the newest checkpoint and replays all journals since.
 pub(crate) fn load(folder: &Folder, header: &Header, boot: Boot) -> Result<Loaded, DiskError> {
@@ -69,7 +66,7 @@ pub(crate) fn load(folder: &Folder, header: &Header, boot: Boot) -> Result<Loade
     let newest = numbers(&names, "map").pop();
     let number = newest.ok_or_else(|| DiskError::format(&folder.path_of(&map_name(0)), "no checkpoint is there"))?;
     let path = folder.path_of(&map_name(number));
-    let bytes = read_whole(&path)?;
+    let bytes = folder.read_whole(&map_name(number), checkpoint::bytes_max(header.blocks()))?;
     let checkpoint = Checkpoint::parse(header.identity(), number, header.blocks(), &bytes)
         .map_err(|what| DiskError::format(&path, what))?;
     let mut loaded = Loaded {
@@ -94,7 +91,7 @@ pub(crate) fn load(folder: &Folder, header: &Header, boot: Boot) -> Result<Loade
             break;
         }
         let path = folder.path_of(&journal_name(journal));
-        let bytes = read_whole(&path)?;
+        let bytes = folder.read_whole(&journal_name(journal), GROWING_BYTES_MAX)?;
         loaded.is_continuable = journal == number;
         let replayed =
             journal::parse(header.identity(), journal, &bytes).and_then(|contents| loaded.replay(journal, contents));
@@ -103,7 +100,8 @@ pub(crate) fn load(folder: &Folder, header: &Header, boot: Boot) -> Result<Loade
     // One more than journals may be there: it is begun before the journal of its number.
     for recent in numbers(&names, "recent").into_iter().filter(|recent| *recent >= number) {
         let path = folder.path_of(&recent_name(recent));
-        let replayed = loaded.replay_recent(header.identity(), recent, boot, &read_whole(&path)?);
+        let bytes = folder.read_whole(&recent_name(recent), GROWING_BYTES_MAX)?;
+        let replayed = loaded.replay_recent(header.identity(), recent, boot, &bytes);
         replayed.map_err(|what| DiskError::format(&path, what))?;
     }
     Ok(loaded)

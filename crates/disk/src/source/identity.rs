@@ -10,10 +10,13 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{RawFile, Source, SourceError};
-use crate::Snapshot;
+use crate::{Snapshot, storage};
 
 /// The record, in the disk's directory.
 const FILE: &str = "base.identity";
+
+/// More than a record has.
+const FILE_BYTES_MAX: u64 = 4096;
 
 /// What can be seen of a base without reading it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,8 +61,8 @@ impl Identity {
     /// What a raw image is now.
     pub(super) fn of_image(image: &Path) -> Result<Identity, SourceError> {
         let failed = SourceError::file(image);
-        let metadata = fs::metadata(image).map_err(&failed)?;
-        let size_bytes = RawFile::open(image)?.size_bytes();
+        let image = RawFile::open(image)?;
+        let (metadata, size_bytes) = (image.metadata().map_err(failed)?, image.size_bytes());
         if metadata.file_type().is_block_device() {
             return Ok(Identity::Image { size_bytes, modified: None, inode: metadata.rdev() });
         }
@@ -80,7 +83,7 @@ impl Identity {
         let text = toml::to_string(self).map_err(|error| failed(error.to_string()))?;
         let unfinished = directory.join(format!("{FILE}.unfinished"));
         let write = || -> std::io::Result<()> {
-            let mut file = File::create(&unfinished)?;
+            let mut file = storage::create(&unfinished)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
             fs::rename(&unfinished, &path)?;
@@ -93,12 +96,12 @@ impl Identity {
     /// opinion.
     pub(super) fn check(&self, place: &str, directory: &Path) -> Result<(), SourceError> {
         let path = directory.join(FILE);
-        let text = match fs::read_to_string(&path) {
+        let text = match storage::read_whole(&path, FILE_BYTES_MAX) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(SourceError::new(path.display().to_string(), error)),
         };
-        let recorded: Identity = toml::from_str(&text).map_err(SourceError::file(&path))?;
+        let recorded: Identity = toml::from_slice(&text).map_err(SourceError::file(&path))?;
         if *self == recorded {
             return Ok(());
         }

@@ -1,9 +1,9 @@
-//! Sources: bytes of a fixed size that never change. A disk's base is one, and so is a [`View`](crate::View) of a disk.
+//! Sources: bytes of a fixed size that never change. A disk's base is one, and so is a [`View`] of a disk.
 //!
 //! | source | what |
 //! |---|---|
 //! | [`RawFile`] | a raw image or a block device of this machine |
-//! | [`View`](crate::View) | a snapshot of another disk |
+//! | [`View`] | a snapshot of another disk |
 //! | [`NbdClient`] | an export of an NBD server, of ours or another's |
 //! | [`LocalCopy`] | any of them, copied here on demand and in the background |
 

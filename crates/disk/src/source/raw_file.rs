@@ -1,12 +1,12 @@
 //! A raw image: a file or a block device of this machine.
 
-use std::fs::File;
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::SeekFrom as Probe;
+use rustix::fs::{OFlags, SeekFrom as Probe};
 
 use super::{Extent, Source, SourceError, check_size};
 
@@ -25,14 +25,21 @@ impl RawFile {
     /// It cannot be opened, or is larger than any disk.
     pub fn open(path: &Path) -> Result<RawFile, SourceError> {
         let failed = SourceError::file(path);
-        let mut file = File::open(path).map_err(&failed)?;
-        if file.metadata().map_err(&failed)?.is_dir() {
-            return Err(SourceError::new(path.display().to_string(), "a directory is no raw image"));
+        // A disk's header names it, which may lie: nobody waits for a FIFO.
+        let options = OFlags::NONBLOCK.bits().cast_signed();
+        let mut file = OpenOptions::new().read(true).custom_flags(options).open(path).map_err(&failed)?;
+        let kind = file.metadata().map_err(&failed)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(SourceError::new(path.display().to_string(), "it is neither a file nor a block device"));
         }
         // A block device has no size in its metadata, but it has an end.
         let size_bytes = file.seek(SeekFrom::End(0)).map_err(&failed)?;
         check_size(size_bytes).map_err(SourceError::file(path))?;
         Ok(RawFile { file, path: path.to_owned(), size_bytes })
+    }
+
+    pub(super) fn metadata(&self) -> io::Result<Metadata> {
+        self.file.metadata()
     }
 }
 
@@ -114,6 +121,9 @@ mod tests {
         image.read(131072 - 512, &mut bytes).unwrap();
         assert_eq!((bytes[511], bytes[512]), (0, 7));
         assert!(RawFile::open(directory.path()).is_err());
+        let fifo = directory.path().join("fifo");
+        crate::storage::plant("fifo", &fifo, directory.path());
+        assert!(RawFile::open(&fifo).unwrap_err().reason.contains("neither a file nor"));
     }
 
     /// Spec: C5

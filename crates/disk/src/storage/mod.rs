@@ -2,19 +2,23 @@
 //!
 //! Every change of a file goes through here, so that tests can record the changes and replay what a power cut leaves.
 
+mod open;
 #[cfg(test)]
 pub(crate) mod record;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSliceMut};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::DiskError;
+pub(crate) use open::{HOLES_BYTES_MAX, create, open, read_all, read_whole};
+#[cfg(test)]
+pub(crate) use open::{PLANTED, plant};
 
 /// What the kernel takes in one vectored read (`IOV_MAX`).
 const SLICES_MAX: usize = 1024;
@@ -34,7 +38,8 @@ pub(crate) struct Folder {
 
 impl Folder {
     pub(crate) fn open(path: &Path) -> Result<Folder, DiskError> {
-        let handle = File::open(path).map_err(|error| DiskError::io("open", path, error))?;
+        let handle = OpenOptions::new().read(true).custom_flags(OFlags::DIRECTORY.bits().cast_signed()).open(path);
+        let handle = handle.map_err(|error| DiskError::io("open", path, error))?;
         Ok(Folder {
             path: path.to_owned(),
             handle,
@@ -62,11 +67,10 @@ impl Folder {
         }
     }
 
-    /// An empty file, also when there was one of this name.
+    /// A new file, also when there was one of this name.
     pub(crate) fn create_file(&self, name: &str) -> Result<StoredFile, DiskError> {
         let path = self.path_of(name);
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
-        let file = file.map_err(|error| DiskError::io("create", &path, error))?;
+        let file = create(&path).map_err(|error| DiskError::io("create", &path, error))?;
         #[cfg(test)]
         self.record(record::Event::Create { name: name.to_owned() });
         Ok(self.stored(name, file))
@@ -74,7 +78,7 @@ impl Folder {
 
     pub(crate) fn open_file(&self, name: &str, writable: bool) -> Result<StoredFile, DiskError> {
         let path = self.path_of(name);
-        let file = OpenOptions::new().read(true).write(writable).open(&path);
+        let file = open(&path, OpenOptions::new().write(writable));
         Ok(self.stored(name, file.map_err(|error| DiskError::io("open", &path, error))?))
     }
 
@@ -125,6 +129,12 @@ impl Folder {
         file.synchronize()?;
         self.rename(&new, name)?;
         self.synchronize()
+    }
+
+    /// All of a file, of which no more than `bytes_max` are there.
+    pub(crate) fn read_whole(&self, name: &str, bytes_max: u64) -> Result<Vec<u8>, DiskError> {
+        let path = self.path_of(name);
+        read_whole(&path, bytes_max).map_err(|error| DiskError::io("read", &path, error))
     }
 
     /// The names of its files.

@@ -6,6 +6,7 @@ mod faults;
 mod handover;
 mod model;
 mod observed;
+mod planted;
 mod snapshots;
 mod withdrawn;
 

@@ -10,7 +10,7 @@
 //! that does not match its checksum, torn by a power cut, may be taken for "not here": it costs another copy, never a
 //! wrong byte.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -21,6 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::{Remembered, SourceError};
 use super::header;
+use crate::storage;
 
 /// The unit of the copy.
 pub(super) const CLUSTER_BYTES: u64 = 64 << 10;
@@ -102,7 +103,7 @@ impl Map {
         let failed = SourceError::file(path);
         let write = || -> io::Result<()> {
             let unfinished = path.with_extension("map.unfinished");
-            let file = File::create(&unfinished)?;
+            let file = storage::create(&unfinished)?;
             let pages = clusters(remembered.size_bytes).div_ceil(ENTRIES_PER_PAGE as u64);
             // Pages that were never written have no right checksum, which means the same as no entries.
             file.set_len((1 + pages) * PAGE_BYTES as u64)?;
@@ -117,7 +118,7 @@ impl Map {
     /// Reads the map; none when there is none.
     pub(super) fn open(path: &Path, is_writer: bool) -> Result<Option<Map>, SourceError> {
         let failed = SourceError::file(path);
-        let file = match File::options().read(true).write(is_writer).open(path) {
+        let file = match storage::open(path, OpenOptions::new().write(is_writer)) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed(error.to_string())),

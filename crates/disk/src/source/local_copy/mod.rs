@@ -18,7 +18,7 @@ mod pace;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -31,6 +31,7 @@ use self::fill::Claims;
 use self::map::{CLUSTER_BYTES, Cluster, Map};
 use self::pace::Pace;
 use super::{Extent, Hydration, Needed, Remembered, Source, SourceError};
+use crate::storage;
 
 /// The copy's data.
 const DATA_FILE: &str = "base";
@@ -156,7 +157,7 @@ impl LocalCopy {
     ) -> Result<LocalCopy, SourceError> {
         let path = directory.join(DATA_FILE);
         let is_writer = matches!(role, Role::Writer);
-        let data = File::options().read(true).write(is_writer).open(&path).map_err(SourceError::file(&path))?;
+        let data = storage::open(&path, OpenOptions::new().write(is_writer)).map_err(SourceError::file(&path))?;
         if let Some(remote) = &remote
             && remote.size_bytes() != map.size_bytes()
         {
@@ -187,7 +188,7 @@ impl LocalCopy {
 fn make_data(directory: &Path, size_bytes: u64) -> Result<(), SourceError> {
     let path = directory.join(DATA_FILE);
     let make = || {
-        let file = File::create(&path)?;
+        let file = storage::create(&path)?;
         file.set_len(size_bytes)?;
         file.sync_all()
     };

@@ -7,6 +7,7 @@ use std::sync::{OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::storage::{PLANTED, plant};
 
 const SIZE_BYTES: u64 = (6 << 20) + 4096 * 3;
 
@@ -175,6 +176,36 @@ fn the_background_ends_with_a_copy_that_needs_no_source() {
     assert_eq!(zeros.iter().map(|extent| extent.range.end - extent.range.start).sum::<u64>(), 3 << 20);
     let beside = LocalCopy::open_beside(directory.path(), never, None).unwrap().unwrap();
     assert_eq!(read(&beside, 0..SIZE_BYTES), expected(0..SIZE_BYTES));
+}
+
+/// Spec: C4, C6
+#[test]
+fn what_is_planted_in_the_place_of_a_copy_is_refused_and_a_new_copy_is_new() {
+    let directory = tempfile::tempdir().unwrap();
+    let (far, own) = (Arc::new(Far::default()), directory.path().join("own"));
+    drop(copy(directory.path(), &far, ON_DEMAND));
+    let remote = |_: Option<&Remembered>| Ok(Arc::clone(&far) as Arc<dyn Source>);
+    for path in [DATA_FILE, MAP_FILE].map(|file| directory.path().join(file)) {
+        fs::rename(&path, &own).unwrap();
+        for (what, told) in PLANTED {
+            plant(what, &path, &own);
+            let opened = LocalCopy::open(directory.path(), remote, ON_DEMAND).map(drop);
+            let beside = LocalCopy::open_beside(directory.path(), remote, None).map(drop);
+            for error in [opened, beside].map(Result::unwrap_err) {
+                assert_eq!(error.source_name, path.display().to_string());
+                assert!(error.reason.contains(told), "{what}: {error}");
+            }
+            if what == "directory" { fs::remove_dir(&path) } else { fs::remove_file(&path) }.unwrap();
+        }
+        fs::rename(&own, &path).unwrap();
+    }
+    fs::remove_file(directory.path().join(MAP_FILE)).unwrap();
+    fs::remove_file(directory.path().join(DATA_FILE)).unwrap();
+    fs::write(&own, "precious").unwrap();
+    plant("link", &directory.path().join(DATA_FILE), &own);
+    plant("second name", &directory.path().join("base.map.unfinished"), &own);
+    assert_eq!(read(&copy(directory.path(), &far, ON_DEMAND), 0..SIZE_BYTES), expected(0..SIZE_BYTES));
+    assert_eq!(fs::read(&own).unwrap(), b"precious");
 }
 
 /// A copy killed at any moment goes on from what was durable, also after a power cut while its end is written; what is
