@@ -28,6 +28,11 @@ impl Transports {
     /// Opens those that are wanted.
     pub(crate) fn open(attachment: &Arc<Attachment>, options: &ServeOptions) -> Result<Transports, DiskServerError> {
         let named = |error| DiskServerError::disk(attachment.directory())(error);
+        // First: where a machine could connect over vhost-user-blk, it can over NBD, too.
+        let nbd = match options.nbd.is_empty() {
+            true => None,
+            false => Some(open_nbd(attachment, options).map_err(named)?),
+        };
         let vhost = match &options.vhost {
             Some(socket) => {
                 let look = VhostUserOptions {
@@ -40,10 +45,6 @@ impl Transports {
                 Some((socket.clone(), transport))
             }
             None => None,
-        };
-        let nbd = match options.nbd.is_empty() {
-            true => None,
-            false => Some(open_nbd(attachment, options).map_err(named)?),
         };
         Ok(Transports { vhost, nbd: Mutex::new(nbd) })
     }
