@@ -1,8 +1,8 @@
 //! What the guest's kernel and QEMU say, read from their logs' ends, and the logs kept from growing without end.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::HypervisorError;
@@ -65,14 +65,25 @@ impl Console {
         }
         let kept = end_of(&self.path, LOG_BYTES_KEPT)?;
         // The writer appends: wherever the end is, it goes on there.
-        let mut log = OpenOptions::new().append(true).custom_flags(NOT_ELSEWHERE).open(&self.path)?;
+        let mut log = open_log(OpenOptions::new().append(true), &self.path)?;
         log.set_len(0)?;
         log.write_all(&kept)
     }
 }
 
+/// Opens a log in a directory that may be another account's. A file with a second name may be anybody's: the account
+/// may have put it there (where `fs.protected_hardlinks` is off).
+pub(crate) fn open_log(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let log = options.custom_flags(NOT_ELSEWHERE).open(path)?;
+    let found = log.metadata()?;
+    match found.is_file() && found.nlink() == 1 {
+        true => Ok(log),
+        false => Err(io::Error::other("it is no file of one name")),
+    }
+}
+
 fn end_of(path: &Path, bytes: u64) -> io::Result<Vec<u8>> {
-    let mut file = OpenOptions::new().read(true).custom_flags(NOT_ELSEWHERE).open(path)?;
+    let mut file = open_log(OpenOptions::new().read(true), path)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(bytes)))?;
     let mut end = Vec::new();
@@ -126,6 +137,28 @@ mod tests {
         assert_eq!(console.tail(1), "");
         console.bound().unwrap();
         assert!(std::fs::read_to_string(&elsewhere).unwrap() == text);
+    }
+
+    #[test]
+    fn a_second_name_of_a_file_in_the_place_of_a_log_is_neither_read_nor_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let elsewhere = directory.path().join("elsewhere");
+        let text = "secret\n".repeat(1 << 20);
+        std::fs::write(&elsewhere, &text).unwrap();
+        let console = Console::new(directory.path().join("console.log"));
+        std::fs::hard_link(&elsewhere, console.path()).unwrap();
+        assert_eq!(console.tail(1), "");
+        console.bound().unwrap_err();
+        open_log(OpenOptions::new().create(true).append(true), console.path()).unwrap_err();
+        assert!(std::fs::read_to_string(&elsewhere).unwrap() == text);
+        // Nor does a pipe keep anybody waiting.
+        let pipe = directory.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
+        for options in [OpenOptions::new().read(true), OpenOptions::new().append(true)] {
+            open_log(options, &pipe).unwrap_err();
+        }
+        std::fs::remove_file(&elsewhere).unwrap();
+        assert_eq!(console.tail(1), "secret", "its only name");
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -14,7 +13,8 @@ use tokio::process::{Child, Command};
 
 use crate::accelerator::KVM_DEVICE;
 use crate::command_line::KVM_DESCRIPTOR;
-use crate::configuration::{Account, Security};
+use crate::configuration::{Account, MemoryLock, Security};
+use crate::console;
 use crate::{CommandLine, HypervisorError, MachineDirectory, Qemu};
 
 /// An open descriptor that QEMU finds under a number that its configuration names.
@@ -45,7 +45,7 @@ pub(crate) fn launch(
     inherited: &[InheritedDescriptor],
 ) -> Result<Child, HypervisorError> {
     let prepared = prepare(line, security, inherited)?;
-    let log = open_log(directory)?;
+    let log = open_qemu_log(directory)?;
     let second = log.try_clone().map_err(HypervisorError::file("open", directory.qemu_log()))?;
     let mut command = Command::new(qemu.program());
     command.args(line.arguments()).env_clear().current_dir("/");
@@ -57,16 +57,9 @@ pub(crate) fn launch(
 }
 
 /// QEMU's log, appended to so that it can be cut while QEMU writes.
-fn open_log(directory: &MachineDirectory) -> Result<File, HypervisorError> {
+fn open_qemu_log(directory: &MachineDirectory) -> Result<File, HypervisorError> {
     let path = directory.qemu_log();
-    // The directory is QEMU's account's: a link that it laid is not followed with our rights.
-    let flags = libc::O_NOFOLLOW;
-    OpenOptions::new()
-        .create(true)
-        .append(true)
-        .custom_flags(flags)
-        .open(&path)
-        .map_err(HypervisorError::file("open", path))
+    console::open_log(OpenOptions::new().create(true).append(true), &path).map_err(HypervisorError::file("open", path))
 }
 
 fn prepare(
@@ -88,7 +81,8 @@ fn prepare(
         let path = group.join("cgroup.procs");
         control_groups.push(OpenOptions::new().write(true).open(&path).map_err(HypervisorError::file("open", path))?);
     }
-    Ok(Prepared { descriptors, control_groups, locks_memory: security.locks_memory, account: security.account })
+    let locks_memory = security.memory_lock != MemoryLock::Off;
+    Ok(Prepared { descriptors, control_groups, locks_memory, account: security.account })
 }
 
 /// A copy above every number that is given out.

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::devices::plugs_later;
-use crate::configuration::{Board, Boot, DiskBackend, Incoming, MemoryBackend, NbdServer, NetworkEnd, SocketRole};
+use crate::configuration::{
+    Board, Boot, DiskBackend, Incoming, MemoryBackend, MemoryLock, NbdServer, NetworkEnd, SocketRole,
+};
 use crate::directory::check_socket_path;
 use crate::{MachineConfiguration, QemuVersion};
 
@@ -33,6 +35,10 @@ pub(super) fn check(configuration: &MachineConfiguration, version: QemuVersion) 
         {
             return Err(format!("QEMU {version} does not reconnect the stream of network {}", network.id));
         }
+    }
+    if configuration.security.memory_lock == MemoryLock::OnFault && version < QemuVersion::LOCKS_ON_FAULT {
+        let needed = QemuVersion::LOCKS_ON_FAULT;
+        return Err(format!("QEMU {version} does not lock memory as it is used, needed is {needed} or newer"));
     }
     match &configuration.incoming {
         Some(Incoming::Command(_)) if configuration.security.sandboxed => {

@@ -13,7 +13,7 @@ mod tests;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::configuration::{Accelerator, Board, Boot, Generation, Incoming, MemoryBackend, OnPanic};
+use crate::configuration::{Accelerator, Board, Boot, Generation, Incoming, MemoryBackend, MemoryLock, OnPanic};
 use crate::{HypervisorError, MachineConfiguration, MachineDirectory, QemuVersion};
 use option::OptionText;
 
@@ -199,8 +199,13 @@ impl CommandLine {
             let sandbox = OptionText::new("on");
             self.add("-sandbox", denied.iter().fold(sandbox, |sandbox, right| sandbox.with(right, "deny")));
         }
-        if configuration.security.locks_memory {
-            self.add("-overcommit", OptionText::new("").with_switch("mem-lock", true));
+        let lock = match configuration.security.memory_lock {
+            MemoryLock::Off => None,
+            MemoryLock::OnFault => Some("on-fault"),
+            MemoryLock::On => Some("on"),
+        };
+        if let Some(lock) = lock {
+            self.add("-overcommit", OptionText::new("").with("mem-lock", lock));
         }
         if let Some(incoming) = &configuration.incoming {
             self.add("-incoming", incoming_address(incoming));

@@ -387,6 +387,8 @@ fn v1_what_contradicts_itself_is_refused() {
         m.networks.push(Network::new("n", NetworkEnd::Stream { path: "/s".into(), role }));
     };
     assert!(refused(&reconnects, OLD).contains("7.2 does not reconnect"));
+    let locks = |m: &mut MachineConfiguration| m.security.memory_lock = MemoryLock::OnFault;
+    assert!(refused(&locks, OLD).contains("7.2 does not lock memory as it is used"));
 }
 
 /// Spec: A7

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub use disk::{AsynchronousIo, Disk, DiskBackend, FileFormat, NbdServer};
 pub use memory::{Memory, MemoryBackend};
 pub use network::{Forward, Network, NetworkEnd, Protocol, SocketRole};
-pub use security::{Account, Security};
+pub use security::{Account, MemoryLock, Security};
 
 /// What a guest's kernel needs to be told on every board: where the console is, and not to distrust the timer, which
 /// ticks unevenly while the host is busy (the kernel would panic at boot: "IO-APIC + timer doesn't work").

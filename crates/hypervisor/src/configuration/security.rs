@@ -13,13 +13,25 @@ pub struct Security {
     pub account: Option<Account>,
     /// Directories of control groups that QEMU is put into before it begins: one, or one a hierarchy of version 1.
     pub control_groups: Vec<PathBuf>,
-    /// The guest's memory stays in the host's memory.
-    pub locks_memory: bool,
+    /// What of the guest's memory stays in the host's memory.
+    pub memory_lock: MemoryLock,
+}
+
+/// What of a process's memory the host does not take away (mlockall(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryLock {
+    /// Nothing is locked.
+    Off,
+    /// Each page from its first use on (QEMU 10.0 and newer).
+    OnFault,
+    /// All of it, from the start.
+    On,
 }
 
 impl Default for Security {
     fn default() -> Security {
-        Security { sandboxed: true, account: None, control_groups: Vec::new(), locks_memory: false }
+        Security { sandboxed: true, account: None, control_groups: Vec::new(), memory_lock: MemoryLock::Off }
     }
 }
 

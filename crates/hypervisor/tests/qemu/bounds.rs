@@ -1,6 +1,6 @@
 //! What holds a machine's process in.
 
-use onecopy_hypervisor::configuration::Account;
+use onecopy_hypervisor::configuration::{Account, MemoryLock};
 use onecopy_hypervisor::{Machine, MachineConfiguration};
 use onecopy_testing::{ControlGroup, skip};
 
@@ -70,9 +70,16 @@ async fn v5_a_guests_memory_can_be_locked() {
     let mut machines = Machines::new();
     let directory = machines.directory("m");
     let mut configuration = machines.configuration();
-    configuration.security.locks_memory = true;
+    configuration.security.memory_lock = MemoryLock::OnFault;
+    let machine = machines.start(&configuration, &directory).await.unwrap();
+    let resident = |machine: &Machine| kilobytes(machine.process_id(), "VmRSS");
+    assert!(kilobytes(machine.process_id(), "VmLck") >= MEMORY_BYTES >> 10);
+    let touched = resident(&machine);
+    machine.quit().await.unwrap();
+    configuration.security.memory_lock = MemoryLock::On;
     let machine = machines.start(&configuration, &directory).await.unwrap();
     assert_is_locked(&machine);
+    assert!(touched < resident(&machine), "all was taken at once");
     machine.quit().await.unwrap();
     // An account without rights can if its limit could be raised, else QEMU says what it may not do.
     match machines.start(&confined(configuration), &directory).await {
@@ -83,9 +90,12 @@ async fn v5_a_guests_memory_can_be_locked() {
 
 /// All of the guest's memory is; how much of QEMU's own depends on the threads that it has at that moment.
 fn assert_is_locked(machine: &Machine) {
-    let locked = process_status(machine.process_id(), "VmLck");
-    let kilobytes: u64 = locked.trim_end_matches(" kB").trim().parse().expect("a number");
-    assert!(kilobytes >= MEMORY_BYTES >> 10, "{locked}");
+    let locked = kilobytes(machine.process_id(), "VmLck");
+    assert!(locked >= MEMORY_BYTES >> 10, "{locked} kB");
+}
+
+fn kilobytes(process_id: u32, name: &str) -> u64 {
+    process_status(process_id, name).trim_end_matches(" kB").trim().parse().expect("a number")
 }
 
 /// Spec: C5
