@@ -95,6 +95,24 @@ pub enum CheckpointError {
         /// Their directory.
         path: PathBuf,
     },
+    /// A checkpoint has no room.
+    #[error(
+        "{path} has {free_bytes} bytes free, and a checkpoint takes up to {wanted_bytes}: make room in its file system"
+    )]
+    NoSpace {
+        /// Where it would be.
+        path: PathBuf,
+        /// What is free there.
+        free_bytes: u64,
+        /// What it takes at most.
+        wanted_bytes: u64,
+    },
+    /// Nothing of ours is mounted where a memory shall be.
+    #[error("{path} is no guest's memory: nothing is mounted there, or not for this process")]
+    NotMounted {
+        /// Where it would be.
+        path: PathBuf,
+    },
     /// A page that cannot be the next one of a checkpoint.
     #[error("page {page} is not between {end}, where the ones before it end, and the {pages} pages of the memory")]
     PageOrder {

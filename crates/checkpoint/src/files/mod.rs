@@ -45,6 +45,12 @@ impl Folder {
         lock(&self.handle, &self.path)
     }
 
+    /// What the file system has left for us, bytes.
+    pub(crate) fn free_bytes(&self) -> Result<u64, CheckpointError> {
+        let space = rustix::fs::fstatvfs(&self.handle).map_err(CheckpointError::io("measure", &self.path))?;
+        Ok(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+
     /// An empty file, also when there was one of this name.
     pub(crate) fn create(&self, name: &str) -> Result<Stored, CheckpointError> {
         let stored = self.opened(name, "create", OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC)?;
@@ -87,6 +93,8 @@ impl Folder {
 
     /// Removes a file that may be gone already.
     pub(crate) fn remove(&self, name: &str) -> Result<(), CheckpointError> {
+        #[cfg(test)]
+        self.recorder.as_ref().map_or(Ok(()), record::Recorder::check_alive)?;
         match rustix::fs::unlinkat(&self.handle, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(CheckpointError::io("remove", &self.path_of(name))(error)),

@@ -23,6 +23,7 @@ struct Recorded {
     events: Vec<Event>,
     /// So many more, and nothing after them.
     left: Option<usize>,
+    is_killed: bool,
 }
 
 /// All that is done through one folder.
@@ -37,7 +38,8 @@ impl Recorder {
 
     /// Whoever works with it has not died: a step had failed.
     pub(crate) fn spare(&self) {
-        self.0.lock().unwrap().left = None;
+        let mut recorded = self.0.lock().unwrap();
+        (recorded.left, recorded.is_killed) = (None, false);
     }
 
     pub(crate) fn folder(&self, path: &Path) -> Folder {
@@ -48,7 +50,10 @@ impl Recorder {
         let mut recorded = self.0.lock().unwrap();
         recorded.events.push(event);
         match &mut recorded.left {
-            Some(0) => Err(CheckpointError::io("go on with", Path::new("killed"))(std::io::Error::other("killed"))),
+            Some(0) => {
+                recorded.is_killed = true;
+                Err(killed())
+            }
             Some(left) => {
                 *left -= 1;
                 Ok(())
@@ -57,9 +62,18 @@ impl Recorder {
         }
     }
 
+    /// Refuses what a killed process would do while it leaves.
+    pub(super) fn check_alive(&self) -> Result<(), CheckpointError> {
+        if self.0.lock().unwrap().is_killed { Err(killed()) } else { Ok(()) }
+    }
+
     pub(crate) fn events(&self) -> Vec<Event> {
         self.0.lock().unwrap().events.clone()
     }
+}
+
+fn killed() -> CheckpointError {
+    CheckpointError::io("go on with", Path::new("killed"))(std::io::Error::other("killed"))
 }
 
 /// Does to a copy of a folder what a power cut after `events` leaves: of files what was synchronized, and of names what

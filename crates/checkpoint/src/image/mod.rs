@@ -162,6 +162,22 @@ impl Image {
         self.checkpoints().pop()
     }
 
+    /// How many others it stands on.
+    pub fn depth(&self, number: u64) -> usize {
+        let parent = |number: &u64| self.heads.get(number).map(|head| head.parent).filter(|parent| *parent != 0);
+        // Each parent's number is smaller: this ends.
+        std::iter::successors(parent(&number), parent).count()
+    }
+
+    /// The name of the disk's part of one, without what it stands on.
+    ///
+    /// # Errors
+    /// As [`Image::view`].
+    pub fn disk(&self, number: u64) -> Result<String, CheckpointError> {
+        let layer = self.layer(number)?.ok_or(CheckpointError::UnknownCheckpoint { number })?;
+        Ok(layer.tables.disk)
+    }
+
     /// Opens one to be read.
     ///
     /// # Errors
@@ -205,6 +221,19 @@ impl Image {
         match parent {
             Some(parent) if last != Some(parent) => Err(CheckpointError::NotLast { number: parent, last }),
             parent => Writer::begin(self, number, parent.unwrap_or(0)),
+        }
+    }
+
+    /// Looks whether there is room for a checkpoint of so many pages: before it is written, because a full file system
+    /// may stop more than this.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoSpace`]; the file system refuses.
+    pub fn check_space(&self, pages: u64) -> Result<(), CheckpointError> {
+        let (free_bytes, wanted_bytes) = (self.folder.free_bytes()?, pages.saturating_mul(PAGE_BYTES as u64));
+        match free_bytes >= wanted_bytes {
+            true => Ok(()),
+            false => Err(CheckpointError::NoSpace { path: self.path_of(""), free_bytes, wanted_bytes }),
         }
     }
 

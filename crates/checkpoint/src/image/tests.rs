@@ -97,6 +97,23 @@ fn t10_each_checkpoint_shows_its_instant_whole_or_as_changes_compacted_or_not() 
     }
 }
 
+/// Spec: D6
+#[test]
+fn t10_how_many_a_checkpoint_stands_on_is_known_and_the_disk_of_each() {
+    let (directory, _) = three();
+    let mut image = Image::open_to_write(directory.path()).unwrap();
+    let told = |image: &Image| image.checkpoints().iter().map(|one| image.depth(one.number)).collect::<Vec<_>>();
+    assert_eq!(told(&image), [0, 1, 2]);
+    for checkpoint in image.checkpoints() {
+        let view = image.view(checkpoint.number).unwrap();
+        assert_eq!(image.disk(checkpoint.number).unwrap(), view.disk());
+    }
+    image.compact(2).unwrap();
+    assert_eq!(told(&image), [0, 1]);
+    assert!(matches!(image.disk(1), Err(CheckpointError::UnknownCheckpoint { number: 1 })));
+    assert_eq!(image.depth(1), 0);
+}
+
 fn copy(from: &Path) -> TestDirectory {
     let directory = TestDirectory::new().unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -332,6 +349,27 @@ fn t12_one_writes_and_what_cannot_be_written_is_refused() {
     drop(other);
     let mut image = Image::create(empty.path(), SIZE, b"").unwrap();
     assert!(matches!(image.begin(Some(1)), Err(CheckpointError::NotLast { number: 1, last: None })));
+}
+
+/// Spec: C6
+#[test]
+fn t12_a_checkpoint_that_is_given_up_leaves_nothing_and_one_without_room_is_refused() {
+    let (directory, models) = three();
+    let mut image = Image::open_to_write(directory.path()).unwrap();
+    let new = directory.join("checkpoint.4.new");
+    let mut writer = image.begin(Some(3)).unwrap();
+    writer.page(0, &[1; PAGE_BYTES]).unwrap();
+    assert!(new.exists());
+    drop(writer);
+    assert!(!new.exists());
+    let long = "x".repeat(5000);
+    image.begin(None).unwrap().commit(0, b"", &long).unwrap_err();
+    assert!(!new.exists());
+    image.check_space(1).unwrap();
+    let error = image.check_space(u64::MAX).unwrap_err().to_string();
+    assert!(error.contains("make room in its file system"), "{error}");
+    append(&mut image, &all(&models[0]), true).unwrap();
+    check(&image, 4, &models[0]);
 }
 
 fn head() -> Head {

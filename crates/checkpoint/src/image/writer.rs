@@ -18,6 +18,22 @@ pub struct Writer<'a> {
     tables: Tables,
     written_pages: u64,
     buffer: Vec<u8>,
+    is_committed: bool,
+}
+
+impl Drop for Writer<'_> {
+    fn drop(&mut self) {
+        // On a full disk it would keep the next one from having room. Who opens the directory removes it otherwise.
+        if !self.is_committed
+            && let Err(error) = self.image.folder.remove(&new_name_of(self.number))
+        {
+            tracing::warn!(%error, "a checkpoint that was given up is left");
+        }
+    }
+}
+
+fn new_name_of(number: u64) -> String {
+    format!("{}{NEW}", name_of(number))
 }
 
 impl<'a> Writer<'a> {
@@ -25,9 +41,10 @@ impl<'a> Writer<'a> {
         if image.lock.is_none() {
             return Err(CheckpointError::ReadOnly { path: image.path_of("") });
         }
-        let file = image.folder.create(&format!("{}{NEW}", name_of(number)))?;
+        let file = image.folder.create(&new_name_of(number))?;
         let buffer = Vec::with_capacity(BUFFER_PAGES * PAGE_BYTES);
-        Ok(Writer { image, file, number, parent, tables: Tables::default(), written_pages: 0, buffer })
+        let (tables, written_pages, is_committed) = (Tables::default(), 0, false);
+        Ok(Writer { image, file, number, parent, tables, written_pages, buffer, is_committed })
     }
 
     /// Adds what a page holds, each page once and rising. Of a whole one pages of zeros may be left out.
@@ -92,8 +109,8 @@ impl<'a> Writer<'a> {
         };
         self.file.write(head.tables_at(), &tables)?;
         self.file.write(0, &head.to_bytes(identity))?;
-        let name = name_of(self.number);
-        self.image.folder.publish(&self.file, &format!("{name}{NEW}"), &name)?;
+        self.image.folder.publish(&self.file, &new_name_of(self.number), &name_of(self.number))?;
+        self.is_committed = true;
         self.image.heads.insert(self.number, head);
         Ok(self.number)
     }

@@ -235,7 +235,7 @@ impl GuestMemory {
         let server = server.map_err(CheckpointError::io("start a thread for", place))?;
         let memory = GuestMemory { store, device, place: place.to_owned(), server: Some(server) };
         // The server answers already: these look at the file.
-        let look = || fuse::set_size(place, looks.size_bytes).and_then(|()| fuse::allow_dirty_pages(place));
+        let look = || fuse::allow_dirty_pages(place).and_then(|()| fuse::set_size(place, looks.size_bytes));
         apart::apart(place, look, || ()).0?;
         Ok(memory)
     }
@@ -322,17 +322,36 @@ impl GuestMemory {
         self.store.release(number)
     }
 
+    /// Lets all epochs go that have ended.
+    ///
+    /// # Errors
+    /// As [`GuestMemory::release`].
+    pub fn release_all(&self) -> Result<(), CheckpointError> {
+        self.store.release_all()
+    }
+
+    /// The guest's memory, bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.store.size_bytes
+    }
+
     /// What it did, and what it holds.
     pub fn statistics(&self) -> MemoryStatistics {
         self.store.statistics()
     }
 
-    /// Takes the file away; who has it mapped keeps it. The server ends when nobody has.
+    /// Takes the file away, and the server ends, unless somebody has it open or mapped: false then. Waits until all of
+    /// it is written back.
     ///
     /// # Errors
     /// The operating system refuses.
-    pub fn unmount(&self) -> Result<(), CheckpointError> {
+    pub fn unmount(&self) -> Result<bool, CheckpointError> {
         fuse::unmount(&self.place)
+    }
+
+    /// Whether the server has ended: the mount is gone. Waits for nobody.
+    pub fn has_ended(&self) -> bool {
+        self.server.as_ref().is_none_or(std::thread::JoinHandle::is_finished)
     }
 
     /// Waits for the server's end: the mount is gone.
@@ -350,12 +369,32 @@ fn looks(options: &MemoryOptions) -> Looks {
 }
 
 /// Waits until all that a guest has written to its memory by now is with its server. For another process than the
-/// server's: see the module.
+/// server's: see the module. It waits in a thread apart: killed, it keeps nothing but the file.
 ///
 /// # Errors
 /// A page could not be kept: then the memory's next cut says so, too.
 pub fn synchronize(place: &Path) -> Result<(), CheckpointError> {
-    fuse::opened(place)?.sync_data().map_err(CheckpointError::io("synchronize", place))
+    let work = || fuse::opened(place)?.sync_data().map_err(CheckpointError::io("synchronize", place));
+    apart::apart(place, work, || ()).0
+}
+
+/// Whether a memory is mounted over this file, also one whose server is dead. Asks nobody but the kernel.
+///
+/// # Errors
+/// The operating system refuses.
+pub fn is_mounted(place: &Path) -> Result<bool, CheckpointError> {
+    fuse::is_mounted(place)
+}
+
+/// Takes away what is mounted over this file, if anything is; who has it mapped keeps it.
+///
+/// # Errors
+/// The operating system refuses.
+pub fn unmount_left(place: &Path) -> Result<(), CheckpointError> {
+    while fuse::is_mounted(place)? {
+        fuse::detach(place)?;
+    }
+    Ok(())
 }
 
 /// Makes this process one that serves memory: it is never swapped out, and the kernel, which may wait for it to make

@@ -157,6 +157,20 @@ impl Store {
         Ok(())
     }
 
+    /// Lets all epochs go that have ended.
+    pub(super) fn release_all(&self) -> Result<(), CheckpointError> {
+        let _folding = Folding(self, Some(self.folding.lock().unwrap_or_else(PoisonError::into_inner)));
+        {
+            let mut pages = self.pages();
+            if pages.kept() > 0 {
+                let last = pages.state.current() - 1;
+                pages.release(last)?;
+            }
+        }
+        while self.fold_some()? {}
+        Ok(())
+    }
+
     #[cfg(test)]
     pub(super) fn folding(&self) -> Folding<'_> {
         Folding(self, Some(self.folding.lock().unwrap_or_else(PoisonError::into_inner)))

@@ -57,6 +57,28 @@ fn check_epoch(store: &Store, epoch: u64, model: &Content, before: &Content) {
     }
 }
 
+/// Spec: D6
+#[test]
+fn t4_all_ended_epochs_are_let_go_at_once_and_again() {
+    let directory = TestDirectory::new().unwrap();
+    let store = fresh(&directory, PAGES as u64, false);
+    let mut now: Content = vec![[0; PAGE_BYTES]; PAGES];
+    store.release_all().unwrap();
+    for byte in 1..4 {
+        store.write(0, &[byte; PAGE_BYTES]).unwrap();
+        store.pages().cut().unwrap();
+    }
+    now[0] = [3; PAGE_BYTES];
+    assert_eq!(store.pages().kept(), 3);
+    for _ in 0..2 {
+        store.release_all().unwrap();
+        assert_eq!(store.pages().kept(), 0);
+        check_now(&store, &now);
+    }
+    let (epoch, _) = store.pages().cut().unwrap();
+    assert!(store.present(epoch).is_ok(), "those that follow are kept");
+}
+
 /// Random writes, zeros, cuts, deaths and, where there is room for epochs, releases.
 fn run(random: &mut StdRng, epochs_pages: u64) -> MemoryStatistics {
     let is_released = epochs_pages > 0;
@@ -369,4 +391,17 @@ fn a_state_that_contradicts_itself_is_refused() {
         damage(&state);
         assert!(matches!(Pages::new(state), Err(CheckpointError::State { .. })), "damage {number}");
     }
+}
+
+/// Where nothing is mounted there is the host's own file: nothing of a memory is in it.
+///
+/// Spec: D6
+#[test]
+fn t5_a_file_of_the_host_is_no_memory() {
+    let directory = TestDirectory::new().unwrap();
+    let place = directory.join("memory");
+    std::fs::write(&place, b"").unwrap();
+    let refused = super::synchronize(&place).unwrap_err();
+    assert!(matches!(refused, CheckpointError::NotMounted { .. }), "{refused}");
+    assert!(super::fuse::allow_dirty_pages(&place).is_err(), "that would be the host's disk");
 }

@@ -8,7 +8,7 @@ use onecopy_checkpoint::memory::{Cut, Epoch};
 use onecopy_checkpoint::restore::{self, Prefix};
 use onecopy_checkpoint::take::{self, After, Cause, NoNetwork, Parts, RecordFile, Step};
 use onecopy_hypervisor::configuration::{
-    AsynchronousIo, Boot, Disk, DiskBackend, FileFormat, Incoming, Memory as GuestMemory, MemoryBackend,
+    AsynchronousIo, Boot, Disk, DiskBackend, FileFormat, Incoming, Memory as GuestMemory, MemoryBackend, MemoryLock,
 };
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 use onecopy_hypervisor::{Machine, MachineConfiguration, MachineDirectory, Qemu, State, TimeLimits};
@@ -197,8 +197,10 @@ impl Scene {
         sectors.extend([0x55, 0xaa]);
         sectors.resize(1 << 20, 0);
         std::fs::write(&disk, sectors).unwrap();
-        let running =
-            Running::start(directory.path(), &memory, disk.clone(), |machine| machine.security.locks_memory = drops);
+        let memory_lock = if drops { MemoryLock::OnFault } else { MemoryLock::Off };
+        let running = Running::start(directory.path(), &memory, disk.clone(), |machine| {
+            machine.security.memory_lock = memory_lock
+        });
         assert!(running.wait_rounds(ROUNDS));
         let prefix = running.prefix(directory.path());
         std::fs::create_dir(directory.join("image")).unwrap();

@@ -8,13 +8,15 @@ mod message;
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::store::{Store, split};
@@ -52,15 +54,53 @@ pub(super) fn mount(place: &Path, looks: Looks) -> Result<File, CheckpointError>
 }
 
 /// Takes the mount away. Who has the file open or mapped keeps it.
-pub(super) fn unmount(place: &Path) -> Result<(), CheckpointError> {
+pub(super) fn detach(place: &Path) -> Result<(), CheckpointError> {
     rustix::mount::unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
         .map_err(CheckpointError::io("unmount", place))
+}
+
+/// Takes the mount away, unless somebody has the file open or mapped: false then.
+pub(super) fn unmount(place: &Path) -> Result<bool, CheckpointError> {
+    match rustix::mount::unmount(place, UnmountFlags::NOFOLLOW) {
+        Err(Errno::BUSY) => Ok(false),
+        unmounted => unmounted.map(|()| true).map_err(CheckpointError::io("unmount", place)),
+    }
+}
+
+/// Whether this file is a mount of ours, by the kernel's list: looking at the file would ask its server.
+pub(super) fn is_mounted(place: &Path) -> Result<bool, CheckpointError> {
+    let place = std::path::absolute(place).map_err(CheckpointError::io("resolve", place))?;
+    let (Some(parent), Some(name)) = (place.parent(), place.file_name()) else { return Ok(false) };
+    // Where there is no directory nothing is mounted.
+    let Ok(parent) = parent.canonicalize() else { return Ok(false) };
+    let list = Path::new("/proc/self/mountinfo");
+    let mounts = std::fs::read(list).map_err(CheckpointError::io("read", list))?;
+    Ok(names_mount(&mounts, parent.join(name).as_os_str().as_bytes()))
+}
+
+/// Whether the text of `mountinfo` (proc_pid_mountinfo(5)) has a mount of ours at this place.
+fn names_mount(mounts: &[u8], place: &[u8]) -> bool {
+    let escaped: Vec<u8> = place
+        .iter()
+        .flat_map(|byte| match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => format!("\\{byte:03o}").into_bytes(),
+            other => vec![*other],
+        })
+        .collect();
+    mounts.split(|byte| *byte == b'\n').any(|line| {
+        let mut words = line.split(|byte| *byte == b' ');
+        words.nth(4) == Some(&escaped) && words.any(|word| word == SOURCE.as_bytes())
+    })
 }
 
 /// Lets as much of the file be dirty as of any other: FUSE begins with a hundredth of that, and would make the guest
 /// wait for write-back that nobody needs (Documentation/ABI/testing/sysfs-class-bdi).
 pub(super) fn allow_dirty_pages(place: &Path) -> Result<(), CheckpointError> {
-    let device = std::fs::metadata(place).map_err(CheckpointError::io("look at", place))?.dev();
+    // Closed, such a descriptor writes nothing back.
+    let looked = rustix::fs::open(place, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty());
+    let looked = looked.map_err(CheckpointError::io("open", place))?;
+    check_mounted(place, &looked)?;
+    let device = File::from(looked).metadata().map_err(CheckpointError::io("look at", place))?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     for (name, value) in [("strict_limit", "0"), ("max_ratio", "100")] {
         let path = Path::new("/sys/class/bdi").join(format!("{major}:{minor}")).join(name);
@@ -214,8 +254,20 @@ impl Server<'_> {
 /// The file of a server that has the kernel's end, by any path to it: opened for one call, as a process that dies with
 /// it open waits for its own write-back.
 pub(super) fn opened(place: &Path) -> Result<File, CheckpointError> {
-    let options = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(place);
-    options.map_err(|error: io::Error| CheckpointError::io("open", place)(error))
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(place);
+    let opened = opened.map_err(|error: io::Error| CheckpointError::io("open", place)(error))?;
+    check_mounted(place, &opened)?;
+    Ok(opened)
+}
+
+/// Refuses what is no file of FUSE: where nothing is mounted, or not for this process, there is an empty file of the
+/// host's, and whatever is done to that is done to no memory.
+fn check_mounted(place: &Path, file: impl AsFd) -> Result<(), CheckpointError> {
+    let found = rustix::fs::fstatfs(file).map_err(CheckpointError::io("look at", place))?;
+    if found.f_type != libc::FUSE_SUPER_MAGIC {
+        return Err(CheckpointError::NotMounted { path: place.to_owned() });
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -270,5 +322,20 @@ mod tests {
         kernel.read_to_end(&mut answer).unwrap();
         expected.resend();
         assert_eq!(answer, expected.bytes());
+    }
+
+    #[test]
+    fn a_mount_of_ours_is_found_by_its_place_whatever_the_place_is_called() {
+        let line = |place: &str, source: &str| format!("36 25 0:32 / {place} rw,nosuid - fuse {source} rw,user_id=0\n");
+        let mounts = [
+            line("/m/web/memory", SOURCE),
+            line("/m/other", "somebody"),
+            line(r"/m/a\040b\134c", SOURCE),
+            "36 25\n".to_owned(),
+        ];
+        let mounts = mounts.concat().into_bytes();
+        let found = |place: &str| names_mount(&mounts, place.as_bytes());
+        assert!(found("/m/web/memory") && found(r"/m/a b\c"));
+        assert!(!found("/m/web") && !found("/m/web/memory2") && !found("/m/other") && !found(""));
     }
 }
