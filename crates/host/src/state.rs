@@ -14,8 +14,8 @@ use onecopy_machine::MachineTemplate;
 /// Form of the file that this program reads and writes.
 const FORMAT: u32 = 1;
 
-/// Everybody may read it, as far as the umask lets them.
-const FILE_MODE: u32 = 0o666;
+/// Everybody may read it, as far as the umask lets them: no password is in it. Only its owner says what is started.
+const FILE_MODE: u32 = 0o644;
 
 /// Most followers on one machine: a leader serves 16 replication connections and slots, copies in progress included.
 pub const REPLICAS_MAX: usize = 8;
@@ -278,6 +278,8 @@ impl ClusterState {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn state() -> ClusterState {
@@ -291,7 +293,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("cluster.toml");
         assert_eq!(ClusterState::read(&path).unwrap(), None);
+        let before = rustix::process::umask(rustix::fs::Mode::empty());
         state().write(&path).unwrap();
+        rustix::process::umask(before);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
         assert_eq!(ClusterState::read(&path).unwrap(), Some(state()));
     }
 

@@ -1,7 +1,7 @@
 //! An agent without a cluster, for servers that others have started.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use super::{MemoryConfiguration, MemoryService, ServersMemory, metrics, routes};
 use crate::HostError;
 use crate::http::{Observed, Page};
+use crate::private_socket;
 
 /// Looks after the servers of `[[memory.instance]]` until it is ended; they keep what they have.
 pub struct MemoryAgent {
@@ -59,10 +60,7 @@ async fn listen(socket: &Path) -> Result<UnixListener, HostError> {
     if fs::symlink_metadata(socket).is_ok_and(|there| there.file_type().is_socket()) {
         let _ = fs::remove_file(socket);
     }
-    let listener = UnixListener::bind(socket).map_err(HostError::file("listen on", socket))?;
-    let private = fs::Permissions::from_mode(0o600);
-    fs::set_permissions(socket, private).map_err(HostError::file("set the mode of", socket))?;
-    Ok(listener)
+    private_socket::listen(socket).map_err(HostError::file("listen on", socket))
 }
 
 /// The pages of an agent without a cluster.
