@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use onecopy_disk::vhost_user::QUEUES_MAX;
+use onecopy_hypervisor::QemuVersion;
 use serde::{Deserialize, Serialize};
 
 use super::MachineError;
 use super::home::write_own_file;
+use super::keeper::refuse_elsewhere;
 
 /// Form of the file that this program reads and writes.
 const FORMAT: u32 = 1;
@@ -64,6 +66,10 @@ pub struct MachineConfiguration {
     /// The guest runs a PostgreSQL server, which is started with it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub postgresql: bool,
+    /// Its memory is a file that a memory server of ours serves, which checkpoints are taken of, and its disk comes
+    /// over NBD.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub checkpoints: bool,
     /// The guest is unresponsive when it runs and its agent has not answered for so many seconds.
     #[serde(default = "silent_after_s_default", skip_serializing_if = "is_silent_after_s_default")]
     pub silent_after_s: u64,
@@ -114,6 +120,7 @@ impl MachineConfiguration {
             disk_bytes: DISK_BYTES_DEFAULT,
             image,
             postgresql: false,
+            checkpoints: false,
             silent_after_s: SILENT_AFTER_S_DEFAULT,
             end_when_silent: false,
             forwards: Vec::new(),
@@ -165,6 +172,18 @@ impl MachineConfiguration {
         }
     }
 
+    /// Refuses machines that can be checkpointed where there can be none: below this QEMU, or by this account.
+    ///
+    /// # Errors
+    /// [`MachineError::NoCheckpoints`] with what is missing.
+    pub fn check_checkpoints(version: QemuVersion) -> Result<(), MachineError> {
+        if version < QemuVersion::LOCKS_ON_FAULT {
+            let reason = format!("needs QEMU {} or newer, and this is {version}", QemuVersion::LOCKS_ON_FAULT);
+            return Err(MachineError::NoCheckpoints { reason });
+        }
+        refuse_elsewhere()
+    }
+
     /// Reads the file.
     ///
     /// # Errors
@@ -211,7 +230,7 @@ mod tests {
         configuration.forwards = vec!["15432:5432".parse().unwrap(), "0:80".parse().unwrap()];
         fs::write(&path, toml::to_string(&configuration).unwrap()).unwrap();
         assert_eq!(MachineConfiguration::read(&path).unwrap(), configuration);
-        (configuration.silent_after_s, configuration.end_when_silent) = (30, true);
+        (configuration.silent_after_s, configuration.end_when_silent, configuration.checkpoints) = (30, true, true);
         fs::write(&path, toml::to_string(&configuration).unwrap()).unwrap();
         assert_eq!(MachineConfiguration::read(&path).unwrap(), configuration);
         assert_eq!(configuration.host_port(GUEST_PORT), Some(15432));

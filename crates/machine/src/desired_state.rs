@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!    begin                let go            pause
-//!   ───────> Beginning ───────────> Running <─────> Paused
+//!   ───────> Beginning ───────────> Running <─────> Paused       .. <──> Taking: it stands while a checkpoint is taken
 //!                │                     │   resume     │
 //!                └────> Stopping <─────┴──────────────┤
 //!                                                     └────> Migrated    for good: nobody lets it go or starts it
@@ -45,6 +45,8 @@ pub(super) enum DesiredState {
     Beginning,
     /// It shall run.
     Running,
+    /// It stands for a moment, while a checkpoint is taken, and shall run.
+    Taking,
     /// Somebody wants it to stand.
     Paused,
     /// It is being ended.
@@ -83,14 +85,18 @@ pub(super) enum Takeover {
     Pause,
     /// The stop that somebody has begun goes on.
     Stop,
+    /// It is ended: it waits for what its keeper had, and no guest has run.
+    End,
 }
 
 impl Found {
     /// What to do with a machine in this state.
     pub(super) fn takeover(self, state: &State) -> Takeover {
         match (self, state) {
+            (_, State::Incoming) => Takeover::End,
             (Found::Moved, State::Running) => Takeover::Pause,
-            (Found::Own(DesiredState::Beginning), State::Paused) => Takeover::Resume,
+            // A take that nobody goes on with is void.
+            (Found::Own(DesiredState::Beginning | DesiredState::Taking), State::Paused) => Takeover::Resume,
             (Found::Own(DesiredState::Stopping), _) => Takeover::Stop,
             // Where it stands and nobody has said why, somebody may have a reason: nothing is lost by asking for it.
             _ => Takeover::Leave,
@@ -116,6 +122,11 @@ pub(super) fn find(home: &MachineHome, user: &ServiceUser) -> Found {
 /// Whether the machine has gone on elsewhere for good.
 pub(super) fn is_migrated(home: &MachineHome) -> bool {
     matches!(record(home), Ok(Some(Record { standing: DesiredState::Migrated, .. })))
+}
+
+/// Whether it is written down that the machine stands for a checkpoint.
+pub(super) fn is_taking(home: &MachineHome) -> Result<bool, MachineError> {
+    Ok(record(home)?.is_some_and(|record| record.standing == DesiredState::Taking))
 }
 
 /// Refuses to let a machine run whose memory is not, or not known to be, what belongs to its disk.
@@ -234,9 +245,10 @@ mod tests {
 
     use super::*;
 
-    const DESIRED_STATES: [DesiredState; 5] = [
+    const DESIRED_STATES: [DesiredState; 6] = [
         DesiredState::Beginning,
         DesiredState::Running,
+        DesiredState::Taking,
         DesiredState::Paused,
         DesiredState::Stopping,
         DesiredState::Migrated,
@@ -264,16 +276,17 @@ mod tests {
         let states =
             [State::Incoming, State::Paused, State::Running, State::Panicked, State::Failed { what: "io-error" }];
         let cares = |found: Found| states.each_ref().map(|state| found.takeover(state));
-        assert_eq!(cares(Found::Unknown), [Takeover::Leave; 5]);
-        assert_eq!(
-            cares(Found::Moved),
-            [Takeover::Leave, Takeover::Leave, Takeover::Pause, Takeover::Leave, Takeover::Leave]
-        );
-        let beginning = [Takeover::Leave, Takeover::Resume, Takeover::Leave, Takeover::Leave, Takeover::Leave];
+        let (end, leave) = (Takeover::End, Takeover::Leave);
+        let left = [end, leave, leave, leave, leave];
+        assert_eq!(cares(Found::Unknown), left);
+        assert_eq!(cares(Found::Moved), [end, leave, Takeover::Pause, leave, leave]);
+        let beginning = [end, Takeover::Resume, leave, leave, leave];
         assert_eq!(cares(Found::Own(DesiredState::Beginning)), beginning);
-        assert_eq!(cares(Found::Own(DesiredState::Running)), [Takeover::Leave; 5]);
-        assert_eq!(cares(Found::Own(DesiredState::Paused)), [Takeover::Leave; 5]);
-        assert_eq!(cares(Found::Own(DesiredState::Stopping)), [Takeover::Stop; 5]);
+        assert_eq!(cares(Found::Own(DesiredState::Taking)), beginning);
+        assert_eq!(cares(Found::Own(DesiredState::Running)), left);
+        assert_eq!(cares(Found::Own(DesiredState::Paused)), left);
+        let stop = Takeover::Stop;
+        assert_eq!(cares(Found::Own(DesiredState::Stopping)), [end, stop, stop, stop, stop]);
     }
 
     /// Spec: D5

@@ -204,6 +204,39 @@ pub enum MachineError {
     /// A task of this process panicked; what it was for, and the panic.
     #[error("{0}")]
     Task(String),
+    /// Checkpoints need what is not there.
+    #[error(
+        "a machine that can be checkpointed {reason}; make it without --checkpoints, or set `checkpoints = false` in its \
+         machine.toml"
+    )]
+    NoCheckpoints {
+        /// What it needs.
+        reason: String,
+    },
+    /// A machine whose disk others need.
+    #[error("the disks of {} lie over that of {name}: delete them first, with: onecopy vm delete NAME", machines.join(", "))]
+    StoodOn {
+        /// Its name.
+        name: MachineName,
+        /// Theirs.
+        machines: Vec<String>,
+    },
+    /// A checkpoint cannot be taken, or the machine cannot begin at one.
+    #[error("no checkpoint of {machine}: {reason}")]
+    Checkpoint {
+        /// The machine.
+        machine: String,
+        /// Why.
+        reason: String,
+    },
+    /// The memory of a machine cannot be served.
+    #[error("the memory of {machine}: {source}")]
+    Memory {
+        /// The machine.
+        machine: String,
+        /// Why.
+        source: onecopy_checkpoint::CheckpointError,
+    },
     /// The disk of a machine failed.
     #[error("the disk of {machine}: {source}")]
     Disk {

@@ -80,8 +80,9 @@ impl GuestServer {
         if self.machine.process_id().is_none() {
             let made = self.machine.home().configuration()?;
             let mut wanted = self.options.configuration.clone();
-            // How unresponsive a guest may be is said in its own file only.
+            // This is said in its own file only.
             (wanted.silent_after_s, wanted.end_when_silent) = (made.silent_after_s, made.end_when_silent);
+            wanted.checkpoints = made.checkpoints;
             if made != wanted {
                 self.machine.write_configuration(&wanted)?;
             }

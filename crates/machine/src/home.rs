@@ -6,6 +6,11 @@
 //!   password       of its server's superuser, where it has a server that is no cluster's; readable by its owner only
 //!   image/         the guest image that it was made from: links or copies
 //!   disk/          its disk, see docs/disk-format.md; it begins with the image's root file system
+//!   disk.1/, ..    those of its restores, of which the last is its disk
+//!   checkpoints/   see docs/checkpoint-format.md; frozen.*: their memory, as forks map it
+//!   restore        at which checkpoint its next start begins; restoring: the disk that is being made for that
+//!   memory         where its memory is mounted while it runs; memory.shadow, .sock, .log and .pid: of what serves that
+//!   forks.lock     held while forks of it are made; fork.lock: while a checkpoint is taken for one
 //!   keeper.log     what its keeper did
 //!   keeper.lock    held by its keeper, from before that begins
 //!   disk.log       what the process said that served its disk
@@ -15,13 +20,17 @@
 //!   run/           sockets, QEMU's number, console; a link to a short directory where the path would be too long for the kernel
 //! ```
 //!
+//! Its path is in its disks' headers (the image, and what they lie over), in the wishes of its forks, in `run`, and in
+//! its card's address: a machine cannot be moved or renamed as it is.
+//!
 //! What a keeper or a command reads, writes or removes by its path, with the rights of whoever has started it, lies
 //! where the other account can lay no links.
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_hypervisor::MachineDirectory;
@@ -30,7 +39,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::image::GuestImage;
-use super::keeper::end_left_disk_server;
+use super::keeper::{clear_memory, end_left_servers};
 use super::{MachineConfiguration, MachineError, MachineName};
 use onecopy_directory::{DirectoryLock, LockState};
 use onecopy_directory::{make_run, set_mode, short_directory};
@@ -40,6 +49,15 @@ const NEW_MACHINE_BYTES: u64 = 256 << 20;
 
 /// The longest note about an end that is read.
 const END_BYTES_MAX: u64 = 1 << 20;
+
+/// How long a fork waits while its parent forgets checkpoints.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often it looks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Restores of a machine, each of which makes a disk.
+const DISKS_MAX: u64 = 1 << 16;
 
 /// How a machine's last run ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,9 +131,103 @@ impl MachineHome {
         self.root.join("password")
     }
 
-    /// Its disk.
+    /// Its disk: `disk`, or after restores the last of `disk.1`, `disk.2`, .., each of which begins as a checkpoint
+    /// found the one that it was taken of.
     pub fn disk(&self) -> PathBuf {
-        self.root.join("disk")
+        self.numbered_disk(self.last_disk())
+    }
+
+    /// Its disk, and those that its restores have left behind.
+    pub(super) fn disks(&self) -> Vec<PathBuf> {
+        (0..=self.last_disk()).map(|number| self.numbered_disk(number)).filter(|disk| disk.exists()).collect()
+    }
+
+    /// The number of its disk; 0 is the one that it was made with. Each restore makes the next one, so the last before
+    /// a gap is it, whatever copies somebody has laid beside. One that cannot be looked at counts as there: an older
+    /// one must not take its place.
+    pub(super) fn last_disk(&self) -> u64 {
+        let is_there = |number: &u64| {
+            let looked = fs::symlink_metadata(self.numbered_disk(*number));
+            !matches!(looked, Err(error) if error.kind() == ErrorKind::NotFound)
+        };
+        (1..=DISKS_MAX).take_while(is_there).last().unwrap_or(0)
+    }
+
+    /// Its checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
+
+    /// The number of the checkpoint at which it shall begin, for one start.
+    pub(super) fn restore_file(&self) -> PathBuf {
+        self.root.join("restore")
+    }
+
+    /// Held shared while a fork of it is made, and alone by who forgets what that may need.
+    fn forks_lock(&self) -> PathBuf {
+        self.root.join("forks.lock")
+    }
+
+    /// While this is held, neither its checkpoints nor it itself go. Blocks while some are being forgotten, a minute at
+    /// most.
+    ///
+    /// # Errors
+    /// [`MachineError::File`].
+    pub fn keep_for_forks(&self) -> Result<File, MachineError> {
+        let path = self.forks_lock();
+        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+        let lock = lock.map_err(MachineError::file("open", &path))?;
+        let begun = Instant::now();
+        loop {
+            match lock.try_lock_shared() {
+                Ok(()) => return Ok(lock),
+                Err(TryLockError::WouldBlock) if begun.elapsed() < FORGET_TIMEOUT => std::thread::sleep(LOOK_INTERVAL),
+                Err(error) => return Err(MachineError::file("lock", &path)(error.into())),
+            }
+        }
+    }
+
+    /// Held by the command that takes a checkpoint for a fork: one at a time is taken, and others wait for theirs.
+    ///
+    /// # Errors
+    /// [`MachineError::File`].
+    pub fn take_turn_to_fork(&self) -> Result<File, MachineError> {
+        let path = self.root.join("fork.lock");
+        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+        let lock = lock.and_then(|lock| lock.lock().map(|()| lock));
+        lock.map_err(MachineError::file("lock", &path))
+    }
+
+    /// The same for who deletes it.
+    ///
+    /// # Errors
+    /// [`MachineError::Runs`] while a fork of it is being made, [`MachineError::File`].
+    pub fn keep_from_new_forks(&self) -> Result<File, MachineError> {
+        let alone = self.keep_from_forks().map_err(MachineError::file("lock", self.forks_lock()))?;
+        alone.ok_or_else(|| MachineError::Runs { name: self.name.clone() })
+    }
+
+    /// While this is held no fork of it is made; none while one is being made.
+    pub(super) fn keep_from_forks(&self) -> std::io::Result<Option<File>> {
+        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(self.forks_lock())?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Some(lock)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+
+    /// While a restore has made a disk that no guest has run on: the number of that.
+    pub(super) fn restoring_file(&self) -> PathBuf {
+        self.root.join("restoring")
+    }
+
+    /// The disk of this number.
+    pub(super) fn numbered_disk(&self, number: u64) -> PathBuf {
+        match number {
+            0 => self.root.join("disk"),
+            number => self.root.join(format!("disk.{number}")),
+        }
     }
 
     /// The image that it was made from.
@@ -147,6 +259,32 @@ impl MachineHome {
     /// The number of the process that serves its disk, for people.
     pub(super) fn disk_process_file(&self) -> PathBuf {
         self.root.join("disk.pid")
+    }
+
+    /// Its memory, a file that its memory server serves, where it has one. Here, and not in `run`: where something is
+    /// mounted only we may write.
+    pub fn memory(&self) -> PathBuf {
+        self.root.join("memory")
+    }
+
+    /// What of its memory is kept beside the page cache.
+    pub(super) fn memory_shadow(&self) -> PathBuf {
+        self.root.join("memory.shadow")
+    }
+
+    /// Where its memory server is asked; as with [`MachineHome::keeper_socket`].
+    pub(super) fn memory_socket(&self) -> PathBuf {
+        self.root.join("memory.sock")
+    }
+
+    /// What the process said that served its memory.
+    pub fn memory_log(&self) -> PathBuf {
+        self.root.join("memory.log")
+    }
+
+    /// The number of the process that serves its memory, for people.
+    pub(super) fn memory_process_file(&self) -> PathBuf {
+        self.root.join("memory.pid")
     }
 
     /// `run`, or where that leads.
@@ -215,12 +353,7 @@ impl MachineHome {
         if self.is_made() {
             return Err(MachineError::Exists { name: self.name.clone() });
         }
-        self.remove()?;
-        self.check_space()?;
-        make_own_directory(&self.root, 0o711)?;
-        user.check_reachable(&self.root)?;
-        make_own_directory(&self.image(), 0o755)?;
-        image.bring_to(&self.image())?;
+        self.make_root(&image, user)?;
         let own = GuestImage::find(Some(&self.image()))?;
         let options = CreateOptions {
             size_bytes: configuration.disk_bytes,
@@ -239,10 +372,20 @@ impl MachineHome {
     /// Makes what a run needs and a restart of the host may have removed.
     ///
     /// # Errors
-    /// [`MachineError::Directory`], [`DirectoryError::SocketDirectoryForeign`].
+    /// [`MachineError::Directory`], [`onecopy_directory::DirectoryError::SocketDirectoryForeign`].
     pub fn make_run(&self, user: &ServiceUser) -> Result<(), MachineError> {
         make_run(&self.root, user)?;
         Ok(())
+    }
+
+    /// Makes its directory, with the image; what an interrupted attempt left is replaced.
+    pub(super) fn make_root(&self, image: &GuestImage, user: &ServiceUser) -> Result<(), MachineError> {
+        self.remove()?;
+        self.check_space()?;
+        make_own_directory(&self.root, 0o711)?;
+        user.check_reachable(&self.root)?;
+        make_own_directory(&self.image(), 0o755)?;
+        image.bring_to(&self.image())
     }
 
     fn check_space(&self) -> Result<(), MachineError> {
@@ -270,7 +413,11 @@ impl MachineHome {
         let LockState::Taken(_lock) = DirectoryLock::take(&self.keeper_lock())? else {
             return Err(MachineError::Runs { name: self.name.clone() });
         };
-        end_left_disk_server(self, Signal::KILL);
+        if self.process_id().is_some() {
+            return Err(MachineError::Runs { name: self.name.clone() });
+        }
+        end_left_servers(self, Signal::KILL);
+        clear_memory(self)?;
         let run = self.root.join("run");
         // First what makes it a machine: broken off here, it is none.
         let made = self.configuration_file();
@@ -305,6 +452,12 @@ impl MachineHome {
         absent_is_fine(fs::remove_file(self.end_file()))
     }
 
+    /// For `map_err`: its memory failed.
+    pub(crate) fn memory_failed(&self) -> impl FnOnce(onecopy_checkpoint::CheckpointError) -> MachineError {
+        let machine = self.name.to_string();
+        move |source| MachineError::Memory { machine, source }
+    }
+
     /// For `map_err`: its disk failed.
     pub(crate) fn disk_failed(&self) -> impl FnOnce(onecopy_disk::DiskError) -> MachineError {
         let machine = self.name.to_string();
@@ -329,7 +482,7 @@ fn make_own_directory(path: &Path, mode: u32) -> Result<(), MachineError> {
     }
 }
 
-fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()> {
+pub(super) fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()> {
     match outcome {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         other => other,
@@ -338,7 +491,7 @@ fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()> {
 
 /// Gives a directory and all in it to the account that machines run as; the directory last, so that nobody changes what
 /// is in it meanwhile.
-fn give_all(path: &Path, user: &ServiceUser) -> Result<(), MachineError> {
+pub(super) fn give_all(path: &Path, user: &ServiceUser) -> Result<(), MachineError> {
     let metadata = fs::symlink_metadata(path).map_err(MachineError::file("look at", path))?;
     if metadata.is_dir() {
         for entry in fs::read_dir(path).map_err(MachineError::file("read", path))? {

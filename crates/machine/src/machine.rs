@@ -1,20 +1,25 @@
 //! One machine, reached through its keeper.
 
 use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use onecopy_checkpoint::image::{Checkpoint, Image};
 use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
+use super::fork::Wish;
+use super::home::absent_is_fine;
 use super::keeper::{
-    DISK_CLOSE_TIMEOUT, KeeperReply, KeeperRequest, KeeperStatus, MachineState, connect, disk_server_of,
-    end_left_disk_server,
+    CLOSE_TIMEOUT, CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, Role, clear_memory,
+    connect, end_left_servers, server_of,
 };
+use super::memory_server::ANSWER_TIMEOUT as RELEASE_TIMEOUT;
 use super::{MachineConfiguration, MachineError, MachineHome};
 use onecopy_directory::{DirectoryLock, LockState};
 
@@ -35,7 +40,7 @@ pub const END_TIMEOUT: Duration = Duration::from_secs(180);
 const LOCK_LOOK_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long a keeper that was started may take to listen; also how long its disk server may take to close the disk.
-const KEEPER_TIMEOUT: Duration = DISK_CLOSE_TIMEOUT.saturating_add(Duration::from_secs(30));
+const KEEPER_TIMEOUT: Duration = CLOSE_TIMEOUT.saturating_add(Duration::from_secs(30));
 
 /// How often the lock is tried.
 const LOCK_LOOK_INTERVAL: Duration = Duration::from_millis(5);
@@ -45,6 +50,12 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long a machine may take to stand, or to run again: QEMU has 30 s, and there are two ways to it.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// How long a checkpoint may take until it is durable.
+pub(crate) const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long a machine may take to begin at a checkpoint: its memory is written first.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What is added to the time of a command for the way there and back.
 const WAY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -109,8 +120,13 @@ impl Machine {
     /// # Errors
     /// As [`Machine::start`].
     pub async fn wait_answering(&self, timeout: Duration) -> Result<(), MachineError> {
-        let begun = Instant::now();
         self.spawn_missing_keeper().await?;
+        self.wait_running(timeout).await
+    }
+
+    /// Waits for what its keeper, who was started, makes of it.
+    async fn wait_running(&self, timeout: Duration) -> Result<(), MachineError> {
+        let begun = Instant::now();
         loop {
             let seen = match self.status().await {
                 Ok(KeeperStatus { state: MachineState::Running, .. }) => return Ok(()),
@@ -188,7 +204,7 @@ impl Machine {
     pub async fn stop(&self, force: bool, timeout: Duration) -> Result<(), MachineError> {
         if !self.wait_kept_or_gone().await? {
             if self.process_id().is_none() {
-                return self.end_left_disk_server().await;
+                return self.end_left_servers().await;
             }
             // Somebody must write back what the disk has not got yet.
             self.ensure_keeper().await?;
@@ -203,6 +219,104 @@ impl Machine {
             // It has ended meanwhile, with its machine.
             Err(_) if !self.is_kept().await && self.process_id().is_none() => self.wait_gone().await,
             Err(error) => Err(error),
+        }
+    }
+
+    /// Takes a checkpoint while it runs, durable when this returns; the oldest are forgotten where more than `keep` are
+    /// there then.
+    ///
+    /// # Errors
+    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with what kept it from being taken.
+    pub async fn checkpoint(&self, keep: Option<u64>) -> Result<CheckpointTaken, MachineError> {
+        if self.process_id().is_none() {
+            return Err(MachineError::DoesNotRun { name: self.home.name().clone() });
+        }
+        self.wait_answering(KEEPER_TIMEOUT).await?;
+        match self
+            .ask(&KeeperRequest::Checkpoint { keep }, CHECKPOINT_TIMEOUT + RELEASE_TIMEOUT * 3 + WAY_TIMEOUT, &|_| ())
+            .await?
+        {
+            KeeperReply::Checkpoint(taken) => Ok(taken),
+            KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
+            other => Err(self.keeper_failed(format!("answered {other:?}"))),
+        }
+    }
+
+    /// Its checkpoints, oldest first.
+    ///
+    /// # Errors
+    /// [`MachineError::Memory`]: they cannot be read.
+    pub fn checkpoints(&self) -> Result<Vec<Checkpoint>, MachineError> {
+        let directory = self.home.checkpoints();
+        if !directory.join("machine").exists() {
+            return Ok(Vec::new());
+        }
+        Ok(Image::open(&directory).map_err(self.home.memory_failed())?.checkpoints())
+    }
+
+    /// Starts it as it was at a checkpoint, the last one where none is named, and waits until its guest answers. What
+    /// it did since is lost to it; the checkpoints stay.
+    ///
+    /// # Errors
+    /// [`MachineError::Runs`], [`MachineError::Checkpoint`], and as [`Machine::start`].
+    pub async fn restore(&self, number: Option<u64>) -> Result<u64, MachineError> {
+        let number = self.find_checkpoint(number)?;
+        self.begin_at(&Wish { number, parent: None, shares: false }).await?;
+        Ok(number)
+    }
+
+    /// The number of a checkpoint that is there, the last one where none is named.
+    ///
+    /// # Errors
+    /// [`MachineError::Checkpoint`] with those that are there.
+    pub fn find_checkpoint(&self, number: Option<u64>) -> Result<u64, MachineError> {
+        let checkpoints = self.checkpoints()?;
+        let found = match number {
+            Some(number) => checkpoints.iter().find(|checkpoint| checkpoint.number == number),
+            None => checkpoints.last(),
+        };
+        found.map(|checkpoint| checkpoint.number).ok_or_else(|| {
+            let known: Vec<String> = checkpoints.iter().map(|known| known.number.to_string()).collect();
+            let (machine, known) = (self.home.name().to_string(), known.join(", "));
+            let reason = match number {
+                Some(number) if !known.is_empty() => format!("there is no {number}; there are: {known}"),
+                _ => format!("there are none; take one with: onecopy vm checkpoint {machine}"),
+            };
+            MachineError::Checkpoint { machine, reason }
+        })
+    }
+
+    /// Starts a machine that was made as a fork of `parent`, as that was at this checkpoint. With `shares` its memory
+    /// is a private view of a file that all forks of the checkpoint have in common. Waits until its guest answers.
+    ///
+    /// # Errors
+    /// As [`Machine::restore`].
+    pub async fn begin_as_fork(&self, parent: &MachineHome, number: u64, shares: bool) -> Result<(), MachineError> {
+        self.begin_at(&Wish { number, parent: Some(parent.root().to_owned()), shares }).await
+    }
+
+    async fn begin_at(&self, wish: &Wish) -> Result<(), MachineError> {
+        // The keeper that has the lock next is the one that takes the wish, and no other one is started.
+        let runs = || MachineError::Runs { name: self.home.name().clone() };
+        let lock = self.take_keeper_lock().await?.ok_or_else(runs)?;
+        if self.process_id().is_some() {
+            return Err(runs());
+        }
+        wish.write(&self.home)?;
+        let begun = match self.spawn_keeper(&lock) {
+            Ok(()) => {
+                drop(lock);
+                self.wait_running(RESTORE_TIMEOUT).await
+            }
+            Err(error) => Err(error),
+        };
+        // Where it was not taken, a later start is none of this wish.
+        let is_taken =
+            matches!(fs::remove_file(self.home.restore_file()), Err(error) if error.kind() == ErrorKind::NotFound);
+        begun?;
+        match is_taken {
+            true => Ok(()),
+            false => Err(self.keeper_failed("has started it without looking at which checkpoint".to_owned())),
         }
     }
 
@@ -223,19 +337,23 @@ impl Machine {
         }
     }
 
-    /// Ends a disk server whose keeper and machine are dead.
-    async fn end_left_disk_server(&self) -> Result<(), MachineError> {
+    /// Ends the servers of disk and memory whose keeper and machine are dead.
+    async fn end_left_servers(&self) -> Result<(), MachineError> {
         let home = self.home.clone();
         let ended = tokio::task::spawn_blocking(move || {
-            end_left_disk_server(&home, Signal::TERM);
-            disk_server_of(&home)
+            end_left_servers(&home, Signal::TERM);
+            match [Role::Disk, Role::Memory].into_iter().find_map(|role| Some((role, server_of(role, &home)?))) {
+                Some(left) => Ok(Some(left)),
+                None => clear_memory(&home).map(|()| None),
+            }
         });
         match ended.await {
-            Ok(None) => Ok(()),
-            Ok(Some(left)) => {
-                Err(self.keeper_failed(format!("is gone, and its disk server (process {left}) does not end")))
+            Ok(Ok(None)) => Ok(()),
+            Ok(Ok(Some((role, left)))) => {
+                Err(self.keeper_failed(format!("is gone, and its {role} (process {left}) does not end")))
             }
-            Err(error) => Err(MachineError::Task(format!("ending a disk server ended: {error}"))),
+            Ok(Err(error)) => Err(error),
+            Err(error) => Err(MachineError::Task(format!("ending a machine's servers ended: {error}"))),
         }
     }
 
@@ -313,6 +431,16 @@ impl Machine {
     /// to look after it.
     async fn spawn_missing_keeper(&self) -> Result<(), MachineError> {
         let Some(lock) = self.take_keeper_lock().await? else { return Ok(()) };
+        // The wish of a command that was killed before anybody took it is none of this start; but a fork that has never
+        // begun has nothing else to begin with.
+        if self.home.disk().exists() {
+            let wish = self.home.restore_file();
+            absent_is_fine(fs::remove_file(&wish)).map_err(MachineError::file("remove", &wish))?;
+        }
+        self.spawn_keeper(&lock)
+    }
+
+    fn spawn_keeper(&self, lock: &DirectoryLock) -> Result<(), MachineError> {
         self.home.make_run(&self.user)?;
         let log_path = self.home.keeper_log();
         if fs::metadata(&log_path).is_ok_and(|metadata| metadata.len() > LOG_BYTES_MAX) {

@@ -33,6 +33,12 @@ pub struct MachineStatus {
     pub disk_process_id: Option<u32>,
     /// How often the process that serves its disk was started again.
     pub disk_restarts: u64,
+    /// The process that serves its memory, while that runs; none where the memory is QEMU's own.
+    #[serde(default)]
+    pub memory_process_id: Option<u32>,
+    /// How often the process that serves its memory was started again.
+    #[serde(default)]
+    pub memory_restarts: u64,
     /// Its memory. Nobody resizes the server's pool in it.
     pub memory_bytes: u64,
     /// What programs in the guest could still have of it, when the guest has told.
@@ -68,6 +74,8 @@ impl Machine {
             process_id,
             disk_process_id: kept.as_ref().and_then(|kept| kept.disk_process_id),
             disk_restarts: kept.as_ref().map_or(0, |kept| kept.disk_restarts),
+            memory_process_id: kept.as_ref().and_then(|kept| kept.memory_process_id),
+            memory_restarts: kept.as_ref().map_or(0, |kept| kept.memory_restarts),
             memory_bytes: configuration.memory_bytes,
             memory_available_bytes,
             disk_bytes: configuration.disk_bytes,

@@ -2,13 +2,15 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::Duration;
 
+use onecopy_checkpoint::image::Image;
 use onecopy_postgres::ServiceUser;
 use onecopy_testing::until;
 
-use super::keeper::disk_server_of;
+use super::keeper::{Role, server_of, servers_of};
 use super::{Machine, MachineError, MachineHome};
 use onecopy_directory::{DirectoryLock, LockState};
 
@@ -29,13 +31,22 @@ fn hold(home: &MachineHome) -> DirectoryLock {
 struct DiskServer(Child);
 
 impl DiskServer {
+    fn spawn(home: &MachineHome) -> DiskServer {
+        fs::create_dir_all(home.disk()).unwrap();
+        DiskServer(DiskServer::command(home).spawn().unwrap())
+    }
+
     fn of(home: &MachineHome) -> DiskServer {
-        let script = "while :; do sleep 0.05; done";
-        let server =
-            DiskServer(Command::new("sh").args(["-c", script, "disk-server"]).arg(home.disk()).spawn().unwrap());
+        let server = DiskServer::spawn(home);
         // The kernel lets a parent go on a moment before the child's command line can be read.
-        until("it is found", || disk_server_of(home) == Some(server.0.id()));
+        until("it is found", || server_of(Role::Disk, home) == Some(server.0.id()));
         server
+    }
+
+    fn command(home: &MachineHome) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "while :; do sleep 0.05; done", "disk-server"]).arg(home.disk());
+        command
     }
 
     fn has_ended(&mut self) -> bool {
@@ -89,6 +100,42 @@ fn nobody_serves_the_disk_of_a_machine_that_is_removed() {
     server.ends();
 }
 
+/// What stands on a command line is anybody's choice.
+///
+/// Spec: A3, C5
+#[test]
+fn v35_a_process_of_another_account_serves_no_disk() {
+    if !rustix::process::geteuid().is_root() {
+        onecopy_testing::skip(
+            "v35_a_process_of_another_account_serves_no_disk",
+            "only root can start a process of another account",
+        );
+        return;
+    }
+    let (_directory, home) = home();
+    fs::create_dir(home.disk()).unwrap();
+    let mut command = DiskServer::command(&home);
+    let mut strange = DiskServer(command.uid(65534).gid(65534).current_dir("/").spawn().unwrap());
+    let shown = format!("/proc/{}/cmdline", strange.0.id());
+    until("its command line is read", || fs::read_to_string(&shown).unwrap().contains("disk-server"));
+    assert_eq!(server_of(Role::Disk, &home), None);
+    // Nor is it ended in the place of one.
+    home.remove().unwrap();
+    assert!(!strange.has_ended());
+}
+
+#[test]
+fn of_two_that_serve_a_disk_none_is_left() {
+    let (_directory, home) = home();
+    let mut servers = [DiskServer::spawn(&home), DiskServer::spawn(&home)];
+    until("both are found", || servers_of(Role::Disk, &home).unwrap().len() == 2);
+    home.remove().unwrap();
+    for server in &mut servers {
+        server.ends();
+    }
+    assert!(servers_of(Role::Disk, &home).unwrap().is_empty());
+}
+
 #[tokio::test]
 async fn a_stop_waits_for_a_keeper_that_does_not_listen_yet_and_ends_what_served_the_disk() {
     let (_directory, home) = home();
@@ -103,4 +150,19 @@ async fn a_stop_waits_for_a_keeper_that_does_not_listen_yet_and_ends_what_served
     drop(lock);
     stopping.await.unwrap().unwrap();
     server.ends();
+}
+
+/// Spec: D6
+#[tokio::test]
+async fn a_restore_of_a_machine_that_somebody_is_about_to_start_leaves_no_wish() {
+    let (_directory, home) = home();
+    fs::create_dir(home.checkpoints()).unwrap();
+    let mut image = Image::create(&home.checkpoints(), 4096, b"prefix").unwrap();
+    image.begin(None).unwrap().commit(1, b"devices", "disk/checkpoint").unwrap();
+    drop(image);
+    let machine = Machine::new(home.clone(), ServiceUser::resolve(None).unwrap());
+    let _lock = hold(&home);
+    let error = machine.restore(None).await.unwrap_err();
+    assert!(matches!(error, MachineError::Runs { .. }), "{error}");
+    assert!(!home.restore_file().exists(), "who starts it would begin there");
 }

@@ -4,18 +4,23 @@ use std::time::Duration;
 
 use onecopy_hypervisor::configuration::{
     Account, Balloon, Boot, Disk, DiskBackend, Forward, Generation, KERNEL_ARGUMENTS,
-    MachineConfiguration as Configuration, Network, NetworkEnd, OnPanic,
+    MachineConfiguration as Configuration, MemoryBackend, MemoryLock, NbdServer, Network, NetworkEnd, OnPanic,
 };
 use onecopy_hypervisor::{Agent, Machine, MachineDirectory, Qemu, State, TimeLimits};
 use onecopy_postgres::ServiceUser;
 use sha2::{Digest, Sha256};
 
-use super::disk_server::DiskServer;
+use super::memory;
+use super::restore::{self, Restored};
+use super::server::{self, Role};
 use crate::desired_state::{self, DesiredState, Found, Takeover};
 use crate::{GuestImage, MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
 
 /// How soon QEMU connects again to a disk server that was started anew.
 const RECONNECT_MS: u32 = 100;
+
+/// How long the guest's requests wait for a disk server: as long as one is started anew, and for a person after that.
+const RECONNECT_DELAY_S: u32 = 24 * 3600;
 
 /// How long one attempt to reach the agent may take; the next one follows.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(30);
@@ -27,26 +32,66 @@ const GREETING_INTERVAL: Duration = Duration::from_millis(200);
 const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts the machine, or takes over the one that runs; then it may be that a stop is to be gone on with.
-pub(super) async fn start(home: &MachineHome, user: &ServiceUser) -> Result<(Machine, Takeover), MachineError> {
+pub(super) async fn start(
+    home: &MachineHome,
+    user: &ServiceUser,
+    restored: Option<Restored>,
+) -> Result<(Machine, Takeover), MachineError> {
     let failed = |error| hypervisor_failed(home.name(), error);
     // Where the link leads: QEMU's paths of sockets are short there.
     let directory = MachineDirectory::new(home.run()).map_err(failed)?;
     let limits = TimeLimits::default();
     if let Some(machine) = Machine::adopt(&directory, limits).await.map_err(failed)? {
         let care = take_over(home, user, &machine).await?;
+        if care == Takeover::End {
+            end_unbegun(&machine).await;
+            return Err(MachineError::Checkpoint {
+                machine: home.name().to_string(),
+                reason: "its restore was broken off when its keeper died; it keeps the disk that it had".to_owned(),
+            });
+        }
         return Ok((machine, care));
     }
     let mut configuration = configuration(home, &home.configuration()?, user)?;
     // It is let go by us, once that is known to be right.
     configuration.starts_paused = true;
+    let (incoming, inherited) = restored.as_ref().map(Restored::incoming).unzip();
+    configuration.incoming = incoming;
+    if let Some(frozen) = restored.as_ref().and_then(|restored| restored.frozen.clone()) {
+        let backend = MemoryBackend::File { path: frozen, shared: false, read_only: true, offset_bytes: 0 };
+        configuration.memory.backend = backend;
+        configuration.security.memory_lock = MemoryLock::Off;
+    }
     let qemu = Qemu::find().map_err(failed)?;
     desired_state::begin(home, user, LEASE_TIMEOUT).await?;
-    let machine = Machine::start(&qemu, &configuration, &directory, &[], limits).await.map_err(failed)?;
-    if let Err(error) = run(home, user, &machine).await {
-        machine.kill();
+    let machine =
+        Machine::start(&qemu, &configuration, &directory, inherited.as_slice(), limits).await.map_err(failed)?;
+    drop(inherited);
+    let made = restored.as_ref().map(|restored| restored.disk);
+    let mut restored = restored;
+    let _kept = restored.as_mut().and_then(|restored| restored.kept.take());
+    let begun = async {
+        if let Some(restored) = restored {
+            restored.load(home, &machine).await?;
+        }
+        run(home, user, &machine).await
+    };
+    if let Err(error) = begun.await {
+        end_unbegun(&machine).await;
+        if let Some(disk) = made {
+            restore::give_up(home, disk)?;
+        }
         return Err(error);
     }
     Ok((machine, Takeover::Leave))
+}
+
+/// Ends a machine that was not to begin: one that is there would be taken over.
+async fn end_unbegun(machine: &Machine) {
+    machine.kill();
+    if let Err(error) = machine.wait_killed().await {
+        tracing::error!(%error, "a machine that was not to begin does not end");
+    }
 }
 
 /// Does with a machine that is there what was wanted of it before its keeper died.
@@ -58,10 +103,12 @@ async fn take_over(home: &MachineHome, user: &ServiceUser, machine: &Machine) ->
         (Takeover::Resume, _) => run(home, user, machine).await?,
         (Takeover::Pause, _) => machine.pause().await.map_err(|error| hypervisor_failed(home.name(), error))?,
         // It was let go, or not made to stand, and there was no time to write that down.
-        (Takeover::Leave, Found::Own(DesiredState::Beginning | DesiredState::Paused)) if state == State::Running => {
+        (Takeover::Leave, Found::Own(DesiredState::Beginning | DesiredState::Taking | DesiredState::Paused))
+            if state == State::Running =>
+        {
             note_running(home);
         }
-        (Takeover::Leave | Takeover::Stop, _) => {}
+        (Takeover::Leave | Takeover::Stop | Takeover::End, _) => {}
     }
     Ok(care)
 }
@@ -69,6 +116,7 @@ async fn take_over(home: &MachineHome, user: &ServiceUser, machine: &Machine) ->
 /// Lets a machine go, where it is known that its disk is as it left it: whoever lets one go does it here.
 pub(super) async fn let_go(home: &MachineHome, user: &ServiceUser, machine: &Machine) -> Result<(), MachineError> {
     desired_state::check_may_run(home, user)?;
+    restore::commit(home)?;
     machine.resume().await.map_err(|error| hypervisor_failed(home.name(), error))
 }
 
@@ -86,7 +134,7 @@ fn note_running(home: &MachineHome) {
     }
 }
 
-fn configuration(
+pub(super) fn configuration(
     home: &MachineHome,
     machine: &MachineConfiguration,
     user: &ServiceUser,
@@ -100,7 +148,15 @@ fn configuration(
     };
     let mut configuration = Configuration::new(name.as_str(), machine.memory_bytes, boot);
     configuration.processors = machine.processors;
-    let backend = DiskBackend::VhostUser { socket: DiskServer::socket(home), reconnect_ms: Some(RECONNECT_MS) };
+    let backend = match machine.checkpoints {
+        // Whatever writes into this memory must have it locked: by NBD that is QEMU alone.
+        true => DiskBackend::Nbd {
+            server: NbdServer::Unix(server::nbd_socket(home)),
+            export: String::new(),
+            reconnect_delay_s: RECONNECT_DELAY_S,
+        },
+        false => DiskBackend::VhostUser { socket: Role::Disk.socket(home), reconnect_ms: Some(RECONNECT_MS) },
+    };
     configuration.disks = vec![Disk::new("root", backend)];
     let forwards = machine.forwards.iter().map(|forward| Forward::tcp(forward.host_port, forward.guest_port)).collect();
     let end = NetworkEnd::User { forwards, restricted: false };
@@ -108,7 +164,16 @@ fn configuration(
         vec![Network { hardware_address: Some(hardware_address(home)), ..Network::new("net0", end) }];
     // A supervisor starts it again; the console's last lines say why.
     configuration.on_panic = OnPanic::End;
-    configuration.balloon = Some(Balloon { free_page_reporting: true });
+    if machine.checkpoints {
+        let backend = MemoryBackend::File { path: home.memory(), shared: true, read_only: false, offset_bytes: 0 };
+        configuration.memory.backend = backend;
+        if memory::may_be_locked() {
+            configuration.security.memory_lock = MemoryLock::OnFault;
+        }
+    } else {
+        // Locked memory cannot be given back.
+        configuration.balloon = Some(Balloon { free_page_reporting: true });
+    }
     configuration.generation = Some(Generation::New);
     if rustix::process::geteuid().is_root() {
         configuration.security.account = Some(Account { user_id: user.user_id(), group_id: user.group_id() });
@@ -139,11 +204,10 @@ pub(super) async fn greet(machine: &Machine) -> Option<Agent> {
 
 #[cfg(test)]
 mod tests {
-    use onecopy_hypervisor::configuration::{AsynchronousIo, FileFormat};
+    use onecopy_hypervisor::configuration::{AsynchronousIo, FileFormat, Incoming};
     use onecopy_hypervisor::{CommandLine, HostTraits, QemuVersion};
     use onecopy_testing::process;
 
-    use super::super::disk_server;
     use super::*;
     use crate::configuration::PROCESSORS_MAX;
 
@@ -164,7 +228,8 @@ mod tests {
             Machines { home, user, _directory: directory }
         }
 
-        async fn start(&self) {
+        /// One that stands, or waits for what another one sends.
+        async fn start(&self, incoming: Option<Incoming>) {
             let image = self.home.root().join("empty.raw");
             std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
             let mut configuration = Configuration::new("nothing-to-boot", 64 << 20, Boot::FirstDisk);
@@ -172,6 +237,7 @@ mod tests {
             let backend = DiskBackend::File { path: image, format, read_only: false, direct: false, asynchronous_io };
             configuration.disks.push(Disk::new("empty", backend));
             configuration.starts_paused = true;
+            configuration.incoming = incoming;
             let directory = MachineDirectory::new(self.home.run()).unwrap();
             let qemu = Qemu::find().unwrap();
             drop(Machine::start(&qemu, &configuration, &directory, &[], TimeLimits::default()).await.unwrap());
@@ -198,8 +264,8 @@ mod tests {
         let machines = Machines::new();
         let (home, user) = (&machines.home, &machines.user);
         desired_state::begin(home, user, Duration::ZERO).await.unwrap();
-        machines.start().await;
-        let (machine, care) = start(home, user).await.unwrap();
+        machines.start(None).await;
+        let (machine, care) = start(home, user, None).await.unwrap();
         assert_eq!((care, machine.state()), (Takeover::Resume, State::Running), "its keeper had not let it go");
         assert_eq!(desired_state::find(home, user), Found::Own(DesiredState::Running));
 
@@ -210,6 +276,8 @@ mod tests {
             (beginning, true, true, Found::Own(running)),
             (running, false, false, Found::Own(running)),
             (running, true, true, Found::Own(running)),
+            (DesiredState::Taking, false, true, Found::Own(running)),
+            (DesiredState::Taking, true, true, Found::Own(running)),
             (paused, false, false, Found::Own(paused)),
             (paused, true, true, Found::Own(running)),
             (DesiredState::Stopping, false, false, Found::Own(DesiredState::Stopping)),
@@ -240,31 +308,79 @@ mod tests {
         assert!(error.contains("does not run here again"), "{error}");
     }
 
-    /// A machine has 1 to 64 processors, and its disk a queue for each; also after the process that serves the disk was
-    /// killed.
+    /// Of a keeper that was killed before QEMU had what the checkpoint says.
     ///
-    /// Spec: A7
-    #[test]
-    fn v32_a_disk_has_a_queue_for_each_processor_and_its_server_offers_as_many() {
+    /// Spec: D6, A3
+    #[tokio::test]
+    async fn t18_a_restore_whose_keeper_has_died_is_given_up_with_its_disk() {
+        let machines = Machines::new();
+        let (home, user) = (&machines.home, &machines.user);
+        restore::give_up(home, 1).unwrap();
+        user.create_directory(&home.numbered_disk(1)).unwrap();
+        desired_state::begin(home, user, Duration::ZERO).await.unwrap();
+        machines.start(Some(Incoming::Deferred)).await;
+        let error = start(home, user, None).await.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("its restore was broken off"), "{error}");
+        assert_eq!(home.process_id(), None);
+        restore::forget(home).unwrap();
+        assert_eq!(home.disk(), home.root().join("disk"));
+        assert!(!home.numbered_disk(1).exists() && !home.restoring_file().exists());
+    }
+
+    /// QEMU's arguments for a machine.
+    fn arguments(home: &MachineHome, machine: &MachineConfiguration) -> Vec<String> {
+        let wanted = configuration(home, machine, &ServiceUser::resolve(None).unwrap()).unwrap();
+        let host = HostTraits { version: QemuVersion { major: 10, minor: 0 }, kvm: false, time_stamp_khz: None };
+        let line = CommandLine::new(&wanted, &MachineDirectory::new("/machine").unwrap(), host).unwrap();
+        line.arguments().iter().map(|word| word.to_str().unwrap().to_owned()).collect()
+    }
+
+    /// A machine's directory with the files of an image, which nobody boots.
+    fn with_image() -> (tempfile::TempDir, MachineHome) {
         let directory = tempfile::tempdir().unwrap();
         let home = MachineHome::at(&directory.path().join("web")).unwrap();
         std::fs::create_dir_all(home.image()).unwrap();
         for name in ["vmlinuz", "initrd", "root.img", "manifest.toml"] {
             std::fs::write(home.image().join(name), "").unwrap();
         }
-        let user = ServiceUser::resolve(None).unwrap();
-        let told = disk_server::arguments(&home);
+        (directory, home)
+    }
+
+    /// Spec: D6
+    #[test]
+    fn t15_a_machine_that_can_be_checkpointed_has_its_memory_in_a_file_and_nobody_else_writes_there() {
+        let (_directory, home) = with_image();
+        let usual = MachineConfiguration::new(home.image());
+        let machine = MachineConfiguration { checkpoints: true, ..usual.clone() };
+        let words = arguments(&home, &machine);
+        let has = |words: &[String], begin: &str| words.iter().any(|word| word.starts_with(begin));
+        let file = format!("memory-backend-file,mem-path={},share=on", home.memory().display());
+        assert!(has(&words, &file) && has(&words, "virtio-blk-pci,"), "{words:?}");
+        assert!(!has(&words, "vhost-user-blk-pci") && !has(&words, "virtio-balloon-pci"), "{words:?}");
+        let words = arguments(&home, &usual);
+        assert!(has(&words, "memory-backend-memfd") && has(&words, "vhost-user-blk-pci,"), "{words:?}");
+        let told = server::disk_arguments(&home);
+        let nbd = format!("unix:{}", server::nbd_socket(&home).display());
+        assert!(told.iter().any(|word| *word == *nbd), "whichever its QEMU was started with: {told:?}");
+        let error = MachineConfiguration::check_checkpoints(QemuVersion { major: 9, minor: 2 }).unwrap_err();
+        assert!(error.to_string().contains("QEMU 10.0"), "{error}");
+    }
+
+    /// A machine has 1 to 64 processors, and its disk a queue for each; also after the process that serves the disk was
+    /// killed.
+    ///
+    /// Spec: A7
+    #[test]
+    fn v32_a_disk_has_a_queue_for_each_processor_and_its_server_offers_as_many() {
+        let (_directory, home) = with_image();
+        let told = server::disk_arguments(&home);
         let position = told.iter().position(|word| word == "--queues").unwrap();
         let offered: u32 = told[position + 1].to_str().unwrap().parse().unwrap();
         for processors in [1, 2, PROCESSORS_MAX] {
             let machine = MachineConfiguration { processors, ..MachineConfiguration::new(home.image()) };
             machine.check().unwrap();
-            let wanted = configuration(&home, &machine, &user).unwrap();
-            let version = QemuVersion { major: 10, minor: 0 };
-            let host = HostTraits { version, kvm: false, time_stamp_khz: None };
-            let line = CommandLine::new(&wanted, &MachineDirectory::new("/machine").unwrap(), host).unwrap();
-            let words = line.arguments().iter().filter_map(|word| word.to_str());
-            let disks: Vec<&str> = words.filter(|word| word.starts_with("vhost-user-blk-pci,")).collect();
+            let words = arguments(&home, &machine);
+            let disks: Vec<&String> = words.iter().filter(|word| word.starts_with("vhost-user-blk-pci,")).collect();
             assert_eq!(disks.len(), 1, "{disks:?}");
             assert!(disks[0].ends_with(&format!(",num-queues={processors}")), "{disks:?}");
             assert!(

@@ -1,15 +1,24 @@
 //! The process that looks after one machine.
 
-mod disk_server;
+mod checkpoint;
+mod frozen;
 mod guest;
+mod memory;
+mod prefix;
+mod processes;
 mod protocol;
+mod restore;
 mod run;
+mod server;
 mod service;
 mod socket;
 mod unresponsive;
 
-pub(super) use disk_server::{DISK_CLOSE_TIMEOUT, disk_server_of, end_left_disk_server};
+pub use checkpoint::CheckpointTaken;
+pub(super) use memory::{clear as clear_memory, refuse_elsewhere};
+pub(super) use processes::{end_left_servers, server_of, servers_of};
 pub use protocol::{KeeperReply, KeeperRequest, KeeperStatus, MachineState};
 pub use run::run;
-pub(super) use socket::connect;
+pub(super) use server::{CLOSE_TIMEOUT, Role};
+pub(super) use socket::{connect, connect_to, is_welcome, listen};
 pub(super) use unresponsive::unix_ms;

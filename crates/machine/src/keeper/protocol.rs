@@ -5,6 +5,7 @@
 //! {"status":{}}                                        -> {"status":{"state":"running","process_id":4711,..}}
 //! {"agent":{"command":{"health":{}},"timeout_ms":5000}} -> {"progress":{..}} any number of them, then {"agent":{"health":{..}}}
 //! {"pause":{}}, {"resume":{}}                           -> {"done":{}}
+//! {"checkpoint":{"keep":5}}                             -> {"checkpoint":{"number":7,"pause_us":6100,..}}
 //! {"stop":{"force":false,"timeout_ms":60000}}          -> {"stopped":{}}
 //! ```
 //!
@@ -14,6 +15,8 @@
 
 use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use serde::{Deserialize, Serialize};
+
+use super::CheckpointTaken;
 
 /// What a keeper is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +35,11 @@ pub enum KeeperRequest {
     Pause {},
     /// They shall run again.
     Resume {},
+    /// Take a checkpoint.
+    Checkpoint {
+        /// Forget the oldest, where more than so many are there then.
+        keep: Option<u64>,
+    },
     /// End the machine.
     Stop {
         /// At once, as a power cut would.
@@ -53,6 +61,8 @@ pub enum KeeperReply {
     Agent(Answer),
     /// To `pause` and `resume`: it stands, or runs.
     Done {},
+    /// To `checkpoint`: it is durable.
+    Checkpoint(CheckpointTaken),
     /// To `stop`: nothing of the machine runs but the keeper, which ends now.
     Stopped {},
     /// It is not done.
@@ -116,6 +126,12 @@ pub struct KeeperStatus {
     pub disk_process_id: Option<u32>,
     /// How often the process that serves the disk was started again.
     pub disk_restarts: u64,
+    /// The process that serves the memory, while it runs; none where the memory is QEMU's own.
+    #[serde(default)]
+    pub memory_process_id: Option<u32>,
+    /// How often the process that serves the memory was started again.
+    #[serde(default)]
+    pub memory_restarts: u64,
     /// The keeper.
     pub keeper_process_id: u32,
     /// The guest's kernel, when its agent has told.

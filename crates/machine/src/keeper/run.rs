@@ -16,10 +16,10 @@ use onecopy_postgres::ServiceUser;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
-use super::disk_server::{DiskEvent, DiskServer};
+use super::server::{Hands, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
-use super::{MachineState, guest, socket, unresponsive};
+use super::{MachineState, guest, memory, restore, socket, unresponsive};
 use crate::desired_state::{DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
 use crate::{MachineConfiguration, MachineEnd, MachineError, MachineHome};
@@ -63,7 +63,8 @@ pub async fn run(directory: &Path) -> Result<(), MachineError> {
     let (stop, stops) = mpsc::channel(STOPS_MAX);
     let kept = Arc::new(Kept::new(home.clone(), user.clone(), stop));
     // From now on it can be asked.
-    let listener = socket::listen(&home).map_err(MachineError::file("listen on", home.keeper_socket()))?;
+    let listener =
+        socket::listen(&home, &home.keeper_socket()).map_err(MachineError::file("listen on", home.keeper_socket()))?;
     let service = tokio::spawn(serve(listener, Arc::clone(&kept)));
     let outcome = keep(&home, &user, &kept, stops).await;
     let noted = match &outcome {
@@ -73,13 +74,25 @@ pub async fn run(directory: &Path) -> Result<(), MachineError> {
     if let Some(end) = noted {
         note(&home, &end);
     }
+    if home.process_id().is_none()
+        && let Err(error) = forget_restore(&home).await
+    {
+        tracing::error!(%error, "the next start forgets what the restore has made");
+    }
     service.abort();
     // Nobody can ask any more: whoever does so now sees that it has ended.
-    let _ = socket::remove(&home);
+    let _ = socket::remove(&home.keeper_socket());
     for answered in outcome? {
         let _ = answered.send(());
     }
     Ok(())
+}
+
+/// Where its guest was not let go.
+async fn forget_restore(home: &MachineHome) -> Result<(), MachineError> {
+    let home = home.clone();
+    let forgotten = tokio::task::spawn_blocking(move || restore::forget(&home)).await;
+    forgotten.unwrap_or_else(|error| Err(MachineError::Task(format!("forgetting a restore ended: {error}"))))
 }
 
 async fn take_lock(home: &MachineHome) -> Result<Option<DirectoryLock>, MachineError> {
@@ -105,26 +118,41 @@ async fn keep(
     mut stops: mpsc::Receiver<Stop>,
 ) -> Result<Vec<oneshot::Sender<()>>, MachineError> {
     let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
-    let mut disk = DiskServer::start(home, user).await.map_err(disk_failed)?;
+    let (mut served, mut restored) = match home.process_id() {
+        Some(_) => (memory::take_over(home).await, None),
+        None => memory::begin(home, user).await?,
+    };
+    kept.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
+    let mut disk = match Server::start(home, Hands::Disk(user.clone())).await {
+        Ok(disk) => disk,
+        Err(reason) => {
+            memory::close(home, served).await;
+            return Err(disk_failed(reason));
+        }
+    };
     kept.change(|status| status.disk_process_id = disk.process_id());
     if home.process_id().is_none()
         && let Ok(Stop { done, .. }) = stops.try_recv()
     {
         disk.close().await;
+        memory::close(home, served).await;
         let reason = "it was told to stop before it began".to_owned();
         note(home, &MachineEnd { clean: true, reason, unix_ms: unix_ms() });
         return Ok(vec![done]);
     }
+    // What it begins with is there once: without that it would boot.
+    let is_restored = restored.is_some();
     let (machine, care) = loop {
-        match guest::start(home, user).await {
+        match guest::start(home, user, restored.take()).await {
             Ok(started) => break started,
             // It runs, and needs its disk: it is not given up, however long its monitor is unresponsive.
-            Err(error) if home.process_id().is_some() => {
+            Err(error) if !is_restored && home.process_id().is_some() => {
                 tracing::error!(%error, "the machine runs and cannot be reached");
                 tokio::time::sleep(ADOPT_INTERVAL).await;
             }
             Err(error) => {
                 disk.close().await;
+                memory::close(home, served).await;
                 return Err(error);
             }
         }
@@ -147,15 +175,28 @@ async fn keep(
             event = disk.next() => {
                 let number = disk.process_id();
                 match event {
-                    DiskEvent::Died(reason) => {
+                    ServerEvent::Died(reason) => {
                         tracing::warn!(reason, "the disk server has died and is started again");
                         kept.change(|status| status.disk_process_id = None);
                     }
-                    DiskEvent::Serves => kept.change(|status| {
+                    ServerEvent::Serves => kept.change(|status| {
                         (status.disk_process_id, status.disk_restarts) = (number, status.disk_restarts + 1);
                     }),
                     // What stands in the way may pass; the guest waits.
-                    DiskEvent::Failed(reason) => tracing::error!(reason, "the disk is not served"),
+                    ServerEvent::Failed(reason) => tracing::error!(reason, "the disk is not served"),
+                }
+            }
+            event = next_of(&mut served) => {
+                let number = served.as_ref().and_then(Server::process_id);
+                match event {
+                    ServerEvent::Died(reason) => {
+                        tracing::warn!(reason, "the memory server has died and is started again");
+                        kept.change(|status| status.memory_process_id = None);
+                    }
+                    ServerEvent::Serves => kept.change(|status| {
+                        (status.memory_process_id, status.memory_restarts) = (number, status.memory_restarts + 1);
+                    }),
+                    ServerEvent::Failed(reason) => tracing::error!(reason, "the memory is not served"),
                 }
             }
             Some(Stop { force, timeout, done }) = stops.recv() => {
@@ -184,6 +225,7 @@ async fn keep(
     tracing::info!(ending = %ending, "the machine has ended");
     kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
     disk.close().await;
+    memory::close(home, served).await;
     let mut end = end_of(&ending, was_forced);
     if was_unresponsive {
         let seconds = patience.silent_after.as_secs();
@@ -191,6 +233,14 @@ async fn keep(
     }
     note(home, &end);
     Ok(waiting)
+}
+
+/// What happens next to the memory's server; nothing ever where there is none.
+async fn next_of(memory: &mut Option<Server>) -> ServerEvent {
+    match memory {
+        Some(server) => server.next().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// How long a guest may be unresponsive, and what follows.
@@ -214,11 +264,10 @@ impl Patience {
 
 /// Ends the machine; its watcher tells when it has ended.
 async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) {
-    if let Err(error) = kept.note(DesiredState::Stopping) {
-        // It ends all the same; only nobody goes on with that.
-        tracing::error!(%error, "it is not written down that the machine is being ended");
-    }
     let ended = async {
+        // Let go between its cuts, memory and disk of a checkpoint would be of two instants.
+        let alone = kept.no_take().await;
+        note_stopping(&kept);
         // One that stands could do nothing; and one that must not run is ended as it is.
         if machine.state() == State::Paused
             && let Err(error) = kept.let_go(&machine).await
@@ -226,6 +275,8 @@ async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) 
             tracing::warn!(%error, "the machine stands and is not let go");
             return;
         }
+        // No take begins any more: that would have to be written down.
+        drop(alone);
         // The agent stops the server first; without an agent the button does the same.
         let asked = match kept.agent() {
             Some(agent) => agent.power_off().await.is_ok(),
@@ -241,8 +292,17 @@ async fn end(machine: Machine, kept: Arc<Kept>, force: bool, timeout: Duration) 
     if !force && tokio::time::timeout(timeout, ended).await.is_ok() && machine.state().ending().is_some() {
         return;
     }
+    // A take that is under way sees that, and is void.
+    note_stopping(&kept);
     if let Err(error) = machine.quit().await {
         tracing::error!(%error, "QEMU does not end");
+    }
+}
+
+fn note_stopping(kept: &Kept) {
+    if let Err(error) = kept.note(DesiredState::Stopping) {
+        // It ends all the same; only nobody goes on with that.
+        tracing::error!(%error, "it is not written down that the machine is being ended");
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use super::run::Stop;
 use super::socket::is_welcome;
-use super::{KeeperReply, KeeperRequest, KeeperStatus, MachineState, guest};
+use super::{CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, checkpoint, guest};
 use crate::desired_state::{self, DesiredState, Found};
 use crate::{MachineError, MachineHome, hypervisor_failed};
 
@@ -42,6 +42,10 @@ pub(super) struct Kept {
     stops: mpsc::Sender<Stop>,
     /// Held while it is written down what the machine shall do.
     noting: Mutex<()>,
+    /// Held while the machine stands for a checkpoint, and while somebody else makes it stand or run, or ends it.
+    taking: tokio::sync::Mutex<()>,
+    /// Held while a checkpoint is made, until it is durable.
+    checkpointing: tokio::sync::Mutex<()>,
 }
 
 impl Kept {
@@ -53,11 +57,23 @@ impl Kept {
             process_id: None,
             disk_process_id: None,
             disk_restarts: 0,
+            memory_process_id: None,
+            memory_restarts: 0,
             keeper_process_id: std::process::id(),
             kernel: None,
         };
         let (agent, machine, noting) = (Mutex::default(), OnceLock::new(), Mutex::default());
-        Kept { home, user, status: Mutex::new(status), agent, machine, stops, noting }
+        Kept {
+            home,
+            user,
+            status: Mutex::new(status),
+            agent,
+            machine,
+            stops,
+            noting,
+            taking: tokio::sync::Mutex::default(),
+            checkpointing: tokio::sync::Mutex::default(),
+        }
     }
 
     /// Changes what is told.
@@ -98,12 +114,14 @@ impl Kept {
     fn told(&self) -> KeeperStatus {
         let mut status = self.status().clone();
         let standing = self.machine.get().and_then(|machine| match machine.state() {
-            State::Paused if desired_state::find(&self.home, &self.user) == Found::Moved => {
-                Some(MachineState::Migrated)
-            }
-            State::Incoming | State::Paused => Some(MachineState::Paused),
+            State::Paused => match desired_state::find(&self.home, &self.user) {
+                Found::Moved => Some(MachineState::Migrated),
+                // For a moment.
+                Found::Own(DesiredState::Taking) => None,
+                _ => Some(MachineState::Paused),
+            },
             State::Panicked | State::Failed { .. } => Some(MachineState::Failed),
-            State::Running | State::Ended(_) => None,
+            State::Incoming | State::Running | State::Ended(_) => None,
         });
         if let Some(standing) = standing.filter(|_| status.state != MachineState::Stopping) {
             status.state = standing;
@@ -131,6 +149,30 @@ impl Kept {
         desired_state::note(&self.home, standing)
     }
 
+    /// A take has let the machine go on: it is written down that it runs, or that the stop goes on that came meanwhile.
+    ///
+    /// # Errors
+    /// [`MachineError::Checkpoint`]: somebody else has let it go or ended it, so what was cut is not of one instant.
+    pub(super) fn note_taken(&self) -> Result<(), MachineError> {
+        let _noting = self.noting.lock().unwrap_or_else(PoisonError::into_inner);
+        if !desired_state::is_taking(&self.home)? {
+            let reason = "it was let go or ended while it was taken".to_owned();
+            return Err(MachineError::Checkpoint { machine: self.home.name().to_string(), reason });
+        }
+        let is_stopping = self.status().state == MachineState::Stopping;
+        desired_state::note(&self.home, if is_stopping { DesiredState::Stopping } else { DesiredState::Running })
+    }
+
+    /// Whose machine it is.
+    pub(super) fn home(&self) -> &MachineHome {
+        &self.home
+    }
+
+    /// Waits until no take makes the machine stand; none does as long as what is returned is held.
+    pub(super) async fn no_take(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.taking.lock().await
+    }
+
     /// Lets the machine go, where it may run.
     pub(super) async fn let_go(&self, machine: &Machine) -> Result<(), MachineError> {
         guest::let_go(&self.home, &self.user, machine).await
@@ -140,6 +182,8 @@ impl Kept {
     async fn set_paused(&self, is_wanted: bool) -> Result<(), MachineError> {
         let does_not_run = || MachineError::DoesNotRun { name: self.home.name().clone() };
         let machine = self.machine.get().ok_or_else(does_not_run)?;
+        // A take would let go what is to stand.
+        let _alone = self.no_take().await;
         if is_wanted {
             self.note(DesiredState::Paused)?;
             return machine.pause().await.map_err(|error| hypervisor_failed(self.home.name(), error));
@@ -148,13 +192,37 @@ impl Kept {
         self.note(DesiredState::Running)
     }
 
-    async fn answer(&self, request: KeeperRequest, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {
+    /// Takes a checkpoint, also when who has asked has gone.
+    async fn checkpoint(self: &Arc<Kept>, keep: Option<u64>) -> Result<CheckpointTaken, MachineError> {
+        let machine = self.machine.get().cloned();
+        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        let kept = Arc::clone(self);
+        let taking = tokio::spawn(async move {
+            let _alone = kept.alone()?;
+            checkpoint::checkpoint(&kept, &machine, keep).await
+        });
+        taking.await.unwrap_or_else(|error| Err(MachineError::Task(format!("taking a checkpoint ended: {error}"))))
+    }
+
+    /// For whoever takes a checkpoint. Nobody waits for that: those whose callers have gone would all be taken.
+    fn alone(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, MachineError> {
+        self.checkpointing.try_lock().map_err(|_| {
+            let reason = "another one is being taken".to_owned();
+            MachineError::Checkpoint { machine: self.home.name().to_string(), reason }
+        })
+    }
+
+    async fn answer(self: &Arc<Kept>, request: KeeperRequest, progress: &mpsc::Sender<KeeperReply>) -> KeeperReply {
         let failed = |message: String| KeeperReply::Error { kind: None, message };
         match request {
             KeeperRequest::Status {} => KeeperReply::Status(self.told()),
             KeeperRequest::Agent { command, timeout_ms } => self.ask_agent(command, timeout_ms, progress).await,
             KeeperRequest::Pause {} => done(self.set_paused(true).await),
             KeeperRequest::Resume {} => done(self.set_paused(false).await),
+            KeeperRequest::Checkpoint { keep } => match self.checkpoint(keep).await {
+                Ok(taken) => KeeperReply::Checkpoint(taken),
+                Err(error) => failed(error.to_string()),
+            },
             KeeperRequest::Stop { force, timeout_ms } => {
                 let (done, ended) = oneshot::channel();
                 let stop = Stop { force, timeout: Duration::from_millis(timeout_ms), done };
@@ -218,7 +286,7 @@ pub(super) async fn serve(listener: UnixListener, kept: Arc<Kept>) {
     }
 }
 
-async fn converse(stream: UnixStream, kept: &Kept) -> std::io::Result<()> {
+async fn converse(stream: UnixStream, kept: &Arc<Kept>) -> std::io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     let mut line = String::new();
@@ -284,7 +352,7 @@ mod tests {
     async fn stopping() -> (UnixStream, Stop, tokio::task::JoinHandle<std::io::Result<()>>) {
         let (mut caller, keeper) = UnixStream::pair().unwrap();
         let (stop, mut stops) = mpsc::channel(1);
-        let served = tokio::spawn(async move { converse(keeper, &kept(stop)).await });
+        let served = tokio::spawn(async move { converse(keeper, &Arc::new(kept(stop))).await });
         caller.write_all(b"{\"stop\":{\"force\":false,\"timeout_ms\":1000}}\n").await.unwrap();
         let heard = tokio::time::timeout(SOON, stops.recv()).await.unwrap().unwrap();
         (caller, heard, served)
@@ -302,6 +370,17 @@ mod tests {
         kept.change(|status| status.state = MachineState::Stopping);
         kept.forget_agent(8);
         assert_eq!(told(&kept), (MachineState::Stopping, None));
+    }
+
+    /// Spec: D6
+    #[tokio::test]
+    async fn a_checkpoint_is_refused_while_another_one_is_made() {
+        let kept = kept(mpsc::channel(1).0);
+        let made = kept.alone().unwrap();
+        let error = kept.alone().unwrap_err().to_string();
+        assert!(error.contains("another one is being taken"), "{error}");
+        drop(made);
+        drop(kept.alone().unwrap());
     }
 
     #[tokio::test]

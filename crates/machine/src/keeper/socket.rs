@@ -1,37 +1,37 @@
-//! The keeper's socket. It lies beside the keeper's lock, where only the keeper's account writes: in `run/` the account
-//! of QEMU could put another one in its place, and would be asked and believed. The directory may be deeper than a
-//! socket's name can say; it is reached through a descriptor of it (proc_pid_fd(5)).
+//! The keeper's socket, and that of the machine's memory server. They lie beside the keeper's lock, where
+//! only the keeper's account writes: in `run/` the account of QEMU could put another one in its place, and would be
+//! asked and believed. The directory may be deeper than a socket's name can say; it is reached through a descriptor of
+//! it (proc_pid_fd(5)).
 
+use std::ffi::OsStr;
 use std::fs::remove_file;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use tokio::net::{UnixListener, UnixStream};
 
 use crate::MachineHome;
 
-const NAME: &str = "keeper.sock";
-
 /// The socket's name for the kernel, which is good as long as the descriptor is open.
-fn short_name(home: &MachineHome) -> io::Result<(OwnedFd, PathBuf)> {
+fn short_name(home: &MachineHome, name: &OsStr) -> io::Result<(OwnedFd, PathBuf)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(home.root(), flags, Mode::empty())?;
-    let name = PathBuf::from(format!("/proc/self/fd/{}/{NAME}", directory.as_raw_fd()));
-    Ok((directory, name))
+    let short = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
+    Ok((directory, short))
 }
 
-/// Listens, in the place of a keeper that has died.
-pub(super) fn listen(home: &MachineHome) -> io::Result<UnixListener> {
-    remove(home)?;
-    let (_directory, name) = short_name(home)?;
+/// Listens at `socket`, which lies in the machine's directory, in the place of a process that has died.
+pub(crate) fn listen(home: &MachineHome, socket: &Path) -> io::Result<UnixListener> {
+    remove(socket)?;
+    let (_directory, name) = short_name(home, socket.file_name().unwrap_or_default())?;
     UnixListener::bind(name)
 }
 
 /// Nobody can connect any more.
-pub(super) fn remove(home: &MachineHome) -> io::Result<()> {
-    match remove_file(home.keeper_socket()) {
+pub(crate) fn remove(socket: &Path) -> io::Result<()> {
+    match remove_file(socket) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
@@ -39,12 +39,17 @@ pub(super) fn remove(home: &MachineHome) -> io::Result<()> {
 
 /// Connects to the keeper of a machine.
 pub(crate) async fn connect(home: &MachineHome) -> io::Result<UnixStream> {
-    let (_directory, name) = short_name(home)?;
+    connect_to(home, &home.keeper_socket()).await
+}
+
+/// Connects to a socket in the machine's directory.
+pub(crate) async fn connect_to(home: &MachineHome, socket: &Path) -> io::Result<UnixStream> {
+    let (_directory, name) = short_name(home, socket.file_name().unwrap_or_default())?;
     UnixStream::connect(name).await
 }
 
 /// Whether the caller may ask: root and the keeper's own account, whatever the socket's mode lets in.
-pub(super) fn is_welcome(stream: &UnixStream) -> bool {
+pub(crate) fn is_welcome(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid().as_raw();
     stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own)
 }
@@ -60,15 +65,16 @@ mod tests {
         std::fs::create_dir_all(&root).unwrap();
         let home = MachineHome::at(&root).unwrap();
         connect(&home).await.unwrap_err();
-        drop(listen(&home).unwrap());
+        let socket = home.keeper_socket();
+        drop(listen(&home, &socket).unwrap());
         // What a dead one has left is replaced.
-        let listener = listen(&home).unwrap();
-        assert_eq!(home.keeper_socket(), root.join(NAME));
+        let listener = listen(&home, &socket).unwrap();
+        assert_eq!(socket, root.join("keeper.sock"));
         let (connected, accepted) = tokio::join!(connect(&home), listener.accept());
         assert!(is_welcome(&accepted.unwrap().0));
         drop(connected.unwrap());
-        remove(&home).unwrap();
-        remove(&home).unwrap();
+        remove(&socket).unwrap();
+        remove(&socket).unwrap();
         connect(&home).await.unwrap_err();
     }
 }

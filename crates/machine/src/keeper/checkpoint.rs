@@ -1,0 +1,459 @@
+//! A checkpoint of the machine, taken while it runs, into its directory `checkpoints`.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use onecopy_checkpoint::image::Image;
+use onecopy_checkpoint::memory::{Cut, Epoch, synchronize};
+use onecopy_checkpoint::restore::{DEVICES_BYTES_MAX, Prefix, stream};
+use onecopy_checkpoint::take::{self, After, Cause, NoNetwork, Parts, Taken, Taking};
+use onecopy_disk_server::DiskClient;
+use onecopy_disk_server::protocol::Request as DiskRequest;
+use onecopy_hypervisor::{Machine, State};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+
+use super::prefix::prefix;
+use super::service::Kept;
+use super::unresponsive::unix_ms;
+use super::{frozen, memory};
+use crate::desired_state::{self, DesiredState};
+use crate::hardware::Hardware;
+use crate::home::{absent_is_fine, write_own_file};
+use crate::machine::CHECKPOINT_TIMEOUT;
+use crate::memory_server::{Appended, DEVICES, EndedEpoch, KeptPages, MemoryClient, Request, devices_file};
+use crate::{MachineError, MachineHome};
+
+/// How often it is tried to let a machine go that stands for a checkpoint.
+pub(super) const GO_ON_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What the snapshots of a disk begin with that are parts of checkpoints.
+const SNAPSHOT: &str = "checkpoint-";
+
+/// What a checkpoint was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointTaken {
+    /// Its number.
+    pub number: u64,
+    /// The one that it holds the changes since; none: it is whole.
+    pub since: Option<u64>,
+    /// How long the machine stood, microseconds.
+    pub pause_us: u64,
+    /// Bytes of memory that it tells of itself.
+    pub memory_bytes: u64,
+    /// How long it took until it was durable, milliseconds.
+    pub total_ms: u64,
+}
+
+/// Takes one, and forgets the oldest where there are half as many more than `keep` then. One at a time.
+pub(super) async fn checkpoint(
+    kept: &Arc<Kept>,
+    machine: &Machine,
+    keep: Option<u64>,
+) -> Result<CheckpointTaken, MachineError> {
+    let (home, begun) = (kept.home(), Instant::now());
+    check_runs(home, machine)?;
+    let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
+    let deadline = begun + CHECKPOINT_TIMEOUT;
+    let memory = MemoryClient::connect(home).await.map_err(|_| {
+        failed(match memory::is_private(home) {
+            true => "it shares its memory with other forks; make it with --independent, or stop and start it".into(),
+            false => "its memory is QEMU's own, or lost; `checkpoints = true` in its machine.toml counts from its \
+                      next start"
+                .into(),
+        })
+    })?;
+    let pages: KeptPages = memory.ask_until(Request::Keep, deadline).await.map_err(failed)?;
+    if pages.missing > 0 {
+        return Err(failed(format!("{} pages of its memory are lost", pages.missing)));
+    }
+    let hardware = Hardware::of_process(machine).map_err(failed)?;
+    let directory = home.checkpoints();
+    if desired_state::is_taking(home)? {
+        // An earlier take has let it go, and could not write that down.
+        kept.note_taken()?;
+    }
+    let has_some = directory.join("machine").try_exists().map_err(MachineError::file("look into", &directory))?;
+    let mut first_pause = Duration::ZERO;
+    if has_some {
+        let known = Hardware::read(&directory).and_then(|known| known.check(&hardware));
+        known.map_err(|reason| {
+            failed(format!("{reason}; new ones can be taken when {} is gone", directory.display()))
+        })?;
+        // The machine stands for nothing where there is no room for what the last one took.
+        let image = Image::open(&directory).map_err(home.memory_failed())?;
+        let pages = image.last().map_or(0, |last| last.data_pages);
+        image.check_space(pages).map_err(|error| failed(error.to_string()))?;
+    } else {
+        let (prefix, stood) = prefix(kept, machine).await?;
+        first_pause = stood;
+        make(&directory, &hardware, pages.size_bytes, &prefix).map_err(|error| failed(error.to_string()))?;
+    }
+    // Of a keeper that was killed: what they keep would be missing soon.
+    release(home).await.map_err(failed)?;
+    let hands = Hands { kept: Arc::clone(kept), machine: machine.clone(), handle: Handle::current() };
+    let alone = kept.no_take().await;
+    let taken = tokio::task::spawn_blocking(move || hands.take()).await;
+    drop(alone);
+    let made = match taken {
+        Ok(Ok((taken, pause))) => append(home, &taken, deadline).await.map(|appended| (appended, first_pause + pause)),
+        Ok(Err(reason)) => Err(reason),
+        Err(error) => Err(format!("taking it ended: {error}")),
+    };
+    if let Err(error) = release(home).await {
+        tracing::warn!(error, "the memory's epochs are let go before the next checkpoint");
+    }
+    let total_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+    // What is taken is there, and the next one forgets what is left.
+    let (own, keep) = (home.clone(), keep.filter(|_| made.is_ok()));
+    match tokio::task::spawn_blocking(move || forget(&own, keep)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(error, "the oldest checkpoints are forgotten after the next one"),
+        Err(error) => tracing::error!(%error, "forgetting checkpoints ended"),
+    }
+    let (appended, pause) = made.map_err(failed)?;
+    Ok(CheckpointTaken {
+        number: appended.number,
+        since: appended.since,
+        pause_us: u64::try_from(pause.as_micros()).unwrap_or(u64::MAX),
+        memory_bytes: appended.pages * onecopy_checkpoint::PAGE_BYTES as u64,
+        total_ms,
+    })
+}
+
+/// Makes what was taken durable.
+async fn append(home: &MachineHome, taken: &Taken, deadline: Instant) -> Result<Appended, String> {
+    let epoch = taken.memory.epoch.0;
+    let (directory, devices) = (home.checkpoints(), devices_file(home, epoch));
+    // What no restore would take is no checkpoint.
+    check_devices(&directory, &taken.devices).map_err(|error| format!("its devices' state: {error}"))?;
+    // Those of keepers that were killed.
+    remove_devices(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+    write_own_file(&devices, &taken.devices, 0o600).map_err(|error| error.to_string())?;
+    let request = Request::Append { epoch, disk: disk_word(home, &taken.disk) };
+    let appended = match MemoryClient::connect(home).await {
+        Ok(memory) => memory.ask_until(request, deadline).await,
+        Err(reason) => Err(reason),
+    };
+    if let Err(error) = remove_devices(&directory) {
+        tracing::warn!(%error, "the devices' state of a checkpoint is left");
+    }
+    appended
+}
+
+fn check_devices(directory: &Path, devices: &[u8]) -> Result<(), Cause> {
+    let image = Image::open(directory)?;
+    stream(&Prefix::parse(image.prefix())?, devices)?;
+    Ok(())
+}
+
+fn remove_devices(directory: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if entry.file_name().as_encoded_bytes().starts_with(DEVICES.as_bytes()) {
+            absent_is_fine(fs::remove_file(entry.path()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Lets the epochs of the memory go: that of a checkpoint that is durable, and those of takes that are void.
+async fn release(home: &MachineHome) -> Result<(), String> {
+    MemoryClient::connect(home).await?.ask(Request::Release).await
+}
+
+/// What somebody has made stand stays so.
+pub(super) fn check_runs(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
+    match machine.state() {
+        State::Running => Ok(()),
+        _ => Err(MachineError::Paused { name: home.name().clone() }),
+    }
+}
+
+/// The disk's directory and the snapshot in it.
+fn disk_word(home: &MachineHome, snapshot: &str) -> String {
+    let directory = home.disk().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    format!("{directory}/{snapshot}")
+}
+
+/// Makes the directory of checkpoints, also where making it was broken off; one with checkpoints stays as it is.
+fn make(directory: &Path, hardware: &Hardware, size_bytes: u64, prefix: &[u8]) -> Result<(), Cause> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        entries => Some(entries?),
+    };
+    for entry in entries.into_iter().flatten() {
+        if entry?.file_name().as_encoded_bytes().starts_with(b"checkpoint.") {
+            let directory = directory.display();
+            return Err(format!("{directory} has checkpoints and no file `machine`: move it away").into());
+        }
+    }
+    absent_is_fine(fs::remove_dir_all(directory))?;
+    fs::create_dir(directory)?;
+    hardware.write(directory)?;
+    Image::create(directory, size_bytes, prefix)?;
+    File::open(directory.parent().unwrap_or(Path::new(".")))?.sync_all()?;
+    Ok(())
+}
+
+/// Forgets all checkpoints but the newest `keep`, of which there is one at least, several at a time: the oldest that
+/// stays is written anew, whole. Then the snapshots of its disk that no checkpoint names: of those that are forgotten,
+/// and of takes that came to nothing. Those stay that a fork's disk lies over, and snapshots of earlier disks: a later
+/// disk may lie over them.
+fn forget(home: &MachineHome, keep: Option<u64>) -> Result<(), Cause> {
+    let Some(_alone) = home.keep_from_forks()? else {
+        return Err("a fork of it is being made".into());
+    };
+    // Nobody writes one meanwhile, so nobody is about to name a snapshot.
+    let mut image = Image::open_to_write(&home.checkpoints())?;
+    let checkpoints = image.checkpoints();
+    if let Some(keep) = keep {
+        let keep = usize::try_from(keep)?.max(1);
+        let oldest = checkpoints.len().saturating_sub(keep);
+        if oldest >= keep.div_ceil(2) {
+            image.compact(checkpoints[oldest].number)?;
+        }
+    }
+    let mut named = BTreeSet::new();
+    for checkpoint in image.checkpoints() {
+        named.insert(image.disk(checkpoint.number)?);
+    }
+    frozen::forget(home, &image)?;
+    let disk = fs::canonicalize(home.disk())?;
+    let stood_on = home.dependents()?;
+    let stood_on: BTreeSet<_> = stood_on.iter().filter(|one| one.disk == disk).map(|one| &one.snapshot).collect();
+    let mut client = DiskClient::connect(&home.disk())?;
+    for snapshot in client.info()?.snapshots.unwrap_or_default() {
+        let is_needed = named.contains(&disk_word(home, &snapshot.name)) || stood_on.contains(&snapshot.name);
+        if snapshot.name.starts_with(SNAPSHOT) && !is_needed {
+            client.ask::<()>(&DiskRequest::DeleteSnapshot { name: snapshot.name })?;
+        }
+    }
+    Ok(())
+}
+
+/// A file that QEMU's account has written: no link is followed, nothing is waited for, and no more is taken.
+pub(super) fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>, MachineError> {
+    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path);
+    let mut file: File = file.map_err(MachineError::file("open", path))?;
+    let mut bytes = Vec::new();
+    let read = (&mut file).take(bytes_max as u64 + 1).read_to_end(&mut bytes);
+    read.map_err(MachineError::file("read", path))?;
+    Ok(bytes)
+}
+
+/// The parts of a machine that a keeper has at hand.
+struct Hands {
+    kept: Arc<Kept>,
+    machine: Machine,
+    handle: Handle,
+}
+
+impl Hands {
+    fn take(self) -> Result<(Taken, Duration), String> {
+        let (home, handle) = (self.kept.home(), &self.handle);
+        let mut processors = Processors { home, machine: &self.machine, handle, stopped: None, pause: Duration::ZERO };
+        let mut memory = Memory { home, handle };
+        let mut disk = Disk { home };
+        let mut record = Record { kept: &self.kept };
+        let network = &mut NoNetwork;
+        let mut parts =
+            Parts { machine: &mut processors, memory: &mut memory, disk: &mut disk, network, record: &mut record };
+        let taken = take::take(&mut parts, After::GoOn).map_err(|error| {
+            if error.needs_recovery {
+                // The record is there: the next keeper lets it go, if this one cannot.
+                while let Err(error) = take::recover(&mut parts)
+                    && self.machine.state().ending().is_none()
+                {
+                    // One that runs and cannot be noted is noted by the next take, or taken over as it is.
+                    if parts.machine.is_running().is_ok_and(|runs| runs) {
+                        break;
+                    }
+                    tracing::error!(%error, "the machine may stand for a checkpoint that is void");
+                    std::thread::sleep(GO_ON_INTERVAL);
+                }
+            }
+            error.to_string()
+        })?;
+        Ok((taken, processors.pause))
+    }
+}
+
+struct Processors<'a> {
+    home: &'a MachineHome,
+    machine: &'a Machine,
+    handle: &'a Handle,
+    stopped: Option<Instant>,
+    pause: Duration,
+}
+
+impl take::Machine for Processors<'_> {
+    fn is_running(&mut self) -> Result<bool, Cause> {
+        Ok(self.handle.block_on(self.machine.monitor().status())?.running)
+    }
+
+    fn stop(&mut self) -> Result<(), Cause> {
+        self.stopped = Some(Instant::now());
+        Ok(self.handle.block_on(self.machine.monitor().stop())?)
+    }
+
+    fn save_devices(&mut self) -> Result<Vec<u8>, Cause> {
+        let path: PathBuf = self.home.in_run("devices");
+        let _ = fs::remove_file(&path);
+        self.handle.block_on(self.machine.monitor().save_devices(&path, false))?;
+        Ok(read(&path, DEVICES_BYTES_MAX)?)
+    }
+
+    fn cont(&mut self) -> Result<(), Cause> {
+        self.handle.block_on(self.machine.monitor().cont())?;
+        self.pause = self.stopped.take().map_or(Duration::ZERO, |stopped| stopped.elapsed());
+        Ok(())
+    }
+}
+
+struct Memory<'a> {
+    home: &'a MachineHome,
+    handle: &'a Handle,
+}
+
+impl take::Memory for Memory<'_> {
+    fn synchronize(&mut self) -> Result<(), Cause> {
+        Ok(synchronize(&self.home.memory())?)
+    }
+
+    fn cut(&mut self) -> Result<Cut, Cause> {
+        let cut = async { MemoryClient::connect(self.home).await?.ask::<EndedEpoch>(Request::Cut).await };
+        let EndedEpoch { epoch, pages } = self.handle.block_on(cut)?;
+        Ok(Cut { epoch: Epoch(epoch), pages })
+    }
+}
+
+/// Asked over a connection for each question: who does something else between two is hung up on.
+struct Disk<'a> {
+    home: &'a MachineHome,
+}
+
+impl take::Disk for Disk<'_> {
+    fn flush(&mut self) -> Result<(), Cause> {
+        Ok(DiskClient::connect(&self.home.disk())?.ask::<()>(&DiskRequest::Flush)?)
+    }
+
+    fn cut(&mut self) -> Result<String, Cause> {
+        // Never a name that was given before: what a dead keeper has asked for may still be written under its own.
+        let name = format!("{SNAPSHOT}{}-{}", unix_ms(), std::process::id());
+        Ok(DiskClient::connect(&self.home.disk())?.snapshot(&name)?.name)
+    }
+}
+
+struct Record<'a> {
+    kept: &'a Kept,
+}
+
+impl take::Record for Record<'_> {
+    fn read(&mut self) -> Result<Option<Taking>, Cause> {
+        Ok(desired_state::is_taking(self.kept.home())?.then_some(Taking { was_running: true }))
+    }
+
+    fn write(&mut self, taking: Option<Taking>) -> Result<(), Cause> {
+        match taking {
+            Some(Taking { was_running: true }) => Ok(self.kept.note(DesiredState::Taking)?),
+            // What stands goes on standing, and is written down so.
+            Some(Taking { was_running: false }) => {
+                Err(MachineError::Paused { name: self.kept.home().name().clone() }.into())
+            }
+            None => Ok(self.kept.note_taken()?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use onecopy_checkpoint::take::Record as _;
+    use onecopy_postgres::ServiceUser;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::desired_state::Found;
+    use crate::keeper::MachineState;
+
+    /// Spec: D6
+    #[test]
+    fn of_a_killed_keeper_only_the_devices_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        fs::create_dir_all(home.checkpoints()).unwrap();
+        let (one, other) = (devices_file(&home, 7), devices_file(&home, 8));
+        assert_ne!(one, other);
+        let kept = ["machine", "hardware.json", "checkpoint.1"].map(|name| home.checkpoints().join(name));
+        for path in kept.iter().chain([&one, &other]) {
+            fs::write(path, "").unwrap();
+        }
+        remove_devices(&home.checkpoints()).unwrap();
+        assert!(!one.exists() && !other.exists() && kept.iter().all(|path| path.exists()));
+    }
+
+    /// Spec: D6
+    #[test]
+    fn checkpoints_stay_where_what_they_are_of_is_gone() {
+        let home = tempfile::tempdir().unwrap();
+        let (directory, hardware) = (home.path().join("checkpoints"), Hardware::new("10.0", &[]));
+        make(&directory, &hardware, 4096, b"prefix").unwrap();
+        // Broken off before it was whole.
+        fs::remove_file(directory.join("machine")).unwrap();
+        make(&directory, &hardware, 4096, b"prefix").unwrap();
+        assert_eq!(Hardware::read(&directory), Ok(hardware.clone()));
+        let mut image = Image::open_to_write(&directory).unwrap();
+        image.begin(None).unwrap().commit(1, b"devices", "disk/checkpoint").unwrap();
+        drop(image);
+        fs::remove_file(directory.join("machine")).unwrap();
+        let error = make(&directory, &hardware, 4096, b"prefix").unwrap_err().to_string();
+        assert!(error.contains("move it away"), "{error}");
+        assert!(directory.join("checkpoint.1").exists());
+    }
+
+    /// A stop that comes while a checkpoint is taken goes on after it; where it did not wait, nothing was taken.
+    ///
+    /// Spec: D6
+    #[tokio::test]
+    async fn a_take_is_void_when_somebody_has_let_the_machine_go_meanwhile() {
+        let (directory, user) = (tempfile::tempdir().unwrap(), ServiceUser::resolve(None).unwrap());
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        fs::create_dir(home.root()).unwrap();
+        user.create_directory(&home.disk()).unwrap();
+        desired_state::begin(&home, &user, Duration::ZERO).await.unwrap();
+        let kept = Kept::new(home.clone(), user.clone(), mpsc::channel(1).0);
+        let mut record = Record { kept: &kept };
+        let found = || desired_state::find(&home, &user);
+        let taking = Some(Taking { was_running: true });
+
+        record.write(taking).unwrap();
+        assert_eq!(found(), Found::Own(DesiredState::Taking));
+        record.write(None).unwrap();
+        assert_eq!(found(), Found::Own(DesiredState::Running));
+        record.write(None).unwrap_err();
+        record.write(Some(Taking { was_running: false })).unwrap_err();
+        assert_eq!(found(), Found::Own(DesiredState::Running), "what stands is not taken, and stays so");
+
+        record.write(taking).unwrap();
+        kept.note(DesiredState::Stopping).unwrap();
+        let error = record.write(None).unwrap_err().to_string();
+        assert!(error.contains("let go or ended while it was taken"), "{error}");
+        assert_eq!((record.read().unwrap(), found()), (None, Found::Own(DesiredState::Stopping)));
+
+        record.write(taking).unwrap();
+        kept.change(|status| status.state = MachineState::Stopping);
+        record.write(None).unwrap();
+        assert_eq!(found(), Found::Own(DesiredState::Stopping), "the stop has waited for the take");
+        record.write(taking).unwrap_err();
+        assert_eq!(found(), Found::Own(DesiredState::Stopping), "and none begins after it");
+    }
+}

@@ -1,0 +1,429 @@
+//! A process that serves a machine's disk, or its memory: started, taken over, started again when it dies.
+//!
+//! ```text
+//!   start ──> Serving ──died──> Resting ──back-off over──> Beginning ──listens──> Serving
+//!                                  ^                           |
+//!                                  └── died, or not started ───┘
+//! ```
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use onecopy_checkpoint::memory::Descriptors;
+use onecopy_disk::vhost_user::QUEUES_MAX;
+use onecopy_postgres::ServiceUser;
+use rustix::process::{Signal, geteuid, kill_process};
+use tokio::process::Child;
+
+use super::processes::{process_of, servers_of, serves, signal_if_it_serves};
+use crate::MachineHome;
+
+/// The subcommand of this program that serves memory.
+pub const MEMORY_SERVER_COMMAND: &str = "memory-server";
+
+/// The subcommand of this program that serves a disk.
+const DISK_SERVER_COMMAND: &str = "disk-server";
+
+/// The kernel's way to the file that a process runs; see proc_pid_exe(5).
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// How long it may take until the machine can connect: it recovers first.
+pub(super) const READY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long it may take to write back what its files have not got yet.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A killed process is gone within this.
+pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often it is looked at.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// How often one is looked at that is not our child.
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Delay before the first restart; it doubles with each one that does not last.
+const BACK_OFF_MIN: Duration = Duration::from_millis(50);
+
+/// The longest delay: the guest's requests wait meanwhile.
+const BACK_OFF_MAX: Duration = Duration::from_secs(5);
+
+/// One that has served for so long was well.
+const HEALTHY_PERIOD: Duration = Duration::from_secs(30);
+
+/// What a process serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The machine's disk.
+    Disk,
+    /// Its memory.
+    Memory,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Role::Disk => "disk server",
+            Role::Memory => "memory server",
+        })
+    }
+}
+
+impl Role {
+    /// The socket whose being there tells that it serves: the machine connects to that of the disk.
+    pub(super) fn socket(self, home: &MachineHome) -> PathBuf {
+        match self {
+            Role::Disk => home.in_run("vhost.sock"),
+            Role::Memory => home.memory_socket(),
+        }
+    }
+
+    fn log(self, home: &MachineHome) -> PathBuf {
+        match self {
+            Role::Disk => home.disk_log(),
+            Role::Memory => home.memory_log(),
+        }
+    }
+
+    fn process_file(self, home: &MachineHome) -> PathBuf {
+        match self {
+            Role::Disk => home.disk_process_file(),
+            Role::Memory => home.memory_process_file(),
+        }
+    }
+
+    /// By what its process is found: its subcommand, and what it serves.
+    pub(super) fn words(self, home: &MachineHome) -> (&'static str, PathBuf) {
+        match self {
+            Role::Disk => (DISK_SERVER_COMMAND, home.disk()),
+            Role::Memory => (MEMORY_SERVER_COMMAND, home.root().to_owned()),
+        }
+    }
+
+    /// The user that it runs as: the disk's files are its server's, a memory's server is its keeper's account.
+    pub(super) fn account(self, home: &MachineHome) -> Option<u32> {
+        match self {
+            Role::Disk => fs::symlink_metadata(home.disk()).ok().map(|found| found.uid()),
+            Role::Memory => Some(geteuid().as_raw()),
+        }
+    }
+}
+
+/// With what such a process is started.
+#[derive(Debug)]
+pub(super) enum Hands {
+    /// The disk's runs as this account.
+    Disk(ServiceUser),
+    /// The memory's takes these over from this process, and runs as it.
+    Memory(Descriptors),
+}
+
+impl Hands {
+    fn role(&self) -> Role {
+        match self {
+            Hands::Disk(_) => Role::Disk,
+            Hands::Memory(_) => Role::Memory,
+        }
+    }
+
+    fn command(&self, home: &MachineHome) -> std::process::Command {
+        match self {
+            Hands::Disk(user) => {
+                let mut command = user.command(OWN_PROGRAM);
+                command.envs(std::env::vars_os().filter(|(name, _)| name == "RUST_LOG"));
+                command.args(disk_arguments(home));
+                command
+            }
+            Hands::Memory(Descriptors { device, state }) => {
+                let mut command = std::process::Command::new(OWN_PROGRAM);
+                command.current_dir("/").stdin(Stdio::null()).arg(MEMORY_SERVER_COMMAND).arg(home.root());
+                let numbers = [("--device", device.as_raw_fd()), ("--state", state.as_raw_fd())];
+                command.args(numbers.iter().flat_map(|(name, number)| [(*name).to_owned(), number.to_string()]));
+                command
+            }
+        }
+    }
+}
+
+/// The process that serves a machine's disk, or its memory.
+#[derive(Debug)]
+pub(super) struct Server {
+    home: MachineHome,
+    hands: Hands,
+    process: Option<Process>,
+    phase: Phase,
+    begun: Instant,
+    back_off: Duration,
+}
+
+/// What is waited for; the module's documentation draws it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Its death.
+    Serving,
+    /// The end of the back-off.
+    Resting { until: Instant },
+    /// That the machine can connect.
+    Beginning,
+}
+
+/// What has happened to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum ServerEvent {
+    /// It has died, in this way; it will be started again.
+    Died(String),
+    /// It was started again, and the machine can connect.
+    Serves,
+    /// It was not, for this reason; it is tried again.
+    Failed(String),
+}
+
+#[derive(Debug)]
+enum Process {
+    Child(Child),
+    /// Of a keeper that has died.
+    Adopted(u32),
+}
+
+impl Process {
+    fn number(&self) -> Option<u32> {
+        match self {
+            Process::Child(child) => child.id(),
+            Process::Adopted(number) => Some(*number),
+        }
+    }
+}
+
+impl Server {
+    /// Takes over the one that runs, or starts one, and waits until it serves.
+    pub(super) async fn start(home: &MachineHome, hands: Hands) -> Result<Server, String> {
+        let role = hands.role();
+        let found = servers_of(role, home).map_err(|error| format!("it is not known whether one runs: {error}"))?;
+        if found.len() > 1 {
+            return Err(format!("there is more than one {role}: the processes {found:?}"));
+        }
+        let process = found.first().copied().map(Process::Adopted);
+        let (home, begun) = (home.clone(), Instant::now());
+        let mut server = Server { home, hands, process, phase: Phase::Serving, begun, back_off: BACK_OFF_MIN };
+        if server.process.is_some() {
+            match server.wait_ready().await {
+                Ok(()) => return Ok(server),
+                // It died before it listened, or was about to end: then one more.
+                Err(reason) if server.process.is_none() => tracing::warn!(reason, "the {role} of before is gone"),
+                Err(reason) => return Err(reason),
+            }
+        }
+        server.begun = Instant::now();
+        server.spawn()?;
+        match server.wait_ready().await {
+            Ok(()) => Ok(server),
+            Err(reason) => {
+                server.close().await;
+                Err(reason)
+            }
+        }
+    }
+
+    /// Its process, while it runs.
+    pub(super) fn process_id(&self) -> Option<u32> {
+        self.process.as_ref().and_then(Process::number)
+    }
+
+    /// Waits for what happens to it next, and starts it again when it has died. May be given up at any await and asked
+    /// again: nobody who has something else to do has to wait for a disk that does not come.
+    pub(super) async fn next(&mut self) -> ServerEvent {
+        loop {
+            match self.phase {
+                Phase::Serving => {
+                    let reason = self.wait_died().await;
+                    self.rest();
+                    return ServerEvent::Died(reason);
+                }
+                Phase::Resting { until } => {
+                    tokio::time::sleep_until(until.into()).await;
+                    self.begun = Instant::now();
+                    self.phase = Phase::Beginning;
+                    if let Err(reason) = self.spawn() {
+                        self.rest();
+                        return ServerEvent::Failed(reason);
+                    }
+                }
+                Phase::Beginning => match self.wait_ready().await {
+                    Ok(()) => {
+                        self.phase = Phase::Serving;
+                        return ServerEvent::Serves;
+                    }
+                    Err(reason) => {
+                        // One that only takes long is waited for.
+                        match self.process {
+                            Some(_) => self.begun = Instant::now(),
+                            None => self.rest(),
+                        }
+                        return ServerEvent::Failed(reason);
+                    }
+                },
+            }
+        }
+    }
+
+    /// Waits a little before the next start, longer where the last one has not lasted.
+    fn rest(&mut self) {
+        if self.begun.elapsed() >= HEALTHY_PERIOD && self.phase == Phase::Serving {
+            self.back_off = BACK_OFF_MIN;
+        }
+        self.phase = Phase::Resting { until: Instant::now() + self.back_off };
+        self.back_off = (self.back_off * 2).min(BACK_OFF_MAX);
+    }
+
+    async fn wait_died(&mut self) -> String {
+        match &mut self.process {
+            Some(Process::Child(child)) if self.hands.role() == Role::Disk => {
+                let ended = child.wait().await;
+                self.process = None;
+                ended.map_or_else(|error| error.to_string(), |status| status.to_string())
+            }
+            // Of a memory server a thread may wait for the file, and that for the next server: it is dead before it is
+            // gone.
+            Some(process) => {
+                let Some(number) = process.number() else { return "it is gone".to_owned() };
+                while serves(number, self.hands.role(), &self.home) {
+                    tokio::time::sleep(WATCH_INTERVAL).await;
+                }
+                self.process = None;
+                "it is gone".to_owned()
+            }
+            None => "it does not run".to_owned(),
+        }
+    }
+
+    /// Ends it in peace; what it does not write back in time is written back when the disk is opened again.
+    pub(super) async fn close(mut self) {
+        let Some(number) = self.process_id() else { return };
+        self.signal(Signal::TERM);
+        if tokio::time::timeout(CLOSE_TIMEOUT, self.wait_died()).await.is_err() {
+            tracing::warn!(process = number, "the {} does not end and is killed", self.hands.role());
+            self.signal(Signal::KILL);
+            let _ = tokio::time::timeout(KILL_TIMEOUT, self.wait_died()).await;
+        }
+        let _ = fs::remove_file(self.hands.role().process_file(&self.home));
+    }
+
+    fn signal(&self, signal: Signal) {
+        match &self.process {
+            // Nobody else gets its number before we have asked how it ended.
+            Some(Process::Child(child)) => {
+                if let Some(process) = child.id().and_then(process_of) {
+                    let _ = kill_process(process, signal);
+                }
+            }
+            Some(Process::Adopted(number)) => signal_if_it_serves(*number, self.hands.role(), &self.home, signal),
+            None => {}
+        }
+    }
+
+    fn spawn(&mut self) -> Result<(), String> {
+        let role = self.hands.role();
+        // Its being there tells that it can be connected to.
+        let _ = fs::remove_file(role.socket(&self.home));
+        let log_path = role.log(&self.home);
+        let log = fs::OpenOptions::new().create(true).append(true).mode(0o644).open(&log_path);
+        let log = log.map_err(|error| format!("{}: {error}", log_path.display()))?;
+        let mut command = self.hands.command(&self.home);
+        command.stdout(Stdio::null()).stderr(log);
+        let child = tokio::process::Command::from(command).spawn().map_err(|error| error.to_string())?;
+        let number = child.id().unwrap_or_default();
+        self.process = Some(Process::Child(child));
+        // It is for people, and the process is there: a failure would have another one started beside it.
+        if let Err(error) = fs::write(role.process_file(&self.home), format!("{number}\n")) {
+            tracing::warn!(%error, process = number, "the number of the {role} is not written down");
+        }
+        Ok(())
+    }
+
+    async fn wait_ready(&mut self) -> Result<(), String> {
+        let role = self.hands.role();
+        let socket = role.socket(&self.home);
+        while !socket.exists() {
+            let status = match &mut self.process {
+                Some(Process::Child(child)) => child.try_wait().ok().flatten().map(|status| status.to_string()),
+                Some(Process::Adopted(number)) if serves(*number, role, &self.home) => None,
+                Some(Process::Adopted(_)) | None => Some("it is gone".to_owned()),
+            };
+            if let Some(status) = status {
+                self.process = None;
+                return Err(format!("the {role} ended ({status}): {}", self.last_words()));
+            }
+            if self.begun.elapsed() >= READY_TIMEOUT {
+                return Err(format!("the {role} does not listen within {} s", READY_TIMEOUT.as_secs()));
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    fn last_words(&self) -> String {
+        onecopy_hypervisor::Console::new(self.hands.role().log(&self.home)).tail(5)
+    }
+}
+
+/// Where the disk is reached over NBD.
+pub(super) fn nbd_socket(home: &MachineHome) -> PathBuf {
+    home.in_run("nbd.sock")
+}
+
+/// What a disk server is told. It offers both transports, and as many queues as a back end can have: QEMU takes those
+/// that it was started with, and goes on with them when the server is another one and `machine.toml` says something
+/// else by then.
+pub(super) fn disk_arguments(home: &MachineHome) -> Vec<OsString> {
+    let mut nbd = OsString::from("unix:");
+    nbd.push(nbd_socket(home));
+    let (socket, queues) = (Role::Disk.socket(home), QUEUES_MAX.to_string());
+    let options = ["--vhost".into(), socket.into(), "--queues".into(), queues.into(), "--nbd".into(), nbd];
+    [DISK_SERVER_COMMAND.into(), home.disk().into()].into_iter().chain(options).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MachineHome;
+
+    #[tokio::test]
+    async fn a_wait_for_the_disk_may_be_given_up_and_goes_on_where_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("web");
+        std::fs::create_dir(&root).unwrap();
+        let (home, user) = (MachineHome::at(&root).unwrap(), ServiceUser::resolve(None).unwrap());
+        let (process, phase, begun, back_off) = (None, Phase::Serving, Instant::now(), BACK_OFF_MIN);
+        let mut server = Server { home, hands: Hands::Disk(user), process, phase, begun, back_off };
+        assert!(matches!(server.next().await, ServerEvent::Died(_)));
+        assert!(matches!(server.phase, Phase::Resting { .. }));
+        let long = Phase::Resting { until: Instant::now() + READY_TIMEOUT };
+        server.phase = long;
+        assert!(tokio::time::timeout(LOOK_INTERVAL, server.next()).await.is_err());
+        assert_eq!(server.phase, long, "who gives up does not make it take longer");
+        server.phase = Phase::Resting { until: Instant::now() };
+        // This test's own program serves no disk.
+        assert!(matches!(server.next().await, ServerEvent::Failed(_)));
+        assert!(matches!(server.phase, Phase::Resting { .. }));
+        assert_eq!(server.back_off, 4 * BACK_OFF_MIN, "each try that fails makes the next one wait longer");
+        server.close().await;
+    }
+
+    #[tokio::test]
+    async fn a_server_that_was_started_is_known_also_where_its_number_cannot_be_written_down() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        std::fs::create_dir_all(Role::Disk.process_file(&home)).unwrap();
+        let hands = Hands::Disk(ServiceUser::resolve(None).unwrap());
+        let (process, phase, begun, back_off) = (None, Phase::Serving, Instant::now(), BACK_OFF_MIN);
+        let mut server = Server { home, hands, process, phase, begun, back_off };
+        server.spawn().unwrap();
+        assert!(server.process_id().is_some());
+        server.close().await;
+    }
+}
