@@ -1,8 +1,10 @@
 //! Virtual machines of a directory: those that the servers of the cluster run in, and a person's own beside them.
 
+mod fork;
 mod registry;
 mod runtime;
 mod serving;
 
+pub use fork::Fork;
 pub use registry::{MachineSummary, Machines, NewMachine};
 pub(crate) use runtime::{assign_ports, choose_runtime};

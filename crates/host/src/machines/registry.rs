@@ -1,14 +1,15 @@
 //! A person's own machines, beside those of the cluster in the same directory: what `onecopy vm` does.
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, File};
 use std::time::Duration;
 
 use onecopy_guest_agent::protocol::{Answer, Bytes, Command, Execute, Executed};
 use onecopy_hypervisor::Qemu;
 use onecopy_machine::{
-    END_TIMEOUT, Forward, GUEST_PORT, GuestImage, GuestServer, GuestServerOptions, Machine, MachineEnd, MachineError,
-    MachineHome, MachineName, MachineOverrides, MachineStatus, hypervisor_failed,
+    Checkpoint, CheckpointTaken, END_TIMEOUT, Forward, GUEST_PORT, GuestImage, GuestServer, GuestServerOptions,
+    Machine, MachineConfiguration, MachineEnd, MachineError, MachineHome, MachineName, MachineOverrides, MachineStatus,
+    hypervisor_failed,
 };
 use onecopy_postgres::{ConnectionParameters, Instance, Role, ServiceUser, recommended_settings};
 use rand::RngExt;
@@ -26,11 +27,20 @@ const PASSWORD_CHARACTERS: usize = 32;
 /// How long a guest that boots, or whose keeper was killed, is waited for before a program runs in it.
 const EXECUTE_PATIENCE: Duration = Duration::from_secs(60);
 
+/// Does what waits for files in a thread apart.
+pub(super) async fn blocking<T: Send + 'static, E: From<MachineError> + Send + 'static>(
+    what: &str,
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| Err(MachineError::Task(format!("{what} ended: {error}")).into()))
+}
+
 /// The machines of a directory.
 #[derive(Debug, Clone)]
 pub struct Machines {
-    directory: Directory,
-    user: ServiceUser,
+    pub(super) directory: Directory,
+    pub(super) user: ServiceUser,
 }
 
 /// What a new machine shall be.
@@ -44,6 +54,8 @@ pub struct NewMachine {
     pub forwards: Vec<Forward>,
     /// It runs a PostgreSQL server.
     pub postgresql: bool,
+    /// Its memory is a file that checkpoints are taken of.
+    pub checkpoints: bool,
 }
 
 /// A machine, for a list.
@@ -122,27 +134,41 @@ impl Machines {
         if home.is_made() {
             return Err(MachineError::Exists { name: new.name.clone() }.into());
         }
-        Qemu::find().map_err(|error| hypervisor_failed(&new.name, error))?;
+        let qemu = Qemu::find().map_err(|error| hypervisor_failed(&new.name, error))?;
+        if new.checkpoints {
+            MachineConfiguration::check_checkpoints(qemu.version())?;
+        }
         let template = new.overrides.applied_to(None)?;
         if new.postgresql && GuestImage::find(Some(&template.image))?.postgresql_major.is_none() {
             let (directory, reason) = (template.image, "it has no PostgreSQL".to_owned());
             return Err(MachineError::NoImage { directory, reason }.into());
         }
-        let configuration = template.configuration(self.ports(new)?, new.postgresql);
-        configuration.check()?;
         self.directory.make_root()?;
         self.directory.make_machines()?;
+        let _ports = self.lock_ports().await?;
+        let forwards = self.ports(new.forwards.clone(), new.postgresql)?;
+        let configuration = template.configuration(forwards, new.postgresql);
+        let configuration = MachineConfiguration { checkpoints: new.checkpoints, ..configuration };
+        configuration.check()?;
         let password = new.postgresql.then(new_password);
         let (user, made) = (self.user.clone(), home.clone());
-        let made = tokio::task::spawn_blocking(move || made.make(&configuration, password.as_deref(), &user)).await;
-        made.unwrap_or_else(|error| Err(MachineError::Task(format!("making a machine ended: {error}"))))?;
+        blocking("making a machine", move || made.make(&configuration, password.as_deref(), &user)).await?;
         Ok(Machine::new(home, self.user.clone()))
     }
 
+    /// While this is held, nobody else chooses ports for a machine of this directory.
+    pub(super) async fn lock_ports(&self) -> Result<File, HostError> {
+        let machines = self.directory.machines();
+        blocking("waiting for another machine's ports", move || {
+            let lock = File::open(&machines).and_then(|lock| lock.lock().map(|()| lock));
+            lock.map_err(HostError::file("lock", &machines))
+        })
+        .await
+    }
+
     /// The ports as they shall be: any free one where that was asked for, and one to the server, if there shall be one.
-    fn ports(&self, new: &NewMachine) -> Result<Vec<Forward>, HostError> {
-        let mut forwards = new.forwards.clone();
-        if new.postgresql && !forwards.iter().any(|forward| forward.guest_port == GUEST_PORT) {
+    pub(super) fn ports(&self, mut forwards: Vec<Forward>, postgresql: bool) -> Result<Vec<Forward>, HostError> {
+        if postgresql && !forwards.iter().any(|forward| forward.guest_port == GUEST_PORT) {
             forwards.push(Forward { host_port: 0, guest_port: GUEST_PORT });
         }
         let mut taken: BTreeSet<u16> = forwards.iter().map(|forward| forward.host_port).collect();
@@ -202,10 +228,36 @@ impl Machines {
         Ok(machine.set_paused(is_wanted).await?)
     }
 
+    /// Takes a checkpoint of a machine that runs.
+    ///
+    /// # Errors
+    /// [`MachineError::NotThere`], and those of [`Machine::checkpoint`].
+    pub async fn checkpoint(&self, name: &MachineName, keep: Option<u64>) -> Result<CheckpointTaken, HostError> {
+        Ok(self.get(name)?.checkpoint(keep).await?)
+    }
+
+    /// A machine's checkpoints, oldest first.
+    ///
+    /// # Errors
+    /// [`MachineError::NotThere`], [`MachineError::Memory`].
+    pub fn checkpoints(&self, name: &MachineName) -> Result<Vec<Checkpoint>, HostError> {
+        Ok(self.get(name)?.checkpoints()?)
+    }
+
+    /// Lets a machine that does not run go on from a checkpoint, the last one where none is named; its number.
+    ///
+    /// # Errors
+    /// [`MachineError::OfCluster`], and those of [`Machine::restore`].
+    pub async fn restore(&self, name: &MachineName, number: Option<u64>) -> Result<u64, HostError> {
+        let machine = self.get(name)?;
+        self.refuse_clusters(name, "its server would be behind what its clients have seen")?;
+        Ok(machine.restore(number).await?)
+    }
+
     /// Removes a machine that does not run, with its disk.
     ///
     /// # Errors
-    /// [`MachineError::OfCluster`], [`MachineError::Runs`], [`HostError::File`].
+    /// [`MachineError::OfCluster`], [`MachineError::Runs`], [`MachineError::StoodOn`], [`HostError::File`].
     pub async fn delete(&self, name: &MachineName) -> Result<(), HostError> {
         let machine = self.get(name)?;
         self.refuse_clusters(
@@ -216,8 +268,18 @@ impl Machines {
             return Err(MachineError::Runs { name: name.clone() }.into());
         }
         let home = machine.home().clone();
-        let removed = tokio::task::spawn_blocking(move || home.remove()).await;
-        Ok(removed.unwrap_or_else(|error| Err(MachineError::Task(format!("removing a machine ended: {error}"))))?)
+        let removed = blocking("removing a machine", move || {
+            let _alone = home.keep_from_new_forks()?;
+            let dependents = home.dependents()?;
+            let mut machines: Vec<String> = dependents.iter().map(|dependent| dependent.machine.to_string()).collect();
+            machines.dedup();
+            match machines.is_empty() {
+                true => home.remove(),
+                false => Err(MachineError::StoodOn { name: home.name().clone(), machines }),
+            }
+        })
+        .await;
+        Ok(removed?)
     }
 
     /// Runs a program in the guest.
@@ -286,7 +348,7 @@ impl Machines {
         Ok(state.is_some_and(|state| state.servers.iter().any(|server| server.name == name.as_str())))
     }
 
-    fn refuse_clusters(&self, name: &MachineName, remedy: &str) -> Result<(), HostError> {
+    pub(super) fn refuse_clusters(&self, name: &MachineName, remedy: &str) -> Result<(), HostError> {
         if !self.is_of_cluster(name)? {
             return Ok(());
         }

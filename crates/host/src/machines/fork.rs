@@ -1,0 +1,83 @@
+//! A machine that goes on from where another one is.
+
+use std::time::Duration;
+
+use onecopy_machine::{Forward, Machine, MachineConfiguration, MachineError, MachineHome, MachineName};
+
+use super::Machines;
+use super::registry::blocking;
+use crate::{HostError, Progress};
+
+/// How long the guest may take to be told its name.
+const NAME_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What a fork shall be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fork {
+    /// Its name.
+    pub name: MachineName,
+    /// The checkpoint at which it begins; none: it goes on from now, or from the last one of a machine that is at rest.
+    pub checkpoint: Option<u64>,
+    /// It shares with other forks of the checkpoint what none of them has changed in memory.
+    pub shares: bool,
+}
+
+impl Machines {
+    /// Makes a machine that goes on from where another one is, or was at a checkpoint, which runs on; the checkpoint's
+    /// number.
+    ///
+    /// # Errors
+    /// [`MachineError::OfCluster`], [`MachineError::Exists`], those of [`Machine::checkpoint`] and
+    /// [`Machine::restore`]; nothing of the new machine is left then.
+    pub async fn fork(&self, parent: &MachineName, fork: &Fork, progress: &dyn Progress) -> Result<u64, HostError> {
+        let name = &fork.name;
+        if name.is_of_clusters() {
+            return Err(MachineError::NameOfClusters { name: name.clone() }.into());
+        }
+        let original = self.get(parent)?;
+        self.refuse_clusters(parent, "its fork would be a second server of the same name in the cluster")?;
+        let home = MachineHome::of(&self.directory.machines(), name);
+        if home.is_made() {
+            return Err(MachineError::Exists { name: name.clone() }.into());
+        }
+        // From here on the checkpoint stays.
+        let parents = original.home().clone();
+        let _kept = blocking("keeping a checkpoint", move || parents.keep_for_forks()).await?;
+        let parents = original.home().clone();
+        let turn = blocking("waiting for another fork", move || parents.take_turn_to_fork()).await?;
+        let number = match fork.checkpoint {
+            None if original.process_id().is_some() || original.home().has_keeper() => {
+                progress.step(format!("taking a checkpoint of {parent}"));
+                original.checkpoint(None).await?.number
+            }
+            known => original.find_checkpoint(known)?,
+        };
+        drop(turn);
+        progress.step(format!("starting {name} from checkpoint {number} of {parent}"));
+        let was = original.home().configuration()?;
+        let inside = was.forwards.iter().map(|forward| Forward { host_port: 0, ..*forward }).collect();
+        let ports = self.lock_ports().await?;
+        let configuration = MachineConfiguration { forwards: self.ports(inside, was.postgresql)?, ..was };
+        let (user, made, from, shares) = (self.user.clone(), home.clone(), original.home().clone(), fork.shares);
+        let make = move || made.make_fork(&from, &configuration, (number, shares), &user);
+        blocking("making a machine", make).await?;
+        drop(ports);
+        let machine = Machine::new(home.clone(), self.user.clone());
+        if let Err(error) = machine.begin_as_fork(original.home(), number, fork.shares).await {
+            // One that runs all the same stays, and is there to be looked at.
+            let removed = tokio::task::spawn_blocking(move || home.remove()).await;
+            if let Ok(Err(left)) = removed {
+                tracing::warn!(error = %left, "a fork that was not made is left");
+            }
+            return Err(error.into());
+        }
+        // Its kernel has the parent's name; from its next boot on it is told its own.
+        let argv = vec!["hostname".to_owned(), name.to_string()];
+        match self.execute(name, argv, None, Vec::new(), NAME_TIMEOUT).await {
+            Ok(told) if told.status == Some(0) => {}
+            Ok(told) => tracing::warn!(status = told.status, "the guest has its parent's host name"),
+            Err(error) => tracing::warn!(%error, "the guest has its parent's host name"),
+        }
+        Ok(number)
+    }
+}
