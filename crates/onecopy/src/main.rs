@@ -11,6 +11,8 @@ mod config;
 mod detach;
 mod directory;
 mod disk;
+#[cfg(test)]
+mod documentation;
 mod down;
 mod dsn;
 mod exit;
@@ -18,6 +20,7 @@ mod host;
 mod logging;
 mod machine_keeper;
 mod memory;
+mod memory_server;
 mod output;
 mod progress;
 mod psql;
@@ -65,6 +68,8 @@ enum Command {
     MachineKeeper(machine_keeper::MachineKeeper),
     #[command(hide = true)]
     DiskServer(disk::DiskServer),
+    #[command(hide = true)]
+    MemoryServer(memory_server::MemoryServer),
 }
 
 fn main() -> ExitCode {
@@ -87,6 +92,7 @@ fn main() -> ExitCode {
         Command::CloneHydrator(hydrator) => hydrator.run(),
         Command::MachineKeeper(keeper) => keeper.run(),
         Command::DiskServer(server) => server.run(),
+        Command::MemoryServer(server) => server.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

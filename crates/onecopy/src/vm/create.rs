@@ -35,6 +35,9 @@ pub struct Create {
     /// Run a PostgreSQL server in it: it is made at the first start, and reached through a forwarded port
     #[arg(long)]
     postgresql: bool,
+    /// Keep its memory in a file of ours, which checkpoints are taken of, and lock what it uses of it; needs root
+    #[arg(long)]
+    checkpoints: bool,
     /// Start it, too
     #[arg(long)]
     start: bool,
@@ -54,7 +57,8 @@ impl Create {
             disk_bytes: Some(self.disk),
             image: self.image.clone(),
         };
-        let new = NewMachine { name, overrides, forwards: self.forward.clone(), postgresql: self.postgresql };
+        let (forwards, postgresql, checkpoints) = (self.forward.clone(), self.postgresql, self.checkpoints);
+        let new = NewMachine { name, overrides, forwards, postgresql, checkpoints };
         crate::block_on(async {
             let display = Display::choose(self.json);
             machines.create(&new).await?;

@@ -1,9 +1,11 @@
 //! `onecopy vm`: virtual machines of a directory.
 
+mod checkpoint;
 mod console;
 mod create;
 mod delete;
 mod exec;
+mod fork;
 mod list;
 mod pause;
 mod start;
@@ -32,6 +34,10 @@ enum Action {
     Start(start::Start),
     Pause(pause::Pause),
     Resume(pause::Resume),
+    Checkpoint(checkpoint::Checkpoint),
+    Checkpoints(checkpoint::Checkpoints),
+    Restore(checkpoint::Restore),
+    Fork(fork::Fork),
     Stop(stop::Stop),
     Console(console::Console),
     Exec(exec::Exec),
@@ -47,6 +53,10 @@ impl Vm {
             Action::Start(start) => start.run(),
             Action::Pause(pause) => pause.run(),
             Action::Resume(resume) => resume.run(),
+            Action::Checkpoint(checkpoint) => checkpoint.run(),
+            Action::Checkpoints(checkpoints) => checkpoints.run(),
+            Action::Restore(restore) => restore.run(),
+            Action::Fork(fork) => fork.run(),
             Action::Stop(stop) => stop.run(),
             Action::Console(console) => console.run(),
             Action::Exec(exec) => exec.run(),

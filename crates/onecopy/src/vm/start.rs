@@ -35,6 +35,11 @@ pub async fn start(machines: &Machines, name: &MachineName, display: &Display) -
         return Ok(());
     }
     output::say(format_args!("The machine {name} runs."));
+    tell(machines, name)
+}
+
+/// How it is reached.
+pub fn tell(machines: &Machines, name: &MachineName) -> anyhow::Result<()> {
     if let Some(access) = machines.access(name)? {
         let password = access.password.as_deref().unwrap_or_default();
         let (user, host, port, database) = (&access.user, &access.host, access.port, &access.database);

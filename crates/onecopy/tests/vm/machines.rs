@@ -1,6 +1,7 @@
 //! A directory with machines; whatever happens, nothing of them outlives its test.
 
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use onecopy_testing::process::{self, arguments, kill_all, lives};
@@ -76,7 +77,7 @@ impl Drop for MachineDirectory {
     fn drop(&mut self) {
         if std::thread::panicking() {
             for entry in std::fs::read_dir(self.path().join("machines")).into_iter().flatten().flatten() {
-                for log in ["keeper.log", "disk.log", "end.json"] {
+                for log in ["keeper.log", "disk.log", "memory.log", "end.json"] {
                     let text = std::fs::read_to_string(entry.path().join(log)).unwrap_or_default();
                     eprintln!("{} {log}:\n{text}", entry.file_name().to_string_lossy());
                 }
@@ -85,6 +86,11 @@ impl Drop for MachineDirectory {
         // In order first, as far as it goes: the daemon would start again what is killed.
         let _ = self.directory.run(&["down"]);
         kill_all(|| self.processes());
+        for entry in std::fs::read_dir(self.path().join("machines")).into_iter().flatten().flatten() {
+            // Where nothing is mounted, and that is what is wanted, it complains.
+            let _ =
+                Command::new("umount").arg("--lazy").arg(entry.path().join("memory")).stderr(Stdio::null()).status();
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! `onecopy vm` and `onecopy up --runtime vm` by the program itself: machines on the real QEMU, with the guest image
 //! that `make guest` builds.
 
+mod checkpoints;
 mod cluster;
 #[path = "../cluster/directory.rs"]
 #[allow(dead_code)]
 mod directory;
+mod forks;
 mod machines;
 mod own;
 mod refusals;

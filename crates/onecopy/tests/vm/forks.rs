@@ -1,0 +1,89 @@
+//! Machines that go on from where another one was, beside it.
+
+use crate::checkpoints::is_left_out;
+use crate::machines::MachineDirectory;
+
+/// Kilobytes of memory that are a process's alone.
+fn private_kib(process: u32) -> u64 {
+    let rollup = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).expect("it lives");
+    let figures = rollup.lines().filter(|line| line.starts_with("Private_") && !line.starts_with("Private_Hugetlb"));
+    figures.map(|line| line.split_ascii_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0)).sum()
+}
+
+/// A fork has all that its parent had in memory and on its disk; from then on neither sees what the other one does, nor
+/// does another fork. They share in memory what none has changed. The parent may end.
+///
+/// Spec: D6, C5
+#[test]
+fn t19_forks_go_on_from_where_their_parent_is_and_see_nothing_of_each_other() {
+    if is_left_out("t19_forks_go_on_from_where_their_parent_is_and_see_nothing_of_each_other") {
+        return;
+    }
+    let machines = MachineDirectory::new();
+    let run = |arguments: &[&str]| machines.directory.run(arguments);
+    run(&["vm", "create", "first", "--memory=512MB", "--disk=4GB", "--checkpoints", "--start"]).ok();
+    let all = "md5sum < /dev/shm/filled; cat /dev/shm/kept /root/kept; cut -d' ' -f1 /proc/1/stat; cat /tmp/boot";
+    machines
+        .guest("first", "cp /proc/sys/kernel/random/boot_id /tmp/boot; head -c 150M /dev/urandom > /dev/shm/filled");
+    machines.guest("first", "echo one | tee /dev/shm/kept > /root/kept");
+    let before = machines.guest("first", all);
+
+    run(&["vm", "fork", "first", "second"]).ok();
+    run(&["vm", "fork", "first", "third", "--checkpoint=1"]).ok();
+    for fork in ["second", "third"] {
+        assert_eq!((machines.guest(fork, all), machines.guest(fork, "hostname")), (before.clone(), fork.to_owned()));
+    }
+    // The two are of one instant, and draw other random numbers.
+    let drawn = ["first", "second", "third"].map(|name| machines.guest(name, "head -c 16 /dev/urandom | md5sum"));
+    assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2] && drawn[0] != drawn[2], "{drawn:?}");
+    let alone = machines.process("third", "qemu.pid").map(private_kib).expect("QEMU runs");
+    assert!(alone < 150 << 10, "what was filled is shared: {alone} kB are its own");
+
+    for name in ["first", "second", "third"] {
+        machines.guest(name, &format!("echo {name} | tee /dev/shm/kept > /root/kept; sync"));
+    }
+    for name in ["first", "second", "third"] {
+        assert_eq!(machines.guest(name, "cat /dev/shm/kept /root/kept"), format!("{name}\n{name}"));
+    }
+    let complaint = run(&["vm", "checkpoint", "second"]).refused(1);
+    assert!(complaint.contains("shares its memory with other forks"), "{complaint}");
+
+    // What a fork stands on stays when it is forgotten, also while the fork is at rest.
+    run(&["vm", "stop", "third"]).ok();
+    for _ in 0..2 {
+        run(&["vm", "checkpoint", "first", "--keep=1"]).ok();
+    }
+    let checkpoints = run(&["vm", "checkpoints", "first", "--json"]).ok();
+    assert!(!checkpoints.contains("\"number\":1,"), "{checkpoints}");
+    let complaint = run(&["vm", "fork", "first", "sixth", "--checkpoint=1"]).refused(1);
+    assert!(complaint.contains("there is no 1; there are: "), "{complaint}");
+    assert!(!machines.home("sixth").exists());
+    let frozen = std::fs::read_dir(machines.home("first"))
+        .expect("read")
+        .filter(|entry| entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("frozen.")));
+    assert_eq!(frozen.count(), 0, "who has it mapped keeps it");
+
+    // Its forks need the parent's disk and not the parent.
+    run(&["vm", "stop", "first", "--force"]).ok();
+    assert!(run(&["vm", "delete", "first"]).refused(1).contains("the disks of second, third lie over that of first"));
+    assert_eq!(machines.guest("second", "md5sum < /dev/shm/filled"), before.lines().next().unwrap_or_default());
+    // A fork's memory is its own from its next start on.
+    run(&["vm", "start", "third"]).ok();
+    assert_eq!(machines.guest("third", "cat /root/kept; ls /dev/shm"), "third");
+    // Of one that has memory of its own, others can be made.
+    run(&["vm", "fork", "third", "fourth", "--independent"]).ok();
+    machines.guest("fourth", "echo fourth > /dev/shm/kept");
+    std::thread::scope(|scope| {
+        for name in ["fifth", "sixth"] {
+            scope.spawn(move || run(&["vm", "fork", "fourth", name]).ok());
+        }
+    });
+    for name in ["fifth", "sixth"] {
+        assert_eq!(machines.guest(name, "cat /dev/shm/kept /root/kept"), "fourth\nthird");
+    }
+    for name in ["sixth", "fifth", "fourth", "third", "second", "first"] {
+        run(&["vm", "stop", name, "--force"]).ok();
+        run(&["vm", "delete", name]).ok();
+    }
+    assert_eq!(machines.processes(), Vec::<u32>::new());
+}
