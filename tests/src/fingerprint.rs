@@ -26,7 +26,8 @@ pub async fn fingerprint(session: &Session) -> anyhow::Result<Fingerprint> {
     for row in session.run(TABLES).await?.rows {
         let Some(Some(table)) = row.into_iter().next() else { continue };
         let question = format!(
-            "SELECT count(*) || ' rows, ' || coalesce(md5(string_agg(t::text, E'\\n' ORDER BY t::text)), 'none') FROM {table} t"
+            "SELECT count(*) || ' rows, ' || coalesce(md5(string_agg(t::text, E'\\n' ORDER BY t::text)), 'none') \
+             FROM {table} t"
         );
         let hash = session.run(&question).await?.text()?.to_owned();
         fingerprint.insert(table, hash);

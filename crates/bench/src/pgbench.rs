@@ -196,7 +196,8 @@ mod tests {
         let run = |script| Run { script, protocol: Protocol::Extended, clients: 8, seconds: 5 };
         assert_eq!(
             run(Script::TpcbLike).arguments("PORT").join(" "),
-            "-n -h 127.0.0.1 -p PORT -U bench_serializable -b tpcb-like -M extended -c 8 -j 2 -T 5 --max-tries=1000 bench"
+            "-n -h 127.0.0.1 -p PORT -U bench_serializable -b tpcb-like -M extended \
+             -c 8 -j 2 -T 5 --max-tries=1000 bench"
         );
         assert!(!run(Script::SelectOnly).arguments("PORT").iter().any(|argument| argument.contains("max-tries")));
     }

@@ -21,11 +21,13 @@ const PROXIES: [&str; 3] = ["direct", "pgbouncer", "onecopy"];
 const BARS: [(&str, &str); 6] = [
     (
         "Proxy CPU, simple",
-        "aim <= 15 us a transaction; PgBouncer 1.18 took 14.4-14.9 us, Pgpool-II 4.3 42-58 us (streaming) and 39-88 us (snapshot isolation) on such a machine",
+        "aim <= 15 us a transaction; PgBouncer 1.18 took 14.4-14.9 us, Pgpool-II 4.3 42-58 us (streaming) and 39-88 us \
+         (snapshot isolation) on such a machine",
     ),
     (
         "Proxy CPU, extended",
-        "aim <= 17 us a transaction; PgBouncer 1.18 took 17-18 us. First aim for both: at most twice PgBouncer of the same run",
+        "aim <= 17 us a transaction; PgBouncer 1.18 took 17-18 us. First aim for both: \
+         at most twice PgBouncer of the same run",
     ),
     (
         "Throughput, select-only",
@@ -145,11 +147,15 @@ impl Report {
         let machine = &self.machine;
         let mut page = format!(
             "# Router: price and gain\n\n\
-             pgbench with {} clients, {} s a run, {} interleaved rounds, scale {} ({} accounts, {} branches), one leader and\n\
-             {} followers on the same machine. Every figure is the median of the rounds, with the smallest and the largest in\n\
-             parentheses; ratios are formed within a round. *direct* is the physical limit of this machine without a proxy: clients,\n\
+             pgbench with {} clients, {} s a run, {} interleaved rounds, \
+             scale {} ({} accounts, {} branches), one leader and\n\
+             {} followers on the same machine. \
+             Every figure is the median of the rounds, with the smallest and the largest in\n\
+             parentheses; ratios are formed within a round. \
+             *direct* is the physical limit of this machine without a proxy: clients,\n\
              servers and proxies share its processors, so whatever a proxy uses is missing elsewhere.\n\n\
-             - Command: `{}`\n- Machine: {}, {} processors, {} MiB memory, Linux {}; load {:.1} before, {:.1} at the end\n- Versions: {}\n\n",
+             - Command: `{}`\n- Machine: {}, {} processors, {} MiB memory, Linux {}; \
+             load {:.1} before, {:.1} at the end\n- Versions: {}\n\n",
             self.clients,
             self.seconds,
             self.pairs,
@@ -169,23 +175,30 @@ impl Report {
         // Half a processor's worth of other work is enough to blur a comparison of wall times.
         if machine.load_before > 0.5 {
             page.push_str(
-                "**The machine had other work during this experiment**: its throughputs and their ratios are blurred, as their\n\
+                "**The machine had other work during this experiment**: \
+                 its throughputs and their ratios are blurred, as their\n\
                  spread shows, and so are times of gates; processor times stand.\n\n",
             );
         }
         page.push_str("![throughput and processor time](router.png)\n\n## Throughput and processor time\n\n");
         page.push_str(&table(&ROW_HEAD, &self.rows().iter().map(row_cells).collect::<Vec<_>>()));
         page.push_str(
-            "\n`select-only` is one read by primary key, autocommit, READ COMMITTED for direct and pgbouncer and serializable\n\
-             through onecopy. `tpcb-like` is SERIALIZABLE everywhere and tried again after 40001; `mixed` is nine reads to one such\n\
-             transaction, all SERIALIZABLE. PgBouncer has no row for named statements: before 1.21 it cannot pool them.\n",
+            "\n`select-only` is one read by primary key, autocommit, \
+             READ COMMITTED for direct and pgbouncer and serializable\n\
+             through onecopy. `tpcb-like` is SERIALIZABLE everywhere and tried again after 40001; \
+             `mixed` is nine reads to one such\n\
+             transaction, all SERIALIZABLE. PgBouncer has no row for named statements: \
+             before 1.21 it cannot pool them.\n",
         );
         let gates = self.gate_rows();
         if !gates.is_empty() {
             page.push_str("\n## Gates and tripwire\n\n");
             page.push_str(&table(&GATE_HEAD, &gates.iter().map(gate_cells).collect::<Vec<_>>()));
-            page.push_str("\n*closed*: commits wait while a gate takes the epoch on all servers. An epoch that lacks no commit stays fresh however\n\
-                 old it is, and nobody makes a new one while nobody reads. `-`: nothing of the kind happened.\n");
+            page.push_str(
+                "\n*closed*: commits wait while a gate takes the epoch on all servers. \
+                 An epoch that lacks no commit stays fresh however\n\
+                 old it is, and nobody makes a new one while nobody reads. `-`: nothing of the kind happened.\n",
+            );
         }
         page.push_str("\n## The bars\n\n");
         page.push_str(&table(&["what", "bar"], &BARS.map(|(what, bar)| vec![what.to_owned(), bar.to_owned()])));

@@ -84,8 +84,8 @@ pub enum CloneError {
     Shared(std::sync::Arc<CloneError>),
     /// This process may not have as many open files as there would be.
     #[error(
-        "{path} cannot be cloned lazily: {needed} files would be open at once and this process may have {allowed}; raise the \
-         limit of open files (LimitNOFILE= of its unit, ulimit -n) or use --mode copy"
+        "{path} cannot be cloned lazily: {needed} files would be open at once and this process may have {allowed}; \
+         raise the limit of open files (LimitNOFILE= of its unit, ulimit -n) or use --mode copy"
     )]
     TooManyFiles {
         /// The source's data directory.

@@ -103,9 +103,9 @@ impl SourceDisks {
             let free_bytes = free_bytes(&space.map_err(CloneError::file("ask for the free space of", &place))?);
             if needed_bytes > free_bytes {
                 let reason = format!(
-                    "with those that are being filled it takes {needed_bytes} more bytes when it is whole, and {free_bytes} \
-                     are free on a file system on which its source works, beside the 50th that is left to that; make \
-                     room, or give it another file system"
+                    "with those that are being filled it takes {needed_bytes} more bytes when it is whole, and \
+                     {free_bytes} are free on a file system on which its source works, beside the 50th that is left to \
+                     that; make room, or give it another file system"
                 );
                 return Err(CloneError::CannotClone { path: place, reason });
             }

@@ -20,8 +20,9 @@ pub enum DiskServerError {
     },
     /// NBD clients of other hosts would come in the clear, and nobody has said that they may.
     #[error(
-        "{address} can be reached from other hosts, and NBD would be in the clear there, without asking who comes: give --tls-authority, \
-         --tls-certificate and --tls-key, or, in a network that nobody else can enter, --nbd-unencrypted"
+        "{address} can be reached from other hosts, and NBD would be in the clear there, without asking who comes: \
+         give --tls-authority, --tls-certificate and --tls-key, or, in a network that nobody else can enter, \
+         --nbd-unencrypted"
     )]
     Unencrypted {
         /// Where.
@@ -70,7 +71,8 @@ pub enum DiskServerError {
     Refused(String),
     /// The server's reply cannot be parsed.
     #[error(
-        "the disk server of {directory} sent a reply that cannot be parsed: {reason}; if it is of another version, stop it with `onecopy disk stop {directory}` and serve the disk again"
+        "the disk server of {directory} sent a reply that cannot be parsed: {reason}; if it is of another version, \
+         stop it with `onecopy disk stop {directory}` and serve the disk again"
     )]
     InvalidReply {
         /// The disk's directory.

@@ -24,12 +24,12 @@ fn no_disk(directory: &Path, found: &Found) -> String {
             format!("there is no {directory}; a disk is made with: onecopy disk create {directory} --size SIZE")
         }
         Found::File => format!(
-            "{directory} is no disk: a disk is a directory, this is none; if it is a raw image, a disk over it is made with: onecopy disk \
-             create DIRECTORY --base {directory}"
+            "{directory} is no disk: a disk is a directory, this is none; if it is a raw image, a disk over it is made \
+             with: onecopy disk create DIRECTORY --base {directory}"
         ),
         Found::Directory => format!(
-            "{directory} is no disk: the directory has no file `header`; name a disk's directory, or make one with: onecopy disk create \
-             DIRECTORY --size SIZE"
+            "{directory} is no disk: the directory has no file `header`; name a disk's directory, or make one with: \
+             onecopy disk create DIRECTORY --size SIZE"
         ),
     }
 }

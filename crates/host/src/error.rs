@@ -37,7 +37,10 @@ pub enum HostError {
         found: String,
     },
     /// Another daemon runs on the directory.
-    #[error("{directory} is served by another onecopy{}; stop it with: onecopy down --dir {directory}", process(*process_id))]
+    #[error(
+        "{directory} is served by another onecopy{}; stop it with: onecopy down --dir {directory}",
+        process(*process_id)
+    )]
     Locked {
         /// The directory.
         directory: PathBuf,
@@ -46,7 +49,8 @@ pub enum HostError {
     },
     /// The disk has no room for a new server.
     #[error(
-        "{directory} has {free_bytes} bytes free, {wanted_bytes} are needed for {servers} new servers; free some space or give another directory with --dir"
+        "{directory} has {free_bytes} bytes free, {wanted_bytes} are needed for {servers} new servers; free some space \
+         or give another directory with --dir"
     )]
     NoSpace {
         /// The directory.
@@ -66,7 +70,8 @@ pub enum HostError {
     },
     /// The cluster's servers ran as another account.
     #[error(
-        "the servers in {directory} belong to the account with number {owner_id}, here they would run as {user:?}; run onecopy as the account that made the cluster"
+        "the servers in {directory} belong to the account with number {owner_id}, here they would run as {user:?}; run \
+         onecopy as the account that made the cluster"
     )]
     OtherAccount {
         /// The cluster's directory.
@@ -78,7 +83,8 @@ pub enum HostError {
     },
     /// `cluster.toml` cannot be understood.
     #[error(
-        "{path} is not a cluster's state: {reason}; restore it from a backup, the data directories beside it are untouched"
+        "{path} is not a cluster's state: {reason}; restore it from a backup, \
+         the data directories beside it are untouched"
     )]
     InvalidState {
         /// The file.
@@ -102,7 +108,9 @@ pub enum HostError {
     },
     /// Fewer followers than exist are wanted.
     #[error(
-        "{wanted} replicas are wanted, but the cluster has {existing}: a follower holds a slot on the leader and a copy of the data, which `up` does not throw away; give --replicas {existing} or more, or remove followers of the running cluster with: onecopy scale {wanted}"
+        "{wanted} replicas are wanted, but the cluster has {existing}: a follower holds a slot on the leader and a \
+         copy of the data, which `up` does not throw away; give --replicas {existing} or more, or remove followers of \
+         the running cluster with: onecopy scale {wanted}"
     )]
     FewerReplicas {
         /// What was asked for.
@@ -137,7 +145,8 @@ pub enum HostError {
     },
     /// A follower runs and does not answer through the router.
     #[error(
-        "{follower} runs, but does not answer through the router within {seconds} s; it goes on trying, `onecopy status` tells how far it is"
+        "{follower} runs, but does not answer through the router within {seconds} s; it goes on trying, \
+         `onecopy status` tells how far it is"
     )]
     NotAnswering {
         /// The follower.
@@ -158,7 +167,8 @@ pub enum HostError {
     Daemon(String),
     /// The data directory of the leader is gone.
     #[error(
-        "{path} is missing although cluster.toml names it: nothing else has all the data; restore it, or remove the whole directory to begin anew"
+        "{path} is missing although cluster.toml names it: nothing else has all the data; restore it, or remove the \
+         whole directory to begin anew"
     )]
     LeaderMissing {
         /// The data directory.
@@ -166,7 +176,8 @@ pub enum HostError {
     },
     /// A tool that a killed daemon left behind does not end.
     #[error(
-        "process {process_id} still writes into {home} and does not end when killed; see why, then call `onecopy up` again"
+        "process {process_id} still writes into {home} and does not end when killed; \
+         see why, then call `onecopy up` again"
     )]
     OrphanStays {
         /// The process.
@@ -176,7 +187,8 @@ pub enum HostError {
     },
     /// A slot of an incomplete follower is still in use.
     #[error(
-        "{leader}: the replication slot {slot:?} is still in use by process {process_id}; end that process, then call `onecopy up` again"
+        "{leader}: the replication slot {slot:?} is still in use by process {process_id}; \
+         end that process, then call `onecopy up` again"
     )]
     SlotInUse {
         /// The leader.
@@ -209,8 +221,8 @@ pub enum HostError {
     },
     /// The extension that resizes pools is wanted and not installed.
     #[error(
-        "PostgreSQL in {directory} lacks the extension that resizes memory ({missing}); install it (`make build` from the sources does), or allow \
-         to go without: `extension = \"auto\"` in [memory] of onecopy.toml"
+        "PostgreSQL in {directory} lacks the extension that resizes memory ({missing}); install it (`make build` from \
+         the sources does), or allow to go without: `extension = \"auto\"` in [memory] of onecopy.toml"
     )]
     ExtensionMissing {
         /// The directory of PostgreSQL's programs.
@@ -220,7 +232,8 @@ pub enum HostError {
     },
     /// The extension's schema can be written by others.
     #[error(
-        "the schema {schema} belongs to the role {owner:?}, which is no superuser; drop it, or give it to a superuser with ALTER SCHEMA"
+        "the schema {schema} belongs to the role {owner:?}, which is no superuser; \
+         drop it, or give it to a superuser with ALTER SCHEMA"
     )]
     ForeignSchema {
         /// The schema.
@@ -253,7 +266,8 @@ pub enum HostError {
     },
     /// No agent for memory listens.
     #[error(
-        "no onecopy looks after memory behind {socket}; start it with: onecopy memory agent, or name a cluster with --dir"
+        "no onecopy looks after memory behind {socket}; \
+         start it with: onecopy memory agent, or name a cluster with --dir"
     )]
     NoMemoryAgent {
         /// Its socket.
@@ -280,7 +294,8 @@ pub enum HostError {
     },
     /// The daemon's reply cannot be parsed.
     #[error(
-        "the daemon of {directory} sent no reply that can be parsed: {reason}; see its log, {directory}/onecopy.log; if it is of another version, start it again: `onecopy down`, then `onecopy up`"
+        "the daemon of {directory} sent no reply that can be parsed: {reason}; see its log, {directory}/onecopy.log; \
+         if it is of another version, start it again: `onecopy down`, then `onecopy up`"
     )]
     InvalidReply {
         /// The cluster's directory.
@@ -290,7 +305,8 @@ pub enum HostError {
     },
     /// The reply of an agent for memory cannot be parsed.
     #[error(
-        "the memory agent behind {socket} sent no reply that can be parsed: {reason}; if it is of another version, start it again"
+        "the memory agent behind {socket} sent no reply that can be parsed: {reason}; \
+         if it is of another version, start it again"
     )]
     InvalidAgentReply {
         /// Its socket.
@@ -305,7 +321,10 @@ pub enum HostError {
         directory: PathBuf,
     },
     /// The daemon did not end.
-    #[error("onecopy{} does not end within {seconds} s; what it is doing is in {directory}/onecopy.log", process(*process_id))]
+    #[error(
+        "onecopy{} does not end within {seconds} s; what it is doing is in {directory}/onecopy.log",
+        process(*process_id)
+    )]
     DoesNotEnd {
         /// The directory.
         directory: PathBuf,

@@ -56,7 +56,8 @@ pub async fn make_missing(name: &str, leader: &dyn Instance, secrets: &Secrets) 
         let bounded = bounded.map_err(HostError::sql(name, "look at the version"))?.get(0);
         let makes_roles = if bounded { "CREATEROLE" } else { "NOCREATEROLE" };
         let statement = format!(
-            "CREATE ROLE {CLIENT} LOGIN CREATEDB {makes_roles} PASSWORD '{password}'; GRANT pg_monitor TO {CLIENT}; ALTER DATABASE {DATABASE} OWNER TO {CLIENT}"
+            "CREATE ROLE {CLIENT} LOGIN CREATEDB {makes_roles} PASSWORD '{password}'; GRANT pg_monitor TO {CLIENT}; \
+             ALTER DATABASE {DATABASE} OWNER TO {CLIENT}"
         );
         run("make the role for clients", statement).await?;
     }

@@ -90,7 +90,8 @@ pub(crate) fn check_socket_path(path: &Path) -> Result<(), String> {
     match path.as_os_str().len() {
         0..=SOCKET_PATH_BYTES_MAX => Ok(()),
         length => Err(format!(
-            "the socket {} has a name of {length} bytes, possible are {SOCKET_PATH_BYTES_MAX}; choose a shorter directory",
+            "the socket {} has a name of {length} bytes, possible are {SOCKET_PATH_BYTES_MAX}; \
+             choose a shorter directory",
             path.display()
         )),
     }

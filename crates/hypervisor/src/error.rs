@@ -130,7 +130,8 @@ pub enum HypervisorError {
     },
     /// The guest's agent speaks no version that we understand.
     #[error(
-        "the guest's agent does not understand this version: {reason}; build the guest's image anew: guest/build-image.sh"
+        "the guest's agent does not understand this version: {reason}; \
+         build the guest's image anew: guest/build-image.sh"
     )]
     AgentVersion {
         /// What it said.

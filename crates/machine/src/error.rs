@@ -15,7 +15,8 @@ use super::MachineName;
 pub enum MachineError {
     /// That is no name of a machine.
     #[error(
-        "{name:?} is no name of a machine: it has lower case letters, digits and hyphens, a letter first, at most {characters_max}"
+        "{name:?} is no name of a machine: it has lower case letters, digits and hyphens, a letter first, \
+         at most {characters_max}"
     )]
     InvalidName {
         /// What was given.
@@ -39,8 +40,8 @@ pub enum MachineError {
     },
     /// There is no guest image.
     #[error(
-        "{directory} is no guest image ({reason}); build one with guest/build-image.sh (`make setup` installs what that needs), or name \
-         another one: --image of `onecopy vm create`, --vm-image of `onecopy up`"
+        "{directory} is no guest image ({reason}); build one with guest/build-image.sh (`make setup` installs what \
+         that needs), or name another one: --image of `onecopy vm create`, --vm-image of `onecopy up`"
     )]
     NoImage {
         /// Where it was looked for.
@@ -106,8 +107,8 @@ pub enum MachineError {
     },
     /// What is left of a machine must never run again.
     #[error(
-        "the machine {name} does not run here again: its disk has gone on without it, or that cannot be ruled out; end what is left of it with: \
-         onecopy vm stop {name}"
+        "the machine {name} does not run here again: its disk has gone on without it, or that cannot be ruled out; end \
+         what is left of it with: onecopy vm stop {name}"
     )]
     Moved {
         /// Its name.
@@ -123,7 +124,8 @@ pub enum MachineError {
     },
     /// The disk that the machines lie on has no room.
     #[error(
-        "{directory} has {free_bytes} bytes free, {wanted_bytes} are needed for {name}; free some space or give another directory with --dir"
+        "{directory} has {free_bytes} bytes free, {wanted_bytes} are needed for {name}; free some space or give \
+         another directory with --dir"
     )]
     NoSpace {
         /// The directory.
@@ -165,12 +167,14 @@ pub enum MachineError {
     },
     /// Ways to make followers that need the leader's files.
     #[error(
-        "the cluster's servers run in machines, where a follower is a base backup made in the guest: leave out --mode, or give --mode copy"
+        "the cluster's servers run in machines, where a follower is a base backup made in the guest: \
+         leave out --mode, or give --mode copy"
     )]
     OnlyCopies,
     /// The servers of a cluster run all in one way.
     #[error(
-        "the servers of {directory} run as {existing}, not as {wanted}: that is fixed when a cluster is made; make another one with --dir"
+        "the servers of {directory} run as {existing}, not as {wanted}: that is fixed when a cluster is made; \
+         make another one with --dir"
     )]
     RuntimeFixed {
         /// The cluster.
@@ -182,7 +186,8 @@ pub enum MachineError {
     },
     /// Machines are described, and there are none.
     #[error(
-        "the servers run as processes, which have no --vm-memory, --vm-processors, --vm-disk or --vm-image; give --runtime vm for a new cluster"
+        "the servers run as processes, which have no --vm-memory, --vm-processors, --vm-disk or --vm-image; give \
+         --runtime vm for a new cluster"
     )]
     NoMachines,
     /// A file or directory operation failed.
@@ -206,15 +211,18 @@ pub enum MachineError {
     Task(String),
     /// Checkpoints need what is not there.
     #[error(
-        "a machine that can be checkpointed {reason}; make it without --checkpoints, or set `checkpoints = false` in its \
-         machine.toml"
+        "a machine that can be checkpointed {reason}; make it without --checkpoints, or set `checkpoints = false` in \
+         its machine.toml"
     )]
     NoCheckpoints {
         /// What it needs.
         reason: String,
     },
     /// A machine whose disk others need.
-    #[error("the disks of {} lie over that of {name}: delete them first, with: onecopy vm delete NAME", machines.join(", "))]
+    #[error(
+        "the disks of {} lie over that of {name}: delete them first, with: onecopy vm delete NAME",
+        machines.join(", ")
+    )]
     StoodOn {
         /// Its name.
         name: MachineName,

@@ -20,7 +20,8 @@ pub enum MemoryError {
     },
     /// A name cannot be an instance's.
     #[error(
-        "{name:?} cannot name an instance; use 1 to {length_max} letters, digits, and . _ - of ASCII, a letter or digit first"
+        "{name:?} cannot name an instance; use 1 to {length_max} letters, digits, and . _ - of ASCII, \
+         a letter or digit first"
     )]
     InvalidInstanceName {
         /// What was given.
@@ -118,7 +119,8 @@ pub enum MemoryError {
     },
     /// A size that does not fit under the limit of a cgroup; the limit is not raised for it.
     #[error(
-        "{instance} cannot have {}: cgroup {cgroup} is limited to {} and a pool may have {} of that; ask for less, or raise the limit",
+        "{instance} cannot have {}: cgroup {cgroup} is limited to {} and a pool may have {} of that; \
+         ask for less, or raise the limit",
         size::text(*target_bytes), size::text(*limit_bytes), size::text(*most_bytes)
     )]
     AboveLimit {
@@ -135,7 +137,8 @@ pub enum MemoryError {
     },
     /// A size for which the others cannot make room.
     #[error(
-        "{instance} cannot have {}: the others keep {} and all together may have {}; ask for less, set others smaller first, or raise the budget",
+        "{instance} cannot have {}: the others keep {} and all together may have {}; ask for less, set others smaller \
+         first, or raise the budget",
         size::text(*target_bytes), size::text(*others_bytes), size::text(*budget_bytes)
     )]
     OverBudget {
@@ -192,7 +195,8 @@ pub enum MemoryError {
     },
     /// A limit that a cgroup already exceeds.
     #[error(
-        "cgroup {cgroup} cannot be limited to {}: {} of it cannot be had back without swapping or killing; shrink its pools first",
+        "cgroup {cgroup} cannot be limited to {}: {} of it cannot be had back without swapping or killing; \
+         shrink its pools first",
         size::text(*limit_bytes), size::text(*usage_bytes)
     )]
     LimitBelowUsage {

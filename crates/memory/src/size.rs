@@ -226,7 +226,8 @@ mod tests {
         #[test]
         fn a_printed_size_is_read_back(bytes: u64, share in 0..=1_000_000_u32) {
             prop_assert_eq!(Size::Bytes(bytes).to_string().parse::<Size>().expect("own text"), Size::Bytes(bytes));
-            prop_assert_eq!(Size::Millionths(share).to_string().parse::<Size>().expect("own text"), Size::Millionths(share));
+            let share = Size::Millionths(share);
+            prop_assert_eq!(share.to_string().parse::<Size>().expect("own text"), share);
         }
 
         #[test]

@@ -24,7 +24,10 @@ fn engine(server: &MariaDbServer, ceiling_mib: u64) -> MariaDbEngine {
 async fn a_pool_full_of_changed_pages_gives_its_memory_back() {
     let server = MariaDbServer::start(384);
     let engine = engine(&server, 1024);
-    server.sql("CREATE DATABASE shop; CREATE TABLE shop.item (id int AUTO_INCREMENT PRIMARY KEY, note varchar(2000)) ENGINE=InnoDB");
+    server.sql(
+        "CREATE DATABASE shop; CREATE TABLE shop.item (id int AUTO_INCREMENT PRIMARY KEY, note varchar(2000)) \
+         ENGINE=InnoDB",
+    );
     server.sql("INSERT INTO shop.item (note) SELECT repeat('x', 2000) FROM shop.seq_1_to_120000");
     let before = engine.observe().await.expect("an answer");
     assert_eq!((before.pool_bytes, before.target_bytes, before.ceiling_bytes), (384 * MIB, 384 * MIB, 1024 * MIB));

@@ -41,7 +41,8 @@ fn step() -> impl Strategy<Value = Step> {
     let block = || prop_oneof![0..6u64, 1020..1030u64, BLOCKS - 3..BLOCKS + 3];
     let guest_page = || proptest::option::of(0..8u64);
     prop_oneof![
-        6 => (block(), 0..24u8, guest_page()).prop_map(|(block, content, guest_page)| Step::Record { block, content, guest_page }),
+        6 => (block(), 0..24u8, guest_page())
+            .prop_map(|(block, content, guest_page)| Step::Record { block, content, guest_page }),
         2 => (block(), 0..1100u64).prop_map(|(first, count)| Step::Forget { first, count }),
         6 => (0..24u8, guest_page()).prop_map(|(content, guest_page)| Step::Find { content, guest_page }),
         1 => Just(Step::Reload),

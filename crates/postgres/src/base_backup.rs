@@ -214,7 +214,8 @@ mod tests {
 
     #[tokio::test]
     async fn progress_and_complaints_are_told_apart() {
-        let printed = "waiting for checkpoint\n    0/22952 kB (0%), 0/1 tablespace\r22952/22952 kB (100%), 1/1 tablespace\nerror: gone";
+        let printed = "waiting for checkpoint\n    0/22952 kB (0%), 0/1 tablespace\r\
+                       22952/22952 kB (100%), 1/1 tablespace\nerror: gone";
         let mut reports = Vec::new();
         let complaints = read_output(printed.as_bytes(), |progress| reports.push(progress)).await.expect("read");
         assert_eq!(String::from_utf8_lossy(&complaints), "waiting for checkpoint\nerror: gone\n");

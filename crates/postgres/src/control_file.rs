@@ -398,7 +398,12 @@ mod tests {
         }
 
         #[test]
-        fn every_position_survives_a_patch(layout in 0..LAYOUTS.len(), position: u64, timeline: u32, length in 296..9000_usize) {
+        fn every_position_survives_a_patch(
+            layout in 0..LAYOUTS.len(),
+            position: u64,
+            timeline: u32,
+            length in 296..9000_usize,
+        ) {
             let mut bytes = sample(LAYOUTS[layout]);
             bytes.resize(length, 0);
             let patched = ControlFile::patch_for_standby(&bytes, Lsn(position), timeline).expect("patched");

@@ -12,7 +12,8 @@ use crate::control_file::ControlFileError;
 pub enum PostgresError {
     /// No usable server programs were found.
     #[error(
-        "no PostgreSQL 15 to 18 server programs found (looked at: {looked_at}); install postgresql or give the directory of `postgres` and `initdb` with --pg-bindir"
+        "no PostgreSQL 15 to 18 server programs found (looked at: {looked_at}); install postgresql or give the \
+         directory of `postgres` and `initdb` with --pg-bindir"
     )]
     BinariesNotFound {
         /// The places that were tried, each with what was wrong there.
@@ -28,7 +29,8 @@ pub enum PostgresError {
     },
     /// The account that the server should run as does not exist.
     #[error(
-        "no account {name:?} on this machine ({reason}); PostgreSQL refuses to run as root: create it or name another account"
+        "no account {name:?} on this machine ({reason}); PostgreSQL refuses to run as root: \
+         create it or name another account"
     )]
     UnknownServiceUser {
         /// The account's name.
@@ -38,7 +40,8 @@ pub enum PostgresError {
     },
     /// The service user cannot pass a directory on the way to its own.
     #[error(
-        "{path} is not reachable for the account {user:?}: {blocked_by} is not searchable for it; choose another directory or run: chmod o+x {blocked_by}"
+        "{path} is not reachable for the account {user:?}: {blocked_by} is not searchable for it; choose another \
+         directory or run: chmod o+x {blocked_by}"
     )]
     NotReachable {
         /// The directory that is wanted.
@@ -90,7 +93,8 @@ pub enum PostgresError {
     },
     /// The data directory belongs to another major version than the programs.
     #[error(
-        "{path} was made by PostgreSQL {data}, the programs are PostgreSQL {programs}; give the programs of version {data} with --pg-bindir"
+        "{path} was made by PostgreSQL {data}, the programs are PostgreSQL {programs}; \
+         give the programs of version {data} with --pg-bindir"
     )]
     VersionMismatch {
         /// The data directory.
@@ -141,7 +145,11 @@ pub enum PostgresError {
         log: String,
     },
     /// The server did not stop in time.
-    #[error("the server in {path} (process {process_id}) did not stop within {} s; stop it with a harder mode; its log says:\n{log}", waited.as_secs())]
+    #[error(
+        "the server in {path} (process {process_id}) did not stop within {} s; stop it with a harder mode; \
+         its log says:\n{log}",
+        waited.as_secs()
+    )]
     NotStopped {
         /// The data directory.
         path: PathBuf,
@@ -160,7 +168,8 @@ pub enum PostgresError {
     },
     /// A running server that was found listens elsewhere than it is configured to.
     #[error(
-        "the server in {path} runs already (process {process_id}) on port {found}, not on {wanted}; stop it first or give that port"
+        "the server in {path} runs already (process {process_id}) on port {found}, not on {wanted}; \
+         stop it first or give that port"
     )]
     RunningOnOtherPort {
         /// The data directory.
@@ -190,7 +199,8 @@ pub enum PostgresError {
     },
     /// A connection string could not be understood.
     #[error(
-        "cannot understand the connection string: {0}; give host=.. port=.. user=.. or postgresql://user@host:port/database"
+        "cannot understand the connection string: {0}; give host=.. port=.. user=.. or \
+         postgresql://user@host:port/database"
     )]
     InvalidConnectionString(String),
     /// A statement failed.

@@ -112,8 +112,10 @@ mod tests {
 
     #[test]
     fn complaints_are_found_and_bounded() {
-        let busy = "LOG:  starting PostgreSQL\nLOG:  could not bind IPv4 address \"127.0.0.1\": Address already in use\n\
-                    HINT:  Is another postmaster already running?\nFATAL:  could not create any TCP/IP sockets\nLOG:  shut down\n";
+        let busy = "LOG:  starting PostgreSQL\n\
+                    LOG:  could not bind IPv4 address \"127.0.0.1\": Address already in use\n\
+                    HINT:  Is another postmaster already running?\nFATAL:  could not create any TCP/IP sockets\n\
+                    LOG:  shut down\n";
         assert_eq!(complaints_in(busy).lines().count(), 3);
         assert_eq!(complaints_in("LOG:  ready\n"), "");
         let many: String = (0..100).map(|number| format!("ERROR:  number {number}\n")).collect();

@@ -47,7 +47,8 @@ pub enum RouterError {
     LeaderInRecovery(String),
     /// The router's role may not do what the router must do.
     #[error(
-        "the router's role {role:?} on {server:?} is not a superuser; it must read SCRAM verifiers and make the tripwire"
+        "the router's role {role:?} on {server:?} is not a superuser; \
+         it must read SCRAM verifiers and make the tripwire"
     )]
     NotSuperuser {
         /// The role.
@@ -57,7 +58,8 @@ pub enum RouterError {
     },
     /// Transactions of an earlier router do not end.
     #[error(
-        "transactions of an earlier router still run on {server:?} (server processes {processes}); stop that router, or end them with pg_terminate_backend()"
+        "transactions of an earlier router still run on {server:?} (server processes {processes}); stop that router, \
+         or end them with pg_terminate_backend()"
     )]
     OrphanedTransactions {
         /// The server.

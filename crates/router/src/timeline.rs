@@ -31,12 +31,14 @@ pub struct SystemTimeline {
 pub enum Unfit {
     /// The leader only replays.
     #[error(
-        "it is a standby (pg_is_in_recovery) and cannot lead; promote it, or name the server that it follows as the leader"
+        "it is a standby (pg_is_in_recovery) and cannot lead; promote it, \
+         or name the server that it follows as the leader"
     )]
     LeaderIsStandby,
     /// A follower takes writes.
     #[error(
-        "it is no standby (pg_is_in_recovery): it was promoted, or never followed; make it anew as a standby of the leader"
+        "it is no standby (pg_is_in_recovery): it was promoted, or never followed; \
+         make it anew as a standby of the leader"
     )]
     NotAStandby,
     /// It was copied from another server.

@@ -29,7 +29,8 @@ fn statements(round: u64) -> Vec<String> {
     let mut statements = vec![
         // New files, with an index and storage out of line.
         format!(
-            "CREATE TABLE made_{round} AS SELECT i AS id, repeat(md5(i::text), 8) AS body FROM generate_series(1, 1500) i"
+            "CREATE TABLE made_{round} AS SELECT i AS id, repeat(md5(i::text), 8) AS body \
+             FROM generate_series(1, 1500) i"
         ),
         format!("CREATE INDEX ON made_{round} (body)"),
         format!(

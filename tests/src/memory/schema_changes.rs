@@ -54,7 +54,8 @@ pub fn statements(round: u64) -> Vec<String> {
         // After a crash in the middle of a round it is there already.
         format!("DROP TABLE IF EXISTS made_{round}"),
         format!(
-            "CREATE TABLE made_{round} AS SELECT i AS id, repeat(md5(i::text), 8) AS body FROM generate_series(1, 8000) i"
+            "CREATE TABLE made_{round} AS SELECT i AS id, repeat(md5(i::text), 8) AS body \
+             FROM generate_series(1, 8000) i"
         ),
         format!("CREATE INDEX ON made_{round} (body)"),
         format!("DELETE FROM made_{round} WHERE id > 4000"),

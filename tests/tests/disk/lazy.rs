@@ -39,7 +39,8 @@ async fn prepare(server: &NbdServerProcess, socket: &Path) -> String {
     .await;
     let guest = guest.unwrap_or_else(|error| panic!("{error:#}\n{}", server.said()));
     guest.agent().start_postgres(TIMEOUT).await.expect("the guest does it");
-    let rows = "CREATE TABLE kept AS SELECT number, repeat(md5(number::text), 8) AS text FROM generate_series(1, 60000) AS number";
+    let rows = "CREATE TABLE kept AS SELECT number, repeat(md5(number::text), 8) AS text \
+                FROM generate_series(1, 60000) AS number";
     guest.sql(rows).await.expect("the guest does it");
     guest.sql("VACUUM FREEZE kept").await.expect("the guest does it");
     let answer = guest.sql(QUESTION).await.expect("the guest does it");

@@ -263,8 +263,8 @@ const EVERYDAY: &[&str] = &[
     "CREATE TABLE fresh AS SELECT 1 AS a FROM generate_series(1, 10)",
     "CREATE TABLE keyed (id int PRIMARY KEY)",
     "CREATE TABLE of_keyed (id int REFERENCES keyed)",
-    "BEGIN; CREATE TABLE more (a int); CREATE INDEX ON more (a); ALTER TABLE more ADD b int; INSERT INTO more VALUES (1); \
-     COMMIT",
+    "BEGIN; CREATE TABLE more (a int); CREATE INDEX ON more (a); ALTER TABLE more ADD b int; \
+     INSERT INTO more VALUES (1); COMMIT",
     "CREATE VIEW fresh_view AS SELECT * FROM fresh",
     "CREATE SEQUENCE fresh_sequence",
 ];

@@ -32,8 +32,8 @@ async fn expect_everywhere(wire: &mut Wire, sql: &str, value: &str) -> anyhow::R
 /// Statements and what `work_mem` is after each.
 type Steps = &'static [(&'static str, &'static str)];
 
-const SETTINGS: &str = "SELECT current_setting('work_mem'), current_setting('search_path'), current_setting('TimeZone'), \
-     coalesce(current_setting('shop.tenant', true), '')";
+const SETTINGS: &str = "SELECT current_setting('work_mem'), current_setting('search_path'), \
+     current_setting('TimeZone'), coalesce(current_setting('shop.tenant', true), '')";
 
 /// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -200,7 +200,9 @@ async fn v15_an_agent_survives_whatever_comes_from_its_host() {
     }
     let mut stream = UnixStream::connect(&socket).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
-    stream.write_all(b"\n{\"id\":77,\"command\":{\"power_on\":{}}}\n{\"id\":78,\"command\":{\"write_file\":{\"path\":\"../x\",\"mode\":384,\"content\":\"\"}}}\n").unwrap();
+    let commands = b"\n{\"id\":77,\"command\":{\"power_on\":{}}}\n\
+        {\"id\":78,\"command\":{\"write_file\":{\"path\":\"../x\",\"mode\":384,\"content\":\"\"}}}\n";
+    stream.write_all(commands).unwrap();
     let mut refused = HashSet::new();
     for line in BufReader::new(&stream).lines() {
         let Ok(reply) = serde_json::from_str::<Reply>(&line.unwrap()) else { continue };

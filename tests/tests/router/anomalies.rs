@@ -219,7 +219,8 @@ async fn control_v7_servers_fed_with_statements_differ() -> anyhow::Result<()> {
 
 /// Statements that give other rows each time they run.
 const NONDETERMINISTIC: [&str; 8] = [
-    "CREATE TABLE clocks (id serial PRIMARY KEY, at timestamptz DEFAULT now(), clock timestamptz DEFAULT clock_timestamp())",
+    "CREATE TABLE clocks (id serial PRIMARY KEY, at timestamptz DEFAULT now(), \
+     clock timestamptz DEFAULT clock_timestamp())",
     "CREATE TABLE dice (id int PRIMARY KEY, v float8 DEFAULT random())",
     "CREATE TABLE names (id serial PRIMARY KEY, v uuid DEFAULT gen_random_uuid(), x text)",
     "INSERT INTO clocks DEFAULT VALUES",

@@ -13,7 +13,8 @@ const ANOMALIES_EXPECTED: usize = 6;
 fn scenario() -> Scenario {
     Scenario {
         tables: "CREATE TABLE ctl (k text NOT NULL PRIMARY KEY, deposit_date date NOT NULL);
-                 CREATE TABLE receipt (receipt_no int NOT NULL PRIMARY KEY, deposit_date date NOT NULL, amount numeric(13, 2));",
+                 CREATE TABLE receipt (receipt_no int NOT NULL PRIMARY KEY, deposit_date date NOT NULL, \
+                 amount numeric(13, 2));",
         reset: "BEGIN; DELETE FROM ctl; DELETE FROM receipt;
                 INSERT INTO ctl VALUES ('receipt', DATE '2008-12-22');
                 INSERT INTO receipt VALUES (1, DATE '2008-12-22', 1.00), (2, DATE '2008-12-22', 2.00); COMMIT;",

@@ -71,7 +71,8 @@ impl CloneOptions {
     /// The command that makes the same figures.
     fn command(&self) -> String {
         format!(
-            "cargo run --release -p onecopy-bench -- clone --rounds {} --scale {} --rate {} --slow-reads-per-second {} --large-gb {}",
+            "cargo run --release -p onecopy-bench -- clone --rounds {} --scale {} --rate {} --slow-reads-per-second {} \
+             --large-gb {}",
             self.rounds(),
             self.scale(),
             self.rate,

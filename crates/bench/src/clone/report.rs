@@ -72,11 +72,15 @@ impl Report {
     fn page(&self) -> String {
         let machine = &self.machine;
         format!(
-            "# Clones: measured\n\nMade by `{}`\n\n- {} ({} processors, {} MiB), Linux {}, PostgreSQL {}; load average {:.1} before, \
-             {:.1} after\n- source: {:.0} MB of data, on an XFS in a file of its own; {} update transactions a second while it is cloned\n\
-             - slow disk: {} reads a second; of the source only what its clients read is in memory, of a copy that was written nothing (the data is \
-             taken for larger than the memory); 4 clients read, 95 of 100 reads go to a tenth of the rows\n\
-             - medians, with the smallest and the largest; ratios are formed within one round\n\n![clone](clone.png)\n\n{}",
+            "# Clones: measured\n\nMade by `{}`\n\n- {} ({} processors, {} MiB), Linux {}, PostgreSQL {}; \
+             load average {:.1} before, {:.1} after\n\
+             - source: {:.0} MB of data, on an XFS in a file of its own; \
+             {} update transactions a second while it is cloned\n\
+             - slow disk: {} reads a second; of the source only what its clients read is in memory, of a copy that was \
+             written nothing (the data is taken for larger than the memory); 4 clients read, 95 of 100 reads go to a \
+             tenth of the rows\n\
+             - medians, with the smallest and the largest; ratios are formed within one round\n\n\
+             ![clone](clone.png)\n\n{}",
             self.command,
             machine.processor,
             machine.processors,
@@ -124,7 +128,8 @@ impl Report {
         writeln!(text, "\n## On a slow disk\n")?;
         writeln!(
             text,
-            "| method | first answer, s | from there to 90 % of the source's rate, s | not before the deadline |\n|---|---|---|---|"
+            "| method | first answer, s | from there to 90 % of the source's rate, s | not before the deadline |\n\
+             |---|---|---|---|"
         )?;
         for variant in VARIANTS {
             let first = self.warm_up(variant, |one| Some(one.first_answer_seconds));
@@ -143,7 +148,8 @@ impl Report {
         }
         writeln!(
             text,
-            "\nAll clones here are made while the source is written to: the first and the last line are the same figure."
+            "\nAll clones here are made while the source is written to: \
+             the first and the last line are the same figure."
         )?;
         for failure in &self.failures {
             writeln!(text, "\nFailed: {failure}")?;

@@ -85,7 +85,8 @@ fn content() -> [String; 5] {
         ),
         format!(
             "INSERT INTO order_lines SELECT o.id, i.id, 1 + (o.id + k) % 4, i.price_cents \
-             FROM orders o CROSS JOIN generate_series(1, 3) k JOIN items i ON i.id = 1 + (o.id * 13 + k * 701) % {ITEMS}"
+             FROM orders o CROSS JOIN generate_series(1, 3) k \
+             JOIN items i ON i.id = 1 + (o.id * 13 + k * 701) % {ITEMS}"
         ),
     ]
 }

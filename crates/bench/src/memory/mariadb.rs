@@ -42,7 +42,8 @@ pub async fn measure(round: u32) -> anyhow::Result<Shrink> {
     tokio::task::block_in_place(|| {
         let server = Server::start()?;
         server.sql(&format!(
-            "CREATE DATABASE bench; USE bench; CREATE TABLE filler (id INT PRIMARY KEY, content VARCHAR({ROW_BYTES}) CHARSET latin1); \
+            "CREATE DATABASE bench; USE bench; \
+             CREATE TABLE filler (id INT PRIMARY KEY, content VARCHAR({ROW_BYTES}) CHARSET latin1); \
              INSERT INTO filler SELECT seq, REPEAT(CHAR(65 + seq % 26), {ROW_BYTES}) FROM seq_1_to_{ROWS}"
         ))?;
         server.sql("SELECT COUNT(content) FROM bench.filler")?;

@@ -85,7 +85,8 @@ impl MemoryOptions {
         let only = self.only.map_or(String::new(), |only| format!(" --only {only}"));
         let ways: Vec<String> = self.ways().map(Way::option).collect();
         format!(
-            "cargo run --release -p onecopy-bench -- memory --rounds {} --seconds {} --ways {} --disk-per-second {}{only}",
+            "cargo run --release -p onecopy-bench -- memory --rounds {} --seconds {} --ways {} --disk-per-second \
+             {}{only}",
             self.rounds(),
             self.seconds(),
             ways.join(","),

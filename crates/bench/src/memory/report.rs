@@ -110,8 +110,10 @@ impl Report {
     fn page(&self) -> String {
         let machine = &self.machine;
         format!(
-            "# Memory: measured\n\nMade by `{}`\n\n- {} ({} processors, {} MiB), Linux {}, PostgreSQL {}; load average {:.1} before, {:.1} after\n\
-             - medians, with the smallest and the largest; ratios are formed within one round\n\n![memory](memory.png)\n\n{}",
+            "# Memory: measured\n\nMade by `{}`\n\n- {} ({} processors, {} MiB), Linux {}, PostgreSQL {}; \
+             load average {:.1} before, {:.1} after\n\
+             - medians, with the smallest and the largest; ratios are formed within one round\n\n\
+             ![memory](memory.png)\n\n{}",
             self.command,
             machine.processor,
             machine.processors,
@@ -142,20 +144,22 @@ impl Report {
         }
         writeln!(
             text,
-            "## A host takes half of the memory away, and gives it back\n\nThe server may use 1280, then 640, then 1280 MB (the paper: 10, 5, \
-             10 GB); clients read rows of 0.9, 0.45 and 0.9 of its pool (8, 4, 8 GB), with all ways but \"none\" a pool of 1024, 512 and \
-             1024 MB; {} s each, {} reads and as many writes a second of a disk that data and swap share. \
-             What clients use is in the pool when a server has started, as far as it fits; no process of a server may be killed for want of \
-             memory. Transactions a second and hits in the second half of each part; to \"born so\" of the same round. A part must be longer than the disk needs to read half of \
-             the pool, \
-             {:.0} s, to show where it ends.\n",
+            "## A host takes half of the memory away, and gives it back\n\n\
+             The server may use 1280, then 640, then 1280 MB (the paper: 10, 5, 10 GB); clients read rows of 0.9, 0.45 \
+             and 0.9 of its pool (8, 4, 8 GB), with all ways but \"none\" a pool of 1024, 512 and 1024 MB; {} s each, \
+             {} reads and as many writes a second of a disk that data and swap share. What clients use is in the pool \
+             when a server has started, as far as it fits; no process of a server may be killed for want of memory. \
+             Transactions a second and hits in the second half of each part; to \"born so\" of the same round. A part \
+             must be longer than the disk needs to read half of the pool, {:.0} s, to show where it ends.\n",
             self.part_seconds,
             self.disk_per_second,
             HALF_BLOCKS / f64::from(self.disk_per_second)
         )?;
         writeln!(
             text,
-            "| way | before, tps | squeezed, tps | to born so | hits, % | in swap, MB | after, tps | to born so | killed |\n|---|---|---|---|---|---|---|---|---|"
+            "| way | before, tps | squeezed, tps | to born so | hits, % | in swap, MB \
+             | after, tps | to born so | killed |\n\
+             |---|---|---|---|---|---|---|---|---|"
         )?;
         for way in Way::ALL.into_iter().filter(|way| self.squeezes.iter().any(|run| run.way == *way)) {
             let part = |number: usize, value: &dyn Fn(&super::squeeze::Part) -> f64| {
@@ -183,8 +187,8 @@ impl Report {
         }
         writeln!(
             text,
-            "\nPaper: without cooperation throughput falls and stays down; with each of its three ways it comes back to the ideal. Bar here: \
-             at least 0.95 of born so, hits within 2 points, nobody killed.\n"
+            "\nPaper: without cooperation throughput falls and stays down; with each of its three ways it comes back \
+             to the ideal. Bar here: at least 0.95 of born so, hits within 2 points, nobody killed.\n"
         )
     }
 
@@ -198,8 +202,9 @@ impl Report {
         }
         writeln!(
             text,
-            "## Analytical queries after shrinking\n\nQueries like those of TPC-H on a small model of its tables; the pool was 512 MB before, and \
-             the queries had run in it. Time of the server that has shrunk to that of one started so, and hits in points.\n"
+            "## Analytical queries after shrinking\n\nQueries like those of TPC-H on a small model of its tables; the \
+             pool was 512 MB before, and the queries had run in it. Time of the server that has shrunk to that of one \
+             started so, and hits in points.\n"
         )?;
         let names: Vec<String> = QUERIES.iter().map(|(name, _)| format!("Q{name}")).collect();
         writeln!(
@@ -238,14 +243,15 @@ impl Report {
         }
         writeln!(
             text,
-            "## Giving half of the pool back\n\nFrom {} to {} MB and back, on request; the parts as the server counts them.\n",
+            "## Giving half of the pool back\n\nFrom {} to {} MB and back, on request; \
+             the parts as the server counts them.\n",
             POOL_BYTES / MIB,
             POOL_BYTES / MIB / 2
         )?;
         writeln!(
             text,
-            "| clients | seconds | write, ms | move, ms | capture, ms | return, ms | pages: written | moved | evicted | p99, ms: before | \
-             meanwhile | tps: before | meanwhile | growing, s |\n|{}",
+            "| clients | seconds | write, ms | move, ms | capture, ms | return, ms | pages: written | moved | evicted \
+             | p99, ms: before | meanwhile | tps: before | meanwhile | growing, s |\n|{}",
             "---|".repeat(14)
         )?;
         let mut works: Vec<&str> = self.shrinks.iter().map(|shrink| shrink.work).collect();
@@ -278,7 +284,8 @@ impl Report {
             |value: &dyn Fn(&Taking) -> f64| cell(Spread::of(&self.takings.iter().map(value).collect::<Vec<f64>>()));
         writeln!(
             text,
-            "\nWithout asking, of an idle server: {} s at the level publish (the pages had left the pool before), {} s at the level own.",
+            "\nWithout asking, of an idle server: {} s at the level publish (the pages had left the pool before), \
+             {} s at the level own.",
             levels(&|one| one.publish_seconds),
             levels(&|one| one.own_seconds)
         )?;
@@ -294,8 +301,8 @@ impl Report {
         }
         writeln!(
             text,
-            "\nPaper: half of the pool in 7 s of the balloon and 245 s of the DBMS on request. Bars here: 1 GB in less than 0.3 s idle and 1 s \
-             under load, growing 1 GB in less than 0.1 s, p99 at most twice that of before."
+            "\nPaper: half of the pool in 7 s of the balloon and 245 s of the DBMS on request. Bars here: 1 GB in less \
+             than 0.3 s idle and 1 s under load, growing 1 GB in less than 0.1 s, p99 at most twice that of before."
         )
     }
 

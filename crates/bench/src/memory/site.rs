@@ -119,8 +119,9 @@ impl Site {
             client
                 .query_one(
                     "SELECT pg_prewarm(relation, last_block => greatest(0, ceil(blocks * $2::float8)::bigint - 1)) \
-                     FROM (SELECT oid::regclass AS relation, pg_relation_size(oid) / current_setting('block_size')::int \
-                     AS blocks FROM pg_class WHERE oid = $1::text::regclass) AS sizes",
+                     FROM (SELECT oid::regclass AS relation, \
+                     pg_relation_size(oid) / current_setting('block_size')::int AS blocks \
+                     FROM pg_class WHERE oid = $1::text::regclass) AS sizes",
                     &[relation, &part],
                 )
                 .await?;

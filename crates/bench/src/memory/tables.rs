@@ -17,23 +17,28 @@ pub const RELATIONS: [&str; 6] = ["lineitem", "orders", "customer", "part", "sup
 pub const QUERIES: [(&str, &str); 8] = [
     (
         "1",
-        "SELECT l_returnflag, sum(l_quantity), sum(l_extendedprice), sum(l_extendedprice * (1 - l_discount)), avg(l_quantity), count(*) \
+        "SELECT l_returnflag, sum(l_quantity), sum(l_extendedprice), sum(l_extendedprice * (1 - l_discount)), \
+         avg(l_quantity), count(*) \
          FROM lineitem WHERE l_shipdate <= date '1998-09-01' GROUP BY l_returnflag ORDER BY l_returnflag",
     ),
     (
         "3",
-        "SELECT l_orderkey, sum(l_extendedprice * (1 - l_discount)) AS revenue FROM customer JOIN orders ON c_custkey = o_custkey \
+        "SELECT l_orderkey, sum(l_extendedprice * (1 - l_discount)) AS revenue FROM customer \
+         JOIN orders ON c_custkey = o_custkey \
          JOIN lineitem ON l_orderkey = o_orderkey WHERE c_mktsegment = 1 AND o_orderdate < date '1995-03-15' \
          AND l_shipdate > date '1995-03-15' GROUP BY l_orderkey ORDER BY revenue DESC, l_orderkey LIMIT 10",
     ),
     (
         "4",
-        "SELECT o_orderpriority, count(*) FROM orders WHERE o_orderdate >= date '1993-07-01' AND o_orderdate < date '1993-10-01' \
-         AND EXISTS (SELECT FROM lineitem WHERE l_orderkey = o_orderkey AND l_commitdate < l_receiptdate) GROUP BY 1 ORDER BY 1",
+        "SELECT o_orderpriority, count(*) FROM orders WHERE o_orderdate >= date '1993-07-01' \
+         AND o_orderdate < date '1993-10-01' \
+         AND EXISTS (SELECT FROM lineitem WHERE l_orderkey = o_orderkey AND l_commitdate < l_receiptdate) \
+         GROUP BY 1 ORDER BY 1",
     ),
     (
         "5",
-        "SELECT s_nationkey, sum(l_extendedprice * (1 - l_discount)) FROM customer JOIN orders ON c_custkey = o_custkey \
+        "SELECT s_nationkey, sum(l_extendedprice * (1 - l_discount)) FROM customer \
+         JOIN orders ON c_custkey = o_custkey \
          JOIN lineitem ON l_orderkey = o_orderkey JOIN supplier ON l_suppkey = s_suppkey AND c_nationkey = s_nationkey \
          WHERE o_orderdate >= date '1994-01-01' AND o_orderdate < date '1995-01-01' GROUP BY 1 ORDER BY 2 DESC",
     ),
@@ -54,7 +59,8 @@ pub const QUERIES: [(&str, &str); 8] = [
     ),
     (
         "20",
-        "SELECT count(*) FROM supplier WHERE s_suppkey IN (SELECT l_suppkey FROM lineitem JOIN part ON l_partkey = p_partkey \
+        "SELECT count(*) FROM supplier WHERE s_suppkey IN (SELECT l_suppkey FROM lineitem \
+         JOIN part ON l_partkey = p_partkey \
          WHERE p_type < 10 AND l_shipdate >= date '1994-01-01' AND l_shipdate < date '1995-01-01' \
          GROUP BY l_suppkey HAVING sum(l_quantity) > 300)",
     ),
@@ -78,13 +84,17 @@ pub async fn fill(site: &Site) -> anyhow::Result<()> {
 
 fn script() -> String {
     format!(
-        "CREATE TABLE supplier AS SELECT i AS s_suppkey, i % 25 AS s_nationkey, repeat('s', 120) AS s_comment FROM generate_series(1, {SUPPLIERS}) i;
-         CREATE TABLE part AS SELECT i AS p_partkey, (random() * 149)::int AS p_type, repeat('p', 120) AS p_comment FROM generate_series(1, {PARTS}) i;
-         CREATE TABLE customer AS SELECT i AS c_custkey, i % 25 AS c_nationkey, i % 5 AS c_mktsegment, repeat('c', 140) AS c_comment
+        "CREATE TABLE supplier AS SELECT i AS s_suppkey, i % 25 AS s_nationkey, repeat('s', 120) AS s_comment \
+            FROM generate_series(1, {SUPPLIERS}) i;
+         CREATE TABLE part AS SELECT i AS p_partkey, (random() * 149)::int AS p_type, repeat('p', 120) AS p_comment \
+            FROM generate_series(1, {PARTS}) i;
+         CREATE TABLE customer AS SELECT i AS c_custkey, i % 25 AS c_nationkey, i % 5 AS c_mktsegment, \
+            repeat('c', 140) AS c_comment
             FROM generate_series(1, {CUSTOMERS}) i;
          CREATE TABLE orders AS SELECT i AS o_orderkey, 1 + (random() * {CUSTOMERS})::int % {CUSTOMERS} AS o_custkey,
             date '1992-01-01' + (random() * 2400)::int AS o_orderdate, (random() * 4)::int AS o_orderpriority,
-            (random() * 100000)::float8 AS o_totalprice, repeat('o', 60) AS o_comment FROM generate_series(1, {ORDERS}) i;
+            (random() * 100000)::float8 AS o_totalprice, repeat('o', 60) AS o_comment \
+            FROM generate_series(1, {ORDERS}) i;
          CREATE TABLE lineitem AS SELECT o_orderkey AS l_orderkey, 1 + (random() * {PARTS})::int % {PARTS} AS l_partkey,
             1 + (random() * {SUPPLIERS})::int % {SUPPLIERS} AS l_suppkey, 1 + (random() * 49)::int AS l_quantity,
             (random() * 10000)::float8 AS l_extendedprice, round((random() * 0.1)::numeric, 2)::float8 AS l_discount,

@@ -30,9 +30,11 @@ pub fn tables(figures: &[GuestFigure], seconds: u32) -> String {
     }
     let virtualization = if onecopy_hypervisor::kvm_runs_guests() { "KVM" } else { "QEMU's translator (no KVM)" };
     let mut text = format!(
-        "## In a guest\n\nOne guest of 1 processor and 512 MiB under {virtualization} with all disks at once, {seconds} s a load, 4 KiB \
-         anywhere in 256 MB, O_DIRECT in the guest; the disks take turns within a round. A raw file has no serving process: QEMU does its \
-         work. QEMU's processor time has in it what the guest itself computes.\n\n"
+        "## In a guest\n\n\
+         One guest of 1 processor and 512 MiB under {virtualization} with all disks at once, \
+         {seconds} s a load, 4 KiB anywhere in 256 MB, O_DIRECT in the guest; the disks take turns within a round. A \
+         raw file has no serving process: QEMU does its work. QEMU's processor time has in it what the guest itself \
+         computes.\n\n"
     );
     for load in GuestLoad::ALL {
         // Writing to a string cannot fail.
@@ -44,7 +46,8 @@ pub fn tables(figures: &[GuestFigure], seconds: u32) -> String {
 fn write_load(figures: &[GuestFigure], load: GuestLoad, text: &mut String) -> std::fmt::Result {
     writeln!(
         text,
-        "| {} | requests/s | median, us | serving process, us a request | QEMU, us a request | requests/s to raw file, writeback |\n\
+        "| {} | requests/s | median, us | serving process, us a request | QEMU, us a request \
+         | requests/s to raw file, writeback |\n\
          |---|---|---|---|---|---|",
         load.name()
     )?;

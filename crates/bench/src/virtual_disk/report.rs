@@ -111,8 +111,10 @@ impl Report {
     fn page(&self) -> String {
         let machine = &self.machine;
         format!(
-            "# Disks of virtual machines: measured\n\nMade by `{}`\n\n- {} ({} processors, {} MiB), Linux {}; load average {:.1} before, \
-             {:.1} after\n- medians, with the smallest and the largest; ratios are formed within one round\n\n![disk](disk.png)\n\n{}",
+            "# Disks of virtual machines: measured\n\nMade by `{}`\n\n\
+             - {} ({} processors, {} MiB), Linux {}; load average {:.1} before, {:.1} after\n\
+             - medians, with the smallest and the largest; ratios are formed within one round\n\n\
+             ![disk](disk.png)\n\n{}",
             self.command,
             machine.processor,
             machine.processors,
@@ -128,8 +130,9 @@ impl Report {
         let mut text = String::new();
         if !self.figures.is_empty() {
             text = format!(
-                "## The back end alone\n\nA driver without a guest, {} s a load, on 256 MB that the host has in its cache: 4 KiB at depth 16, \
-                 128 KiB at depth 4, one queue, no flushes. Processor time is that of the back end's process.\n\n",
+                "## The back end alone\n\nA driver without a guest, {} s a load, on 256 MB that the host has in its \
+                 cache: 4 KiB at depth 16, 128 KiB at depth 4, one queue, no flushes. Processor time is that of the \
+                 back end's process.\n\n",
                 self.seconds
             );
             for load in Load::ALL {
@@ -147,7 +150,8 @@ impl Report {
     fn write_load(&self, load: Load, text: &mut String) -> std::fmt::Result {
         writeln!(
             text,
-            "| {} | requests/s | MB/s | processor, us a request | requests/s to QEMU's | processor to QEMU's |\n|---|---|---|---|---|---|",
+            "| {} | requests/s | MB/s | processor, us a request | requests/s to QEMU's | processor to QEMU's |\n\
+             |---|---|---|---|---|---|",
             load.name()
         )?;
         for way in Way::ALL {

@@ -341,9 +341,10 @@ fn epochs_are_bounded_and_those_that_are_not_kept_are_unknown() {
     }
     assert!(matches!(store.pages().cut(), Err(CheckpointError::TooManyEpochs { kept: EPOCHS_MAX })));
     for (before, until) in [(5, 4), (5, 5), (u64::MAX, 0), (0, 0)] {
-        assert!(
-            matches!(store.changed_since(before, until), Err(CheckpointError::UnknownEpoch { epoch }) if epoch == before)
-        );
+        assert!(matches!(
+            store.changed_since(before, until),
+            Err(CheckpointError::UnknownEpoch { epoch }) if epoch == before
+        ));
     }
     let open = EPOCHS_MAX as u64 + 1;
     for unknown in [0, open, open + 1, u64::MAX] {

@@ -64,7 +64,11 @@ pub async fn take_over(hydrator: &Arc<Hydrator>, kept: &KeptFiles) -> Result<(),
             Some(made) => match reopen(Arc::clone(&clone), made, elsewhere, kept).await {
                 Ok(parts) => resumable.push(parts),
                 Err(error) if ending::is_whole(&clone.plan.target) => {
-                    tracing::warn!(target = %clone.plan.target.display(), %error, "whole, and not looked after any more");
+                    tracing::warn!(
+                        target = %clone.plan.target.display(),
+                        %error,
+                        "whole, and not looked after any more"
+                    );
                     whole.push(clone);
                 }
                 Err(error) => lost.push((clone, format!("its service died and could not go on with it: {error}"))),
@@ -182,7 +186,11 @@ async fn reopen_images(kept: &KeptFiles) -> (Vec<ResumedImage>, Vec<ImageRecord>
         match record.clone().reopen(kept).await {
             Ok(image) => images.push(image),
             Err(error) => {
-                tracing::error!(target = %record.plan.target.display(), %error, "an image for a clone elsewhere is lost");
+                tracing::error!(
+                    target = %record.plan.target.display(),
+                    %error,
+                    "an image for a clone elsewhere is lost"
+                );
                 unusable.push(record);
             }
         }

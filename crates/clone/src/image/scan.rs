@@ -73,8 +73,8 @@ fn check_small(data_directory: &Path, small: &[SmallEntry]) -> Result<(), CloneE
         Some(largest) if total_bytes > SMALL_FILES_BYTES_MAX => Err(CloneError::CannotClone {
             path: data_directory.join(&largest.path),
             reason: format!(
-                "files that are not PostgreSQL's relations hold {total_bytes} bytes, more than {SMALL_FILES_BYTES_MAX}; \
-                 this one is the largest: move it out of the data directory"
+                "files that are not PostgreSQL's relations hold {total_bytes} bytes, more than \
+                 {SMALL_FILES_BYTES_MAX}; this one is the largest: move it out of the data directory"
             ),
         }),
         _ => Ok(()),

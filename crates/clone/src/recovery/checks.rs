@@ -34,7 +34,8 @@ impl Facts {
             (SELECT rolsuper FROM pg_roles WHERE rolname = current_user), current_setting('wal_level'),
             current_setting('full_page_writes') = 'on', current_setting('max_replication_slots')::int8,
             current_setting('max_wal_senders')::int8, (SELECT count(*) FROM pg_stat_replication),
-            CASE WHEN pg_is_in_recovery() THEN NULL ELSE substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) END";
+            CASE WHEN pg_is_in_recovery() THEN NULL \
+            ELSE substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) END";
         let row = client.query_one(QUERY, &[]).await.map_err(PostgresError::sql(ACTION))?;
         let count = |column| usize::try_from(row.get::<_, i64>(column)).unwrap_or(0);
         let timeline = row.get::<_, Option<String>>(8).and_then(|text| u32::from_str_radix(&text, 16).ok());

@@ -305,7 +305,8 @@ impl Service {
         let log = String::from_utf8_lossy(&log);
         let last = log.lines().next_back().unwrap_or("nothing");
         let error = self.error(format!(
-            "{} {KEEPER_COMMAND} ended {STARTS_MAX} times before it answered, the last time with {status}; it said: {last}",
+            "{} {KEEPER_COMMAND} ended {STARTS_MAX} times before it answered, the last time with {status}; \
+             it said: {last}",
             self.program.display()
         ));
         self.rendezvous.clear_away();

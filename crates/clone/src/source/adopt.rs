@@ -122,8 +122,8 @@ impl Source {
         let Some(leader) = &server.leader else {
             return Err(CloneError::CannotClone {
                 path: self.data_directory.clone(),
-                reason: "it is a standby, and the server that it follows is not known; its processes close their files only \
-                         when that server tells them to"
+                reason: "it is a standby, and the server that it follows is not known; \
+                         its processes close their files only when that server tells them to"
                     .to_owned(),
             });
         };

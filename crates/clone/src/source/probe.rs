@@ -45,9 +45,9 @@ pub(super) fn check_seen(data_directory: &Path, processes: &[u32], session_proce
         return Ok(());
     }
     let reason = format!(
-        "its server's processes cannot be seen: the one that serves us calls itself {session_process} and is none of the {} that work there \
-         and run a program named postgres; run onecopy outside of containers or in the server's own PID namespace, start the server by \
-         PostgreSQL's program under its own name, or use --mode copy",
+        "its server's processes cannot be seen: the one that serves us calls itself {session_process} and is none of \
+         the {} that work there and run a program named postgres; run onecopy outside of containers or in the server's \
+         own PID namespace, start the server by PostgreSQL's program under its own name, or use --mode copy",
         processes.len()
     );
     Err(CloneError::CannotClone { path: data_directory.to_owned(), reason })

@@ -39,7 +39,10 @@ pub async fn hot_ranges(
     let pages = match HotPages::of_source(connection).await {
         Ok(pages) => pages,
         Err(reason) => {
-            tracing::warn!(%reason, "the source's shared buffers are not known: its page cache alone tells what is hot");
+            tracing::warn!(
+                %reason,
+                "the source's shared buffers are not known: its page cache alone tells what is hot"
+            );
             HotPages::default()
         }
     };

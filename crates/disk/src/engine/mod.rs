@@ -243,7 +243,11 @@ impl Core {
         if self.failure.set(error.to_string()).is_ok()
             && let Err(error) = self.mark_failed(&error.to_string())
         {
-            tracing::error!(%error, directory = self.describe(), "the failure is not noted for who opens the disk next");
+            tracing::error!(
+                %error,
+                directory = self.describe(),
+                "the failure is not noted for who opens the disk next"
+            );
         }
         error
     }

@@ -85,7 +85,12 @@ impl Address {
             }
             Address::Unix(path) => {
                 let is_socket = fs::symlink_metadata(path).is_ok_and(|there| there.file_type().is_socket());
-                let is_dead = || matches!(UnixStream::connect(path), Err(error) if error.kind() == io::ErrorKind::ConnectionRefused);
+                let is_dead = || {
+                    matches!(
+                        UnixStream::connect(path),
+                        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused
+                    )
+                };
                 if is_socket && is_dead() {
                     fs::remove_file(path)?;
                 }

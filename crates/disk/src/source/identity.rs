@@ -106,8 +106,8 @@ impl Identity {
             return Ok(());
         }
         let reason = format!(
-            "the base changed since this disk was made over it: it was {recorded}, and is {self}; put the old one back, or remove {} when \
-             you know that its content is the same",
+            "the base changed since this disk was made over it: it was {recorded}, and is {self}; put the old one \
+             back, or remove {} when you know that its content is the same",
             path.display()
         );
         Err(SourceError::new(place, reason))

@@ -301,7 +301,11 @@ impl Ring {
         }
         let taken = progress.take(heads, limit);
         if let Err(failure) = taken {
-            tracing::warn!(ring = self.index, error = %failure, "the driver broke its ring: it is not served until it is reset");
+            tracing::warn!(
+                ring = self.index,
+                error = %failure,
+                "the driver broke its ring: it is not served until it is reset"
+            );
             self.counters.broken_rings.add(1);
             *broken = true;
             call(error.as_ref());

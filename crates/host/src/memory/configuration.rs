@@ -186,7 +186,8 @@ impl MemoryConfiguration {
         let is_server = |name: &str| name == "leader" || name.strip_prefix("follower-").is_some_and(is_number);
         if let Some(name) = self.servers.keys().find(|name| !is_server(name.as_str())) {
             return Err(format!(
-                "[memory.server.{name}] is no server of a cluster; they are called leader, follower-1, follower-2 and so on"
+                "[memory.server.{name}] is no server of a cluster; they are called leader, follower-1, \
+                 follower-2 and so on"
             ));
         }
         match self.instances.iter().find(|instance| is_server(instance.name.as_str())) {
@@ -230,8 +231,8 @@ impl MemoryConfiguration {
     fn check_limit(&self, place: &str, limit: Option<Size>) -> Result<(), String> {
         match limit {
             Some(limit) if self.cgroup == CgroupUse::Off => Err(format!(
-                "{place} has `limit = \"{limit}\"`, which needs control groups; write `cgroup = \"auto\"` or `cgroup = \"on\"` into \
-                 [memory], or leave it out"
+                "{place} has `limit = \"{limit}\"`, which needs control groups; write `cgroup = \"auto\"` or \
+                 `cgroup = \"on\"` into [memory], or leave it out"
             )),
             _ => Ok(()),
         }
@@ -240,9 +241,9 @@ impl MemoryConfiguration {
     fn check_level(&self, place: &str, level: Level) -> Result<(), String> {
         match level {
             Level::Own if !self.own_allowed => Err(format!(
-                "{place} has `level = \"own\"`, which writes into a running server's memory past the server: a mistake or a \
-                 death in the middle ends all its sessions; write `own_allowed = true` into [memory] to take that risk, or \
-                 another level"
+                "{place} has `level = \"own\"`, which writes into a running server's memory past the server: a mistake \
+                 or a death in the middle ends all its sessions; write `own_allowed = true` into [memory] to take that \
+                 risk, or another level"
             )),
             _ => Ok(()),
         }
@@ -265,7 +266,8 @@ impl InstanceMemory {
         }
         if let Some(level @ (Level::Publish | Level::Own)) = self.level.filter(|_| self.kind != Kind::PostgreSql) {
             return Err(format!(
-                "{place} has `level = \"{level}\"`, which only PostgreSQL has; leave it out: a server of kind \"{}\" is asked",
+                "{place} has `level = \"{level}\"`, which only PostgreSQL has; leave it out: \
+                 a server of kind \"{}\" is asked",
                 self.kind
             ));
         }

@@ -38,8 +38,8 @@ impl ServersMemory {
         let [limit_text, pool, beside, least] =
             [limit_bytes, pool_bytes, BESIDE_POOL_BYTES_MIN, whole_chunks(least_bytes) + CHUNK_BYTES].map(size::text);
         Err(format!(
-            "the limit of {server} is {limit_text}, but its pool may have {pool}, and it needs {beside} and a little room beside that; write \
-             a `limit` of at least {least} into [memory], or a lower `ceiling`"
+            "the limit of {server} is {limit_text}, but its pool may have {pool}, and it needs {beside} and a little \
+             room beside that; write a `limit` of at least {least} into [memory], or a lower `ceiling`"
         ))
     }
 }

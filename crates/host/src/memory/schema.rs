@@ -54,8 +54,8 @@ pub(super) async fn make_missing(
 
 /// Refuses a schema into which somebody else than a superuser can put functions.
 async fn check_schema(name: &str, client: &Client) -> Result<(), HostError> {
-    let owner = "SELECT role.rolname::text FROM pg_catalog.pg_namespace namespace JOIN pg_catalog.pg_roles role ON role.oid = nspowner \
-        WHERE nspname = $1 AND NOT role.rolsuper";
+    let owner = "SELECT role.rolname::text FROM pg_catalog.pg_namespace namespace \
+        JOIN pg_catalog.pg_roles role ON role.oid = nspowner WHERE nspname = $1 AND NOT role.rolsuper";
     match client.query_opt(owner, &[&SCHEMA]).await.map_err(HostError::sql(name, "look at the extension's schema"))? {
         Some(row) => Err(HostError::ForeignSchema { schema: SCHEMA, owner: row.get(0) }),
         None => Ok(()),

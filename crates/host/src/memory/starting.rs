@@ -121,8 +121,8 @@ impl ServersMemory {
     pub fn missing_notice(&self) -> Option<String> {
         self.missing.as_ref().map(|missing| {
             format!(
-                "the servers' memory stays as it is: this PostgreSQL lacks the extension that resizes it ({missing}); install it (`make \
-                 build` from the sources does), then `onecopy down` and `onecopy up`"
+                "the servers' memory stays as it is: this PostgreSQL lacks the extension that resizes it ({missing}); \
+                 install it (`make build` from the sources does), then `onecopy down` and `onecopy up`"
             )
         })
     }
@@ -210,8 +210,9 @@ impl ServersMemory {
         let complete = complete.get("shared_preload_libraries").filter(|complete| *complete != libraries)?.to_owned();
         let quoted = complete.split(',').map(|library| format!("'{}'", library.trim())).collect::<Vec<_>>().join(", ");
         Some(format!(
-            "ALTER SYSTEM has set shared_preload_libraries of {server} without {EXTENSION}, so its memory stays as it is; run \
-             there: ALTER SYSTEM SET shared_preload_libraries = {quoted}, then `onecopy down` and `onecopy up`"
+            "ALTER SYSTEM has set shared_preload_libraries of {server} without {EXTENSION}, \
+             so its memory stays as it is; \
+             run there: ALTER SYSTEM SET shared_preload_libraries = {quoted}, then `onecopy down` and `onecopy up`"
         ))
     }
 

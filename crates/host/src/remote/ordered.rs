@@ -113,7 +113,8 @@ fn binaries_of(major_version: u32) -> Result<Binaries, String> {
     Binaries::in_directory(&debian).map_err(|_| {
         let other = found.major_version();
         format!(
-            "the source runs PostgreSQL {major_version} and this host has {other}: install PostgreSQL {major_version} here"
+            "the source runs PostgreSQL {major_version} and this host has {other}: \
+             install PostgreSQL {major_version} here"
         )
     })
 }
@@ -131,7 +132,10 @@ async fn start(order: &Accepted, binaries: Binaries, ready: ReadyClone) -> Resul
     options.settings.clone_from(&order.settings);
     // A library that is not there would keep the server from starting.
     if InstalledExtension::find(&options.binaries, EXTENSION).is_err() && options.settings.unload(EXTENSION) {
-        tracing::warn!(target = %ready.target.display(), "no extension {EXTENSION} here: the clone's memory is not resized");
+        tracing::warn!(
+            target = %ready.target.display(),
+            "no extension {EXTENSION} here: the clone's memory is not resized"
+        );
     }
     options.access_rules.extend(order.access_rules.iter().cloned());
     options.start_timeout = START_TIMEOUT;

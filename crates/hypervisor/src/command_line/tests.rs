@@ -45,12 +45,14 @@ fn v1_a_whole_command_line() {
         -no-user-config -nodefaults -display none -vga none -name guest=m \
         -accel tcg,tb-size=256 \
         -machine q35,vmport=off,mem-merge=off,dump-guest-core=off,memory-backend=pc.ram -cpu max -smp 1 -m size=512M \
-        -object memory-backend-memfd,share=on,id=pc.ram,size=536870912,prealloc=off,x-use-canonical-path-for-ramblock-id=off \
+        -object memory-backend-memfd,share=on,id=pc.ram,size=536870912,prealloc=off,\
+        x-use-canonical-path-for-ramblock-id=off \
         -kernel /g/vmlinuz -initrd /g/initrd -append console=ttyS0_no_timer_check_root=/dev/vda \
         -chardev socket,id=monitor0,path=/run/m/qmp.sock,server=on,wait=off -mon chardev=monitor0,mode=control \
         -chardev socket,id=console,path=/run/m/console.sock,server=on,wait=off,logfile=/run/m/console.log,logappend=on \
         -serial chardev:console \
-        -chardev socket,id=agent,path=/run/m/agent.sock,server=on,wait=off -device virtio-serial-pci,id=serial,max_ports=2 \
+        -chardev socket,id=agent,path=/run/m/agent.sock,server=on,wait=off \
+        -device virtio-serial-pci,id=serial,max_ports=2 \
         -device virtserialport,id=agent-port,bus=serial.0,nr=1,chardev=agent,name=org.onecopy.agent.0 \
         -object rng-random,id=random,filename=/dev/urandom -device virtio-rng-pci,id=random-device,rng=random \
         -device pvpanic-pci,id=panic \

@@ -194,7 +194,9 @@ pub(super) async fn greet(machine: &Machine) -> Option<Agent> {
         tokio::select! {
             agent = Agent::connect(socket, GREETING_TIMEOUT) => match agent {
                 Ok(agent) => return Some(agent),
-                Err(error) => tracing::debug!(machine = machine.name(), %error, "the guest's agent does not answer yet"),
+                Err(error) => {
+                    tracing::debug!(machine = machine.name(), %error, "the guest's agent does not answer yet")
+                }
             },
             _ = machine.wait_ended() => return None,
         }

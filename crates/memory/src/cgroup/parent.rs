@@ -22,7 +22,8 @@ pub fn parent_of(host: &Host, pid: u32, instance: &InstanceName) -> Result<PathB
     let unit = group.file_name().and_then(|name| name.to_str()).filter(|name| name.ends_with(".service"));
     if let (Version::V2, Some(unit)) = (hierarchy.version, unit) {
         return Err(refused(format!(
-            "process {pid} belongs to systemd's {unit}, which would lose sight of it; set MemoryHigh= and MemoryMax= there"
+            "process {pid} belongs to systemd's {unit}, which would lose sight of it; \
+             set MemoryHigh= and MemoryMax= there"
         )));
     }
     // Out of the reach of a limit nobody is moved.

@@ -22,7 +22,8 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The schema that the extension lies in: an administrator may have chosen any.
 const SCHEMA: &str = "\
-SELECT quote_ident(n.nspname) FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'onecopy'";
+SELECT quote_ident(n.nspname) FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace \
+WHERE e.extname = 'onecopy'";
 
 /// A server of PostgreSQL whose pool is resized by the extension.
 pub struct ExtensionEngine {

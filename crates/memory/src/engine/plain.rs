@@ -19,9 +19,12 @@ use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
 /// The figures of a server without our extension. A connection counts 16 buffers in the floor: more than a query needs
 /// that pins none ahead.
 const QUESTION: &str = "\
-SELECT (SELECT setting::bigint * current_setting('block_size')::bigint FROM pg_settings WHERE name = 'shared_buffers'), \
-(SELECT coalesce(sum(blks_hit), 0)::bigint FROM pg_stat_database), (SELECT coalesce(sum(blks_read), 0)::bigint FROM pg_stat_database), \
-current_setting('block_size')::bigint, 16 * current_setting('block_size')::bigint * current_setting('max_connections')::bigint";
+SELECT (SELECT setting::bigint * current_setting('block_size')::bigint FROM pg_settings \
+WHERE name = 'shared_buffers'), \
+(SELECT coalesce(sum(blks_hit), 0)::bigint FROM pg_stat_database), \
+(SELECT coalesce(sum(blks_read), 0)::bigint FROM pg_stat_database), \
+current_setting('block_size')::bigint, \
+16 * current_setting('block_size')::bigint * current_setting('max_connections')::bigint";
 
 /// The least that a server can work with.
 const FLOOR_BYTES: Bytes = 64 << 20;
@@ -31,8 +34,8 @@ const STEP_BYTES_MAX: Bytes = 512 << 20;
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What would make such a server resizable.
-const REMEDY: &str = "install the extension onecopy (shared_preload_libraries, a restart, CREATE EXTENSION), restart it with another \
-                      shared_buffers, or accept the risk of the level own";
+const REMEDY: &str = "install the extension onecopy (shared_preload_libraries, a restart, CREATE EXTENSION), restart \
+                      it with another shared_buffers, or accept the risk of the level own";
 
 /// A server of PostgreSQL without the extension.
 pub struct PlainEngine {

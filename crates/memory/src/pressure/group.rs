@@ -158,7 +158,8 @@ mod tests {
             ("memory.events", "low 0\nhigh 3\nmax 4\noom 2\noom_kill 1\noom_group_kill 0\n"),
             (
                 "memory.stat",
-                "anon 1\nfile 9\nactive_file 1000\ninactive_file 2000\nfile_dirty 400\nfile_writeback 100\nslab_reclaimable 50\n",
+                "anon 1\nfile 9\nactive_file 1000\ninactive_file 2000\nfile_dirty 400\nfile_writeback 100\n\
+                 slab_reclaimable 50\n",
             ),
             (
                 "memory.pressure",
@@ -220,7 +221,10 @@ mod tests {
             let write = |name: &str, content: &[u8]| fs::write(group.path().join(name), content).expect("a file");
             let [usage, cached, dirty] = figures;
             write("memory.current", usage.to_string().as_bytes());
-            write("memory.stat", format!("active_file {cached}\ninactive_file {cached}\nfile_dirty {dirty}\n").as_bytes());
+            write(
+                "memory.stat",
+                format!("active_file {cached}\ninactive_file {cached}\nfile_dirty {dirty}\n").as_bytes(),
+            );
             let memory = GroupMemory::read(Version::V2, group.path()).expect("numbers").expect("there");
             prop_assert!(memory.unreclaimable_bytes() <= usage);
             write("memory.stat", &stat);

@@ -231,7 +231,8 @@ mod tests {
             for version in [Version::V1, Version::V2] {
                 let hierarchy = hierarchy(version, "/");
                 let _ = hierarchy.parse_membership(&line);
-                let member = hierarchy.parse_membership(format!("0::{path}\n1:memory:{path}").as_bytes()).expect("both are told");
+                let both = format!("0::{path}\n1:memory:{path}");
+                let member = hierarchy.parse_membership(both.as_bytes()).expect("both are told");
                 if let Some(directory) = hierarchy.directory(&member) {
                     prop_assert!(directory.starts_with("/sys/fs/cgroup"));
                     prop_assert!(directory.components().all(|part| part != Component::ParentDir));

@@ -69,7 +69,8 @@ mod tests {
     use proptest::prelude::*;
 
     const RECORDED: &[u8] = b"MemTotal:       24684092 kB\nMemFree:        19612556 kB\nMemAvailable:   19956740 kB\n\
-        Shmem:           4171000 kB\nShmemHugePages:        7 kB\nSwapTotal:       2097148 kB\nSwapFree:        2000000 kB\n\
+        Shmem:           4171000 kB\nShmemHugePages:        7 kB\nSwapTotal:       2097148 kB\n\
+        SwapFree:        2000000 kB\n\
         HugePages_Total:     600\nHugePages_Free:      100\nHugepagesize:       2048 kB\n";
 
     #[test]

@@ -146,7 +146,8 @@ mod tests {
         assert_eq!((stall.some.avg10, stall.some.avg60, stall.some.avg300), (12.34, 5.0, 0.1));
         assert_eq!(stall.some.total, Duration::from_micros(1_234_567));
         assert_eq!((stall.full.avg10, stall.full.total), (1.5, Duration::from_micros(99)));
-        let newer = b"some avg10=0.00 avg30=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0";
+        let newer = b"some avg10=0.00 avg30=0.00 avg60=0.00 avg300=0.00 total=0\n\
+                      full avg10=0.00 avg60=0.00 avg300=0.00 total=0";
         assert_eq!(Stall::parse(newer, Path::new("memory")).expect("one word more"), Stall::default());
     }
 

@@ -176,7 +176,10 @@ pub(super) mod tests {
                 let description_end = place + layout.description_bytes();
                 prop_assert!(start + length <= size_bytes && description_end <= size_bytes);
                 prop_assert!(length == 0 || start + length <= place || description_end <= start);
-                prop_assert!(layout.chunks == 0 || layout.state_at(layout.chunks - 1) + 4 <= layout.description_bytes() as usize);
+                prop_assert!(
+                    layout.chunks == 0
+                        || layout.state_at(layout.chunks - 1) + 4 <= layout.description_bytes() as usize
+                );
             }
         }
     }

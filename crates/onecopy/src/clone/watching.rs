@@ -48,7 +48,10 @@ pub async fn follow(service: &Service, directory: &Path, display: &Display) -> a
             progress = watching.next() => progress?,
             () = signal.received() => {
                 display.finish();
-                output::note(format_args!("it is filled in the background; look: onecopy clone --watch {name}, end: onecopy clone --discard {name}"));
+                output::note(format_args!(
+                    "it is filled in the background; look: onecopy clone --watch {name}, \
+                     end: onecopy clone --discard {name}"
+                ));
                 return release::leave_to_background(directory);
             }
         };
@@ -203,7 +206,11 @@ async fn service_of(directory: &Path) -> anyhow::Result<Option<Service>> {
     }
     let Some(rendezvous) = Rendezvous::named_by_marker(&marker.service_directory) else {
         let (directory, named) = (directory.display(), &marker.service_directory);
-        tracing::warn!(%directory, ?named, "the clone's marker names no place of a service: it is taken for left alone");
+        tracing::warn!(
+            %directory,
+            ?named,
+            "the clone's marker names no place of a service: it is taken for left alone"
+        );
         return Ok(None);
     };
     let program = std::env::current_exe().context("cannot find this program's own file")?;

@@ -37,7 +37,8 @@ pub fn base(text: &str, tls: Option<TlsFiles>) -> anyhow::Result<BaseSpecificati
     match (path.is_dir(), place.snapshot) {
         (true, Some(snapshot)) => Ok(BaseSpecification::Disk { directory: path, snapshot }),
         (true, None) => anyhow::bail!(
-            "{path} is a disk that may change; make a snapshot of it and name that: onecopy disk snapshot {path} NAME, then {path}@NAME",
+            "{path} is a disk that may change; make a snapshot of it and name that: \
+             onecopy disk snapshot {path} NAME, then {path}@NAME",
             path = path.display()
         ),
         (false, Some(snapshot)) => anyhow::bail!("{} is an image, it has no snapshot {snapshot:?}", path.display()),

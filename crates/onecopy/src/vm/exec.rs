@@ -24,7 +24,12 @@ pub struct Exec {
     #[arg(long)]
     user: Option<String>,
     /// How long it may take, in seconds; then it is killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 3600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 3600,
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
     timeout: u64,
     /// The program and its arguments, after `--`; it reads this command's standard input where that is no terminal
     #[arg(last = true, required = true)]

@@ -78,7 +78,8 @@ async fn a_wire_that_is_cut_for_ten_seconds_costs_only_time() {
     let Travelled { total_bytes, sent_bytes, log_bytes } = travelled;
     let image_bytes = sent_bytes - log_bytes;
     eprintln!(
-        "{total_bytes} bytes, {noise_bytes} of them noise: {image_bytes} on the wire beside {log_bytes} of log; a read hung for {waited:?}"
+        "{total_bytes} bytes, {noise_bytes} of them noise: {image_bytes} on the wire beside {log_bytes} of log; \
+         a read hung for {waited:?}"
     );
     assert!(image_bytes > noise_bytes, "the counter does not count: {image_bytes} of {noise_bytes}");
     // What is not noise is catalogs, which are packed well: were the noise sent twice, or a quarter of it, it would

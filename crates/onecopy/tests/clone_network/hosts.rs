@@ -75,7 +75,8 @@ impl TwoHosts {
         let hash = |part| format!("sha512(convert_to('{part} ' || number, 'UTF8'))");
         let hashes = (0..8).map(hash).collect::<Vec<String>>().join(" || ");
         let create = format!(
-            "CREATE TABLE noise AS SELECT number, {hashes} AS bytes FROM generate_series(1, {rows}) AS number; CHECKPOINT"
+            "CREATE TABLE noise AS SELECT number, {hashes} AS bytes FROM generate_series(1, {rows}) AS number; \
+             CHECKPOINT"
         );
         self.source_connection()
             .connect_as_client()
@@ -302,7 +303,8 @@ impl TwoHosts {
             WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace";
         for table in query(&self.source_connection(), tables).await.split(' ') {
             let content = format!(
-                "SELECT count(*) || coalesce(md5(string_agg(md5(t::text || ctid::text), '' ORDER BY ctid)), '') FROM {table} t"
+                "SELECT count(*) || coalesce(md5(string_agg(md5(t::text || ctid::text), '' ORDER BY ctid)), '') \
+                 FROM {table} t"
             );
             assert_eq!(query(&clone, &content).await, query(&self.source_connection(), &content).await, "{table}");
         }

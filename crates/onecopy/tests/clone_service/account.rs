@@ -57,7 +57,8 @@ for my $number (sort { $a <=> $b } grep { /^\d+$/ } readdir $own) {
     attack($number, $link);
 }
 for my $process (grep { $_ != $$ } map { m{/proc/(\d+)$} } glob '/proc/*') {
-    my $line = join ' ', readlink("/proc/$process/cwd") // '', do { local (@ARGV, $/) = "/proc/$process/cmdline"; <> } // '';
+    my $line = join ' ', readlink("/proc/$process/cwd") // '',
+        do { local (@ARGV, $/) = "/proc/$process/cmdline"; <> } // '';
     next unless grep { index($line, $_) >= 0 } @words;
     opendir my $descriptors, "/proc/$process/fd" or next;
     my $handle = syscall(434, $process + 0, 0);

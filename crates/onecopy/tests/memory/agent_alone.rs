@@ -14,7 +14,8 @@ fn configuration(directory: &ClusterDirectory) -> String {
     let (run, data) = (directory.path().join("run"), directory.path().join("leader/data"));
     format!(
         "[memory]\nauto = false\nbudget = \"2GB\"\n[[memory.instance]]\nname = \"shop\"\nkind = \"postgresql\"\n\
-         dsn = \"host={} port=5432 user=postgres dbname=postgres\"\ndata_directory = \"{}\"\npassword_file = \"{}\"\nfloor = \"200MB\"\n",
+         dsn = \"host={} port=5432 user=postgres dbname=postgres\"\ndata_directory = \"{}\"\npassword_file = \"{}\"\n\
+         floor = \"200MB\"\n",
         run.display(),
         data.display(),
         directory.path().join("secrets/superuser").display()

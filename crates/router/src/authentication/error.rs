@@ -61,7 +61,8 @@ pub enum AuthenticationError {
     TooManyIterations(u32),
     /// The server does not hold the verifier that the client's keys were proved against.
     #[error(
-        "the server holds another verifier for this role than the leader: it is not a physical copy, or lags behind a change of password"
+        "the server holds another verifier for this role than the leader: \
+         it is not a physical copy, or lags behind a change of password"
     )]
     VerifierDiffers,
     /// The server ended the exchange with an error attribute.

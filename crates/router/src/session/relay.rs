@@ -437,7 +437,9 @@ impl<'a> Relay<'a> {
             error = given_up(&server) => Err(error),
             moved = moved => moved,
             () = tokio::time::sleep_until(deadline), if unwritten > 0 => Err(RelayError::Client(does_not_read())),
-            () = tokio::time::sleep_until(deadline), if speaks_in_part => Err(RelayError::Client(speaks_in_part_only())),
+            () = tokio::time::sleep_until(deadline), if speaks_in_part => {
+                Err(RelayError::Client(speaks_in_part_only()))
+            }
         }
     }
 

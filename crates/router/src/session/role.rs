@@ -98,7 +98,10 @@ pub(super) async fn look_up_admission(
 pub(super) async fn may_look(router: &RouterState, user: &str) -> bool {
     let role = quote(user);
     let sql = format!("SELECT pg_catalog.pg_has_role({role}, 'pg_monitor', 'member')");
-    matches!(look_up(router, &sql).await, Ok((Some(row), _)) if row.first().is_some_and(|value| value.as_deref() == Some("t")))
+    matches!(
+        look_up(router, &sql).await,
+        Ok((Some(row), _)) if row.first().is_some_and(|value| value.as_deref() == Some("t"))
+    )
 }
 
 /// The first row of a query in the maintenance database, and the follower's name that gave it in the leader's place.

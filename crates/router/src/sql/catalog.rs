@@ -44,8 +44,8 @@ pub enum CatalogError {
     /// the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views and
     /// functions)
     #[error(
-        "the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views and functions); \
-         its statements all run on the leader"
+        "the database has more {part:?} than the limit ({OBJECTS_MAX} objects, {DEFINITION_BYTES_MAX} bytes of views \
+         and functions); its statements all run on the leader"
     )]
     TooMany {
         /// What was asked.

@@ -69,7 +69,8 @@ SELECT n.nspname, p.proname,
            WHERE a.aggfnoid = p.oid AND s.provolatile = 'v'),
        p.oid >= 16384,
        p.pronargs > 0 AND p.pronargs - p.pronargdefaults <= 1
-         AND EXISTS (SELECT 1 FROM pg_catalog.pg_type t WHERE t.oid = p.proargtypes[0] AND t.typtype IN ('c', 'p', 'd')),
+         AND EXISTS (SELECT 1 FROM pg_catalog.pg_type t WHERE t.oid = p.proargtypes[0] \
+           AND t.typtype IN ('c', 'p', 'd')),
        CASE WHEN p.oid < 16384 THEN NULL
             WHEN p.prokind = 'a' THEN (
                 SELECT pg_catalog.string_agg(pg_catalog.quote_ident(s.proname) || '()', ' ')
@@ -116,7 +117,8 @@ WITH RECURSIVE edge AS (
       FROM pg_catalog.pg_constraint WHERE conrelid <> 0
     UNION ALL SELECT 'pg_catalog.pg_trigger'::regclass, oid, tgrelid, tgqual::text
       FROM pg_catalog.pg_trigger WHERE NOT tgisinternal
-    UNION ALL SELECT 'pg_catalog.pg_policy'::regclass, oid, polrelid, pg_catalog.concat(polqual::text, polwithcheck::text)
+    UNION ALL SELECT 'pg_catalog.pg_policy'::regclass, oid, polrelid, \
+      pg_catalog.concat(polqual::text, polwithcheck::text)
       FROM pg_catalog.pg_policy
     UNION ALL SELECT 'pg_catalog.pg_class'::regclass, indexrelid, indrelid, NULL
       FROM pg_catalog.pg_index WHERE indexprs IS NOT NULL OR indpred IS NOT NULL
@@ -164,7 +166,8 @@ SELECT DISTINCT p.proname, p.provolatile = 'v' FROM pg_catalog.pg_proc p
 WHERE {scope} AND p.oid >= 16384 AND (
     EXISTS (SELECT 1 FROM pg_catalog.pg_cast c WHERE c.castfunc = p.oid)
  OR p.oid IN (SELECT f FROM pg_catalog.pg_type t,
-              LATERAL (VALUES (t.typinput), (t.typoutput), (t.typreceive), (t.typsend), (t.typmodin), (t.typsubscript)) v(f))
+              LATERAL (VALUES (t.typinput), (t.typoutput), (t.typreceive), (t.typsend), (t.typmodin), \
+                (t.typsubscript)) v(f))
  OR EXISTS (SELECT 1 FROM pg_catalog.pg_constraint k
               JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::regclass AND d.objid = k.oid
             WHERE k.contypid <> 0 AND d.refclassid = 'pg_catalog.pg_proc'::regclass AND d.refobjid = p.oid))";

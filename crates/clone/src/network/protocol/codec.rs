@@ -276,7 +276,12 @@ mod tests {
         }
 
         #[test]
-        fn damaged_messages_give_messages_or_errors(message in message(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
+        fn damaged_messages_give_messages_or_errors(
+            message in message(),
+            at: prop::sample::Index,
+            byte: u8,
+            cut: prop::sample::Index,
+        ) {
             let mut frame = bytes_of(&message);
             *at.get_mut(&mut frame) = byte;
             frame.truncate(cut.index(frame.len() + 1));

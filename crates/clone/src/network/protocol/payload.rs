@@ -113,7 +113,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_payloads_give_errors(kind in 0..3, hash: u64, length_bytes in 0u32..20_000, bytes: Vec<u8>, wanted in 0usize..20_000) {
+        fn hostile_payloads_give_errors(
+            kind in 0..3,
+            hash: u64,
+            length_bytes in 0u32..20_000,
+            bytes: Vec<u8>,
+            wanted in 0usize..20_000,
+        ) {
             let encoding = [Encoding::Plain, Encoding::Zstd, Encoding::Zero][kind as usize];
             let payload = Payload { encoding, hash, length_bytes, bytes };
             let mut content = vec![0; wanted];

@@ -50,7 +50,10 @@ async fn a_size_that_a_cgroup_does_not_allow_is_refused_and_less_is_not() {
     let (agent, _) = agent(pins_only, 2000, &[&one]);
     let error = agent.set(&name("one"), 390 * MIB).await.expect_err("a twentieth stays free");
     assert!(
-        matches!(&error, MemoryError::AboveLimit { cgroup, most_bytes, .. } if cgroup == "/pod" && *most_bytes == 380 * MIB),
+        matches!(
+            &error,
+            MemoryError::AboveLimit { cgroup, most_bytes, .. } if cgroup == "/pod" && *most_bytes == 380 * MIB
+        ),
         "{error}"
     );
     assert_eq!(one.calls(), Vec::<String>::new());

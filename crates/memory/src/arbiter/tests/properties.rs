@@ -144,7 +144,8 @@ proptest! {
             }
             prop_assert!(!decision.to_string().contains('\n'));
         }
-        let ranks: Vec<_> = decisions.iter().map(|decision| (!decision.is_change(), decision.to_bytes > decision.from_bytes)).collect();
+        let rank = |decision: &Decision| (!decision.is_change(), decision.to_bytes > decision.from_bytes);
+        let ranks: Vec<_> = decisions.iter().map(rank).collect();
         prop_assert!(ranks.is_sorted(), "shrinks, growths, words: {:?}", decisions);
         let sum: Bytes = after(&seen, &decisions).iter().sum();
         let allowed = budget_bytes(&policy, &pressure).max(least_bytes(&policy, &seen));
@@ -195,7 +196,12 @@ proptest! {
             limits: vec![BindingLimit { limit_bytes: Some(sizes[3]), usage_bytes: sizes[2], ..limit("/one", 0, 0) }],
             ..resting("x", 0, 0)
         };
-        let pressure = HostPressure { available_bytes: sizes[8], total_bytes: sizes[9], swap_used_bytes: sizes[10], ..HostPressure::default() };
+        let pressure = HostPressure {
+            available_bytes: sizes[8],
+            total_bytes: sizes[9],
+            swap_used_bytes: sizes[10],
+            ..HostPressure::default()
+        };
         let policy = Policy { budget_bytes: sizes[11], reserve_bytes: sizes[8], ..policy };
         let mut state = ArbiterState::default();
         for elapsed in [0, 1, u64::MAX] {
@@ -260,7 +266,10 @@ proptest! {
     }
 
     #[test]
-    fn growth_never_brings_a_host_below_its_reserve(mut host in any_host(), others_mib in prop::collection::vec(0..20_000_u64, 5)) {
+    fn growth_never_brings_a_host_below_its_reserve(
+        mut host in any_host(),
+        others_mib in prop::collection::vec(0..20_000_u64, 5),
+    ) {
         for others_mib in others_mib {
             host.others_bytes = others_mib * MIB;
             for _ in 0..40 {
@@ -273,7 +282,11 @@ proptest! {
     }
 
     #[test]
-    fn loads_that_swap_places_swap_memory(set_mib in 600..1400_u64, accesses in 2_000.0..50_000.0, evenness in 0.4..1.0) {
+    fn loads_that_swap_places_swap_memory(
+        set_mib in 600..1400_u64,
+        accesses in 2_000.0..50_000.0,
+        evenness in 0.4..1.0,
+    ) {
         let busy = Load { set_bytes: set_mib * MIB, accesses_per_second: accesses, evenness };
         let policy = Policy { budget_bytes: 1600 * MIB, ..Policy::for_host(24 << 30) };
         let servers = vec![Server::new("a", 800, 1600, busy), Server::new("b", 800, 1600, Load::NONE)];

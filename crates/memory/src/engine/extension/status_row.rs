@@ -30,9 +30,10 @@ pub(super) struct StatusRow {
 /// The statement whose row [`StatusRow::of`] understands, for an extension in this schema (quoted).
 pub(super) fn statement(schema: &str) -> String {
     format!(
-        "SELECT s.returned_bytes, s.target_bytes, s.ceiling_bytes, s.floor_bytes, s.published_bytes, s.working_set_bytes, s.hit_ratio, \
-         s.blocked_by, s.huge_pages, \
-         pg_catalog.jsonb_extract_path_text(pg_catalog.to_jsonb(s), 'returned_huge_bytes')::bigint AS returned_huge_bytes, \
+        "SELECT s.returned_bytes, s.target_bytes, s.ceiling_bytes, s.floor_bytes, s.published_bytes, \
+         s.working_set_bytes, s.hit_ratio, s.blocked_by, s.huge_pages, \
+         pg_catalog.jsonb_extract_path_text(pg_catalog.to_jsonb(s), 'returned_huge_bytes')::bigint \
+         AS returned_huge_bytes, \
          current_setting('block_size')::bigint AS block_bytes, d.hits, d.reads, g.steps, g.gains \
          FROM {schema}.onecopy_memory_status s, \
          (SELECT sum(blks_hit)::bigint AS hits, sum(blks_read)::bigint AS reads FROM pg_stat_database) d, \

@@ -155,7 +155,8 @@ mod tests {
 
     #[test]
     fn a_complaint_is_reduced_to_its_error() {
-        let complaint = "--------------\nset global x=1\n--------------\n\nERROR 1193 (HY000) at line 1: Unknown system variable 'x'\n";
+        let complaint = "--------------\nset global x=1\n--------------\n\n\
+                         ERROR 1193 (HY000) at line 1: Unknown system variable 'x'\n";
         assert_eq!(essence(complaint), "ERROR 1193 (HY000) at line 1: Unknown system variable 'x'");
         assert_eq!(essence("mariadb: unknown option '--x'\n"), "mariadb: unknown option '--x'");
         assert_eq!(essence(""), "it said nothing");

@@ -100,7 +100,12 @@ impl Resizer {
                 other => other.to_string(),
             });
             if let Some(reason) = &failure {
-                tracing::warn!(instance = %self.shared.instance, target_bytes, reason, "memory: the size was not taken");
+                tracing::warn!(
+                    instance = %self.shared.instance,
+                    target_bytes,
+                    reason,
+                    "memory: the size was not taken"
+                );
             }
             self.lock().failure = failure;
             self.shared.finished.send_replace(number);
