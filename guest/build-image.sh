@@ -151,8 +151,8 @@ tool_version=$("$tool" -V 2>&1 | sed -n 1p)
 mapfile -t inputs < <(find "$work/files" -type f | LC_ALL=C sort)
 # The bytes of a file are not all that gets into the image: its name and permissions do, too.
 names=$(cd "$work/files" && find . -printf '%M %p\n' | LC_ALL=C sort)
-key=$(hash_of "$(cat "$base/key" "$base/content") $FILE_SYSTEM $HASH_SEED $ROOT_SIZE $tool_version $names" "${inputs[@]}" \
-    guest/initrd/init guest/build-image.sh)
+key=$(hash_of "$(cat "$base/key" "$base/content") $FILE_SYSTEM $HASH_SEED $ROOT_SIZE $tool_version $names" \
+    "${inputs[@]}" guest/initrd/init guest/build-image.sh)
 image=$directory/$name.$key
 
 # archive DIRECTORY: names the files in it, in an order of their own, for whatever packs them.
@@ -228,7 +228,8 @@ if [[ ! -e $image/manifest.toml || -n $rebuild || -n $verify ]]; then
         for file in initrd root.img; do
             cmp "$work/first/$file" "$work/image/$file" || fail "two builds of the same inputs differ"
         done
-        echo "guest: two builds are the same: $(sum "$work/image/root.img") root.img, $(sum "$work/image/initrd") initrd"
+        echo "guest: two builds are the same: $(sum "$work/image/root.img") root.img," \
+            "$(sum "$work/image/initrd") initrd"
     fi
     # One rename: an image that is there is complete, also after a power cut. One that is there already is the same.
     sync -f "$work/image"
@@ -239,8 +240,8 @@ ln -s "$name.$key" "$work/link"
 mv -T "$work/link" "$directory/$name"
 sync -f "$directory"
 # Who needs an image for longer has linked or copied its files.
-find "$directory" -maxdepth 1 -type d -name "$name.*" ! -name "$name.$key" -printf '%T@ %p\n' | sort -rn | cut -d ' ' -f 2- |
-    tail -n +$((OLD_IMAGES_MAX + 1)) | xargs --no-run-if-empty rm -rf
+find "$directory" -maxdepth 1 -type d -name "$name.*" ! -name "$name.$key" -printf '%T@ %p\n' | sort -rn |
+    cut -d ' ' -f 2- | tail -n +$((OLD_IMAGES_MAX + 1)) | xargs --no-run-if-empty rm -rf
 
 megabytes() {
     du -ml "$@" | tail -n 1 | cut -f 1

@@ -10,11 +10,11 @@ cd "$(dirname "$0")/.."
 . scripts/own-apt.sh
 
 # What the kernel needs before and beside the root file system; some are built in, which ones differs by release.
-MODULES=(virtio_pci virtio_mmio virtio_blk virtio_scsi sd_mod virtio_net virtio_console virtio-rng virtio_balloon virtio_mem
-    ext4 crc32c-intel vmgenid button evdev pvpanic pvpanic_mmio pvpanic_pci)
+MODULES=(virtio_pci virtio_mmio virtio_blk virtio_scsi sd_mod virtio_net virtio_console virtio-rng virtio_balloon
+    virtio_mem ext4 crc32c-intel vmgenid button evdev pvpanic pvpanic_mmio pvpanic_pci)
 # Documentation, translations, and compiled queries' 160 MB (PostgreSQL does without them).
-LEFT_OUT=('/usr/share/doc/*' '/usr/share/man/*' '/usr/share/info/*' '/usr/share/locale/*' '/usr/share/i18n/*' '/usr/share/lintian/*'
-    '*/bitcode/*' '*/llvmjit*' '*/libLLVM*' '*/libz3.so*')
+LEFT_OUT=('/usr/share/doc/*' '/usr/share/man/*' '/usr/share/info/*' '/usr/share/locale/*' '/usr/share/i18n/*'
+    '/usr/share/lintian/*' '*/bitcode/*' '*/llvmjit*' '*/libLLVM*' '*/libz3.so*')
 
 suite=$1
 directory=$2
@@ -48,7 +48,8 @@ no_cluster='mkdir -p "$1/etc/postgresql-common/createcluster.d"
 # shellcheck disable=SC2016
 kernel='cd "$ONECOPY_DIRECTORY"
     export APT_CONFIG=$MMDEBSTRAP_APT_CONFIG
-    name=$(apt-cache depends linux-image-cloud-$ONECOPY_ARCHITECTURE | sed -n "s/.*Depends: \(linux-image-[^ ]*\).*/\1/p" | head -n 1)
+    name=$(apt-cache depends linux-image-cloud-$ONECOPY_ARCHITECTURE |
+        sed -n "s/.*Depends: \(linux-image-[^ ]*\).*/\1/p" | head -n 1)
     apt-get -q -o APT::Sandbox::User=root download "$name"
     dpkg-query --admindir="$1/var/lib/dpkg" -W -f "\${Package} \${Version}\n" >versions'
 # What differs from one installation to the next: keys, caches, logs. Not what lies in /tmp: the configuration of
@@ -69,7 +70,8 @@ echo "guest: installing $packages of $suite from $mirror"
 mmdebstrap --variant=minbase --components=main --include="$packages" "${options[@]}" --essential-hook="$no_cluster" \
     --customize-hook="$kernel" --customize-hook="$same" "$suite" "$directory/root.tar" "$mirror" >"$log" 2>&1 || {
     tail -n 20 "$log" >&2
-    fail "Debian's packages cannot be installed (see above). Without a network an image that was built before is used as it is."
+    fail "Debian's packages cannot be installed (see above)." \
+        "Without a network an image that was built before is used as it is."
 }
 
 deb=$(compgen -G "$directory/linux-image-*.deb") || fail "the kernel's package was not loaded"
