@@ -33,7 +33,8 @@ ask() {
     echo "$answer"
 }
 
-echo "CREATE TABLE items (id int PRIMARY KEY, v text); INSERT INTO items SELECT n, 'old' FROM generate_series(1, 5000) n" | client
+echo "CREATE TABLE items (id int PRIMARY KEY, v text);" \
+    "INSERT INTO items SELECT n, 'old' FROM generate_series(1, 5000) n" | client
 # bash warns of a second coprocess; `ask` finds the descriptors by their names.
 {
     coproc pivot { client; }
@@ -68,7 +69,8 @@ sees_pivot=$(ask reader "SELECT v FROM items WHERE id = 1;")
 committed+=$(ask reader "COMMIT;")
 
 if [ "$sees_third/$sees_pivot/$committed" = "new/old/" ]; then
-    echo "$("$binaries/postgres" --version): the reader came after the third and before the pivot, the pivot before the third: all committed"
+    echo "$("$binaries/postgres" --version): the reader came after the third and before the pivot," \
+        "the pivot before the third: all committed"
 else
     echo "$("$binaries/postgres" --version): no such order was committed: $sees_third/$sees_pivot/$committed"
     exit 1

@@ -45,7 +45,8 @@ class Failure(Exception):
 def run(*command, **options):
     """Runs a command that must succeed; its output is shown only when it does not."""
     done = subprocess.run(
-        [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options
+        [str(word) for word in command],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options,
     )
     if done.returncode:
         raise Failure(f"{' '.join(str(word) for word in command)} failed:\n{done.stdout[-4000:]}")
@@ -112,7 +113,8 @@ class Server:
         if os.geteuid() == 0:
             shutil.chown(self.data, "postgres")
             shutil.chown(password, "postgres")
-        initdb = [self.programs / "initdb", "-D", self.data, "-U", "postgres", "-A", "scram-sha-256", "--pwfile", password]
+        initdb = [self.programs / "initdb", "-D", self.data, "-U", "postgres", "-A", "scram-sha-256",
+                  "--pwfile", password]
         run(*as_server_account(*initdb, "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"))
 
     def start(self, port):
@@ -196,8 +198,8 @@ def pytest(interpreter, target, directory, environment, *arguments):
     """Runs a suite by pytest."""
     report = WORK / f"{directory.name}-{target.name}.xml"
     report.unlink(missing_ok=True)
-    output = suite_process([interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments],
-                           directory, environment)
+    output = suite_process([interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                            f"--junitxml={report}", *arguments], directory, environment)
     if not report.exists():
         raise Failure(f"pytest made no report:\n{output[-4000:]}")
     return junit(report), output
@@ -214,7 +216,8 @@ def pgx(target, short):
         for entry in [place, *place.rglob("*")]:
             entry.chmod(0o755 if entry.is_dir() else 0o644)
     target.psql("postgres", "create database pgx_test")
-    setup = (place / "testsetup/postgresql_setup.sql").read_text(encoding="utf-8").replace("`whoami`", "`echo pgx_socket`")
+    setup = ((place / "testsetup/postgresql_setup.sql").read_text(encoding="utf-8")
+             .replace("`whoami`", "`echo pgx_socket`"))
     target.psql("pgx_test", setup)
     dsn = f"host=127.0.0.1 port={target.port} user=postgres password={target.password} dbname=pgx_test"
     # The parts share a database and are not written to run at once.
@@ -265,8 +268,8 @@ TEST_OUTPUT_FILE_NAME = "django-{target.name}.xml"
     ]
     report = WORK / f"django-{target.name}.xml"
     report.unlink(missing_ok=True)
-    output = suite_process([interpreter, "runtests.py", "--settings=compat_settings", "--parallel=1", "--noinput", *labels],
-                           place / "tests", {})
+    output = suite_process([interpreter, "runtests.py", "--settings=compat_settings", "--parallel=1", "--noinput",
+                            *labels], place / "tests", {})
     if not report.exists():
         raise Failure(f"Django's tests made no report:\n{output[-4000:]}")
     return junit(report), output
@@ -293,28 +296,33 @@ def tokio_postgres(target, _short):
         described = json.loads(run("cargo", "metadata", "--locked", "--format-version", "1", cwd=ROOT))
         ours = next(package for package in described["packages"] if package["name"] == "tokio-postgres")
         if ours["version"] != TOKIO_POSTGRES:
-            raise Failure(f"Cargo.lock has tokio-postgres {ours['version']}: change TOKIO_POSTGRES in scripts/compat.py")
+            raise Failure(f"Cargo.lock has tokio-postgres {ours['version']}: "
+                          "change TOKIO_POSTGRES in scripts/compat.py")
         shutil.copytree(pathlib.Path(ours["manifest_path"]).parent, place)
         # A package below a workspace belongs to it, unless it is one of its own.
         with (place / "Cargo.toml").open("a", encoding="utf-8") as manifest:
             manifest.write("\n[workspace]\n")
         shutil.copytree(place / "tests", place / "tests-as-published")
-    target.psql("postgres", "set password_encryption = 'scram-sha-256'; create role pass_user password 'password' login;"
+    target.psql("postgres", "set password_encryption = 'scram-sha-256'; "
+                "create role pass_user password 'password' login;"
                 "create role scram_user password 'password' login; create extension if not exists hstore;"
                 "create extension if not exists citext; create extension if not exists ltree")
     # Port, role and password stand in the tests themselves.
     for path in (place / "tests-as-published").rglob("*.rs"):
         text = path.read_text(encoding="utf-8")
         if path.name != "parse.rs":
-            text = text.replace("5433", str(target.port)).replace("user=postgres", f"user=postgres password={target.password}")
+            text = (text.replace("5433", str(target.port))
+                    .replace("user=postgres", f"user=postgres password={target.password}"))
         (place / "tests" / path.relative_to(place / "tests-as-published")).write_text(text, encoding="utf-8")
-    features = "with-bit-vec-0_8,with-chrono-0_4,with-eui48-1,with-geo-types-0_7,with-serde_json-1,with-uuid-1,with-time-0_3"
+    features = ("with-bit-vec-0_8,with-chrono-0_4,with-eui48-1,with-geo-types-0_7,with-serde_json-1,with-uuid-1,"
+                "with-time-0_3")
     output = suite_process(["cargo", "test", "--test", "test", "--features", features, "--", "--test-threads=1"], place,
                            {"CARGO_TARGET_DIR": str(WORK / "tokio-postgres-target")})
     if "test result:" not in output and "ended after" not in output:
         raise Failure(f"the tests of tokio-postgres did not run:\n{output[-4000:]}")
     words = {"ok": "passed", "FAILED": "failed", "ignored": "skipped"}
-    found = re.findall(r"^test (\S+)(?: - should panic)? \.\.\. (?:.*\n)*?(?:.*?)\b(ok|FAILED|ignored)$", output, re.MULTILINE)
+    found = re.findall(r"^test (\S+)(?: - should panic)? \.\.\. (?:.*\n)*?(?:.*?)\b(ok|FAILED|ignored)$", output,
+                       re.MULTILINE)
     return {name: words[word] for name, word in found}, output
 
 
@@ -399,7 +407,8 @@ def run_suite(name, short, place):
         finally:
             server.stop()
         (WORK / f"{name}-{kind}.log").write_text(output, encoding="utf-8")
-        counts = {word: sum(outcome == word for outcome in outcomes.values()) for word in ("passed", "failed", "skipped")}
+        counts = {word: sum(outcome == word for outcome in outcomes.values())
+                  for word in ("passed", "failed", "skipped")}
         say(f"{name} {kind}: " + ", ".join(f"{count} {word}" for word, count in counts.items())
             + f" in {time.monotonic() - started:.0f} s")
         results[kind] = outcomes
@@ -411,7 +420,8 @@ def run_suite(name, short, place):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="a part of each suite: what belongs to `make nightly`")
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"one of {', '.join(SUITES)}; all of them when left out")
+    parser.add_argument("suites", nargs="*", metavar="SUITE",
+                        help=f"one of {', '.join(SUITES)}; all of them when left out")
     options = parser.parse_args()
     if unknown := set(options.suites) - SUITES.keys():
         parser.error(f"no such suite: {', '.join(sorted(unknown))}")
@@ -425,7 +435,8 @@ def main():
             for _, test, direct, routed in run_suite(name, options.short, place):
                 seen.add((name, test))
                 is_known = (name, test) in known
-                say(f"  {'known' if is_known else 'DIFFERS'}: {name} {test}: {direct} directly, {routed} through the router")
+                say(f"  {'known' if is_known else 'DIFFERS'}: {name} {test}: "
+                    f"{direct} directly, {routed} through the router")
                 if not is_known:
                     unlisted.append((name, test))
         except Failure as failure:

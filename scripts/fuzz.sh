@@ -15,7 +15,8 @@ coverage=(--cfg=fuzzing -Cpasses=sancov-module -Ccodegen-units=1
 	-Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares)
 host=$(rustc -vV | sed -n 's/^host: //p')
 # Named as a target, so that build scripts are compiled without the counters.
-RUSTFLAGS="${coverage[*]}" cargo build --locked --release --manifest-path fuzz/Cargo.toml --target "$host" --target-dir target/fuzz
+RUSTFLAGS="${coverage[*]}" cargo build --locked --release --manifest-path fuzz/Cargo.toml \
+	--target "$host" --target-dir target/fuzz
 program=target/fuzz/$host/release/$target
 
 mkdir -p "$corpus"

@@ -52,7 +52,8 @@ def page(guarantees: dict[str, str], tests: list[Test]) -> str:
         "# Tests by guarantee",
         "",
         "Made by `scripts/guarantees.py` from the tests' `Spec:` lines; the guarantees are those of",
-        "[SPECIFICATION.md](../../SPECIFICATION.md). `cargo nextest run NAME` runs one; those marked *nightly* belong to",
+        "[SPECIFICATION.md](../../SPECIFICATION.md). `cargo nextest run NAME` runs one; those marked *nightly* "
+        "belong to",
         "`make nightly`, the others to `make test`.",
     ]
     for guarantee, title in guarantees.items():

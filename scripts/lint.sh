@@ -28,4 +28,5 @@ if ((${#failed[@]})); then
     echo "lint: failed: ${failed[*]}"
     exit 1
 fi
-echo "lint: rustfmt, clippy, cargo-deny (licenses, bans, sources), guarantees, words, shellcheck, the C compiler and pgindent are content"
+echo "lint: rustfmt, clippy, cargo-deny (licenses, bans, sources), guarantees, words, shellcheck," \
+    "the C compiler and pgindent are content"

@@ -9,8 +9,10 @@ debian_mirror() {
     # shellcheck disable=SC2016 # apt itself fills in what is in $().
     targets=$(apt-get indextargets --format '$(LABEL) $(SITE)' 'Created-By: Packages' 2>/dev/null || true)
     mirror=$(sed -n 's/^Debian \(.*\)/\1/p' <<<"$targets" | head -n 1)
-    [[ -n $mirror ]] || mirror=$(grep -rhoE '^[^#]*https?://[^ ]*/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
-        grep -oE 'https?://[^ ]*' | head -n 1)
+    [[ -n $mirror ]] || mirror=$(
+        grep -rhoE '^[^#]*https?://[^ ]*/debian/?( |$)' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
+            grep -oE 'https?://[^ ]*' | head -n 1
+    )
     [[ -n $mirror ]] || return 1
     echo "${mirror%/}"
 }

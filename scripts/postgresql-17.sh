@@ -10,8 +10,8 @@ set -euo pipefail
 DIRECTORY=${ONECOPY_POSTGRESQL_17:-/opt/onecopy/postgresql-17}
 SUITE=trixie
 # PostgreSQL, what extensions are built with, and the libraries that Debian 12 has not or has too old.
-PACKAGES=(postgresql-17 postgresql-client-17 postgresql-server-dev-17 libpq5 libc6 libgcc-s1 libstdc++6 libicu76 libldap2 libssl3t64 libxml2
-    libzstd1 liblz4-1 libreadline8t64)
+PACKAGES=(postgresql-17 postgresql-client-17 postgresql-server-dev-17 libpq5 libc6 libgcc-s1 libstdc++6 libicu76
+    libldap2 libssl3t64 libxml2 libzstd1 liblz4-1 libreadline8t64)
 
 fail() {
     echo "setup: PostgreSQL 17: $*" >&2
@@ -44,9 +44,10 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 echo "deb [signed-by=$keyring] $mirror $SUITE main" >"$work/sources.list"
 : >"$work/status"
 # An apt of its own: its sources, its lists, and a system in which nothing is installed.
-apt=(-q -o "Dir::Etc::SourceList=$work/sources.list" -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::Preferences=/dev/null
-    -o Dir::Etc::PreferencesParts=/dev/null -o "Dir::State=$work" -o "Dir::State::status=$work/status"
-    -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false)
+apt=(-q -o "Dir::Etc::SourceList=$work/sources.list" -o Dir::Etc::SourceParts=/dev/null
+    -o Dir::Etc::Preferences=/dev/null -o Dir::Etc::PreferencesParts=/dev/null
+    -o "Dir::State=$work" -o "Dir::State::status=$work/status" -o "Dir::Cache=$work/cache" -o APT::Sandbox::User=root
+    -o Acquire::Languages=none -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false)
 apt-get "${apt[@]}" update >/dev/null
 (cd "$work" && apt-get "${apt[@]}" download "${PACKAGES[@]}" >/dev/null)
 for package in "$work"/*.deb; do
@@ -57,11 +58,13 @@ libraries=$(cd "$work/root" && dirname "$(compgen -G 'usr/lib/*/libc.so.6')")
 loader=$(cd "$work/root" && compgen -G "$libraries/ld-linux*.so.*" | head -n 1)
 [[ -n $loader ]] || fail "the C library has no loader where it is expected"
 # Compiled queries need a library of 100 MB that no test wants; PostgreSQL does without when its part is not there.
-rm -rf "$work"/root/usr/lib/postgresql/17/lib/{llvmjit.so,llvmjit_types.bc,bitcode} "$work"/root/usr/share/{doc,man,locale}
+rm -rf "$work"/root/usr/lib/postgresql/17/lib/{llvmjit.so,llvmjit_types.bc,bitcode} \
+    "$work"/root/usr/share/{doc,man,locale}
 for program in "$work/root/$bin"/*; do
     [[ -L $program ]] && continue
     # Not RUNPATH: the libraries' own dependencies, and modules that a server loads, are to be found there as well.
-    patchelf --set-interpreter "$DIRECTORY/$loader" --force-rpath --set-rpath "$DIRECTORY/$libraries" "$program" 2>/dev/null ||
+    patchelf --set-interpreter "$DIRECTORY/$loader" --force-rpath \
+        --set-rpath "$DIRECTORY/$libraries" "$program" 2>/dev/null ||
         [[ $(head -c 2 "$program") == '#!' ]] || fail "patchelf cannot change $program"
 done
 
@@ -83,5 +86,6 @@ for file in "$DIRECTORY/$bin"/{postgres,initdb,pg_basebackup,pg_checksums,pg_amc
     missing=$("$DIRECTORY/$loader" --library-path "$DIRECTORY/$libraries" --list "$file" | grep 'not found') &&
         fail "$file lacks $missing"
 done
-[[ -e $DIRECTORY/$headers && -e $("$DIRECTORY/$bin/pg_config" --pgxs) ]] || fail "what extensions are built with is not there"
+[[ -e $DIRECTORY/$headers && -e $("$DIRECTORY/$bin/pg_config" --pgxs) ]] ||
+    fail "what extensions are built with is not there"
 "$DIRECTORY/$bin/postgres" --version

@@ -52,7 +52,8 @@ install_packages() {
     ((${#packages[@]})) || return 0
     echo "setup: installing ${packages[*]}"
     if ! command -v apt-get >/dev/null; then
-        echo "setup: this is no Debian or Ubuntu: install those packages' equivalents yourself, then run make again." >&2
+        echo "setup: this is no Debian or Ubuntu: install those packages' equivalents yourself," \
+            "then run make again." >&2
         exit 1
     fi
     as_root=()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tells how long tests took and which failed, from the JUnit report of cargo-nextest; fails when all together took longer
-than the budget. That some failed is for cargo-nextest to say.
+"""Tells how long tests took and which failed, from the JUnit report of cargo-nextest; fails when all together took
+longer than the budget. That some failed is for cargo-nextest to say.
 
     scripts/test-times.py REPORT [BUDGET_SECONDS]
 """

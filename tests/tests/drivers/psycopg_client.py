@@ -7,7 +7,9 @@ from psycopg import IsolationLevel, errors
 from psycopg.rows import dict_row
 
 with psycopg.connect(autocommit=True) as connection:
-    connection.execute("CREATE TABLE items (id int PRIMARY KEY, name text, price numeric, tags text[], seen timestamptz)")
+    connection.execute(
+        "CREATE TABLE items (id int PRIMARY KEY, name text, price numeric, tags text[], seen timestamptz)"
+    )
     with connection.cursor() as cursor:
         rows = [(n, f"item {n}", n * 1.5, ["a", str(n)], "2001-02-03 04:05:06+00") for n in range(1, 101)]
         cursor.executemany("INSERT INTO items VALUES (%s, %s, %s, %s, %s)", rows)
