@@ -83,7 +83,7 @@ pub enum SessionEnd {
     /// The client said goodbye.
     #[error("the client ended the session")]
     Terminated,
-    /// The client is gone, or sent what is no message.
+    /// The client is gone, or sent what is no message, or none that may come then.
     #[error("lost the client: {0}")]
     Client(#[from] ChannelError),
     /// The session cannot go on; the client has been told.
@@ -213,7 +213,7 @@ impl Session {
                 let _ = relay::flush(&mut self.client).await;
                 SessionEnd::Fatal(error)
             }
-            Err(SessionEnd::Client(error @ ChannelError::Length { .. })) => {
+            Err(SessionEnd::Client(error @ (ChannelError::Length { .. } | ChannelError::Unexpected(_)))) => {
                 SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, error.to_string()).encode(&mut self.client.output);
                 let _ = relay::flush(&mut self.client).await;
                 SessionEnd::Client(error)

@@ -515,8 +515,7 @@ fn speaks_in_part_only() -> ChannelError {
 }
 
 fn unexpected_in_copy() -> RelayError {
-    let error = std::io::Error::new(std::io::ErrorKind::InvalidData, "unexpected message during COPY");
-    RelayError::Client(error.into())
+    RelayError::Client(ChannelError::Unexpected("unexpected message during COPY"))
 }
 
 /// Waits until nothing is to be expected of `server` any more.

@@ -68,6 +68,9 @@ pub enum ChannelError {
         /// The bound in force.
         length_max: usize,
     },
+    /// a message that may not come now
+    #[error("{0}")]
+    Unexpected(&'static str),
 }
 
 /// A buffered connection. Reading is cancel-safe: bytes that arrived stay in the buffer.
