@@ -5,22 +5,15 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Error, IsolationLevel, Row, Statement};
 
 use super::load::Tally;
+use super::retry::again;
 use super::shop::{CUSTOMERS, ITEMS};
-
-/// How often a transaction is run again before its customer gives up, which is a failure of the demonstration.
-const ATTEMPTS_MAX: u32 = 100;
-
-/// Longest pause before the next attempt.
-const BACK_OFF_MAX: Duration = Duration::from_millis(20);
 
 /// Items on a page.
 const PAGE_ITEMS: i32 = 20;
@@ -103,14 +96,8 @@ impl Customer {
 
     async fn look_at_page(&mut self) -> anyhow::Result<()> {
         let first = self.random.random_range(1..=ITEMS - PAGE_ITEMS);
-        let mut attempt = 1;
-        let page = loop {
-            let page = self.client.query(&self.statements.page, &[&first, &(first + PAGE_ITEMS - 1)]).await;
-            match self.done(page, attempt).await? {
-                Some(page) => break page,
-                None => attempt += 1,
-            }
-        };
+        let last = first + PAGE_ITEMS - 1;
+        let page = again!(self.tally, self.client.query(&self.statements.page, &[&first, &last]));
         if page.len() != PAGE_ITEMS as usize {
             bail!("a page has {} items instead of {PAGE_ITEMS}", page.len());
         }
@@ -120,14 +107,8 @@ impl Customer {
 
     /// Two statements that must tell of one moment: each order's total, and what its lines add up to.
     async fn look_at_orders(&mut self, customer: i32) -> anyhow::Result<()> {
-        let mut attempt = 1;
-        let (mut orders, mut lines) = loop {
-            let read = self.orders_and_lines(customer).await;
-            match self.done(read, attempt).await? {
-                Some(read) => break read,
-                None => attempt += 1,
-            }
-        };
+        let (mut orders, mut lines) =
+            again!(self.tally, orders_and_lines(&mut self.client, &self.statements, customer));
         orders.sort_by_key(|row| row.get::<_, i64>(0));
         lines.sort_by_key(|row| row.get::<_, i64>(0));
         let amounts = |rows: &[Row]| -> Vec<(i64, i64)> { rows.iter().map(|row| (row.get(0), row.get(1))).collect() };
@@ -139,96 +120,64 @@ impl Customer {
         Ok(())
     }
 
-    async fn orders_and_lines(&mut self, customer: i32) -> Result<(Vec<Row>, Vec<Row>), Error> {
-        let transaction = self.client.build_transaction().read_only(true).start().await?;
-        let orders = transaction.query(&self.statements.orders, &[&customer]).await?;
-        let lines = transaction.query(&self.statements.lines, &[&customer]).await?;
-        transaction.commit().await?;
-        Ok((orders, lines))
-    }
-
     async fn put_into_cart(&mut self, customer: i32) -> anyhow::Result<()> {
         let item = self.random.random_range(1..=ITEMS);
         let quantity = self.random.random_range(1..=3);
-        for attempt in 1.. {
-            let put = self.client.execute(&self.statements.put, &[&customer, &item, &quantity]).await;
-            if self.done(put, attempt).await?.is_some() {
-                break;
-            }
-        }
+        again!(self.tally, self.client.execute(&self.statements.put, &[&customer, &item, &quantity]));
         self.tally.updates.fetch_add(1, Relaxed);
         Ok(())
     }
 
     async fn check_out(&mut self, customer: i32) -> anyhow::Result<()> {
-        for attempt in 1.. {
-            let ordered = self.order(customer).await;
-            let Some(order) = self.done(ordered, attempt).await? else { continue };
-            self.tally.updates.fetch_add(1, Relaxed);
-            if let Some((order, total_cents)) = order {
-                self.tally.orders.fetch_add(1, Relaxed);
-                self.look_at_own_order(order, total_cents).await?;
-            }
-            break;
+        let order = again!(self.tally, place_order(&mut self.client, &self.statements, customer));
+        self.tally.updates.fetch_add(1, Relaxed);
+        if let Some((order, total_cents)) = order {
+            self.tally.orders.fetch_add(1, Relaxed);
+            self.look_at_own_order(order, total_cents).await?;
         }
         Ok(())
     }
 
-    /// One order of everything in the cart; none when the cart is empty. Returns its number and its total.
-    async fn order(&mut self, customer: i32) -> Result<Option<(i64, i64)>, Error> {
-        let statements = &self.statements;
-        let transaction = self.client.build_transaction().isolation_level(IsolationLevel::Serializable).start().await?;
-        let cart = transaction.query(&statements.cart, &[&customer]).await?;
-        let cart: Vec<(i32, i32, i32)> = cart.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
-        if cart.is_empty() {
-            transaction.commit().await?;
-            return Ok(None);
-        }
-        let total_cents: i64 = cart.iter().map(|(_, quantity, price)| i64::from(*quantity) * i64::from(*price)).sum();
-        let order: i64 = transaction.query_one(&statements.order, &[&customer, &total_cents]).await?.get(0);
-        for (item, quantity, price_cents) in &cart {
-            transaction.execute(&statements.take, &[item, quantity]).await?;
-            transaction.execute(&statements.line, &[&order, item, quantity, price_cents]).await?;
-        }
-        transaction.execute(&statements.empty_cart, &[&customer]).await?;
-        transaction.execute(&statements.spend, &[&customer, &total_cents]).await?;
-        transaction.commit().await?;
-        Ok(Some((order, total_cents)))
-    }
-
     /// The confirmation page: it may be read on any server, and must show what was just ordered.
     async fn look_at_own_order(&mut self, order: i64, total_cents: i64) -> anyhow::Result<()> {
-        let mut attempt = 1;
-        let seen = loop {
-            let seen = self.client.query_opt(&self.statements.own_order, &[&order]).await;
-            match self.done(seen, attempt).await? {
-                Some(seen) => break seen,
-                None => attempt += 1,
-            }
-        };
+        let seen = again!(self.tally, self.client.query_opt(&self.statements.own_order, &[&order]));
         if seen.map(|row| row.get::<_, i64>(0)) != Some(total_cents) {
             self.tally.own_orders_unseen.fetch_add(1, Relaxed);
         }
         self.tally.reads.fetch_add(1, Relaxed);
         Ok(())
     }
+}
 
-    /// What a transaction gave that has ended well; none after a serialization failure, when it is time for the next
-    /// attempt.
-    async fn done<T>(&mut self, outcome: Result<T, Error>, attempt: u32) -> anyhow::Result<Option<T>> {
-        let error = match outcome {
-            Ok(given) => return Ok(Some(given)),
-            Err(error) => error,
-        };
-        if error.code() != Some(&SqlState::T_R_SERIALIZATION_FAILURE) {
-            return Err(error.into());
-        }
-        if attempt == ATTEMPTS_MAX {
-            return Err(error).with_context(|| format!("given up after {ATTEMPTS_MAX} attempts"));
-        }
-        self.tally.retries.fetch_add(1, Relaxed);
-        let pause_ms_max = (1_u64 << attempt.min(10)).min(BACK_OFF_MAX.as_millis() as u64);
-        tokio::time::sleep(Duration::from_millis(self.random.random_range(0..=pause_ms_max))).await;
-        Ok(None)
+async fn orders_and_lines(
+    client: &mut Client,
+    statements: &Statements,
+    customer: i32,
+) -> Result<(Vec<Row>, Vec<Row>), Error> {
+    let transaction = client.build_transaction().read_only(true).start().await?;
+    let orders = transaction.query(&statements.orders, &[&customer]).await?;
+    let lines = transaction.query(&statements.lines, &[&customer]).await?;
+    transaction.commit().await?;
+    Ok((orders, lines))
+}
+
+/// One order of everything in the cart; none when the cart is empty. Returns its number and its total.
+async fn place_order(client: &mut Client, statements: &Statements, customer: i32) -> Result<Option<(i64, i64)>, Error> {
+    let transaction = client.build_transaction().isolation_level(IsolationLevel::Serializable).start().await?;
+    let cart = transaction.query(&statements.cart, &[&customer]).await?;
+    let cart: Vec<(i32, i32, i32)> = cart.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
+    if cart.is_empty() {
+        transaction.commit().await?;
+        return Ok(None);
     }
+    let total_cents: i64 = cart.iter().map(|(_, quantity, price)| i64::from(*quantity) * i64::from(*price)).sum();
+    let order: i64 = transaction.query_one(&statements.order, &[&customer, &total_cents]).await?.get(0);
+    for (item, quantity, price_cents) in &cart {
+        transaction.execute(&statements.take, &[item, quantity]).await?;
+        transaction.execute(&statements.line, &[&order, item, quantity, price_cents]).await?;
+    }
+    transaction.execute(&statements.empty_cart, &[&customer]).await?;
+    transaction.execute(&statements.spend, &[&customer, &total_cents]).await?;
+    transaction.commit().await?;
+    Ok(Some((order, total_cents)))
 }

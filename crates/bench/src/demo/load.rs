@@ -13,7 +13,7 @@ use tokio_postgres::{Client, Row};
 use super::claims::{Claims, grouped};
 use super::cluster::Cluster;
 use super::customer::Customer;
-use super::retry::RetryDeadline;
+use super::retry::again;
 use super::shop::DATABASE;
 
 /// How long an auditor rests: an audit reads whole tables.
@@ -110,13 +110,7 @@ pub async fn run(load: Load, cluster: &Cluster, claims: &mut Claims) -> anyhow::
 /// charged.
 async fn audit(mut client: Client, tally: Arc<Tally>) -> anyhow::Result<()> {
     while !tally.closing.load(Relaxed) {
-        let deadline = RetryDeadline::new();
-        let (stock, books) = loop {
-            match look_at_everything(&mut client).await {
-                Ok(totals) => break totals,
-                Err(error) => deadline.wait_or_fail(error.into()).await?,
-            }
-        };
+        let (stock, books) = again!(tally, look_at_everything(&mut client));
         if stock != books {
             tally.audits_wrong.fetch_add(1, Relaxed);
         }

@@ -1,61 +1,88 @@
-//! A session that asked for one server waits while that server is out of the epochs.
+//! What a careful client runs again.
 //!
-//! A follower that misses a gate's deadline, on a busy machine or while it replays a new database, serves no reads
-//! until it has caught up. Sessions that leave the choice to the router do not notice; one with `onecopy.server` gets
-//! 57P03 and shall try again.
+//! A transaction that ends with 40001 has done nothing, and may end well the next time. A follower that misses a gate's
+//! deadline, on a busy machine or while it replays a new database, serves no reads until it has caught up: sessions
+//! that leave the choice to the router do not notice; one with `onecopy.server` gets 57P03 and shall try again.
 
 use std::time::{Duration, Instant};
 
 use tokio_postgres::Error;
 use tokio_postgres::error::SqlState;
 
-/// How long a server may stay away.
-const ABSENCE_MAX: Duration = Duration::from_secs(60);
+/// How long one thing is tried again: a server that stays away, or other transactions that stand in the way.
+const RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// How long to wait before trying again.
+/// How long to wait for a server that is away.
 const PAUSE: Duration = Duration::from_millis(50);
+
+/// Longest pause after a serialization failure: a millisecond at first, then longer; a random part of it.
+const BACK_OFF_MAX_MS: u64 = 20;
 
 /// Until when one thing is tried again.
 pub struct RetryDeadline {
     ends_at: Instant,
+    failures: u32,
 }
 
 impl RetryDeadline {
     /// The whole time from now on.
     pub fn new() -> RetryDeadline {
-        RetryDeadline { ends_at: Instant::now() + ABSENCE_MAX }
+        RetryDeadline { ends_at: Instant::now() + RETRY_MAX, failures: 0 }
     }
 
-    /// Waits a moment when `error` says that the server is away; then it is time for the next attempt.
+    /// Waits when `error` says that the server is away, or that the transaction was not serializable; then it is time
+    /// for the next attempt.
     ///
     /// # Errors
-    /// `error`, when it says anything else or the server has been away for too long.
-    pub async fn wait_or_fail(&self, error: anyhow::Error) -> anyhow::Result<()> {
-        if !is_away(&error) || Instant::now() >= self.ends_at {
-            return Err(error);
+    /// `error`, when it says anything else or has come for too long.
+    pub async fn wait_or_fail(&mut self, error: anyhow::Error) -> anyhow::Result<()> {
+        let code = error.chain().find_map(|cause| cause.downcast_ref::<Error>()).and_then(Error::code);
+        let pause = match code {
+            Some(code) if *code == SqlState::CANNOT_CONNECT_NOW => PAUSE,
+            Some(code) if *code == SqlState::T_R_SERIALIZATION_FAILURE => {
+                let longest_ms = (1 << self.failures.min(10)).min(BACK_OFF_MAX_MS);
+                Duration::from_millis(rand::random_range(0..=longest_ms))
+            }
+            _ => return Err(error),
+        };
+        if Instant::now() >= self.ends_at {
+            return Err(error.context(format!("given up after {} s", RETRY_MAX.as_secs())));
         }
-        tokio::time::sleep(PAUSE).await;
+        self.failures += 1;
+        tokio::time::sleep(pause).await;
         Ok(())
     }
 }
 
-/// Runs `attempt`, and again while its server is away.
+/// What a future gives that ends well, made anew as [`RetryDeadline`] says; the tally has how often. A function would
+/// borrow for longer than a task that may move to another thread can tell.
+macro_rules! again {
+    ($tally:expr, $attempt:expr) => {{
+        let mut deadline = $crate::demo::retry::RetryDeadline::new();
+        loop {
+            match $attempt.await {
+                Ok(outcome) => break outcome,
+                Err(error) => deadline.wait_or_fail(error.into()).await?,
+            }
+            $tally.retries.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        }
+    }};
+}
+
+pub(super) use again;
+
+/// Runs `attempt`, and again as [`RetryDeadline`] says.
 ///
 /// # Errors
 /// As [`RetryDeadline::wait_or_fail`].
 pub async fn until_back<T>(mut attempt: impl AsyncFnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let deadline = RetryDeadline::new();
+    let mut deadline = RetryDeadline::new();
     loop {
         match attempt().await {
             Ok(outcome) => return Ok(outcome),
             Err(error) => deadline.wait_or_fail(error).await?,
         }
     }
-}
-
-fn is_away(error: &anyhow::Error) -> bool {
-    let code = error.chain().find_map(|cause| cause.downcast_ref::<Error>()).and_then(Error::code);
-    code == Some(&SqlState::CANNOT_CONNECT_NOW)
 }
 
 #[cfg(test)]
