@@ -19,7 +19,6 @@ mod directory;
 mod error;
 mod handle;
 mod launch;
-mod lines;
 pub mod machine;
 pub mod monitor;
 mod process;

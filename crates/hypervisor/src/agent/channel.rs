@@ -4,14 +4,13 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use onecopy_control::LineReader;
 use onecopy_guest_agent::protocol::{Greeting, LINE_BYTES_MAX, Outcome, Reply};
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-
-use crate::lines::LineReader;
 
 /// What both tasks and all callers see.
 #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use onecopy_control::LineReader;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use serde_json::Value;
 use tokio::io::Interest;
@@ -15,7 +16,6 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::{Event, LINE_BYTES_MAX};
-use crate::lines::LineReader;
 use crate::{HypervisorError, QemuVersion};
 
 /// QEMU's answer: a value, or class and description of an error.

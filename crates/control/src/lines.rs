@@ -1,15 +1,19 @@
 //! Lines from a peer that is not trusted: never longer than a bound, whatever it sends.
 
-use std::io;
+use std::io::{self, ErrorKind};
 
-use tokio::io::{AsyncRead, AsyncReadExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// As much is read at once.
 const CHUNK_BYTES: usize = 16 * 1024;
 
 /// Reads lines that end with a newline.
 #[derive(Debug)]
-pub(crate) struct LineReader<R> {
+pub struct LineReader<R> {
     from: R,
     bytes_max: usize,
     buffer: Vec<u8>,
@@ -19,7 +23,7 @@ pub(crate) struct LineReader<R> {
 
 impl<R: AsyncRead + Unpin> LineReader<R> {
     /// Reads from `from` lines of at most `bytes_max` bytes.
-    pub(crate) fn new(from: R, bytes_max: usize) -> LineReader<R> {
+    pub fn new(from: R, bytes_max: usize) -> LineReader<R> {
         LineReader { from, bytes_max, buffer: Vec::new(), searched: 0 }
     }
 
@@ -28,7 +32,7 @@ impl<R: AsyncRead + Unpin> LineReader<R> {
     ///
     /// # Errors
     /// What reading says; `InvalidData` for a line that is too long.
-    pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+    pub async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             if let Some(found) = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n') {
                 let rest = self.buffer.split_off(self.searched + found + 1);
@@ -41,13 +45,62 @@ impl<R: AsyncRead + Unpin> LineReader<R> {
             self.searched = self.buffer.len();
             if self.buffer.len() > self.bytes_max {
                 let reason = format!("a line is longer than {} bytes", self.bytes_max);
-                return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+                return Err(io::Error::new(ErrorKind::InvalidData, reason));
             }
             self.buffer.reserve(CHUNK_BYTES);
             if self.from.read_buf(&mut self.buffer).await? == 0 {
                 return Ok(None);
             }
         }
+    }
+}
+
+impl<R> LineReader<R> {
+    /// What was read and is no line yet, and where the rest is to be had.
+    pub(crate) fn into_parts(self) -> (Vec<u8>, R) {
+        (self.buffer, self.from)
+    }
+}
+
+/// A connection on which each side says JSON values, a line each.
+#[derive(Debug)]
+pub struct JsonLines {
+    reader: LineReader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+}
+
+impl JsonLines {
+    /// Lines that come have at most `bytes_max` bytes.
+    pub fn new(stream: UnixStream, bytes_max: usize) -> JsonLines {
+        let (reader, writer) = stream.into_split();
+        JsonLines { reader: LineReader::new(reader, bytes_max), writer }
+    }
+
+    /// Says a value.
+    ///
+    /// # Errors
+    /// What writing says.
+    ///
+    /// # Panics
+    /// For a value that JSON cannot hold, such as a map whose keys are no strings.
+    pub async fn send(&mut self, value: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(value).expect("what is said is strings, numbers and lists");
+        line.push(b'\n');
+        self.writer.write_all(&line).await
+    }
+
+    /// The next value, or why the line is none; none at all when the other side has ended. May be given up at any
+    /// await: nothing is lost.
+    ///
+    /// # Errors
+    /// What reading says; `InvalidData` for a line that is too long.
+    pub async fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<serde_json::Result<T>>> {
+        Ok(self.reader.next().await?.map(|line| serde_json::from_slice(&line)))
+    }
+
+    /// Waits until the other side has gone; what it says meanwhile is not heard.
+    pub async fn wait_left(&mut self) {
+        while let Ok(Some(_)) = self.reader.next().await {}
     }
 }
 
@@ -78,6 +131,6 @@ mod tests {
     async fn a_line_without_an_end_is_given_up() {
         let (lines, end) = lines_of(&[b'x'; 200_000], 1000).await;
         assert!(lines.is_empty());
-        assert_eq!(end.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::InvalidData);
     }
 }
