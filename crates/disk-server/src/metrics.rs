@@ -1,13 +1,14 @@
 //! A served disk's counters in Prometheus' text form.
 
-use std::fmt::Write;
 use std::path::Path;
+
+use onecopy_control::metrics::Metric;
 
 use crate::protocol::{PageMapStatus, ServedDisk, Transport};
 
 /// All of them, with the disk's directory as the label `disk`.
 pub(crate) fn text(directory: &Path, served: &ServedDisk) -> String {
-    let mut page = Page { text: String::new(), disk: escape(&directory.display().to_string()) };
+    let mut page = Page { text: String::new(), disk: directory.display().to_string() };
     let attached = u64::from(served.is_attached);
     page.gauge("onecopy_disk_attached", "1 while this server has the disk.", attached);
     if let Some(disk) = &served.disk {
@@ -57,7 +58,6 @@ impl Page {
         self.gauge("onecopy_pagemap_memory_bytes", "Memory set aside.", map.memory_bytes);
         self.gauge("onecopy_pagemap_scanned_bytes", "How far the background scan is.", status.scanned_bytes);
         self.counter("onecopy_pagemap_recorded_total", "Blocks recorded.", map.recorded);
-        self.head("onecopy_pagemap_lookups_total", "Pages asked for, by what found them.", "counter");
         let found = map.found_zero + map.found_by_hint + map.found_by_index;
         let by = [
             ("zero", map.found_zero),
@@ -65,8 +65,10 @@ impl Page {
             ("index", map.found_by_index),
             ("nothing", map.lookups.saturating_sub(found)),
         ];
+        let help = "Pages asked for, by what found them.";
+        let mut lookups = Metric::new(&mut self.text, "onecopy_pagemap_lookups_total", "counter", help);
         for (found, value) in by {
-            self.line("onecopy_pagemap_lookups_total", &format!(",found=\"{found}\""), value);
+            lookups.sample(&[("disk", &self.disk), ("found", found)], value);
         }
         self.counter("onecopy_pagemap_replaced_total", "Entries pushed out of the index.", map.replaced_entries);
         self.counter("onecopy_pagemap_dropped_total", "Extents of 4 MiB forgotten.", map.dropped_extents);
@@ -74,41 +76,26 @@ impl Page {
 
     /// One metric for all counters of all transports: each transport names its own.
     fn transports(&mut self, transports: &[Transport]) {
-        let name = "onecopy_disk_transport_figure";
-        if !transports.is_empty() {
-            self.head(name, "Figures of a transport, by name.", "untyped");
+        if transports.is_empty() {
+            return;
         }
+        let (name, help) = ("onecopy_disk_transport_figure", "Figures of a transport, by name.");
+        let mut figures = Metric::new(&mut self.text, name, "untyped", help);
         for transport in transports {
             let Some(counters) = transport.counters.as_object() else { continue };
             for (figure, value) in counters {
                 let Some(value) = value.as_u64() else { continue };
-                let (kind, address) = (&transport.kind, escape(&transport.address));
-                self.line(name, &format!(",transport=\"{kind}\",address=\"{address}\",figure=\"{figure}\""), value);
+                let of = [("transport", transport.kind.as_str()), ("address", &transport.address), ("figure", figure)];
+                figures.sample(&[&[("disk", self.disk.as_str())], &of[..]].concat(), value);
             }
         }
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: u64) {
-        self.head(name, help, "gauge");
-        self.line(name, "", value);
+        Metric::new(&mut self.text, name, "gauge", help).sample(&[("disk", &self.disk)], value);
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) {
-        self.head(name, help, "counter");
-        self.line(name, "", value);
+        Metric::new(&mut self.text, name, "counter", help).sample(&[("disk", &self.disk)], value);
     }
-
-    fn head(&mut self, name: &str, help: &str, kind: &str) {
-        // Writing into a string does not fail.
-        let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn line(&mut self, name: &str, labels: &str, value: u64) {
-        let _ = writeln!(self.text, "{name}{{disk=\"{}\"{labels}}} {value}", self.disk);
-    }
-}
-
-/// A label's value, as Prometheus' text form wants it.
-fn escape(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,11 +1,11 @@
 //! Looking at a running cluster: the answers for `/status`, `/metrics` and `/healthz`.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use onecopy_control::metrics::Metric;
 use onecopy_postgres::{
     ConnectedStandby, Instance, PostgresError, ReplicationState, Role, Supervisor, SupervisorState,
 };
@@ -303,9 +303,7 @@ impl Observed for Router {
 /// What the host adds to the router's metrics: the processes that it watches.
 fn instance_metrics(servers: &[ServerStatus], text: &mut String) {
     let mut add = |name, kind, help, value: &dyn Fn(&ServerStatus) -> Option<u64>| {
-        family(text, servers, (name, kind, help), |server| {
-            Some((format!("server=\"{}\",role=\"{}\"", server.name, server.role), value(server)?))
-        });
+        family(text, servers, (name, kind, help), by_name_and_role, value);
     };
     add("onecopy_instance_running", "gauge", "1 when the server's process runs.", &|server| {
         Some(u64::from(server.process_id.is_some()))
@@ -316,9 +314,7 @@ fn instance_metrics(servers: &[ServerStatus], text: &mut String) {
 /// How far the followers are that were cloned.
 fn clone_metrics(servers: &[ServerStatus], text: &mut String) {
     let mut add = |name, kind, help, value: &dyn Fn(&CloneStatus) -> Option<u64>| {
-        family(text, servers, (name, kind, help), |server| {
-            Some((format!("server=\"{}\"", server.name), value(server.clone.as_ref()?)?))
-        });
+        family(text, servers, (name, kind, help), by_name, |server| value(server.clone.as_ref()?));
     };
     add("onecopy_clone_whole", "gauge", "1 when all data of the clone is there.", &|clone| {
         Some(u64::from(clone.whole))
@@ -337,9 +333,7 @@ fn clone_metrics(servers: &[ServerStatus], text: &mut String) {
 /// The machines of servers that have one.
 fn machine_metrics(servers: &[ServerStatus], text: &mut String) {
     let mut add = |name, kind, help, value: &dyn Fn(&MachineStatus) -> Option<u64>| {
-        family(text, servers, (name, kind, help), |server| {
-            Some((format!("server=\"{}\"", server.name), value(server.machine.as_ref()?)?))
-        });
+        family(text, servers, (name, kind, help), by_name, |server| value(server.machine.as_ref()?));
     };
     add("onecopy_machine_running", "gauge", "1 when the machine runs and its guest answers.", &|machine| {
         Some(u64::from(machine.state == "running"))
@@ -368,18 +362,28 @@ fn machine_metrics(servers: &[ServerStatus], text: &mut String) {
     );
 }
 
-/// One metric (name, kind, help) with a line for each server that has labels and a value.
+/// One metric (name, kind, help) with a sample for each server that has a value.
 fn family(
     text: &mut String,
     servers: &[ServerStatus],
     (name, kind, help): (&str, &str, &str),
-    value: impl Fn(&ServerStatus) -> Option<(String, u64)>,
+    labels: impl Fn(&ServerStatus) -> Vec<(&str, &str)>,
+    value: impl Fn(&ServerStatus) -> Option<u64>,
 ) {
-    // Writing to a String cannot fail.
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    for (labels, value) in servers.iter().filter_map(value) {
-        let _ = writeln!(text, "{name}{{{labels}}} {value}");
+    let mut metric = Metric::new(text, name, kind, help);
+    for server in servers {
+        if let Some(value) = value(server) {
+            metric.sample(&labels(server), value);
+        }
     }
+}
+
+fn by_name(server: &ServerStatus) -> Vec<(&str, &str)> {
+    vec![("server", &server.name)]
+}
+
+fn by_name_and_role(server: &ServerStatus) -> Vec<(&str, &str)> {
+    vec![("server", &server.name), ("role", &server.role)]
 }
 
 #[cfg(test)]

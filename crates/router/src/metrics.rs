@@ -1,39 +1,9 @@
 //! A router's state as Prometheus text (exposition format 0.0.4).
 
-use std::fmt::Write;
+use onecopy_control::metrics::Metric;
 
 use crate::servers::Health;
 use crate::status::RouterStatus;
-
-/// One metric with its samples.
-struct Metric<'a> {
-    text: &'a mut String,
-    name: &'static str,
-}
-
-impl<'a> Metric<'a> {
-    fn new(text: &'a mut String, name: &'static str, kind: &str, help: &str) -> Metric<'a> {
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        Metric { text, name }
-    }
-
-    fn sample(&mut self, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-        self.sample_of("", labels, value);
-    }
-
-    /// One of the series of which a histogram consists.
-    fn sample_of(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-        let labels: Vec<String> = labels
-            .iter()
-            .map(|(name, value)| {
-                let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-                format!("{name}=\"{value}\"")
-            })
-            .collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
-        let _ = writeln!(self.text, "{}{suffix}{labels} {value}", self.name);
-    }
-}
 
 /// All metrics of a router.
 pub fn text(status: &RouterStatus) -> String {
@@ -126,35 +96,23 @@ fn databases(text: &mut String, status: &RouterStatus) {
 
 /// How long gates held commits, as a histogram: quantiles of any span of time can be computed from its samples.
 fn gates(text: &mut String, status: &RouterStatus) {
-    const NAME: &str = "onecopy_gate_seconds";
     let seconds = |microseconds: u64| microseconds as f64 / 1e6;
-    Metric::new(text, NAME, "histogram", "Time for which a gate that made an epoch held commits.");
+    let help = "Time for which a gate that made an epoch held commits.";
+    let mut metric = Metric::new(text, "onecopy_gate_seconds", "histogram", help);
     for database in &status.databases {
-        let gates = &database.gates;
-        let mut series = |suffix: &'static str, bound: Option<String>, value: f64| {
-            let mut labels = vec![("database", database.name.as_str())];
-            labels.extend(bound.as_deref().map(|bound| ("le", bound)));
-            Metric { text: &mut *text, name: NAME }.sample_of(suffix, &labels, value);
-        };
+        let (gates, name) = (&database.gates, ("database", database.name.as_str()));
         for (bound, count) in &gates.gate_buckets {
-            series("_bucket", Some(seconds(*bound).to_string()), *count as f64);
+            metric.sample_of("_bucket", &[name, ("le", &seconds(*bound).to_string())], count);
         }
-        series("_bucket", Some("+Inf".to_owned()), gates.epochs as f64);
-        series("_sum", None, seconds(gates.epoch_microseconds));
-        series("_count", None, gates.epochs as f64);
+        metric.sample_of("_bucket", &[name, ("le", "+Inf")], gates.epochs);
+        metric.sample_of("_sum", &[name], seconds(gates.epoch_microseconds));
+        metric.sample_of("_count", &[name], gates.epochs);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn labels_are_quoted() {
-        let mut text = String::new();
-        Metric::new(&mut text, "x_total", "counter", "X.").sample(&[("name", "a\"b\\c")], 3);
-        assert_eq!(text, "# HELP x_total X.\n# TYPE x_total counter\nx_total{name=\"a\\\"b\\\\c\"} 3\n");
-    }
 
     #[test]
     fn gates_are_a_histogram() {

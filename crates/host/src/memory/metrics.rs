@@ -1,7 +1,6 @@
 //! What the agent adds to the metrics.
 
-use std::fmt::Write;
-
+use onecopy_control::metrics::Metric;
 use onecopy_memory::agent::{InstanceStatus, Status};
 use onecopy_memory::{HostPressure, Observation};
 
@@ -91,17 +90,16 @@ const OF_INSTANCE: [Family<InstanceStatus>; 15] = [
 pub(crate) fn metrics(status: &Status) -> String {
     let mut text = String::new();
     for (name, kind, help, value) in OF_HOST {
-        head(&mut text, name, kind, help);
+        let mut metric = begin(&mut text, name, kind, help);
         if let Some(value) = value(status) {
-            // Writing to a String cannot fail, here and below.
-            let _ = writeln!(text, "onecopy_memory_{name} {value}");
+            metric.sample(&[], value);
         }
     }
     for (name, kind, help, value) in OF_INSTANCE {
-        head(&mut text, name, kind, help);
+        let mut metric = begin(&mut text, name, kind, help);
         for instance in &status.instances {
             if let Some(value) = value(instance) {
-                let _ = writeln!(text, "onecopy_memory_{name}{{instance=\"{}\"}} {value}", instance.instance);
+                metric.sample(&[("instance", &instance.instance.to_string())], value);
             }
         }
     }
@@ -111,19 +109,18 @@ pub(crate) fn metrics(status: &Status) -> String {
 
 /// What a larger pool would save, a line a step.
 fn ghost(status: &Status, text: &mut String) {
-    let name = "ghost_hits_per_second";
-    head(text, name, "gauge", "Reads that a pool larger by so much would have saved.");
+    let help = "Reads that a pool larger by so much would have saved.";
+    let mut metric = begin(text, "ghost_hits_per_second", "gauge", help);
     for instance in &status.instances {
         for step in instance.observation.iter().flat_map(|seen| &seen.ghost) {
-            let (instance, larger, hits) = (&instance.instance, step.larger_by_bytes, step.hits_per_second);
-            let labels = format!("instance=\"{instance}\",larger_by_bytes=\"{larger}\"");
-            let _ = writeln!(text, "onecopy_memory_{name}{{{labels}}} {hits}");
+            let (instance, larger) = (instance.instance.to_string(), step.larger_by_bytes.to_string());
+            metric.sample(&[("instance", &instance), ("larger_by_bytes", &larger)], step.hits_per_second);
         }
     }
 }
 
-fn head(text: &mut String, name: &str, kind: &str, help: &str) {
-    let _ = writeln!(text, "# HELP onecopy_memory_{name} {help}\n# TYPE onecopy_memory_{name} {kind}");
+fn begin<'a>(text: &'a mut String, name: &str, kind: &str, help: &str) -> Metric<'a> {
+    Metric::new(text, format!("onecopy_memory_{name}"), kind, help)
 }
 
 fn pressure(status: &Status, value: impl Fn(&HostPressure) -> Option<f64>) -> Option<f64> {
