@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use onecopy_control::http;
 use tokio::net::TcpStream;
 
 /// Largest page that is read, in bytes.
-const PAGE_BYTES_MAX: u64 = 4 << 20;
+const PAGE_BYTES_MAX: usize = 4 << 20;
 
 /// How long a page may take.
 const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -21,19 +21,14 @@ pub struct Samples(BTreeMap<String, f64>);
 /// Fetches and reads `/metrics`.
 pub async fn fetch(address: SocketAddr) -> anyhow::Result<Samples> {
     let page = tokio::time::timeout(PAGE_TIMEOUT, async {
-        let mut stream = TcpStream::connect(address).await?;
-        // HTTP/1.0: the page ends where the connection ends.
-        stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await?;
-        let mut page = String::new();
-        stream.take(PAGE_BYTES_MAX).read_to_string(&mut page).await?;
-        Ok::<String, std::io::Error>(page)
+        let response = http::request(TcpStream::connect(address).await?, ("GET", "/metrics"), None).await?;
+        Ok::<_, std::io::Error>((response.status, response.body(PAGE_BYTES_MAX).await?))
     })
     .await
-    .with_context(|| format!("no metrics from {address} in time"))?
-    .with_context(|| format!("no metrics from {address}"))?;
-    match page.split_once("\r\n\r\n") {
-        Some((head, body)) if head.split(' ').nth(1) == Some("200") => Ok(Samples::parse(body)),
-        _ => bail!("{address} answers {:?} for /metrics", page.lines().next().unwrap_or_default()),
+    .with_context(|| format!("no metrics from {address} in time"))?;
+    match page.with_context(|| format!("no metrics from {address}"))? {
+        (200, page) => Ok(Samples::parse(&String::from_utf8_lossy(&page))),
+        (status, _) => bail!("{address} answers {status} for /metrics"),
     }
 }
 

@@ -1,21 +1,19 @@
 //! Asking a daemon: one HTTP request over the Unix socket that it serves.
 
+use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use onecopy_control::{http, socket};
 use serde::Serialize;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
 use crate::change::{ReinitRequest, ScaleRequest};
 use crate::directory::Directory;
 use crate::{ClusterStatus, Event, HostError, Progress};
 
-/// Longest line of an answer that comes line by line.
-const LINE_BYTES_MAX: u64 = 1 << 20;
-
 /// Largest answer that is read.
-const ANSWER_BYTES_MAX: u64 = 16 << 20;
+const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// How long the daemon may take; it asks every server.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
@@ -86,11 +84,18 @@ impl Daemon {
     /// Asks for one page.
     pub(crate) async fn get(&self, path: &str) -> Result<Vec<u8>, HostError> {
         let stream = self.connect().await?;
-        let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange(stream, path))
-            .await
-            .map_err(|_| self.invalid_reply(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs())))?
-            .map_err(|error| self.invalid_reply(error.to_string()))?;
-        body(&answer).map(<[u8]>::to_vec).map_err(|reason| self.invalid_reply(reason))
+        let exchange = async {
+            let response = http::request(stream, ("GET", path), None).await?;
+            Ok::<_, io::Error>((response.status, response.body(ANSWER_BYTES_MAX).await?))
+        };
+        let late = || self.invalid_reply(format!("no answer within {} s", ANSWER_TIMEOUT.as_secs()));
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, exchange).await.map_err(|_| late())?;
+        match answer.map_err(|error| self.invalid_reply(error.to_string()))? {
+            (200, body) => Ok(body),
+            (status, body) => {
+                Err(self.invalid_reply(format!("status {status}: {}", String::from_utf8_lossy(&body).trim())))
+            }
+        }
     }
 
     /// Asks for work that tells events; returns the last one, which is no failure.
@@ -103,21 +108,20 @@ impl Daemon {
         let stream = self.connect().await?;
         let invalid_reply = |reason: String| self.invalid_reply(reason);
         let body = serde_json::to_string(request).expect("requests are strings and numbers");
-        let length = body.len();
-        let request =
-            format!("POST {path} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
-        let mut stream = BufReader::new(stream);
-        stream.write_all(request.as_bytes()).await.map_err(|error| invalid_reply(error.to_string()))?;
-        let is_good = read_head(&mut stream).await.map_err(invalid_reply)?;
-        if !is_good {
-            let mut message = String::new();
-            let read = (&mut stream).take(LINE_BYTES_MAX).read_to_string(&mut message).await;
-            read.map_err(|error| invalid_reply(error.to_string()))?;
-            return Err(HostError::Daemon(message.trim().to_owned()));
+        let response = http::request(stream, ("POST", path), Some(&body)).await;
+        let mut response = response.map_err(|error| invalid_reply(error.to_string()))?;
+        if response.status != 200 {
+            let message = response.body(ANSWER_BYTES_MAX).await.map_err(|error| invalid_reply(error.to_string()))?;
+            return Err(HostError::Daemon(String::from_utf8_lossy(&message).trim().to_owned()));
         }
         loop {
-            let line = read_line(&mut stream).await.map_err(invalid_reply)?;
-            match serde_json::from_str(&line).map_err(|error| invalid_reply(format!("{error} in {line:?}")))? {
+            let line = response.line().await.map_err(|error| invalid_reply(error.to_string()))?;
+            let ended =
+                || invalid_reply("it ended in the middle; the change may go on, see `onecopy status`".to_owned());
+            let line = line.ok_or_else(ended)?;
+            let event = serde_json::from_slice(&line)
+                .map_err(|error| invalid_reply(format!("{error} in {:?}", String::from_utf8_lossy(&line))))?;
+            match event {
                 Event::Failed { message } => return Err(HostError::Daemon(message)),
                 event if event.is_last() => return Ok(event),
                 event => progress.report(event),
@@ -130,11 +134,11 @@ impl Daemon {
             Daemon::OfCluster(directory) => {
                 directory.state()?;
                 let not_running = |_| HostError::NotRunning { directory: directory.root().to_owned() };
-                UnixStream::connect(directory.daemon_socket()).await.map_err(not_running)
+                socket::connect(&directory.daemon_socket()).await.map_err(not_running)
             }
             Daemon::OfMemory(socket) => {
                 let nobody = |_| HostError::NoMemoryAgent { socket: socket.clone() };
-                UnixStream::connect(socket).await.map_err(nobody)
+                socket::connect(socket).await.map_err(nobody)
             }
         }
     }
@@ -147,57 +151,7 @@ impl Daemon {
     }
 }
 
-/// Reads the head of an answer; whether it is a good one.
-async fn read_head(stream: &mut BufReader<UnixStream>) -> Result<bool, String> {
-    let first = read_line(stream).await?;
-    while !read_line(stream).await?.trim().is_empty() {}
-    Ok(first.split(' ').nth(1) == Some("200"))
-}
-
-async fn read_line(stream: &mut BufReader<UnixStream>) -> Result<String, String> {
-    let mut line = String::new();
-    stream.take(LINE_BYTES_MAX).read_line(&mut line).await.map_err(|error| error.to_string())?;
-    match line.ends_with('\n') {
-        true => Ok(line),
-        false => Err("it ended in the middle; the change may go on, see `onecopy status`".to_owned()),
-    }
-}
-
-async fn exchange(mut stream: UnixStream, path: &str) -> std::io::Result<Vec<u8>> {
-    // HTTP/1.0: the answer ends where the connection ends, so there are no chunks to parse.
-    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).await?;
-    let mut answer = Vec::new();
-    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
-    Ok(answer)
-}
-
-/// The body of a successful answer.
-fn body(answer: &[u8]) -> Result<&[u8], String> {
-    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").ok_or("its head has no end")?;
-    let head = String::from_utf8_lossy(&answer[..end]);
-    let line = head.lines().next().unwrap_or_default();
-    match line.split(' ').nth(1) {
-        Some("200") => Ok(&answer[end + 4..]),
-        _ => Err(format!("{line:?}")),
-    }
-}
-
 /// Whether the daemon of `directory` is ready.
 pub async fn is_running(directory: &Directory) -> bool {
-    UnixStream::connect(directory.daemon_socket()).await.is_ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_whole_good_answer_has_a_body() {
-        assert_eq!(body(b"HTTP/1.0 200 OK\r\nx: y\r\n\r\n{}"), Ok(&b"{}"[..]));
-        for answer in
-            [&b""[..], b"HTTP/1.0 200 OK\r\n", b"HTTP/1.0 503 no\r\n\r\nwhy", b"\r\n\r\n", b"\xff\xfe\r\n\r\n"]
-        {
-            assert!(body(answer).is_err(), "{answer:?}");
-        }
-    }
+    socket::connect(&directory.daemon_socket()).await.is_ok()
 }
