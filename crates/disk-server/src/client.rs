@@ -1,26 +1,25 @@
 //! Asking a disk's server.
 
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
-use std::os::unix::net::UnixStream;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use onecopy_control::{AskError, Client};
 use onecopy_disk::{Disk, Snapshot};
 use serde::de::DeserializeOwned;
+use tokio::runtime::Runtime;
 
-use crate::protocol::{Answer, Request, ServedDisk};
-use crate::{CONTROL_SOCKET, DiskServerError, socket};
+use crate::protocol::{Request, ServedDisk};
+use crate::{CONTROL_SOCKET, DiskServerError};
 
 /// How long an answer may take: closing a disk writes all that is not on its files yet.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Bytes of the longest answer; metrics and snapshots of a full disk are some hundred kilobytes.
-const ANSWER_BYTES_MAX: usize = 16 << 20;
-
-/// A connection to a disk's server.
+/// A connection to a disk's server, for those who may block: not in a future.
 pub struct DiskClient {
     directory: PathBuf,
-    stream: BufReader<UnixStream>,
+    runtime: Runtime,
+    client: Client,
 }
 
 impl DiskClient {
@@ -44,14 +43,15 @@ impl DiskClient {
     /// # Errors
     /// [`DiskServerError::NotServed`] when nobody listens there.
     pub fn connect_to(directory: &Path, control: &Path) -> Result<DiskClient, DiskServerError> {
-        let stream = socket::connect(control).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::ConnectionRefused => {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(DiskServerError::io("make a runtime for", control))?;
+        let client = runtime.block_on(Client::connect(control)).map_err(|error| match error.kind() {
+            ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::ConnectionRefused => {
                 DiskServerError::NotServed { directory: directory.to_owned() }
             }
             _ => DiskServerError::io("connect to", control)(error),
         })?;
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT)).map_err(DiskServerError::io("bound waiting for", control))?;
-        Ok(DiskClient { directory: directory.to_owned(), stream: BufReader::new(stream) })
+        Ok(DiskClient { directory: directory.to_owned(), runtime, client })
     }
 
     /// Everything about the disk and its server.
@@ -81,74 +81,12 @@ impl DiskClient {
     /// Asks one thing.
     ///
     /// # Errors
-    /// The server refuses, is gone, or answers something else.
+    /// The server refuses, is gone, takes too long, or answers something else.
     pub fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T, DiskServerError> {
-        let mut line = serde_json::to_vec(request).expect("requests are strings and numbers");
-        line.push(b'\n');
-        let failed = DiskServerError::io("ask the server of", &self.directory);
-        let asked = self.stream.get_mut().write_all(&line);
-        let answer =
-            asked.and_then(|()| read_line(&mut self.stream, Instant::now() + ANSWER_TIMEOUT)).map_err(failed)?;
-        let invalid_reply =
-            |reason: String| DiskServerError::InvalidReply { directory: self.directory.clone(), reason };
-        if answer.is_empty() {
-            return Err(invalid_reply("it ended before it answered".to_owned()));
-        }
-        match serde_json::from_slice(&answer).map_err(|error| invalid_reply(error.to_string()))? {
-            Answer::Ok(value) => serde_json::from_value(value).map_err(|error| invalid_reply(error.to_string())),
-            Answer::Error(reason) => Err(DiskServerError::Refused(reason)),
-        }
-    }
-}
-
-/// One line, or what came before the end; whoever sends it slowly is waited for no longer.
-fn read_line(stream: &mut BufReader<UnixStream>, deadline: Instant) -> io::Result<Vec<u8>> {
-    let mut line = Vec::new();
-    while line.last() != Some(&b'\n') && line.len() < ANSWER_BYTES_MAX {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
-        }
-        stream.get_ref().set_read_timeout(Some(left))?;
-        let bytes = match stream.fill_buf() {
-            Ok(bytes) => bytes,
-            // What a read past its timeout says (socket(7), SO_RCVTIMEO).
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(ErrorKind::TimedOut.into()),
-            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-            Err(error) => return Err(error),
-        };
-        if bytes.is_empty() {
-            break;
-        }
-        let length = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |end| end + 1);
-        line.extend_from_slice(&bytes[..length]);
-        stream.consume(length);
-    }
-    Ok(line)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Spec: A2
-    #[test]
-    fn who_answers_one_byte_at_a_time_is_waited_for_no_longer() {
-        let (asks, mut answers) = UnixStream::pair().unwrap();
-        let slow = std::thread::spawn(move || while answers.write_all(b"x").is_ok() {});
-        let mut asks = BufReader::with_capacity(1, asks);
-        let error = read_line(&mut asks, Instant::now() + Duration::from_millis(50)).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::TimedOut);
-        drop(asks);
-        slow.join().unwrap();
-        let (asks, _silent) = UnixStream::pair().unwrap();
-        let error = read_line(&mut BufReader::new(asks), Instant::now() + Duration::from_millis(5)).unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::TimedOut);
-        let (asks, mut answers) = UnixStream::pair().unwrap();
-        answers.write_all(b"one\ntwo").unwrap();
-        drop(answers);
-        let (mut asks, late) = (BufReader::new(asks), Instant::now() + ANSWER_TIMEOUT);
-        assert_eq!(read_line(&mut asks, late).unwrap(), b"one\n");
-        assert_eq!(read_line(&mut asks, late).unwrap(), b"two");
+        self.runtime.block_on(self.client.ask(request, ANSWER_TIMEOUT)).map_err(|error| match error {
+            AskError::Refused(reason) => DiskServerError::Refused(reason),
+            AskError::Invalid(reason) => DiskServerError::InvalidReply { directory: self.directory.clone(), reason },
+            AskError::Io(error) => DiskServerError::io("ask the server of", &self.directory)(error),
+        })
     }
 }

@@ -20,7 +20,6 @@ mod observer;
 pub mod protocol;
 mod scan;
 mod server;
-mod socket;
 mod transports;
 
 use std::path::PathBuf;

@@ -1,18 +1,8 @@
-//! What is asked of a disk's server over its control socket: one JSON object a line each way.
-//!
-//! ```text
-//! {"command":"snapshot","name":"monday"}
-//! {"ok":{"name":"monday","epoch":4,"created_unix_ms":1795000000000}}
-//! {"command":"delete-snapshot","name":"sunday"}
-//! {"error":"there is no snapshot \"sunday\""}
-//! ```
+//! What is asked of a disk's server over its control socket; it is answered by an [`Answer`](onecopy_control::Answer).
 
 use onecopy_disk::vhost_user::CompletionHold;
 use onecopy_disk::{Hydration, Snapshot, Statistics};
 use serde::{Deserialize, Serialize};
-
-/// Bytes of the longest line that is read; a longer one ends the connection.
-pub const LINE_BYTES_MAX: u64 = 64 << 10;
 
 /// What is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,16 +65,6 @@ impl From<HoldMode> for CompletionHold {
     }
 }
 
-/// What is answered.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Answer {
-    /// It is done; what was asked for.
-    Ok(serde_json::Value),
-    /// It is not; why.
-    Error(String),
-}
-
 /// A served disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ServedDisk {
@@ -144,7 +124,6 @@ mod tests {
             assert_eq!(serde_json::to_string(&request).unwrap(), text);
             assert_eq!(serde_json::from_str::<Request>(text).unwrap(), request);
         }
-        assert_eq!(serde_json::to_string(&Answer::Error("no".to_owned())).unwrap(), r#"{"error":"no"}"#);
         assert!(serde_json::from_str::<Request>(r#"{"command":"format"}"#).is_err());
     }
 

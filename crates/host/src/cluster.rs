@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onecopy_control::socket;
 use onecopy_postgres::{Binaries, Role, ServiceUser, StopMode, Supervisor};
 use onecopy_router::Router;
 use onecopy_router::config::{Freshness, RouterConfiguration, RouterSettings};
@@ -23,7 +24,7 @@ use crate::provisioning::{Provisioner, ReportingMaker};
 use crate::secret::Secrets;
 use crate::state::{ClusterState, REPLICAS_MAX, Runtime};
 use crate::stop::{discard_incomplete, stop_servers};
-use crate::{ClusterStatus, Directory, HostError, Progress, control, private_socket, roles, steps};
+use crate::{ClusterStatus, Directory, HostError, Progress, control, roles, steps};
 use onecopy_directory::{DirectoryLock, LockState};
 use onecopy_machine::MachineOverrides;
 
@@ -460,5 +461,5 @@ fn router_configuration(
 fn listen_locally(directory: &Directory) -> Result<UnixListener, HostError> {
     let path = directory.daemon_socket();
     let _ = std::fs::remove_file(&path);
-    private_socket::listen(&path).map_err(HostError::file("listen on", path))
+    socket::listen(&path).map_err(HostError::file("listen on", path))
 }

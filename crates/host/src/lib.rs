@@ -26,7 +26,6 @@ pub mod memory;
 mod observation;
 mod orphans;
 mod ports;
-mod private_socket;
 mod progress;
 mod provisioning;
 pub mod remote;

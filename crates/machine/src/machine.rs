@@ -1,23 +1,23 @@
 //! One machine, reached through its keeper.
 
 use std::fs::{self, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::image::{Checkpoint, Image};
+use onecopy_control::{JsonLines, socket};
 use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 
 use super::fork::Wish;
 use super::home::absent_is_fine;
 use super::keeper::{
     CLOSE_TIMEOUT, CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, Role, clear_memory,
-    connect, end_left_servers, server_of,
+    end_left_servers, server_of,
 };
 use super::memory_server::ANSWER_TIMEOUT as RELEASE_TIMEOUT;
 use super::{MachineConfiguration, MachineError, MachineHome};
@@ -64,7 +64,7 @@ const WAY_TIMEOUT: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The longest reply: an agent's line, with its envelope.
-const REPLY_BYTES_MAX: u64 = 8 << 20;
+const REPLY_BYTES_MAX: usize = 8 << 20;
 
 /// The keeper's log is begun anew when it is longer; the old one is kept beside it.
 const LOG_BYTES_MAX: u64 = 4 << 20;
@@ -419,7 +419,7 @@ impl Machine {
 
     /// Whether somebody looks after it.
     pub async fn is_kept(&self) -> bool {
-        connect(&self.home).await.is_ok()
+        socket::connect(&self.home.keeper_socket()).await.is_ok()
     }
 
     /// QEMU's process, while it runs, also without a keeper.
@@ -484,21 +484,14 @@ impl Machine {
         progress: &(dyn Fn(Progress) + Send + Sync),
     ) -> Result<KeeperReply, MachineError> {
         let conversation = async {
-            let stream = connect(&self.home).await.map_err(|error| error.to_string())?;
-            let mut stream = BufReader::new(stream);
-            let mut line = serde_json::to_vec(request).expect("a request is text and numbers");
-            line.push(b'\n');
-            stream.write_all(&line).await.map_err(|error| error.to_string())?;
+            let stream = socket::connect(&self.home.keeper_socket()).await?;
+            let mut lines = JsonLines::new(stream, REPLY_BYTES_MAX);
+            lines.send(request).await?;
             loop {
-                let mut line = String::new();
-                let read = (&mut stream).take(REPLY_BYTES_MAX).read_line(&mut line).await;
-                read.map_err(|error| error.to_string())?;
-                if !line.ends_with('\n') {
-                    return Err("ended in the middle of its answer".to_owned());
-                }
-                match serde_json::from_str(&line).map_err(|error| format!("{error} in its answer"))? {
+                let reply = lines.receive().await?;
+                match reply.ok_or_else(|| io::Error::other("it ended in the middle of its answer"))?? {
                     KeeperReply::Progress(told) => progress(told),
-                    last => return Ok(last),
+                    last => return Ok::<_, io::Error>(last),
                 }
             }
         };

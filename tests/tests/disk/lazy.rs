@@ -12,7 +12,7 @@ use onecopy_guest_agent::protocol::StopMode;
 use onecopy_hypervisor::configuration::{Disk as GuestDisk, DiskBackend, NbdServer};
 use onecopy_tests::guest::{IMAGE, Image, Saved, TestGuest};
 
-use crate::nbd_server::NbdServerProcess;
+use crate::nbd_server::{NbdServerProcess, ask_disk};
 use crate::network::Network;
 
 const TIMEOUT: Duration = Duration::from_secs(240);
@@ -51,19 +51,12 @@ async fn prepare(server: &NbdServerProcess, socket: &Path) -> String {
 }
 
 fn hydration(disk: &Path) -> Hydration {
-    DiskClient::connect(disk)
-        .expect("the server listens")
-        .info()
-        .expect("the server answers")
-        .hydration
-        .expect("a copy")
+    ask_disk(disk, DiskClient::info).expect("the server answers").hydration.expect("a copy")
 }
 
 fn set_limit(disk: &Path, bytes_per_second: Option<u64>) {
-    DiskClient::connect(disk)
-        .expect("the server listens")
-        .ask::<serde_json::Value>(&Request::SetLimit { bytes_per_second })
-        .expect("the server answers");
+    let request = Request::SetLimit { bytes_per_second };
+    ask_disk(disk, |server| server.ask::<serde_json::Value>(&request)).expect("the server answers");
 }
 
 /// Where two sources differ first.
@@ -97,7 +90,7 @@ async fn b25_a_database_answers_from_a_disk_whose_content_is_on_another_host() {
     let arguments = ["--no-page-map", "--nbd", &address, "--nbd-unencrypted"];
     let mut far = NbdServerProcess::start_in(&there, &source, &source_socket, &arguments).unwrap();
     let expected = prepare(&far, &source_socket).await;
-    DiskClient::connect(&source).unwrap().snapshot("prepared").unwrap();
+    ask_disk(&source, |server| server.snapshot("prepared")).unwrap();
 
     let (lazy, socket) = (at("lazy"), at("lazy.sock"));
     let url = format!("nbd://{address}/snapshot/prepared");

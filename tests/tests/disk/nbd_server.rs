@@ -8,10 +8,18 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use onecopy_disk_server::DiskClient;
+use onecopy_disk_server::{DiskClient, DiskServerError};
 
 /// What a server may take to listen, on a machine that has more to do.
 const START_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// What the server of a disk answers, also in a test that is a future.
+pub fn ask_disk<T>(
+    directory: &Path,
+    ask: impl FnOnce(&mut DiskClient) -> Result<T, DiskServerError>,
+) -> Result<T, DiskServerError> {
+    tokio::task::block_in_place(|| ask(&mut DiskClient::connect(directory)?))
+}
 
 /// `onecopy disk-server` on a disk's directory, with an NBD server.
 pub struct NbdServerProcess {
@@ -68,7 +76,7 @@ impl NbdServerProcess {
         self.process = Some(child);
         let deadline = Instant::now() + START_TIMEOUT;
         // The control socket is the last that it opens.
-        while UnixStream::connect(&self.socket).is_err() || DiskClient::connect(&self.directory).is_err() {
+        while UnixStream::connect(&self.socket).is_err() || ask_disk(&self.directory, |_| Ok(())).is_err() {
             let process = self.process.as_mut().context("no server was started")?;
             if let Some(status) = process.try_wait()? {
                 anyhow::bail!("the disk's server ended: {status}: {}", self.said());

@@ -1,16 +1,16 @@
 //! An agent without a cluster, for servers that others have started.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use onecopy_control::socket as sockets;
+use tokio::net::{TcpListener, UnixListener};
 
 use super::{MemoryConfiguration, MemoryService, ServersMemory, metrics, routes};
 use crate::HostError;
 use crate::http::{Observed, Page};
-use crate::private_socket;
 
 /// Looks after the servers of `[[memory.instance]]` until it is ended; they keep what they have.
 pub struct MemoryAgent {
@@ -49,18 +49,14 @@ impl MemoryAgent {
 
 /// Takes the place of a socket that nobody serves any more.
 async fn listen(socket: &Path) -> Result<UnixListener, HostError> {
-    if UnixStream::connect(socket).await.is_ok() {
+    if sockets::connect(socket).await.is_ok() {
         return Err(HostError::MemoryAgentRuns { socket: socket.to_owned() });
     }
     if let Some(directory) = socket.parent().filter(|directory| !directory.exists()) {
         let made = fs::DirBuilder::new().recursive(true).mode(0o755).create(directory);
         made.map_err(HostError::file("create", directory))?;
     }
-    // Anything else that stands there was not meant.
-    if fs::symlink_metadata(socket).is_ok_and(|there| there.file_type().is_socket()) {
-        let _ = fs::remove_file(socket);
-    }
-    private_socket::listen(socket).map_err(HostError::file("listen on", socket))
+    sockets::listen(socket).map_err(HostError::file("listen on", socket))
 }
 
 /// The pages of an agent without a cluster.

@@ -11,7 +11,6 @@ mod restore;
 mod run;
 mod server;
 mod service;
-mod socket;
 mod unresponsive;
 
 pub use checkpoint::CheckpointTaken;
@@ -20,5 +19,4 @@ pub(super) use processes::{end_left_servers, server_of, servers_of};
 pub use protocol::{KeeperReply, KeeperRequest, KeeperStatus, MachineState};
 pub use run::run;
 pub(super) use server::{CLOSE_TIMEOUT, Role};
-pub(super) use socket::{connect, connect_to, is_welcome, listen};
 pub(super) use unresponsive::unix_ms;

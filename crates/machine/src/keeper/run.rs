@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use onecopy_control::socket;
 use onecopy_hypervisor::{EndCause, Ending, Machine, State};
 use onecopy_postgres::ServiceUser;
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::server::{Hands, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
-use super::{MachineState, guest, memory, restore, socket, unresponsive};
+use super::{MachineState, guest, memory, restore, unresponsive};
 use crate::desired_state::{DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
 use crate::{MachineConfiguration, MachineEnd, MachineError, MachineHome};
@@ -63,8 +64,8 @@ pub async fn run(directory: &Path) -> Result<(), MachineError> {
     let (stop, stops) = mpsc::channel(STOPS_MAX);
     let kept = Arc::new(Kept::new(home.clone(), user.clone(), stop));
     // From now on it can be asked.
-    let listener =
-        socket::listen(&home, &home.keeper_socket()).map_err(MachineError::file("listen on", home.keeper_socket()))?;
+    let listener = socket::remove(&home.keeper_socket()).and_then(|()| socket::listen(&home.keeper_socket()));
+    let listener = listener.map_err(MachineError::file("listen on", home.keeper_socket()))?;
     let service = tokio::spawn(serve(listener, Arc::clone(&kept)));
     let outcome = keep(&home, &user, &kept, stops).await;
     let noted = match &outcome {

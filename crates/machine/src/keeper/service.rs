@@ -1,36 +1,26 @@
 //! The keeper's socket: one request a connection.
 
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use onecopy_control::{JsonLines, server};
 use onecopy_guest_agent::protocol::{Command, LINE_BYTES_MAX};
 use onecopy_hypervisor::{Agent, HypervisorError, Machine, State};
 use onecopy_postgres::ServiceUser;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 
 use super::run::Stop;
-use super::socket::is_welcome;
 use super::{CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, checkpoint, guest};
 use crate::desired_state::{self, DesiredState, Found};
 use crate::{MachineError, MachineHome, hypervisor_failed};
 
-/// Connections at the same time; one more waits.
-const CONNECTIONS_MAX: usize = 32;
-
 /// How long a caller may take to say what it wants.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest request: a file to write, in base64, with its envelope.
-const REQUEST_BYTES_MAX: u64 = LINE_BYTES_MAX as u64;
-
 /// Progress that waits for a caller; one that reads more slowly misses some.
 const PROGRESS_MAX: usize = 16;
-
-/// How long accepting rests when the process has no descriptor left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a keeper knows of its machine.
 pub(super) struct Kept {
@@ -264,79 +254,49 @@ fn done(outcome: Result<(), MachineError>) -> KeeperReply {
 
 /// Answers until it is dropped.
 pub(super) async fn serve(listener: UnixListener, kept: Arc<Kept>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let place = Arc::clone(&places).acquire_owned().await;
-        let stream = match listener.accept().await {
-            Ok((stream, _)) if is_welcome(&stream) => stream,
-            Ok(_) => continue,
-            Err(error) => {
-                tracing::warn!(%error, "a caller is not let in");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
+    server::accept(listener, |stream| {
         let kept = Arc::clone(&kept);
-        tokio::spawn(async move {
+        async move {
             if let Err(error) = converse(stream, &kept).await {
                 tracing::debug!(%error, "a caller has gone");
             }
-            drop(place);
-        });
-    }
+        }
+    })
+    .await;
 }
 
-async fn converse(stream: UnixStream, kept: &Arc<Kept>) -> std::io::Result<()> {
-    let (reader, mut writer) = stream.into_split();
-    let mut reader = BufReader::new(reader);
-    let mut line = String::new();
-    let mut bounded = (&mut reader).take(REQUEST_BYTES_MAX);
-    match tokio::time::timeout(REQUEST_TIMEOUT, bounded.read_line(&mut line)).await {
-        // Who only looks whether somebody listens says nothing.
-        Ok(Ok(0)) | Err(_) => return Ok(()),
-        Ok(read) => read?,
-    };
-    let request = match serde_json::from_str::<KeeperRequest>(&line) {
-        Ok(request) => request,
-        Err(error) => {
+async fn converse(stream: UnixStream, kept: &Arc<Kept>) -> io::Result<()> {
+    // The longest request is a file to write, in base64, with its envelope.
+    let mut lines = JsonLines::new(stream, LINE_BYTES_MAX);
+    let request = match tokio::time::timeout(REQUEST_TIMEOUT, lines.receive::<KeeperRequest>()).await {
+        Ok(Ok(Some(Ok(request)))) => request,
+        Ok(Ok(Some(Err(error)))) => {
             let message = format!("that is no request: {error}");
-            return write(&mut writer, &KeeperReply::Error { kind: None, message }).await;
+            return lines.send(&KeeperReply::Error { kind: None, message }).await;
         }
+        // Who only looks whether somebody listens says nothing.
+        Ok(Ok(None)) | Err(_) => return Ok(()),
+        Ok(Err(error)) => return Err(error),
     };
     let (sender, mut progress) = mpsc::channel(PROGRESS_MAX);
     let answer = kept.answer(request, &sender);
-    let left = wait_left(&mut reader);
-    tokio::pin!(answer, left);
+    tokio::pin!(answer);
     let last = loop {
         tokio::select! {
             biased;
-            Some(told) = progress.recv() => write(&mut writer, &told).await?,
+            Some(told) = progress.recv() => lines.send(&told).await?,
             last = &mut answer => break last,
             // Dropped, the question to the agent ends the program that it has begun. A stop that was asked for goes on.
-            () = &mut left => return Ok(()),
+            () = lines.wait_left() => return Ok(()),
         }
     };
-    write(&mut writer, &last).await
-}
-
-/// Waits until the caller has gone; what it says beside its one request is not heard.
-async fn wait_left(reader: &mut BufReader<OwnedReadHalf>) {
-    while let Ok(bytes) = reader.fill_buf().await
-        && !bytes.is_empty()
-    {
-        let length = bytes.len();
-        reader.consume(length);
-    }
-}
-
-async fn write(writer: &mut OwnedWriteHalf, reply: &KeeperReply) -> std::io::Result<()> {
-    let mut line = serde_json::to_vec(reply).expect("a reply is text and numbers");
-    line.push(b'\n');
-    writer.write_all(&line).await
+    lines.send(&last).await
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     /// Far beyond what a busy host takes.
@@ -349,7 +309,7 @@ mod tests {
     }
 
     /// A caller that has asked for a stop, and what the keeper has heard of it.
-    async fn stopping() -> (UnixStream, Stop, tokio::task::JoinHandle<std::io::Result<()>>) {
+    async fn stopping() -> (UnixStream, Stop, tokio::task::JoinHandle<io::Result<()>>) {
         let (mut caller, keeper) = UnixStream::pair().unwrap();
         let (stop, mut stops) = mpsc::channel(1);
         let served = tokio::spawn(async move { converse(keeper, &Arc::new(kept(stop))).await });

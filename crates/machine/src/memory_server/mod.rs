@@ -25,21 +25,17 @@ use std::time::Duration;
 use onecopy_checkpoint::image::{Checkpoint, Image};
 use onecopy_checkpoint::memory::{Descriptors, Epoch, GuestMemory, become_memory_server};
 use onecopy_checkpoint::{CheckpointError, PAGE_BYTES};
+use onecopy_control::{Answer, server, socket};
 use onecopy_postgres::ServiceUser;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags};
 use serde::Serialize;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
-use tokio::net::unix::OwnedWriteHalf;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 
-use crate::keeper::{Role, is_welcome, listen, servers_of, unix_ms};
+use crate::keeper::{Role, servers_of, unix_ms};
 use crate::{MachineError, MachineHome};
 pub(crate) use client::ANSWER_TIMEOUT;
 pub use client::MemoryClient;
-use protocol::LINE_BYTES_MAX;
-pub use protocol::{Answer, Appended, EndedEpoch, KeptPages, Request, ServedMemory};
+pub use protocol::{Appended, EndedEpoch, KeptPages, Request, ServedMemory};
 
 /// What such files begin with.
 pub(crate) const DEVICES: &str = "devices-";
@@ -50,16 +46,10 @@ pub(crate) fn devices_file(home: &MachineHome, epoch: u64) -> PathBuf {
     home.checkpoints().join(format!("{DEVICES}{epoch}"))
 }
 
-/// Connections at once; one more waits.
-const CONNECTIONS_MAX: usize = 16;
-
-/// A client that neither asks nor takes its answer for so long is let go: its place is for others.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// A checkpoint stands on so many others at most; the next one is whole. Whoever reads it opens all of them.
 const DEPTH_MAX: usize = 32;
 
-/// How often it is looked whether the file is gone, and after a failed accept the next one is tried.
+/// How often it is looked whether the file is gone.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a memory server takes over, by its numbers in the process that has started it.
@@ -111,10 +101,17 @@ pub async fn run(directory: &Path, inherited: Inherited) -> Result<(), MachineEr
     let descriptors = memory.descriptors().map_err(home.memory_failed())?;
     let numbers = (descriptors.device.as_raw_fd(), descriptors.state.as_raw_fd());
     let socket = home.memory_socket();
-    let listener = listen(&home, &socket).map_err(MachineError::file("listen on", &socket))?;
+    // Whoever served this memory before is gone, which was looked at.
+    let listener = socket::remove(&socket).and_then(|()| socket::listen(&socket));
+    let listener = listener.map_err(MachineError::file("listen on", &socket))?;
     tracing::info!("the memory is served");
-    let served = Arc::new(Served { home: home.clone(), numbers, last: Mutex::default() });
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let served = Served { home: home.clone(), numbers, last: Mutex::default() };
+    let answered = Arc::downgrade(&memory);
+    let respond = move |request| match answered.upgrade() {
+        Some(memory) => served.respond(&memory, request),
+        None => Answer::Error("the memory is served no more".to_owned()),
+    };
+    tokio::spawn(server::serve(listener, respond, std::future::pending()));
     let mut look = tokio::time::interval(LOOK_INTERVAL);
     let mut shall_end = false;
     loop {
@@ -129,23 +126,6 @@ pub async fn run(directory: &Path, inherited: Inherited) -> Result<(), MachineEr
                 }
                 if memory.has_ended() {
                     return ended(memory, &home);
-                }
-            }
-            (place, accepted) = async { (Arc::clone(&places).acquire_owned().await, listener.accept().await) } => {
-                match accepted {
-                    Ok((stream, _)) if is_welcome(&stream) => {
-                        let (served, memory) = (Arc::clone(&served), Arc::clone(&memory));
-                        tokio::spawn(async move {
-                            let _place = place;
-                            // A client that is gone does not want an answer.
-                            let _ = converse(stream, &served, &memory).await;
-                        });
-                    }
-                    Ok(_) => {}
-                    Err(error) => {
-                        tracing::warn!(%error, "a caller is not let in");
-                        tokio::time::sleep(LOOK_INTERVAL).await;
-                    }
                 }
             }
         }
@@ -192,36 +172,6 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     done.map_err(|error| MachineError::Task(format!("serving a memory ended: {error}")))
 }
 
-/// Answers one client until it goes, or does nothing for too long.
-async fn converse(stream: UnixStream, served: &Arc<Served>, memory: &Arc<GuestMemory>) -> io::Result<()> {
-    let (reader, mut writer) = stream.into_split();
-    let mut reader = BufReader::new(reader);
-    loop {
-        let mut line = Vec::new();
-        let mut bounded = (&mut reader).take(LINE_BYTES_MAX);
-        tokio::time::timeout(IDLE_TIMEOUT, bounded.read_until(b'\n', &mut line)).await??;
-        if line.last() != Some(&b'\n') {
-            return Ok(());
-        }
-        let answer = match serde_json::from_slice::<Request>(&line) {
-            Ok(request) => {
-                let (served, memory) = (Arc::clone(served), Arc::clone(memory));
-                let answered = tokio::task::spawn_blocking(move || served.respond(&memory, request)).await;
-                answered.unwrap_or_else(|error| Answer::Error(error.to_string()))
-            }
-            // Who says something else is none of ours: nothing more is read of it.
-            Err(error) => return say(&mut writer, &Answer::Error(format!("this is no request: {error}"))).await,
-        };
-        say(&mut writer, &answer).await?;
-    }
-}
-
-async fn say(writer: &mut OwnedWriteHalf, answer: &Answer) -> io::Result<()> {
-    let mut line = serde_json::to_vec(answer).expect("answers are strings and numbers");
-    line.push(b'\n');
-    tokio::time::timeout(IDLE_TIMEOUT, writer.write_all(&line)).await?
-}
-
 /// What a memory server knows beside its memory.
 struct Served {
     home: MachineHome,
@@ -243,7 +193,7 @@ impl Served {
             Request::Append { epoch, disk } => self.append(memory, Epoch(epoch), &disk).map(value),
             Request::Release => memory.release_all().map(value),
         };
-        outcome.map_or_else(|error| Answer::Error(error.to_string()), Answer::Ok)
+        Answer::from(outcome)
     }
 
     /// Writes a checkpoint: the pages of an epoch, and what the keeper has laid down of the devices.

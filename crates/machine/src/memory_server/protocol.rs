@@ -1,5 +1,5 @@
-//! What a memory server is asked over its control socket, `memory.sock`: one JSON object a line each way, as with a
-//! disk's server.
+//! What a memory server is asked over its control socket, `memory.sock`; it is answered by an
+//! [`Answer`](onecopy_control::Answer).
 //!
 //! ```text
 //! {"command":"cut"}
@@ -12,9 +12,6 @@
 
 use onecopy_checkpoint::memory::MemoryStatistics;
 use serde::{Deserialize, Serialize};
-
-/// Bytes of the longest line; a longer one ends the connection.
-pub(super) const LINE_BYTES_MAX: u64 = 64 << 10;
 
 /// What is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,16 +33,6 @@ pub enum Request {
     },
     /// Lets all epochs go that have ended: those of a checkpoint that is durable, and of takes that are void.
     Release,
-}
-
-/// What is answered.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Answer {
-    /// It is done; what was asked for.
-    Ok(serde_json::Value),
-    /// It is not; why.
-    Error(String),
 }
 
 /// A served memory.
