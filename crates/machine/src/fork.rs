@@ -14,7 +14,7 @@ use crate::{GuestImage, MachineConfiguration, MachineError, MachineHome, Machine
 /// At which checkpoint a machine begins, for one start: the file `restore` in its directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Wish {
+pub(crate) struct StartPoint {
     /// The checkpoint's number.
     pub number: u64,
     /// The directory of the machine that it is of; none: its own.
@@ -48,7 +48,7 @@ impl MachineHome {
         for name in MachineHome::names(machines)?.into_iter().filter(|name| name != self.name()) {
             let other = MachineHome::of(machines, &name);
             // A fork that has not begun yet has no disk, and needs this machine as well.
-            if let Ok(Some(Wish { parent: Some(parent), .. })) = Wish::of(&other)
+            if let Ok(Some(StartPoint { parent: Some(parent), .. })) = StartPoint::of(&other)
                 && fs::canonicalize(&parent).is_ok_and(|parent| parent == own)
             {
                 dependents.push(Dependent { machine: name.clone(), disk: own.clone(), snapshot: String::new() });
@@ -93,15 +93,15 @@ impl MachineHome {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(MachineError::file("read", parent.password_file())(error)),
         }
-        Wish { number, parent: Some(parent.root().to_owned()), shares }.write(self)?;
+        StartPoint { number, parent: Some(parent.root().to_owned()), shares }.write(self)?;
         // Last: what has it is whole, or can begin.
         configuration.write(&self.configuration_file())
     }
 }
 
-impl Wish {
+impl StartPoint {
     /// That of a machine, if it has one.
-    pub(crate) fn of(home: &MachineHome) -> Result<Option<Wish>, MachineError> {
+    pub(crate) fn of(home: &MachineHome) -> Result<Option<StartPoint>, MachineError> {
         let path = home.restore_file();
         match fs::read(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -133,7 +133,7 @@ mod tests {
             fs::create_dir(home.root()).unwrap();
         }
         assert_eq!(parent.dependents().unwrap(), []);
-        Wish { number: 1, parent: Some(parent.root().to_owned()), shares: true }.write(&fork).unwrap();
+        StartPoint { number: 1, parent: Some(parent.root().to_owned()), shares: true }.write(&fork).unwrap();
         let names: Vec<String> = parent.dependents().unwrap().iter().map(|other| other.machine.to_string()).collect();
         assert_eq!(names, ["second"]);
         assert_eq!(fork.dependents().unwrap(), []);

@@ -20,8 +20,8 @@
 //!   run/           sockets, QEMU's number, console; a link to a short directory where the path would be too long for the kernel
 //! ```
 //!
-//! Its path is in its disks' headers (the image, and what they lie over), in the wishes of its forks, in `run`, and in
-//! its card's address: a machine cannot be moved or renamed as it is.
+//! Its path is in its disks' headers (the image, and what they lie over), in the start points of its forks, in `run`,
+//! and in its card's address: a machine cannot be moved or renamed as it is.
 //!
 //! What a keeper or a command reads, writes or removes by its path, with the rights of whoever has started it, lies
 //! where the other account can lay no links.

@@ -13,7 +13,7 @@ use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
 
-use super::fork::Wish;
+use super::fork::StartPoint;
 use super::home::absent_is_fine;
 use super::keeper::{
     CLOSE_TIMEOUT, CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, Role, clear_memory,
@@ -261,7 +261,7 @@ impl Machine {
     /// [`MachineError::Runs`], [`MachineError::Checkpoint`], and as [`Machine::start`].
     pub async fn restore(&self, number: Option<u64>) -> Result<u64, MachineError> {
         let number = self.find_checkpoint(number)?;
-        self.begin_at(&Wish { number, parent: None, shares: false }).await?;
+        self.begin_at(&StartPoint { number, parent: None, shares: false }).await?;
         Ok(number)
     }
 
@@ -292,17 +292,17 @@ impl Machine {
     /// # Errors
     /// As [`Machine::restore`].
     pub async fn begin_as_fork(&self, parent: &MachineHome, number: u64, shares: bool) -> Result<(), MachineError> {
-        self.begin_at(&Wish { number, parent: Some(parent.root().to_owned()), shares }).await
+        self.begin_at(&StartPoint { number, parent: Some(parent.root().to_owned()), shares }).await
     }
 
-    async fn begin_at(&self, wish: &Wish) -> Result<(), MachineError> {
-        // The keeper that has the lock next is the one that takes the wish, and no other one is started.
+    async fn begin_at(&self, start_point: &StartPoint) -> Result<(), MachineError> {
+        // The keeper that has the lock next is the one that takes the start point, and no other one is started.
         let runs = || MachineError::Runs { name: self.home.name().clone() };
         let lock = self.take_keeper_lock().await?.ok_or_else(runs)?;
         if self.process_id().is_some() {
             return Err(runs());
         }
-        wish.write(&self.home)?;
+        start_point.write(&self.home)?;
         let begun = match self.spawn_keeper(&lock) {
             Ok(()) => {
                 drop(lock);
@@ -310,7 +310,7 @@ impl Machine {
             }
             Err(error) => Err(error),
         };
-        // Where it was not taken, a later start is none of this wish.
+        // Where it was not taken, a later start does not begin there.
         let is_taken =
             matches!(fs::remove_file(self.home.restore_file()), Err(error) if error.kind() == ErrorKind::NotFound);
         begun?;
@@ -431,11 +431,11 @@ impl Machine {
     /// to look after it.
     async fn spawn_missing_keeper(&self) -> Result<(), MachineError> {
         let Some(lock) = self.take_keeper_lock().await? else { return Ok(()) };
-        // The wish of a command that was killed before anybody took it is none of this start; but a fork that has never
-        // begun has nothing else to begin with.
+        // The start point of a command that was killed before anybody took it is none of this start; but a fork that
+        // has never begun has nothing else to begin with.
         if self.home.disk().exists() {
-            let wish = self.home.restore_file();
-            absent_is_fine(fs::remove_file(&wish)).map_err(MachineError::file("remove", &wish))?;
+            let start_point = self.home.restore_file();
+            absent_is_fine(fs::remove_file(&start_point)).map_err(MachineError::file("remove", &start_point))?;
         }
         self.spawn_keeper(&lock)
     }

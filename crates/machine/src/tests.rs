@@ -154,7 +154,7 @@ async fn a_stop_waits_for_a_keeper_that_does_not_listen_yet_and_ends_what_served
 
 /// Spec: D6
 #[tokio::test]
-async fn a_restore_of_a_machine_that_somebody_is_about_to_start_leaves_no_wish() {
+async fn a_restore_of_a_machine_that_somebody_is_about_to_start_leaves_no_start_point() {
     let (_directory, home) = home();
     fs::create_dir(home.checkpoints()).unwrap();
     let mut image = Image::create(&home.checkpoints(), 4096, b"prefix").unwrap();

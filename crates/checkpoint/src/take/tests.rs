@@ -34,13 +34,13 @@ struct Death {
     is_done: bool,
 }
 
-/// One process's hands on the world.
-struct Hands<'a> {
+/// The parts of a machine as one process reaches them: what it does to the world is recorded.
+struct RecordedParts<'a> {
     world: &'a RefCell<World>,
     death: Option<Death>,
 }
 
-impl Hands<'_> {
+impl RecordedParts<'_> {
     fn call<T>(&self, effect: impl FnOnce(&mut World) -> T) -> Result<T, Cause> {
         let mut world = self.world.borrow_mut();
         let call = world.calls;
@@ -63,7 +63,7 @@ impl Hands<'_> {
     }
 }
 
-impl Machine for Hands<'_> {
+impl Machine for RecordedParts<'_> {
     fn is_running(&mut self) -> Result<bool, Cause> {
         self.call(|world| world.is_running)
     }
@@ -84,7 +84,7 @@ impl Machine for Hands<'_> {
     }
 }
 
-impl Memory for Hands<'_> {
+impl Memory for RecordedParts<'_> {
     fn synchronize(&mut self) -> Result<(), Cause> {
         self.world.borrow_mut().synchronizing = true;
         let done = self.call(|world| {
@@ -103,7 +103,7 @@ impl Memory for Hands<'_> {
     }
 }
 
-impl Disk for Hands<'_> {
+impl Disk for RecordedParts<'_> {
     fn flush(&mut self) -> Result<(), Cause> {
         self.call(|_| ())
     }
@@ -116,7 +116,7 @@ impl Disk for Hands<'_> {
     }
 }
 
-impl Network for Hands<'_> {
+impl Network for RecordedParts<'_> {
     fn drain(&mut self) -> Result<(), Cause> {
         self.call(|_| ())
     }
@@ -126,7 +126,7 @@ impl Network for Hands<'_> {
     }
 }
 
-impl Record for Hands<'_> {
+impl Record for RecordedParts<'_> {
     fn read(&mut self) -> Result<Option<Taking>, Cause> {
         self.call(|world| world.record)
     }
@@ -137,8 +137,9 @@ impl Record for Hands<'_> {
 }
 
 fn with_parts<T>(world: &RefCell<World>, death: Option<Death>, work: impl FnOnce(&mut Parts<'_>) -> T) -> T {
-    let hands = || Hands { world, death };
-    let (mut machine, mut memory, mut disk, mut network, mut record) = (hands(), hands(), hands(), hands(), hands());
+    let recorded = || RecordedParts { world, death };
+    let (mut machine, mut memory, mut disk, mut network, mut record) =
+        (recorded(), recorded(), recorded(), recorded(), recorded());
     work(&mut Parts {
         machine: &mut machine,
         memory: &mut memory,

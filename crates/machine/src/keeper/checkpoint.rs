@@ -96,9 +96,9 @@ pub(super) async fn checkpoint(
     }
     // Of a keeper that was killed: what they keep would be missing soon.
     release(home).await.map_err(failed)?;
-    let hands = Hands { kept: Arc::clone(kept), machine: machine.clone(), handle: Handle::current() };
+    let parts = MachineParts { kept: Arc::clone(kept), machine: machine.clone(), handle: Handle::current() };
     let alone = kept.no_take().await;
-    let taken = tokio::task::spawn_blocking(move || hands.take()).await;
+    let taken = tokio::task::spawn_blocking(move || parts.take()).await;
     drop(alone);
     let made = match taken {
         Ok(Ok((taken, pause))) => append(home, &taken, deadline).await.map(|appended| (appended, first_pause + pause)),
@@ -249,13 +249,13 @@ pub(super) fn read(path: &Path, bytes_max: usize) -> Result<Vec<u8>, MachineErro
 }
 
 /// The parts of a machine that a keeper has at hand.
-struct Hands {
+struct MachineParts {
     kept: Arc<Kept>,
     machine: Machine,
     handle: Handle,
 }
 
-impl Hands {
+impl MachineParts {
     fn take(self) -> Result<(Taken, Duration), String> {
         let (home, handle) = (self.kept.home(), &self.handle);
         let mut processors = Processors { home, machine: &self.machine, handle, stopped: None, pause: Duration::ZERO };

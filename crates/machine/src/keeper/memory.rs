@@ -10,7 +10,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 
 use super::processes::{end_left_server, server_of};
 use super::restore::{self, Restored};
-use super::server::{Hands, LOOK_INTERVAL, READY_TIMEOUT, Role, Server};
+use super::server::{LOOK_INTERVAL, Launch, READY_TIMEOUT, Role, Server};
 use crate::home::absent_is_fine;
 use crate::memory_server::{MemoryClient, Request, ServedMemory, descriptor_of};
 use crate::{MachineConfiguration, MachineError, MachineHome};
@@ -28,7 +28,7 @@ pub(super) async fn begin(
     let begun = match prepared {
         Ok((Some(descriptors), restored)) => {
             let ended = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
-            let server = Server::start(home, Hands::Memory(descriptors)).await;
+            let server = Server::start(home, Launch::Memory(descriptors)).await;
             server.map(|server| (Some(server), restored)).map_err(ended)
         }
         Ok((None, restored)) => Ok((None, restored)),
@@ -53,18 +53,18 @@ pub(crate) fn clear(home: &MachineHome) -> Result<(), MachineError> {
 fn prepare(home: &MachineHome, user: &ServiceUser) -> Result<(Option<Descriptors>, Option<Restored>), MachineError> {
     clear(home)?;
     restore::forget(home)?;
-    let (configuration, wish) = (home.configuration()?, restore::wish(home)?);
+    let (configuration, start_point) = (home.configuration()?, restore::start_point(home)?);
     if !configuration.checkpoints {
         let reason = "its machine.toml does not say `checkpoints = true`".to_owned();
         let machine = home.name().to_string();
-        return wish.map_or(Ok((None, None)), |_| Err(MachineError::Checkpoint { machine, reason }));
+        return start_point.map_or(Ok((None, None)), |_| Err(MachineError::Checkpoint { machine, reason }));
     }
     refuse_elsewhere()?;
     let mut options = options(&configuration, user);
     let mut restored = None;
-    if let Some(wish) = wish {
+    if let Some(start_point) = start_point {
         end_left_server(Role::Disk, home, Signal::TERM);
-        let prepared = restore::prepare(home, user, &wish)?;
+        let prepared = restore::prepare(home, user, &start_point)?;
         if prepared.frozen.is_some() {
             return Ok((None, Some(prepared)));
         }
@@ -137,7 +137,7 @@ pub(super) async fn take_over(home: &MachineHome) -> Option<Server> {
         }
     }
     let taken = match descriptors(home).await {
-        Ok(descriptors) => Server::start(home, Hands::Memory(descriptors)).await,
+        Ok(descriptors) => Server::start(home, Launch::Memory(descriptors)).await,
         Err(reason) => Err(reason),
     };
     // It is not ended: what the host's memory has of it is there, and nothing older is ever shown to it.

@@ -31,7 +31,7 @@ use tokio::io::AsyncWriteExt;
 use super::processes::end_left_server;
 use super::server::Role;
 use super::{frozen, guest};
-use crate::fork::Wish;
+use crate::fork::StartPoint;
 use crate::hardware::Hardware;
 use crate::home::{absent_is_fine, give_all};
 use crate::{MachineError, MachineHome, hypervisor_failed};
@@ -59,14 +59,14 @@ pub(super) struct Restored {
     pub(super) kept: Option<File>,
 }
 
-/// The wish that the machine begins at a checkpoint, if there is one; it is for one start only. A fork's stays until
+/// The checkpoint that the machine is to begin at, if there is one; it is for one start only. A fork's stays until
 /// its guest is let go: without it there would be a machine that has no disk.
-pub(super) fn wish(home: &MachineHome) -> Result<Option<Wish>, MachineError> {
-    let (path, wish) = (home.restore_file(), Wish::of(home));
-    if !matches!(&wish, Ok(Some(Wish { parent: Some(_), .. }))) {
+pub(super) fn start_point(home: &MachineHome) -> Result<Option<StartPoint>, MachineError> {
+    let (path, start_point) = (home.restore_file(), StartPoint::of(home));
+    if !matches!(&start_point, Ok(Some(StartPoint { parent: Some(_), .. }))) {
         absent_is_fine(fs::remove_file(&path)).map_err(MachineError::file("remove", &path))?;
     }
-    wish
+    start_point
 }
 
 /// The number in a small file of ours; none where there is no file.
@@ -120,10 +120,14 @@ fn synchronize(home: &MachineHome) -> Result<(), MachineError> {
 }
 
 /// Makes memory and disk as they were. The machine does not run, and nothing of an earlier restore is left: [`forget`].
-pub(super) fn prepare(home: &MachineHome, user: &ServiceUser, wish: &Wish) -> Result<Restored, MachineError> {
+pub(super) fn prepare(
+    home: &MachineHome,
+    user: &ServiceUser,
+    start_point: &StartPoint,
+) -> Result<Restored, MachineError> {
     let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
-    let parent = wish.parent.as_deref().map_or_else(|| Ok(home.clone()), MachineHome::at)?;
-    let kept = wish.parent.as_ref().map(|_| parent.keep_for_forks()).transpose()?;
+    let parent = start_point.parent.as_deref().map_or_else(|| Ok(home.clone()), MachineHome::at)?;
+    let kept = start_point.parent.as_ref().map(|_| parent.keep_for_forks()).transpose()?;
     let directory = parent.checkpoints();
     let image = Image::open(&directory).map_err(|error| failed(error.to_string()))?;
     let machine = home.configuration()?;
@@ -139,16 +143,17 @@ pub(super) fn prepare(home: &MachineHome, user: &ServiceUser, wish: &Wish) -> Re
     let words: Vec<String> = line.arguments().iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let hardware = Hardware::new(&qemu.version().to_string(), &words);
     Hardware::read(&directory).and_then(|known| known.check(&hardware)).map_err(failed)?;
-    let view = image.view(wish.number).map_err(|error| failed(error.to_string()))?;
+    let view = image.view(start_point.number).map_err(|error| failed(error.to_string()))?;
     let prefix = Prefix::parse(image.prefix()).map_err(|error| failed(error.to_string()))?;
     let stream = stream(&prefix, view.devices()).map_err(|error| failed(error.to_string()))?;
     let (disk, snapshot) = view.disk().split_once('/').ok_or_else(|| failed("it names no disk".to_owned()))?;
     let base = BaseSpecification::Disk { directory: parent.root().join(disk), snapshot: snapshot.to_owned() };
     let first = fs::symlink_metadata(home.numbered_disk(0));
-    let is_new = wish.parent.is_some() && matches!(first, Err(error) if error.kind() == ErrorKind::NotFound);
+    let is_new = start_point.parent.is_some() && matches!(first, Err(error) if error.kind() == ErrorKind::NotFound);
     let next = if is_new { 0 } else { home.last_disk() + 1 };
     give_up(home, next)?;
-    let checkpoint = image.checkpoints().into_iter().find(|known| wish.shares && known.number == wish.number);
+    let checkpoint =
+        image.checkpoints().into_iter().find(|known| start_point.shares && known.number == start_point.number);
     let frozen = checkpoint.map(|checkpoint| frozen::freeze(&parent, &image, &checkpoint, user)).transpose()?;
     if frozen.is_none() {
         image.check_space(view.present().count() as u64).map_err(|error| failed(error.to_string()))?;
@@ -249,20 +254,23 @@ mod tests {
 
     /// Spec: D6
     #[test]
-    fn a_wish_is_for_one_start_also_when_it_is_none() {
+    fn a_start_point_is_for_one_start_also_when_it_is_none() {
         let (_directory, home) = restoring();
-        assert_eq!(wish(&home).unwrap(), None);
+        assert_eq!(start_point(&home).unwrap(), None);
         fs::write(home.restore_file(), r#"{"number":7}"#).unwrap();
-        assert_eq!(wish(&home).unwrap(), Some(Wish { number: 7, parent: None, shares: false }));
+        assert_eq!(start_point(&home).unwrap(), Some(StartPoint { number: 7, parent: None, shares: false }));
         let fork = br#"{"number":7,"parent":"/m/first","shares":true}"#;
         fs::write(home.restore_file(), fork).unwrap();
         for _ in 0..2 {
-            assert!(wish(&home).unwrap().is_some_and(|wish| wish.shares), "it stays until its guest is let go");
+            assert!(
+                start_point(&home).unwrap().is_some_and(|start_point| start_point.shares),
+                "it stays until its guest is let go"
+            );
         }
         commit(&home).unwrap();
-        assert_eq!(wish(&home).unwrap(), None);
+        assert_eq!(start_point(&home).unwrap(), None);
         fs::write(home.restore_file(), "the last one").unwrap();
-        wish(&home).unwrap_err();
-        assert_eq!(wish(&home).unwrap(), None);
+        start_point(&home).unwrap_err();
+        assert_eq!(start_point(&home).unwrap(), None);
     }
 }

@@ -17,7 +17,7 @@ use onecopy_postgres::ServiceUser;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 
-use super::server::{Hands, Server, ServerEvent};
+use super::server::{Launch, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
 use super::{MachineState, guest, memory, restore, unresponsive};
@@ -38,7 +38,7 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(50);
 /// The time between attempts to reach a machine that runs and does not answer.
 const ADOPT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A wish that the machine ends.
+/// A request that the machine ends.
 pub(super) struct Stop {
     /// At once.
     pub force: bool,
@@ -124,7 +124,7 @@ async fn keep(
         None => memory::begin(home, user).await?,
     };
     kept.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
-    let mut disk = match Server::start(home, Hands::Disk(user.clone())).await {
+    let mut disk = match Server::start(home, Launch::Disk(user.clone())).await {
         Ok(disk) => disk,
         Err(reason) => {
             memory::close(home, served).await;

@@ -116,30 +116,30 @@ impl Role {
 
 /// With what such a process is started.
 #[derive(Debug)]
-pub(super) enum Hands {
+pub(super) enum Launch {
     /// The disk's runs as this account.
     Disk(ServiceUser),
     /// The memory's takes these over from this process, and runs as it.
     Memory(Descriptors),
 }
 
-impl Hands {
+impl Launch {
     fn role(&self) -> Role {
         match self {
-            Hands::Disk(_) => Role::Disk,
-            Hands::Memory(_) => Role::Memory,
+            Launch::Disk(_) => Role::Disk,
+            Launch::Memory(_) => Role::Memory,
         }
     }
 
     fn command(&self, home: &MachineHome) -> std::process::Command {
         match self {
-            Hands::Disk(user) => {
+            Launch::Disk(user) => {
                 let mut command = user.command(OWN_PROGRAM);
                 command.envs(std::env::vars_os().filter(|(name, _)| name == "RUST_LOG"));
                 command.args(disk_arguments(home));
                 command
             }
-            Hands::Memory(Descriptors { device, state }) => {
+            Launch::Memory(Descriptors { device, state }) => {
                 let mut command = std::process::Command::new(OWN_PROGRAM);
                 command.current_dir("/").stdin(Stdio::null()).arg(MEMORY_SERVER_COMMAND).arg(home.root());
                 let numbers = [("--device", device.as_raw_fd()), ("--state", state.as_raw_fd())];
@@ -154,7 +154,7 @@ impl Hands {
 #[derive(Debug)]
 pub(super) struct Server {
     home: MachineHome,
-    hands: Hands,
+    launch: Launch,
     process: Option<Process>,
     phase: Phase,
     begun: Instant,
@@ -201,15 +201,15 @@ impl Process {
 
 impl Server {
     /// Takes over the one that runs, or starts one, and waits until it serves.
-    pub(super) async fn start(home: &MachineHome, hands: Hands) -> Result<Server, String> {
-        let role = hands.role();
+    pub(super) async fn start(home: &MachineHome, launch: Launch) -> Result<Server, String> {
+        let role = launch.role();
         let found = servers_of(role, home).map_err(|error| format!("it is not known whether one runs: {error}"))?;
         if found.len() > 1 {
             return Err(format!("there is more than one {role}: the processes {found:?}"));
         }
         let process = found.first().copied().map(Process::Adopted);
         let (home, begun) = (home.clone(), Instant::now());
-        let mut server = Server { home, hands, process, phase: Phase::Serving, begun, back_off: BACK_OFF_MIN };
+        let mut server = Server { home, launch, process, phase: Phase::Serving, begun, back_off: BACK_OFF_MIN };
         if server.process.is_some() {
             match server.wait_ready().await {
                 Ok(()) => return Ok(server),
@@ -282,7 +282,7 @@ impl Server {
 
     async fn wait_died(&mut self) -> String {
         match &mut self.process {
-            Some(Process::Child(child)) if self.hands.role() == Role::Disk => {
+            Some(Process::Child(child)) if self.launch.role() == Role::Disk => {
                 let ended = child.wait().await;
                 self.process = None;
                 ended.map_or_else(|error| error.to_string(), |status| status.to_string())
@@ -291,7 +291,7 @@ impl Server {
             // gone.
             Some(process) => {
                 let Some(number) = process.number() else { return "it is gone".to_owned() };
-                while serves(number, self.hands.role(), &self.home) {
+                while serves(number, self.launch.role(), &self.home) {
                     tokio::time::sleep(WATCH_INTERVAL).await;
                 }
                 self.process = None;
@@ -306,11 +306,11 @@ impl Server {
         let Some(number) = self.process_id() else { return };
         self.signal(Signal::TERM);
         if tokio::time::timeout(CLOSE_TIMEOUT, self.wait_died()).await.is_err() {
-            tracing::warn!(process = number, "the {} does not end and is killed", self.hands.role());
+            tracing::warn!(process = number, "the {} does not end and is killed", self.launch.role());
             self.signal(Signal::KILL);
             let _ = tokio::time::timeout(KILL_TIMEOUT, self.wait_died()).await;
         }
-        let _ = fs::remove_file(self.hands.role().process_file(&self.home));
+        let _ = fs::remove_file(self.launch.role().process_file(&self.home));
     }
 
     fn signal(&self, signal: Signal) {
@@ -321,19 +321,19 @@ impl Server {
                     let _ = kill_process(process, signal);
                 }
             }
-            Some(Process::Adopted(number)) => signal_if_it_serves(*number, self.hands.role(), &self.home, signal),
+            Some(Process::Adopted(number)) => signal_if_it_serves(*number, self.launch.role(), &self.home, signal),
             None => {}
         }
     }
 
     fn spawn(&mut self) -> Result<(), String> {
-        let role = self.hands.role();
+        let role = self.launch.role();
         // Its being there tells that it can be connected to.
         let _ = fs::remove_file(role.socket(&self.home));
         let log_path = role.log(&self.home);
         let log = fs::OpenOptions::new().create(true).append(true).mode(0o644).open(&log_path);
         let log = log.map_err(|error| format!("{}: {error}", log_path.display()))?;
-        let mut command = self.hands.command(&self.home);
+        let mut command = self.launch.command(&self.home);
         command.stdout(Stdio::null()).stderr(log);
         let child = tokio::process::Command::from(command).spawn().map_err(|error| error.to_string())?;
         let number = child.id().unwrap_or_default();
@@ -346,7 +346,7 @@ impl Server {
     }
 
     async fn wait_ready(&mut self) -> Result<(), String> {
-        let role = self.hands.role();
+        let role = self.launch.role();
         let socket = role.socket(&self.home);
         while !socket.exists() {
             let status = match &mut self.process {
@@ -367,7 +367,7 @@ impl Server {
     }
 
     fn last_words(&self) -> String {
-        onecopy_hypervisor::Console::new(self.hands.role().log(&self.home)).tail(5)
+        onecopy_hypervisor::Console::new(self.launch.role().log(&self.home)).tail(5)
     }
 }
 
@@ -399,7 +399,7 @@ mod tests {
         std::fs::create_dir(&root).unwrap();
         let (home, user) = (MachineHome::at(&root).unwrap(), ServiceUser::resolve(None).unwrap());
         let (process, phase, begun, back_off) = (None, Phase::Serving, Instant::now(), BACK_OFF_MIN);
-        let mut server = Server { home, hands: Hands::Disk(user), process, phase, begun, back_off };
+        let mut server = Server { home, launch: Launch::Disk(user), process, phase, begun, back_off };
         assert!(matches!(server.next().await, ServerEvent::Died(_)));
         assert!(matches!(server.phase, Phase::Resting { .. }));
         let long = Phase::Resting { until: Instant::now() + READY_TIMEOUT };
@@ -419,9 +419,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let home = MachineHome::at(&directory.path().join("web")).unwrap();
         std::fs::create_dir_all(Role::Disk.process_file(&home)).unwrap();
-        let hands = Hands::Disk(ServiceUser::resolve(None).unwrap());
+        let launch = Launch::Disk(ServiceUser::resolve(None).unwrap());
         let (process, phase, begun, back_off) = (None, Phase::Serving, Instant::now(), BACK_OFF_MIN);
-        let mut server = Server { home, hands, process, phase, begun, back_off };
+        let mut server = Server { home, launch, process, phase, begun, back_off };
         server.spawn().unwrap();
         assert!(server.process_id().is_some());
         server.close().await;
