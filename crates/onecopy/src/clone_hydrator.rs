@@ -15,7 +15,7 @@ pub struct CloneHydrator {
     /// The service's directory
     directory: PathBuf,
     /// Only remove what cannot become whole
-    #[arg(long = "bury")]
+    #[arg(long, alias = "bury")]
     clean_up: bool,
 }
 

@@ -33,7 +33,7 @@ impl CloneKeeper {
         let hydrator = Hydrator {
             program: OWN_PROGRAM.into(),
             arguments: vec![HYDRATOR_COMMAND.into(), directory.clone()],
-            cleanup_arguments: vec![HYDRATOR_COMMAND.into(), "--bury".into(), directory],
+            cleanup_arguments: vec![HYDRATOR_COMMAND.into(), "--clean-up".into(), directory],
         };
         match keeper::run(&hydrator, kept)? {
             Ending::Done => Ok(()),

@@ -29,11 +29,11 @@ fn hydrator(lives_as: &str, lives: &Path) -> Hydrator {
         let rest = [program, test.clone(), "--exact".to_owned(), "--include-ignored".to_owned()];
         words.into_iter().chain(rest).map(Into::into).collect()
     };
-    Hydrator { program: "/usr/bin/env".into(), arguments: arguments("live"), cleanup_arguments: arguments("bury") }
+    Hydrator { program: "/usr/bin/env".into(), arguments: arguments("live"), cleanup_arguments: arguments("clean-up") }
 }
 
-/// In a hydrator: the number of this life, from 1 on, what was kept, the channel, and whether it shall bury. None in
-/// the test itself.
+/// In a hydrator: the number of this life, from 1 on, what was kept, the channel, and whether it shall clean up. None
+/// in the test itself.
 fn life() -> Option<(u32, KeptFiles, Channel, bool)> {
     let path = std::env::var(LIVES_VARIABLE).ok()?;
     let mut lives = File::options().append(true).read(true).create(true).open(path).unwrap();
@@ -41,7 +41,7 @@ fn life() -> Option<(u32, KeptFiles, Channel, bool)> {
     let number = lives.metadata().unwrap().len().try_into().unwrap();
     let channel = Channel::over(std::io::stdin().as_fd().try_clone_to_owned().unwrap()).unwrap();
     let kept = channel.take_over().unwrap();
-    Some((number, kept, channel, std::env::var("ONECOPY_TEST_MODE").unwrap() == "bury"))
+    Some((number, kept, channel, std::env::var("ONECOPY_TEST_MODE").unwrap() == "clean-up"))
 }
 
 fn count(path: &Path) -> usize {

@@ -202,9 +202,9 @@ async fn one_that_dies_again_and_again_is_given_up_and_its_clones_are_buried() {
     let mut killed = Vec::new();
     while service.rendezvous().is_held() {
         for hydrator in processes(&service, HYDRATOR_COMMAND) {
-            // The last one is started to bury.
-            let buries = arguments(hydrator).iter().any(|word| word == "--bury");
-            if !buries && !killed.contains(&hydrator) && send(hydrator, Signal::KILL) {
+            // The last one is started to clean up.
+            let cleans_up = arguments(hydrator).iter().any(|word| word == "--clean-up");
+            if !cleans_up && !killed.contains(&hydrator) && send(hydrator, Signal::KILL) {
                 killed.push(hydrator);
             }
         }

@@ -19,13 +19,13 @@ use crate::sql::PinReason;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
 /// Tries of an autocommit statement that PostgreSQL refuses with 40001 on the leader.
-pub(super) const UPDATE_TRIES_MAX: u32 = 5;
+pub(super) const LEADER_TRIES_MAX: u32 = 5;
 
 /// What must hold on the leader whatever code of users has set.
 const KEPT_SETTINGS: &str = "SET default_transaction_isolation = serializable; SET standard_conforming_strings = on";
 
 /// First pause before such a try; doubled each time.
-pub(super) const UPDATE_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// How often snapshots are released for a command that waits for them.
 const RELEASE_INTERVAL: Duration = Duration::from_millis(200);
@@ -71,7 +71,7 @@ impl Session {
         request: &Request,
         traits: &BatchTraits,
     ) -> Result<Outcome, SessionEnd> {
-        let mut pause = UPDATE_PAUSE;
+        let mut pause = RETRY_PAUSE;
         for attempt in 1.. {
             let asked_at = Instant::now();
             let mut backend = match self.take_leader().await {
@@ -124,7 +124,7 @@ impl Session {
             match failed.as_ref().map(|fields| fields.code.as_str()) {
                 None if is_overtaken => {
                     self.client.output.truncate(taken_back);
-                    if went_out || attempt == UPDATE_TRIES_MAX {
+                    if went_out || attempt == LEADER_TRIES_MAX {
                         self.fail(closed_by_ddl());
                         return Ok(Outcome::Failed);
                     }
@@ -141,7 +141,7 @@ impl Session {
                     return self.run_wrapped(request, &traits).await;
                 }
                 Some(sqlstate::SERIALIZATION_FAILURE)
-                    if !went_out && traits.reads_only && attempt < UPDATE_TRIES_MAX =>
+                    if !went_out && traits.reads_only && attempt < LEADER_TRIES_MAX =>
                 {
                     self.client.output.truncate(start);
                     self.router.counters.read_retries.fetch_add(1, Relaxed);
@@ -173,10 +173,10 @@ impl Session {
     ) -> Result<Outcome, SessionEnd> {
         let _releasing = self.releasing_around(traits);
         let _vacated = self.leave_database(traits).await;
-        let mut pause = UPDATE_PAUSE;
+        let mut pause = RETRY_PAUSE;
         for attempt in 1.. {
             // What leaves state has an effect although it fails: an advisory lock would be taken twice.
-            let may_retry = attempt < UPDATE_TRIES_MAX && !traits.commits_itself && traits.pins.is_none();
+            let may_retry = attempt < LEADER_TRIES_MAX && !traits.commits_itself && traits.pins.is_none();
             match self.try_on_leader(request, traits, may_retry).await? {
                 Some(outcome) => {
                     return Ok(outcome);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::autocommit::{UPDATE_PAUSE, UPDATE_TRIES_MAX};
+use super::autocommit::{LEADER_TRIES_MAX, RETRY_PAUSE};
 use super::batch_traits::BatchTraits;
 use super::relay::{Ended, Hold, Relay, RelayError, Relayed};
 use super::request::{Expected, Request, put_own};
@@ -71,7 +71,7 @@ impl Session {
     /// cannot have had an effect.
     pub(super) async fn run_wrapped(&mut self, request: &Request, traits: &BatchTraits) -> Result<Outcome, SessionEnd> {
         let start = self.client.output.len();
-        let mut pause = UPDATE_PAUSE;
+        let mut pause = RETRY_PAUSE;
         for attempt in 1.. {
             self.failed_with.clear();
             self.transaction = Some(Transaction::implicit(self));
@@ -79,7 +79,7 @@ impl Session {
             let went_out = self.transaction.as_ref().is_some_and(|transaction| transaction.went_out);
             let outcome = self.end_implicit(outcome).await?;
             let refused = outcome == Outcome::Failed && self.failed_with == sqlstate::SERIALIZATION_FAILURE;
-            if !refused || went_out || !traits.leaves_nothing_behind() || attempt == UPDATE_TRIES_MAX {
+            if !refused || went_out || !traits.leaves_nothing_behind() || attempt == LEADER_TRIES_MAX {
                 return Ok(outcome);
             }
             self.client.output.truncate(start);
