@@ -3,9 +3,9 @@
 //!
 //! 1. A host takes half of the memory away while clients need half as much, and gives it back.
 //! 2. Analytical queries after the pool has shrunk, against servers that were started with so much.
-//! 3. How long it takes to give half of the pool back, and what that time is made of; MariaDB's own way next to it.
+//! 3. How long it takes to give half of the pool back, and what that time is made of; MariaDB's own method next to it.
 //!
-//! The ways of one round follow each other; a ratio is always formed within one round.
+//! The methods of one round follow each other; a ratio is always formed within one round.
 
 mod analysis;
 mod group;
@@ -24,7 +24,7 @@ use anyhow::bail;
 use crate::machine::{self, Machine};
 use report::Report;
 use site::Site;
-use squeeze::Way;
+use squeeze::Method;
 
 const MIB: u64 = 1 << 20;
 
@@ -43,10 +43,11 @@ pub struct MemoryOptions {
     /// Seconds of each of the three parts of the first experiment [default: 90, quick: 8]
     #[arg(long, value_parser = clap::value_parser!(u32).range(4..=3600))]
     seconds: Option<u32>,
-    /// The ways of the first experiment: each takes three parts and about a minute more a round, and `born` is what the
-    /// others are compared with
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Way::None, Way::Request, Way::Born])]
-    ways: Vec<Way>,
+    /// The methods of the first experiment: each takes three parts and about a minute more a round, and `born` is what
+    /// the others are compared with
+    #[arg(long, alias = "ways", value_enum, value_delimiter = ',')]
+    #[arg(default_values_t = [Method::None, Method::Request, Method::Born])]
+    methods: Vec<Method>,
     /// Reads, and as many writes, a second that the disk does in the first experiment
     #[arg(long, default_value_t = 3000, value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
     disk_per_second: u32,
@@ -68,8 +69,8 @@ impl MemoryOptions {
     }
 
     /// In one order, each once.
-    fn ways(&self) -> impl Iterator<Item = Way> {
-        Way::ALL.into_iter().filter(|way| self.ways.contains(way))
+    fn methods(&self) -> impl Iterator<Item = Method> {
+        Method::ALL.into_iter().filter(|method| self.methods.contains(method))
     }
 
     fn output(&self) -> Option<&Path> {
@@ -83,13 +84,13 @@ impl MemoryOptions {
     /// The command that makes the same figures.
     fn command(&self) -> String {
         let only = self.only.map_or(String::new(), |only| format!(" --only {only}"));
-        let ways: Vec<String> = self.ways().map(Way::option).collect();
+        let methods: Vec<String> = self.methods().map(Method::option).collect();
         format!(
-            "cargo run --release -p onecopy-bench -- memory --rounds {} --seconds {} --ways {} --disk-per-second \
+            "cargo run --release -p onecopy-bench -- memory --rounds {} --seconds {} --methods {} --disk-per-second \
              {}{only}",
             self.rounds(),
             self.seconds(),
-            ways.join(","),
+            methods.join(","),
             self.disk_per_second
         )
     }
@@ -125,11 +126,11 @@ pub async fn run(options: MemoryOptions) -> anyhow::Result<()> {
 async fn squeeze(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()> {
     let site = filled(squeeze::SCALE, report).await?;
     for round in 1..=options.rounds() {
-        for way in options.ways() {
-            let run = squeeze::measure(&site, way, round, options.seconds(), options.disk_per_second).await;
-            if let Some(run) = report.keep(format!("round {round} {}", way.name()), run) {
+        for method in options.methods() {
+            let run = squeeze::measure(&site, method, round, options.seconds(), options.disk_per_second).await;
+            if let Some(run) = report.keep(format!("round {round} {}", method.name()), run) {
                 let rates: Vec<u64> = run.parts.iter().map(|part| part.per_second as u64).collect();
-                say(format_args!("round {round} {}: {rates:?} tps", way.name()));
+                say(format_args!("round {round} {}: {rates:?} tps", method.name()));
                 report.squeezes.push(run);
             }
         }

@@ -11,7 +11,7 @@ use super::MemoryOptions;
 use super::analysis::{Analysis, SIZES_BYTES};
 use super::mariadb::Shrink;
 use super::shrink::{POOL_BYTES, PoolShrink, Taking};
-use super::squeeze::{Squeeze, Way};
+use super::squeeze::{Method, Squeeze};
 use super::tables::QUERIES;
 use crate::machine::Machine;
 use crate::plot::{Lines, draw_lines};
@@ -45,7 +45,7 @@ pub struct Report {
     pub shrinks: Vec<PoolShrink>,
     /// Its levels that do not ask.
     pub takings: Vec<Taking>,
-    /// MariaDB's own way.
+    /// MariaDB's own method.
     pub mariadb: Vec<Shrink>,
     /// What did not end well, with its reason.
     pub failures: Vec<String>,
@@ -146,35 +146,36 @@ impl Report {
             text,
             "## A host takes half of the memory away, and gives it back\n\n\
              The server may use 1280, then 640, then 1280 MB (the paper: 10, 5, 10 GB); clients read rows of 0.9, 0.45 \
-             and 0.9 of its pool (8, 4, 8 GB), with all ways but \"none\" a pool of 1024, 512 and 1024 MB; {} s each, \
-             {} reads and as many writes a second of a disk that data and swap share. What clients use is in the pool \
-             when a server has started, as far as it fits; no process of a server may be killed for want of memory. \
-             Transactions a second and hits in the second half of each part; to \"born so\" of the same round. A part \
-             must be longer than the disk needs to read half of the pool, {:.0} s, to show where it ends.\n",
+             and 0.9 of its pool (8, 4, 8 GB), with all methods but \"none\" a pool of 1024, 512 and 1024 MB; {} s \
+             each, {} reads and as many writes a second of a disk that data and swap share. What clients use is in the \
+             pool when a server has started, as far as it fits; no process of a server may be killed for want of \
+             memory. Transactions a second and hits in the second half of each part; to \"born so\" of the same \
+             round. A part must be longer than the disk needs to read half of the pool, {:.0} s, to show where it \
+             ends.\n",
             self.part_seconds,
             self.disk_per_second,
             HALF_BLOCKS / f64::from(self.disk_per_second)
         )?;
         writeln!(
             text,
-            "| way | before, tps | squeezed, tps | to born so | hits, % | in swap, MB \
+            "| method | before, tps | squeezed, tps | to born so | hits, % | in swap, MB \
              | after, tps | to born so | killed |\n\
              |---|---|---|---|---|---|---|---|---|"
         )?;
-        for way in Way::ALL.into_iter().filter(|way| self.squeezes.iter().any(|run| run.way == *way)) {
+        for method in Method::ALL.into_iter().filter(|method| self.squeezes.iter().any(|run| run.method == *method)) {
             let part = |number: usize, value: &dyn Fn(&super::squeeze::Part) -> f64| {
-                self.spread_of(way, &|run| run.parts.get(number).map(value))
+                self.spread_of(method, &|run| run.parts.get(number).map(value))
             };
             let ratio = |number: usize| {
-                self.spread_of(way, &|run| {
-                    let born = self.squeezes.iter().find(|one| one.way == Way::Born && one.round == run.round)?;
+                self.spread_of(method, &|run| {
+                    let born = self.squeezes.iter().find(|one| one.method == Method::Born && one.round == run.round)?;
                     Some(run.parts.get(number)?.per_second / born.parts.get(number)?.per_second)
                 })
             };
             writeln!(
                 text,
                 "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-                way.name(),
+                method.name(),
                 cell(part(0, &|part| part.per_second)),
                 cell(part(1, &|part| part.per_second)),
                 cell(ratio(1)),
@@ -182,18 +183,18 @@ impl Report {
                 cell(part(1, &|part| part.swap_bytes as f64 / MIB as f64)),
                 cell(part(2, &|part| part.per_second)),
                 cell(ratio(2)),
-                self.squeezes.iter().filter(|run| run.way == way).map(|run| run.kills).sum::<u64>(),
+                self.squeezes.iter().filter(|run| run.method == method).map(|run| run.kills).sum::<u64>(),
             )?;
         }
         writeln!(
             text,
-            "\nPaper: without cooperation throughput falls and stays down; with each of its three ways it comes back \
-             to the ideal. Bar here: at least 0.95 of born so, hits within 2 points, nobody killed.\n"
+            "\nPaper: without cooperation throughput falls and stays down; with each of its three methods it comes \
+             back to the ideal. Bar here: at least 0.95 of born so, hits within 2 points, nobody killed.\n"
         )
     }
 
-    fn spread_of(&self, way: Way, value: &dyn Fn(&Squeeze) -> Option<f64>) -> Option<Spread> {
-        Spread::of(&self.squeezes.iter().filter(|run| run.way == way).filter_map(value).collect::<Vec<f64>>())
+    fn spread_of(&self, method: Method, value: &dyn Fn(&Squeeze) -> Option<f64>) -> Option<Spread> {
+        Spread::of(&self.squeezes.iter().filter(|run| run.method == method).filter_map(value).collect::<Vec<f64>>())
     }
 
     fn write_analyses(&self, text: &mut String) -> std::fmt::Result {
@@ -311,7 +312,7 @@ impl Report {
         let runs = self.squeezes.iter().filter(|run| run.round == 1);
         let series = runs.map(|run| {
             let points = (0u32..).zip(&run.seconds).map(|(second, rate)| (f64::from(second) + 0.5, *rate));
-            (run.way.name().to_owned(), points.collect())
+            (run.method.name().to_owned(), points.collect())
         });
         let part = f64::from(self.part_seconds);
         Lines {

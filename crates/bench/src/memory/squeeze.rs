@@ -36,7 +36,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How the server gives way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum Method {
     /// Not at all: the kernel takes what it wants.
     None,
     /// It is asked.
@@ -49,18 +49,18 @@ pub enum Way {
     Born,
 }
 
-impl Way {
+impl Method {
     /// All, the two that the others lie between first and last.
-    pub const ALL: [Way; 5] = [Way::None, Way::Request, Way::Publish, Way::Own, Way::Born];
+    pub const ALL: [Method; 5] = [Method::None, Method::Request, Method::Publish, Method::Own, Method::Born];
 
     /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
-            Way::None => "none",
-            Way::Request => "request",
-            Way::Publish => "publish",
-            Way::Own => "own",
-            Way::Born => "born so",
+            Method::None => "none",
+            Method::Request => "request",
+            Method::Publish => "publish",
+            Method::Own => "own",
+            Method::Born => "born so",
         }
     }
 
@@ -71,10 +71,10 @@ impl Way {
 
     fn start(self, part: usize) -> Start {
         match self {
-            Way::None | Way::Own => Start::plain(POOLS_BYTES[0]),
-            Way::Born => Start::plain(POOLS_BYTES[part]),
-            Way::Request => Start::with_extension(POOLS_BYTES[0]),
-            Way::Publish => {
+            Method::None | Method::Own => Start::plain(POOLS_BYTES[0]),
+            Method::Born => Start::plain(POOLS_BYTES[part]),
+            Method::Request => Start::with_extension(POOLS_BYTES[0]),
+            Method::Publish => {
                 Start { reserve_bytes: RESERVE_BYTES, ..Start::with_extension(POOLS_BYTES[0] + RESERVE_BYTES) }
             }
         }
@@ -98,7 +98,7 @@ pub struct Squeeze {
     /// In which round, from 1.
     pub round: u32,
     /// How it gave way.
-    pub way: Way,
+    pub method: Method,
     /// The three parts.
     pub parts: Vec<Part>,
     /// Transactions in each second of all three.
@@ -110,20 +110,20 @@ pub struct Squeeze {
 /// Takes a server through all three parts.
 pub async fn measure(
     site: &Site,
-    way: Way,
+    method: Method,
     round: u32,
     part_seconds: u32,
     disk_per_second: u32,
 ) -> anyhow::Result<Squeeze> {
     let _swap = Swap::begin(site, SWAP_BYTES)?;
-    let mut run = Squeeze { round, way, parts: Vec::new(), seconds: Vec::new(), kills: 0 };
-    let group = begin(site, way, 0).await?;
+    let mut run = Squeeze { round, method, parts: Vec::new(), seconds: Vec::new(), kills: 0 };
+    let group = begin(site, method, 0).await?;
     let slow = SlowDisk::reads_and_writes(site.disk().device()?, disk_per_second)?;
     let mut group = Some(group);
     for part in 0..3 {
-        if part > 0 && way == Way::Born {
+        if part > 0 && method == Method::Born {
             run.kills += group.take().map_or(Ok(0), |group| group.kills())?;
-            group = Some(begin(site, way, part).await?);
+            group = Some(begin(site, method, part).await?);
         }
         let Some(group) = &group else { unreachable!("one was made before") };
         measure_part(site, group, &mut run, part, f64::from(part_seconds)).await.with_context(|| {
@@ -138,8 +138,8 @@ pub async fn measure(
 }
 
 /// Starts a server in a group, with what its clients will use in memory as far as that goes.
-async fn begin(site: &Site, way: Way, part: usize) -> anyhow::Result<Group> {
-    site.start(way.start(part)).await?;
+async fn begin(site: &Site, method: Method, part: usize) -> anyhow::Result<Group> {
+    site.start(method.start(part)).await?;
     drop_caches()?;
     let group = Group::make()?;
     group.take(&site.server)?;
@@ -155,7 +155,7 @@ async fn measure_part(site: &Site, group: &Group, run: &mut Squeeze, part: usize
     let observer = site.client().await?;
     let clients = Load::start(&site.server, Work::Reads(ACCOUNTS[part]), site.directory()).await?;
     let began = load::now();
-    let holder = if part == 0 { None } else { give_way(site, group, run.way, part).await? };
+    let holder = if part == 0 { None } else { give_way(site, group, run.method, part).await? };
     let half = began + seconds / 2.0;
     load::pause((half - load::now()).max(0.0)).await;
     let (hits, reads) = site::counts(&observer).await?;
@@ -181,20 +181,20 @@ async fn measure_part(site: &Site, group: &Group, run: &mut Squeeze, part: usize
 }
 
 /// Brings the pool and the limit to those of the part; what must go on is in the value.
-async fn give_way(site: &Site, group: &Group, way: Way, part: usize) -> anyhow::Result<Option<Holder>> {
+async fn give_way(site: &Site, group: &Group, method: Method, part: usize) -> anyhow::Result<Option<Holder>> {
     let (pool, limit) = (POOLS_BYTES[part], LIMITS_BYTES[part]);
     let grows = limit > LIMITS_BYTES[part - 1];
     if grows {
         group.limit(limit).await?;
     }
     let mut holder = None;
-    match way {
-        Way::None | Way::Born => {}
-        Way::Request => resize(&site.client().await?, pool).await?,
-        Way::Publish if grows => resize(&site.client().await?, pool + RESERVE_BYTES).await?,
-        Way::Publish => take_published(site, pool + RESERVE_BYTES).await?,
-        Way::Own if grows => {}
-        Way::Own => holder = Some(Holder::begin(site, pool).await?),
+    match method {
+        Method::None | Method::Born => {}
+        Method::Request => resize(&site.client().await?, pool).await?,
+        Method::Publish if grows => resize(&site.client().await?, pool + RESERVE_BYTES).await?,
+        Method::Publish => take_published(site, pool + RESERVE_BYTES).await?,
+        Method::Own if grows => {}
+        Method::Own => holder = Some(Holder::begin(site, pool).await?),
     }
     if !grows {
         group.limit(limit).await?;
