@@ -105,6 +105,40 @@ fn the_commands_of_readme_and_guide_are_commands() {
     assert!(seen.0 > 20 && seen.1 > 1 && seen.2 > 50, "{seen:?}: the pages are read otherwise than they are written");
 }
 
+/// Each command that a person gives, by its words, with its options: those that have no commands below, and are not for
+/// processes of Onecopy alone.
+fn commands(command: &clap::Command, name: &str) -> Vec<(String, Vec<String>)> {
+    if !command.has_subcommands() {
+        let options = command.get_arguments().filter(|argument| !argument.is_hide_set());
+        let options = options.filter_map(|argument| argument.get_long()).filter(|option| *option != "help");
+        return vec![(name.to_owned(), options.map(|option| format!("--{option}")).collect())];
+    }
+    let below = command.get_subcommands().filter(|below| !below.is_hide_set() && below.get_name() != "help");
+    below.flat_map(|below| commands(below, &format!("{name} {}", below.get_name()))).collect()
+}
+
+#[test]
+fn the_guide_names_every_command_and_option() {
+    let mut known = CommandLine::command();
+    known.build();
+    let guide: String = pages().into_iter().map(|(_, text)| text).collect();
+    let commands = commands(&known, "onecopy");
+    assert!(commands.len() > 30, "{commands:?}");
+    let names_whole = |option: &str| {
+        let is_end = |rest: &str| !rest.starts_with(|letter: char| letter.is_ascii_lowercase() || letter == '-');
+        guide.match_indices(option).any(|(at, _)| is_end(&guide[at + option.len()..]))
+    };
+    let unnamed: Vec<String> = commands
+        .into_iter()
+        .flat_map(|(name, options)| {
+            let command = (!guide.contains(&name)).then(|| name.clone());
+            let options = options.into_iter().filter(|option| !names_whole(option));
+            command.into_iter().chain(options.map(move |option| format!("{name} {option}")))
+        })
+        .collect();
+    assert!(unnamed.is_empty(), "README, guide and reference do not name {unnamed:#?}");
+}
+
 #[test]
 fn what_is_no_command_is_found() {
     assert_eq!(unknown_in("onecopy disk serve --metrics"), None);
