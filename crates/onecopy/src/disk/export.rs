@@ -60,8 +60,11 @@ impl Export {
         let written = View::open(directory, &name)
             .map_err(|source| anyhow::Error::from(named(directory, source)))
             .and_then(|view| self.write(&view));
-        server.ask::<()>(&Request::DeleteSnapshot { name })?;
-        written
+        // The server has let go of who has said nothing for so long.
+        let deleted =
+            DiskClient::connect(directory).and_then(|mut server| server.ask(&Request::DeleteSnapshot { name }));
+        let size_bytes = written?;
+        deleted.map(|()| size_bytes).map_err(anyhow::Error::from)
     }
 
     /// Writes the image; what is unfinished is removed. Returns its size.
