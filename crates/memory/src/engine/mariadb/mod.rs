@@ -136,6 +136,8 @@ impl MariaDbEngine {
     async fn watch(&self, target_bytes: Bytes, report: Report<'_>) -> Result<Change, MemoryError> {
         let mut from_bytes = None;
         loop {
+            // Asked first: figures of before its end would say that another size is wanted.
+            let was_working = self.resizer.is_working();
             let figures = self.figures().await?;
             let pool_bytes = figures.pool_bytes();
             let from_bytes = *from_bytes.get_or_insert(pool_bytes);
@@ -147,7 +149,7 @@ impl MariaDbEngine {
             if pool_bytes == target_bytes && figures.target_bytes == target_bytes {
                 return Ok(Change { from_bytes, target_bytes, pool_bytes });
             }
-            if figures.target_bytes != target_bytes && !self.resizer.is_working() {
+            if figures.target_bytes != target_bytes && !was_working {
                 return Err(super::overtaken(&self.instance, figures.target_bytes));
             }
             tokio::time::sleep(WATCH_INTERVAL).await;
