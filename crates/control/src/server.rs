@@ -18,6 +18,9 @@ const REQUEST_BYTES_MAX: usize = 64 << 10;
 /// A client that neither asks nor takes its answer for so long is let go: its place is for others.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// Who has no answer so long after the end has none: whoever serves next waits for it.
+const LAST_ANSWERS_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 60_000 } else { 500 });
+
 /// After a failed accept (no descriptors left) the next try waits so long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -63,8 +66,7 @@ where
         () = clients => {}
         () = ended => {}
     }
-    // Who takes no answer for so long has none.
-    let _ = tokio::time::timeout(IDLE_TIMEOUT, answering.write()).await;
+    let _ = tokio::time::timeout(LAST_ANSWERS_TIMEOUT, answering.write()).await;
 }
 
 /// Answers one client until it goes, or does nothing for as long as `idle_timeout`. `answering` is held from a request

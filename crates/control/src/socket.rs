@@ -13,8 +13,8 @@ use rustix::fs::{Mode, OFlags, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::{UnixListener, UnixStream};
 
-/// Who connects while so many wait is told to try again.
-const WAITING_MAX: i32 = 128;
+/// Who connects while so many wait is told to try again; the kernel has a bound of its own (`net.core.somaxconn`).
+const WAITING_MAX: i32 = 4096;
 
 /// Listens at `path`, in the place of a socket whose process is gone. Whatever else lies there stays, and is an error:
 /// the path may be a person's word. The caller holds the lock that keeps others away.

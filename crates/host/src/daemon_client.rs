@@ -109,15 +109,17 @@ impl Daemon {
         let invalid_reply = |reason: String| self.invalid_reply(reason);
         let body = serde_json::to_string(request).expect("requests are strings and numbers");
         let response = http::request(stream, ("POST", path), Some(&body)).await;
-        let mut response = response.map_err(|error| invalid_reply(error.to_string()))?;
+        let ended = || invalid_reply("it ended in the middle; the change may go on, see `onecopy status`".to_owned());
+        let mut response = response.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => ended(),
+            _ => invalid_reply(error.to_string()),
+        })?;
         if response.status != 200 {
             let message = response.body(ANSWER_BYTES_MAX).await.map_err(|error| invalid_reply(error.to_string()))?;
             return Err(HostError::Daemon(String::from_utf8_lossy(&message).trim().to_owned()));
         }
         loop {
             let line = response.line().await.map_err(|error| invalid_reply(error.to_string()))?;
-            let ended =
-                || invalid_reply("it ended in the middle; the change may go on, see `onecopy status`".to_owned());
             let line = line.ok_or_else(ended)?;
             let event = serde_json::from_slice(&line)
                 .map_err(|error| invalid_reply(format!("{error} in {:?}", String::from_utf8_lossy(&line))))?;
