@@ -266,8 +266,12 @@ async fn a_postmaster_that_has_no_lock_file_yet_is_stopped() {
     // end.
     let end_of_settings = async {
         until_async("it is signalled", async || is_interrupted_or_gone(postmaster)).await;
-        // An error says that nobody reads it.
-        drop(OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&settings));
+        // An error says that nobody reads it yet, or any more.
+        let end = || OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&settings).is_ok();
+        until_async("it has read its settings, or is gone", async || {
+            end() || !processes_of(data_directory).contains(&postmaster)
+        })
+        .await;
     };
     let ((), stopped) = tokio::join!(end_of_settings, other.stop(StopMode::Fast));
     stopped.expect("stopped");

@@ -46,7 +46,8 @@ async fn f60_an_old_password_opens_nothing_after_the_leader_was_away() -> anyhow
         let new = code(&cluster, DATABASE, "new").await?;
         back().await?;
         match (old.as_str(), new.as_str()) {
-            ("57P03", "57P03") => Ok(false),
+            // It may have all of it only between the two.
+            ("57P03", _) => Ok(false),
             ("00000", "28P01") => Ok(true),
             unexpected => anyhow::bail!("old and new: {unexpected:?}"),
         }

@@ -155,6 +155,13 @@ async fn f65_a_cancel_request_never_hits_the_next_statement() -> anyhow::Result<
         holder.run("SELECT pg_advisory_unlock(65)").await?;
         wire.send(&next).await?;
         let statement = tokio::time::timeout(UNDER_WAY, wire.answer()).await;
+        // It has had its lock: the request that goes on now finds nothing of it.
+        wait_until("the statement has ended", || async {
+            let sql = "SELECT count(*) FROM pg_stat_activity \
+                       WHERE state = 'active' AND query = 'SELECT pg_advisory_xact_lock(65)'";
+            Ok(holder.run(sql).await?.number()? == 0)
+        })
+        .await?;
         drop(frozen);
         if early.is_err() {
             cancelling.await?;

@@ -44,6 +44,9 @@ async fn a_transaction_waits_for_a_back_end_and_gets_53300_when_none_comes() -> 
         settings.backend_wait_ms = 6000;
     })
     .await?;
+    // The first epoch takes longer than a read waits for one, which would have no back end on the leader later.
+    let first = cluster.updater("first").await?;
+    cluster.read_until_at_epoch(&first, "SELECT count(*) FROM numbers").await?;
     let mut holders = Vec::new();
     for id in 1..=2 {
         let mut wire = Wire::connect(&cluster).await?;

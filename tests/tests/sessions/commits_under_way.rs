@@ -39,6 +39,14 @@ async fn after_a_leader_died_in_a_commit_and_a_silence_other_sessions_read_on() 
     let reader = cluster.updater("reader").await?;
     // From then on it can read on without the leader.
     cluster.read_until_at_epoch(&reader, "SELECT count(*) FROM numbers").await?;
+    // An epoch that nobody reads lapses after a second, and no new one is made while a commit waits.
+    let another = cluster.updater("another").await?;
+    let reading = tokio::spawn(async move {
+        loop {
+            let _ = another.run("SELECT count(*) FROM numbers").await;
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    });
     let writer = cluster.updater("writer").await?;
     leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
     // The server takes its new settings over when it comes to it; commits before that go through.
@@ -61,6 +69,7 @@ async fn after_a_leader_died_in_a_commit_and_a_silence_other_sessions_read_on() 
     let lost = bounded("the commit", commit).await??.expect_err("its leader died");
     assert_eq!(lost.code, "08007", "{lost}");
     wait_for_health(&cluster, "leader", Health::Down).await?;
+    reading.abort();
     // Longer than epochs live while somebody reads.
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     for round in 0..5 {

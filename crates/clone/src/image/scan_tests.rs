@@ -255,7 +255,7 @@ fn k24_a_directory_that_becomes_a_link_is_never_listed_through_it() {
         });
         let begin = std::time::Instant::now();
         let mut leaked = Vec::new();
-        while begin.elapsed() < std::time::Duration::from_secs(1) && leaked.is_empty() {
+        while (begin.elapsed() < std::time::Duration::from_secs(1) || scans <= 10) && leaked.is_empty() {
             scans += 1;
             match scan(&directory) {
                 Ok(found) => leaked.extend(found.image.files.into_iter().filter(|file| file.path.ends_with("7777"))),
@@ -265,7 +265,6 @@ fn k24_a_directory_that_becomes_a_link_is_never_listed_through_it() {
         ended.store(true, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(leaked, [], "after {scans} scans");
     });
-    assert!(scans > 10, "{scans}");
 }
 
 /// A clone that is not whole is refused as a source, by every way, with the remedy.

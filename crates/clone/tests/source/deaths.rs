@@ -88,8 +88,9 @@ async fn stuck_write(server: &Server, journal: &Journal) -> JoinHandle<Result<()
         client.batch_execute("UPDATE items SET filler = 'late'; CHECKPOINT").await
     });
     until_async("an access waits, and not in passing", async || {
+        // Well before the follower that takes nothing is left out.
         let before = journal.pending();
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
         journal.pending().iter().any(|entry| before.contains(entry))
     })
     .await;

@@ -46,7 +46,8 @@ fn c2_status_and_page_tell_of_every_server() {
     until("the follower has told how far it is, and both answer", || {
         status = directory.status();
         let servers = &status["servers"];
-        servers[1]["replay_lag_bytes"] == 0 && (0..2_usize).all(|server| servers[server]["state"] == "running")
+        let streams = servers[1]["replay_lag_bytes"] == 0 && servers[1]["replication"] == "streaming";
+        streams && (0..2_usize).all(|server| servers[server]["state"] == "running")
     });
     let servers = status["servers"].as_array().expect("a list");
     let told: Vec<_> = servers.iter().map(|server| [&server["name"], &server["role"], &server["state"]]).collect();

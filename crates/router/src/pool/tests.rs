@@ -260,7 +260,10 @@ async fn room_is_made_by_the_reader_that_was_idle_longest() {
     let processes = backends.each_ref().map(|backend| backend.process_id);
     backends.into_iter().for_each(|backend| pool.give_back("alice", backend));
     // Only the last is idle for long: it was looked at by the sweep.
-    pool.set_idle_since(processes[2], std::time::Instant::now().checked_sub(Duration::from_secs(1)).unwrap());
+    let now = std::time::Instant::now();
+    for (process, idle) in processes.into_iter().zip([0, 0, 1]) {
+        pool.set_idle_since(process, now.checked_sub(Duration::from_secs(idle)).unwrap());
+    }
     let of_bob = read(&pool, &bob).await;
     let mut left = [read(&pool, &alice).await.process_id, read(&pool, &alice).await.process_id];
     left.sort_unstable();

@@ -415,7 +415,7 @@ fn b62_a_reader_beside_the_writer_sees_what_came_since_and_does_not_wait_for_wha
     let second = CLUSTER_BYTES..3 * CLUSTER_BYTES;
     std::thread::scope(|scope| {
         let reading = scope.spawn(|| read(&beside, second.clone()));
-        onecopy_testing::until("the source is asked twice", || asked() == 2);
+        onecopy_testing::until("the source is asked twice", || asked() >= 2);
         read(&writer, second.clone());
         writer.shared.persist();
         assert_eq!(reading.join().unwrap(), expected(second.clone()));

@@ -46,7 +46,7 @@ fn b60_a_server_that_closes_lets_go_of_what_waits_for_a_base_and_gives_the_disk_
         thread::sleep(Duration::from_millis(1));
     }
     assert!(!served.server.take().unwrap().stop(Duration::from_millis(50)));
-    assert!(served.attachment.current().is_none(), "the disk was not closed");
+    onecopy_testing::until("the disk is closed", || served.attachment.current().is_none());
     // No answer, least of all an error: a client that comes again asks anew.
     assert_eq!(client.stream.read(&mut [0; 64]).unwrap(), 0);
     base.let_through();
