@@ -21,7 +21,7 @@ DEMO ?=
 GUEST ?=
 # What all tests of `make test` may take together, in seconds. On two quiet processors, where about four run at a time,
 # they take half of it.
-TEST_SECONDS ?= 9000
+TEST_SECONDS ?= 12000
 # How long each part of `make soak` takes.
 SOAK_SECONDS ?= 600
 # How long `make fuzz` looks.
