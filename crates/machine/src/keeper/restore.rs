@@ -2,7 +2,7 @@
 //! the state of its devices.
 //!
 //! ```text
-//!  file restoring: N ──> memory.shadow, disk.N ──> QEMU has read its devices' state ──> no such file: disk.N is its disk
+//!  file restoring: N ──> memory.shadow, disk.N ──> QEMU has read the devices ──> no such file: disk.N is its disk
 //!          └── anything else: all of that is forgotten, and its disk is the one of before
 //! ```
 
