@@ -124,7 +124,11 @@ impl Load {
 async fn write_round(client: &Client, round: u32) {
     let numbers = format!("{} AND {}", round * 37 % 19_000, round * 37 % 19_000 + 200);
     let statements = [
-        format!("UPDATE items SET filler = filler || {round} WHERE n BETWEEN {numbers}"),
+        // Who updates the same rows in another order would be a deadlock.
+        format!(
+            "LOCK TABLE items IN SHARE ROW EXCLUSIVE MODE;
+             UPDATE items SET filler = filler || {round} WHERE n BETWEEN {numbers}"
+        ),
         format!("UPDATE placed SET filler = 'round {round}' WHERE n % 50 = {}", round % 50),
         // Another load may have been here before.
         "INSERT INTO items SELECT (SELECT max(n) FROM items) + n, 'new' FROM generate_series(1, 100) AS n".to_owned(),
