@@ -16,7 +16,7 @@ async fn a_base_backup_is_the_same(version: Version) -> anyhow::Result<()> {
     prove(&harness.source, &clone).await
 }
 
-/// Spec: D2
+/// Spec: D2, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_base_backup_under_load_is_the_same_on_15() -> anyhow::Result<()> {
     a_base_backup_is_the_same(Version::Fifteen).await

@@ -72,7 +72,7 @@ async fn a_lazy_clone_is_the_same_on_17_from_a_backup() -> anyhow::Result<()> {
     a_lazy_clone_is_the_same(Version::Seventeen, Recovery::Backup).await
 }
 
-/// Spec: D2
+/// Spec: D2, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_clones_at_once_are_the_same() -> anyhow::Result<()> {
     let harness = Harness::start(Version::Fifteen).await?;

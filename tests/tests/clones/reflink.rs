@@ -35,7 +35,7 @@ async fn a_clone_by_reflink_is_the_same_on_15_from_a_backup() -> anyhow::Result<
     a_clone_by_reflink_is_the_same(Version::Fifteen, Recovery::Backup).await
 }
 
-/// Spec: D2
+/// Spec: D2, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_by_reflink_is_the_same_on_17_after_a_crash() -> anyhow::Result<()> {
     a_clone_by_reflink_is_the_same(Version::Seventeen, Recovery::Crash).await
