@@ -55,7 +55,8 @@ impl Command {
     /// Looks at the guest, or stops its server: such a command has places of its own ([`super::URGENT_COMMANDS_MAX`]),
     /// so that programs that take hours are in nobody's way.
     pub fn is_urgent(&self) -> bool {
-        matches!(self, Command::Health {} | Command::Postgres(Postgres::Status {} | Postgres::Stop { .. }))
+        use Postgres::{Freeze, Kill, Status, Stop, Thaw};
+        matches!(self, Command::Health {} | Command::Postgres(Status {} | Stop { .. } | Freeze {} | Thaw {} | Kill {}))
     }
 }
 
@@ -139,6 +140,12 @@ pub enum Postgres {
     },
     /// Read the configuration files again.
     Reload {},
+    /// Hold all of its processes where they are. Who has asked sees to it that they go on: nothing else does.
+    Freeze {},
+    /// Let them go on. Nothing happens when they are not held.
+    Thaw {},
+    /// End all of its processes, which are held, as a crash would: none does anything more. An error when they run.
+    Kill {},
     /// Answered by [`super::Answer::Postgres`].
     Status {},
 }

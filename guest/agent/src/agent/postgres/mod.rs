@@ -2,6 +2,7 @@
 
 mod cluster;
 mod control;
+mod freeze;
 mod log;
 mod source;
 mod status;
@@ -60,6 +61,9 @@ pub(crate) fn perform(action: &Postgres, reporter: &Reporter<'_>) -> Result<Answ
         Postgres::Start { timeout_ms } => control::start(*timeout_ms, reporter)?,
         Postgres::Stop { mode, timeout_ms } => control::stop(*mode, *timeout_ms, reporter)?,
         Postgres::Reload {} => control::reload()?,
+        Postgres::Freeze {} => freeze::freeze()?,
+        Postgres::Thaw {} => freeze::thaw()?,
+        Postgres::Kill {} => freeze::kill()?,
         Postgres::Status {} => return Ok(Answer::Postgres(status())),
     }
     Ok(Answer::Done {})
