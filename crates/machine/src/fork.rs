@@ -1,5 +1,14 @@
 //! Machines that began as another one was: which stand on whose disk, and making one.
+//!
+//! ```text
+//!   follower-2/disk ──> follower-1/disk@checkpoint-.. ──> leader/disk@checkpoint-.. ──> leader/image/root.img
+//! ```
+//!
+//! A machine that is removed while others lie over its disks leaves these, and its image, where they are: its directory
+//! has a file `layers` then, and no `machine.toml`. They go when nothing lies over them any more. A machine that is made
+//! anew in that directory has its disk beside them, under the next number.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -8,8 +17,11 @@ use onecopy_disk::{BaseSpecification, Disk};
 use onecopy_postgres::ServiceUser;
 use serde::{Deserialize, Serialize};
 
-use crate::home::write_own_file;
+use crate::home::{absent_is_fine, write_own_file};
 use crate::{GuestImage, MachineConfiguration, MachineError, MachineHome, MachineName};
+
+/// As deep as a chain of disks is followed.
+const DEPTH_LOOKED: usize = 1000;
 
 /// At which checkpoint a machine begins, for one start: the file `restore` in its directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,43 +48,142 @@ pub struct Dependent {
     pub snapshot: String,
 }
 
+/// What of the disks below the directory `machines` something needs.
+struct Needed {
+    /// Disks that machines have, and what they lie over.
+    disks: BTreeSet<PathBuf>,
+    /// Which of these lie over which.
+    dependents: Vec<Dependent>,
+}
+
+impl Needed {
+    /// As if the machine `leaving` was not there.
+    fn look(machines: &Path, leaving: Option<&MachineName>) -> Result<Needed, MachineError> {
+        let (mut disks, mut lying, mut dependents) = (BTreeSet::new(), Vec::new(), Vec::new());
+        for name in MachineHome::names(machines)? {
+            let (home, leaves) = (MachineHome::of(machines, &name), leaving == Some(&name));
+            // A fork that has not begun yet has no disk, and needs all of its parent's.
+            if !leaves
+                && let Ok(Some(StartPoint { parent: Some(parent), .. })) = StartPoint::of(&home)
+                && let Ok(disk) = fs::canonicalize(&parent)
+            {
+                let parents = MachineHome::at(&disk)?;
+                disks.extend(parents.disks().iter().filter_map(|disk| fs::canonicalize(disk).ok()));
+                dependents.push(Dependent { machine: name.clone(), disk, snapshot: String::new() });
+            }
+            // What is being made or removed has no disk to lose; a fork that is being made holds its parent's lock.
+            let has_one = home.is_made() && !leaves;
+            for disk in home.disks() {
+                let upper = resolve(&disk)?;
+                // Earlier disks hold checkpoints, but those of a machine that was there before are layers only.
+                if has_one && (disk == home.disk() || !home.layers_file().exists()) {
+                    disks.insert(upper.clone());
+                }
+                let base = Disk::geometry(&disk).map_err(home.disk_failed())?.base;
+                let Some(BaseSpecification::Disk { directory, snapshot }) = base else { continue };
+                let directory = disk.join(directory);
+                // One that is gone is nobody's.
+                if directory.exists() {
+                    lying.push((upper, Dependent { machine: name.clone(), disk: resolve(&directory)?, snapshot }));
+                }
+            }
+        }
+        while lying.iter().any(|(upper, over)| disks.contains(upper) && !disks.contains(&over.disk)) {
+            let bases: Vec<PathBuf> =
+                lying.iter().filter(|(upper, _)| disks.contains(upper)).map(|(_, over)| over.disk.clone()).collect();
+            disks.extend(bases);
+        }
+        dependents.extend(lying.into_iter().filter(|(upper, _)| disks.contains(upper)).map(|(_, over)| over));
+        Ok(Needed { disks, dependents })
+    }
+}
+
+fn resolve(path: &Path) -> Result<PathBuf, MachineError> {
+    fs::canonicalize(path).map_err(MachineError::file("resolve", path))
+}
+
 impl MachineHome {
+    /// The directory that it lies in, with others.
+    fn machines(&self) -> &Path {
+        self.root().parent().unwrap_or(Path::new("/"))
+    }
+
     /// The disks of other machines beside this one that lie over disks of it.
     ///
     /// # Errors
     /// [`MachineError::File`], [`MachineError::Disk`]: it is not known what a disk lies over.
     pub fn dependents(&self) -> Result<Vec<Dependent>, MachineError> {
-        let resolve = |path: &Path| fs::canonicalize(path).map_err(MachineError::file("resolve", path));
-        let (own, machines) = (resolve(self.root())?, self.root().parent().unwrap_or(Path::new("/")));
-        let mut dependents = Vec::new();
-        for name in MachineHome::names(machines)?.into_iter().filter(|name| name != self.name()) {
-            let other = MachineHome::of(machines, &name);
-            // A fork that has not begun yet has no disk, and needs this machine as well.
-            if let Ok(Some(StartPoint { parent: Some(parent), .. })) = StartPoint::of(&other)
-                && fs::canonicalize(&parent).is_ok_and(|parent| parent == own)
-            {
-                dependents.push(Dependent { machine: name.clone(), disk: own.clone(), snapshot: String::new() });
-            }
-            // What is being made or removed has no disk to lose; a fork that is being made holds this machine's lock.
-            for disk in other.disks().into_iter().filter(|_| other.is_made()) {
-                let Some(BaseSpecification::Disk { directory, snapshot }) =
-                    Disk::geometry(&disk).map_err(other.disk_failed())?.base
-                else {
-                    continue;
-                };
-                let directory = disk.join(directory);
-                // One that is gone is nobody's.
-                let directory = if directory.exists() { resolve(&directory)? } else { continue };
-                if directory.starts_with(&own) {
-                    dependents.push(Dependent { machine: name.clone(), disk: directory, snapshot });
-                }
-            }
-        }
+        let own = resolve(self.root())?;
+        let mut dependents = Needed::look(self.machines(), None)?.dependents;
+        dependents.retain(|over| over.machine != *self.name() && over.disk.starts_with(&own));
         Ok(dependents)
     }
 
+    /// Its disks that others lie over, where it is to be removed.
+    pub(super) fn layers(&self) -> Result<Vec<PathBuf>, MachineError> {
+        let needed = Needed::look(self.machines(), Some(self.name()))?.disks;
+        let is_needed = |disk: &PathBuf| fs::canonicalize(disk).is_ok_and(|disk| needed.contains(&disk));
+        Ok(self.disks().into_iter().filter(is_needed).collect())
+    }
+
+    /// How many disks lie below this one's, each over the next.
+    ///
+    /// # Errors
+    /// As [`MachineHome::dependents`].
+    pub fn depth(&self) -> Result<usize, MachineError> {
+        let (mut depth, mut disk) = (0, self.disk());
+        while let Some(BaseSpecification::Disk { directory, .. }) =
+            Disk::geometry(&disk).map_err(self.disk_failed())?.base
+            && depth < DEPTH_LOOKED
+        {
+            (depth, disk) = (depth + 1, disk.join(directory));
+        }
+        Ok(depth)
+    }
+
+    /// Removes the layers below the directory `machines` that nothing lies over any more, and what broken off removals
+    /// have left of machines that have some. No machine is made or removed there meanwhile.
+    ///
+    /// # Errors
+    /// As [`MachineHome::remove`].
+    pub fn forget_layers(machines: &Path) -> Result<(), MachineError> {
+        let homes = || -> Result<Vec<MachineHome>, MachineError> {
+            let homes = MachineHome::names(machines)?.into_iter().map(|name| MachineHome::of(machines, &name));
+            Ok(homes.filter(|home| home.layers_file().exists()).collect())
+        };
+        // What goes may have been the last that lay over another one's.
+        loop {
+            let before = homes()?;
+            for home in &before {
+                if home.is_made() { home.forget_own_layers()? } else { home.remove()? }
+            }
+            if homes()? == before {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Of a machine that was made anew beside layers: those that are needed no more.
+    fn forget_own_layers(&self) -> Result<(), MachineError> {
+        let needed = Needed::look(self.machines(), None)?.disks;
+        let (current, mut left) = (self.disk(), false);
+        for disk in self.disks().into_iter().filter(|disk| *disk != current) {
+            match fs::canonicalize(&disk).is_ok_and(|disk| needed.contains(&disk)) {
+                true => left = true,
+                false => self.empty_disk(&disk)?,
+            }
+        }
+        match left {
+            true => Ok(()),
+            false => {
+                absent_is_fine(fs::remove_file(self.layers_file())).map_err(MachineError::file("remove", self.root()))
+            }
+        }
+    }
+
     /// Makes a machine that begins as `parent` was at a checkpoint: all but the disk, which its first start makes, of
-    /// whatever command. What an interrupted attempt left is replaced.
+    /// whatever command. One that is isolated begins without a cable in its network card, until
+    /// [`Machine::connect`](crate::Machine::connect). What an interrupted attempt left is replaced.
     ///
     /// # Errors
     /// As [`MachineHome::make`].
@@ -81,6 +192,7 @@ impl MachineHome {
         parent: &MachineHome,
         configuration: &MachineConfiguration,
         (number, shares): (u64, bool),
+        is_isolated: bool,
         user: &ServiceUser,
     ) -> Result<(), MachineError> {
         if self.is_made() {
@@ -94,6 +206,9 @@ impl MachineHome {
             Err(error) => return Err(MachineError::file("read", parent.password_file())(error)),
         }
         StartPoint { number, parent: Some(parent.root().to_owned()), shares }.write(self)?;
+        if is_isolated {
+            write_own_file(&self.isolated_file(), b"", 0o600)?;
+        }
         // Last: what has it is whole, or can begin.
         configuration.write(&self.configuration_file())
     }
@@ -122,6 +237,8 @@ impl StartPoint {
 
 #[cfg(test)]
 mod tests {
+    use onecopy_disk::{CreateOptions, OpenOptions};
+
     use super::*;
 
     /// Spec: D6
@@ -137,5 +254,99 @@ mod tests {
         let names: Vec<String> = parent.dependents().unwrap().iter().map(|other| other.machine.to_string()).collect();
         assert_eq!(names, ["second"]);
         assert_eq!(fork.dependents().unwrap(), []);
+    }
+
+    /// Machines of which each has one disk, over a snapshot of the disk of the one before.
+    struct Chain {
+        machines: tempfile::TempDir,
+        homes: Vec<MachineHome>,
+    }
+
+    impl Chain {
+        fn of(names: &[&str]) -> Chain {
+            let mut chain = Chain { machines: tempfile::tempdir_in("/dev/shm").unwrap(), homes: Vec::new() };
+            let mut below: Option<MachineHome> = None;
+            for name in names {
+                let home = MachineHome::of(chain.machines.path(), &name.parse().unwrap());
+                chain.make(&home, below.as_ref());
+                below = Some(home.clone());
+                chain.homes.push(home);
+            }
+            chain
+        }
+
+        /// Makes what counts of a machine.
+        fn make(&self, home: &MachineHome, below: Option<&MachineHome>) {
+            fs::create_dir_all(home.image()).unwrap();
+            fs::write(home.image().join("root.img"), "").unwrap();
+            let base = below.map(|below| BaseSpecification::Disk { directory: below.disk(), snapshot: "one".into() });
+            let disk = home.numbered_disk(home.next_disk());
+            Disk::create(&disk, &CreateOptions { size_bytes: 1 << 20, base, copy_base: false }).unwrap();
+            let opened = Disk::open(&disk, OpenOptions::default()).unwrap();
+            opened.snapshot("one").unwrap();
+            opened.close().unwrap();
+            MachineConfiguration::new(home.image()).write(&home.configuration_file()).unwrap();
+        }
+
+        fn names(&self) -> Vec<String> {
+            MachineHome::names(self.machines.path()).unwrap().iter().map(ToString::to_string).collect()
+        }
+
+        /// Each disk of the last one can be opened, so all that it lies over is there.
+        fn check_last(&self) {
+            let last = self.homes.last().unwrap();
+            Disk::open(&last.disk(), OpenOptions::default()).unwrap().close().unwrap();
+        }
+    }
+
+    /// A machine over whose disk others lie leaves it when it is removed, and when it is made anew in its place, until
+    /// the last of them is gone: nothing of what they lie over goes before them, and nothing stays after them.
+    ///
+    /// Spec: D6, A4
+    #[test]
+    fn v37_a_disk_stays_as_long_as_others_lie_over_it_whoever_goes_first() {
+        let chain = Chain::of(&["leader", "follower-1", "follower-2", "follower-3"]);
+        let machines = chain.machines.path();
+        let [leader, first, second, third] = &chain.homes[..] else { panic!("four") };
+        assert_eq!((leader.depth().unwrap(), third.depth().unwrap()), (0, 3));
+
+        // From the middle of the chain on, twice, as one that is made anew each time.
+        fs::write(first.keeper_log(), "words").unwrap();
+        first.remove().unwrap();
+        assert!(!first.is_made() && first.disk().exists() && first.image().exists() && !first.keeper_log().exists());
+        let over_leader: Vec<_> = leader.dependents().unwrap();
+        assert_eq!(over_leader.len(), 1, "the layer needs it, though no machine does: {over_leader:?}");
+        chain.check_last();
+        for disk in ["disk.1", "disk.2"] {
+            chain.make(first, Some(leader));
+            assert_eq!(first.disk(), first.root().join(disk));
+            // Of its earlier ones that one goes which nothing lies over.
+            MachineHome::forget_layers(machines).unwrap();
+            assert!(first.numbered_disk(0).exists());
+            chain.check_last();
+            first.remove().unwrap();
+            MachineHome::forget_layers(machines).unwrap();
+            assert!(!first.root().join(disk).exists(), "nobody lies over {disk}");
+            if disk == "disk.1" {
+                // Another one lies over the new one.
+                chain.make(first, Some(leader));
+                let other = MachineHome::of(machines, &"other".parse().unwrap());
+                chain.make(&other, Some(first));
+                first.remove().unwrap();
+                assert!(first.root().join("disk.1").exists() && first.numbered_disk(0).exists());
+            }
+        }
+        chain.check_last();
+
+        second.remove().unwrap();
+        third.remove().unwrap();
+        MachineHome::forget_layers(machines).unwrap();
+        assert_eq!(chain.names(), ["follower-1", "leader", "other"]);
+        assert!(!first.numbered_disk(0).exists(), "what the third lay over is gone with it");
+        assert!(first.root().join("disk.1").exists(), "and what another lies over is not");
+        MachineHome::of(machines, &"other".parse().unwrap()).remove().unwrap();
+        MachineHome::forget_layers(machines).unwrap();
+        assert_eq!(chain.names(), ["leader"]);
+        assert_eq!(leader.dependents().unwrap(), []);
     }
 }

@@ -82,7 +82,6 @@ impl GuestServer {
             let mut wanted = self.options.configuration.clone();
             // This is said in its own file only.
             (wanted.silent_after_s, wanted.end_when_silent) = (made.silent_after_s, made.end_when_silent);
-            wanted.checkpoints = made.checkpoints;
             if made != wanted {
                 self.machine.write_configuration(&wanted)?;
             }
@@ -119,6 +118,53 @@ impl GuestServer {
             }
         };
         self.machine.ask_agent("copy the leader", command, COPY_TIMEOUT, &report).await.map(|_| ())
+    }
+
+    /// Makes the server of a fork, which is held and which nobody reaches, one that follows whom it shall follow, and
+    /// lets it go on, or start, then: what it was before does nothing more. `was_leader`: its log goes on where its
+    /// leader's did, so it is ended as by a crash, and recovers as a standby.
+    ///
+    /// # Errors
+    /// [`MachineError::Guest`], [`MachineError::Keeper`]; it follows nobody else then.
+    pub async fn become_follower(&self, was_leader: bool) -> Result<(), MachineError> {
+        let tell = |action, command| async move {
+            let command = Command::Postgres(command);
+            self.machine.ask_agent(action, command, ANSWER_TIMEOUT, &|_| ()).await.map(|_| ())
+        };
+        if was_leader {
+            tell("end its parent's server", protocol::Postgres::Kill {}).await?;
+            // Nobody would ever read the log that these keep here.
+            self.execute_as_server(&["find", &format!("{DATA_DIRECTORY}/pg_replslot"), "-mindepth", "1", "-delete"])
+                .await?;
+            self.write_files().await?;
+            self.machine.connect().await?;
+            let start = protocol::Postgres::Start { timeout_ms: milliseconds(START_TIMEOUT) };
+            let started = self.machine.ask_agent("start its server", Command::Postgres(start), START_TIMEOUT, &|_| ());
+            return match started.await {
+                Ok(_) => Ok(self.wait_login().await?),
+                Err(MachineError::Guest { machine, action, reason }) => {
+                    let reason = format!("{reason}\n{}", self.log().await);
+                    Err(MachineError::Guest { machine, action, reason })
+                }
+                Err(error) => Err(error),
+            };
+        }
+        self.write_files().await?;
+        // It hears of that first when it goes on.
+        tell("read its configuration again", protocol::Postgres::Reload {}).await?;
+        self.machine.connect().await?;
+        tell("let its server go on", protocol::Postgres::Thaw {}).await?;
+        self.wait_login().await?;
+        self.end_sessions().await
+    }
+
+    /// Ends the sessions of its parent's clients, whom it has not: what they hold would be held for long.
+    async fn end_sessions(&self) -> Result<(), MachineError> {
+        const END: &str = "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.pg_stat_activity \
+            WHERE backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid()";
+        let client = self.options.administration.connect().await?;
+        client.batch_execute(END).await.map_err(PostgresError::sql("end its parent's sessions"))?;
+        Ok(())
     }
 
     /// Whether there is no server in the machine, which runs.

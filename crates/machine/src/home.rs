@@ -10,6 +10,7 @@
 //!   checkpoints/   see docs/checkpoint-format.md; frozen.*: their memory, as forks map it
 //!   restore        at which checkpoint its next start begins; restoring: the disk that is being made for that
 //!   memory         where its memory is mounted while it runs; memory.shadow, .sock, .log and .pid: of what serves that
+//!   isolated       while it is a fork that has no network yet; layers: others lie over disks of a machine that was here
 //!   forks.lock     held while forks of it are made; fork.lock: while a checkpoint is taken for one
 //!   keeper.log     what its keeper did
 //!   keeper.lock    held by its keeper, from before that begins
@@ -139,7 +140,33 @@ impl MachineHome {
 
     /// Its disk, and those that its restores have left behind.
     pub(super) fn disks(&self) -> Vec<PathBuf> {
-        (0..=self.last_disk()).map(|number| self.numbered_disk(number)).filter(|disk| disk.exists()).collect()
+        let disks = (0..=self.last_disk()).map(|number| self.numbered_disk(number));
+        // What was removed from between others has left its name.
+        disks.filter(|disk| disk.join("header").exists()).collect()
+    }
+
+    /// The number that a new disk has.
+    pub(super) fn next_disk(&self) -> u64 {
+        let last = self.last_disk();
+        let first = fs::symlink_metadata(self.numbered_disk(0));
+        match last == 0 && matches!(first, Err(error) if error.kind() == ErrorKind::NotFound) {
+            true => 0,
+            false => last + 1,
+        }
+    }
+
+    /// Removes a disk, and leaves its name where numbers behind it are in use.
+    pub(super) fn empty_disk(&self, disk: &Path) -> Result<(), MachineError> {
+        absent_is_fine(fs::remove_dir_all(disk)).map_err(MachineError::file("remove", disk))?;
+        match *disk == self.numbered_disk(0) {
+            true => Ok(()),
+            false => fs::create_dir(disk).map_err(MachineError::file("create", disk)),
+        }
+    }
+
+    /// There while disks lie here over which others lie, of a machine that is gone, or was made anew.
+    pub(super) fn layers_file(&self) -> PathBuf {
+        self.root.join("layers")
     }
 
     /// The number of its disk; 0 is the one that it was made with. Each restore makes the next one, so the last before
@@ -215,6 +242,11 @@ impl MachineHome {
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
         }
+    }
+
+    /// While a fork's network card has no cable in it: it does not know yet who it is.
+    pub(super) fn isolated_file(&self) -> PathBuf {
+        self.root.join("isolated")
     }
 
     /// While a restore has made a disk that no guest has run on: the number of that.
@@ -360,8 +392,9 @@ impl MachineHome {
             base: Some(BaseSpecification::Raw { path: own.root() }),
             copy_base: false,
         };
-        Disk::create(&self.disk(), &options).map_err(self.disk_failed())?;
-        give_all(&self.disk(), user)?;
+        let disk = self.numbered_disk(self.next_disk());
+        Disk::create(&disk, &options).map_err(self.disk_failed())?;
+        give_all(&disk, user)?;
         if let Some(password) = password {
             write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
         }
@@ -384,6 +417,10 @@ impl MachineHome {
         self.check_space()?;
         make_own_directory(&self.root, 0o711)?;
         user.check_reachable(&self.root)?;
+        if self.layers_file().exists() {
+            // The layers lie over it.
+            return Ok(());
+        }
         make_own_directory(&self.image(), 0o755)?;
         image.bring_to(&self.image())
     }
@@ -401,10 +438,11 @@ impl MachineHome {
     }
 
     /// Removes all of a machine that does not run, and ends what served its disk; one that is not there is removed
-    /// already.
+    /// already. Disks that others lie over stay, see [`MachineHome::forget_layers`].
     ///
     /// # Errors
-    /// [`MachineError::Runs`] when a keeper is there or comes meanwhile, [`MachineError::Directory`].
+    /// [`MachineError::Runs`] when a keeper is there or comes meanwhile, [`MachineError::Directory`],
+    /// [`MachineError::Disk`]: it is not known what the disk of another one lies over.
     pub fn remove(&self) -> Result<(), MachineError> {
         if !self.root.exists() {
             return Ok(());
@@ -419,6 +457,11 @@ impl MachineHome {
         end_left_servers(self, Signal::KILL);
         clear_memory(self)?;
         let run = self.root.join("run");
+        let layers = self.layers()?;
+        if !layers.is_empty() {
+            let path = self.layers_file();
+            fs::write(&path, "").map_err(MachineError::file("create", &path))?;
+        }
         // First what makes it a machine: broken off here, it is none.
         let made = self.configuration_file();
         absent_is_fine(fs::remove_file(&made)).map_err(MachineError::file("remove", &made))?;
@@ -428,7 +471,31 @@ impl MachineHome {
         {
             absent_is_fine(fs::remove_dir_all(&short)).map_err(MachineError::file("remove", &short))?;
         }
-        absent_is_fine(fs::remove_dir_all(&self.root)).map_err(MachineError::file("remove", &self.root))
+        match layers.is_empty() {
+            true => absent_is_fine(fs::remove_dir_all(&self.root)).map_err(MachineError::file("remove", &self.root)),
+            false => self.remove_all_but(&layers),
+        }
+    }
+
+    /// Leaves these disks, what they lie over here, and the lock that is held.
+    fn remove_all_but(&self, layers: &[PathBuf]) -> Result<(), MachineError> {
+        let highest = (0..=self.last_disk()).filter(|number| layers.contains(&self.numbered_disk(*number))).max();
+        let failed = |path: &Path| MachineError::file("remove", path.to_owned());
+        for entry in fs::read_dir(&self.root).map_err(MachineError::file("read", &self.root))? {
+            let path = entry.map_err(MachineError::file("read", &self.root))?.path();
+            if layers.contains(&path) || [self.image(), self.layers_file(), self.keeper_lock()].contains(&path) {
+                continue;
+            }
+            let is_below = |number: u64| (1..number).any(|number| self.numbered_disk(number) == path);
+            if highest.is_some_and(is_below) {
+                self.empty_disk(&path)?;
+                continue;
+            }
+            let metadata = fs::symlink_metadata(&path).map_err(failed(&path))?;
+            let removed = if metadata.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            absent_is_fine(removed).map_err(failed(&path))?;
+        }
+        Ok(())
     }
 
     /// How its last run ended; none when nobody has noted that.

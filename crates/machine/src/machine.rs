@@ -17,7 +17,7 @@ use super::fork::StartPoint;
 use super::home::absent_is_fine;
 use super::keeper::{
     CLOSE_TIMEOUT, CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, Role, clear_memory,
-    end_left_servers, server_of,
+    end_left_servers, is_private, server_of,
 };
 use super::memory_server::ANSWER_TIMEOUT as RELEASE_TIMEOUT;
 use super::{MachineConfiguration, MachineError, MachineHome};
@@ -153,6 +153,12 @@ impl Machine {
         }
     }
 
+    /// Whether it runs with memory that checkpoints can be taken of: a file of ours, which it does not share.
+    pub fn can_be_checkpointed(&self) -> bool {
+        let is_wanted = self.home.configuration().is_ok_and(|configuration| configuration.checkpoints);
+        is_wanted && self.process_id().is_some() && !is_private(&self.home)
+    }
+
     /// Makes somebody look after a machine that runs; nothing happens where somebody does.
     ///
     /// # Errors
@@ -189,11 +195,7 @@ impl Machine {
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
         let request = if is_wanted { KeeperRequest::Pause {} } else { KeeperRequest::Resume {} };
-        match self.ask(&request, PAUSE_TIMEOUT, &|_| ()).await? {
-            KeeperReply::Done {} => Ok(()),
-            KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
-            other => Err(self.keeper_failed(format!("answered {other:?}"))),
-        }
+        self.done(&request, PAUSE_TIMEOUT).await
     }
 
     /// Ends it cleanly (the guest stops its server, and switches off), or at once with `force`. One that does not run
@@ -228,12 +230,58 @@ impl Machine {
     /// # Errors
     /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with what kept it from being taken.
     pub async fn checkpoint(&self, keep: Option<u64>) -> Result<CheckpointTaken, MachineError> {
+        self.take_checkpoint(keep, false).await
+    }
+
+    /// The same, with the guest's server held for the instant: in what goes on from it the server does nothing before
+    /// it is let go on, or is ended.
+    ///
+    /// # Errors
+    /// As [`Machine::checkpoint`], also where the guest's agent cannot do that.
+    pub async fn checkpoint_of_held_server(&self) -> Result<CheckpointTaken, MachineError> {
+        self.take_checkpoint(None, true).await
+    }
+
+    /// Forgets its last checkpoint, where it is this one, and what no checkpoint names: memory that was frozen for
+    /// forks, which those that run keep, and snapshots of its disk that no other disk lies over. One that does not run
+    /// keeps all.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`].
+    pub async fn forget_checkpoint(&self, number: Option<u64>) -> Result<(), MachineError> {
+        if self.process_id().is_none() {
+            return Ok(());
+        }
+        self.done(&KeeperRequest::Forget { number }, CHECKPOINT_TIMEOUT).await
+    }
+
+    /// Puts the cable into the network card of a fork that began without.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`].
+    pub async fn connect(&self) -> Result<(), MachineError> {
+        self.done(&KeeperRequest::Connect {}, PAUSE_TIMEOUT).await
+    }
+
+    async fn done(&self, request: &KeeperRequest, timeout: Duration) -> Result<(), MachineError> {
+        match self.ask(request, timeout, &|_| ()).await? {
+            KeeperReply::Done {} => Ok(()),
+            KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
+            other => Err(self.keeper_failed(format!("answered {other:?}"))),
+        }
+    }
+
+    async fn take_checkpoint(&self, keep: Option<u64>, holds_server: bool) -> Result<CheckpointTaken, MachineError> {
         if self.process_id().is_none() {
             return Err(MachineError::DoesNotRun { name: self.home.name().clone() });
         }
         self.wait_answering(KEEPER_TIMEOUT).await?;
         match self
-            .ask(&KeeperRequest::Checkpoint { keep }, CHECKPOINT_TIMEOUT + RELEASE_TIMEOUT * 3 + WAY_TIMEOUT, &|_| ())
+            .ask(
+                &KeeperRequest::Checkpoint { keep, holds_server },
+                CHECKPOINT_TIMEOUT + RELEASE_TIMEOUT * 3 + WAY_TIMEOUT,
+                &|_| (),
+            )
             .await?
         {
             KeeperReply::Checkpoint(taken) => Ok(taken),
@@ -432,8 +480,9 @@ impl Machine {
     async fn spawn_missing_keeper(&self) -> Result<(), MachineError> {
         let Some(lock) = self.take_keeper_lock().await? else { return Ok(()) };
         // The start point of a command that was killed before anybody took it is none of this start; but a fork that
-        // has never begun has nothing else to begin with.
-        if self.home.disk().exists() {
+        // has never begun has nothing else to begin with: what disks there are, are of others before it.
+        let begins_as_fork = matches!(StartPoint::of(&self.home), Ok(Some(StartPoint { parent: Some(_), .. })));
+        if self.home.disk().exists() && !begins_as_fork {
             let start_point = self.home.restore_file();
             absent_is_fine(fs::remove_file(&start_point)).map_err(MachineError::file("remove", &start_point))?;
         }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use onecopy_hypervisor::Qemu;
 use serde::{Deserialize, Serialize};
 
 use super::configuration::{DISK_BYTES_DEFAULT, MEMORY_BYTES_DEFAULT};
@@ -19,6 +20,9 @@ pub struct MachineTemplate {
     pub disk_bytes: u64,
     /// Directory of the guest image that a disk begins with.
     pub image: PathBuf,
+    /// Memory is a file that checkpoints are taken of, so that machines can be forked.
+    #[serde(default)]
+    pub checkpoints: bool,
 }
 
 /// What is asked for; what is left out stays as it was, or gets its default.
@@ -32,6 +36,8 @@ pub struct MachineOverrides {
     pub disk_bytes: Option<u64>,
     /// Directory of the guest image.
     pub image: Option<PathBuf>,
+    /// Whether checkpoints can be taken; by default where this host and account can.
+    pub checkpoints: Option<bool>,
 }
 
 impl MachineOverrides {
@@ -43,10 +49,20 @@ impl MachineOverrides {
     /// `before`, changed as is asked for.
     ///
     /// # Errors
-    /// [`MachineError::NoImage`], [`MachineError::InvalidConfiguration`].
+    /// [`MachineError::NoImage`], [`MachineError::InvalidConfiguration`]; [`MachineError::NoCheckpoints`] where they are
+    /// asked for.
     pub fn applied_to(&self, before: Option<&MachineTemplate>) -> Result<MachineTemplate, MachineError> {
         let named = self.image.as_deref().or(before.map(|before| before.image.as_path()));
         let image = GuestImage::find(named)?;
+        let check = || match Qemu::find() {
+            Ok(qemu) => MachineConfiguration::check_checkpoints(qemu.version()),
+            Err(error) => Err(MachineError::NoHypervisor { reason: error.to_string() }),
+        };
+        if self.checkpoints == Some(true) {
+            check()?;
+        }
+        let before_this = before.map(|before| before.checkpoints);
+        let checkpoints = self.checkpoints.or(before_this).unwrap_or_else(|| check().is_ok());
         let shape = MachineTemplate {
             memory_bytes: self
                 .memory_bytes
@@ -55,6 +71,7 @@ impl MachineOverrides {
             processors: self.processors.or(before.map(|before| before.processors)).unwrap_or(1),
             disk_bytes: self.disk_bytes.or(before.map(|before| before.disk_bytes)).unwrap_or(DISK_BYTES_DEFAULT),
             image: image.directory,
+            checkpoints,
         };
         shape.configuration(Vec::new(), true).check()?;
         Ok(shape)
@@ -66,6 +83,15 @@ impl MachineTemplate {
     pub fn configuration(&self, forwards: Vec<Forward>, postgresql: bool) -> MachineConfiguration {
         let (memory_bytes, processors, disk_bytes) = (self.memory_bytes, self.processors, self.disk_bytes);
         let configuration = MachineConfiguration::new(self.image.clone());
-        MachineConfiguration { memory_bytes, processors, disk_bytes, forwards, postgresql, ..configuration }
+        let checkpoints = self.checkpoints;
+        MachineConfiguration {
+            memory_bytes,
+            processors,
+            disk_bytes,
+            forwards,
+            postgresql,
+            checkpoints,
+            ..configuration
+        }
     }
 }

@@ -62,6 +62,10 @@ pub struct Up {
     /// $ONECOPY_GUEST_DIRECTORY or /var/cache/onecopy/guest]
     #[arg(long, value_name = "DIRECTORY")]
     vm_image: Option<PathBuf>,
+    /// Whether machines can be forked: their memory is a file of ours, from their next start on [default: as before, on in
+    /// a new cluster where QEMU 10 is there, as root]
+    #[arg(long, value_enum, value_name = "on|off")]
+    vm_checkpoints: Option<Switch>,
     /// Return when the cluster serves clients; it goes on in the background
     #[arg(long)]
     detach: bool,
@@ -100,6 +104,12 @@ pub enum Switch {
     Off,
 }
 
+impl Switch {
+    fn word(self) -> String {
+        if self == Switch::On { "on" } else { "off" }.to_owned()
+    }
+}
+
 impl Up {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<()> {
@@ -136,6 +146,7 @@ impl Up {
                 processors: self.vm_processors,
                 disk_bytes: self.vm_disk,
                 image: self.vm_image.clone(),
+                checkpoints: self.vm_checkpoints.map(|checkpoints| checkpoints == Switch::On),
             },
         })
     }
@@ -164,7 +175,8 @@ impl Up {
         add("pg-bindir", self.pg_bindir.as_ref().map(|path| path.to_string_lossy().into_owned()));
         let config = self.config.as_ref().map(std::path::absolute).transpose()?;
         add("config", config.map(|path| path.to_string_lossy().into_owned()));
-        add("spare", self.spare.map(|spare| if spare == Switch::On { "on" } else { "off" }.to_owned()));
+        add("spare", self.spare.map(Switch::word));
+        add("vm-checkpoints", self.vm_checkpoints.map(Switch::word));
         add("runtime", self.runtime.map(|runtime| runtime.runtime().as_str().to_owned()));
         add("vm-memory", self.vm_memory.map(|bytes| format!("{bytes}B")));
         add("vm-processors", self.vm_processors.map(|processors| processors.to_string()));

@@ -263,6 +263,20 @@ impl Image {
         self.folder.synchronize()
     }
 
+    /// Removes the newest, where it is this one; whether it was. The next one is whole.
+    ///
+    /// # Errors
+    /// The file system refuses.
+    pub fn remove_newest(&mut self, number: u64) -> Result<bool, CheckpointError> {
+        if self.heads.keys().next_back() != Some(&number) {
+            return Ok(false);
+        }
+        self.folder.remove(&name_of(number))?;
+        self.heads.remove(&number);
+        self.folder.synchronize()?;
+        Ok(true)
+    }
+
     /// Whether it is there, and all that it stands on, as far as is known.
     fn is_listed(&self, number: u64) -> bool {
         let mut head = self.heads.get(&number);

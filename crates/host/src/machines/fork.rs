@@ -59,7 +59,7 @@ impl Machines {
         let ports = self.lock_ports().await?;
         let configuration = MachineConfiguration { forwards: self.ports(inside, was.postgresql)?, ..was };
         let (user, made, from, shares) = (self.user.clone(), home.clone(), original.home().clone(), fork.shares);
-        let make = move || made.make_fork(&from, &configuration, (number, shares), &user);
+        let make = move || made.make_fork(&from, &configuration, (number, shares), false, &user);
         blocking("making a machine", make).await?;
         drop(ports);
         let machine = Machine::new(home.clone(), self.user.clone());

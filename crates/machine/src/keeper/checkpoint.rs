@@ -14,7 +14,8 @@ use onecopy_checkpoint::restore::{DEVICES_BYTES_MAX, Prefix, stream};
 use onecopy_checkpoint::take::{self, After, Cause, NoNetwork, Parts, Taken, Taking};
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::Request as DiskRequest;
-use onecopy_hypervisor::{Machine, State};
+use onecopy_guest_agent::protocol::{FailureKind, Postgres};
+use onecopy_hypervisor::{HypervisorError, Machine, State};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
@@ -31,6 +32,12 @@ use crate::{MachineError, MachineHome};
 
 /// How often it is tried to let a machine go that stands for a checkpoint.
 pub(super) const GO_ON_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the guest's server may take until it is held, or goes on.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often it is tried to let the guest's server go on.
+const THAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the snapshots of a disk begin with that are parts of checkpoints.
 const SNAPSHOT: &str = "checkpoint-";
@@ -50,11 +57,13 @@ pub struct CheckpointTaken {
     pub total_ms: u64,
 }
 
-/// Takes one, and forgets the oldest where there are half as many more than `keep` then. One at a time.
+/// Takes one, and forgets the oldest where there are half as many more than `keep` then; with `holds_server` the
+/// guest's server is held for the instant. One at a time.
 pub(super) async fn checkpoint(
     kept: &Arc<Kept>,
     machine: &Machine,
     keep: Option<u64>,
+    holds_server: bool,
 ) -> Result<CheckpointTaken, MachineError> {
     let (home, begun) = (kept.home(), Instant::now());
     check_runs(home, machine)?;
@@ -96,7 +105,8 @@ pub(super) async fn checkpoint(
     }
     // Of a keeper that was killed: what they keep would be missing soon.
     release(home).await.map_err(failed)?;
-    let parts = MachineParts { kept: Arc::clone(kept), machine: machine.clone(), handle: Handle::current() };
+    let (kept, machine) = (Arc::clone(kept), machine.clone());
+    let parts = MachineParts { kept: Arc::clone(&kept), machine, handle: Handle::current(), holds_server };
     let alone = kept.no_take().await;
     let taken = tokio::task::spawn_blocking(move || parts.take()).await;
     drop(alone);
@@ -219,11 +229,31 @@ fn forget(home: &MachineHome, keep: Option<u64>) -> Result<(), Cause> {
             image.compact(checkpoints[oldest].number)?;
         }
     }
+    forget_unnamed(home, &image)
+}
+
+/// Forgets the last checkpoint, where it is this one, and what no checkpoint names.
+pub(super) fn forget_last(home: &MachineHome, number: Option<u64>) -> Result<(), Cause> {
+    let Some(_alone) = home.keep_from_forks()? else {
+        return Err("a fork of it is being made".into());
+    };
+    if !home.checkpoints().join("machine").try_exists()? {
+        return Ok(());
+    }
+    let mut image = Image::open_to_write(&home.checkpoints())?;
+    if let Some(number) = number {
+        image.remove_newest(number)?;
+    }
+    forget_unnamed(home, &image)
+}
+
+/// Removes what no checkpoint names: frozen memory, and snapshots of its disk.
+fn forget_unnamed(home: &MachineHome, image: &Image) -> Result<(), Cause> {
     let mut named = BTreeSet::new();
     for checkpoint in image.checkpoints() {
         named.insert(image.disk(checkpoint.number)?);
     }
-    frozen::forget(home, &image)?;
+    frozen::forget(home, image)?;
     let disk = fs::canonicalize(home.disk())?;
     let stood_on = home.dependents()?;
     let stood_on: BTreeSet<_> = stood_on.iter().filter(|one| one.disk == disk).map(|one| &one.snapshot).collect();
@@ -253,12 +283,15 @@ struct MachineParts {
     kept: Arc<Kept>,
     machine: Machine,
     handle: Handle,
+    holds_server: bool,
 }
 
 impl MachineParts {
     fn take(self) -> Result<(Taken, Duration), String> {
         let (home, handle) = (self.kept.home(), &self.handle);
-        let mut processors = Processors { home, machine: &self.machine, handle, stopped: None, pause: Duration::ZERO };
+        let server = self.holds_server.then_some(&*self.kept);
+        let (machine, stopped, pause) = (&self.machine, None, Duration::ZERO);
+        let mut processors = Processors { home, machine, handle, server, stopped, pause };
         let mut memory = Memory { home, handle };
         let mut disk = Disk { home };
         let mut record = Record { kept: &self.kept };
@@ -289,6 +322,8 @@ struct Processors<'a> {
     home: &'a MachineHome,
     machine: &'a Machine,
     handle: &'a Handle,
+    /// Who reaches the guest's server, where that is held as long as they stand.
+    server: Option<&'a Kept>,
     stopped: Option<Instant>,
     pause: Duration,
 }
@@ -300,6 +335,10 @@ impl take::Machine for Processors<'_> {
 
     fn stop(&mut self) -> Result<(), Cause> {
         self.stopped = Some(Instant::now());
+        if let Some(kept) = self.server {
+            let agent = kept.agent().ok_or("the guest's agent does not answer")?;
+            self.handle.block_on(agent.postgres(Postgres::Freeze {}, HOLD_TIMEOUT, |_| {}))?;
+        }
         Ok(self.handle.block_on(self.machine.monitor().stop())?)
     }
 
@@ -312,8 +351,26 @@ impl take::Machine for Processors<'_> {
 
     fn cont(&mut self) -> Result<(), Cause> {
         self.handle.block_on(self.machine.monitor().cont())?;
+        if let Some(kept) = self.server {
+            self.handle.block_on(thaw(kept, self.machine));
+        }
         self.pause = self.stopped.take().map_or(Duration::ZERO, |stopped| stopped.elapsed());
         Ok(())
+    }
+}
+
+/// Lets the guest's server go on, where it was held; tries until it does, or the machine has ended.
+pub(super) async fn thaw(kept: &Kept, machine: &Machine) {
+    while machine.state().ending().is_none() {
+        if let Some(agent) = kept.agent() {
+            match agent.postgres(Postgres::Thaw {}, HOLD_TIMEOUT, |_| {}).await {
+                Ok(()) => return,
+                // An image of before this could be asked for; nobody has held its server either.
+                Err(HypervisorError::Agent { failure, .. }) if failure.kind == FailureKind::Malformed => return,
+                Err(error) => tracing::warn!(%error, "the guest's server may be held"),
+            }
+        }
+        tokio::time::sleep(THAW_INTERVAL).await;
     }
 }
 

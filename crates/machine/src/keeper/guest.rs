@@ -14,7 +14,11 @@ use super::memory;
 use super::restore::{self, Restored};
 use super::server::{self, Role};
 use crate::desired_state::{self, DesiredState, Found, Takeover};
+use crate::home::absent_is_fine;
 use crate::{GuestImage, MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
+
+/// The network card.
+const CARD: &str = "net0";
 
 /// How soon QEMU connects again to a disk server that was started anew.
 const RECONNECT_MS: u32 = 100;
@@ -74,6 +78,11 @@ pub(super) async fn start(
         if let Some(restored) = restored {
             restored.load(home, &machine).await?;
         }
+        if home.isolated_file().exists() {
+            // After its state is there, which has the card's.
+            let link = machine.monitor().set_link(CARD, false).await;
+            link.map_err(|error| hypervisor_failed(home.name(), error))?;
+        }
         run(home, user, &machine).await
     };
     if let Err(error) = begun.await {
@@ -84,6 +93,13 @@ pub(super) async fn start(
         return Err(error);
     }
     Ok((machine, Takeover::Leave))
+}
+
+/// Puts the cable into the card of a machine that began without.
+pub(super) async fn connect(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
+    machine.monitor().set_link(CARD, true).await.map_err(|error| hypervisor_failed(home.name(), error))?;
+    let path = home.isolated_file();
+    absent_is_fine(std::fs::remove_file(&path)).map_err(MachineError::file("remove", &path))
 }
 
 /// Ends a machine that was not to begin: one that is there would be taken over.
@@ -161,7 +177,7 @@ pub(super) fn configuration(
     let forwards = machine.forwards.iter().map(|forward| Forward::tcp(forward.host_port, forward.guest_port)).collect();
     let end = NetworkEnd::User { forwards, restricted: false };
     configuration.networks =
-        vec![Network { hardware_address: Some(hardware_address(home)), ..Network::new("net0", end) }];
+        vec![Network { hardware_address: Some(hardware_address(home)), ..Network::new(CARD, end) }];
     // A supervisor starts it again; the console's last lines say why.
     configuration.on_panic = OnPanic::End;
     if machine.checkpoints {

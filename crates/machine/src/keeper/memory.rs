@@ -158,7 +158,7 @@ fn is_mapped(home: &MachineHome) -> bool {
 }
 
 /// Whether its memory is a private view of what other forks have, too.
-pub(super) fn is_private(home: &MachineHome) -> bool {
+pub(crate) fn is_private(home: &MachineHome) -> bool {
     has_word(home, b"share=off,readonly=on")
 }
 

@@ -14,7 +14,7 @@ mod service;
 mod unresponsive;
 
 pub use checkpoint::CheckpointTaken;
-pub(super) use memory::{clear as clear_memory, refuse_elsewhere};
+pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};
 pub(super) use processes::{end_left_servers, server_of, servers_of};
 pub use protocol::{KeeperReply, KeeperRequest, KeeperStatus, MachineState};
 pub use run::run;

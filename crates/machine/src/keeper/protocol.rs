@@ -6,6 +6,7 @@
 //! {"agent":{"command":{"health":{}},"timeout_ms":5000}} -> {"progress":{..}} any number of them, then {"agent":{"health":{..}}}
 //! {"pause":{}}, {"resume":{}}                           -> {"done":{}}
 //! {"checkpoint":{"keep":5}}                             -> {"checkpoint":{"number":7,"pause_us":6100,..}}
+//! {"forget":{"number":7}}, {"connect":{}}                        -> {"done":{}}
 //! {"stop":{"force":false,"timeout_ms":60000}}          -> {"stopped":{}}
 //! ```
 //!
@@ -39,7 +40,17 @@ pub enum KeeperRequest {
     Checkpoint {
         /// Forget the oldest, where more than so many are there then.
         keep: Option<u64>,
+        /// The guest's server is held for the instant, and does nothing in what goes on from the checkpoint.
+        #[serde(default)]
+        holds_server: bool,
     },
+    /// Forget what no checkpoint names: frozen memory, and snapshots of its disk that nobody's disk lies over.
+    Forget {
+        /// Before that the last checkpoint, where it is this one.
+        number: Option<u64>,
+    },
+    /// Put the cable into its network card, which a fork begins without.
+    Connect {},
     /// End the machine.
     Stop {
         /// At once, as a power cut would.
@@ -59,7 +70,7 @@ pub enum KeeperReply {
     Status(KeeperStatus),
     /// To `agent`: it is done.
     Agent(Answer),
-    /// To `pause` and `resume`: it stands, or runs.
+    /// To `pause`, `resume`, `forget` and `connect`: it is so.
     Done {},
     /// To `checkpoint`: it is durable.
     Checkpoint(CheckpointTaken),

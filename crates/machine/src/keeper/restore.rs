@@ -148,9 +148,7 @@ pub(super) fn prepare(
     let stream = stream(&prefix, view.devices()).map_err(|error| failed(error.to_string()))?;
     let (disk, snapshot) = view.disk().split_once('/').ok_or_else(|| failed("it names no disk".to_owned()))?;
     let base = BaseSpecification::Disk { directory: parent.root().join(disk), snapshot: snapshot.to_owned() };
-    let first = fs::symlink_metadata(home.numbered_disk(0));
-    let is_new = start_point.parent.is_some() && matches!(first, Err(error) if error.kind() == ErrorKind::NotFound);
-    let next = if is_new { 0 } else { home.last_disk() + 1 };
+    let next = home.next_disk();
     give_up(home, next)?;
     let checkpoint =
         image.checkpoints().into_iter().find(|known| start_point.shares && known.number == start_point.number);

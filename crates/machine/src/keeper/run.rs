@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::server::{Launch, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
-use super::{MachineState, guest, memory, restore, unresponsive};
+use super::{MachineState, checkpoint, guest, memory, restore, unresponsive};
 use crate::desired_state::{DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
 use crate::{MachineConfiguration, MachineEnd, MachineError, MachineHome};
@@ -322,13 +322,26 @@ async fn look_after_agent(
         }
         tracing::info!(kernel = greeting.kernel, boot = greeting.boot_id, "the guest's agent answers");
         kept.set_agent(agent.clone(), greeting.kernel);
+        let thawing = tokio::spawn(thaw_left(machine.clone(), Arc::clone(&kept)));
         // Where one waits to be heard already, that is enough.
         let told = || {
             let _ = became_unresponsive.try_send(());
         };
         unresponsive::watch(&machine, &agent, &kept, patience.silent_after, told).await;
         tracing::warn!(reason = agent.lost(), "the guest's agent is lost");
+        thawing.abort();
         kept.forget_agent(unix_ms());
+    }
+}
+
+/// Lets a server go on that a keeper which has died has held for a checkpoint. That of a fork which does not know yet
+/// whom it follows stays held.
+async fn thaw_left(machine: Machine, kept: Arc<Kept>) {
+    let is_server = kept.home().configuration().is_ok_and(|configuration| configuration.postgresql);
+    // Not in the middle of a take: what it has held is to be so in its copy.
+    let _alone = kept.no_take().await;
+    if is_server && !kept.home().isolated_file().exists() {
+        checkpoint::thaw(&kept, &machine).await;
     }
 }
 

@@ -183,15 +183,39 @@ impl Kept {
     }
 
     /// Takes a checkpoint, also when who has asked has gone.
-    async fn checkpoint(self: &Arc<Kept>, keep: Option<u64>) -> Result<CheckpointTaken, MachineError> {
+    async fn checkpoint(
+        self: &Arc<Kept>,
+        keep: Option<u64>,
+        holds_server: bool,
+    ) -> Result<CheckpointTaken, MachineError> {
         let machine = self.machine.get().cloned();
         let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
         let kept = Arc::clone(self);
         let taking = tokio::spawn(async move {
             let _alone = kept.alone()?;
-            checkpoint::checkpoint(&kept, &machine, keep).await
+            checkpoint::checkpoint(&kept, &machine, keep, holds_server).await
         });
         taking.await.unwrap_or_else(|error| Err(MachineError::Task(format!("taking a checkpoint ended: {error}"))))
+    }
+
+    /// Forgets the last checkpoint, where it is this one, and what no checkpoint names.
+    async fn forget_checkpoint(self: &Arc<Kept>, number: Option<u64>) -> Result<(), MachineError> {
+        let _alone = self.alone()?;
+        let home = self.home.clone();
+        let forgotten = tokio::task::spawn_blocking(move || {
+            let failed = |reason| MachineError::Checkpoint { machine: home.name().to_string(), reason };
+            checkpoint::forget_last(&home, number).map_err(|error| failed(error.to_string()))
+        });
+        forgotten
+            .await
+            .unwrap_or_else(|error| Err(MachineError::Task(format!("forgetting checkpoints ended: {error}"))))
+    }
+
+    /// A fork that knows who it is, from now on: it is reached, and reaches others.
+    async fn connect(&self) -> Result<(), MachineError> {
+        let machine = self.machine.get();
+        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        guest::connect(&self.home, machine).await
     }
 
     /// For whoever takes a checkpoint. Nobody waits for that: those whose callers have gone would all be taken.
@@ -209,10 +233,12 @@ impl Kept {
             KeeperRequest::Agent { command, timeout_ms } => self.ask_agent(command, timeout_ms, progress).await,
             KeeperRequest::Pause {} => done(self.set_paused(true).await),
             KeeperRequest::Resume {} => done(self.set_paused(false).await),
-            KeeperRequest::Checkpoint { keep } => match self.checkpoint(keep).await {
+            KeeperRequest::Checkpoint { keep, holds_server } => match self.checkpoint(keep, holds_server).await {
                 Ok(taken) => KeeperReply::Checkpoint(taken),
                 Err(error) => failed(error.to_string()),
             },
+            KeeperRequest::Forget { number } => done(self.forget_checkpoint(number).await),
+            KeeperRequest::Connect {} => done(self.connect().await),
             KeeperRequest::Stop { force, timeout_ms } => {
                 let (done, ended) = oneshot::channel();
                 let stop = Stop { force, timeout: Duration::from_millis(timeout_ms), done };

@@ -56,6 +56,7 @@ impl Create {
             processors: Some(self.processors),
             disk_bytes: Some(self.disk),
             image: self.image.clone(),
+            checkpoints: Some(self.checkpoints),
         };
         let (forwards, postgresql, checkpoints) = (self.forward.clone(), self.postgresql, self.checkpoints);
         let new = NewMachine { name, overrides, forwards, postgresql, checkpoints };
