@@ -344,6 +344,7 @@ async fn start_followers(
 ) -> Result<Vec<Returned>, HostError> {
     let maker = ReportingMaker { provisioner, progress };
     let mut followers = Vec::new();
+    steps::fork_new(&maker, state, &provisioner.directory.state_file()).await?;
     for index in 1..state.servers.len() {
         if steps::bring_follower(&maker, state, index, &provisioner.directory.state_file()).await?
             && let Some(returned) = Returned::start(provisioner, state, index, lock, progress).await?

@@ -47,6 +47,14 @@ pub enum HostError {
         /// The other process, when it has said its number.
         process_id: Option<u32>,
     },
+    /// A server's machine cannot be forked now.
+    #[error("{parent} cannot be forked: {reason}; leave out --mode, or give --mode copy for a base backup")]
+    NotForked {
+        /// The server.
+        parent: String,
+        /// Why.
+        reason: String,
+    },
     /// The disk has no room for a new server.
     #[error(
         "{directory} has {free_bytes} bytes free, {wanted_bytes} are needed for {servers} new servers; free some space \

@@ -351,6 +351,30 @@ impl ServerMaker for ReportingMaker<'_> {
         Box::pin(self.provisioner.copy_leader(leader, follower, self.progress))
     }
 
+    fn fork_leader<'a>(
+        &'a self,
+        leader: &'a ServerState,
+        followers: &'a [ServerState],
+    ) -> StepFuture<'a, Vec<ServerState>> {
+        Box::pin(async move {
+            if self.provisioner.fork_obstacle(leader).is_some() {
+                return Ok(Vec::new());
+            }
+            let forked = match self.provisioner.fork_followers(leader, leader, followers, self.progress).await {
+                Ok(forked) => forked,
+                Err(error) => {
+                    self.progress.notice(format!("{error}; its data is copied instead"));
+                    return Ok(Vec::new());
+                }
+            };
+            for (follower, error) in forked.iter().filter_map(|(follower, made)| Some((follower, made.as_ref().err()?)))
+            {
+                self.progress.notice(format!("{} is no fork of the leader: {error}; it is copied", follower.name));
+            }
+            Ok(forked.into_iter().filter_map(|(follower, made)| made.ok().map(|()| follower)).collect())
+        })
+    }
+
     fn tell_gone(&self, follower: &ServerState) {
         self.progress.notice(format!("the data of {} is gone; it is copied from the leader again", follower.name));
     }

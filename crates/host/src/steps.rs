@@ -33,6 +33,14 @@ pub(crate) trait ServerMaker: Sync {
     /// Copies the running leader to a follower; what a broken copy left there is thrown away.
     fn copy_leader<'a>(&'a self, leader: &'a ServerState, follower: &'a ServerState) -> StepFuture<'a, ()>;
 
+    /// Forks the running leader to followers that nothing is left of, all at once; those that are made. None where that
+    /// is not possible.
+    fn fork_leader<'a>(
+        &'a self,
+        leader: &'a ServerState,
+        followers: &'a [ServerState],
+    ) -> StepFuture<'a, Vec<ServerState>>;
+
     /// The data of a follower that was made is gone.
     fn tell_gone(&self, follower: &ServerState);
 }
@@ -58,6 +66,25 @@ pub(crate) async fn bring_leader<M: ServerMaker>(
     state.servers[0].made = true;
     state.write(file)?;
     Ok(server)
+}
+
+/// Makes the followers of a new cluster that can be forks of its leader.
+///
+/// # Errors
+/// Those of the maker, [`HostError::File`].
+pub(crate) async fn fork_new<M: ServerMaker>(
+    maker: &M,
+    state: &mut ClusterState,
+    file: &Path,
+) -> Result<(), HostError> {
+    let missing: Vec<ServerState> = state.missing().into_iter().filter(|follower| !follower.leaving).collect();
+    if !state.founding || missing.is_empty() {
+        return Ok(());
+    }
+    for follower in maker.fork_leader(&state.leader().clone(), &missing).await? {
+        state.note_made(&follower.name, false, "fork".to_owned());
+    }
+    state.write(file)
 }
 
 /// Looks whether a follower can be started; that of a new cluster is copied first: its leader is still empty. One that

@@ -111,7 +111,9 @@ async fn stop_server(provisioner: &Provisioner, state: &ServerState, progress: &
         progress.step(format!("stopping {}", state.name));
     }
     // Also where none is found: its postmaster may have been begun a moment ago.
-    server.stop(StopMode::Fast).await.map_err(HostError::server(&state.name))
+    // A fork that is not one of the cluster's servers yet cannot stop in peace, and is not wanted.
+    let mode = if is_machine && !state.made { StopMode::Immediate } else { StopMode::Fast };
+    server.stop(mode).await.map_err(HostError::server(&state.name))
 }
 
 /// Gives up clones that are not whole, and the process that fills them: they run only as long as it does, and nothing

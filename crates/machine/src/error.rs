@@ -167,10 +167,10 @@ pub enum MachineError {
     },
     /// Ways to make followers that need the leader's files.
     #[error(
-        "the cluster's servers run in machines, where a follower is a base backup made in the guest: \
-         leave out --mode, or give --mode copy"
+        "the cluster's servers run in machines, where a follower is a fork of one, or a base backup made in the guest: \
+         leave out --mode, or give --mode fork or --mode copy"
     )]
-    OnlyCopies,
+    OnlyForksAndCopies,
     /// The servers of a cluster run all in one way.
     #[error(
         "the servers of {directory} run as {existing}, not as {wanted}: that is fixed when a cluster is made; \

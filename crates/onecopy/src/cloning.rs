@@ -11,7 +11,8 @@ const MEGABYTE: u64 = 1 << 20;
 /// How clones are made.
 #[derive(Debug, Clone, Args)]
 pub struct CloningOptions {
-    /// How the data comes: shared by the file system, filled while the clone serves, or copied first
+    /// How the data comes: shared by the file system, filled while the clone serves, or copied first; fork: of servers
+    /// in machines, with the machine
     #[arg(long, value_enum, default_value_t = Mode::Auto)]
     mode: Mode,
     /// Megabytes a second that are filled in the background, 0 for as fast as it goes; what is asked for comes at once
@@ -29,6 +30,7 @@ enum Mode {
     Lazy,
     Reflink,
     Copy,
+    Fork,
 }
 
 /// `--warm`.
@@ -47,6 +49,7 @@ impl CloningOptions {
             Mode::Lazy => Some(MethodName::Lazy),
             Mode::Reflink => Some(MethodName::Reflink),
             Mode::Copy => Some(MethodName::Copy),
+            Mode::Fork => Some(MethodName::Fork),
         }
     }
 

@@ -23,6 +23,7 @@ pub fn choose(requested: Option<MethodName>, plan: &Plan) -> Result<Choice, Clon
         MethodName::Reflink => reflink::obstacle(plan),
         MethodName::Lazy => lazy::obstacle(plan),
         MethodName::Copy => copy::obstacle(plan),
+        MethodName::Fork => Some("this server is a process; those in machines are forked".to_owned()),
     };
     decide(requested, obstacle, || reflink::merit(plan))
 }

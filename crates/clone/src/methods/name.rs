@@ -15,10 +15,12 @@ pub enum MethodName {
     Lazy,
     /// PostgreSQL's base backup.
     Copy,
+    /// The machine that the server runs in is forked.
+    Fork,
 }
 
 impl MethodName {
-    /// The best first.
+    /// Of clones of a server that is a process, the best first.
     pub const ALL: [MethodName; 3] = [MethodName::Reflink, MethodName::Lazy, MethodName::Copy];
 
     fn word(self) -> &'static str {
@@ -26,6 +28,7 @@ impl MethodName {
             MethodName::Reflink => "reflink",
             MethodName::Lazy => "lazy",
             MethodName::Copy => "copy",
+            MethodName::Fork => "fork",
         }
     }
 }
@@ -38,14 +41,15 @@ impl fmt::Display for MethodName {
 
 /// A word that names no method.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no method to clone; there are reflink, lazy and copy")]
+#[error("{0:?} is no method to clone; there are reflink, lazy, copy and, in machines, fork")]
 pub struct UnknownMethod(String);
 
 impl FromStr for MethodName {
     type Err = UnknownMethod;
 
     fn from_str(word: &str) -> Result<MethodName, UnknownMethod> {
-        MethodName::ALL.into_iter().find(|method| method.word() == word).ok_or_else(|| UnknownMethod(word.to_owned()))
+        let mut all = MethodName::ALL.into_iter().chain([MethodName::Fork]);
+        all.find(|method| method.word() == word).ok_or_else(|| UnknownMethod(word.to_owned()))
     }
 }
 
@@ -55,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_way_is_one_word_everywhere() {
-        for method in MethodName::ALL {
+        for method in MethodName::ALL.into_iter().chain([MethodName::Fork]) {
             assert_eq!(method.to_string().parse(), Ok(method));
             assert_eq!(serde_json::to_value(method).expect("a word"), serde_json::json!(method.to_string()));
         }

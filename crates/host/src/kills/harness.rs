@@ -42,6 +42,8 @@ const COPIED: [&str; 3] = ["PG_VERSION", "base/identity", "password"];
 pub(super) enum Making {
     /// As base backups.
     Copies,
+    /// As forks of the leader's machine.
+    Forks,
     /// As clones that are filled while they serve.
     Clones,
     /// The first one as a base backup; the second one cannot be made.
@@ -66,6 +68,8 @@ pub(super) struct Harness {
     binaries: Binaries,
     user: ServiceUser,
     pub(super) mistake: Option<Mistake>,
+    /// Followers of a new cluster are forks of its leader.
+    pub(super) forks: bool,
 }
 
 impl Harness {
@@ -84,7 +88,7 @@ impl Harness {
         let binaries = Binaries::in_directory(programs.path()).unwrap();
         let root = temporary.path().canonicalize().unwrap().join("data");
         let user = ServiceUser::resolve(None).unwrap();
-        Harness { _temporary: [programs, temporary], root, binaries, user, mistake: None }
+        Harness { _temporary: [programs, temporary], root, binaries, user, mistake: None, forks: false }
     }
 
     /// The cluster's directory.
@@ -126,6 +130,7 @@ impl Harness {
         let file = directory.state_file();
         state.write(&file)?;
         steps::bring_leader(&servers, &mut state, &file).await?;
+        steps::fork_new(&servers, &mut state, &file).await?;
         for index in 1..state.servers.len() {
             if steps::bring_follower(&servers, &mut state, index, &file).await? {
                 Returned::who_fills(&servers.provisioner, &mut state, index, &|_: Event| ()).await?;
@@ -221,6 +226,20 @@ impl Servers<'_> {
         Ok(())
     }
 
+    /// As the fork of the leader's machine, whose server is held: it has all of the leader's, and is the leader's like
+    /// until it is told whom it follows.
+    async fn fork(&self, leader: &ServerState, follower: &ServerState) -> Result<(), HostError> {
+        let target = self.provisioner.data_directory(follower);
+        self.provisioner.discard(leader, follower).await?;
+        self.drop_slot(leader, follower);
+        self.make_slot(leader, follower);
+        self.provisioner.user.create_directory(&target)?;
+        note(&target);
+        self.fill(leader, &target);
+        Servers::sign(&target);
+        Ok(())
+    }
+
     /// As the process that fills clones on demand, up to the moment at which the clone can be started.
     fn begin_clone(&self, leader: &ServerState, follower: &ServerState) -> Result<(), HostError> {
         let target = self.provisioner.data_directory(follower);
@@ -281,6 +300,22 @@ impl ServerMaker for Servers<'_> {
         Box::pin(self.copy(leader, follower))
     }
 
+    fn fork_leader<'a>(
+        &'a self,
+        leader: &'a ServerState,
+        followers: &'a [ServerState],
+    ) -> StepFuture<'a, Vec<ServerState>> {
+        Box::pin(async move {
+            if !self.harness.forks {
+                return Ok(Vec::new());
+            }
+            for follower in followers {
+                self.fork(leader, follower).await?;
+            }
+            Ok(followers.to_vec())
+        })
+    }
+
     fn tell_gone(&self, _: &ServerState) {}
 }
 
@@ -334,6 +369,10 @@ impl Daemon<'_> {
             self.remember(|state| state.note_made(name, true, "lazy".to_owned()))?;
             self.servers.end_clone(&leader, follower);
             return self.remember(|state| state.note_whole(name));
+        }
+        if making == Making::Forks {
+            self.servers.fork(&leader, follower).await?;
+            return self.remember(|state| state.note_made(name, false, "fork".to_owned()));
         }
         let made = |state: &mut ClusterState| state.note_made(name, false, "copy".to_owned());
         if self.servers.harness.mistake == Some(Mistake::CalledMadeBeforeItIs) {

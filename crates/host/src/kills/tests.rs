@@ -85,22 +85,25 @@ fn count(tree: &Tree) -> usize {
 /// Spec: A3
 #[tokio::test]
 async fn c9_a_first_start_killed_at_any_step_goes_on() {
-    let harness = Harness::new();
-    let recording = Recording::begin(harness.root());
-    drop(harness.up(Some(2)).await.unwrap());
-    let states = recording.states();
-    drop(recording);
-    let served = |state: &&Tree| state.text("cluster.toml").is_some_and(|text| !text.contains("founding"));
-    assert_eq!(states.iter().filter(served).count(), 1, "it is founded by its last step");
-    // The first state is that of no directory at all.
-    assert_eq!(states[0], Tree::default());
-    assert_eq!(harness.outcomes(&states, count).await, Ok(vec![2]));
+    for forks in [false, true] {
+        let mut harness = Harness::new();
+        harness.forks = forks;
+        let recording = Recording::begin(harness.root());
+        drop(harness.up(Some(2)).await.unwrap());
+        let states = recording.states();
+        drop(recording);
+        let served = |state: &&Tree| state.text("cluster.toml").is_some_and(|text| !text.contains("founding"));
+        assert_eq!(states.iter().filter(served).count(), 1, "it is founded by its last step");
+        // The first state is that of no directory at all.
+        assert_eq!(states[0], Tree::default());
+        assert_eq!(harness.outcomes(&states, count).await, Ok(vec![2]), "forks: {forks}");
+    }
 }
 
 /// Spec: A3
 #[tokio::test]
 async fn c25_a_scale_up_killed_at_any_step_is_finished_once_it_is_wanted() {
-    for making in [Making::Copies, Making::Clones] {
+    for making in [Making::Copies, Making::Clones, Making::Forks] {
         let harness = Harness::new();
         harness.with_followers(1).await;
         let states = harness.recorded(&Change::Scale { replicas: 3 }, making).await;
@@ -129,7 +132,7 @@ async fn c25_a_scale_down_killed_at_any_step_is_finished_once_it_is_wanted() {
 /// Spec: A3
 #[tokio::test]
 async fn c25_a_reinit_killed_at_any_step_is_finished_once_it_is_wanted() {
-    for making in [Making::Copies, Making::Clones] {
+    for making in [Making::Copies, Making::Clones, Making::Forks] {
         let harness = Harness::new();
         let before = copies(&harness.with_followers(2).await);
         let states = harness.recorded(&Change::Reinit { follower: "follower-1".to_owned() }, making).await;

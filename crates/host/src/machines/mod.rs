@@ -1,5 +1,6 @@
 //! Virtual machines of a directory: those that the servers of the cluster run in, and a person's own beside them.
 
+mod follower_forks;
 mod fork;
 mod registry;
 mod runtime;

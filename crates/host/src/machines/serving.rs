@@ -71,7 +71,7 @@ impl Provisioner {
         Ok(server.map(|server| -> Arc<dyn Instance> { Arc::new(server) }))
     }
 
-    fn server_in_machine(
+    pub(super) fn server_in_machine(
         &self,
         state: &ServerState,
         role: Role,
@@ -148,5 +148,20 @@ impl Provisioner {
         let home = machine.home().clone();
         let removed = tokio::task::spawn_blocking(move || home.remove()).await;
         Ok(removed.unwrap_or_else(|error| Err(MachineError::Task(format!("removing a machine ended: {error}"))))?)
+    }
+
+    /// After machines were removed, and before others are made: gives back what only those needed of the disks of
+    /// `servers`, and of those that are gone.
+    pub(crate) async fn forget_layers(&self, servers: &[ServerState]) -> Result<(), HostError> {
+        if self.machines.is_none() {
+            return Ok(());
+        }
+        let machines = self.directory.machines();
+        let forgotten = tokio::task::spawn_blocking(move || MachineHome::forget_layers(&machines)).await;
+        forgotten.unwrap_or_else(|error| Err(MachineError::Task(format!("removing layers ended: {error}"))))?;
+        for server in servers.iter().filter(|server| server.made) {
+            self.forget_checkpoint(server, None).await;
+        }
+        Ok(())
     }
 }

@@ -13,6 +13,7 @@
 //! broken off at any moment is one that [`Membership::settle`] has not finished: the next `up` calls it again.
 
 mod admission;
+mod in_machines;
 mod member;
 mod removal;
 mod returning;
@@ -43,6 +44,9 @@ use onecopy_machine::{Machine, MachineError};
 const RESUME_ATTEMPTS_MAX: u32 = 3;
 /// The time between two attempts.
 const RESUME_PAUSE: Duration = Duration::from_secs(2);
+
+/// How followers are made where servers run in machines.
+const IN_MACHINES: [MethodName; 2] = [MethodName::Fork, MethodName::Copy];
 
 /// The followers of one running cluster.
 pub(crate) struct Membership {
@@ -152,8 +156,8 @@ impl Membership {
     }
 
     fn check(&self, change: &Change, options: &CloneOptions) -> Result<(), HostError> {
-        if self.provisioner.machines.is_some() && options.mode.is_some_and(|mode| mode != MethodName::Copy) {
-            return Err(MachineError::OnlyCopies.into());
+        if self.provisioner.machines.is_some() && options.mode.is_some_and(|mode| !IN_MACHINES.contains(&mode)) {
+            return Err(MachineError::OnlyForksAndCopies.into());
         }
         match change {
             Change::Scale { replicas } if *replicas > REPLICAS_MAX => {

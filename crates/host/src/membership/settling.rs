@@ -9,13 +9,14 @@ use onecopy_clone::methods::{CloneMethod, Copy, MethodName, Reflink, choose};
 use onecopy_clone::plan::{Plan, Warm};
 use onecopy_clone::service::{MakingEvent, ReadyClone};
 use onecopy_clone::warm::Prewarming;
+use onecopy_machine::MachineError;
 use tokio::task::JoinSet;
 
 use super::Membership;
 use super::admission::Startable;
 use crate::change::CloneOptions;
 use crate::state::ServerState;
-use crate::{Event, HostError, Progress, machines};
+use crate::{Event, HostError, Progress};
 
 /// Followers that are being started and taken in.
 type Admissions = JoinSet<Result<(), HostError>>;
@@ -32,7 +33,7 @@ impl Membership {
         self.remove_leaving(&**progress).await?;
         let missing = self.remembered().missing();
         if missing.is_empty() {
-            return Ok(());
+            return self.provisioner.forget_layers(&self.remembered().servers).await;
         }
         let made = self.make_all(&missing, options, begun, progress).await;
         let remembered = self.remembered();
@@ -54,8 +55,10 @@ impl Membership {
             self.take_out(&follower.name, &**progress).await?;
             self.remove_server(follower, &**progress).await?;
         }
+        self.provisioner.forget_layers(&self.remembered().servers).await?;
         if self.provisioner.machines.is_some() {
-            return self.make_in_machines(missing, begun, progress).await;
+            let making = Making { missing, begun, progress, prewarming: None, admissions: JoinSet::new() };
+            return self.make_in_machines(options, making).await;
         }
         let leader = self.remembered().leader().clone();
         let mut plans = Vec::new();
@@ -75,33 +78,10 @@ impl Membership {
                 self.make_whole(&method, plans.chunks(1), making).await?
             }
             MethodName::Reflink => self.make_whole(&Reflink, plans.chunks(plans.len()), making).await?,
+            // It is refused for servers that are processes.
+            MethodName::Fork => return Err(MachineError::NoMachines.into()),
         };
         all_admitted(&mut admissions).await
-    }
-
-    /// In machines of their own, each by a base backup made in its guest.
-    async fn make_in_machines(
-        self: &Arc<Self>,
-        missing: &[ServerState],
-        begun: Instant,
-        progress: &Arc<dyn Progress>,
-    ) -> Result<(), HostError> {
-        self.remember(|state| machines::assign_ports(&self.provisioner.directory, state))??;
-        let remembered = self.remembered();
-        let reason = "servers in machines are base backups, made in the guest".to_owned();
-        progress.report(Event::Way { way: MethodName::Copy.to_string(), reason });
-        self.check_space(missing.len()).await?;
-        let mut making = Making { missing, begun, progress, prewarming: None, admissions: JoinSet::new() };
-        for follower in
-            remembered.followers().iter().filter(|follower| missing.iter().any(|one| one.name == follower.name))
-        {
-            progress.step(format!("making a machine for {} and copying the leader into it", follower.name));
-            self.provisioner.copy_leader(remembered.leader(), follower, &**progress).await?;
-            let (follower, method, inherited) = (follower.clone(), MethodName::Copy, Vec::new());
-            let startable = Startable { follower, method, inherited, filled_by: None, prewarming: None };
-            self.start_admission(startable, &mut making);
-        }
-        all_admitted(&mut making.admissions).await
     }
 
     /// By a method that ends with all data there.
@@ -172,13 +152,13 @@ impl Membership {
     }
 
     /// Starts one and takes it in, while others are still made.
-    fn start_admission(self: &Arc<Self>, startable: Startable, making: &mut Making<'_>) {
+    pub(super) fn start_admission(self: &Arc<Self>, startable: Startable, making: &mut Making<'_>) {
         let (membership, progress, begun) = (Arc::clone(self), Arc::clone(making.progress), making.begun);
         making.admissions.spawn(async move { membership.admit(startable, begun, &*progress).await });
     }
 
     /// Refuses what would fill the disk when it is whole.
-    async fn check_space(&self, servers: usize) -> Result<(), HostError> {
+    pub(super) async fn check_space(&self, servers: usize) -> Result<(), HostError> {
         let leader = &self.leader;
         let client = leader.instance.administration().connect().await.map_err(HostError::server(&leader.name))?;
         let sizes = "SELECT sum(pg_catalog.pg_tablespace_size(oid))::int8 FROM pg_catalog.pg_tablespace";
@@ -189,7 +169,7 @@ impl Membership {
 }
 
 /// Waits until all are taken in.
-async fn all_admitted(admissions: &mut Admissions) -> Result<(), HostError> {
+pub(super) async fn all_admitted(admissions: &mut Admissions) -> Result<(), HostError> {
     while let Some(admitted) = admissions.join_next().await {
         admitted.unwrap_or_else(|error| Err(HostError::Daemon(format!("an admission ended: {error}"))))?;
     }
@@ -197,12 +177,12 @@ async fn all_admitted(admissions: &mut Admissions) -> Result<(), HostError> {
 }
 
 /// What is known while followers are made.
-struct Making<'a> {
-    missing: &'a [ServerState],
+pub(super) struct Making<'a> {
+    pub(super) missing: &'a [ServerState],
     begun: Instant,
-    progress: &'a Arc<dyn Progress>,
+    pub(super) progress: &'a Arc<dyn Progress>,
     prewarming: Option<Prewarming>,
-    admissions: Admissions,
+    pub(super) admissions: Admissions,
 }
 
 impl Making<'_> {

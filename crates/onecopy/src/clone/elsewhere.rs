@@ -94,7 +94,7 @@ fn check_password(connection: &ConnectionParameters) -> anyhow::Result<()> {
 
 /// What cannot be had on another host is refused, not left out.
 pub fn check_options(method: Option<MethodName>, detach: bool) -> anyhow::Result<()> {
-    if let Some(method @ (MethodName::Reflink | MethodName::Copy)) = method {
+    if let Some(method @ (MethodName::Reflink | MethodName::Copy | MethodName::Fork)) = method {
         bail!(
             "--mode {method} is not possible with --to: a clone on another host is filled while it serves (--mode lazy)"
         );

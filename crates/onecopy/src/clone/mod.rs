@@ -244,6 +244,7 @@ async fn make_by(
         MethodName::Lazy => Box::new(Lazy::new(Arc::new(ServiceMaker::new(program.clone())))),
         MethodName::Reflink => Box::new(Reflink),
         MethodName::Copy => Box::new(Copy { binaries: source.binaries.clone() }),
+        MethodName::Fork => anyhow::bail!("only servers in machines of a cluster are forked"),
     };
     display.step("preparing the clone's files".to_owned());
     let made = maker.make(&[plan], &report).await.pop().context("the method has made nothing of a plan")??;

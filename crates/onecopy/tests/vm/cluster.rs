@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use crate::machines::{MachineDirectory, until};
 
 /// The servers are well, each with a machine that runs.
-fn is_well(machines: &MachineDirectory, servers: usize) -> bool {
+pub fn is_well(machines: &MachineDirectory, servers: usize) -> bool {
     let ran = machines.directory.run(&["status", "--json"]);
     let Ok(status) = serde_json::from_str::<serde_json::Value>(&ran.stdout) else { return false };
     let all = status["servers"].as_array().cloned().unwrap_or_default();
@@ -17,7 +17,7 @@ fn is_well(machines: &MachineDirectory, servers: usize) -> bool {
 }
 
 /// A read that this server answers.
-fn read_on(machines: &MachineDirectory, server: &str, statement: &str) -> String {
+pub fn read_on(machines: &MachineDirectory, server: &str, statement: &str) -> String {
     let ran = machines.directory.run(&[
         "psql",
         "--",
@@ -157,7 +157,7 @@ fn v31_followers_in_machines_come_and_go_and_are_made_anew() {
     let shape = ["--runtime=vm", "--vm-memory=512MB", "--vm-disk=4GB"];
     directory.run(&[&["up", "--detach", "--port=0", "--replicas=0"], &shape[..]].concat()).ok();
     directory.sql("CREATE TABLE kept AS SELECT generate_series(1, 1000) AS number");
-    let events = directory.run(&["scale", "1", "--json"]).ok();
+    let events = directory.run(&["scale", "1", "--mode=copy", "--json"]).ok();
     for event in ["\"copying\"", "\"answering\"", "\"done\""] {
         assert!(events.contains(event), "{events}");
     }
@@ -167,7 +167,7 @@ fn v31_followers_in_machines_come_and_go_and_are_made_anew() {
 
     // A follower whose disk is gone is made anew under its name.
     let machine = machines.process("follower-1", "qemu.pid").expect("it runs");
-    directory.run(&["reinit", "follower-1"]).ok();
+    directory.run(&["reinit", "follower-1", "--mode=copy"]).ok();
     assert!(!lives(machine));
     until("it answers with all there is", || read_on(&machines, "follower-1", "SELECT count(*) FROM kept") == "1000");
 

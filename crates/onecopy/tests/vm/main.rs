@@ -3,6 +3,7 @@
 
 mod checkpoints;
 mod cluster;
+mod cluster_forks;
 #[path = "../cluster/directory.rs"]
 #[allow(dead_code)]
 mod directory;

@@ -1,0 +1,189 @@
+//! Followers of a cluster in machines that are forks of a machine of it.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::checkpoints::is_left_out;
+use crate::cluster::{is_well, read_on};
+use crate::machines::{MachineDirectory, until};
+
+/// A new cluster with one table.
+fn cluster() -> MachineDirectory {
+    let machines = MachineDirectory::new();
+    let shape = ["--runtime=vm", "--vm-memory=512MB", "--vm-disk=4GB", "--vm-checkpoints=on"];
+    machines.directory.run(&[&["up", "--detach", "--port=0", "--replicas=0"], &shape[..]].concat()).ok();
+    machines.directory.sql("CREATE TABLE kept AS SELECT generate_series(1, 1000) AS number");
+    machines
+}
+
+/// What a server has in its data directory's top.
+fn is_standby(machines: &MachineDirectory, server: &str) -> bool {
+    machines.guest(server, "ls /var/lib/onecopy/data").lines().any(|name| name == "standby.signal")
+}
+
+fn has_all(machines: &MachineDirectory, server: &str, rows: &str) {
+    until("it answers with all there is", || read_on(machines, server, "SELECT count(*) FROM kept") == rows);
+}
+
+/// Bytes that a process has of memory, by its part of what it shares; and how many of these are of a frozen file.
+fn pss_bytes(process: u32) -> (u64, u64) {
+    let (mut all, mut frozen, mut is_frozen) = (0, 0, false);
+    for line in std::fs::read_to_string(format!("/proc/{process}/smaps")).expect("it lives").lines() {
+        let figure = line.split_ascii_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) << 10;
+        match line.split_ascii_whitespace().next() {
+            Some("Pss:") => {
+                all += figure;
+                frozen += if is_frozen { figure } else { 0 };
+            }
+            Some("Anonymous:") if is_frozen => frozen -= figure,
+            Some(word) if !word.ends_with(':') => is_frozen = line.contains("/frozen."),
+            _ => {}
+        }
+    }
+    (all, frozen)
+}
+
+fn frozen_files(machines: &MachineDirectory) -> Vec<PathBuf> {
+    let homes = std::fs::read_dir(machines.path().join("machines")).expect("machines").flatten();
+    let files = homes.flat_map(|home| std::fs::read_dir(home.path()).expect("a directory").flatten());
+    let is_frozen = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("frozen."));
+    files.map(|file| file.path()).filter(is_frozen).collect()
+}
+
+/// All that is said of the machines' memory is what their processes have, and once what forks have in common.
+fn told_as_the_kernel_tells(machines: &MachineDirectory, forks: usize) {
+    let status = machines.directory.status();
+    let servers = status["servers"].as_array().expect("a list");
+    let all: Vec<&Value> = servers.iter().map(|server| &server["machine"]).collect();
+    let shared: Vec<&Value> = all.iter().map(|one| &one["footprint"]["shared"]).filter(|one| !one.is_null()).collect();
+    assert_eq!(shared.len(), forks, "{status}");
+    let files: BTreeSet<&str> = shared.iter().filter_map(|one| one["file"].as_str()).collect();
+    assert_eq!(files.len(), forks.min(1), "all have the same: {shared:?}");
+    let names = servers.iter().filter_map(|server| server["name"].as_str());
+    let files = ["qemu.pid", "disk.pid", "memory.pid", "keeper.lock"];
+    let processes = names.flat_map(|name| files.map(|file| machines.process(name, file))).flatten();
+    let (all, mapped) = processes.map(pss_bytes).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+    let told = |figure: &str| status["machines"][figure].as_u64().expect("a figure");
+    assert!(told("shared_bytes") >= mapped, "what is mapped of it is in the page cache: {mapped} of {status}");
+    let expected = all - mapped + told("shared_bytes") + told("shadow_bytes");
+    // The machines go on between the two looks, and a memory server's own pages may be mapped.
+    assert!(told("memory_bytes").abs_diff(expected) < 32 << 20, "{expected} bytes are taken: {status}");
+}
+
+/// A cluster in machines grows by forks of one checkpoint of its leader: each follower follows the leader by a slot of
+/// its own, and none of them leads; they share their memory, which is told once; one that is made anew is a fork, too;
+/// without followers nothing of them is left, on no disk and in no memory.
+///
+/// Spec: A4, D6
+#[test]
+fn v36_followers_in_machines_are_forks_and_leave_nothing_behind() {
+    if is_left_out("v36_followers_in_machines_are_forks_and_leave_nothing_behind") {
+        return;
+    }
+    let machines = cluster();
+    let directory = &machines.directory;
+    let events = directory.run(&["scale", "2", "--mode=fork", "--json"]).ok();
+    assert!(events.contains("\"way\":\"fork\"") && events.matches(" stood ").count() == 1, "{events}");
+    directory.sql("INSERT INTO kept VALUES (1001)");
+    let system = |server: &str| machines.guest(server, "cat /proc/sys/kernel/hostname");
+    for follower in ["follower-1", "follower-2"] {
+        has_all(&machines, follower, "1001");
+        assert!(is_standby(&machines, follower), "{follower} would lead");
+        assert_eq!(system(follower), follower);
+    }
+    until("all are well", || is_well(&machines, 3));
+    let slots = "SELECT string_agg(slot_name, ' ' ORDER BY slot_name) FROM pg_replication_slots WHERE active";
+    assert_eq!(directory.sql(slots), "follower_1 follower_2");
+    assert_eq!(
+        machines.guest("follower-1", "ls /var/lib/onecopy/data/pg_replslot"),
+        "",
+        "the leader's own are not its"
+    );
+    told_as_the_kernel_tells(&machines, 2);
+    assert_eq!(frozen_files(&machines), Vec::<PathBuf>::new(), "only who has it mapped has it");
+
+    directory.run(&["reinit", "follower-1", "--mode=fork"]).ok();
+    has_all(&machines, "follower-1", "1001");
+    directory.run(&["scale", "0"]).ok();
+    assert_eq!(directory.sql("SELECT count(*) FROM pg_replication_slots"), "0");
+    let homes = std::fs::read_dir(machines.path().join("machines")).expect("machines").flatten();
+    let names: Vec<_> = homes.map(|home| home.file_name()).collect();
+    assert_eq!(names, ["leader"]);
+    told_as_the_kernel_tells(&machines, 0);
+    let info = directory.run(&["disk", "info", &machines.home("leader").join("disk").to_string_lossy()]).ok();
+    assert!(info.contains(" 0 snapshots"), "one is kept for nobody: {info}");
+}
+
+/// Forks go on from a follower where one has all that the leader has, share nothing of its identity, and survive their
+/// parent's end, a restart of all, and being made anew; the disks that they lie over stay as long as they need them.
+///
+/// Spec: A4, D6, nightly
+#[test]
+fn v38_forks_of_followers_survive_restarts_and_their_parents() {
+    if is_left_out("v38_forks_of_followers_survive_restarts_and_their_parents") {
+        return;
+    }
+    let machines = cluster();
+    let directory = &machines.directory;
+    directory.run(&["scale", "1", "--mode=fork"]).ok();
+    // From its next start on its memory is its own.
+    directory.run(&["down"]).ok();
+    directory.run(&["up", "--detach"]).ok();
+    until("both are well", || is_well(&machines, 2));
+    let events = directory.run(&["scale", "3", "--mode=fork", "--json"]).ok();
+    assert!(events.contains("follower-1 stood "), "{events}");
+    directory.sql("INSERT INTO kept VALUES (1001)");
+    until("all are well", || is_well(&machines, 4));
+    for follower in ["follower-1", "follower-2", "follower-3"] {
+        has_all(&machines, follower, "1001");
+    }
+    // The parent is made anew: its forks go on, also from their disks.
+    directory.run(&["reinit", "follower-1", "--mode=fork"]).ok();
+    machines.kill("follower-3", "qemu.pid");
+    until("it is booted again", || is_well(&machines, 4));
+    directory.run(&["down"]).ok();
+    directory.run(&["up", "--detach"]).ok();
+    until("all are well", || is_well(&machines, 4));
+    directory.sql("INSERT INTO kept VALUES (1002)");
+    for follower in ["follower-1", "follower-2", "follower-3"] {
+        has_all(&machines, follower, "1002");
+        assert!(is_standby(&machines, follower), "{follower} would lead");
+    }
+    directory.run(&["scale", "1"]).ok();
+    assert!(!machines.home("follower-2").exists() && !machines.home("follower-3").exists());
+    assert!(!machines.home("follower-1").join("layers").exists(), "nobody lies over what it had before");
+    has_all(&machines, "follower-1", "1002");
+}
+
+/// A fork of the leader never leads, at whatever step of its making the daemon is killed: what it leaves is held or
+/// follows, and the next daemon makes it anew.
+///
+/// Spec: A4, D6, nightly
+#[test]
+fn v39_a_fork_whose_making_is_broken_off_never_leads() {
+    if is_left_out("v39_a_fork_whose_making_is_broken_off_never_leads") {
+        return;
+    }
+    let machines = cluster();
+    let directory = &machines.directory;
+    for step in ["\"way\"", "taking a checkpoint", " stood ", "\"answering\""] {
+        let mut scaling = directory.spawn(&["scale", "1", "--mode=fork", "--json"]);
+        assert!(scaling.read_until(step), "{step}");
+        directory.kill_daemon();
+        drop(scaling);
+        if machines.home("follower-1").join("machine.toml").exists()
+            && machines.process("follower-1", "qemu.pid").is_some()
+        {
+            let held = "cat /sys/fs/cgroup/postgresql/cgroup.freeze; ls /var/lib/onecopy/data";
+            let told = machines.guest("follower-1", held);
+            assert!(told.starts_with('1') || told.contains("standby.signal"), "after {step}: {told}");
+        }
+        directory.run(&["up", "--detach"]).ok();
+        until("it is made", || is_well(&machines, 2));
+        has_all(&machines, "follower-1", "1000");
+        assert!(is_standby(&machines, "follower-1"), "after {step}");
+        directory.run(&["scale", "0"]).ok();
+    }
+}
