@@ -43,7 +43,7 @@ pub use daemon_client::{Daemon, is_running, metrics, reinit, scale, status};
 pub use directory::{DIRECTORY_DEFAULT, DIRECTORY_VARIABLE, Directory};
 pub use error::HostError;
 pub use http::{Observed, Page};
-pub use onecopy_machine::MachineStatus;
+pub use onecopy_machine::{MachineStatus, TotalFootprint};
 pub use progress::{Event, Progress};
 pub use state::{ClusterState, REPLICAS_MAX, Runtime, ServerState};
 pub use status::{CloneStatus, ClusterStatus, ServerStatus};

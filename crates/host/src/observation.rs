@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onecopy_control::metrics::Metric;
+use onecopy_machine::TotalFootprint;
 use onecopy_postgres::{
     ConnectedStandby, Instance, PostgresError, ReplicationState, Role, Supervisor, SupervisorState,
 };
@@ -211,11 +212,13 @@ impl Observation {
 
     /// The cluster, now.
     pub async fn status(&self) -> ClusterStatus {
+        let servers = self.servers().await;
         ClusterStatus {
             directory: self.directory.root().to_owned(),
             process_id: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            servers: self.servers().await,
+            machines: total_footprint(&servers),
+            servers,
             address: self.address,
             router: self.router.status(),
             memory: Some(MemorySummary::from(&self.memory.status())),
@@ -360,6 +363,35 @@ fn machine_metrics(servers: &[ServerStatus], text: &mut String) {
         "Starts of the disk's process after the first.",
         &|machine| Some(machine.disk_restarts),
     );
+    add("onecopy_machine_memory_private_bytes", "gauge", "The guest's memory that no other machine has.", &|machine| {
+        Some(machine.footprint.private_bytes)
+    });
+    add(
+        "onecopy_machine_memory_shared_bytes",
+        "gauge",
+        "Frozen memory that it has in common with other forks; told by each of them.",
+        &|machine| machine.footprint.shared.as_ref().map(|shared| shared.bytes),
+    );
+    add("onecopy_machine_memory_shadow_bytes", "gauge", "Kept beside its memory for checkpoints.", &|machine| {
+        Some(machine.footprint.shadow_bytes)
+    });
+    add("onecopy_machine_memory_overhead_bytes", "gauge", "Its processes, without the guest's memory.", &|machine| {
+        Some(machine.footprint.overhead_bytes)
+    });
+    if let Some(total) = total_footprint(servers) {
+        let mut add = |name, help, value: u64| {
+            Metric::new(text, name, "gauge", help).sample(&[], value);
+        };
+        add("onecopy_machines_memory_bytes", "Memory of the host that all machines take.", total.memory_bytes);
+        add("onecopy_machines_disk_bytes", "What their disks take, each once.", total.disk_bytes);
+    }
+}
+
+/// What the machines of servers take together; none where there are none.
+pub(crate) fn total_footprint(servers: &[ServerStatus]) -> Option<TotalFootprint> {
+    let machines: Vec<&MachineStatus> = servers.iter().filter_map(|server| server.machine.as_ref()).collect();
+    let lying = machines.iter().map(|machine| (&machine.footprint, &machine.disks[..]));
+    (!machines.is_empty()).then(|| TotalFootprint::of(lying))
 }
 
 /// One metric (name, kind, help) with a sample for each server that has a value.

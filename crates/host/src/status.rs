@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use onecopy_machine::MachineStatus;
+use onecopy_machine::{MachineStatus, TotalFootprint};
 use onecopy_postgres::Lsn;
 use onecopy_router::RouterStatus;
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,9 @@ pub struct ClusterStatus {
     /// Its servers' memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemorySummary>,
+    /// What its servers' machines take together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machines: Option<TotalFootprint>,
 }
 
 /// One server, now.

@@ -12,6 +12,7 @@
 mod configuration;
 mod desired_state;
 mod error;
+mod footprint;
 mod fork;
 mod guest_options;
 mod guest_server;
@@ -29,6 +30,7 @@ mod tests;
 
 pub use configuration::{Forward, GUEST_PORT, MachineConfiguration};
 pub use error::{MachineError, hypervisor_failed};
+pub use footprint::{DiskFootprint, MemoryFootprint, SharedMemory, TotalFootprint};
 pub use fork::Dependent;
 pub use guest_options::{GuestServerOptions, HOST_IN_GUEST};
 pub use guest_server::GuestServer;

@@ -1,12 +1,11 @@
 //! Looking at a machine, whoever looks after it.
 
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::Duration;
 
 use onecopy_guest_agent::protocol::{Answer, Command};
 use serde::{Deserialize, Serialize};
 
+use super::footprint::{self, DiskFootprint, MemoryFootprint, Processes};
 use super::keeper::{MachineState, unix_ms};
 use super::{Machine, desired_state};
 
@@ -15,9 +14,6 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of a machine that runs without a keeper, which its supervisor, or the next command, gives it.
 const UNKEPT: &str = "unkept";
-
-/// How deep a disk's directory is looked into; it has no directories in it.
-const DEPTH_MAX: usize = 4;
 
 /// A server's machine, now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +45,12 @@ pub struct MachineStatus {
     pub disk_used_bytes: u64,
     /// Processors.
     pub processors: u32,
+    /// What it takes of the host's memory.
+    #[serde(default)]
+    pub footprint: MemoryFootprint,
+    /// Its disk, and those that this lies over, whoever has them in common.
+    #[serde(default)]
+    pub disks: Vec<DiskFootprint>,
 }
 
 impl Machine {
@@ -65,8 +67,17 @@ impl Machine {
         };
         let is_up = kept.as_ref().is_some_and(|kept| kept.state == MachineState::Running);
         let memory_available_bytes = if is_up { self.memory_available_bytes().await } else { None };
-        let disk = self.home().disk();
-        let used = tokio::task::spawn_blocking(move || used_bytes(&disk, DEPTH_MAX)).await;
+        let processes = Processes {
+            qemu: process_id,
+            memory: kept.as_ref().and_then(|kept| kept.memory_process_id),
+            others: [
+                kept.as_ref().and_then(|kept| kept.disk_process_id),
+                kept.as_ref().map(|kept| kept.keeper_process_id),
+            ],
+        };
+        let home = self.home().clone();
+        let looked = move || (footprint::memory(&home, processes), footprint::disks(&home));
+        let (footprint, disks) = tokio::task::spawn_blocking(looked).await.unwrap_or_default();
         let unresponsive_since = kept.as_ref().and_then(|kept| kept.unresponsive_since_unix_ms);
         Some(MachineStatus {
             state: state.to_owned(),
@@ -79,8 +90,10 @@ impl Machine {
             memory_bytes: configuration.memory_bytes,
             memory_available_bytes,
             disk_bytes: configuration.disk_bytes,
-            disk_used_bytes: used.unwrap_or(0),
+            disk_used_bytes: disks.first().map_or(0, |disk| disk.bytes),
             processors: configuration.processors,
+            footprint,
+            disks,
         })
     }
 
@@ -90,19 +103,4 @@ impl Machine {
             _ => None,
         }
     }
-}
-
-/// What files below a directory take of the host's disk.
-fn used_bytes(path: &Path, depth: usize) -> u64 {
-    let Ok(entries) = std::fs::read_dir(path) else { return 0 };
-    let sizes = entries.flatten().filter_map(|entry| {
-        let metadata = entry.metadata().ok()?;
-        match metadata.is_dir() {
-            true if depth > 0 => Some(used_bytes(&entry.path(), depth - 1)),
-            true => None,
-            // Source: stat(2), st_blocks has 512 bytes each, whatever the file system.
-            false => Some(metadata.blocks() * 512),
-        }
-    });
-    sizes.sum()
 }

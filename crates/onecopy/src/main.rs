@@ -19,6 +19,7 @@ mod exit;
 mod host;
 mod logging;
 mod machine_keeper;
+mod machines;
 mod memory;
 mod memory_server;
 mod output;

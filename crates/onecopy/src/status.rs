@@ -11,6 +11,7 @@ use onecopy_host::{CloneStatus, ClusterStatus, MachineStatus};
 use onecopy_memory::size;
 
 use crate::directory::DirectoryOption;
+use crate::machines;
 
 /// How often `--watch` looks.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -72,6 +73,9 @@ fn table(status: &ClusterStatus) -> String {
         text.push_str(&memory_lines(memory));
     }
     server_lines(status, &mut text);
+    if let Some(total) = &status.machines {
+        let _ = writeln!(text, "{}", machines::total_line(total));
+    }
     if !router.databases.is_empty() {
         database_lines(status, &mut text);
     }
@@ -114,6 +118,9 @@ fn server_lines(status: &ClusterStatus, text: &mut String) {
         );
         if let Some(machine) = &server.machine {
             let _ = writeln!(text, "  {}", machine_line(machine));
+            if machine.process_id.is_some() {
+                let _ = writeln!(text, "  {}", machines::footprint_line(machine));
+            }
         }
         if let Some(clone) = &server.clone {
             let _ = writeln!(text, "  {}", clone_line(clone));
@@ -148,7 +155,7 @@ fn machine_line(machine: &MachineStatus) -> String {
 /// How far a clone is.
 fn clone_line(clone: &CloneStatus) -> String {
     if clone.whole {
-        return format!("{} clone, whole", clone.way);
+        return if clone.way == "fork" { clone.way.clone() } else { format!("{} clone, whole", clone.way) };
     }
     let percent = 100.0 * clone.filled_ratio();
     let (filled, total) = (HumanBytes(clone.filled_bytes), HumanBytes(clone.total_bytes));

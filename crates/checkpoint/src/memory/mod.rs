@@ -49,6 +49,7 @@ use crate::{CheckpointError, PAGE_BYTES};
 use fuse::Looks;
 pub use keep::Kept;
 use keep::memory_resident;
+pub use residency::resident_bytes;
 use shadow::Shadow;
 use state::{EPOCH_BITS, State};
 pub use store::MemoryStatistics;

@@ -7,6 +7,18 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::PAGE_BYTES;
 
+/// Bytes of a file that are in the page cache. Reads none.
+///
+/// # Errors
+/// The file cannot be mapped.
+pub fn resident_bytes(file: &File) -> io::Result<u64> {
+    let pages = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?.div_ceil(PAGE_BYTES);
+    if pages == 0 {
+        return Ok(0);
+    }
+    Ok(resident(file, pages)?.into_iter().filter(|is_there| *is_there).count() as u64 * PAGE_BYTES as u64)
+}
+
 /// For each page of the first `pages` of a file, whether it is in the page cache, mincore(2). Reads none.
 pub(super) fn resident(file: &File, pages: usize) -> io::Result<Vec<bool>> {
     let length = pages * PAGE_BYTES;

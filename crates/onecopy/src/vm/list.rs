@@ -1,11 +1,12 @@
 //! `onecopy vm list`: the machines of a directory.
 
 use clap::Args;
+use onecopy_host::TotalFootprint;
 use onecopy_host::machines::{MachineSummary, Machines};
 use onecopy_memory::size;
 
 use crate::directory::DirectoryOption;
-use crate::output;
+use crate::{machines, output};
 
 /// Show the machines, those of the cluster among them
 #[derive(Debug, Args)]
@@ -35,6 +36,8 @@ impl List {
             "machine", "state", "process", "cpus", "memory", "disk", "server", "ports"
         ));
         list.iter().for_each(show);
+        let machines = list.iter().map(|summary| (&summary.machine.footprint, &summary.machine.disks[..]));
+        output::say(machines::total_line(&TotalFootprint::of(machines)));
         Ok(())
     }
 }
@@ -56,6 +59,9 @@ fn show(summary: &MachineSummary) {
         machine.processors,
         size::text(machine.memory_bytes),
     ));
+    if machine.process_id.is_some() {
+        output::say(format_args!("  {}", machines::footprint_line(machine)));
+    }
     if let Some(seconds) = machine.unresponsive_s {
         output::say(format_args!("  its guest has not answered for {seconds} s"));
     }
