@@ -2,10 +2,10 @@
 //!
 //! | what | where it is counted |
 //! |---|---|
-//! | private | the guest's memory that no other machine has: QEMU's mapping of it, or of a fork the pages that it has changed |
-//! | shared | the page cache of the file that forks of one checkpoint map, once for all of them, also what none has touched |
-//! | shadow | what is kept of the memory for checkpoints: the page cache of `memory.shadow`, and what is on its way there |
-//! | overhead | the rest of QEMU, the keeper, the servers of disk and memory, each by its part of what it shares (PSS) |
+//! | private | the guest's memory that no other machine has: QEMU's mapping; of a fork the pages that it has changed |
+//! | shared | the page cache of the file that forks of one checkpoint map: once, also what none has touched |
+//! | shadow | what is kept of the memory for checkpoints: the page cache of `memory.shadow`, what is on its way there |
+//! | overhead | the rest of QEMU, the keeper, the servers of disk and memory, by their part of what they share (PSS) |
 //!
 //! So all of it is the PSS of these processes (proc(5), `smaps_rollup`) and the page cache of these files that none of
 //! them has mapped. The page cache of disks is not in it, nor what the kernel keeps of its own for them.

@@ -5,8 +5,8 @@
 //! ```
 //!
 //! A machine that is removed while others lie over its disks leaves these, and its image, where they are: its directory
-//! has a file `layers` then, and no `machine.toml`. They go when nothing lies over them any more. A machine that is made
-//! anew in that directory has its disk beside them, under the next number.
+//! has a file `layers` then, and no `machine.toml`. They go when nothing lies over them any more. A machine that is
+//! made anew in that directory has its disk beside them, under the next number.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -49,8 +49,8 @@ impl MachineOverrides {
     /// `before`, changed as is asked for.
     ///
     /// # Errors
-    /// [`MachineError::NoImage`], [`MachineError::InvalidConfiguration`]; [`MachineError::NoCheckpoints`] where they are
-    /// asked for.
+    /// [`MachineError::NoImage`], [`MachineError::InvalidConfiguration`]; [`MachineError::NoCheckpoints`] where they
+    /// are asked for.
     pub fn applied_to(&self, before: Option<&MachineTemplate>) -> Result<MachineTemplate, MachineError> {
         let named = self.image.as_deref().or(before.map(|before| before.image.as_path()));
         let image = GuestImage::find(named)?;

@@ -62,8 +62,8 @@ pub struct Up {
     /// $ONECOPY_GUEST_DIRECTORY or /var/cache/onecopy/guest]
     #[arg(long, value_name = "DIRECTORY")]
     vm_image: Option<PathBuf>,
-    /// Whether machines can be forked: their memory is a file of ours, from their next start on [default: as before, on in
-    /// a new cluster where QEMU 10 is there, as root]
+    /// Whether machines can be forked: their memory is a file of ours, from their next start on [default: as before, on
+    /// in a new cluster where root has QEMU 10]
     #[arg(long, value_enum, value_name = "on|off")]
     vm_checkpoints: Option<Switch>,
     /// Return when the cluster serves clients; it goes on in the background

@@ -59,8 +59,8 @@ impl Provisioner {
         }
     }
 
-    /// Makes followers that nothing is left of, with ports, as forks of the machine of `parent`, which runs: the leader,
-    /// or a follower that has what the leader had a moment ago. Of one that could not be made nothing is left.
+    /// Makes followers that nothing is left of, with ports, as forks of the machine of `parent`, which runs: the
+    /// leader, or a follower that has what the leader had a moment ago. Of one that could not be made nothing is left.
     ///
     /// # Errors
     /// Of what stands in the way of all, of which nothing is left then: those of

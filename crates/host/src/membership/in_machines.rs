@@ -36,10 +36,10 @@ impl Membership {
             mode => match (self.fork_all(&missing, &mut making).await, mode) {
                 (Ok(left), _) if left.is_empty() => (Vec::new(), String::new()),
                 (Ok(left), None) => {
-                    let reasons: Vec<String> = left.iter().map(|(_, error)| error.to_string()).collect();
+                    let reasons: Vec<String> = left.iter().map(|(_, error)| why(error)).collect();
                     (left.into_iter().map(|(follower, _)| follower).collect(), format!("copy: {}", reasons.join("; ")))
                 }
-                (Err(error), None) => (missing, format!("copy: {error}")),
+                (Err(error), None) => (missing, format!("copy: {}", why(&error))),
                 (outcome, Some(_)) => {
                     // Those that are made serve.
                     all_admitted(&mut making.admissions).await?;
@@ -88,7 +88,9 @@ impl Membership {
             }
             let forked = self.provisioner.fork_followers(&leader, parent, missing, &**making.progress).await;
             match forked {
-                Err(error) if index < last => making.progress.notice(format!("{error}; another server is forked")),
+                Err(error) if index < last => {
+                    making.progress.notice(format!("{}; another server is forked", why(&error)));
+                }
                 Err(error) => return Err(error),
                 Ok(forked) => {
                     let mut left = Vec::new();
@@ -126,6 +128,14 @@ impl Membership {
             }
         }
         found
+    }
+}
+
+/// Why not, without what to do where forks were asked for.
+fn why(error: &HostError) -> String {
+    match error {
+        HostError::NotForked { parent, reason } => format!("{parent} cannot be forked: {reason}"),
+        other => other.to_string(),
     }
 }
 
