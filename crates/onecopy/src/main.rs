@@ -70,6 +70,8 @@ enum Command {
     #[command(hide = true)]
     DiskServer(disk::DiskServer),
     #[command(hide = true)]
+    SnapshotServer(disk::SnapshotServer),
+    #[command(hide = true)]
     MemoryServer(memory_server::MemoryServer),
 }
 
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
         Command::CloneHydrator(hydrator) => hydrator.run(),
         Command::MachineKeeper(keeper) => keeper.run(),
         Command::DiskServer(server) => server.run(),
+        Command::SnapshotServer(server) => server.run(),
         Command::MemoryServer(server) => server.run(),
     };
     match outcome {

@@ -12,11 +12,13 @@ mod place;
 mod serve;
 mod server;
 mod snapshot;
+mod snapshot_server;
 mod stop;
 
 use clap::{Args, Subcommand};
 
 pub use server::DiskServer;
+pub use snapshot_server::SnapshotServer;
 
 /// Make, look at and serve disks of virtual machines
 ///

@@ -55,3 +55,47 @@ fn b58_create_can_wait_until_a_copy_is_whole() {
     directory.done(&["export", "copy", "copy.raw"]);
     assert!(are_equal(&directory.path("copy.raw"), &directory.path("whole.raw")));
 }
+
+/// A machine's disk that has gone on: another process lets its snapshot be read while the disk is written, and its
+/// server killed and started again. What is read is the snapshot, also of blocks that the disk has given to others, and
+/// a copy of it becomes whole although that process dies, too.
+///
+/// Spec: D4, D5
+#[test]
+fn b70_a_snapshot_is_served_beside_a_disk_that_is_written_and_whose_server_is_killed() {
+    let directory = DiskDirectory::new();
+    source(&directory);
+    let reader = directory.serve_snapshot("source", "whole", "reader");
+    let writer = directory.serve("source", &[]);
+    let url = format!("nbd+unix:///?socket={}", directory.socket("reader").display());
+    directory.done(&["create", "copy", "--from", &url]);
+    let wanted = ["read -P 1 0 8M", "read -P 2 20M 4M", "read -P 3 30M 512"];
+    let read = |when: &str| {
+        let mut program = std::process::Command::new("qemu-io");
+        program.args(["-r", "-f", "raw", &url]).args(wanted.iter().flat_map(|command| ["-c", *command]));
+        let said = program.output().expect("qemu-io is there: make setup");
+        let text = String::from_utf8_lossy(&said.stdout).into_owned();
+        assert!(said.status.success() && !text.contains("failed"), "{when}: {said:?}");
+    };
+    read("before anything is written");
+    // Again and again, and thrown away, so that places are given to others.
+    for round in 4..8 {
+        let writes = [format!("write -P {round} 0 32M"), "discard 0 16M".to_owned(), "flush".to_owned()];
+        directory.io("source", &writes.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    read("all was written over");
+    let served = directory.serve("copy", &["--limit", "64kB", "--scan-limit", "0"]);
+    writer.kill();
+    read("its disk's server was killed");
+    let writer = directory.serve("source", &[]);
+    directory.io("source", &["write -P 9 0 32M", "flush"]);
+    read("the next one has written");
+    reader.kill();
+    let reader = directory.serve_snapshot("source", "whole", "reader");
+    directory.done(&["limit", "copy", "0"]);
+    until("it is whole", || directory.info("copy")["served"]["hydration"]["is_whole"] == true);
+    writer.kill();
+    reader.kill();
+    directory.io("copy", &wanted);
+    served.terminate();
+}

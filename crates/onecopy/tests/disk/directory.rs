@@ -55,6 +55,15 @@ impl DiskDirectory {
         server
     }
 
+    /// Lets a snapshot of a disk be read over NBD at `NAME.sock`, beside whoever has the disk.
+    pub fn serve_snapshot(&self, disk: &str, snapshot: &str, name: &str) -> Server {
+        let address = format!("unix:{}", self.socket(name).display());
+        let mut command = self.command("snapshot-server", &[disk, snapshot, "--nbd", &address]);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap();
+        until("it listens", || std::os::unix::net::UnixStream::connect(self.socket(name)).is_ok());
+        Server(child)
+    }
+
     /// The socket of a served disk.
     pub fn socket(&self, disk: &str) -> PathBuf {
         self.path(&format!("{disk}.sock"))

@@ -131,6 +131,15 @@ impl LocalCopy {
         Ok(copy)
     }
 
+    /// Begins the copy of a source that is not there yet, of this size: whoever opens it waits for it.
+    ///
+    /// # Errors
+    /// The files cannot be made.
+    pub fn begin(directory: &Path, size_bytes: u64) -> Result<(), SourceError> {
+        make_data(directory, size_bytes)?;
+        Map::create(&directory.join(MAP_FILE), &Remembered { size_bytes, identity: None })
+    }
+
     /// Reads what is here of a copy that somebody else writes, also what comes later, and the rest from the source.
     /// Keeps nothing. None when the copy was not begun yet. While the source is away its reads must fail after 10 s or
     /// so: then it is seen whether the writer has by now what is read. A read waits for either as long as `patience`,
