@@ -7,6 +7,10 @@ use crate::configuration::{
 };
 use crate::{MachineConfiguration, MachineDirectory, QemuVersion};
 
+/// Heads and sectors of a disk that has no partitions, as QEMU guesses them.
+const HEADS: u64 = 16;
+const SECTORS: u64 = 63;
+
 /// Adds all devices.
 pub(super) fn add(
     line: &mut CommandLine,
@@ -77,11 +81,19 @@ fn disk(line: &mut CommandLine, disk: &Disk, processors: u32, boots: bool, versi
             if disk.own_thread {
                 line.add("-object", OptionText::new("iothread").with("id", format!("{id}-thread")));
             }
-            device.with_some("iothread", disk.own_thread.then(|| format!("{id}-thread")))
+            let device = device.with_some("iothread", disk.own_thread.then(|| format!("{id}-thread")));
+            disk.geometry_of_bytes.map(cylinders).into_iter().fold(device, |device, cylinders| {
+                device.with("cyls", cylinders).with("heads", HEADS).with("secs", SECTORS)
+            })
         }
     };
     let device = device.with("num-queues", queues).with_some("queue-size", disk.queue_size);
     line.add("-device", device.with_some("bootindex", boots.then_some(0)));
+}
+
+/// Cylinders of a disk, as QEMU guesses them of one that has no partitions (`hw/block/hd-geometry.c`).
+fn cylinders(bytes: u64) -> u64 {
+    (bytes / 512 / (HEADS * SECTORS)).clamp(2, 16383)
 }
 
 /// A socket that connects anew: since QEMU 9.2 in milliseconds, before in seconds.

@@ -19,12 +19,16 @@ pub struct Disk {
     /// back end, which sees the guest's requests itself.
     #[serde(default)]
     pub own_thread: bool,
+    /// QEMU is told the geometry of a disk of so many bytes, and reads none from its first sector: the disk may not have
+    /// that yet.
+    #[serde(default)]
+    pub geometry_of_bytes: Option<u64>,
 }
 
 impl Disk {
     /// A disk behind `backend`; QEMU chooses the rest.
     pub fn new(id: impl Into<String>, backend: DiskBackend) -> Disk {
-        Disk { id: id.into(), backend, queues: None, queue_size: None, own_thread: false }
+        Disk { id: id.into(), backend, queues: None, queue_size: None, own_thread: false, geometry_of_bytes: None }
     }
 }
 
