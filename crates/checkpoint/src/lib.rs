@@ -19,6 +19,7 @@ mod error;
 mod files;
 pub mod image;
 pub mod memory;
+pub mod migrate;
 pub mod restore;
 pub mod take;
 

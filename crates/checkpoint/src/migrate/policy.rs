@@ -1,0 +1,201 @@
+//! When the last round begins: as soon as the pause that it would cost is no longer than what was asked for.
+//!
+//! ```text
+//!  changed a second = pages of this round / how long the round before took
+//!  left at a stop   = changed a second * how long this round took
+//!  pause            = what a stop costs without any page + bytes that are left / bytes a second
+//! ```
+
+use std::time::Duration;
+
+/// A stop, the devices' state, loading it, and four ways over a link: what it takes where nothing is left to send.
+/// Measured machines took half of that; the first estimate errs to the safe side.
+pub const FIXED: Duration = Duration::from_millis(120);
+
+/// Rounds after which what does not become less is said not to.
+const ROUNDS_MIN: u32 = 4;
+
+/// What counts as becoming less, in percent of the round before.
+const LESS_PERCENT: f64 = 90.0;
+
+/// Nothing is slower, as nothing can be divided by zero.
+const SECONDS_MIN: f64 = 0.000_1;
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The longest pause.
+    pub downtime: Duration,
+    /// How long it may take until the last round begins.
+    pub timeout: Duration,
+    /// What to do then.
+    pub on_timeout: OnTimeout,
+}
+
+/// What to do when the wanted pause cannot be had in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnTimeout {
+    /// It stays where it is.
+    Cancel,
+    /// It goes, with a longer pause.
+    Go,
+}
+
+/// What a round was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Round {
+    /// Pages sent.
+    pub pages: u64,
+    /// Bytes sent.
+    pub bytes: u64,
+    /// From its cut to the next one.
+    pub took: Duration,
+    /// Of that, how long sending took.
+    pub sending: Duration,
+}
+
+/// What is to be done after a round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Another one.
+    Round,
+    /// The last one.
+    Switch,
+    /// It cannot be done as it was asked for, for this reason.
+    GiveUp(String),
+}
+
+/// What is known of a migration.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    wanted: Wanted,
+    fixed: Duration,
+    rounds: u32,
+    before: Option<Round>,
+    expected: Option<Expected>,
+    grows: bool,
+}
+
+/// What would be left at a stop now.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Expected {
+    /// Pages that change a second.
+    pub pages_per_second: f64,
+    /// Bytes that go over the link a second.
+    pub bytes_per_second: f64,
+    /// Bytes that are left.
+    pub bytes: f64,
+    /// How long it would stand.
+    pub pause: Duration,
+}
+
+impl Policy {
+    /// Before the first round.
+    pub fn new(wanted: Wanted) -> Policy {
+        Policy { wanted, fixed: FIXED, rounds: 0, before: None, expected: None, grows: false }
+    }
+
+    /// What is expected after the last round.
+    pub fn expected(&self) -> Option<Expected> {
+        self.expected
+    }
+
+    /// After a round; `elapsed` since the beginning.
+    pub fn after(&mut self, round: Round, elapsed: Duration) -> Next {
+        self.rounds += 1;
+        if let Some(before) = self.before.replace(round) {
+            let expected = self.expect(before, round);
+            let was = self.expected.replace(expected);
+            self.grows = was.is_some_and(|was| expected.bytes > was.bytes * LESS_PERCENT / 100.0);
+            if expected.pause <= self.wanted.downtime {
+                return Next::Switch;
+            }
+        }
+        if elapsed < self.wanted.timeout {
+            return Next::Round;
+        }
+        match self.wanted.on_timeout {
+            OnTimeout::Go => Next::Switch,
+            OnTimeout::Cancel => Next::GiveUp(self.why()),
+        }
+    }
+
+    fn expect(&self, before: Round, round: Round) -> Expected {
+        let seconds = |duration: Duration| duration.as_secs_f64().max(SECONDS_MIN);
+        let pages_per_second = round.pages as f64 / seconds(before.took);
+        // A round of few pages tells nothing of the link: what the fastest of the two did can be done again.
+        let rate = |round: Round| round.bytes as f64 / seconds(round.sending);
+        let bytes_per_second = rate(before).max(rate(round)).max(1.0);
+        let bytes_per_page = round.bytes as f64 / round.pages.max(1) as f64;
+        let bytes = pages_per_second * seconds(round.took) * bytes_per_page;
+        let pause = self.fixed + Duration::try_from_secs_f64(bytes / bytes_per_second).unwrap_or(Duration::MAX / 2);
+        Expected { pages_per_second, bytes_per_second, bytes, pause }
+    }
+
+    /// Why the wanted pause cannot be had.
+    fn why(&self) -> String {
+        let (wanted, timeout) = (self.wanted.downtime.as_millis(), self.wanted.timeout.as_secs());
+        let Some(Expected { pages_per_second, bytes_per_second, pause, .. }) = self.expected else {
+            return format!("its memory was not sent once within {timeout} s; give a longer --timeout-s");
+        };
+        let megabytes = |bytes: f64| bytes / 1e6;
+        let tendency = match self.grows && self.rounds >= ROUNDS_MIN {
+            true => "and that does not become less",
+            false => "after",
+        };
+        format!(
+            "a pause of {wanted} ms cannot be kept: it changes {:.1} MB of memory a second and {:.1} MB/s go over, so it \
+             would stand {} ms, {tendency} {timeout} s; give --downtime-ms {}, or --on-timeout go",
+            megabytes(pages_per_second * crate::PAGE_BYTES as f64),
+            megabytes(bytes_per_second),
+            pause.as_millis(),
+            pause.as_millis() + 50,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(on_timeout: OnTimeout) -> Wanted {
+        Wanted { downtime: Duration::from_millis(300), timeout: Duration::from_secs(10), on_timeout }
+    }
+
+    fn round(pages: u64, milliseconds: u64) -> Round {
+        let took = Duration::from_millis(milliseconds);
+        Round { pages, bytes: pages * 2000, took, sending: took }
+    }
+
+    /// Spec: D6
+    #[test]
+    fn the_last_round_begins_when_what_is_left_goes_over_within_the_pause() {
+        let mut policy = Policy::new(wanted(OnTimeout::Cancel));
+        let elapsed = Duration::from_secs(1);
+        assert_eq!(policy.after(round(100_000, 4000), elapsed), Next::Round, "nothing is known yet");
+        // 5000 pages a second: in 1 s 10 MB more, at 50 MB/s.
+        assert_eq!(policy.after(round(20_000, 1000), elapsed), Next::Round);
+        assert_eq!(policy.expected().unwrap().pause.as_millis(), 320);
+        assert_eq!(policy.after(round(5000, 200), elapsed), Next::Switch);
+    }
+
+    /// Spec: D6
+    #[test]
+    fn what_changes_faster_than_it_is_sent_is_given_up_with_why_or_goes_where_that_is_wished() {
+        for (on_timeout, switches) in [(OnTimeout::Cancel, false), (OnTimeout::Go, true)] {
+            let mut policy = Policy::new(wanted(on_timeout));
+            for _ in 0..5 {
+                assert_eq!(policy.after(round(50_000, 2000), Duration::from_secs(1)), Next::Round);
+            }
+            match policy.after(round(50_000, 2000), Duration::from_secs(10)) {
+                Next::Switch => assert!(switches),
+                Next::GiveUp(why) => {
+                    assert!(!switches);
+                    assert!(why.contains("changes 102.4 MB") && why.contains("50.0 MB/s go over"), "{why}");
+                    assert!(why.contains("does not become less") && why.contains("--downtime-ms 2170"), "{why}");
+                }
+                Next::Round => panic!("its time is over"),
+            }
+        }
+    }
+}
