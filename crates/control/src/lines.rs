@@ -98,6 +98,12 @@ impl JsonLines {
         Ok(self.reader.next().await?.map(|line| serde_json::from_slice(&line)))
     }
 
+    /// The connection itself, for who says something else from here on; none when the other side has said more already.
+    pub fn into_stream(self) -> Option<UnixStream> {
+        let (said, reader) = self.reader.into_parts();
+        if said.is_empty() { reader.reunite(self.writer).ok() } else { None }
+    }
+
     /// Waits until the other side has gone; what it says meanwhile is not heard.
     pub async fn wait_left(&mut self) {
         while let Ok(Some(_)) = self.reader.next().await {}

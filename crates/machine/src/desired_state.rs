@@ -53,6 +53,8 @@ pub(super) enum DesiredState {
     Stopping,
     /// It runs elsewhere, with what it had here in memory.
     Migrated,
+    /// It has come from elsewhere, and stands until it is known that it does not run there.
+    Arriving,
 }
 
 /// The file `standing.json` of a machine.
@@ -124,6 +126,25 @@ pub(super) fn is_migrated(home: &MachineHome) -> bool {
     matches!(record(home), Ok(Some(Record { standing: DesiredState::Migrated, .. })))
 }
 
+/// Whether it is written down that the machine has come from elsewhere and may run there still.
+pub(super) fn is_arriving(home: &MachineHome) -> bool {
+    matches!(record(home), Ok(Some(Record { standing: DesiredState::Arriving, .. })))
+}
+
+/// A machine that was written down as migrated stands for a take again, as the host that it should have gone to has
+/// said that it will never run there.
+///
+/// # Errors
+/// [`MachineError::Directory`]; [`MachineError::Moved`]: the disk has gone on without it.
+pub(super) fn take_back(home: &MachineHome, user: &ServiceUser) -> Result<(), MachineError> {
+    match record(home)? {
+        Some(record) if record.generation == generation(home, user)? => {
+            write(home, Record { standing: DesiredState::Taking, ..record })
+        }
+        _ => Err(MachineError::Moved { name: home.name().clone() }),
+    }
+}
+
 /// Whether it is written down that the machine stands for a checkpoint.
 pub(super) fn is_taking(home: &MachineHome) -> Result<bool, MachineError> {
     Ok(record(home)?.is_some_and(|record| record.standing == DesiredState::Taking))
@@ -135,6 +156,7 @@ pub(super) fn is_taking(home: &MachineHome) -> Result<bool, MachineError> {
 /// [`MachineError::Moved`].
 pub(super) fn check_may_run(home: &MachineHome, user: &ServiceUser) -> Result<(), MachineError> {
     match find(home, user) {
+        Found::Own(DesiredState::Arriving) => Err(MachineError::Arriving { name: home.name().clone() }),
         Found::Own(_) => Ok(()),
         Found::Moved | Found::Unknown => Err(MachineError::Moved { name: home.name().clone() }),
     }
@@ -245,7 +267,8 @@ mod tests {
 
     use super::*;
 
-    const DESIRED_STATES: [DesiredState; 6] = [
+    const DESIRED_STATES: [DesiredState; 7] = [
+        DesiredState::Arriving,
         DesiredState::Beginning,
         DesiredState::Running,
         DesiredState::Taking,
@@ -284,6 +307,11 @@ mod tests {
         assert_eq!(cares(Found::Own(DesiredState::Beginning)), beginning);
         assert_eq!(cares(Found::Own(DesiredState::Taking)), beginning);
         assert_eq!(cares(Found::Own(DesiredState::Running)), left);
+        assert_eq!(
+            cares(Found::Own(DesiredState::Arriving)),
+            left,
+            "nobody lets it go before it is known where it runs"
+        );
         assert_eq!(cares(Found::Own(DesiredState::Paused)), left);
         let stop = Takeover::Stop;
         assert_eq!(cares(Found::Own(DesiredState::Stopping)), [end, stop, stop, stop, stop]);
@@ -302,7 +330,8 @@ mod tests {
             let is_migrated = standing == DesiredState::Migrated;
             let expected = if is_migrated { Found::Moved } else { Found::Own(standing) };
             assert_eq!(find(&home, &user), expected, "{standing:?}");
-            assert_eq!(check_may_run(&home, &user).is_ok(), !is_migrated, "{standing:?}");
+            let may_run = !is_migrated && standing != DesiredState::Arriving;
+            assert_eq!(check_may_run(&home, &user).is_ok(), may_run, "{standing:?}");
         }
         assert!(note(&home, DesiredState::Stopping).is_err(), "it has migrated for good");
         let error = begin(&home, &user, Duration::ZERO).await.unwrap_err();

@@ -114,6 +114,25 @@ pub enum MachineError {
         /// Its name.
         name: MachineName,
     },
+    /// It has come from another host, and it is not known yet whether it runs there.
+    #[error(
+        "the machine {name} has come from another host, and it is not known yet whether it goes on there: that is asked \
+         again and again; onecopy vm migrate {name} --status tells whom, and --resume lets it go where that host is dead"
+    )]
+    Arriving {
+        /// Its name.
+        name: MachineName,
+    },
+    /// It did not go to another host.
+    #[error("{machine} does not go to {to}: {reason}")]
+    Migration {
+        /// The machine.
+        machine: String,
+        /// The other host.
+        to: String,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// Somebody else uses the machine's disk.
     #[error("the disk of the machine {name} is in use: {lease} tells by whom; end that first")]
     DiskInUse {

@@ -11,6 +11,9 @@ const FILE: &str = "hardware.json";
 /// Options of QEMU that say what the guest finds, and what its state fits to.
 const OPTIONS: [&str; 6] = ["-accel", "-machine", "-cpu", "-smp", "-m", "-device"];
 
+/// What of these a machine may have otherwise.
+const IGNORED: [&str; 4] = ["mac=", "cyls=", "heads=", "secs="];
+
 /// A machine's hardware.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Hardware {
@@ -47,9 +50,10 @@ impl Hardware {
     }
 
     /// Without the cards' addresses, which come with their state: a fork has its parent's until it boots.
+    /// And without a disk's geometry, which a machine is told that has come from another host: it has read it long ago.
     fn compared(&self) -> Vec<String> {
         let without = |option: &String| {
-            let parts = option.split(',').filter(|part| !part.starts_with("mac="));
+            let parts = option.split(',').filter(|part| !IGNORED.iter().any(|begin| part.starts_with(begin)));
             parts.collect::<Vec<_>>().join(",")
         };
         self.options.iter().map(without).collect()

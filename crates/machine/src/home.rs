@@ -41,7 +41,8 @@ use serde::{Deserialize, Serialize};
 
 use super::image::GuestImage;
 use super::keeper::{clear_memory, end_left_servers};
-use super::{MachineConfiguration, MachineError, MachineName};
+use super::migration::Arrival;
+use super::{MachineConfiguration, MachineError, MachineName, desired_state};
 use onecopy_directory::{DirectoryLock, LockState};
 use onecopy_directory::{make_run, set_mode, short_directory};
 
@@ -400,6 +401,45 @@ impl MachineHome {
         }
         // Last: what has it is whole.
         configuration.write(&self.configuration_file())
+    }
+
+    /// Makes a machine that comes from another host: all but its disk and its memory, which its keeper makes. What an
+    /// interrupted attempt left, or one that has gone from here, is replaced.
+    ///
+    /// # Errors
+    /// As [`MachineHome::make`].
+    pub fn make_arriving(
+        &self,
+        image: &GuestImage,
+        configuration: &MachineConfiguration,
+        record: &Arrival,
+        password: Option<&str>,
+        user: &ServiceUser,
+    ) -> Result<(), MachineError> {
+        self.make_root(image, user)?;
+        if let Some(password) = password {
+            write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
+        }
+        record.write(self)?;
+        configuration.write(&self.configuration_file())
+    }
+
+    /// Whether its disk has gone on elsewhere for good, and its memory with it.
+    pub fn is_migrated(&self) -> bool {
+        desired_state::is_migrated(self)
+    }
+
+    /// Whether it has come from elsewhere, and may run there still.
+    pub fn is_arriving(&self) -> bool {
+        desired_state::is_arriving(self)
+    }
+
+    /// It was given away, and never ran elsewhere: it may go on here again.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`]: its disk has gone on.
+    pub fn take_back(&self, user: &ServiceUser) -> Result<(), MachineError> {
+        desired_state::take_back(self, user)
     }
 
     /// Makes what a run needs and a restart of the host may have removed.

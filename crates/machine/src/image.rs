@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 
 use super::MachineError;
 
@@ -87,6 +88,36 @@ impl GuestImage {
             }
         }
         Ok(())
+    }
+
+    /// SHA-256 of kernel and first file system: what a machine boots with, whichever disk it has.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn boot_digest(&self) -> std::io::Result<String> {
+        let mut digest = Sha256::new();
+        for path in [self.kernel(), self.initrd()] {
+            let content = std::fs::read(path)?;
+            digest.update((content.len() as u64).to_le_bytes());
+            digest.update(&content);
+        }
+        Ok(digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// The image of this host whose machines boot with this.
+    ///
+    /// # Errors
+    /// [`MachineError::NoImage`].
+    pub fn with_boot_digest(wanted: &str) -> Result<GuestImage, MachineError> {
+        let directory = default_directory();
+        let images = directory.parent().unwrap_or(Path::new("/"));
+        let entries = std::fs::read_dir(images).into_iter().flatten().flatten();
+        let found = entries.filter_map(|entry| GuestImage::find(Some(&entry.path())).ok());
+        let mut found = found.filter(|image| image.boot_digest().is_ok_and(|digest| digest == wanted));
+        found.next().ok_or_else(|| MachineError::NoImage {
+            directory: images.to_owned(),
+            reason: format!("none of its images has the kernel of the machine ({wanted}); bring that image here"),
+        })
     }
 
     /// The kernel.

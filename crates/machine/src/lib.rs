@@ -22,6 +22,7 @@ mod image;
 pub mod keeper;
 mod machine;
 pub mod memory_server;
+pub mod migration;
 mod name;
 mod observe;
 mod template;

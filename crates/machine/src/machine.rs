@@ -12,14 +12,16 @@ use onecopy_control::{JsonLines, socket};
 use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
+use tokio::net::UnixStream;
 
 use super::fork::StartPoint;
 use super::home::absent_is_fine;
 use super::keeper::{
-    CLOSE_TIMEOUT, CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, Role, clear_memory,
-    end_left_servers, is_private, server_of,
+    CLOSE_TIMEOUT, CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent,
+    MigrationOrder, Prediction, Role, clear_memory, end_left_servers, is_private, server_of,
 };
 use super::memory_server::ANSWER_TIMEOUT as RELEASE_TIMEOUT;
+use super::migration::{Departure, DepartureState, MigrationResult};
 use super::{MachineConfiguration, MachineError, MachineHome};
 use onecopy_directory::{DirectoryLock, LockState};
 
@@ -288,6 +290,103 @@ impl Machine {
             KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
             other => Err(self.keeper_failed(format!("answered {other:?}"))),
         }
+    }
+
+    /// Sends it to another host; `told` hears what happens. Or only tells what that would cost, as the order says.
+    ///
+    /// # Errors
+    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with why it stays, or why it is not known where it goes on.
+    pub async fn migrate(
+        &self,
+        order: &MigrationOrder,
+        told: &mut (dyn FnMut(MigrationEvent) + Send),
+    ) -> Result<Result<MigrationResult, Prediction>, MachineError> {
+        if self.process_id().is_none() {
+            return Err(MachineError::DoesNotRun { name: self.home.name().clone() });
+        }
+        self.wait_answering(KEEPER_TIMEOUT).await?;
+        let conversation = async {
+            let stream = socket::connect(&self.home.keeper_socket()).await?;
+            let mut lines = JsonLines::new(stream, REPLY_BYTES_MAX);
+            lines.send(&KeeperRequest::Migrate(order.clone())).await?;
+            loop {
+                let reply = lines.receive().await?;
+                match reply.ok_or_else(|| io::Error::other("it ended in the middle of its answer"))?? {
+                    KeeperReply::Migration(event) => told(event),
+                    last => return Ok::<_, io::Error>(last),
+                }
+            }
+        };
+        match conversation.await {
+            Ok(KeeperReply::Migrated(result)) => Ok(Ok(result)),
+            Ok(KeeperReply::Predicted(prediction)) => Ok(Err(prediction)),
+            Ok(KeeperReply::Error { message, .. }) => Err(self.keeper_failed(message)),
+            Ok(other) => Err(self.keeper_failed(format!("answered {other:?}"))),
+            Err(reason) => match Departure::of(&self.home)? {
+                // It has ended with its machine, and could say no more.
+                Some(Departure { state: DepartureState::Gone, result: Some(result), .. }) => Ok(Ok(result)),
+                _ => Err(self.keeper_failed(format!(
+                    "is lost ({reason}); onecopy vm migrate {} --status tells where the machine goes on",
+                    self.home.name()
+                ))),
+            },
+        }
+    }
+
+    /// Lets a migration that is under way come to nothing.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`]: there is none.
+    pub async fn cancel_migration(&self) -> Result<(), MachineError> {
+        self.ask_to_do(&KeeperRequest::CancelMigration {}).await
+    }
+
+    /// Says of a machine that has come and stands whether it goes on here.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`].
+    pub async fn decide(&self, goes: bool) -> Result<(), MachineError> {
+        self.ensure_keeper().await?;
+        self.ask_to_do(&KeeperRequest::Decide { token: None, goes }).await
+    }
+
+    /// The same of one that has come by this migration.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`].
+    pub async fn decide_about(&self, token: &str, goes: bool) -> Result<(), MachineError> {
+        self.ensure_keeper().await?;
+        self.ask_to_do(&KeeperRequest::Decide { token: Some(token.to_owned()), goes }).await
+    }
+
+    async fn ask_to_do(&self, request: &KeeperRequest) -> Result<(), MachineError> {
+        match self.ask(request, ANSWER_TIMEOUT, &|_| ()).await? {
+            KeeperReply::Done {} => Ok(()),
+            KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
+            other => Err(self.keeper_failed(format!("answered {other:?}"))),
+        }
+    }
+
+    /// Starts a keeper for a machine that comes; what is said over the connection to it is the source's.
+    ///
+    /// # Errors
+    /// [`MachineError::Runs`], [`MachineError::Keeper`].
+    pub async fn receive(&self) -> Result<UnixStream, MachineError> {
+        let lock = self.take_keeper_lock().await?;
+        let lock = lock.ok_or_else(|| MachineError::Runs { name: self.home.name().clone() })?;
+        self.spawn_keeper(&lock)?;
+        drop(lock);
+        self.ensure_keeper().await?;
+        let asking = async {
+            let mut lines = JsonLines::new(socket::connect(&self.home.keeper_socket()).await?, REPLY_BYTES_MAX);
+            lines.send(&KeeperRequest::Receive {}).await?;
+            match lines.receive().await? {
+                Some(Ok(KeeperReply::Done {})) => Ok(lines.into_stream()),
+                other => Err(io::Error::other(format!("it answered {other:?}"))),
+            }
+        };
+        let stream = asking.await.map_err(|error| self.keeper_failed(format!("does not listen: {error}")))?;
+        stream.ok_or_else(|| self.keeper_failed("says more than it was asked".to_owned()))
     }
 
     /// Its checkpoints, oldest first.

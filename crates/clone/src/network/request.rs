@@ -4,6 +4,7 @@
 //!  ping   ──> pong
 //!  image  ──> ready, from then on the image protocol with the source's service
 //!  clone  ──> progress, progress, .. done      (or refused)
+//!  machine ─> progress, one                    (or ready, and from then on what was ordered)
 //! ```
 
 use std::path::PathBuf;
@@ -31,6 +32,11 @@ pub enum HostRequest {
     /// Make a clone on your side.
     Clone {
         /// Which, as the host's program understands it.
+        order: serde_json::Value,
+    },
+    /// Something about a virtual machine.
+    Machine {
+        /// What, as the host's program understands it.
         order: serde_json::Value,
     },
 }

@@ -69,42 +69,11 @@ pub(super) async fn checkpoint(
     check_runs(home, machine)?;
     let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
     let deadline = begun + CHECKPOINT_TIMEOUT;
-    let memory = MemoryClient::connect(home).await.map_err(|_| {
-        failed(match memory::is_private(home) {
-            true => "it shares its memory with other forks; make it with --independent, or stop and start it".into(),
-            false => "its memory is QEMU's own, or lost; `checkpoints = true` in its machine.toml counts from its \
-                      next start"
-                .into(),
-        })
-    })?;
-    let pages: KeptPages = memory.ask_until(Request::Keep, deadline).await.map_err(failed)?;
-    if pages.missing > 0 {
-        return Err(failed(format!("{} pages of its memory are lost", pages.missing)));
-    }
-    let hardware = Hardware::of_process(machine).map_err(failed)?;
-    let directory = home.checkpoints();
-    if desired_state::is_taking(home)? {
-        // An earlier take has let it go, and could not write that down.
-        kept.note_taken()?;
-    }
-    let has_some = directory.join("machine").try_exists().map_err(MachineError::file("look into", &directory))?;
-    let mut first_pause = Duration::ZERO;
-    if has_some {
-        let known = Hardware::read(&directory).and_then(|known| known.check(&hardware));
-        known.map_err(|reason| {
-            failed(format!("{reason}; new ones can be taken when {} is gone", directory.display()))
-        })?;
-        // The machine stands for nothing where there is no room for what the last one took.
-        let image = Image::open(&directory).map_err(home.memory_failed())?;
-        let pages = image.last().map_or(0, |last| last.data_pages);
-        image.check_space(pages).map_err(|error| failed(error.to_string()))?;
-    } else {
-        let (prefix, stood) = prefix(kept, machine).await?;
-        first_pause = stood;
-        make(&directory, &hardware, pages.size_bytes, &prefix).map_err(|error| failed(error.to_string()))?;
-    }
-    // Of a keeper that was killed: what they keep would be missing soon.
-    release(home).await.map_err(failed)?;
+    let first_pause = prepare(kept, machine, deadline).await?;
+    // The machine stands for nothing where there is no room for what the last one took.
+    let image = Image::open(&home.checkpoints()).map_err(home.memory_failed())?;
+    let pages = image.last().map_or(0, |last| last.data_pages);
+    image.check_space(pages).map_err(|error| failed(error.to_string()))?;
     let (kept, machine) = (Arc::clone(kept), machine.clone());
     let parts = MachineParts { kept: Arc::clone(&kept), machine, handle: Handle::current(), holds_server };
     let alone = kept.no_take().await;
@@ -134,6 +103,46 @@ pub(super) async fn checkpoint(
         memory_bytes: appended.pages * onecopy_checkpoint::PAGE_BYTES as u64,
         total_ms,
     })
+}
+
+/// Sees to it that epochs can be cut of its memory, and that what QEMU tells of itself is in the directory of its
+/// checkpoints. For how long the machine stood, which it does for its first one.
+pub(super) async fn prepare(kept: &Arc<Kept>, machine: &Machine, deadline: Instant) -> Result<Duration, MachineError> {
+    let home = kept.home();
+    let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
+    let memory = MemoryClient::connect(home).await.map_err(|_| {
+        failed(match memory::is_private(home) {
+            true => "it shares its memory with other forks; make it with --independent, or stop and start it".into(),
+            false => "its memory is QEMU's own, or lost; `checkpoints = true` in its machine.toml counts from its \
+                      next start"
+                .into(),
+        })
+    })?;
+    let pages: KeptPages = memory.ask_until(Request::Keep, deadline).await.map_err(failed)?;
+    if pages.missing > 0 {
+        return Err(failed(format!("{} pages of its memory are lost", pages.missing)));
+    }
+    let hardware = Hardware::of_process(machine).map_err(failed)?;
+    let directory = home.checkpoints();
+    if desired_state::is_taking(home)? {
+        // An earlier take has let it go, and could not write that down.
+        kept.note_taken()?;
+    }
+    let has_some = directory.join("machine").try_exists().map_err(MachineError::file("look into", &directory))?;
+    let mut first_pause = Duration::ZERO;
+    if has_some {
+        let known = Hardware::read(&directory).and_then(|known| known.check(&hardware));
+        known.map_err(|reason| {
+            failed(format!("{reason}; new ones can be taken when {} is gone", directory.display()))
+        })?;
+    } else {
+        let (prefix, stood) = prefix(kept, machine).await?;
+        first_pause = stood;
+        make(&directory, &hardware, pages.size_bytes, &prefix).map_err(|error| failed(error.to_string()))?;
+    }
+    // Of a keeper that was killed: what they keep would be missing soon.
+    release(home).await.map_err(failed)?;
+    Ok(first_pause)
 }
 
 /// Makes what was taken durable.
@@ -173,7 +182,7 @@ fn remove_devices(directory: &Path) -> std::io::Result<()> {
 }
 
 /// Lets the epochs of the memory go: that of a checkpoint that is durable, and those of takes that are void.
-async fn release(home: &MachineHome) -> Result<(), String> {
+pub(super) async fn release(home: &MachineHome) -> Result<(), String> {
     MemoryClient::connect(home).await?.ask(Request::Release).await
 }
 
@@ -192,7 +201,7 @@ fn disk_word(home: &MachineHome, snapshot: &str) -> String {
 }
 
 /// Makes the directory of checkpoints, also where making it was broken off; one with checkpoints stays as it is.
-fn make(directory: &Path, hardware: &Hardware, size_bytes: u64, prefix: &[u8]) -> Result<(), Cause> {
+pub(super) fn make(directory: &Path, hardware: &Hardware, size_bytes: u64, prefix: &[u8]) -> Result<(), Cause> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         entries => Some(entries?),
@@ -293,24 +302,15 @@ impl MachineParts {
         let (machine, stopped, pause) = (&self.machine, None, Duration::ZERO);
         let mut processors = Processors { home, machine, handle, server, stopped, pause };
         let mut memory = Memory { home, handle };
-        let mut disk = Disk { home };
+        // Never a name that was given before: what a dead keeper has asked for may still be written under its own.
+        let mut disk = Disk { home, snapshot: format!("{SNAPSHOT}{}-{}", unix_ms(), std::process::id()) };
         let mut record = Record { kept: &self.kept };
         let network = &mut NoNetwork;
         let mut parts =
             Parts { machine: &mut processors, memory: &mut memory, disk: &mut disk, network, record: &mut record };
         let taken = take::take(&mut parts, After::GoOn).map_err(|error| {
             if error.needs_recovery {
-                // The record is there: the next keeper lets it go, if this one cannot.
-                while let Err(error) = take::recover(&mut parts)
-                    && self.machine.state().ending().is_none()
-                {
-                    // One that runs and cannot be noted is noted by the next take, or taken over as it is.
-                    if parts.machine.is_running().is_ok_and(|runs| runs) {
-                        break;
-                    }
-                    tracing::error!(%error, "the machine may stand for a checkpoint that is void");
-                    std::thread::sleep(GO_ON_INTERVAL);
-                }
+                recover(&mut parts, &self.machine);
             }
             error.to_string()
         })?;
@@ -318,14 +318,29 @@ impl MachineParts {
     }
 }
 
-struct Processors<'a> {
-    home: &'a MachineHome,
-    machine: &'a Machine,
-    handle: &'a Handle,
+/// Lets a machine go that stands for a take that is void. The record is there: the next keeper does it, if this one
+/// cannot.
+pub(super) fn recover(parts: &mut Parts<'_>, machine: &Machine) {
+    while let Err(error) = take::recover(parts)
+        && machine.state().ending().is_none()
+    {
+        // One that runs and cannot be noted is noted by the next take, or taken over as it is.
+        if parts.machine.is_running().is_ok_and(|runs| runs) {
+            break;
+        }
+        tracing::error!(%error, "the machine may stand for a checkpoint that is void");
+        std::thread::sleep(GO_ON_INTERVAL);
+    }
+}
+
+pub(super) struct Processors<'a> {
+    pub(super) home: &'a MachineHome,
+    pub(super) machine: &'a Machine,
+    pub(super) handle: &'a Handle,
     /// Who reaches the guest's server, where that is held as long as they stand.
-    server: Option<&'a Kept>,
-    stopped: Option<Instant>,
-    pause: Duration,
+    pub(super) server: Option<&'a Kept>,
+    pub(super) stopped: Option<Instant>,
+    pub(super) pause: Duration,
 }
 
 impl take::Machine for Processors<'_> {
@@ -374,9 +389,9 @@ pub(super) async fn thaw(kept: &Kept, machine: &Machine) {
     }
 }
 
-struct Memory<'a> {
-    home: &'a MachineHome,
-    handle: &'a Handle,
+pub(super) struct Memory<'a> {
+    pub(super) home: &'a MachineHome,
+    pub(super) handle: &'a Handle,
 }
 
 impl take::Memory for Memory<'_> {
@@ -392,8 +407,10 @@ impl take::Memory for Memory<'_> {
 }
 
 /// Asked over a connection for each question: who does something else between two is hung up on.
-struct Disk<'a> {
-    home: &'a MachineHome,
+pub(super) struct Disk<'a> {
+    pub(super) home: &'a MachineHome,
+    /// The snapshot that is cut.
+    pub(super) snapshot: String,
 }
 
 impl take::Disk for Disk<'_> {
@@ -402,14 +419,12 @@ impl take::Disk for Disk<'_> {
     }
 
     fn cut(&mut self) -> Result<String, Cause> {
-        // Never a name that was given before: what a dead keeper has asked for may still be written under its own.
-        let name = format!("{SNAPSHOT}{}-{}", unix_ms(), std::process::id());
-        Ok(DiskClient::connect(&self.home.disk())?.snapshot(&name)?.name)
+        Ok(DiskClient::connect(&self.home.disk())?.snapshot(&self.snapshot)?.name)
     }
 }
 
-struct Record<'a> {
-    kept: &'a Kept,
+pub(super) struct Record<'a> {
+    pub(super) kept: &'a Kept,
 }
 
 impl take::Record for Record<'_> {

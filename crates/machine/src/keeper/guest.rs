@@ -10,6 +10,7 @@ use onecopy_hypervisor::{Agent, Machine, MachineDirectory, Qemu, State, TimeLimi
 use onecopy_postgres::ServiceUser;
 use sha2::{Digest, Sha256};
 
+use super::arrive::Arriving;
 use super::memory;
 use super::restore::{self, Restored};
 use super::server::{self, Role};
@@ -35,11 +36,28 @@ const GREETING_INTERVAL: Duration = Duration::from_millis(200);
 /// How long whoever has the disk may take to give it back: the process that served it for a QEMU that has just died.
 const LEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What a machine begins with that does not boot.
+pub(super) enum Begun {
+    /// A checkpoint.
+    Restored(Restored),
+    /// What comes from another host.
+    Arriving(Box<Arriving>),
+}
+
+impl Begun {
+    fn restored(&self) -> &Restored {
+        match self {
+            Begun::Restored(restored) => restored,
+            Begun::Arriving(arriving) => &arriving.restored,
+        }
+    }
+}
+
 /// Starts the machine, or takes over the one that runs; then it may be that a stop is to be gone on with.
 pub(super) async fn start(
     home: &MachineHome,
     user: &ServiceUser,
-    restored: Option<Restored>,
+    begun: Option<Begun>,
 ) -> Result<(Machine, Takeover), MachineError> {
     let failed = |error| hypervisor_failed(home.name(), error);
     // Where the link leads: QEMU's paths of sockets are short there.
@@ -59,24 +77,39 @@ pub(super) async fn start(
     let mut configuration = configuration(home, &home.configuration()?, user)?;
     // It is let go by us, once that is known to be right.
     configuration.starts_paused = true;
-    let (incoming, inherited) = restored.as_ref().map(Restored::incoming).unzip();
+    let restored = begun.as_ref().map(Begun::restored);
+    let (incoming, inherited) = restored.map(Restored::incoming).unzip();
     configuration.incoming = incoming;
-    if let Some(frozen) = restored.as_ref().and_then(|restored| restored.frozen.clone()) {
+    let is_arriving = matches!(begun, Some(Begun::Arriving(_)));
+    if is_arriving {
+        // The first sector is on the other host still.
+        let bytes = home.configuration()?.disk_bytes;
+        configuration.disks.iter_mut().for_each(|disk| disk.geometry_of_bytes = Some(bytes));
+    }
+    if let Some(frozen) = restored.and_then(|restored| restored.frozen.clone()) {
         let backend = MemoryBackend::File { path: frozen, shared: false, read_only: true, offset_bytes: 0 };
         configuration.memory.backend = backend;
         configuration.security.memory_lock = MemoryLock::Off;
     }
     let qemu = Qemu::find().map_err(failed)?;
+    let made = restored.map(|restored| restored.disk);
     desired_state::begin(home, user, LEASE_TIMEOUT).await?;
+    if is_arriving {
+        // Before QEMU has anything: nobody lets it go who does not know that it was given away.
+        desired_state::note(home, DesiredState::Arriving)?;
+    }
     let machine =
         Machine::start(&qemu, &configuration, &directory, inherited.as_slice(), limits).await.map_err(failed)?;
     drop(inherited);
-    let made = restored.as_ref().map(|restored| restored.disk);
-    let mut restored = restored;
-    let _kept = restored.as_mut().and_then(|restored| restored.kept.take());
-    let begun = async {
-        if let Some(restored) = restored {
-            restored.load(home, &machine).await?;
+    let let_go = async {
+        match begun {
+            Some(Begun::Arriving(arriving)) => return arriving.finish(home, user, &machine).await,
+            Some(Begun::Restored(mut restored)) => {
+                let _kept = restored.kept.take();
+                restored.load(home, &machine).await?;
+                return run(home, user, &machine).await;
+            }
+            None => {}
         }
         if home.isolated_file().exists() {
             // After its state is there, which has the card's.
@@ -85,9 +118,10 @@ pub(super) async fn start(
         }
         run(home, user, &machine).await
     };
-    if let Err(error) = begun.await {
+    if let Err(error) = let_go.await {
         end_unbegun(&machine).await;
-        if let Some(disk) = made {
+        // One that was let go has its disk, whatever has become of it.
+        if let Some(disk) = made.filter(|_| !is_arriving || desired_state::is_arriving(home)) {
             restore::give_up(home, disk)?;
         }
         return Err(error);

@@ -94,7 +94,7 @@ pub(super) fn may_be_locked() -> bool {
 }
 
 /// Where the machine locks its memory what is written back is not kept until checkpoints are taken.
-fn options(configuration: &MachineConfiguration, user: &ServiceUser) -> MemoryOptions {
+pub(super) fn options(configuration: &MachineConfiguration, user: &ServiceUser) -> MemoryOptions {
     MemoryOptions {
         size_bytes: configuration.memory_bytes,
         epochs_bytes_max: configuration.memory_bytes,

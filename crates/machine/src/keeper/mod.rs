@@ -1,9 +1,12 @@
 //! The process that looks after one machine.
 
+mod arrive;
 mod checkpoint;
 mod frozen;
 mod guest;
+mod link;
 mod memory;
+mod migrate;
 mod prefix;
 mod processes;
 mod protocol;
@@ -16,7 +19,9 @@ mod unresponsive;
 pub use checkpoint::CheckpointTaken;
 pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};
 pub(super) use processes::{end_left_servers, server_of, servers_of};
-pub use protocol::{KeeperReply, KeeperRequest, KeeperStatus, MachineState};
+pub use protocol::{
+    KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent, MigrationOrder, Prediction,
+};
 pub use run::run;
 pub(super) use server::{CLOSE_TIMEOUT, Role};
 pub(super) use unresponsive::unix_ms;

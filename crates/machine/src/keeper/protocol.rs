@@ -7,6 +7,10 @@
 //! {"pause":{}}, {"resume":{}}                           -> {"done":{}}
 //! {"checkpoint":{"keep":5}}                             -> {"checkpoint":{"number":7,"pause_us":6100,..}}
 //! {"forget":{"number":7}}, {"connect":{}}                        -> {"done":{}}
+//! {"migrate":{"to":"10.0.0.2:6440",..}}                 -> {"migration":{"event":"round",..}} .., {"migrated":{"pause_us":41000,..}}
+//! {"cancel_migration":{}}                               -> {"done":{}}
+//! {"receive":{}}                                        -> {"done":{}}, and the two keepers speak
+//! {"decide":{"token":"..","goes":true}}                 -> {"done":{}}
 //! {"stop":{"force":false,"timeout_ms":60000}}          -> {"stopped":{}}
 //! ```
 //!
@@ -14,10 +18,13 @@
 //!
 //! The keeper is the only one that speaks to QEMU and to the guest's agent, whose sockets take one client each.
 
+use std::path::PathBuf;
+
 use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointTaken;
+use crate::migration::MigrationResult;
 
 /// What a keeper is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +58,19 @@ pub enum KeeperRequest {
     },
     /// Put the cable into its network card, which a fork begins without.
     Connect {},
+    /// Send the machine to another host: what happens follows.
+    Migrate(MigrationOrder),
+    /// It stays: a migration that is under way comes to nothing.
+    CancelMigration {},
+    /// A machine is sent over this connection, once this is answered.
+    Receive {},
+    /// A machine that has come: it goes on here, or never will.
+    Decide {
+        /// By which migration it has come; none: whichever.
+        token: Option<String>,
+        /// It goes on.
+        goes: bool,
+    },
     /// End the machine.
     Stop {
         /// At once, as a power cut would.
@@ -61,7 +81,7 @@ pub enum KeeperRequest {
 }
 
 /// What a keeper answers.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeeperReply {
     /// The guest's agent is at work; more replies follow.
@@ -74,6 +94,12 @@ pub enum KeeperReply {
     Done {},
     /// To `checkpoint`: it is durable.
     Checkpoint(CheckpointTaken),
+    /// To `migrate`: this has happened; more replies follow.
+    Migration(MigrationEvent),
+    /// To `migrate`: it runs there.
+    Migrated(MigrationResult),
+    /// To `migrate` that was only to be tried: this is expected.
+    Predicted(Prediction),
     /// To `stop`: nothing of the machine runs but the keeper, which ends now.
     Stopped {},
     /// It is not done.
@@ -83,6 +109,73 @@ pub enum KeeperReply {
         /// What a person reads.
         message: String,
     },
+}
+
+/// A machine shall go to another host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MigrationOrder {
+    /// `HOST:PORT` of the other host.
+    pub to: String,
+    /// This host's keys.
+    pub keys: PathBuf,
+    /// `HOST:PORT` of this host's `onecopy host`, as the other one reaches it.
+    pub origin: String,
+    /// The longest pause, milliseconds.
+    pub downtime_ms: u64,
+    /// Bytes a second that are sent at most.
+    pub bytes_per_second: Option<u64>,
+    /// How long it may take until the last round begins, seconds.
+    pub timeout_s: u64,
+    /// It goes then with a longer pause; else it stays.
+    pub goes_on_timeout: bool,
+    /// Only what it would cost is asked for.
+    pub is_only_tried: bool,
+}
+
+/// What happens while a machine goes to another host.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum MigrationEvent {
+    /// The other host has taken the order.
+    Accepted,
+    /// A round was sent.
+    Round {
+        /// Its number.
+        round: u32,
+        /// Pages that were zeros.
+        zero_pages: u64,
+        /// Pages whose content was sent.
+        data_pages: u64,
+        /// Bytes that went over the connection.
+        bytes: u64,
+        /// How long it took, milliseconds.
+        took_ms: u64,
+        /// Pages that change a second.
+        pages_per_second: Option<u64>,
+        /// How long it would stand if the next round were the last, milliseconds.
+        expected_pause_ms: Option<u64>,
+    },
+    /// A QEMU waits there for the last round.
+    Waiting,
+    /// It stands here; the last round goes over.
+    Stopped,
+    /// It stands there, and could run.
+    Loaded,
+    /// It goes on there, whatever happens here.
+    Given,
+}
+
+/// What a migration would cost.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Bytes of memory that would be sent once, before they are compressed.
+    pub memory_bytes: u64,
+    /// Pages that change a second.
+    pub pages_per_second: u64,
+    /// How long it would take at the rate that was given, seconds; none where none was given.
+    pub seconds: Option<f64>,
+    /// How long it would stand then, milliseconds.
+    pub pause_ms: Option<u64>,
 }
 
 /// What a machine does.

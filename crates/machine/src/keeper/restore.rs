@@ -34,7 +34,7 @@ use super::{frozen, guest};
 use crate::fork::StartPoint;
 use crate::hardware::Hardware;
 use crate::home::{absent_is_fine, give_all};
-use crate::{MachineError, MachineHome, hypervisor_failed};
+use crate::{MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
 
 /// How long QEMU may take to read its devices' state.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -110,7 +110,7 @@ pub(super) fn forget(home: &MachineHome) -> Result<(), MachineError> {
 }
 
 /// A disk that is being made.
-fn new_disk(home: &MachineHome) -> PathBuf {
+pub(super) fn new_disk(home: &MachineHome) -> PathBuf {
     home.root().join("disk.new")
 }
 
@@ -135,13 +135,7 @@ pub(super) fn prepare(
         let (was, is) = (image.memory_bytes(), machine.memory_bytes);
         return Err(failed(format!("its checkpoints are of {was} bytes of memory, and it has {is}")));
     }
-    let qemu = Qemu::find().map_err(|error| hypervisor_failed(home.name(), error))?;
-    let host = HostTraits { version: qemu.version(), kvm: kvm_runs_guests(), time_stamp_khz: None };
-    let planned = guest::configuration(home, &machine, user)?;
-    let run = MachineDirectory::new(home.run()).map_err(|error| hypervisor_failed(home.name(), error))?;
-    let line = CommandLine::new(&planned, &run, host).map_err(|error| hypervisor_failed(home.name(), error))?;
-    let words: Vec<String> = line.arguments().iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let hardware = Hardware::new(&qemu.version().to_string(), &words);
+    let hardware = hardware_here(home, user, &machine)?;
     Hardware::read(&directory).and_then(|known| known.check(&hardware)).map_err(failed)?;
     let view = image.view(start_point.number).map_err(|error| failed(error.to_string()))?;
     let prefix = Prefix::parse(image.prefix()).map_err(|error| failed(error.to_string()))?;
@@ -170,7 +164,34 @@ pub(super) fn prepare(
     Ok(Restored { stream, sends, receives: Arc::new(receives.into()), disk: next, frozen, kept })
 }
 
+/// What a machine would find here.
+pub(super) fn hardware_here(
+    home: &MachineHome,
+    user: &ServiceUser,
+    machine: &MachineConfiguration,
+) -> Result<Hardware, MachineError> {
+    let qemu = Qemu::find().map_err(|error| hypervisor_failed(home.name(), error))?;
+    let host = HostTraits { version: qemu.version(), kvm: kvm_runs_guests(), time_stamp_khz: None };
+    let planned = guest::configuration(home, machine, user)?;
+    let run = MachineDirectory::new(home.run()).map_err(|error| hypervisor_failed(home.name(), error))?;
+    let line = CommandLine::new(&planned, &run, host).map_err(|error| hypervisor_failed(home.name(), error))?;
+    let words: Vec<String> = line.arguments().iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    Ok(Hardware::new(&qemu.version().to_string(), &words))
+}
+
 impl Restored {
+    /// One whose stream comes while QEMU waits for it already.
+    pub(super) fn waiting(home: &MachineHome, disk: u64) -> Result<Restored, MachineError> {
+        let (sends, receives) = UnixStream::pair().map_err(MachineError::file("make a connection for", home.root()))?;
+        let (stream, frozen, kept) = (Vec::new(), None, None);
+        Ok(Restored { stream, sends, receives: Arc::new(receives.into()), disk, frozen, kept })
+    }
+
+    /// What QEMU shall read.
+    pub(super) fn set_stream(&mut self, stream: Vec<u8>) {
+        self.stream = stream;
+    }
+
     /// Where QEMU waits for it.
     pub(super) fn incoming(&self) -> (Incoming, InheritedDescriptor) {
         let descriptor = InheritedDescriptor { descriptor: Arc::clone(&self.receives), number: DESCRIPTOR };

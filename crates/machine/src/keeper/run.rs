@@ -15,14 +15,16 @@ use onecopy_control::socket;
 use onecopy_hypervisor::{EndCause, Ending, Machine, State};
 use onecopy_postgres::ServiceUser;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use super::guest::Begun;
 use super::server::{Launch, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
-use super::{MachineState, checkpoint, guest, memory, restore, unresponsive};
-use crate::desired_state::{DesiredState, Takeover};
+use super::{MachineState, arrive, checkpoint, guest, memory, restore, unresponsive};
+use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
+use crate::migration::{Arrival, ArrivalState, Departure, DepartureState};
 use crate::{MachineConfiguration, MachineEnd, MachineError, MachineHome};
 use onecopy_directory::{DirectoryLock, LockState};
 
@@ -121,8 +123,28 @@ async fn keep(
     let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
     let (mut served, mut restored) = match home.process_id() {
         Some(_) => (memory::take_over(home).await, None),
-        None => memory::begin(home, user).await?,
+        None => match arrive::expected(home)? {
+            Some(record) => {
+                let arriving = arrive::begin(home, user, kept, record).await;
+                match arriving {
+                    Ok((server, arriving)) => (Some(server), Some(Begun::Arriving(Box::new(arriving)))),
+                    Err(error) => {
+                        memory::close(home, None).await;
+                        return Err(error);
+                    }
+                }
+            }
+            None => {
+                let (server, restored) = memory::begin(home, user).await?;
+                (server, restored.map(Begun::Restored))
+            }
+        },
     };
+    let come = Arrival::of(home)?.filter(|record| record.state == ArrivalState::Here && !record.is_whole);
+    if let Some(record) = come {
+        arrive::serve_source(home, user, &record, watch::channel(true).1)?;
+        tokio::spawn(arrive::look_after_disk(home.clone(), record));
+    }
     kept.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
     let mut disk = match Server::start(home, Launch::Disk(user.clone())).await {
         Ok(disk) => disk,
@@ -143,6 +165,7 @@ async fn keep(
     }
     // What it begins with is there once: without that it would boot.
     let is_restored = restored.is_some();
+    let begins_here = matches!(restored, Some(Begun::Arriving(_))) || desired_state::is_arriving(home);
     let (machine, care) = loop {
         match guest::start(home, user, restored.take()).await {
             Ok(started) => break started,
@@ -159,6 +182,22 @@ async fn keep(
         }
     };
     kept.set_machine(machine.clone());
+    if let Some(record) = Arrival::of(home)?.filter(|_| desired_state::is_arriving(home)) {
+        // Its keeper has died before it was known where it goes on.
+        arrive::serve_source(home, user, &record, watch::channel(true).1)?;
+        if let Err(error) = arrive::decide(home, user, &machine, kept, &record).await {
+            machine.kill();
+            let _ = machine.wait_killed().await;
+            disk.close().await;
+            memory::close(home, served).await;
+            return Err(error);
+        }
+    } else {
+        Departure::settle(home)?;
+    }
+    if let Some(record) = Arrival::of(home)?.filter(|record| begins_here && !record.is_whole) {
+        tokio::spawn(arrive::look_after_disk(home.clone(), record));
+    }
     let (became_unresponsive, mut unresponsive) = mpsc::channel(1);
     let patience = Patience::of(home);
     let greeter = tokio::spawn(look_after_agent(machine.clone(), Arc::clone(kept), patience, became_unresponsive));
@@ -231,6 +270,9 @@ async fn keep(
     if was_unresponsive {
         let seconds = patience.silent_after.as_secs();
         (end.clean, end.reason) = (false, format!("it was ended: its guest ran and did not answer for {seconds} s"));
+    }
+    if let Ok(Some(Departure { to, state: DepartureState::Gone, .. })) = Departure::of(home) {
+        (end.clean, end.reason) = (true, format!("it goes on at {to}"));
     }
     note(home, &end);
     Ok(waiting)

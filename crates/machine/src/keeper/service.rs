@@ -1,6 +1,7 @@
 //! The keeper's socket: one request a connection.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -9,10 +10,12 @@ use onecopy_guest_agent::protocol::{Command, LINE_BYTES_MAX};
 use onecopy_hypervisor::{Agent, HypervisorError, Machine, State};
 use onecopy_postgres::ServiceUser;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use super::run::Stop;
-use super::{CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, checkpoint, guest};
+use super::{
+    CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationOrder, checkpoint, guest, migrate,
+};
 use crate::desired_state::{self, DesiredState, Found};
 use crate::{MachineError, MachineHome, hypervisor_failed};
 
@@ -34,8 +37,14 @@ pub(super) struct Kept {
     noting: Mutex<()>,
     /// Held while the machine stands for a checkpoint, and while somebody else makes it stand or run, or ends it.
     taking: tokio::sync::Mutex<()>,
-    /// Held while a checkpoint is made, until it is durable.
+    /// Held while a checkpoint is made, until it is durable, and while the machine goes to another host.
     checkpointing: tokio::sync::Mutex<()>,
+    /// Set by who wants that a migration that is under way comes to nothing.
+    migration: Mutex<Option<Arc<AtomicBool>>>,
+    /// A connection over which this machine comes.
+    incoming: (mpsc::Sender<UnixStream>, tokio::sync::Mutex<mpsc::Receiver<UnixStream>>),
+    /// What somebody has said of a machine that stands because it may run elsewhere.
+    decision: watch::Sender<Option<(Option<String>, bool)>>,
 }
 
 impl Kept {
@@ -53,6 +62,7 @@ impl Kept {
             kernel: None,
         };
         let (agent, machine, noting) = (Mutex::default(), OnceLock::new(), Mutex::default());
+        let (incoming, coming) = mpsc::channel(1);
         Kept {
             home,
             user,
@@ -63,6 +73,69 @@ impl Kept {
             noting,
             taking: tokio::sync::Mutex::default(),
             checkpointing: tokio::sync::Mutex::default(),
+            migration: Mutex::default(),
+            incoming: (incoming, tokio::sync::Mutex::new(coming)),
+            decision: watch::channel(None).0,
+        }
+    }
+
+    /// The connection over which this machine comes; waits for it.
+    pub(super) async fn incoming(&self) -> Option<UnixStream> {
+        self.incoming.1.lock().await.recv().await
+    }
+
+    /// What somebody says of this migration; waits for it.
+    pub(super) async fn decided(&self, token: &str) -> bool {
+        let mut decisions = self.decision.subscribe();
+        let is_of_this = |said: &Option<(Option<String>, bool)>| {
+            said.as_ref().is_some_and(|(which, _)| which.as_deref().is_none_or(|which| which == token))
+        };
+        match decisions.wait_for(is_of_this).await {
+            Ok(said) => said.as_ref().is_some_and(|(_, goes)| *goes),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Whose the machine's processes are.
+    pub(super) fn user(&self) -> &ServiceUser {
+        &self.user
+    }
+
+    /// Sends the machine to another host. Who goes away cancels that, until it was given away.
+    async fn migrate(
+        self: &Arc<Kept>,
+        order: MigrationOrder,
+        progress: &mpsc::Sender<KeeperReply>,
+    ) -> Result<KeeperReply, MachineError> {
+        let machine = self.machine.get().cloned();
+        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        let (kept, is_cancelled, told) = (Arc::clone(self), Arc::new(AtomicBool::new(false)), progress.clone());
+        let _cancels = Cancels(Arc::clone(&is_cancelled));
+        let migrating = tokio::spawn(async move {
+            let _alone = kept.alone()?;
+            *kept.migration.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&is_cancelled));
+            let outcome = migrate::migrate(&kept, &machine, order, is_cancelled, told).await;
+            *kept.migration.lock().unwrap_or_else(PoisonError::into_inner) = None;
+            if matches!(outcome, Ok(KeeperReply::Migrated(_))) {
+                // Beside the answer: with the machine this keeper ends.
+                tokio::spawn(async move {
+                    if let Err(error) = machine.quit().await {
+                        tracing::error!(%error, "what is left of the machine does not end");
+                    }
+                });
+            }
+            outcome
+        });
+        migrating.await.unwrap_or_else(|error| Err(MachineError::Task(format!("a migration ended: {error}"))))
+    }
+
+    fn cancel_migration(&self) -> KeeperReply {
+        match &*self.migration.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(is_cancelled) => {
+                is_cancelled.store(true, Ordering::Release);
+                KeeperReply::Done {}
+            }
+            None => KeeperReply::Error { kind: None, message: "it goes nowhere just now".to_owned() },
         }
     }
 
@@ -239,6 +312,17 @@ impl Kept {
             },
             KeeperRequest::Forget { number } => done(self.forget_checkpoint(number).await),
             KeeperRequest::Connect {} => done(self.connect().await),
+            KeeperRequest::Migrate(order) => match self.migrate(order, progress).await {
+                Ok(reply) => reply,
+                Err(error) => failed(error.to_string()),
+            },
+            KeeperRequest::CancelMigration {} => self.cancel_migration(),
+            KeeperRequest::Decide { token, goes } => {
+                self.decision.send_replace(Some((token, goes)));
+                KeeperReply::Done {}
+            }
+            // It was seen to before.
+            KeeperRequest::Receive {} => failed("nobody comes over this connection".to_owned()),
             KeeperRequest::Stop { force, timeout_ms } => {
                 let (done, ended) = oneshot::channel();
                 let stop = Stop { force, timeout: Duration::from_millis(timeout_ms), done };
@@ -268,6 +352,15 @@ impl Kept {
             }
             Err(error) => KeeperReply::Error { kind: None, message: error.to_string() },
         }
+    }
+}
+
+/// Dropped, it wants what it is of to come to nothing.
+struct Cancels(Arc<AtomicBool>);
+
+impl Drop for Cancels {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 
@@ -304,6 +397,14 @@ async fn converse(stream: UnixStream, kept: &Arc<Kept>) -> io::Result<()> {
         Ok(Ok(None)) | Err(_) => return Ok(()),
         Ok(Err(error)) => return Err(error),
     };
+    if request == (KeeperRequest::Receive {}) {
+        lines.send(&KeeperReply::Done {}).await?;
+        if let Some(stream) = lines.into_stream() {
+            // One machine comes over one connection: another one is hung up on.
+            let _ = kept.incoming.0.try_send(stream);
+        }
+        return Ok(());
+    }
     let (sender, mut progress) = mpsc::channel(PROGRESS_MAX);
     let answer = kept.answer(request, &sender);
     tokio::pin!(answer);

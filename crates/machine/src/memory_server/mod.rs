@@ -16,7 +16,7 @@
 mod client;
 mod protocol;
 
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,7 +35,7 @@ use crate::keeper::{Role, servers_of, unix_ms};
 use crate::{MachineError, MachineHome};
 pub(crate) use client::ANSWER_TIMEOUT;
 pub use client::MemoryClient;
-pub use protocol::{Appended, EndedEpoch, KeptPages, Request, ServedMemory};
+pub use protocol::{Appended, EndedEpoch, KeptPages, PAGES_END, Request, ServedMemory};
 
 /// What such files begin with.
 pub(crate) const DEVICES: &str = "devices-";
@@ -48,6 +48,12 @@ pub(crate) fn devices_file(home: &MachineHome, epoch: u64) -> PathBuf {
 
 /// A checkpoint stands on so many others at most; the next one is whole. Whoever reads it opens all of them.
 const DEPTH_MAX: usize = 32;
+
+/// How long a keeper that is sent pages may take none.
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Bytes of pages that are written with one call.
+const SEND_BYTES: usize = 64 << 10;
 
 /// How often it is looked whether the file is gone.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -191,6 +197,10 @@ impl Served {
             }),
             Request::Cut => memory.cut().map(|cut| value(EndedEpoch { epoch: cut.epoch.0, pages: cut.pages })),
             Request::Append { epoch, disk } => self.append(memory, Epoch(epoch), &disk).map(value),
+            Request::Count { epoch, since } => pages(memory, epoch, since).map(|pages| value(pages.len())),
+            Request::Send { epoch, since, process_id, descriptor } => {
+                send(memory, (epoch, since), (process_id, descriptor)).map(value)
+            }
             Request::Release => memory.release_all().map(value),
         };
         Answer::from(outcome)
@@ -226,6 +236,36 @@ impl Served {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = image.last().map(|last| (last, epoch));
         Ok(Appended { number, since, pages: pages.len() as u64 })
     }
+}
+
+/// What changed since an epoch, or all.
+fn pages(memory: &GuestMemory, epoch: u64, since: Option<u64>) -> Result<Vec<u32>, CheckpointError> {
+    match since {
+        Some(since) => memory.changed_since(Epoch(since), Epoch(epoch)),
+        None => memory.present(Epoch(epoch)),
+    }
+}
+
+/// Sends pages, each with its number before it, to who asks: as fast as that takes them.
+fn send(
+    memory: &GuestMemory,
+    (epoch, since): (u64, Option<u64>),
+    (process_id, descriptor): (u32, i32),
+) -> Result<usize, CheckpointError> {
+    let failed = |source| CheckpointError::Io { action: "send pages to", path: PathBuf::from("a keeper"), source };
+    let pages = pages(memory, epoch, since)?;
+    let to = descriptor_of(process_id, descriptor).map_err(failed)?;
+    // Who takes none for so long is gone, or hangs.
+    let timed = rustix::net::sockopt::set_socket_timeout(&to, rustix::net::sockopt::Timeout::Send, Some(SEND_TIMEOUT));
+    timed.map_err(|error| failed(error.into()))?;
+    let mut to = io::BufWriter::with_capacity(SEND_BYTES, std::fs::File::from(to));
+    let mut content = [0; PAGE_BYTES];
+    for page in &pages {
+        memory.read(Epoch(epoch), *page, &mut content)?;
+        to.write_all(&page.to_le_bytes()).and_then(|()| to.write_all(&content)).map_err(failed)?;
+    }
+    to.write_all(&PAGES_END.to_le_bytes()).and_then(|()| to.flush()).map_err(failed)?;
+    Ok(pages.len())
 }
 
 fn value(of: impl Serialize) -> serde_json::Value {

@@ -31,9 +31,31 @@ pub enum Request {
         /// The name of the disk's part of it.
         disk: String,
     },
+    /// How many pages [`Request::Send`] would send: a number.
+    Count {
+        /// The epoch's number.
+        epoch: u64,
+        /// As there.
+        since: Option<u64>,
+    },
+    /// Sends what pages held at the end of an epoch into a descriptor of the process that asks, until
+    /// [`PAGES_END`]: those that changed since another epoch, or all that are not known to be zeros. How many: a number.
+    Send {
+        /// The epoch's number.
+        epoch: u64,
+        /// The one before.
+        since: Option<u64>,
+        /// The process that asks.
+        process_id: u32,
+        /// The number of the descriptor in that process.
+        descriptor: i32,
+    },
     /// Lets all epochs go that have ended: those of a checkpoint that is durable, and of takes that are void.
     Release,
 }
+
+/// In the place of a page's number: there is none more.
+pub const PAGES_END: u32 = u32::MAX;
 
 /// A served memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

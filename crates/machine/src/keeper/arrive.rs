@@ -1,0 +1,375 @@
+//! The destination's side of a migration: a machine that comes while it runs elsewhere, and begins where it stood.
+//!
+//! ```text
+//!  first round ──> memory.shadow ──> memory, disk over what comes, QEMU waits ──> further rounds into the memory
+//!  ──> last round, devices: it stands (arriving) ──> go, or the source's host says that it was given away ──> it runs
+//! ```
+//!
+//! It runs only after the source has written down that it was given away; it is forgotten only after the source's host
+//! has said that it goes on there, or where it cannot run any more. In between it stands, and the source's host is asked
+//! again and again, by whichever keeper there is.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onecopy_checkpoint::PAGE_BYTES;
+use onecopy_checkpoint::memory::GuestMemory;
+use onecopy_checkpoint::migrate::wire::{Decoder, Kind};
+use onecopy_checkpoint::restore::{Prefix, stream};
+use onecopy_disk::source::LocalCopy;
+use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
+use onecopy_disk_server::DiskClient;
+use onecopy_hypervisor::Machine;
+use onecopy_postgres::ServiceUser;
+use rustix::fs::{AtFlags, CWD, Gid, Uid};
+use tokio::io::copy_bidirectional;
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+
+use super::link::{Answered, Link, Said};
+use super::restore::{self, Restored};
+use super::server::{Launch, Server};
+use super::service::Kept;
+use super::{checkpoint, guest, memory};
+use crate::desired_state::{self, DesiredState};
+use crate::hardware::Hardware;
+use crate::home::give_all;
+use crate::migration::{self, Arrival, ArrivalState, HostOrder, Verdict};
+use crate::{MachineError, MachineHome};
+
+/// How long a keeper that was started for a machine that comes waits for it.
+const COME_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How often the source's host is asked whether a machine was given away.
+const VERDICT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often it is looked how much of the disk is here.
+const LOOK_INTERVAL: Duration = Duration::from_secs(2);
+
+/// A machine that is on its way, all of whose memory was sent once.
+pub(super) struct Arriving {
+    link: Link,
+    decoder: Decoder,
+    prefix: Vec<u8>,
+    record: Arrival,
+    kept: Arc<Kept>,
+    /// Whether the source's snapshot is there.
+    has_snapshot: watch::Sender<bool>,
+    /// What QEMU waits for.
+    pub(super) restored: Restored,
+}
+
+/// The machine that is to come here, if this one is that.
+pub(super) fn expected(home: &MachineHome) -> Result<Option<Arrival>, MachineError> {
+    Ok(Arrival::of(home)?.filter(|arrival| arrival.state != ArrivalState::Here))
+}
+
+fn failed(home: &MachineHome, reason: impl ToString) -> MachineError {
+    let (machine, to) = (home.name().to_string(), "this host".to_owned());
+    MachineError::Migration { machine, to, reason: reason.to_string() }
+}
+
+/// Takes what comes until all of the memory was sent once; makes memory and disk.
+pub(super) async fn begin(
+    home: &MachineHome,
+    user: &ServiceUser,
+    kept: &Arc<Kept>,
+    record: Arrival,
+) -> Result<(Server, Arriving), MachineError> {
+    let broken_off = "its coming was broken off, and it goes on where it was; remove what is left of it with: onecopy vm \
+                      delete";
+    if record.state == ArrivalState::Discarded {
+        return Err(failed(home, broken_off));
+    }
+    let carried = tokio::time::timeout(COME_TIMEOUT, kept.incoming()).await.ok().flatten();
+    let carried = carried.ok_or_else(|| failed(home, broken_off))?;
+    let link = carried.into_std().and_then(Link::carried).map_err(|error| failed(home, error))?;
+    let (own, account, expected) = (home.clone(), user.clone(), record.clone());
+    let first = tokio::task::spawn_blocking(move || first_rounds(&own, &account, link, &expected)).await;
+    let first = first.map_err(|error| MachineError::Task(format!("receiving a machine ended: {error}")))?;
+    let (link, decoder, prefix) = first.map_err(|reason| {
+        discard(home, &record);
+        failed(home, reason)
+    })?;
+    let (own, account) = (home.clone(), user.clone());
+    let prepared = tokio::task::spawn_blocking(move || {
+        let configuration = own.configuration()?;
+        let mut options = memory::options(&configuration, &account);
+        options.drops = false;
+        let descriptors = GuestMemory::prepare(&own.memory(), &own.memory_shadow(), &options);
+        let descriptors = descriptors.map_err(own.memory_failed())?;
+        make_disk(&own, &account, configuration.disk_bytes)?;
+        Ok::<_, MachineError>(descriptors)
+    });
+    let descriptors =
+        prepared.await.map_err(|error| MachineError::Task(format!("making a memory ended: {error}")))??;
+    let server = Server::start(home, Launch::Memory(descriptors)).await;
+    let server = server.map_err(|reason| MachineError::Ended { machine: home.name().to_string(), reason })?;
+    let restored = Restored::waiting(home, 0)?;
+    let has_snapshot = watch::channel(false).0;
+    serve_source(home, user, &record, has_snapshot.subscribe())?;
+    Ok((server, Arriving { link, decoder, prefix, record, kept: Arc::clone(kept), has_snapshot, restored }))
+}
+
+/// Hears what comes, and whether it could run here, and writes its memory into the file that will be it.
+fn first_rounds(
+    home: &MachineHome,
+    user: &ServiceUser,
+    mut link: Link,
+    record: &Arrival,
+) -> Result<(Link, Decoder, Vec<u8>), String> {
+    let words = |error: io::Error| error.to_string();
+    let Said::Hello { token, memory_bytes, hardware } = link.hear().map_err(words)? else {
+        return Err("it does not say what it is".to_owned());
+    };
+    let prefix = link.receive().map_err(words)?;
+    let checked = (|| {
+        let configuration = home.configuration().map_err(|error| error.to_string())?;
+        if token != record.token || memory_bytes != configuration.memory_bytes {
+            return Err("it is another machine than the one that was ordered".to_owned());
+        }
+        Prefix::parse(&prefix).map_err(|error| error.to_string())?;
+        let here = restore::hardware_here(home, user, &configuration).map_err(|error| error.to_string())?;
+        hardware.check(&here)?;
+        memory::clear(home).and_then(|()| restore::forget(home)).map_err(|error| error.to_string())?;
+        let shadow = home.memory_shadow();
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&shadow);
+        let file = file.and_then(|file| file.set_len(memory_bytes).map(|()| file));
+        file.map_err(|error| format!("{}: {error}", shadow.display()))
+    })();
+    let file = match checked {
+        Ok(file) => file,
+        Err(reason) => {
+            let _ = link.say(&Answered::Refused { reason: reason.clone() });
+            return Err(reason);
+        }
+    };
+    link.say(&Answered::Accepted {}).map_err(words)?;
+    let mut decoder = Decoder::new(memory_bytes / PAGE_BYTES as u64).map_err(words)?;
+    match pages(&mut link, &mut decoder, &file, true).map_err(words)? {
+        (Kind::Text, text) => match Link::understand(&text).map_err(words)? {
+            Said::Wait {} => Ok((link, decoder, prefix)),
+            other => Err(format!("{other:?} came instead of the wish to wait")),
+        },
+        _ => Err("bytes came instead of pages".to_owned()),
+    }
+}
+
+/// Writes pages as they come; what comes then.
+fn pages(link: &mut Link, decoder: &mut Decoder, file: &File, is_new: bool) -> io::Result<(Kind, Vec<u8>)> {
+    let zeros = [0; PAGE_BYTES];
+    loop {
+        match link.next()? {
+            (Kind::Pages, content) => decoder.decode(&content, |page, content| match content {
+                Some(content) => file.write_all_at(content, u64::from(page) * PAGE_BYTES as u64),
+                // There is nothing in a new file.
+                None if is_new => Ok(()),
+                None => file.write_all_at(&zeros, u64::from(page) * PAGE_BYTES as u64),
+            })?,
+            other => return Ok(other),
+        }
+    }
+}
+
+/// Makes the disk over a snapshot that will be there.
+fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64) -> Result<(), MachineError> {
+    restore::give_up(home, 0)?;
+    let url = format!("nbd+unix:///?socket={}", encoded(&home.source_socket()));
+    let base = BaseSpecification::Nbd { url, tls: None };
+    let (new, options) = (restore::new_disk(home), CreateOptions { size_bytes, base: Some(base), copy_base: true });
+    let _ = fs::remove_dir_all(&new);
+    Disk::create(&new, &options).map_err(home.disk_failed())?;
+    LocalCopy::begin(&new, size_bytes).map_err(|error| failed(home, error))?;
+    give_all(&new, user)?;
+    fs::rename(&new, home.numbered_disk(0)).map_err(MachineError::file("rename", &new))
+}
+
+/// Percent-encoded (RFC 3986).
+fn encoded(path: &Path) -> String {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/.-_".contains(byte);
+    let bytes = path.as_os_str().as_encoded_bytes().iter();
+    bytes.map(|byte| if is_plain(byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+impl Arriving {
+    /// Takes what is left, gives it to a QEMU that waits, and lets it go when the source has given it away.
+    pub(super) async fn finish(
+        self,
+        home: &MachineHome,
+        user: &ServiceUser,
+        machine: &Machine,
+    ) -> Result<(), MachineError> {
+        let record = self.record.clone();
+        let (prefix, kept) = (self.prefix.clone(), Arc::clone(&self.kept));
+        // Before the source has heard that it stands here it goes on there, whatever happens.
+        let mut link = match self.load(home, machine).await {
+            Ok(link) => link,
+            Err(error) => {
+                discard(home, &record);
+                return Err(error);
+            }
+        };
+        let said = tokio::task::spawn_blocking(move || {
+            let said = link.say(&Answered::Loaded {}).and_then(|()| link.hear::<Said>());
+            (link, said)
+        });
+        let (mut link, said) = said.await.map_err(|error| MachineError::Task(format!("receiving ended: {error}")))?;
+        match said {
+            Ok(Said::Go {}) => go_on(home, user, machine, &record).await?,
+            other => {
+                tracing::warn!(?other, "the source is lost, and whether the machine runs there is not known");
+                decide(home, user, machine, &kept, &record).await?;
+            }
+        }
+        let forwards = home.configuration()?.forwards;
+        let _ = tokio::task::spawn_blocking(move || link.say(&Answered::Running { forwards })).await;
+        // What it stands on is that of its origin: so it can be checkpointed, and go on again, without standing for it.
+        let known = Hardware::of_process(machine).and_then(|hardware| {
+            let memory_bytes = home.configuration().map_err(|error| error.to_string())?.memory_bytes;
+            let made = checkpoint::make(&home.checkpoints(), &hardware, memory_bytes, &prefix);
+            made.map_err(|error| error.to_string())
+        });
+        if let Err(error) = known {
+            tracing::warn!(error, "the machine stands for a moment before its first checkpoint");
+        }
+        Ok(())
+    }
+
+    /// Takes what is left, and gives it to a QEMU that waits: the machine stands then.
+    async fn load(self, home: &MachineHome, machine: &Machine) -> Result<Link, MachineError> {
+        let Arriving { mut link, mut decoder, prefix, has_snapshot, mut restored, .. } = self;
+        let own = home.clone();
+        let received = tokio::task::spawn_blocking(move || {
+            let file = OpenOptions::new().write(true).open(own.memory())?;
+            link.say(&Answered::Waiting {})?;
+            match pages(&mut link, &mut decoder, &file, false)? {
+                (Kind::Text, text) if matches!(Link::understand(&text)?, Said::Last {}) => {}
+                _ => return Err(io::Error::other("something else came than the last round")),
+            }
+            match pages(&mut link, &mut decoder, &file, false)? {
+                (Kind::Blob, devices) => Ok((link, devices)),
+                _ => Err(io::Error::other("something else came than the state of its devices")),
+            }
+        });
+        let received = received.await.map_err(|error| MachineError::Task(format!("receiving ended: {error}")))?;
+        let (link, devices) = received.map_err(|error| failed(home, error))?;
+        let parsed = Prefix::parse(&prefix).map_err(|error| failed(home, error))?;
+        restored.set_stream(stream(&parsed, &devices).map_err(|error| failed(home, error))?);
+        restored.load(home, machine).await?;
+        let _ = has_snapshot.send(true);
+        Ok(link)
+    }
+}
+
+/// It goes on where it was.
+fn discard(home: &MachineHome, record: &Arrival) {
+    let discarded = Arrival { state: ArrivalState::Discarded, ..record.clone() };
+    if let Err(error) = discarded.write(home) {
+        tracing::warn!(%error, "it is not written down that the machine never comes");
+    }
+}
+
+/// It was given away, and goes on here.
+async fn go_on(
+    home: &MachineHome,
+    user: &ServiceUser,
+    machine: &Machine,
+    record: &Arrival,
+) -> Result<(), MachineError> {
+    // From here on each keeper lets it go.
+    desired_state::note(home, DesiredState::Beginning)?;
+    // Before it runs: what has run here is never taken back where it was, also when it dies at once.
+    Arrival { state: ArrivalState::Here, ..record.clone() }.write(home)?;
+    guest::run(home, user, machine).await
+}
+
+/// A machine that stands, and may run where it comes from: asks there, and does what a person says. An error: it goes on
+/// there, or it has ended here.
+pub(super) async fn decide(
+    home: &MachineHome,
+    user: &ServiceUser,
+    machine: &Machine,
+    kept: &Arc<Kept>,
+    record: &Arrival,
+) -> Result<(), MachineError> {
+    let order = HostOrder::Verdict(record.which(home));
+    loop {
+        let asked = migration::ask::<Verdict>(&record.origin, &record.keys, &order);
+        let verdict = tokio::select! {
+            ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
+            goes = kept.decided(&record.token) => if goes { Verdict::Given } else { Verdict::Kept },
+            verdict = asked => verdict.unwrap_or_else(|reason| {
+                tracing::info!(origin = record.origin, reason, "whether the machine was given away is not known");
+                Verdict::Undecided
+            }),
+        };
+        match verdict {
+            Verdict::Given => return go_on(home, user, machine, record).await,
+            Verdict::Kept => {
+                Arrival { state: ArrivalState::Discarded, ..record.clone() }.write(home)?;
+                return Err(failed(home, "it goes on where it was"));
+            }
+            Verdict::Undecided => tokio::time::sleep(VERDICT_INTERVAL).await,
+        }
+    }
+}
+
+/// Leads the disk's server to the snapshot on the other host, as soon as that is there.
+pub(super) fn serve_source(
+    home: &MachineHome,
+    user: &ServiceUser,
+    record: &Arrival,
+    has_snapshot: watch::Receiver<bool>,
+) -> Result<(), MachineError> {
+    let path = home.source_socket();
+    onecopy_control::socket::remove(&path).map_err(MachineError::file("remove", &path))?;
+    let listener = UnixListener::bind(&path).map_err(MachineError::file("listen on", &path))?;
+    // Only the disk's server connects. What an account may have put in its place is not followed.
+    let (owner, group) = (Uid::from_raw(user.user_id()), Gid::from_raw(user.group_id()));
+    let given = rustix::fs::chownat(CWD, &path, Some(owner), Some(group), AtFlags::SYMLINK_NOFOLLOW);
+    given.map_err(|error| MachineError::file("give away", &path)(error.into()))?;
+    let (record, order) = (record.clone(), HostOrder::Disk(record.which(home)));
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let (record, order, mut has_snapshot) = (record.clone(), order.clone(), has_snapshot.clone());
+            tokio::spawn(async move {
+                if has_snapshot.wait_for(|there| *there).await.is_err() {
+                    return;
+                }
+                match migration::open(&record.origin, &record.keys, &order).await {
+                    Ok(mut far) => {
+                        let _ = copy_bidirectional(&mut near, &mut far).await;
+                    }
+                    // It comes again.
+                    Err(reason) => tracing::info!(origin = record.origin, reason, "the disk's source is away"),
+                }
+            });
+        }
+    });
+    Ok(())
+}
+
+/// For a machine that has come: leads its disk to where it comes from until all of it is here, and says so there.
+pub(super) async fn look_after_disk(home: MachineHome, record: Arrival) {
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        let disk = home.disk();
+        let looked = tokio::task::spawn_blocking(move || DiskClient::connect(&disk)?.info()).await;
+        if looked.is_ok_and(|info| info.is_ok_and(|info| info.hydration.is_some_and(|state| state.is_whole))) {
+            break;
+        }
+    }
+    tracing::info!(origin = record.origin, "all of the disk is here");
+    let order = HostOrder::Whole(record.which(&home));
+    while let Err(reason) = migration::ask::<()>(&record.origin, &record.keys, &order).await {
+        tracing::info!(origin = record.origin, reason, "the source does not know yet that its disk is needed no more");
+        tokio::time::sleep(LOOK_INTERVAL * 15).await;
+    }
+    if let Err(error) = (Arrival { is_whole: true, ..record }).write(&home) {
+        tracing::warn!(%error, "it is not written down that all of the disk is here");
+    }
+}

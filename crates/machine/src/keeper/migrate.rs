@@ -1,0 +1,442 @@
+//! The source's side of a migration: rounds while the guest runs, the last one while it stands, and who goes on.
+//!
+//! | killed, or lost | what is written down | who goes on |
+//! |---|---|---|
+//! | before the last round | running | the source, at once |
+//! | while it stands here | taking | the source: its next keeper lets it go |
+//! | after *migrated*, before *go* came | migrated | the destination, which asks; `vm migrate --resume` says it again |
+//! | after that | migrated | the destination |
+//! | the destination, before it said *runs* | migrated | the source, once the destination has said that it never will |
+
+use std::io::{self, BufReader, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use onecopy_checkpoint::PAGE_BYTES;
+use onecopy_checkpoint::image::Image;
+use onecopy_checkpoint::memory::synchronize;
+use onecopy_checkpoint::migrate::policy::{Next, OnTimeout, Policy, Round, Wanted};
+use onecopy_checkpoint::migrate::wire::{Counts, Encoder};
+use onecopy_checkpoint::take::{self, After, NoNetwork, Parts, Taken};
+use onecopy_disk_server::DiskClient;
+use onecopy_hypervisor::Machine;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use super::checkpoint::{self, Disk, Memory, Processors, Record};
+use super::link::{Answered, Link, Said};
+use super::service::Kept;
+use super::unresponsive::unix_ms;
+use super::{KeeperReply, MigrationEvent, MigrationOrder, Prediction};
+use crate::desired_state::{self, DesiredState};
+use crate::hardware::Hardware;
+use crate::machine::CHECKPOINT_TIMEOUT;
+use crate::memory_server::{EndedEpoch, MemoryClient, PAGES_END, Request};
+use crate::migration::{self, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder};
+use crate::{Forward, GuestImage, MachineError};
+
+/// What the snapshots of a disk begin with that are parts of migrations.
+const SNAPSHOT: &str = "migration-";
+
+/// Between the two cuts by which it is seen how much changes.
+const LOOK_PERIOD: Duration = Duration::from_secs(1);
+
+/// How often a word that decides is said again before a person is asked to.
+const GO_ATTEMPTS: u32 = 3;
+
+/// Between two of them.
+const GO_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Sends a machine to another host, or tells what that would cost.
+pub(super) async fn migrate(
+    kept: &Arc<Kept>,
+    machine: &Machine,
+    order: MigrationOrder,
+    is_cancelled: Arc<AtomicBool>,
+    told: mpsc::Sender<KeeperReply>,
+) -> Result<KeeperReply, MachineError> {
+    let home = kept.home();
+    checkpoint::check_runs(home, machine)?;
+    let failed =
+        |reason: String| MachineError::Migration { machine: home.name().to_string(), to: order.to.clone(), reason };
+    if home.configuration().is_ok_and(|configuration| !configuration.checkpoints) {
+        let reason = "its memory is QEMU's own; set `checkpoints = true` in its machine.toml, then stop and start it";
+        return Err(failed(reason.to_owned()));
+    }
+    checkpoint::prepare(kept, machine, Instant::now() + CHECKPOINT_TIMEOUT).await?;
+    let work = Work {
+        kept: Arc::clone(kept),
+        machine: machine.clone(),
+        order: order.clone(),
+        is_cancelled,
+        told,
+        handle: Handle::current(),
+    };
+    if order.is_only_tried {
+        let tried = tokio::task::spawn_blocking(move || work.predict()).await;
+        return tried.map_err(task)?.map(KeeperReply::Predicted).map_err(failed);
+    }
+    let image = GuestImage::find(Some(&home.image()))?;
+    let configuration = home.configuration()?;
+    let password = std::fs::read_to_string(home.password_file()).ok().map(|text| text.trim().to_owned());
+    let departure = Departure {
+        token: new_token().map_err(|error| failed(error.to_string()))?,
+        to: order.to.clone(),
+        keys: order.keys.clone(),
+        disk: home.disk().file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        snapshot: format!("{SNAPSHOT}{}-{}", unix_ms(), std::process::id()),
+        state: DepartureState::Begun,
+        is_whole: false,
+        result: None,
+    };
+    let receive = ReceiveOrder {
+        which: departure.which(home),
+        origin: order.origin.clone(),
+        memory_bytes: configuration.memory_bytes,
+        processors: configuration.processors,
+        disk_bytes: configuration.disk_bytes,
+        postgresql: configuration.postgresql,
+        password,
+        guest_ports: configuration.forwards.iter().map(|forward| forward.guest_port).collect(),
+        image: image.boot_digest().map_err(MachineError::file("read", image.directory.clone()))?,
+        silent_after_s: configuration.silent_after_s,
+        end_when_silent: configuration.end_when_silent,
+    };
+    let hydrated = home.disk();
+    let whole = tokio::task::spawn_blocking(move || is_whole(&hydrated)).await.map_err(task)?;
+    if !whole.map_err(failed)? {
+        let reason = "its disk is not all here yet; `onecopy disk info` shows how far it is".to_owned();
+        return Err(failed(reason));
+    }
+    departure.write(home)?;
+    let opened = migration::open(&order.to, &order.keys, &HostOrder::Receive(Box::new(receive))).await;
+    let outcome = match opened.and_then(|far| Link::over(&work.handle, far).map_err(words)) {
+        Ok(link) => {
+            let own = departure.clone();
+            tokio::task::spawn_blocking(move || work.run(link, own)).await.map_err(task)?
+        }
+        Err(reason) => Err(reason),
+    };
+    if let Err(error) = checkpoint::release(home).await {
+        tracing::warn!(error, "the memory's epochs are let go before the next checkpoint");
+    }
+    match outcome {
+        Ok(result) => Ok(KeeperReply::Migrated(result)),
+        Err(reason) => {
+            Departure::settle(home)?;
+            Err(failed(reason))
+        }
+    }
+}
+
+fn task(error: tokio::task::JoinError) -> MachineError {
+    MachineError::Task(format!("a migration ended: {error}"))
+}
+
+fn words(error: impl ToString) -> String {
+    error.to_string()
+}
+
+/// 128 bits that nobody guesses.
+fn new_token() -> io::Result<String> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Whether a disk needs no other host.
+fn is_whole(disk: &std::path::Path) -> Result<bool, String> {
+    let info = DiskClient::connect(disk).map_err(words)?.info().map_err(words)?;
+    Ok(info.hydration.is_none_or(|hydration| hydration.is_whole))
+}
+
+/// One migration, in a thread that blocks.
+struct Work {
+    kept: Arc<Kept>,
+    machine: Machine,
+    order: MigrationOrder,
+    is_cancelled: Arc<AtomicBool>,
+    told: mpsc::Sender<KeeperReply>,
+    handle: Handle,
+}
+
+impl Work {
+    fn tell(&self, event: MigrationEvent) {
+        // Nobody need listen.
+        let _ = self.told.try_send(KeeperReply::Migration(event));
+    }
+
+    fn check_wanted(&self) -> Result<(), String> {
+        match self.is_cancelled.load(Ordering::Acquire) {
+            true => Err("it was cancelled, and goes on here".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    /// Ends an epoch while the guest runs.
+    fn cut(&self) -> Result<EndedEpoch, String> {
+        synchronize(&self.kept.home().memory()).map_err(words)?;
+        self.ask(Request::Cut)
+    }
+
+    fn ask<T: serde::de::DeserializeOwned>(&self, request: Request) -> Result<T, String> {
+        let home = self.kept.home();
+        self.handle.block_on(async {
+            MemoryClient::connect(home).await?.ask_until(request, Instant::now() + CHECKPOINT_TIMEOUT).await
+        })
+    }
+
+    /// What it would cost, without another host.
+    fn predict(&self) -> Result<Prediction, String> {
+        let first = self.cut()?;
+        let pages: u64 = self.ask(Request::Count { epoch: first.epoch, since: None })?;
+        std::thread::sleep(LOOK_PERIOD);
+        let second = self.cut()?;
+        self.ask::<()>(Request::Release)?;
+        let bytes = |pages: u64| pages * PAGE_BYTES as u64;
+        let seconds = self.order.bytes_per_second.map(|rate| bytes(pages) as f64 / rate.max(1) as f64);
+        let pause_ms = self.order.bytes_per_second.map(|rate| {
+            // A round takes as long as what changed in the one before, until that is nothing.
+            let ratio = (bytes(second.pages) as f64 / rate.max(1) as f64).min(1.0);
+            let fixed = onecopy_checkpoint::migrate::policy::FIXED.as_millis() as u64;
+            fixed + if ratio < 0.9 { 0 } else { (bytes(pages) as f64 / rate.max(1) as f64 * 1000.0) as u64 }
+        });
+        Ok(Prediction { memory_bytes: bytes(pages), pages_per_second: second.pages, seconds, pause_ms })
+    }
+
+    fn run(&self, mut link: Link, departure: Departure) -> Result<MigrationResult, String> {
+        let home = self.kept.home();
+        let begun = Instant::now();
+        let image = Image::open(&home.checkpoints()).map_err(words)?;
+        let hardware = Hardware::of_process(&self.machine)?;
+        let (token, memory_bytes) = (departure.token.clone(), image.memory_bytes());
+        link.say(&Said::Hello { token, memory_bytes, hardware }).map_err(words)?;
+        link.send(image.prefix()).map_err(words)?;
+        let Answered::Accepted {} = answer(&mut link)? else { return Err("it answers something else".to_owned()) };
+        self.tell(MigrationEvent::Accepted);
+        let mut sender = Sender { encoder: Encoder::new().map_err(words)?, begun, sent: 0 };
+        let mut policy = Policy::new(Wanted {
+            downtime: Duration::from_millis(self.order.downtime_ms),
+            timeout: Duration::from_secs(self.order.timeout_s),
+            on_timeout: if self.order.goes_on_timeout { OnTimeout::Go } else { OnTimeout::Cancel },
+        });
+        let (mut total, mut last, mut rounds) = (Counts::default(), None, 0);
+        loop {
+            self.check_wanted()?;
+            let ended = self.cut()?;
+            let cut = Instant::now();
+            let counts = self.send(&mut link, &mut sender, ended.epoch, last)?;
+            let sending = cut.elapsed();
+            self.ask::<()>(Request::Release)?;
+            if last.replace(ended.epoch).is_none() {
+                link.say(&Said::Wait {}).map_err(words)?;
+                let Answered::Waiting {} = answer(&mut link)? else {
+                    return Err("it answers something else".to_owned());
+                };
+                self.tell(MigrationEvent::Waiting);
+            }
+            rounds += 1;
+            total.add(counts);
+            let round = Round { pages: counts.pages(), bytes: counts.bytes, took: cut.elapsed(), sending };
+            let next = policy.after(round, begun.elapsed());
+            let expected = policy.expected();
+            self.tell(MigrationEvent::Round {
+                round: rounds,
+                zero_pages: counts.zero_pages,
+                data_pages: counts.data_pages,
+                bytes: counts.bytes,
+                took_ms: u64::try_from(round.took.as_millis()).unwrap_or(u64::MAX),
+                pages_per_second: expected.map(|expected| expected.pages_per_second as u64),
+                expected_pause_ms: expected
+                    .map(|expected| u64::try_from(expected.pause.as_millis()).unwrap_or(u64::MAX)),
+            });
+            match next {
+                Next::Round => {}
+                Next::Switch => break,
+                Next::GiveUp(why) => return Err(format!("{why}; it goes on here")),
+            }
+        }
+        let last = last.expect("there was a round");
+        let (counts, pause, forwards) = self.switch(&mut link, &mut sender, last, &departure)?;
+        total.add(counts);
+        let result = MigrationResult {
+            rounds: rounds + 1,
+            bytes: total.bytes,
+            zero_pages: total.zero_pages,
+            data_pages: total.data_pages,
+            pause_us: u64::try_from(pause.as_micros()).unwrap_or(u64::MAX),
+            total_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
+            forwards,
+        };
+        let gone = Departure { state: DepartureState::Gone, result: Some(result.clone()), ..departure };
+        if let Err(error) = gone.write(home) {
+            tracing::error!(%error, "it is not written down that the machine has gone");
+        }
+        Ok(result)
+    }
+
+    /// The last round: it stands from here on, and goes on there.
+    fn switch(
+        &self,
+        link: &mut Link,
+        sender: &mut Sender,
+        last: u64,
+        departure: &Departure,
+    ) -> Result<(Counts, Duration, Vec<Forward>), String> {
+        let (home, handle) = (self.kept.home(), &self.handle);
+        let _alone = handle.block_on(self.kept.no_take());
+        self.check_wanted()?;
+        checkpoint::check_runs(home, &self.machine).map_err(words)?;
+        let (machine, stopped, pause) = (&self.machine, None, Duration::ZERO);
+        let mut processors = Processors { home, machine, handle, server: None, stopped, pause };
+        let mut memory = Memory { home, handle };
+        let mut disk = Disk { home, snapshot: departure.snapshot.clone() };
+        let mut record = Record { kept: &self.kept };
+        let network = &mut NoNetwork;
+        let mut parts =
+            Parts { machine: &mut processors, memory: &mut memory, disk: &mut disk, network, record: &mut record };
+        let taken = take::take(&mut parts, After::Stay).map_err(|error| {
+            if error.needs_recovery {
+                checkpoint::recover(&mut parts, &self.machine);
+            }
+            error.to_string()
+        })?;
+        self.tell(MigrationEvent::Stopped);
+        let given = self.give(link, sender, last, &taken);
+        let counts = match given {
+            Ok(counts) => counts,
+            Err(reason) => {
+                checkpoint::recover(&mut parts, &self.machine);
+                return Err(format!("{reason}; it goes on here"));
+            }
+        };
+        // From here on it goes on there alone.
+        self.tell(MigrationEvent::Given);
+        let said = link.say(&Said::Go {}).and_then(|()| link.hear::<Answered>());
+        let gone = match said {
+            Ok(Answered::Running { forwards }) => Gone::Running(forwards),
+            Ok(_) | Err(_) => self.ask_to_go(departure)?,
+        };
+        match gone {
+            Gone::Running(forwards) => {
+                let pause = processors.stopped.map_or(Duration::ZERO, |stopped| stopped.elapsed());
+                Ok((counts, pause, forwards))
+            }
+            Gone::Lost(reason) => {
+                desired_state::take_back(home, self.kept.user()).map_err(words)?;
+                checkpoint::recover(&mut parts, &self.machine);
+                Err(format!("it never ran there ({reason}), and goes on here"))
+            }
+        }
+    }
+
+    /// Sends what is left of a machine that stands, and writes down that it was given away once it stands there.
+    fn give(&self, link: &mut Link, sender: &mut Sender, last: u64, taken: &Taken) -> Result<Counts, String> {
+        link.say(&Said::Last {}).map_err(words)?;
+        let counts = self.send(link, sender, taken.memory.epoch.0, Some(last))?;
+        link.send(&taken.devices).map_err(words)?;
+        let Answered::Loaded {} = answer(link)? else { return Err("it answers something else".to_owned()) };
+        self.tell(MigrationEvent::Loaded);
+        self.check_wanted()?;
+        if let Some(ending) = self.machine.state().ending() {
+            return Err(format!("it has ended here: {ending}"));
+        }
+        self.kept.note(DesiredState::Migrated).map_err(words)?;
+        Ok(counts)
+    }
+
+    /// Says it again over another connection: the machine was given away, and whether it runs is not known.
+    fn ask_to_go(&self, departure: &Departure) -> Result<Gone, String> {
+        let order = HostOrder::Go(departure.which(self.kept.home()));
+        let mut why = String::new();
+        for _ in 0..GO_ATTEMPTS {
+            match self.handle.block_on(migration::ask(&self.order.to, &self.order.keys, &order)) {
+                Ok(gone) => return Ok(gone),
+                Err(reason) => why = reason,
+            }
+            std::thread::sleep(GO_INTERVAL);
+        }
+        let name = self.kept.home().name();
+        Err(format!(
+            "it was given away, and that host does not say whether it runs there ({why}): it stands here until it does; \
+             ask again with: onecopy vm migrate {name} --resume"
+        ))
+    }
+
+    /// Sends pages of an epoch, as fast as was allowed.
+    fn send(&self, link: &mut Link, sender: &mut Sender, epoch: u64, since: Option<u64>) -> Result<Counts, String> {
+        let (near, far) = UnixStream::pair().map_err(words)?;
+        near.set_read_timeout(Some(CHECKPOINT_TIMEOUT)).map_err(words)?;
+        let (home, handle) = (self.kept.home().clone(), self.handle.clone());
+        let (process_id, descriptor) = (std::process::id(), far.as_raw_fd());
+        let asking = std::thread::spawn(move || {
+            let request = Request::Send { epoch, since, process_id, descriptor };
+            let asked = handle.block_on(async {
+                let deadline = Instant::now() + CHECKPOINT_TIMEOUT;
+                MemoryClient::connect(&home).await?.ask_until::<u64>(request, deadline).await
+            });
+            // The other end is read to its end where the server has died.
+            drop(far);
+            asked
+        });
+        let sent = self.forward(&near, link, sender);
+        drop(near);
+        let asked = asking.join().map_err(|_| "sending pages panicked".to_owned())?;
+        asked.and(sent)
+    }
+
+    fn forward(&self, near: &UnixStream, link: &mut Link, sender: &mut Sender) -> Result<Counts, String> {
+        let mut from = BufReader::with_capacity(256 << 10, near);
+        let (mut number, mut content) = ([0; 4], [0; PAGE_BYTES]);
+        loop {
+            from.read_exact(&mut number).map_err(words)?;
+            let page = u32::from_le_bytes(number);
+            if page == PAGES_END {
+                break;
+            }
+            from.read_exact(&mut content).map_err(words)?;
+            let bytes = sender.encoder.page(link.stream(), page, &content).map_err(words)?;
+            if bytes > 0 {
+                self.check_wanted()?;
+                sender.pace(bytes, self.order.bytes_per_second);
+            }
+        }
+        let bytes = sender.encoder.flush(link.stream()).map_err(words)?;
+        sender.pace(bytes, self.order.bytes_per_second);
+        Ok(sender.encoder.take_counts())
+    }
+}
+
+/// What the other side says; a refusal is an error.
+fn answer(link: &mut Link) -> Result<Answered, String> {
+    match link.hear() {
+        Ok(Answered::Refused { reason }) => Err(onecopy_clone::network::protocol::words(&reason)),
+        Ok(answered) => Ok(answered),
+        Err(error) => Err(format!("the other host is lost: {error}")),
+    }
+}
+
+/// What is sent, not faster than it may be.
+struct Sender {
+    encoder: Encoder,
+    begun: Instant,
+    sent: u64,
+}
+
+impl Sender {
+    fn pace(&mut self, bytes: u64, bytes_per_second: Option<u64>) {
+        self.sent += bytes;
+        let Some(rate) = bytes_per_second else { return };
+        let due = Duration::from_secs_f64(self.sent as f64 / rate.max(1) as f64);
+        let ahead = due.saturating_sub(self.begun.elapsed());
+        // What was not used up is not saved up: a pause would be followed by a burst.
+        if ahead.is_zero() {
+            self.begun = Instant::now();
+            self.sent = 0;
+        }
+        std::thread::sleep(ahead);
+    }
+}

@@ -1,0 +1,548 @@
+//! A machine that goes to another host: what each side has written down of it, and what hosts ask each other.
+//!
+//! ```text
+//!  source                                  destination
+//!  migration.json  begun                   arrival.json  begun       standing.json  arriving
+//!  standing.json   migrated  ── go ──>     standing.json beginning, running
+//!  migration.json  gone     <── runs ──    arrival.json  here
+//! ```
+//!
+//! The source's `standing.json` decides: before it says *migrated* the machine goes on there, whatever becomes of the
+//! rest; from then on it goes on at the destination alone. Who is in doubt asks the source's host.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use onecopy_clone::network::client::{Stream, connect};
+use onecopy_clone::network::keys::HostKeys;
+use onecopy_clone::network::protocol::words;
+use onecopy_clone::network::request::{HostAnswer, HostRequest, read_line, write_line};
+use onecopy_directory::atomic_file;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::{Forward, MachineError, MachineHome, MachineName, desired_state};
+
+/// Such a file is a few words.
+const BYTES_MAX: u64 = 64 << 10;
+
+/// How long another host may take to answer what it need not wait for.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// What a machine's host has written down of its going: the file `migration.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Departure {
+    /// By which both sides know this migration; who has it may have the disk's snapshot.
+    pub token: String,
+    /// `HOST:PORT` of the other host.
+    pub to: String,
+    /// This host's keys.
+    pub keys: PathBuf,
+    /// The disk's directory in the machine's.
+    pub disk: String,
+    /// The disk's snapshot of its last instant here.
+    pub snapshot: String,
+    /// How far it is.
+    pub state: DepartureState,
+    /// The other host has all of the disk, and needs nothing of here.
+    pub is_whole: bool,
+    /// What came of it.
+    pub result: Option<MigrationResult>,
+}
+
+/// How far a machine's going is. Whether it was given away is what `standing.json` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DepartureState {
+    /// It is under way.
+    Begun,
+    /// It came to nothing: the machine stays.
+    Kept,
+    /// It runs on the other host.
+    Gone,
+}
+
+/// What the host to which a machine has come has written down: the file `arrival.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Arrival {
+    /// As in [`Departure::token`].
+    pub token: String,
+    /// `HOST:PORT` of the host that it comes from.
+    pub origin: String,
+    /// This host's keys.
+    pub keys: PathBuf,
+    /// How far it is.
+    pub state: ArrivalState,
+    /// All of the disk is here.
+    pub is_whole: bool,
+}
+
+/// How far a machine's coming is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ArrivalState {
+    /// It is on its way.
+    Begun,
+    /// It is let go here.
+    Here,
+    /// It never will: what is there of it is of no use.
+    Discarded,
+}
+
+/// What came of a migration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigrationResult {
+    /// Rounds, with the last one.
+    pub rounds: u32,
+    /// Bytes of memory that went over the connection.
+    pub bytes: u64,
+    /// Pages that were zeros.
+    pub zero_pages: u64,
+    /// Pages whose content was sent.
+    pub data_pages: u64,
+    /// From the stop here until it was known here that it runs there, microseconds.
+    pub pause_us: u64,
+    /// All of it, milliseconds.
+    pub total_ms: u64,
+    /// Ports of the other host's 127.0.0.1 that lead into it.
+    pub forwards: Vec<Forward>,
+}
+
+/// What a host is asked about a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HostOrder {
+    /// Take a machine; from then on the two keepers speak.
+    Receive(Box<ReceiveOrder>),
+    /// The disk's snapshot of one that has gone, over NBD.
+    Disk(Which),
+    /// Let one go on that has come: it was given away.
+    Go(Which),
+    /// Is this one given away? [`Verdict`]
+    Verdict(Which),
+    /// All of its disk is here.
+    Whole(Which),
+}
+
+/// Which migration of which machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Which {
+    /// The machine, by its name on both hosts.
+    pub name: MachineName,
+    /// [`Departure::token`].
+    pub token: String,
+}
+
+/// A machine that another host shall take. What is not here that one decides: directory, account, ports, image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReceiveOrder {
+    /// Which.
+    pub which: Which,
+    /// `HOST:PORT` of the source's host, as the other one reaches it.
+    pub origin: String,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its processors.
+    pub processors: u32,
+    /// Its disk.
+    pub disk_bytes: u64,
+    /// It has a PostgreSQL server.
+    pub postgresql: bool,
+    /// Its superuser's password.
+    pub password: Option<String>,
+    /// Ports of the guest that the source's host leads to.
+    pub guest_ports: Vec<u16>,
+    /// SHA-256 of kernel and first file system of its image, which the other host must have.
+    pub image: String,
+    /// As in the machine's file.
+    pub silent_after_s: u64,
+    /// As in the machine's file.
+    pub end_when_silent: bool,
+}
+
+/// What the source's host says of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// The machine was given away.
+    Given,
+    /// It goes on here.
+    Kept,
+    /// It is not decided yet, or not known.
+    Undecided,
+}
+
+/// What became of `go`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gone {
+    /// It runs; by these ports of 127.0.0.1 there.
+    Running(Vec<Forward>),
+    /// It will never run there.
+    Lost(String),
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, MachineError> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(MachineError::file("open", path))?,
+    };
+    let read = serde_json::from_reader(file.take(BYTES_MAX));
+    read.map(Some).map_err(|error| MachineError::file("read", path)(error.into()))
+}
+
+fn write(path: &Path, record: &impl Serialize) -> Result<(), MachineError> {
+    let text = serde_json::to_vec(record).map_err(|error| MachineError::file("write", path)(error.into()))?;
+    Ok(atomic_file::write(path, 0o600, &text)?)
+}
+
+impl Departure {
+    /// That of a machine, if it was ever to go.
+    ///
+    /// # Errors
+    /// [`MachineError::File`].
+    pub fn of(home: &MachineHome) -> Result<Option<Departure>, MachineError> {
+        read(&home.migration_file())
+    }
+
+    /// Writes it down, durably.
+    ///
+    /// # Errors
+    /// [`MachineError::Directory`].
+    pub fn write(&self, home: &MachineHome) -> Result<(), MachineError> {
+        write(&home.migration_file(), self)
+    }
+
+    /// By what the other host knows it.
+    pub fn which(&self, home: &MachineHome) -> Which {
+        Which { name: home.name().clone(), token: self.token.clone() }
+    }
+
+    /// What is said to who asks whether it was given away.
+    pub fn verdict(home: &MachineHome, token: &str) -> Verdict {
+        match Departure::of(home) {
+            Ok(Some(departure)) if departure.token == token => match departure.state {
+                // It runs there, or did: whatever has become of it here since.
+                DepartureState::Gone => Verdict::Given,
+                _ if desired_state::is_migrated(home) => Verdict::Given,
+                DepartureState::Kept => Verdict::Kept,
+                DepartureState::Begun => Verdict::Undecided,
+            },
+            // Another one has begun since: it was here.
+            Ok(Some(_)) => Verdict::Kept,
+            Ok(None) | Err(_) => Verdict::Undecided,
+        }
+    }
+
+    /// A keeper that finds a migration under way which it does not do itself: that came to nothing, or the machine was
+    /// given away.
+    ///
+    /// # Errors
+    /// As [`Departure::of`] and [`Departure::write`].
+    pub fn settle(home: &MachineHome) -> Result<(), MachineError> {
+        match Departure::of(home)? {
+            Some(departure) if departure.state == DepartureState::Begun && !desired_state::is_migrated(home) => {
+                Departure { state: DepartureState::Kept, ..departure }.write(home)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether another host still needs the disk's snapshot.
+    pub fn is_needed(home: &MachineHome) -> bool {
+        let is_given = desired_state::is_migrated(home);
+        is_given && !matches!(Departure::of(home), Ok(Some(Departure { is_whole: true, .. })) | Ok(None))
+    }
+}
+
+impl Arrival {
+    /// That of a machine, if it has come from elsewhere.
+    ///
+    /// # Errors
+    /// [`MachineError::File`].
+    pub fn of(home: &MachineHome) -> Result<Option<Arrival>, MachineError> {
+        read(&home.arrival_file())
+    }
+
+    /// Writes it down, durably.
+    ///
+    /// # Errors
+    /// [`MachineError::Directory`].
+    pub fn write(&self, home: &MachineHome) -> Result<(), MachineError> {
+        write(&home.arrival_file(), self)
+    }
+
+    /// One that has not arrived, or never will, and of which nothing runs: it can go.
+    pub fn is_broken_off(home: &MachineHome) -> bool {
+        let arrival = Arrival::of(home).ok().flatten();
+        arrival.is_some_and(|arrival| arrival.state != ArrivalState::Here) && home.process_id().is_none()
+    }
+
+    /// By what the source's host knows it.
+    pub fn which(&self, home: &MachineHome) -> Which {
+        Which { name: home.name().clone(), token: self.token.clone() }
+    }
+}
+
+impl MachineHome {
+    /// What is written down of its going elsewhere.
+    pub fn migration_file(&self) -> PathBuf {
+        self.root().join("migration.json")
+    }
+
+    /// What is written down of its coming here.
+    pub fn arrival_file(&self) -> PathBuf {
+        self.root().join("arrival.json")
+    }
+
+    /// Where the snapshot that this machine's disk comes from is to be had.
+    pub(crate) fn source_socket(&self) -> PathBuf {
+        self.in_run("source.sock")
+    }
+
+    /// Where the snapshot of a disk that has gone is served.
+    pub fn snapshot_socket(&self) -> PathBuf {
+        self.in_run("snapshot.sock")
+    }
+}
+
+/// Asks a host for something that it carries on the same connection.
+///
+/// # Errors
+/// Its own words, or why it cannot be asked.
+pub async fn open(address: &str, keys: &Path, order: &HostOrder) -> Result<Box<dyn Stream>, String> {
+    let (stream, answer) = exchange(address, keys, order).await?;
+    match answer {
+        HostAnswer::Ready => Ok(stream),
+        HostAnswer::Refused { reason } => Err(words(&reason)),
+        other => Err(format!("it answered {other:?}")),
+    }
+}
+
+/// Asks a host for an answer.
+///
+/// # Errors
+/// Its own words, or why it cannot be asked.
+pub async fn ask<T: DeserializeOwned>(address: &str, keys: &Path, order: &HostOrder) -> Result<T, String> {
+    match exchange(address, keys, order).await?.1 {
+        HostAnswer::Progress { event } => serde_json::from_value(event).map_err(|error| error.to_string()),
+        HostAnswer::Refused { reason } => Err(words(&reason)),
+        other => Err(format!("it answered {other:?}")),
+    }
+}
+
+async fn exchange(address: &str, keys: &Path, order: &HostOrder) -> Result<(Box<dyn Stream>, HostAnswer), String> {
+    let keys = HostKeys::load(keys).map_err(|error| error.to_string())?;
+    let mut stream = connect(address, &keys).await.map_err(|error| error.to_string())?;
+    let order = serde_json::to_value(order).map_err(|error| error.to_string())?;
+    let asking = async {
+        write_line(&mut stream, &HostRequest::Machine { order }).await?;
+        read_line::<_, HostAnswer>(&mut stream).await
+    };
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await.map_err(|_| "it does not answer".to_owned())?;
+    Ok((Box::new(stream), answer.map_err(|error| error.to_string())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use onecopy_hypervisor::State;
+    use onecopy_postgres::ServiceUser;
+
+    use super::*;
+    use crate::desired_state::{DesiredState, Takeover};
+
+    /// One host's part of a migration: its files are real, its QEMU is a word.
+    struct Side {
+        home: MachineHome,
+        user: ServiceUser,
+        /// None: it has ended.
+        machine: Option<State>,
+        has_keeper: bool,
+    }
+
+    impl Side {
+        async fn new(directory: &Path, name: &str) -> Side {
+            let machines = directory.join(name);
+            fs::create_dir_all(&machines).unwrap();
+            fs::set_permissions(&machines, fs::Permissions::from_mode(0o755)).unwrap();
+            let user = ServiceUser::resolve(None).unwrap();
+            let home = MachineHome::at(&machines.join("web")).unwrap();
+            fs::create_dir(home.root()).unwrap();
+            user.create_directory(&home.disk()).unwrap();
+            desired_state::begin(&home, &user, Duration::ZERO).await.unwrap();
+            Side { home, user, machine: None, has_keeper: true }
+        }
+
+        fn note(&self, standing: DesiredState) {
+            desired_state::note(&self.home, standing).unwrap();
+        }
+
+        fn runs(&self) -> bool {
+            self.machine == Some(State::Running)
+        }
+
+        /// Lets it go as a keeper does: where the files allow it.
+        fn let_go(&mut self) {
+            if self.machine.is_some() && desired_state::check_may_run(&self.home, &self.user).is_ok() {
+                self.machine = Some(State::Running);
+                self.note(DesiredState::Running);
+            }
+        }
+
+        /// What its next keeper does first.
+        fn take_over(&mut self) {
+            self.has_keeper = true;
+            let Some(state) = self.machine.clone() else { return };
+            match desired_state::find(&self.home, &self.user).takeover(&state) {
+                Takeover::Resume => self.let_go(),
+                Takeover::Pause => self.machine = Some(State::Paused),
+                Takeover::End => self.machine = None,
+                Takeover::Leave | Takeover::Stop => {}
+            }
+        }
+    }
+
+    fn departure() -> Departure {
+        Departure {
+            token: "one".to_owned(),
+            to: "there:1".to_owned(),
+            keys: "/keys".into(),
+            disk: "disk".to_owned(),
+            snapshot: "migration-1".to_owned(),
+            state: DepartureState::Begun,
+            is_whole: false,
+            result: None,
+        }
+    }
+
+    fn arrival(state: ArrivalState) -> Arrival {
+        Arrival { token: "one".to_owned(), origin: "here:1".to_owned(), keys: "/keys".into(), state, is_whole: false }
+    }
+
+    /// The steps in their order; what the one before has written down is there.
+    const STEPS: [fn(&mut Side, &mut Side); 10] = [
+        |source, _| departure().write(&source.home).unwrap(),
+        |_, destination| {
+            arrival(ArrivalState::Begun).write(&destination.home).unwrap();
+            destination.note(DesiredState::Arriving);
+            destination.machine = Some(State::Incoming);
+        },
+        |source, _| source.note(DesiredState::Taking),
+        |source, _| source.machine = Some(State::Paused),
+        |_, destination| destination.machine = Some(State::Paused),
+        |source, _| source.note(DesiredState::Migrated),
+        |_, destination| destination.note(DesiredState::Beginning),
+        // Before it runs: from then on a machine that has died there is started again there, from its disk.
+        |_, destination| arrival(ArrivalState::Here).write(&destination.home).unwrap(),
+        |_, destination| destination.let_go(),
+        |source, _| {
+            Departure { state: DepartureState::Gone, ..departure() }.write(&source.home).unwrap();
+        },
+    ];
+
+    /// Who dies after a step; the connection is lost with each of them.
+    const DEATHS: [(&str, fn(&mut Side, &mut Side)); 6] = [
+        ("the connection", |_, _| {}),
+        ("the source's keeper", |source, _| source.has_keeper = false),
+        ("the destination's keeper", |_, destination| destination.has_keeper = false),
+        ("both keepers", |source, destination| (source.has_keeper, destination.has_keeper) = (false, false)),
+        ("the destination's QEMU", |_, destination| (destination.machine, destination.has_keeper) = (None, false)),
+        ("the source's QEMU", |source, _| (source.machine, source.has_keeper) = (None, false)),
+    ];
+
+    /// What both sides do when the connection is lost, until nothing changes any more.
+    fn recover(source: &mut Side, destination: &mut Side) {
+        if source.has_keeper && !desired_state::is_migrated(&source.home) {
+            // Its take is void.
+            Departure::settle(&source.home).unwrap();
+            source.let_go();
+        }
+        for side in [&mut *source, &mut *destination] {
+            if !side.has_keeper {
+                side.take_over();
+            }
+        }
+        Departure::settle(&source.home).unwrap();
+        if destination.machine == Some(State::Incoming) {
+            // Not all of it has come.
+            destination.machine = None;
+        }
+        if destination.machine.is_some() && desired_state::is_arriving(&destination.home) {
+            match Departure::verdict(&source.home, "one") {
+                Verdict::Given => {
+                    destination.note(DesiredState::Beginning);
+                    destination.let_go();
+                }
+                Verdict::Kept => destination.machine = None,
+                Verdict::Undecided => panic!("the source's keeper settles it"),
+            }
+        }
+        // `vm migrate --resume` on the source: the other side says that it never will run, durably.
+        let came = Arrival::of(&destination.home).unwrap().is_some_and(|arrival| arrival.state == ArrivalState::Here);
+        let is_lost = destination.machine.is_none() && !came;
+        if desired_state::is_migrated(&source.home) && is_lost && source.machine.is_some() {
+            arrival(ArrivalState::Discarded).write(&destination.home).unwrap();
+            desired_state::take_back(&source.home, &source.user).unwrap();
+            source.let_go();
+        }
+    }
+
+    /// Killed after each step, whoever it is, and never let go before the other side cannot be: one of the two runs, or
+    /// none where the one that had it is dead.
+    ///
+    /// Spec: D5, D6
+    #[tokio::test]
+    async fn t30_whoever_is_killed_at_whichever_step_the_machine_runs_on_one_side() {
+        for killed_after in 0..STEPS.len() {
+            for (who, kill) in DEATHS {
+                let directory = tempfile::tempdir().unwrap();
+                fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+                let mut source = Side::new(directory.path(), "source").await;
+                let mut destination = Side::new(directory.path(), "destination").await;
+                source.machine = Some(State::Running);
+                source.note(DesiredState::Running);
+                for step in &STEPS[..=killed_after] {
+                    step(&mut source, &mut destination);
+                    assert!(!(source.runs() && destination.runs()), "both run after step {killed_after}");
+                }
+                kill(&mut source, &mut destination);
+                recover(&mut source, &mut destination);
+                let running = usize::from(source.runs()) + usize::from(destination.runs());
+                // Who had the machine has lost it with its QEMU: as with any crash it is started again there.
+                let is_lost = match who {
+                    "the source's QEMU" => killed_after < 5,
+                    "the destination's QEMU" => killed_after >= 7,
+                    _ => false,
+                };
+                assert!(running == 1 || is_lost && running == 0, "{running} run: {who} after step {killed_after}");
+                let has_gone = desired_state::is_migrated(&source.home);
+                assert_eq!(has_gone && source.runs(), false, "{who} after step {killed_after}");
+            }
+        }
+    }
+
+    /// Spec: D5
+    #[test]
+    fn t30_what_is_not_known_is_no_verdict_and_an_earlier_migration_came_to_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = MachineHome::at(&directory.path().join("web")).unwrap();
+        fs::create_dir(home.root()).unwrap();
+        assert_eq!(Departure::verdict(&home, "one"), Verdict::Undecided, "nothing is known");
+        departure().write(&home).unwrap();
+        assert_eq!(Departure::verdict(&home, "one"), Verdict::Undecided, "it is under way");
+        assert_eq!(Departure::verdict(&home, "other"), Verdict::Kept);
+        Departure::settle(&home).unwrap();
+        assert_eq!(Departure::verdict(&home, "one"), Verdict::Kept);
+        fs::write(home.migration_file(), "{").unwrap();
+        assert_eq!(Departure::verdict(&home, "one"), Verdict::Undecided);
+    }
+}
