@@ -2,10 +2,12 @@
 
 mod follower_forks;
 mod fork;
+mod migration;
 mod registry;
 mod runtime;
 mod serving;
 
 pub use fork::Fork;
+pub use migration::{Migrated, MigrationStatus};
 pub use registry::{MachineSummary, Machines, NewMachine};
 pub(crate) use runtime::{assign_ports, choose_runtime};

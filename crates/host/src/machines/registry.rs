@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use onecopy_guest_agent::protocol::{Answer, Bytes, Command, Execute, Executed};
 use onecopy_hypervisor::Qemu;
+use onecopy_machine::migration::Departure;
 use onecopy_machine::{
     Checkpoint, CheckpointTaken, END_TIMEOUT, Forward, GUEST_PORT, GuestImage, GuestServer, GuestServerOptions,
     Machine, MachineConfiguration, MachineEnd, MachineError, MachineHome, MachineName, MachineOverrides, MachineStatus,
@@ -266,6 +267,14 @@ impl Machines {
         )?;
         if machine.process_id().is_some() || machine.home().has_keeper() {
             return Err(MachineError::Runs { name: name.clone() }.into());
+        }
+        if Departure::is_needed(machine.home()) {
+            let to = Departure::of(machine.home())?.map_or_else(|| "another host".to_owned(), |departure| departure.to);
+            let reason = format!(
+                "that host reads its disk from here still; `onecopy disk info` there shows how much is missing, and where \
+                 it needs nothing more: onecopy vm migrate {name} --abandon"
+            );
+            return Err(MachineError::Migration { machine: format!("what {name} has left"), to, reason }.into());
         }
         let home = machine.home().clone();
         let removed = blocking("removing a machine", move || {

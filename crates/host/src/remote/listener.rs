@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::machines::Machines;
 use onecopy_clone::CloneError;
 use onecopy_clone::network::endpoint::{self, IncomingConnection};
 use onecopy_clone::network::keys::HostKeys;
@@ -17,6 +18,7 @@ use tokio::sync::Semaphore;
 
 use super::accepted::Orderer;
 use super::allowed::Allowed;
+use super::machines::{self, Snapshots};
 use super::ordered;
 use super::unauthenticated::{Unauthenticated, UnauthenticatedConnection};
 
@@ -40,6 +42,9 @@ pub(super) struct Host {
     pub allowed: Allowed,
     /// This program, which is also the one that fills clones.
     pub program: PathBuf,
+    /// Machines that may go from here to other hosts, and among which those of others come.
+    pub machines: Option<Machines>,
+    pub snapshots: Snapshots,
     connections: Semaphore,
 }
 
@@ -59,8 +64,18 @@ impl Listener {
             std::env::current_exe().map_err(CloneError::file("find this program behind", "/proc/self/exe"))?;
         let keys_directory =
             std::path::absolute(keys_directory).map_err(CloneError::file("resolve", keys_directory))?;
-        let connections = Semaphore::new(CONNECTIONS_MAX);
-        Ok(Listener { listener, host: Arc::new(Host { keys, keys_directory, allowed, program, connections }) })
+        let (connections, machines, snapshots) = (Semaphore::new(CONNECTIONS_MAX), None, Snapshots::default());
+        let host = Host { keys, keys_directory, allowed, program, machines, snapshots, connections };
+        Ok(Listener { listener, host: Arc::new(host) })
+    }
+
+    /// Lets these machines go to other hosts, and theirs come among these. Before it serves.
+    #[must_use]
+    pub fn with_machines(mut self, machines: Option<Machines>) -> Listener {
+        if let Some(host) = Arc::get_mut(&mut self.host) {
+            host.machines = machines;
+        }
+        self
     }
 
     /// Where it listens.
@@ -117,6 +132,7 @@ impl Host {
                 write_line(&mut stream, &HostAnswer::Pong { version }).await?;
             }
             HostRequest::Image { source } => return self.lend(stream, &source, peer).await,
+            HostRequest::Machine { order } => machines::serve(&self, &mut stream, order).await?,
             HostRequest::Clone { order } => {
                 ordered::make(&self, &mut stream, order, &Orderer { peer, here, certificate }).await?;
             }

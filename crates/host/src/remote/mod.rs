@@ -3,6 +3,7 @@
 //! ```text
 //!   other host ══ TLS, both known ══> [listener] ── ping
 //!                                       ├────── image of an allowed source ──> the source's clone service, byte by byte
+//!                                       ├────── a machine, or the disk of one that has gone ──> its keeper, or its snapshot
 //!                                       └────── clone into an allowed directory ──> [ordered], whose image comes from the other host
 //! ```
 //!
@@ -14,6 +15,7 @@ mod accepted;
 mod allowed;
 mod carried;
 mod listener;
+mod machines;
 mod order;
 mod ordered;
 mod unauthenticated;

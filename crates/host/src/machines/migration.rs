@@ -1,0 +1,353 @@
+//! Machines that go to other hosts, and come from them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use onecopy_machine::keeper::{MigrationEvent, MigrationOrder, Prediction};
+use onecopy_machine::migration::{
+    self, Arrival, ArrivalState, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder, Verdict,
+    Which,
+};
+use onecopy_machine::{
+    END_TIMEOUT, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
+};
+use serde::Serialize;
+
+use super::Machines;
+use super::registry::blocking;
+use crate::HostError;
+
+/// How long a machine may take to go on that was given away.
+const GO_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often it is looked whether it does.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What came of asking for a migration.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Migrated {
+    /// It runs there.
+    Gone(MigrationResult),
+    /// It would cost this.
+    Predicted(Prediction),
+}
+
+/// What is known of a machine's last migrations.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MigrationStatus {
+    /// To another host.
+    pub departure: Option<Departure>,
+    /// Whether the machine was given away.
+    pub is_given: bool,
+    /// From another host.
+    pub arrival: Option<Arrival>,
+}
+
+impl Machines {
+    /// Sends a machine to another host; `told` hears what happens. Dropped, it stays here, unless it was given away.
+    ///
+    /// # Errors
+    /// [`MachineError::OfCluster`], and those of [`Machine::migrate`].
+    pub async fn migrate(
+        &self,
+        name: &MachineName,
+        order: &MigrationOrder,
+        told: &mut (dyn FnMut(MigrationEvent) + Send),
+    ) -> Result<Migrated, HostError> {
+        let machine = self.get(name)?;
+        self.refuse_clusters(name, "its supervisor would start another one here")?;
+        let dependents = machine.home().dependents()?;
+        if let Some(dependent) = dependents.first() {
+            let machines = vec![dependent.machine.to_string()];
+            return Err(MachineError::StoodOn { name: name.clone(), machines }.into());
+        }
+        match machine.migrate(order, told).await? {
+            Ok(result) => Ok(Migrated::Gone(result)),
+            Err(predicted) => Ok(Migrated::Predicted(predicted)),
+        }
+    }
+
+    /// Lets a migration that is under way come to nothing.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`]: there is none.
+    pub async fn cancel_migration(&self, name: &MachineName) -> Result<(), HostError> {
+        Ok(self.get(name)?.cancel_migration().await?)
+    }
+
+    /// What is known of a machine's last migrations.
+    ///
+    /// # Errors
+    /// [`MachineError::NotThere`], [`MachineError::File`].
+    pub fn migration(&self, name: &MachineName) -> Result<MigrationStatus, HostError> {
+        let home = self.get(name)?.home().clone();
+        let departure = Departure::of(&home)?;
+        Ok(MigrationStatus { departure, is_given: home.is_migrated(), arrival: Arrival::of(&home)? })
+    }
+
+    /// A machine of which it was not known where it goes on: of one that was given away the other host is told again; one
+    /// that has come is let go, which is for a person to say, where the host that it comes from is dead.
+    ///
+    /// # Errors
+    /// [`MachineError::Migration`]: why it is still not known.
+    pub async fn resume_migration(&self, name: &MachineName) -> Result<String, HostError> {
+        let machine = self.get(name)?;
+        let home = machine.home();
+        if home.is_arriving() {
+            machine.decide(true).await?;
+            wait_here(&machine).await?;
+            return Ok(format!("{name} runs here; never let it go on where it came from"));
+        }
+        let departure = self.given(home)?;
+        let failed =
+            |reason: String| MachineError::Migration { machine: name.to_string(), to: departure.to.clone(), reason };
+        let gone = migration::ask::<Gone>(&departure.to, &departure.keys, &HostOrder::Go(departure.which(home))).await;
+        match gone.map_err(&failed)? {
+            Gone::Running(forwards) => {
+                Departure { state: DepartureState::Gone, ..departure.clone() }.write(home)?;
+                if machine.process_id().is_some() {
+                    machine.stop(true, END_TIMEOUT).await?;
+                }
+                let ports: Vec<String> = forwards.iter().map(ToString::to_string).collect();
+                Ok(format!("{name} runs at {}; ports there: {}", departure.to, ports.join(", ")))
+            }
+            Gone::Lost(reason) => {
+                self.take_back(&machine, &departure).await?;
+                Ok(format!("{name} never ran at {} ({reason}), and goes on here", departure.to))
+            }
+        }
+    }
+
+    /// Ends a migration of which nothing more is to come: one that has come never runs here; one that was given away
+    /// goes on here, when the other host says that it does not run there, or, with `force`, does not answer.
+    ///
+    /// # Errors
+    /// [`MachineError::Migration`]: it runs there, or that is not known.
+    pub async fn abandon_migration(&self, name: &MachineName, force: bool) -> Result<String, HostError> {
+        let machine = self.get(name)?;
+        let home = machine.home();
+        if home.is_arriving() {
+            machine.decide(false).await?;
+            return Ok(format!("{name} never runs here; what is left of it goes with: onecopy vm delete {name}"));
+        }
+        let departure = self.given(home)?;
+        let failed =
+            |reason: String| MachineError::Migration { machine: name.to_string(), to: departure.to.clone(), reason };
+        let asked = migration::ask::<Gone>(&departure.to, &departure.keys, &HostOrder::Go(departure.which(home))).await;
+        match asked {
+            Ok(Gone::Running(_)) => Err(failed("it runs there".to_owned()).into()),
+            Err(reason) if !force => {
+                let remedy = "where it is certain that it does not run there, and never will: --force";
+                Err(failed(format!("{reason}; {remedy}")).into())
+            }
+            Ok(Gone::Lost(_)) | Err(_) => {
+                self.take_back(&machine, &departure).await?;
+                Ok(format!("{name} goes on here"))
+            }
+        }
+    }
+
+    async fn take_back(&self, machine: &Machine, departure: &Departure) -> Result<(), HostError> {
+        let home = machine.home();
+        home.take_back(&self.user)?;
+        Departure { state: DepartureState::Kept, ..departure.clone() }.write(home)?;
+        if machine.process_id().is_some() {
+            machine.set_paused(false).await?;
+        }
+        Ok(())
+    }
+
+    fn given(&self, home: &MachineHome) -> Result<Departure, HostError> {
+        let departure = Departure::of(home)?.filter(|departure| departure.state != DepartureState::Gone);
+        let (machine, to) = (home.name().to_string(), "another host".to_owned());
+        let reason = "it was given to none, or runs there".to_owned();
+        departure.filter(|_| home.is_migrated()).ok_or_else(|| MachineError::Migration { machine, to, reason }.into())
+    }
+
+    /// Makes the directory of a machine that another host sends, for its keeper.
+    ///
+    /// # Errors
+    /// What is not possible here, with the remedy.
+    pub(crate) async fn make_arriving(&self, order: &ReceiveOrder, keys: &Path) -> Result<Machine, HostError> {
+        let name = &order.which.name;
+        if name.is_of_clusters() {
+            return Err(MachineError::NameOfClusters { name: name.clone() }.into());
+        }
+        let home = MachineHome::of(&self.directory.machines(), name);
+        if home.is_made() && !self.may_be_replaced(&home) {
+            return Err(MachineError::Exists { name: name.clone() }.into());
+        }
+        let image = {
+            let digest = order.image.clone();
+            blocking::<_, MachineError>("looking for an image", move || GuestImage::with_boot_digest(&digest)).await?
+        };
+        self.directory.make_root()?;
+        self.directory.make_machines()?;
+        let _ports = self.lock_ports().await?;
+        let inside = order.guest_ports.iter().map(|port| Forward { host_port: 0, guest_port: *port }).collect();
+        let configuration = MachineConfiguration {
+            memory_bytes: order.memory_bytes,
+            processors: order.processors,
+            disk_bytes: order.disk_bytes,
+            postgresql: order.postgresql,
+            checkpoints: true,
+            silent_after_s: order.silent_after_s,
+            end_when_silent: order.end_when_silent,
+            forwards: self.ports(inside, order.postgresql)?,
+            ..MachineConfiguration::new(image.directory.clone())
+        };
+        configuration.check()?;
+        let record = Arrival {
+            token: order.which.token.clone(),
+            origin: order.origin.clone(),
+            keys: keys.to_owned(),
+            state: ArrivalState::Begun,
+            is_whole: false,
+        };
+        let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
+        let make = move || made.make_arriving(&image, &configuration, &record, password.as_deref(), &user);
+        blocking("making a machine", make).await?;
+        Ok(Machine::new(home, self.user.clone()))
+    }
+
+    /// What a machine has left that has gone from here and is needed no more, or that never came.
+    fn may_be_replaced(&self, home: &MachineHome) -> bool {
+        let is_at_rest = home.process_id().is_none() && !home.has_keeper();
+        let has_gone = home.is_migrated() && !Departure::is_needed(home);
+        is_at_rest && (has_gone || Arrival::is_broken_off(home))
+    }
+
+    /// Removes what a machine has left that did not come, once its keeper has ended.
+    pub(crate) async fn clear_arrival(&self, name: &MachineName) {
+        let home = MachineHome::of(&self.directory.machines(), name);
+        let begun = Instant::now();
+        while home.has_keeper() && begun.elapsed() < GO_TIMEOUT {
+            if matches!(Arrival::of(&home), Ok(Some(Arrival { state: ArrivalState::Here, .. }))) {
+                return;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        let is_discarded = matches!(Arrival::of(&home), Ok(Some(Arrival { state: ArrivalState::Discarded, .. })));
+        if is_discarded && home.process_id().is_none() && !home.has_keeper() {
+            let removed = tokio::task::spawn_blocking(move || home.remove()).await;
+            if let Ok(Err(error)) = removed {
+                tracing::warn!(%error, "a machine that did not come has left something");
+            }
+        }
+    }
+
+    /// A machine that has come was given away: it goes on here, or never will.
+    pub(crate) async fn go(&self, which: &Which) -> Result<Gone, HostError> {
+        let machine = self.get(&which.name)?;
+        let home = machine.home();
+        let unknown = || {
+            let reason = "no such migration is known here".to_owned();
+            MachineError::Migration { machine: which.name.to_string(), to: "this host".to_owned(), reason }
+        };
+        let begun = Instant::now();
+        loop {
+            let record = Arrival::of(home)?.filter(|record| record.token == which.token).ok_or_else(unknown)?;
+            match record.state {
+                ArrivalState::Here => return Ok(Gone::Running(home.configuration()?.forwards)),
+                ArrivalState::Discarded => return Ok(Gone::Lost("it was discarded".to_owned())),
+                ArrivalState::Begun if machine.process_id().is_none() && !home.has_keeper() => {
+                    // Nothing of its memory is there any more: no later start of it begins.
+                    Arrival { state: ArrivalState::Discarded, ..record }.write(home)?;
+                    return Ok(Gone::Lost("its QEMU has ended before it was let go".to_owned()));
+                }
+                ArrivalState::Begun => {}
+            }
+            machine.decide_about(&which.token, true).await?;
+            if begun.elapsed() >= GO_TIMEOUT {
+                let reason = "it stands, and is not let go yet".to_owned();
+                return Err(MachineError::Migration {
+                    machine: which.name.to_string(),
+                    to: "this host".to_owned(),
+                    reason,
+                }
+                .into());
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+    }
+
+    /// Whether a machine of this host was given away.
+    pub(crate) async fn verdict(&self, which: &Which) -> Result<Verdict, HostError> {
+        let machine = self.get(&which.name)?;
+        let home = machine.home();
+        let verdict = Departure::verdict(home, &which.token);
+        if verdict != Verdict::Undecided || home.has_keeper() {
+            return Ok(verdict);
+        }
+        // Its keeper has died: the next one settles it. Without a machine nobody will give it away.
+        match machine.process_id() {
+            Some(_) => machine.ensure_keeper().await?,
+            None => Departure::settle(home)?,
+        }
+        Ok(Departure::verdict(home, &which.token))
+    }
+
+    /// The disk's directory and the snapshot that the host to which a machine was given may read.
+    pub(crate) fn given_snapshot(&self, which: &Which) -> Result<(MachineHome, Departure), HostError> {
+        let home = self.get(&which.name)?.home().clone();
+        let departure = Departure::of(&home)?;
+        let departure = departure.filter(|departure| departure.token == which.token && home.is_migrated());
+        let reason = "it was not given away by this migration".to_owned();
+        let refused = MachineError::Migration { machine: which.name.to_string(), to: "you".to_owned(), reason };
+        Ok((home, departure.ok_or(refused)?))
+    }
+
+    /// The account of the machines.
+    pub(crate) fn user(&self) -> &onecopy_postgres::ServiceUser {
+        &self.user
+    }
+
+    /// The other host has all of the disk.
+    pub(crate) fn note_whole(&self, which: &Which) -> Result<(), HostError> {
+        let (home, departure) = self.given_snapshot(which)?;
+        Ok(Departure { is_whole: true, ..departure }.write(&home)?)
+    }
+}
+
+/// Waits until a machine that has come runs.
+async fn wait_here(machine: &Machine) -> Result<(), HostError> {
+    let begun = Instant::now();
+    while machine.home().is_arriving() && begun.elapsed() < GO_TIMEOUT {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+    Ok(machine.wait_answering(GO_TIMEOUT).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn who_is_not_given_away_is_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
+        let home = MachineHome::of(&machines.directory.machines(), &"web".parse().unwrap());
+        fs::create_dir_all(home.root()).unwrap();
+        fs::write(home.configuration_file(), "").unwrap();
+        let which = Which { name: "web".parse().unwrap(), token: "t".to_owned() };
+        assert!(machines.given_snapshot(&which).unwrap_err().to_string().contains("not given away"));
+        let departure = Departure {
+            token: "t".to_owned(),
+            to: "h:1".to_owned(),
+            keys: "/k".into(),
+            disk: "disk".to_owned(),
+            snapshot: "s".to_owned(),
+            state: DepartureState::Begun,
+            is_whole: false,
+            result: None,
+        };
+        departure.write(&home).unwrap();
+        machines.given_snapshot(&which).unwrap_err();
+        fs::write(home.root().join("standing.json"), r#"{"standing":"migrated","generation":0}"#).unwrap();
+        assert_eq!(machines.given_snapshot(&which).unwrap().1, departure);
+        let other = Which { token: "other".to_owned(), ..which };
+        machines.given_snapshot(&other).unwrap_err();
+    }
+}
