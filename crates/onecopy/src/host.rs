@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use onecopy_clone::network::keys;
+use onecopy_host::Directory;
+use onecopy_host::machines::Machines;
 use onecopy_host::remote::{Allowed, Listener, ping};
 use onecopy_postgres::ServiceUser;
 
@@ -29,6 +31,10 @@ pub struct Host {
     /// A directory in which other hosts may have clones made; may be given again [default: none]
     #[arg(long, value_name = "DIRECTORY")]
     target: Vec<PathBuf>,
+    /// A directory (as `--dir` of `onecopy vm`) whose machines may go to other hosts, and in which theirs come
+    /// [default: none]
+    #[arg(long, value_name = "DIRECTORY")]
+    machines: Option<PathBuf>,
     /// The account that clones of other hosts' servers run as, whatever theirs is [default: postgres; not as root: the
     /// own one]
     #[arg(long, value_name = "ACCOUNT")]
@@ -89,7 +95,9 @@ impl Host {
         let allowed = Allowed { sources, targets, account };
         crate::block_on(async {
             let signal = StopSignal::listen(HangUp::Stops)?;
-            let listener = Listener::open(&self.listen, keys, allowed).await?;
+            let machines =
+                self.machines.as_ref().map(|directory| Machines::of(Directory::new(directory)?)).transpose()?;
+            let listener = Listener::open(&self.listen, keys, allowed).await?.with_machines(machines);
             output::say(format_args!("Other hosts are served on {}.", listener.local_address()?));
             tokio::select! {
                 () = listener.serve() => {}

@@ -7,6 +7,7 @@ mod delete;
 mod exec;
 mod fork;
 mod list;
+mod migrate;
 mod pause;
 mod start;
 mod stop;
@@ -38,6 +39,7 @@ enum Action {
     Checkpoints(checkpoint::Checkpoints),
     Restore(checkpoint::Restore),
     Fork(fork::Fork),
+    Migrate(migrate::Migrate),
     Stop(stop::Stop),
     Console(console::Console),
     Exec(exec::Exec),
@@ -57,6 +59,7 @@ impl Vm {
             Action::Checkpoints(checkpoints) => checkpoints.run(),
             Action::Restore(restore) => restore.run(),
             Action::Fork(fork) => fork.run(),
+            Action::Migrate(migrate) => migrate.run(),
             Action::Stop(stop) => stop.run(),
             Action::Console(console) => console.run(),
             Action::Exec(exec) => exec.run(),

@@ -9,5 +9,6 @@ mod cluster_forks;
 mod directory;
 mod forks;
 mod machines;
+mod migration;
 mod own;
 mod refusals;

@@ -1,0 +1,217 @@
+//! `onecopy vm migrate`: a machine goes to another host, while it runs.
+
+use std::net::{IpAddr, TcpStream};
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use indicatif::HumanBytes;
+use onecopy_clone::network::PORT_DEFAULT;
+use onecopy_host::Progress;
+use onecopy_host::machines::Migrated;
+use onecopy_machine::keeper::{MigrationEvent, MigrationOrder, Prediction};
+use onecopy_machine::migration::MigrationResult;
+
+use super::MachineOption;
+use crate::disk::amount;
+use crate::output;
+use crate::progress::Display;
+use crate::signals::{HangUp, StopSignal};
+
+/// Move a running machine to another host, with all that it has in memory
+///
+/// The other host runs `onecopy host --machines DIRECTORY`, and so does this one: the machine's disk comes from here
+/// until all of it is there. Its memory is sent while it runs, and it stands only for what is left. Ctrl-C, and a death
+/// of either side, leave it here, until it was given away; from then on it goes on there alone.
+#[derive(Debug, Args)]
+pub struct Migrate {
+    #[command(flatten)]
+    machine: MachineOption,
+    /// The other host
+    #[arg(long, value_name = "HOST[:PORT]", required_unless_present_any = ["cancel", "resume", "abandon", "status"])]
+    to: Option<String>,
+    /// The directory of this host's keys, as `onecopy host keys` makes them
+    #[arg(long, value_name = "DIRECTORY", requires = "to")]
+    keys: Option<PathBuf>,
+    /// This host's `onecopy host`, as the other one reaches it [default: the own address on the way there, port 6440]
+    #[arg(long, value_name = "HOST:PORT", requires = "to")]
+    origin: Option<String>,
+    /// How long it may stand, in milliseconds
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 300)]
+    downtime_ms: u64,
+    /// Bytes a second that are sent at most, as 64M
+    #[arg(long, value_name = "SIZE", value_parser = amount::bytes)]
+    bandwidth: Option<u64>,
+    /// How many seconds may pass until it stands
+    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    timeout_s: u64,
+    /// What to do when it could not stand for so short a time by then
+    #[arg(long, value_name = "WHAT", value_enum, default_value = "cancel")]
+    on_timeout: OnTimeout,
+    /// Only say what it would cost
+    #[arg(long, requires = "to")]
+    dry_run: bool,
+    /// Let a migration that is under way come to nothing: the machine stays
+    #[arg(long, conflicts_with_all = ["to", "resume", "abandon", "status"])]
+    cancel: bool,
+    /// Where it is not known whether it runs there: ask the other host again. On the other host, where this one is dead:
+    /// let it go
+    #[arg(long, conflicts_with_all = ["to", "abandon", "status"])]
+    resume: bool,
+    /// Take a machine back that was given away and does not run there; on the other host: give it up
+    #[arg(long, conflicts_with_all = ["to", "status"])]
+    abandon: bool,
+    /// Also where the other host does not say so: it must be certain that it does not run there, and never will
+    #[arg(long, requires = "abandon")]
+    force: bool,
+    /// What is known of its last migration, as JSON
+    #[arg(long, conflicts_with = "to")]
+    status: bool,
+    /// One JSON object a line for each event
+    #[arg(long)]
+    json: bool,
+}
+
+/// What to do when the pause would be too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OnTimeout {
+    /// It stays here
+    Cancel,
+    /// It goes, and stands longer
+    Go,
+}
+
+impl Migrate {
+    /// Runs the command.
+    pub fn run(&self) -> anyhow::Result<()> {
+        crate::logging::start("warn");
+        let (name, machines) = (self.machine.name()?, self.machine.machines()?);
+        if self.status {
+            output::say(serde_json::to_value(machines.migration(&name)?)?);
+            return Ok(());
+        }
+        if self.cancel || self.resume || self.abandon {
+            return crate::block_on(async {
+                let said = match (self.cancel, self.resume) {
+                    (true, _) => machines.cancel_migration(&name).await.map(|()| format!("{name} stays here"))?,
+                    (_, true) => machines.resume_migration(&name).await?,
+                    _ => machines.abandon_migration(&name, self.force).await?,
+                };
+                output::say(format_args!("{said}."));
+                Ok(())
+            });
+        }
+        let order = self.order()?;
+        let display = Display::choose(self.json);
+        let migrated = crate::block_on(async {
+            let signal = StopSignal::listen(HangUp::Stops)?;
+            let mut told = |event| self.tell(&display, &event);
+            tokio::select! {
+                migrated = machines.migrate(&name, &order, &mut told) => Ok(migrated?),
+                // The keeper sees that nobody listens any more.
+                () = signal.received() => bail!("{name} stays here, unless it was given away: --status tells"),
+            }
+        });
+        display.finish();
+        match (migrated?, self.json) {
+            (Migrated::Gone(result), true) => {
+                output::say(serde_json::json!({ "event": "migrated", "result": result }));
+            }
+            (Migrated::Gone(result), false) => say_result(&name.to_string(), &order.to, &result),
+            (Migrated::Predicted(predicted), true) => {
+                output::say(serde_json::json!({ "event": "predicted", "prediction": predicted }));
+            }
+            (Migrated::Predicted(predicted), false) => say_prediction(&predicted),
+        }
+        Ok(())
+    }
+
+    fn order(&self) -> anyhow::Result<MigrationOrder> {
+        let to = self.to.clone().unwrap_or_default();
+        let has_port = to.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let to = if has_port { to } else { format!("{to}:{PORT_DEFAULT}") };
+        let keys = self.keys.as_ref().context("give the directory of this host's keys with --keys")?;
+        let origin = match &self.origin {
+            Some(origin) => origin.clone(),
+            None if self.dry_run => String::new(),
+            None => own_address(&to)?,
+        };
+        Ok(MigrationOrder {
+            keys: std::path::absolute(keys)?,
+            to,
+            origin,
+            downtime_ms: self.downtime_ms,
+            bytes_per_second: self.bandwidth,
+            timeout_s: self.timeout_s,
+            goes_on_timeout: self.on_timeout == OnTimeout::Go,
+            is_only_tried: self.dry_run,
+        })
+    }
+
+    fn tell(&self, display: &Display, event: &MigrationEvent) {
+        if self.json {
+            output::say(serde_json::to_value(event).unwrap_or_default());
+            return;
+        }
+        display.step(match event {
+            MigrationEvent::Accepted => "the other host takes it; its memory is sent".to_owned(),
+            MigrationEvent::Waiting => "QEMU waits there".to_owned(),
+            MigrationEvent::Round {
+                round,
+                zero_pages,
+                data_pages,
+                bytes,
+                took_ms,
+                pages_per_second,
+                expected_pause_ms,
+            } => {
+                let expected = match (pages_per_second, expected_pause_ms) {
+                    (Some(pages), Some(pause)) => format!("; {pages} pages/s change, it would stand {pause} ms"),
+                    _ => String::new(),
+                };
+                let bytes = HumanBytes(*bytes);
+                format!("round {round}: {data_pages} pages, {zero_pages} of zeros, {bytes} in {took_ms} ms{expected}")
+            }
+            MigrationEvent::Stopped => "it stands".to_owned(),
+            MigrationEvent::Loaded => "it stands there".to_owned(),
+            MigrationEvent::Given => "it is given away".to_owned(),
+        });
+    }
+}
+
+fn say_result(name: &str, to: &str, result: &MigrationResult) {
+    let MigrationResult { rounds, bytes, pause_us, total_ms, forwards, .. } = result;
+    output::say(format_args!(
+        "{name} runs at {to}. It stood {:.1} ms; {} in {rounds} rounds, {:.1} s.",
+        *pause_us as f64 / 1000.0,
+        HumanBytes(*bytes),
+        *total_ms as f64 / 1000.0
+    ));
+    for forward in forwards {
+        let (host, guest) = (forward.host_port, forward.guest_port);
+        output::say(format_args!("Port {host} of 127.0.0.1 there leads to its port {guest}."));
+    }
+    output::say(format_args!("Its disk comes from here until all of it is there: keep `onecopy host` running."));
+}
+
+fn say_prediction(prediction: &Prediction) {
+    let Prediction { memory_bytes, pages_per_second, seconds, pause_ms } = prediction;
+    let memory = HumanBytes(*memory_bytes);
+    output::say(format_args!("{memory} of memory at most are sent once; {pages_per_second} pages change a second."));
+    match (seconds, pause_ms) {
+        (Some(seconds), Some(pause)) => {
+            output::say(format_args!("At that rate this takes {seconds:.1} s, and it would stand {pause} ms."));
+        }
+        _ => output::say("How long that takes is told with --bandwidth."),
+    }
+}
+
+/// This host's address on the way to the other one, with the port that is usual.
+fn own_address(to: &str) -> anyhow::Result<String> {
+    let reached = TcpStream::connect(to).and_then(|stream| stream.local_addr());
+    let own = reached.with_context(|| format!("cannot reach the host {to}"))?.ip();
+    Ok(match own {
+        IpAddr::V4(own) => format!("{own}:{PORT_DEFAULT}"),
+        IpAddr::V6(own) => format!("[{own}]:{PORT_DEFAULT}"),
+    })
+}

@@ -1,0 +1,120 @@
+//! Machines that go to another host while they run.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use onecopy_testing::TestDirectory;
+use onecopy_testing::process::kill;
+
+use crate::checkpoints::is_left_out;
+use crate::machines::{MachineDirectory, until};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_onecopy");
+
+/// `onecopy host` for the machines of a directory; killed when dropped.
+struct Host {
+    child: Child,
+    address: String,
+    keys: PathBuf,
+}
+
+impl Host {
+    fn start(keys: &Path, machines: &MachineDirectory, listen: &str) -> Host {
+        let mut command = Command::new(PROGRAM);
+        command.args(["host", "--listen", listen, "--keys"]).arg(keys).arg("--machines").arg(machines.path());
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("run onecopy host");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("it says where it listens");
+        let address = line.trim().trim_end_matches('.').rsplit(' ').next().unwrap_or_default().to_owned();
+        Host { child, address, keys: keys.to_owned() }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        kill(self.child.id());
+        let _ = self.child.wait();
+    }
+}
+
+/// Two hosts of one authority, each with machines of its own.
+struct Hosts {
+    _keys: TestDirectory,
+    here: (Host, MachineDirectory),
+    there: (Host, MachineDirectory),
+}
+
+impl Hosts {
+    fn new() -> Hosts {
+        let keys = TestDirectory::new().expect("a directory");
+        let authority = keys.join("ca");
+        let host = |name: &str| {
+            let machines = MachineDirectory::new();
+            let ca = authority.to_str().expect("UTF-8");
+            machines.directory.run(&["host", "keys", "--ca", ca, "--name", name, "--address", "127.0.0.1"]).ok();
+            (Host::start(&authority.join(name), &machines, "127.0.0.1:0"), machines)
+        };
+        Hosts { here: host("here"), there: host("there"), _keys: keys }
+    }
+}
+
+/// Sends a machine; what it says.
+fn migrate(from: &(Host, MachineDirectory), to: &Host, more: &[&str]) -> crate::directory::Ran {
+    let keys = from.0.keys.to_str().expect("UTF-8");
+    let usual = ["vm", "migrate", "web", "--to", &to.address, "--keys", keys, "--origin", &from.0.address, "--json"];
+    from.1.directory.run(&[&usual[..], more].concat())
+}
+
+/// A writer in the guest whose numbers follow one another, in memory and on the disk.
+const WRITER: &str = "for place in /dev/shm /root; do setsid sh -c 'i=0; while :; do i=$((i+1)); echo $i; done' \
+                      > $place/numbers 2>/dev/null < /dev/null & done; cat /proc/sys/kernel/random/boot_id";
+const CHECK: &str = "cp /dev/shm/numbers /dev/shm/seen; cp /root/numbers /root/seen; sync; for place in /dev/shm /root; \
+                     do head -n -1 $place/seen | awk '$1 != NR { print \"line \" NR \" is \" $1; exit 1 }' || exit 1; \
+                     done; echo whole";
+
+/// A machine goes to another host and back while it writes: all that it had in memory and on its disk is there, it was
+/// never booted again, and what it leaves behind cannot be started. One that cannot stand for so short a time stays, and
+/// says why.
+///
+/// Spec: D5, D6
+#[test]
+fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
+    if is_left_out("t31_a_machine_goes_to_another_host_and_back_while_it_writes") {
+        return;
+    }
+    let hosts = Hosts::new();
+    let (here, there) = (&hosts.here, &hosts.there);
+    here.1.directory.run(&["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", "--start"]).ok();
+    let boot = here.1.guest("web", WRITER);
+
+    let predicted = migrate(here, &there.0, &["--dry-run", "--bandwidth=100M"]).ok();
+    assert!(predicted.contains("\"memory_bytes\"") && !there.1.home("web").exists(), "{predicted}");
+    let refused = migrate(here, &there.0, &["--downtime-ms=1", "--timeout-s=1"]).refused(1);
+    assert!(refused.contains("a pause of 1 ms cannot be kept") && refused.contains("it goes on here"), "{refused}");
+    assert_eq!(here.1.guest("web", CHECK), "whole");
+    until("nothing of it is left there", || !there.1.home("web").exists());
+
+    let told = migrate(here, &there.0, &["--downtime-ms=2000", "--on-timeout=go"]).ok();
+    eprintln!("{told}");
+    assert_eq!(there.1.guest("web", "cat /proc/sys/kernel/random/boot_id"), boot, "it was not booted");
+    assert_eq!(there.1.guest("web", CHECK), "whole");
+    until("nothing of it runs here", || {
+        here.1.processes().iter().all(|process| {
+            onecopy_testing::process::arguments(*process).iter().any(|word| word == "host" || word == "snapshot-server")
+        })
+    });
+    assert_eq!(here.1.machine("web")["state"], "migrated");
+    assert!(here.1.directory.run(&["vm", "start", "web"]).refused(1).contains("does not run here again"));
+
+    // Its disk is all there at some time, and then it can go on.
+    let arrival = there.1.home("web").join("arrival.json");
+    until("all of its disk is there", || {
+        std::fs::read_to_string(&arrival).is_ok_and(|text| text.contains("\"is_whole\":true"))
+    });
+    let told = migrate(there, &here.0, &["--downtime-ms=2000", "--on-timeout=go"]).ok();
+    eprintln!("{told}");
+    assert_eq!(here.1.guest("web", "cat /proc/sys/kernel/random/boot_id"), boot, "it was not booted");
+    assert_eq!(here.1.guest("web", CHECK), "whole");
+    here.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
+}
