@@ -23,7 +23,6 @@ pub mod machine;
 pub mod monitor;
 mod process;
 mod program;
-mod time_stamp;
 
 pub use accelerator::kvm_runs_guests;
 pub use agent::Agent;

@@ -195,7 +195,7 @@ fn made_of(configuration: &MachineConfiguration, program: &[u8]) -> anyhow::Resu
     let qemu = Qemu::find()?;
     let version = Command::new(qemu.program()).arg("--version").output()?;
     let mut text = String::from_utf8_lossy(&version.stdout).into_owned();
-    let host = HostTraits { version: qemu.version(), kvm: kvm_runs_guests(), time_stamp_khz: None };
+    let host = HostTraits { version: qemu.version(), kvm: kvm_runs_guests() };
     if host.kvm {
         // The guest sees the host's own processor.
         let processors = fs::read_to_string("/proc/cpuinfo")?;

@@ -11,7 +11,7 @@ use onecopy_guest_agent::protocol::{
     Answer, Command as AgentCommand, FailureKind, Identity, LINE_BYTES_MAX, Outcome, Reply,
 };
 use onecopy_hypervisor::MachineConfiguration;
-use onecopy_hypervisor::configuration::{Board, Network, NetworkEnd};
+use onecopy_hypervisor::configuration::{Network, NetworkEnd};
 use onecopy_tests::guest::{IMAGE, Image, TestGuest, file_disk};
 
 const GIBIBYTE: u64 = 1 << 30;
@@ -79,23 +79,6 @@ async fn v11_a_guest_is_well_and_has_what_its_image_says() {
     for extension in ["amcheck", "pg_prewarm", "pg_buffercache", "pageinspect"] {
         guest.run(&format!("test -e /usr/share/postgresql/17/extension/{extension}.control")).await.unwrap();
     }
-}
-
-/// A microvm boots the same image and hears the same button, also without KVM.
-///
-/// Spec: A7
-#[tokio::test]
-async fn v11_a_guest_boots_on_the_small_board_too() {
-    let guest = TestGuest::boot_with(|configuration, _| {
-        configuration.board = Board::Microvm;
-        Ok(())
-    })
-    .await
-    .unwrap();
-    assert_eq!(guest.agent().health().await.unwrap().complaints, Vec::<String>::new());
-    let (ending, directory) = guest.power_down().await.unwrap();
-    assert!(ending.is_orderly(), "{ending:?}");
-    assert_clean(&directory.path().join("root.img"));
 }
 
 /// Spec: A7

@@ -2,10 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::devices::plugs_later;
-use crate::configuration::{
-    Board, Boot, DiskBackend, Incoming, MemoryBackend, MemoryLock, NbdServer, NetworkEnd, SocketRole,
-};
+use crate::configuration::{Boot, DiskBackend, Incoming, MemoryBackend, MemoryLock, NbdServer, NetworkEnd, SocketRole};
 use crate::directory::check_socket_path;
 use crate::{MachineConfiguration, QemuVersion};
 
@@ -92,17 +89,8 @@ fn memory(configuration: &MachineConfiguration) -> Result<(), String> {
 }
 
 fn board(configuration: &MachineConfiguration) -> Result<(), String> {
-    if configuration.board == Board::Microvm && configuration.boot == Boot::FirstDisk {
-        return Err("a microvm boots a kernel only".to_owned());
-    }
-    if configuration.board == Board::Microvm && configuration.generation.is_some() {
-        return Err("a microvm has no generation id".to_owned());
-    }
-    if !plugs_later(&configuration.board) && configuration.hot_plug_ports > 0 {
-        return Err("nothing can be plugged into a microvm later".to_owned());
-    }
-    match &configuration.board {
-        Board::Q35 { version: Some(version) } if version.chars().any(|c| !c.is_ascii_digit() && c != '.') => {
+    match &configuration.board_version {
+        Some(version) if version.chars().any(|c| !c.is_ascii_digit() && c != '.') => {
             Err(format!("{version:?} is no version of the board, such as 7.2"))
         }
         _ if configuration.boot == Boot::FirstDisk && configuration.disks.is_empty() => {

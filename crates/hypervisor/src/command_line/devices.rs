@@ -3,7 +3,7 @@
 use super::option::OptionText;
 use super::{CommandLine, generation};
 use crate::configuration::{
-    AsynchronousIo, Board, Disk, DiskBackend, FileFormat, Forward, NbdServer, Network, NetworkEnd, Protocol, SocketRole,
+    AsynchronousIo, Disk, DiskBackend, FileFormat, Forward, NbdServer, Network, NetworkEnd, Protocol, SocketRole,
 };
 use crate::{MachineConfiguration, MachineDirectory, QemuVersion};
 
@@ -188,9 +188,4 @@ fn forwarded(forward: &Forward) -> String {
         Protocol::Udp => "udp",
     };
     format!("{protocol}:{}:{}-:{}", forward.host_address, forward.host_port, forward.guest_port)
-}
-
-/// Whether `board` has what QEMU calls hot plug of PCI Express devices.
-pub(super) fn plugs_later(board: &Board) -> bool {
-    matches!(board, Board::Q35 { .. })
 }

@@ -13,7 +13,7 @@ mod tests;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use crate::configuration::{Accelerator, Board, Boot, Generation, Incoming, MemoryBackend, MemoryLock, OnPanic};
+use crate::configuration::{Accelerator, Boot, Generation, Incoming, MemoryBackend, MemoryLock, OnPanic};
 use crate::{HypervisorError, MachineConfiguration, MachineDirectory, QemuVersion};
 use option::OptionText;
 
@@ -31,8 +31,6 @@ pub struct HostTraits {
     pub version: QemuVersion,
     /// [`crate::kvm_runs_guests`].
     pub kvm: bool,
-    /// The speed of the host's time stamp counter, kHz, for a [`Board::Microvm`] without KVM.
-    pub time_stamp_khz: Option<u64>,
 }
 
 /// The arguments of one QEMU process.
@@ -58,7 +56,7 @@ impl CommandLine {
         line.identity(configuration);
         line.accelerator(configuration.accelerator, host);
         line.board(configuration);
-        line.boot(configuration, host);
+        line.boot(configuration);
         line.monitors(configuration, directory);
         devices::add(&mut line, configuration, directory, host.version);
         line.life(configuration, directory);
@@ -123,15 +121,11 @@ impl CommandLine {
     }
 
     fn board(&mut self, configuration: &MachineConfiguration) {
-        let machine = match &configuration.board {
-            Board::Q35 { version: None } => OptionText::new("q35"),
-            Board::Q35 { version: Some(version) } => OptionText::new(format!("pc-q35-{version}")),
-            Board::Microvm => OptionText::new("microvm").with_switch("pcie", true).with_switch("acpi", true),
+        let machine = match &configuration.board_version {
+            None => OptionText::new("q35"),
+            Some(version) => OptionText::new(format!("pc-q35-{version}")),
         };
-        let machine = match configuration.board {
-            Board::Q35 { .. } => machine.with_switch("vmport", false),
-            Board::Microvm => machine,
-        };
+        let machine = machine.with_switch("vmport", false);
         // Pages are never shared with the guests of others, and a core dump of QEMU does not hold the guest.
         let machine = machine.with_switch("mem-merge", false).with_switch("dump-guest-core", false);
         self.add("-machine", machine.with("memory-backend", MEMORY));
@@ -163,16 +157,11 @@ impl CommandLine {
         self.add("-object", object.with_switch("x-use-canonical-path-for-ramblock-id", false));
     }
 
-    fn boot(&mut self, configuration: &MachineConfiguration, host: HostTraits) {
+    fn boot(&mut self, configuration: &MachineConfiguration) {
         let Boot::Kernel { kernel, initrd, arguments } = &configuration.boot else { return };
         self.add_path("-kernel", kernel);
         if let Some(initrd) = initrd {
             self.add_path("-initrd", initrd);
-        }
-        let mut arguments = arguments.clone();
-        // A microvm has no clock that a kernel could measure this by; under KVM it is told otherwise.
-        if let Some(khz) = host.time_stamp_khz.filter(|_| needs_time_stamp(configuration, host.kvm)) {
-            arguments.push_str(&format!(" tsc_early_khz={khz}"));
         }
         self.add("-append", arguments);
     }
@@ -216,11 +205,6 @@ impl CommandLine {
         }
         self.add_path("-pidfile", &directory.process_id_file());
     }
-}
-
-/// Whether the guest must be told the speed of its time stamp counter.
-pub(crate) fn needs_time_stamp(configuration: &MachineConfiguration, kvm: bool) -> bool {
-    configuration.board == Board::Microvm && !uses_kvm(configuration.accelerator, kvm)
 }
 
 fn uses_kvm(accelerator: Accelerator, kvm: bool) -> bool {

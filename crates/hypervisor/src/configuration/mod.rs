@@ -16,7 +16,7 @@ pub use memory::{Memory, MemoryBackend};
 pub use network::{Forward, Network, NetworkEnd, Protocol, SocketRole};
 pub use security::{Account, MemoryLock, Security};
 
-/// What a guest's kernel needs to be told on every board: where the console is, and not to distrust the timer, which
+/// What a guest's kernel needs to be told: where the console is, and not to distrust the timer, which
 /// ticks unevenly while the host is busy (the kernel would panic at boot: "IO-APIC + timer doesn't work").
 pub const KERNEL_ARGUMENTS: &str = "console=ttyS0 no_timer_check";
 
@@ -27,8 +27,9 @@ pub struct MachineConfiguration {
     pub name: String,
     /// The machine's UUID in the firmware's tables; none: zeros.
     pub uuid: Option<String>,
-    /// The board.
-    pub board: Board,
+    /// The version of the board, a PC with PCI Express (QEMU's q35), that both ends of a migration between different
+    /// QEMUs agree on, such as `7.2`; none: the newest.
+    pub board_version: Option<String>,
     /// What executes the guest's instructions.
     pub accelerator: Accelerator,
     /// QEMU's name of the processor model; `max` is all that the accelerator can do.
@@ -53,9 +54,9 @@ pub struct MachineConfiguration {
     pub on_panic: OnPanic,
     /// A balloon: the host may ask the guest for memory.
     pub balloon: Option<Balloon>,
-    /// Tells a guest that it is a copy, so that it makes new random numbers. Not on [`Board::Microvm`].
+    /// Tells a guest that it is a copy, so that it makes new random numbers.
     pub generation: Option<Generation>,
-    /// Empty PCI Express ports (`port0`, ...) for devices that are plugged in later. Not on [`Board::Microvm`].
+    /// Empty PCI Express ports (`port0`, ...) for devices that are plugged in later.
     pub hot_plug_ports: u8,
     /// Where the machine's state comes from instead of a boot.
     pub incoming: Option<Incoming>,
@@ -75,7 +76,7 @@ impl MachineConfiguration {
         MachineConfiguration {
             name: name.into(),
             uuid: None,
-            board: Board::Q35 { version: None },
+            board_version: None,
             accelerator: Accelerator::Detected,
             processor_model: "max".to_owned(),
             processors: 1,
@@ -97,20 +98,6 @@ impl MachineConfiguration {
             more_arguments: Vec::new(),
         }
     }
-}
-
-/// The board that the devices sit on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Board {
-    /// A PC with PCI Express.
-    Q35 {
-        /// The version that both ends of a migration between different QEMUs agree on, such as `7.2`; none: the newest.
-        version: Option<String>,
-    },
-    /// The smallest board: a kernel is booted directly. We give it PCI Express and ACPI, so that a guest needs no other
-    /// drivers.
-    Microvm,
 }
 
 /// What executes the guest's instructions.
@@ -138,7 +125,7 @@ pub enum Boot {
         /// The kernel's arguments, [`KERNEL_ARGUMENTS`] among them.
         arguments: String,
     },
-    /// The boot loader on the first disk. Not on [`Board::Microvm`].
+    /// The boot loader on the first disk.
     FirstDisk,
 }
 

@@ -10,12 +10,12 @@ use tokio::sync::watch as latest;
 
 use super::state::{EndCause, Ending, State};
 use super::{Inner, Machine, QEMU_LINES, Seen, TimeLimits, watch};
-use crate::command_line::{HostTraits, needs_time_stamp};
+use crate::command_line::HostTraits;
 use crate::configuration::Account;
 use crate::process::{Process, Watch, running};
 use crate::{
     CommandLine, Console, HypervisorError, InheritedDescriptor, MachineConfiguration, MachineDirectory, Monitor, Qemu,
-    kvm_runs_guests, launch, time_stamp,
+    kvm_runs_guests, launch,
 };
 
 /// A QEMU that has closed its monitor ends within this.
@@ -48,7 +48,7 @@ impl Machine {
         inherited: &[InheritedDescriptor],
         limits: TimeLimits,
     ) -> Result<Machine, HypervisorError> {
-        let host = host_traits(qemu, configuration).await;
+        let host = HostTraits { version: qemu.version(), kvm: kvm_runs_guests() };
         let line = CommandLine::new(configuration, directory, host)?;
         prepare(directory, configuration.security.account)?;
         let child = launch::launch(qemu, &line, directory, &configuration.security, inherited)?;
@@ -115,16 +115,6 @@ impl Machine {
         let watcher = tokio::spawn(watch::run(seen.clone(), watch, events));
         Machine { inner: Arc::new(Inner { seen, watcher }) }
     }
-}
-
-async fn host_traits(qemu: &Qemu, configuration: &MachineConfiguration) -> HostTraits {
-    let kvm = kvm_runs_guests();
-    let time_stamp_khz = match needs_time_stamp(configuration, kvm) {
-        // Measuring sleeps. A measurement that panicked would be none.
-        true => tokio::task::spawn_blocking(time_stamp::speed_khz).await.unwrap_or_default(),
-        false => None,
-    };
-    HostTraits { version: qemu.version(), kvm, time_stamp_khz }
 }
 
 /// Makes the directory ready for a new process: it belongs to QEMU's account, and nothing in it is of an earlier one.

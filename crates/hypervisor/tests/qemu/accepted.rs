@@ -5,8 +5,8 @@ use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::sync::Arc;
 
 use onecopy_hypervisor::configuration::{
-    Accelerator, AsynchronousIo, Balloon, Board, Disk, DiskBackend, FileFormat, Forward, Generation, MemoryBackend,
-    Network, NetworkEnd, OnPanic, Protocol, SocketRole,
+    Accelerator, AsynchronousIo, Balloon, Disk, DiskBackend, FileFormat, Forward, Generation, MemoryBackend, Network,
+    NetworkEnd, OnPanic, Protocol, SocketRole,
 };
 use onecopy_hypervisor::{InheritedDescriptor, Machine, MachineConfiguration};
 use onecopy_testing::free_port;
@@ -54,32 +54,6 @@ async fn v1_everything_at_once_is_accepted() {
     let tree = monitor.human("info qtree").await.unwrap();
     assert!(tree.contains("dev: virtio-rng-pci, id \"later\""), "{tree}");
     assert!(tree.contains("dev: pvpanic-pci"), "{tree}");
-}
-
-/// Spec: A7
-#[tokio::test]
-async fn v1_a_microvm_is_accepted() {
-    let mut machines = Machines::new();
-    // Any file is a kernel until it is booted from: a flat image of real mode with the header's magic number.
-    let mut kernel = vec![0u8; 64 * 1024];
-    kernel[0x1f1] = 4;
-    kernel[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
-    kernel[0x202..0x206].copy_from_slice(b"HdrS");
-    kernel[0x206..0x208].copy_from_slice(&[0x0f, 0x02]);
-    kernel[0x211] = 1;
-    let path = machines.path("kernel, with comma");
-    std::fs::write(&path, kernel).unwrap();
-    let mut configuration = machines.configuration();
-    configuration.board = Board::Microvm;
-    let arguments = "console=ttyS0, with a comma".to_owned();
-    configuration.boot = onecopy_hypervisor::configuration::Boot::Kernel { kernel: path, initrd: None, arguments };
-    let networks = vec![Network::new("net0", NetworkEnd::Unplugged)];
-    configuration.networks = networks;
-    let machine = accepted(&mut machines, "m", &configuration, &[]).await;
-    let tree = machine.monitor().human("info qtree").await.unwrap();
-    for device in ["virtio-blk-pci", "virtio-serial-pci", "virtio-net-pci", "pvpanic-pci", "virtio-rng-pci"] {
-        assert!(tree.contains(&format!("dev: {device}")), "{device}: {tree}");
-    }
 }
 
 /// Spec: A7

@@ -382,7 +382,7 @@ mod tests {
     /// QEMU's arguments for a machine.
     fn arguments(home: &MachineHome, machine: &MachineConfiguration) -> Vec<String> {
         let wanted = configuration(home, machine, &ServiceUser::resolve(None).unwrap()).unwrap();
-        let host = HostTraits { version: QemuVersion { major: 10, minor: 0 }, kvm: false, time_stamp_khz: None };
+        let host = HostTraits { version: QemuVersion { major: 10, minor: 0 }, kvm: false };
         let line = CommandLine::new(&wanted, &MachineDirectory::new("/machine").unwrap(), host).unwrap();
         line.arguments().iter().map(|word| word.to_str().unwrap().to_owned()).collect()
     }
