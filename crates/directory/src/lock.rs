@@ -6,6 +6,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use onecopy_postgres::lives;
+
 use crate::DirectoryError;
 
 /// More than the digits of a process number; what else the file holds is not read.
@@ -130,13 +132,6 @@ fn holder(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.take(PROCESS_NUMBER_BYTES_MAX).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
-}
-
-/// Whether a process is there and no zombie. A zombie may have threads that have not ended.
-fn lives(process_id: u32) -> bool {
-    // Source: proc_pid_stat(5); the state follows the program's name, which is in parentheses and may hold some itself.
-    let stat = std::fs::read_to_string(format!("/proc/{process_id}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, fields)| !fields.starts_with(['Z', 'X']))
 }
 
 #[cfg(test)]

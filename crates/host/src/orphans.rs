@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use onecopy_postgres::process_ids;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::HostError;
@@ -45,9 +46,8 @@ pub async fn end(home: &Path, user_id: u32) -> Result<(), HostError> {
 }
 
 fn find(home: &Path, user_id: u32) -> Vec<Pid> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    numbers.filter_map(Pid::from_raw).filter(|process| works_below(*process, home, user_id).unwrap_or(false)).collect()
+    let processes = process_ids().filter_map(|number| Pid::from_raw(number.cast_signed()));
+    processes.filter(|process| works_below(*process, home, user_id).unwrap_or(false)).collect()
 }
 
 /// Whether a process is such a tool; none when it has ended meanwhile. Source: proc(5).

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rustix::process::Signal;
 
+use crate::process::stat_of;
 use crate::processes::ServerProcesses;
 use crate::{Directory, ServiceUser};
 
@@ -107,25 +108,11 @@ pub(crate) fn begun_in(data_directory: &Path, user: &ServiceUser) -> Option<u32>
     ServerProcesses::of_user(data_directory, user).ok()?.all().into_iter().find(is_postmaster)
 }
 
-/// Whether this process still executes; a zombie does not. A dying process has left its directory a moment before it
-/// has ended.
-pub(crate) fn lives(process_id: u32) -> bool {
-    let state = stat_of(process_id).and_then(|fields| fields.chars().next());
-    !matches!(state, None | Some('Z' | 'X' | 'x'))
-}
-
 /// Whether this process is still there and is one no more: it ends, or has ended and nobody has reaped it.
 fn is_dying(process_id: u32) -> bool {
     let Some(fields) = stat_of(process_id) else { return false };
     let flags = fields.split(' ').nth(6).and_then(|flags| flags.parse::<u64>().ok()).unwrap_or(0);
     fields.starts_with('Z') || flags & EXITING_FLAG != 0
-}
-
-/// What the kernel says of a process, its state first; none when there is no such process.
-fn stat_of(process_id: u32) -> Option<String> {
-    let text = fs::read_to_string(Path::new("/proc").join(process_id.to_string()).join("stat")).ok()?;
-    // proc_pid_stat(5): this follows the program's name, which is in parentheses and may hold some itself.
-    text.rsplit_once(')').map(|(_, rest)| rest.trim_start().to_owned())
 }
 
 /// Removes a lock file whose process is a zombie, or about to be one: PostgreSQL takes it for alive and does not start.
@@ -153,6 +140,7 @@ pub(crate) fn remove_dead_lock(path: &Path, user: &ServiceUser) -> io::Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::lives;
     use proptest::prelude::*;
 
     #[test]

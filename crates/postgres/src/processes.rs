@@ -17,6 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 
 use crate::ServiceUser;
 use crate::beneath::Directory;
+use crate::process::{process_ids, runs_as};
 
 /// What the program of a server is called.
 const PROGRAMS: [&[u8]; 2] = [b"postgres", b"postmaster"];
@@ -83,9 +84,7 @@ impl ServerProcesses {
 
     /// All of them, by their numbers.
     pub fn all(&self) -> Vec<u32> {
-        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-        let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-        numbers.filter(|process_id| self.has(*process_id)).collect()
+        process_ids().filter(|process_id| self.has(*process_id)).collect()
     }
 
     /// Sends a signal to a process if it is one of them; to one that is gone meanwhile it does not matter.
@@ -139,15 +138,6 @@ fn runs_server(process: &Path) -> bool {
     let program = fs::read_link(process.join("exe")).unwrap_or_default();
     let name = program.file_name().unwrap_or_default().as_bytes();
     PROGRAMS.contains(&name.strip_suffix(DELETED).unwrap_or(name))
-}
-
-/// Whether a process is of this account by all its user ids: real, effective, saved and that for files. Source:
-/// proc_pid_status(5), which shows no line end that stands in a name.
-pub fn runs_as(process_id: u32, user_id: u32) -> bool {
-    let status = fs::read(format!("/proc/{process_id}/status")).unwrap_or_default();
-    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"Uid:"));
-    let numbers = line.and_then(|line| std::str::from_utf8(line).ok());
-    numbers.is_some_and(|numbers| numbers.split_ascii_whitespace().all(|number| number.parse() == Ok(user_id)))
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use tokio_postgres::error::SqlState;
 use crate::beneath::Directory;
 use crate::log_tail::LogFile;
 use crate::postmaster::{self, PidFile, Status, StopMode};
+use crate::process::lives;
 use crate::processes::{self, ServerProcesses};
 use crate::{
     ConnectionParameters, ControlFile, InheritedDescriptor, PostgresError, ServerOptions, Settings, StandbyOptions,
@@ -327,7 +328,7 @@ impl Server {
         let log_start = self.log.end();
         let begin = Instant::now();
         self.signal(process_id, signal);
-        while self.is_running() || postmaster::lives(process_id) {
+        while self.is_running() || lives(process_id) {
             if begin.elapsed() >= self.options.stop_timeout {
                 return Err(self.not_stopped(process_id, self.options.stop_timeout, log_start));
             }

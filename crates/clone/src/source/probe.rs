@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use onecopy_postgres::processes_of;
+use onecopy_postgres::{innermost_number, processes_of};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::watched::Source;
@@ -41,7 +41,9 @@ impl Source {
 /// seen either. So it is with one of another PID namespace that is none below ours, or whose program has another name
 /// than PostgreSQL gives it.
 pub(super) fn check_seen(data_directory: &Path, processes: &[u32], session_process: i32) -> Result<(), CloneError> {
-    if processes.iter().any(|process_id| own_number(*process_id) == Some(session_process)) {
+    let is_session =
+        |process_id: &u32| innermost_number(*process_id).is_some_and(|number| number.cast_signed() == session_process);
+    if processes.iter().any(is_session) {
         return Ok(());
     }
     let reason = format!(
@@ -51,14 +53,6 @@ pub(super) fn check_seen(data_directory: &Path, processes: &[u32], session_proce
         processes.len()
     );
     Err(CloneError::CannotClone { path: data_directory.to_owned(), reason })
-}
-
-/// The number of a process in its own PID namespace, which is the innermost one; none when it has ended. Source:
-/// proc_pid_status(5).
-fn own_number(process_id: u32) -> Option<i32> {
-    let status = fs::read(format!("/proc/{process_id}/status")).ok()?;
-    let line = status.split(|byte| *byte == b'\n').find_map(|line| line.strip_prefix(b"NSpid:"))?;
-    std::str::from_utf8(line).ok()?.split_ascii_whitespace().next_back()?.parse().ok()
 }
 
 /// Descriptors of the image's files that these processes have and that would raise no events. A file is told by its

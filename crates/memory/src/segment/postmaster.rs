@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use onecopy_postgres::ServerProcesses;
+use onecopy_postgres::{ServerProcesses, innermost_number, process_ids, status_field};
 
 use crate::{MemoryError, untrusted_file};
 
@@ -35,9 +35,9 @@ impl Postmaster {
         let number = text.lines().next().and_then(|line| line.trim().parse::<u32>().ok());
         let number = number.filter(|number| *number > 0).ok_or_else(|| nothing("its postmaster.pid has no number"))?;
         let is_it = |process_id: &u32| {
-            server.has(*process_id) && number_inside(*process_id) == Some(number) && !is_child(*process_id)
+            server.has(*process_id) && innermost_number(*process_id) == Some(number) && !is_child(*process_id)
         };
-        let process_id = Some(number).filter(is_it).or_else(|| processes().find(is_it));
+        let process_id = Some(number).filter(is_it).or_else(|| process_ids().find(is_it));
         let process_id = process_id.ok_or_else(|| {
             nothing("no process of that number works there; one in a container is seen only from the host")
         })?;
@@ -50,29 +50,12 @@ impl Postmaster {
     }
 }
 
-/// All processes that we can see.
-fn processes() -> impl Iterator<Item = u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten();
-    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-}
-
-/// Its number in the innermost namespace that it lives in.
-fn number_inside(process_id: u32) -> Option<u32> {
-    field(process_id, "NSpid:")?.split_ascii_whitespace().next_back()?.parse().ok()
-}
-
 /// Whether its parent is a process of PostgreSQL: then it is no postmaster. Needed where two namespaces use the same
 /// number.
 fn is_child(process_id: u32) -> bool {
     let own = fs::read_link(format!("/proc/{process_id}/exe")).ok();
-    let parent = field(process_id, "PPid:").and_then(|text| text.trim().parse::<u32>().ok());
+    let parent = status_field(process_id, "PPid:").and_then(|text| text.parse::<u32>().ok());
     parent.and_then(|parent| fs::read_link(format!("/proc/{parent}/exe")).ok()).is_some_and(|exe| Some(exe) == own)
-}
-
-/// What stands behind `name` in a process' status.
-fn field(process_id: u32, name: &str) -> Option<String> {
-    let status = fs::read_to_string(format!("/proc/{process_id}/status")).ok()?;
-    status.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -134,7 +117,7 @@ mod tests {
 
     #[test]
     fn this_process_has_one_number_here() {
-        assert_eq!(number_inside(std::process::id()), Some(std::process::id()));
+        assert_eq!(innermost_number(std::process::id()), Some(std::process::id()));
     }
 
     #[test]
@@ -146,7 +129,7 @@ mod tests {
         let inside = (0..6000).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
             let child: u32 = fs::read_to_string(&children).ok()?.trim().parse().ok()?;
-            number_inside(child).filter(|number| *number != child)
+            innermost_number(child).filter(|number| *number != child)
         });
         parent.kill().and_then(|()| parent.wait()).expect("ended");
         assert_eq!(inside, Some(1));
