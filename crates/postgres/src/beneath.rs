@@ -9,6 +9,7 @@
 //! A process that is not root has no more rights than the account: nothing is looked at then, the kernel judges.
 
 mod path_walk;
+mod tree;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -25,6 +26,7 @@ use rustix::io::Errno;
 
 use crate::ServiceUser;
 use path_walk::{may_write, open_by_names, walk};
+pub(crate) use tree::{make_directory, remove_tree};
 
 /// What a file or a directory may have of a mode: no bit by which a program runs as somebody else.
 const PERMISSIONS: u32 = 0o777;
@@ -333,7 +335,7 @@ impl Directory {
     /// # Errors
     /// Those of openat2(2) and unlinkat(2); directories nested deeper than [`DEPTH_MAX`].
     pub fn remove_content(&self, goes: impl Fn(&OsStr) -> bool) -> io::Result<()> {
-        empty(self.descriptor.as_fd(), self.user_id, 0, &goes)
+        tree::empty(self.descriptor.as_fd(), self.user_id, 0, &goes)
     }
 
     /// The names in it, in the kernel's order.
@@ -437,65 +439,6 @@ impl AsFd for Directory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
-}
-
-/// Makes a directory of this account at a path whose parent is there: one that is there stays as it is, but for an
-/// empty one that root has made just so, and was killed before it gave it away.
-pub(crate) fn make_directory(path: &Path, user: &ServiceUser) -> io::Result<()> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(()) };
-    let parent = Directory::open_for(parent, user)?;
-    let make = || parent.make_directory(Path::new(name), user, 0o700);
-    match parent.look_at(name) {
-        Err(error) if error.kind() == ErrorKind::NotFound => make(),
-        Ok(found) if is_root() && found.stx_uid == 0 && found.stx_mode & 0o7777 == 0o700 => {
-            let there = openat(&parent, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty());
-            if there.is_ok_and(|there| is_empty(&there).unwrap_or(false)) { make() } else { Ok(()) }
-        }
-        found => found.map(drop),
-    }
-}
-
-/// Removes a directory of this account with all that is in it, or an empty one that root has made for it; one that is
-/// gone is removed.
-pub(crate) fn remove_tree(path: &Path, user: &ServiceUser) -> io::Result<()> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(refused("the path has no name at its end"));
-    };
-    let parent = match Directory::open_for(parent, user) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        parent => parent?,
-    };
-    let opened = match openat(&parent, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty()) {
-        Err(Errno::NOENT) => return Ok(()),
-        opened => opened.map_err(explained)?,
-    };
-    if !is_root() || fstat(&opened)?.st_uid == user.user_id() {
-        empty(opened.as_fd(), user.user_id(), 0, &|_| true)?;
-    }
-    absent_is_fine(unlinkat(&parent, name, AtFlags::REMOVEDIR).map_err(io::Error::from))
-}
-
-/// Removes what is in a directory of this account.
-fn empty(directory: BorrowedFd<'_>, user_id: u32, depth: usize, goes: &dyn Fn(&OsStr) -> bool) -> io::Result<()> {
-    if depth > DEPTH_MAX {
-        return Err(refused(&format!("directories are nested deeper than {DEPTH_MAX} in it: remove them by hand")));
-    }
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    for name in names_in(directory)?.iter().filter(|name| goes(name)) {
-        let removed = match openat2(directory, name, DIRECTORY | OFlags::NOFOLLOW, Mode::empty(), resolve) {
-            Ok(inside) => {
-                if !is_root() || fstat(&inside)?.st_uid == user_id {
-                    empty(inside.as_fd(), user_id, depth + 1, &|_| true)?;
-                }
-                unlinkat(directory, name, AtFlags::REMOVEDIR)
-            }
-            Err(Errno::NOTDIR | Errno::LOOP) => unlinkat(directory, name, AtFlags::empty()),
-            Err(Errno::XDEV) => return Err(refused(&format!("something is mounted at {name:?}: unmount it"))),
-            Err(error) => Err(error),
-        };
-        absent_is_fine(removed.map_err(io::Error::from))?;
-    }
-    Ok(())
 }
 
 /// One of PostgreSQL's own links at the beginning of a path, and what comes behind it.
