@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::beneath::Directory;
 use crate::crc32c::crc32c;
-use crate::{Lsn, PostgresError, Settings};
+use crate::{Lsn, MAJOR_VERSION_MAX, MAJOR_VERSION_MIN, PostgresError};
 
 /// Physical size of the file.
 const FILE_BYTES: usize = 8192;
@@ -93,16 +93,6 @@ pub struct ControlFile {
     pub wal_level: WalLevel,
     /// Whether hint bits are logged (needed to rewind).
     pub wal_log_hints: bool,
-    /// `max_connections` of the primary; a standby needs at least as many. So for the next four.
-    pub max_connections: u32,
-    /// `max_worker_processes` of the primary.
-    pub max_worker_processes: u32,
-    /// `max_wal_senders` of the primary.
-    pub max_wal_senders: u32,
-    /// `max_prepared_transactions` of the primary.
-    pub max_prepared_transactions: u32,
-    /// `max_locks_per_transaction` of the primary.
-    pub max_locks_per_transaction: u32,
     /// Size of a data page in bytes.
     pub block_bytes: u32,
     /// Size of a log segment in bytes.
@@ -113,34 +103,16 @@ pub struct ControlFile {
 
 /// A control file that cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum ControlFileError {
-    /// Too short to hold what it must.
     #[error("it has {0} bytes, less than its layout needs: it is torn or no control file")]
     TooShort(usize),
-    /// A version that is not supported.
-    #[error("format {format} with catalog {catalog} is not PostgreSQL 15, 16, 17 or 18")]
-    UnsupportedVersion {
-        /// `pg_control_version`.
-        format: u32,
-        /// `catalog_version_no`.
-        catalog: u32,
-    },
-    /// The checksum over the content is wrong.
+    #[error("format {format} with catalog {catalog} is not PostgreSQL {} to {}", MAJOR_VERSION_MIN, MAJOR_VERSION_MAX)]
+    UnsupportedVersion { format: u32, catalog: u32 },
     #[error("its checksum is {found:08x} and should be {computed:08x}: it is torn or damaged")]
-    WrongChecksum {
-        /// What stands in the file.
-        found: u32,
-        /// What its content gives.
-        computed: u32,
-    },
-    /// A field has a value that no server writes.
+    WrongChecksum { found: u32, computed: u32 },
     #[error("its field {field} has the impossible value {value}")]
-    ImpossibleValue {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: i64,
-    },
+    ImpossibleValue { field: &'static str, value: i64 },
 }
 
 impl ControlFile {
@@ -201,29 +173,10 @@ impl ControlFile {
             backup_start: Lsn(fields.u64(152)?),
             wal_level: fields.wal_level(172)?,
             wal_log_hints: fields.flag(176)?,
-            max_connections: fields.count("max_connections", 180)?,
-            max_worker_processes: fields.count("max_worker_processes", 184)?,
-            max_wal_senders: fields.count("max_wal_senders", 188)?,
-            max_prepared_transactions: fields.count("max_prepared_transactions", 192)?,
-            max_locks_per_transaction: fields.count("max_locks_per_transaction", 196)?,
             block_bytes: fields.u32(216)?,
             wal_segment_bytes: fields.u32(228)?,
             data_checksums: fields.u32(252)? != 0,
         })
-    }
-
-    /// What a standby of this server must have at least to let queries in.
-    ///
-    /// Source: PostgreSQL documentation, "Hot Standby", "Administrator's Overview".
-    pub fn standby_settings(&self) -> Settings {
-        let mut settings = Settings::new();
-        settings
-            .set("max_connections", self.max_connections)
-            .set("max_worker_processes", self.max_worker_processes)
-            .set("max_wal_senders", self.max_wal_senders)
-            .set("max_prepared_transactions", self.max_prepared_transactions)
-            .set("max_locks_per_transaction", self.max_locks_per_transaction);
-        settings
     }
 
     /// The control file of a standby that was shut down, made from one of a server whose files were taken as a crash
@@ -283,11 +236,6 @@ impl Fields<'_> {
     }
 
     /// A C `int` that is never negative.
-    fn count(&self, field: &'static str, offset: usize) -> Result<u32, ControlFileError> {
-        let value = i32::from_ne_bytes(self.array(offset)?);
-        u32::try_from(value).map_err(|_| ControlFileError::ImpossibleValue { field, value: value.into() })
-    }
-
     fn state(&self, offset: usize) -> Result<ClusterState, ControlFileError> {
         Ok(match self.u32(offset)? {
             0 => ClusterState::Startup,
@@ -328,7 +276,6 @@ mod tests {
         put(48, &3_u32.to_ne_bytes());
         put(56, &[1]);
         put(172, &1_u32.to_ne_bytes());
-        put(180, &200_u32.to_ne_bytes());
         put(252, &1_u32.to_ne_bytes());
         seal(&mut bytes, layout.3);
         bytes
@@ -343,7 +290,7 @@ mod tests {
     fn every_version_is_read() {
         for layout in LAYOUTS {
             let control = ControlFile::parse(&sample(layout)).expect("valid");
-            assert_eq!((control.major_version, control.timeline, control.max_connections), (layout.2, 3, 200));
+            assert_eq!((control.major_version, control.timeline), (layout.2, 3));
             assert_eq!((control.state, control.wal_level), (ClusterState::InProduction, WalLevel::Replica));
             assert_eq!((control.checkpoint_redo, control.data_checksums), (Lsn(0x1_0000_0028), true));
             assert!(control.full_page_writes);
@@ -381,7 +328,7 @@ mod tests {
 
     #[test]
     fn impossible_values_are_named() {
-        for (offset, field) in [(16, "state"), (172, "wal_level"), (180, "max_connections")] {
+        for (offset, field) in [(16, "state"), (172, "wal_level")] {
             let mut bytes = sample(LAYOUTS[0]);
             bytes[offset..offset + 4].copy_from_slice(&[0xFF; 4]);
             seal(&mut bytes, 288);

@@ -52,11 +52,6 @@ fn assert_like_pg_controldata(server: &Server) -> ControlFile {
     assert_eq!(control.backup_start.to_string(), said("Backup start location:"));
     assert_eq!(if control.wal_level == WalLevel::Replica { "replica" } else { "other" }, said("wal_level setting:"));
     assert_eq!(if control.wal_log_hints { "on" } else { "off" }, said("wal_log_hints setting:"));
-    assert_eq!(control.max_connections.to_string(), said("max_connections setting:"));
-    assert_eq!(control.max_worker_processes.to_string(), said("max_worker_processes setting:"));
-    assert_eq!(control.max_wal_senders.to_string(), said("max_wal_senders setting:"));
-    assert_eq!(control.max_prepared_transactions.to_string(), said("max_prepared_xacts setting:"));
-    assert_eq!(control.max_locks_per_transaction.to_string(), said("max_locks_per_xact setting:"));
     assert_eq!(control.block_bytes.to_string(), said("Database block size:"));
     assert_eq!(control.wal_segment_bytes.to_string(), said("Bytes per WAL segment:"));
     assert_eq!(u32::from(control.data_checksums).to_string(), said("Data page checksum version:"));

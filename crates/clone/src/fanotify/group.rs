@@ -98,15 +98,6 @@ impl Group {
         self.directory(ADD, directory).map_err(CloneError::kernel("mark a directory"))
     }
 
-    /// Takes [`Group::mark_directory`] and [`Group::ignore_directory`] back.
-    ///
-    /// # Errors
-    /// [`CloneError::Kernel`].
-    pub fn unmark_directory(&self, directory: &Path) -> Result<(), CloneError> {
-        self.unignore_directory(directory)?;
-        absent_is_fine(self.directory(REMOVE, directory)).map_err(CloneError::kernel("unmark a directory"))
-    }
-
     /// No events of the files in `directory`, but descriptors that are opened stay armed: [`Group::unignore_directory`]
     /// makes them live.
     ///

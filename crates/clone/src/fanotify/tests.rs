@@ -138,9 +138,6 @@ fn a_silent_directory_arms_what_is_opened_and_speaks_when_it_is_woken() {
 
     group.ignore_directory(directory.path()).unwrap();
     assert_eq!(told(&group, || page(&file, 0)).0, []);
-    group.unignore_directory(directory.path()).unwrap();
-    group.unmark_directory(directory.path()).unwrap();
-    assert_eq!(told(&group, || page(&file, 0)).0, []);
 }
 
 #[test]

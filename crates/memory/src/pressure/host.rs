@@ -81,17 +81,6 @@ impl Host {
         Ok(limits)
     }
 
-    /// What the cgroup of a process uses; none where there are no cgroups with the controller for memory.
-    ///
-    /// # Errors
-    /// As [`Host::limits_of`].
-    pub fn group_memory_of(&self, pid: u32) -> Result<Option<GroupMemory>, MemoryError> {
-        match &self.hierarchy {
-            Some(hierarchy) => GroupMemory::read(hierarchy.version, &hierarchy.group_of(&self.root, pid)?),
-            None => Ok(None),
-        }
-    }
-
     fn stall_path(&self) -> PathBuf {
         below(&self.root, Path::new("/proc/pressure/memory"))
     }
