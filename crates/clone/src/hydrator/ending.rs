@@ -281,22 +281,7 @@ mod tests {
             tablespaces: here.path().join("spare.tablespaces"),
             user: user.clone(),
         };
-        let marker = Marker {
-            made_by: "a test".to_owned(),
-            source_data_directory: "/source".into(),
-            tablespaces: spare.tablespaces.clone(),
-            user_name: user.name().to_owned(),
-            service_directory: here.path().join("service"),
-            slot: None,
-            source: ConnectionParameters {
-                host: "127.0.0.1".to_owned(),
-                port: 5432,
-                user: "postgres".to_owned(),
-                password: None,
-                database: "postgres".to_owned(),
-                application_name: None,
-            },
-        };
+        let marker = Marker { user_name: user.name().to_owned(), ..Marker::of_test(&spare.tablespaces) };
         let mut image = Image::default();
         image.tablespaces.push(Tablespace { oid: 16400, location: "/elsewhere".into() });
         let inside = PathBuf::from("pg_tblspc/16400/PG_15_202209061");

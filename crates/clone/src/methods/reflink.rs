@@ -189,7 +189,7 @@ async fn drop_slot(plan: &Plan) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onecopy_postgres::{ConnectionParameters, ServiceUser};
+    use onecopy_postgres::ServiceUser;
     use std::fs;
     use std::os::unix::fs::{PermissionsExt, symlink};
 
@@ -209,22 +209,7 @@ mod tests {
         }
         let user = ServiceUser::resolve(None).expect("an account");
         let location = CloneLocation { directory: at("clone/data"), tablespaces: at("clone/tablespaces"), user };
-        let marker = Marker {
-            made_by: "a test".to_owned(),
-            source_data_directory: at("data"),
-            tablespaces: location.tablespaces.clone(),
-            user_name: "postgres".to_owned(),
-            service_directory: "/run/onecopy/test".into(),
-            slot: None,
-            source: ConnectionParameters {
-                host: "127.0.0.1".to_owned(),
-                port: 5432,
-                user: "postgres".to_owned(),
-                password: None,
-                database: "postgres".to_owned(),
-                application_name: None,
-            },
-        };
+        let marker = Marker::of_test(&location.tablespaces);
         let image = Image::scan(&at("data")).expect("listed").image;
         let skeleton = Skeleton::make(location, Arc::new(image), &marker).expect("made");
         fs::remove_dir(at("data/base/5")).expect("removed");

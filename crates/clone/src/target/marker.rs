@@ -55,6 +55,27 @@ pub struct Marker {
 }
 
 impl Marker {
+    /// That of a test's clone, which nobody looks into but the test.
+    #[cfg(test)]
+    pub(crate) fn of_test(tablespaces: &Path) -> Marker {
+        Marker {
+            made_by: "a test".to_owned(),
+            source_data_directory: "/source".into(),
+            tablespaces: tablespaces.to_owned(),
+            user_name: "postgres".to_owned(),
+            service_directory: "/run/onecopy/test".into(),
+            slot: None,
+            source: ConnectionParameters {
+                host: "127.0.0.1".to_owned(),
+                port: 5432,
+                user: "postgres".to_owned(),
+                password: None,
+                database: "postgres".to_owned(),
+                application_name: None,
+            },
+        }
+    }
+
     /// That of a plan.
     pub fn of(plan: &Plan, service_directory: &Path) -> Marker {
         Marker {

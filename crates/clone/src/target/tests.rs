@@ -6,7 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use onecopy_postgres::{ConnectionParameters, PostgresError, ServiceUser};
+use onecopy_postgres::{PostgresError, ServiceUser};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -43,22 +43,9 @@ impl CloneFixture {
 }
 
 fn marker() -> Marker {
-    Marker {
-        made_by: "a test".to_owned(),
-        source_data_directory: "/source".into(),
-        tablespaces: "/tablespaces".into(),
-        user_name: "postgres".to_owned(),
-        service_directory: "/run/onecopy/test".into(),
-        slot: Some("clone".to_owned()),
-        source: ConnectionParameters {
-            host: "127.0.0.1".to_owned(),
-            port: 5432,
-            user: "postgres".to_owned(),
-            password: Some("secret".to_owned()),
-            database: "postgres".to_owned(),
-            application_name: None,
-        },
-    }
+    let mut marker = Marker { slot: Some("clone".to_owned()), ..Marker::of_test(Path::new("/tablespaces")) };
+    marker.source.password = Some("secret".to_owned());
+    marker
 }
 
 /// An image with the databases `databases`, of which each has the files of `files`: number, size, whether others may

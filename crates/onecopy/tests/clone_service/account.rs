@@ -12,7 +12,7 @@ use onecopy_clone::service::{HYDRATOR_COMMAND, KEEPER_COMMAND};
 use onecopy_clone::target::{PIN_DESCRIPTOR_NUMBER, VERSION_DESCRIPTOR_NUMBER};
 use onecopy_postgres::{Server, processes_of};
 
-use crate::primary::{ClonedPrimary, assert_ordinary, connect, processes, wait_gone, watch};
+use crate::primary::{ClonedPrimary, begin_clone, connect, end_clone, processes};
 
 /// Told a file to write to, the number of fanotify_mark(2), and words by which our processes are known: what it has
 /// open (`open`), and what it can do by that or by what other processes have open (`got`). The system calls with
@@ -111,11 +111,7 @@ fn channels(process: impl std::fmt::Display) -> HashSet<String> {
 /// Spec: C4
 #[tokio::test(flavor = "multi_thread")]
 async fn k20_by_what_a_clones_server_holds_its_account_gets_nothing() {
-    let primary = ClonedPrimary::start(20_000).await;
-    let service = primary.service().await;
-    let plan = primary.plan("clone", Some(0));
-    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = primary.run(ready).await;
+    let (primary, service, plan, clone) = begin_clone(20_000).await;
     let rendezvous = service.rendezvous().directory();
 
     // Control: so much is found where there is a group.
@@ -161,8 +157,5 @@ async fn k20_by_what_a_clones_server_holds_its_account_gets_nothing() {
         assert!(!theirs.is_empty() && theirs.is_disjoint(&ours), "{theirs:?} and {ours:?}");
     }
 
-    service.set_limit(&plan.target, None).await.expect("no limit");
-    assert_ordinary(&watch(&service, &plan.target).await);
-    primary.assert_same(&clone).await;
-    wait_gone(&service).await;
+    end_clone(&primary, &service, &plan, &clone).await;
 }

@@ -6,7 +6,9 @@ use onecopy_postgres::StopMode;
 use onecopy_testing::process::{arguments, send};
 use rustix::process::Signal;
 
-use crate::primary::{ClonedPrimary, Load, assert_ordinary, connect, processes, signal, wait_gone, watch};
+use crate::primary::{
+    ClonedPrimary, Load, assert_ordinary, begin_clone, connect, end_clone, processes, signal, wait_gone, watch,
+};
 
 /// A hydrator that dies or hangs, at any moment, is succeeded by one that goes on; one that dies again and again is
 /// given up and its clones are removed.
@@ -42,33 +44,19 @@ async fn a_killed_hydrator_is_succeeded_by_one_that_goes_on() {
 /// Spec: A3
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stopped_hydrator_is_killed_and_succeeded() {
-    let primary = ClonedPrimary::start(20_000).await;
-    let service = primary.service().await;
-    let plan = primary.plan("clone", Some(0));
-    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = primary.run(ready).await;
+    let (primary, service, plan, clone) = begin_clone(20_000).await;
     let hydrator = signal(&service, HYDRATOR_COMMAND, Signal::STOP).await;
     let client = primary.client().await;
     client.batch_execute("UPDATE item SET filler = 'changed'; CHECKPOINT").await.expect("the primary goes on");
     assert_ne!(processes(&service, HYDRATOR_COMMAND), [hydrator]);
-    service.set_limit(&plan.target, None).await.expect("no limit");
-    assert_ordinary(&watch(&service, &plan.target).await);
-    primary.assert_same(&clone).await;
-    wait_gone(&service).await;
+    end_clone(&primary, &service, &plan, &clone).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_its_keeper_a_hydrator_goes_on() {
-    let primary = ClonedPrimary::start(20_000).await;
-    let service = primary.service().await;
-    let plan = primary.plan("clone", Some(0));
-    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = primary.run(ready).await;
+    let (primary, service, plan, clone) = begin_clone(20_000).await;
     signal(&service, KEEPER_COMMAND, Signal::KILL).await;
-    service.set_limit(&plan.target, None).await.expect("no limit");
-    assert_ordinary(&watch(&service, &plan.target).await);
-    primary.assert_same(&clone).await;
-    wait_gone(&service).await;
+    end_clone(&primary, &service, &plan, &clone).await;
 }
 
 /// Without keeper and hydrator the source goes on, the clone shows no zeros, and the next command clears away.
@@ -76,11 +64,7 @@ async fn without_its_keeper_a_hydrator_goes_on() {
 /// Spec: A3, nightly
 #[tokio::test(flavor = "multi_thread")]
 async fn when_both_are_killed_the_source_runs_and_the_next_service_clears_away() {
-    let primary = ClonedPrimary::start(20_000).await;
-    let service = primary.service().await;
-    let plan = primary.plan("clone", Some(0));
-    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = primary.run(ready).await;
+    let (primary, service, plan, clone) = begin_clone(20_000).await;
     for command in [KEEPER_COMMAND, HYDRATOR_COMMAND] {
         signal(&service, command, Signal::KILL).await;
     }
@@ -104,11 +88,7 @@ async fn when_both_are_killed_the_source_runs_and_the_next_service_clears_away()
 /// Spec: C6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_cannot_be_started_without_its_service_before_it_is_whole() {
-    let primary = ClonedPrimary::start(20_000).await;
-    let service = primary.service().await;
-    let plan = primary.plan("clone", Some(0));
-    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = primary.run(ready).await;
+    let (primary, service, plan, clone) = begin_clone(20_000).await;
     clone.stop(StopMode::Immediate).await.expect("stopped");
     clone.set_inherited(Vec::new());
     let refused = clone.start().await.expect_err("nobody else can start it").to_string();
@@ -116,10 +96,7 @@ async fn a_clone_cannot_be_started_without_its_service_before_it_is_whole() {
     let descriptors = service.descriptors(&plan.target).await.expect("its descriptors again");
     clone.set_inherited(descriptors.into_inherited());
     clone.start().await.expect("started");
-    service.set_limit(&plan.target, None).await.expect("no limit");
-    assert_ordinary(&watch(&service, &plan.target).await);
-    primary.assert_same(&clone).await;
-    wait_gone(&service).await;
+    end_clone(&primary, &service, &plan, &clone).await;
 }
 
 /// The clone's and the source's server may crash while it is filled.
@@ -127,11 +104,7 @@ async fn a_clone_cannot_be_started_without_its_service_before_it_is_whole() {
 /// Spec: A5
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clone_and_its_source_may_crash_while_it_is_filled() {
-    let primary = ClonedPrimary::start(20_000).await;
-    let service = primary.service().await;
-    let plan = primary.plan("clone", Some(0));
-    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = primary.run(ready).await;
+    let (primary, service, plan, clone) = begin_clone(20_000).await;
     clone.crash_stop().await.expect("crashed");
     let descriptors = service.descriptors(&plan.target).await.expect("its descriptors again");
     clone.set_inherited(descriptors.into_inherited());
@@ -140,10 +113,7 @@ async fn a_clone_and_its_source_may_crash_while_it_is_filled() {
     primary.server.start().await.expect("started again");
     let client = primary.client().await;
     client.batch_execute("UPDATE item SET filler = 'changed'; CHECKPOINT").await.expect("the primary goes on");
-    service.set_limit(&plan.target, None).await.expect("no limit");
-    assert_ordinary(&watch(&service, &plan.target).await);
-    primary.assert_same(&clone).await;
-    wait_gone(&service).await;
+    end_clone(&primary, &service, &plan, &clone).await;
 }
 
 /// Spec: A3
@@ -190,11 +160,7 @@ async fn hydrators_die_after(pauses_ms: &[u64]) {
 /// Spec: A3
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_dies_again_and_again_is_given_up_and_its_clones_are_buried() {
-    let primary = ClonedPrimary::start(20_000).await;
-    let service = primary.service().await;
-    let plan = primary.plan("clone", Some(0));
-    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = primary.run(ready).await;
+    let (primary, service, plan, clone) = begin_clone(20_000).await;
     let watched = tokio::spawn({
         let (service, target) = (service.clone(), plan.target.clone());
         async move { watch(&service, &target).await }

@@ -9,7 +9,8 @@ use onecopy_testing::process::kill;
 use onecopy_testing::{FileSystem, MountedDisk, TestDirectory, USER, WAIT_MAX, until_async};
 
 use crate::primary::{
-    ClonedPrimary, Load, PROGRAM, assert_ordinary, connect, make, processes, restart_plainly, wait_gone, watch,
+    ClonedPrimary, Load, PROGRAM, assert_ordinary, begin_clone, connect, make, processes, restart_plainly, wait_gone,
+    watch,
 };
 
 /// A clone answers while its data is missing, becomes whole, and is then an ordinary directory: no mark, mount or
@@ -140,11 +141,7 @@ async fn the_slot_of_another_clone_is_neither_taken_nor_dropped() {
 /// Spec: C6
 #[tokio::test(flavor = "multi_thread")]
 async fn a_discarded_clone_leaves_nothing() {
-    let primary = ClonedPrimary::start(20_000).await;
-    let service = primary.service().await;
-    let plan = primary.plan("clone", Some(0));
-    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
-    let clone = primary.run(ready).await;
+    let (primary, service, plan, clone) = begin_clone(20_000).await;
     let watched = tokio::spawn({
         let (service, target) = (service.clone(), plan.target.clone());
         async move { watch(&service, &target).await }

@@ -124,6 +124,24 @@ fn content_query(table: &str) -> String {
     format!("SELECT count(*), md5(string_agg(md5(t::text || ctid::text), '' ORDER BY ctid)) FROM {table} t")
 }
 
+/// A primary, its service, and a clone that runs and gets only what is read of it.
+pub async fn begin_clone(rows: u32) -> (ClonedPrimary, Service, Plan, Server) {
+    let primary = ClonedPrimary::start(rows).await;
+    let service = primary.service().await;
+    let plan = primary.plan("clone", Some(0));
+    let ready = primary.make(&service, vec![plan.clone()]).await.remove(0);
+    let clone = primary.run(ready).await;
+    (primary, service, plan, clone)
+}
+
+/// The clone gets all the rest, is an ordinary standby and has what its primary has; then nothing of us is left.
+pub async fn end_clone(primary: &ClonedPrimary, service: &Service, plan: &Plan, clone: &Server) {
+    service.set_limit(&plan.target, None).await.expect("no limit");
+    assert_ordinary(&watch(service, &plan.target).await);
+    primary.assert_same(clone).await;
+    wait_gone(service).await;
+}
+
 /// Connects to a server, which may wait for a service that is away: until another one has begun in its place.
 pub async fn connect(server: &Server) -> Client {
     let connected = async {

@@ -143,7 +143,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
-    use onecopy_postgres::{ConnectionParameters, ServiceUser};
+    use onecopy_postgres::ServiceUser;
 
     use super::*;
     use crate::image::{FileIdentity, ImageDirectory, ImageFile};
@@ -164,22 +164,7 @@ mod tests {
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let at = |name: &str| directory.path().join("home").join(name);
         let user = ServiceUser::resolve(None).unwrap();
-        let marker = Marker {
-            made_by: "a test".to_owned(),
-            source_data_directory: "/source".into(),
-            tablespaces: at("tablespaces"),
-            user_name: user.name().to_owned(),
-            service_directory: "/run/onecopy/test".into(),
-            slot: None,
-            source: ConnectionParameters {
-                host: "127.0.0.1".to_owned(),
-                port: 5432,
-                user: "postgres".to_owned(),
-                password: None,
-                database: "postgres".to_owned(),
-                application_name: None,
-            },
-        };
+        let marker = Marker::of_test(&at("tablespaces"));
         let place = CloneLocation { directory: at("clone"), tablespaces: at("tablespaces"), user };
         let mut skeleton = Ok(Skeleton::make(place, image(&["base/5/1"]), &marker).unwrap());
         fs::write(at("clone/base/5/2"), "in its way").unwrap();
