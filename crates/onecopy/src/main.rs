@@ -32,6 +32,7 @@ mod signals;
 mod status;
 mod up;
 mod vm;
+mod watch;
 
 use std::process::ExitCode;
 

@@ -1,8 +1,6 @@
 //! `onecopy status`: the servers and the router of a running cluster.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
-use std::time::Duration;
 
 use clap::Args;
 use indicatif::HumanBytes;
@@ -12,47 +10,22 @@ use onecopy_memory::size;
 
 use crate::directory::DirectoryOption;
 use crate::machines;
-
-/// How often `--watch` looks.
-const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+use crate::watch::Watch;
 
 /// Show the servers and the router
 #[derive(Debug, Args)]
 pub struct Status {
     #[command(flatten)]
     directory: DirectoryOption,
-    /// Everything, as one JSON document
-    #[arg(long)]
-    json: bool,
-    /// Again every second, until Ctrl-C
-    #[arg(long)]
-    watch: bool,
+    #[command(flatten)]
+    watch: Watch,
 }
 
 impl Status {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<()> {
         let directory = self.directory.resolve()?;
-        crate::block_on(async {
-            loop {
-                let status = onecopy_host::status(&directory).await?;
-                let mut output = std::io::stdout().lock();
-                if self.watch && !self.json && output.is_terminal() {
-                    // Source: ECMA-48, cursor to the first place and erase the display.
-                    output.write_all(b"\x1b[H\x1b[2J")?;
-                }
-                match self.json {
-                    true => writeln!(output, "{}", serde_json::to_string(&status)?)?,
-                    false => output.write_all(table(&status).as_bytes())?,
-                }
-                output.flush()?;
-                drop(output);
-                if !self.watch {
-                    return Ok(());
-                }
-                tokio::time::sleep(WATCH_INTERVAL).await;
-            }
-        })
+        crate::block_on(self.watch.show(async || onecopy_host::status(&directory).await, table))
     }
 }
 
