@@ -4,11 +4,10 @@ use crate::image::FileNumber;
 
 /// Why the frozen content of a range cannot be had.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum OriginError {
-    /// It is gone for good: the clone cannot become whole.
     #[error("the frozen content is lost: {0}")]
     Lost(String),
-    /// The source's disk failed.
     #[error("cannot read the source's file: {0}")]
     Io(#[from] std::io::Error),
 }

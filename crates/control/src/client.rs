@@ -49,14 +49,12 @@ impl<E: ToString> From<Result<Value, E>> for Answer {
 
 /// Why there is no answer, or no good one.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum AskError {
-    /// the connection failed, or the answer did not come in time
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// what came is no such answer
     #[error("{0}")]
     Invalid(String),
-    /// it was refused
     #[error("{0}")]
     Refused(String),
 }

@@ -7,24 +7,12 @@ use onecopy_postgres::PostgresError;
 
 /// An operation on a directory that failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum DirectoryError {
-    /// A file or directory operation failed.
     #[error("cannot {action} {path}: {source}")]
-    File {
-        /// What was tried, as a verb.
-        action: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// A Unix socket would have a path that the kernel refuses, and the short directory cannot be used either.
+    File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("the socket directory {path} belongs to another account; remove it or give a shorter directory with --dir")]
-    SocketDirectoryForeign {
-        /// The short directory.
-        path: PathBuf,
-    },
-    /// The account of the servers cannot have the directory.
+    SocketDirectoryForeign { path: PathBuf },
     #[error(transparent)]
     Postgres(#[from] PostgresError),
 }

@@ -9,77 +9,36 @@ use onecopy_pagemap::PageMapError;
 /// Why a disk cannot be served, or its server not be asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum DiskServerError {
-    /// The disk itself.
     #[error("disk {directory}: {source}")]
-    Disk {
-        /// Its directory.
-        directory: PathBuf,
-        /// What failed.
-        source: DiskError,
-    },
-    /// NBD clients of other hosts would come in the clear, and nobody has said that they may.
+    Disk { directory: PathBuf, source: DiskError },
     #[error(
         "{address} can be reached from other hosts, and NBD would be in the clear there, without asking who comes: \
          give --tls-authority, --tls-certificate and --tls-key, or, in a network that nobody else can enter, \
          --nbd-unencrypted"
     )]
-    Unencrypted {
-        /// Where.
-        address: nbd::Address,
-    },
-    /// The page map.
+    Unencrypted { address: nbd::Address },
     #[error(transparent)]
     PageMap(#[from] PageMapError),
-    /// Another process serves the disk behind this control socket.
     #[error(
         "{directory} is served by another onecopy{}; stop it with: onecopy disk stop {directory}", 
         process_id.map(|number| format!(" (process {number})")).unwrap_or_default()
     )]
-    Served {
-        /// The disk's directory.
-        directory: PathBuf,
-        /// The other process, if it has told its number.
-        process_id: Option<u32>,
-    },
-    /// Nobody listens behind the control socket.
+    Served { directory: PathBuf, process_id: Option<u32> },
     #[error("nobody serves the disk {directory}; start with: onecopy disk serve {directory}")]
-    NotServed {
-        /// The disk's directory.
-        directory: PathBuf,
-    },
-    /// The lock of the control socket.
+    NotServed { directory: PathBuf },
     #[error("cannot lock {path}: {reason}")]
-    Lock {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        reason: String,
-    },
-    /// A socket, file or thread.
+    Lock { path: PathBuf, reason: String },
     #[error("cannot {action} {path}: {source}")]
-    Io {
-        /// What was tried.
-        action: &'static str,
-        /// On what.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The server refused or failed; its own words.
+    Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{0}")]
     Refused(String),
-    /// The server's reply cannot be parsed.
     #[error(
         "the disk server of {directory} sent a reply that cannot be parsed: {reason}; if it is of another version, \
          stop it with `onecopy disk stop {directory}` and serve the disk again"
     )]
-    InvalidReply {
-        /// The disk's directory.
-        directory: PathBuf,
-        /// What was wrong.
-        reason: String,
-    },
+    InvalidReply { directory: PathBuf, reason: String },
 }
 
 impl DiskServerError {

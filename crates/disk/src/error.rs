@@ -37,145 +37,55 @@ fn no_disk(directory: &Path, found: &Found) -> String {
 /// Why an operation on a disk failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum DiskError {
-    /// A request that is not whole sectors, or reaches past the end.
     #[error("{length} bytes at {offset} are not whole sectors within the disk's {size_bytes} bytes")]
-    OutOfRange {
-        /// First byte asked for.
-        offset: u64,
-        /// Bytes asked for.
-        length: u64,
-        /// The disk's size.
-        size_bytes: u64,
-    },
-    /// A request whose segments do not add up to its data.
+    OutOfRange { offset: u64, length: u64, size_bytes: u64 },
     #[error("segments of {segments_bytes} bytes do not describe {data_bytes} bytes of data")]
-    Segments {
-        /// Sum of the segments' lengths.
-        segments_bytes: u64,
-        /// Bytes of data.
-        data_bytes: u64,
-    },
-    /// The disk was closed, or is not attached.
+    Segments { segments_bytes: u64, data_bytes: u64 },
     #[error("the disk is closed")]
     Closed,
-    /// The file system that holds the disk is full. The write left what was there before.
     #[error("no space left for the disk's data")]
     Full,
-    /// A write to the disk's files failed earlier: what is in them is not known, so nothing is written any more.
     #[error("the disk is read only since a failure: {reason}")]
-    ReadOnly {
-        /// The failure.
-        reason: String,
-    },
-    /// A synchronization of the disk's files failed under an earlier holder, and nobody has looked at it since.
+    ReadOnly { reason: String },
     #[error(
         "the storage below {directory} failed earlier ({reason}): what was written and not flushed is lost; when the \
          storage is sound and no machine that saw the failure runs any more, remove the file `failed` there"
     )]
-    Failed {
-        /// The disk's directory.
-        directory: PathBuf,
-        /// The failure.
-        reason: String,
-    },
-    /// The thread that served a request met a defect of this program.
+    Failed { directory: PathBuf, reason: String },
     #[error("the request's worker has panicked")]
     Panicked,
-    /// Its requester has gone before it was done.
     #[error("the request was withdrawn")]
     Withdrawn,
-    /// Somebody else has the disk.
     #[error("{directory} is held by {holder}")]
-    Leased {
-        /// The disk's directory.
-        directory: PathBuf,
-        /// Who holds it, as far as it says.
-        holder: String,
-    },
-    /// There is something at the place of a new disk.
+    Leased { directory: PathBuf, holder: String },
     #[error("{directory} exists and is not empty")]
-    Exists {
-        /// The directory.
-        directory: PathBuf,
-    },
-    /// What was named is no disk.
+    Exists { directory: PathBuf },
     #[error("{}", no_disk(.directory, .found))]
-    NoDisk {
-        /// What was named.
-        directory: PathBuf,
-        /// What is there.
-        found: Found,
-    },
-    /// A size that no disk can have.
+    NoDisk { directory: PathBuf, found: Found },
     #[error("a disk of {size_bytes} bytes is not possible: whole blocks of 4096 bytes, at most 8 TiB")]
-    Size {
-        /// The size asked for.
-        size_bytes: u64,
-    },
-    /// A file that is not what this version writes.
+    Size { size_bytes: u64 },
     #[error("{path}: {what}")]
-    Format {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// An epoch that never was, or was released.
+    Format { path: PathBuf, what: String },
     #[error("epoch {epoch} is not retained")]
-    UnknownEpoch {
-        /// Its number.
-        epoch: u64,
-    },
-    /// More epochs retained than the disk keeps.
+    UnknownEpoch { epoch: u64 },
     #[error("{retained} epochs are retained already: release some")]
-    TooManyEpochs {
-        /// How many are.
-        retained: usize,
-    },
-    /// A snapshot that is not there.
+    TooManyEpochs { retained: usize },
     #[error("there is no snapshot {name:?}")]
-    UnknownSnapshot {
-        /// Its name.
-        name: String,
-    },
-    /// A second snapshot of one name.
+    UnknownSnapshot { name: String },
     #[error("there is a snapshot {name:?} already")]
-    SnapshotExists {
-        /// The name.
-        name: String,
-    },
-    /// A snapshot that another disk or process reads.
+    SnapshotExists { name: String },
     #[error("snapshot {name:?} is in use")]
-    SnapshotInUse {
-        /// Its name.
-        name: String,
-    },
-    /// A name that no snapshot can have.
+    SnapshotInUse { name: String },
     #[error("{name:?} is no name for a snapshot: 1 to 128 printable characters without '/'")]
-    SnapshotName {
-        /// The name asked for.
-        name: String,
-    },
-    /// More snapshots than a disk keeps.
+    SnapshotName { name: String },
     #[error("{snapshots} snapshots are the most a disk keeps")]
-    TooManySnapshots {
-        /// The bound.
-        snapshots: usize,
-    },
-    /// The base's bytes could not be read.
+    TooManySnapshots { snapshots: usize },
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The operating system refused.
     #[error("{action} {path}: {source}")]
-    Io {
-        /// What was tried, as in "read".
-        action: &'static str,
-        /// On which file.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
+    Io { action: &'static str, path: PathBuf, source: io::Error },
 }
 
 impl DiskError {

@@ -11,336 +11,135 @@ use onecopy_router::RouterError;
 /// An operation on a cluster that failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum HostError {
-    /// A file or directory operation failed.
     #[error("cannot {action} {path}: {source}")]
-    File {
-        /// What was tried, as a verb.
-        action: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// The directory holds no cluster.
+    File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{directory} holds no cluster; make one with: onecopy up --dir {directory}")]
-    NotACluster {
-        /// The directory.
-        directory: PathBuf,
-    },
-    /// A new cluster is wanted where something else lies.
+    NotACluster { directory: PathBuf },
     #[error("{directory} holds other files ({found}) and no cluster; give an empty or a new directory with --dir")]
-    DirectoryInUse {
-        /// The directory.
-        directory: PathBuf,
-        /// One of the files.
-        found: String,
-    },
-    /// Another daemon runs on the directory.
+    DirectoryInUse { directory: PathBuf, found: String },
     #[error(
         "{directory} is served by another onecopy{}; stop it with: onecopy down --dir {directory}",
         process(*process_id)
     )]
-    Locked {
-        /// The directory.
-        directory: PathBuf,
-        /// The other process, when it has said its number.
-        process_id: Option<u32>,
-    },
-    /// A server's machine cannot be forked now.
+    Locked { directory: PathBuf, process_id: Option<u32> },
     #[error("{parent} cannot be forked: {reason}; leave out --mode, or give --mode copy for a base backup")]
-    NotForked {
-        /// The server.
-        parent: String,
-        /// Why.
-        reason: String,
-    },
-    /// The disk has no room for a new server.
+    NotForked { parent: String, reason: String },
     #[error(
         "{directory} has {free_bytes} bytes free, {wanted_bytes} are needed for {servers} new servers; free some space \
          or give another directory with --dir"
     )]
-    NoSpace {
-        /// The directory.
-        directory: PathBuf,
-        /// Free for this user.
-        free_bytes: u64,
-        /// Needed.
-        wanted_bytes: u64,
-        /// Servers to be made.
-        servers: usize,
-    },
-    /// A Unix socket would have a path that the kernel refuses, and the short directory cannot be used either.
+    NoSpace { directory: PathBuf, free_bytes: u64, wanted_bytes: u64, servers: usize },
     #[error("the socket directory {path} belongs to another account; remove it or give a shorter directory with --dir")]
-    SocketDirectoryForeign {
-        /// The short directory.
-        path: PathBuf,
-    },
-    /// The cluster's servers ran as another account.
+    SocketDirectoryForeign { path: PathBuf },
     #[error(
         "the servers in {directory} belong to the account with number {owner_id}, here they would run as {user:?}; run \
          onecopy as the account that made the cluster"
     )]
-    OtherAccount {
-        /// The cluster's directory.
-        directory: PathBuf,
-        /// Who owns its servers.
-        owner_id: u32,
-        /// Who would run them now.
-        user: String,
-    },
-    /// `cluster.toml` cannot be understood.
+    OtherAccount { directory: PathBuf, owner_id: u32, user: String },
     #[error(
         "{path} is not a cluster's state: {reason}; restore it from a backup, \
          the data directories beside it are untouched"
     )]
-    InvalidState {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong in it.
-        reason: String,
-    },
-    /// A file of passwords is empty.
+    InvalidState { path: PathBuf, reason: String },
     #[error("{path} holds no password; restore the file, or set the role's password in PostgreSQL and write it there")]
-    EmptyPassword {
-        /// The file.
-        path: PathBuf,
-    },
-    /// More followers than are supported.
+    EmptyPassword { path: PathBuf },
     #[error("{wanted} replicas are wanted, at most {maximum} fit on one machine; give a smaller number")]
-    TooManyReplicas {
-        /// What was asked for.
-        wanted: usize,
-        /// The bound.
-        maximum: usize,
-    },
-    /// Fewer followers than exist are wanted.
+    TooManyReplicas { wanted: usize, maximum: usize },
     #[error(
         "{wanted} replicas are wanted, but the cluster has {existing}: a follower holds a slot on the leader and a \
          copy of the data, which `up` does not throw away; give --replicas {existing} or more, or remove followers of \
          the running cluster with: onecopy scale {wanted}"
     )]
-    FewerReplicas {
-        /// What was asked for.
-        wanted: usize,
-        /// What is there.
-        existing: usize,
-    },
-    /// Followers are being changed already.
+    FewerReplicas { wanted: usize, existing: usize },
     #[error("the cluster is being changed ({change}); wait until that is done, `onecopy status` tells how far it is")]
-    ChangeRunning {
-        /// What is going on.
-        change: String,
-    },
-    /// A change has failed when some of it was done.
+    ChangeRunning { change: String },
     #[error(
         "{source}; what was done before stays: the followers are now {}; ask for the same again, or for fewer",
         or_none(followers)
     )]
-    PartlyChanged {
-        /// What failed.
-        source: Box<HostError>,
-        /// What is there.
-        followers: Vec<String>,
-    },
-    /// There is no follower of this name.
+    PartlyChanged { source: Box<HostError>, followers: Vec<String> },
     #[error("there is no follower {follower:?}; there are: {}", or_none(followers))]
-    NoSuchFollower {
-        /// What was asked for.
-        follower: String,
-        /// What is there.
-        followers: Vec<String>,
-    },
-    /// A follower runs and does not answer through the router.
+    NoSuchFollower { follower: String, followers: Vec<String> },
     #[error(
         "{follower} runs, but does not answer through the router within {seconds} s; it goes on trying, \
          `onecopy status` tells how far it is"
     )]
-    NotAnswering {
-        /// The follower.
-        follower: String,
-        /// How long it was waited for.
-        seconds: u64,
-    },
-    /// A clone cannot be made or filled.
+    NotAnswering { follower: String, seconds: u64 },
     #[error("{follower}: {source}")]
-    Clone {
-        /// The follower.
-        follower: String,
-        /// Why not.
-        source: onecopy_clone::CloneError,
-    },
-    /// The daemon has refused or failed; its own words.
+    Clone { follower: String, source: onecopy_clone::CloneError },
     #[error("{0}")]
     Daemon(String),
-    /// The data directory of the leader is gone.
     #[error(
         "{path} is missing although cluster.toml names it: nothing else has all the data; restore it, or remove the \
          whole directory to begin anew"
     )]
-    LeaderMissing {
-        /// The data directory.
-        path: PathBuf,
-    },
-    /// A tool that a killed daemon left behind does not end.
+    LeaderMissing { path: PathBuf },
     #[error(
         "process {process_id} still writes into {home} and does not end when killed; \
          see why, then call `onecopy up` again"
     )]
-    OrphanStays {
-        /// The process.
-        process_id: i32,
-        /// The incomplete server.
-        home: PathBuf,
-    },
-    /// A slot of an incomplete follower is still in use.
+    OrphanStays { process_id: i32, home: PathBuf },
     #[error(
         "{leader}: the replication slot {slot:?} is still in use by process {process_id}; \
          end that process, then call `onecopy up` again"
     )]
-    SlotInUse {
-        /// The leader.
-        leader: String,
-        /// The slot.
-        slot: String,
-        /// The leader's process that serves it.
-        process_id: i32,
-    },
-    /// Something around one server failed.
+    SlotInUse { leader: String, slot: String, process_id: i32 },
     #[error("{server}: {source}")]
-    Server {
-        /// The server's name.
-        server: String,
-        /// What failed.
-        source: PostgresError,
-    },
-    /// PostgreSQL's programs or the service user are not there.
+    Server { server: String, source: PostgresError },
     #[error(transparent)]
     Postgres(#[from] PostgresError),
-    /// A statement on a server failed.
     #[error("{server}: cannot {action}: {}", describe(source))]
-    Sql {
-        /// The server's name.
-        server: String,
-        /// What the statement was for.
-        action: &'static str,
-        /// What the server said.
-        source: tokio_postgres::Error,
-    },
-    /// The extension that resizes pools is wanted and not installed.
+    Sql { server: String, action: &'static str, source: tokio_postgres::Error },
     #[error(
         "PostgreSQL in {directory} lacks the extension that resizes memory ({missing}); install it (`make build` from \
          the sources does), or allow to go without: `extension = \"auto\"` in [memory] of onecopy.toml"
     )]
-    ExtensionMissing {
-        /// The directory of PostgreSQL's programs.
-        directory: PathBuf,
-        /// What is not there.
-        missing: onecopy_postgres::ExtensionMissing,
-    },
-    /// The extension's schema can be written by others.
+    ExtensionMissing { directory: PathBuf, missing: onecopy_postgres::ExtensionMissing },
     #[error(
         "the schema {schema} belongs to the role {owner:?}, which is no superuser; \
          drop it, or give it to a superuser with ALTER SCHEMA"
     )]
-    ForeignSchema {
-        /// The schema.
-        schema: &'static str,
-        /// Its owner.
-        owner: String,
-    },
-    /// Something around a machine failed.
+    ForeignSchema { schema: &'static str, owner: String },
     #[error(transparent)]
     Machine(#[from] onecopy_machine::MachineError),
-    /// The memory of the host or its servers cannot be looked after.
     #[error(transparent)]
     Memory(#[from] onecopy_memory::MemoryError),
-    /// Another agent for memory listens already.
     #[error("another onecopy looks after memory behind {socket}; end it, or give another socket with --socket")]
-    MemoryAgentRuns {
-        /// The socket.
-        socket: PathBuf,
-    },
-    /// What is configured of memory does not fit a cluster.
+    MemoryAgentRuns { socket: PathBuf },
     #[error("{0}")]
     InvalidMemory(String),
-    /// Nothing tells how a server of `[[memory.instance]]` is reached.
     #[error("[[memory.instance]] {name:?}: {reason}; start the server, or write its `dsn`")]
-    InstanceUnreachable {
-        /// The instance.
-        name: String,
-        /// Why not.
-        reason: String,
-    },
-    /// No agent for memory listens.
+    InstanceUnreachable { name: String, reason: String },
     #[error(
         "no onecopy looks after memory behind {socket}; \
          start it with: onecopy memory agent, or name a cluster with --dir"
     )]
-    NoMemoryAgent {
-        /// Its socket.
-        socket: PathBuf,
-    },
-    /// The port for clients is not free.
+    NoMemoryAgent { socket: PathBuf },
     #[error("cannot listen for clients on {listen}: {source}; give another port with --port, 0 for any free one")]
-    RouterListen {
-        /// Where.
-        listen: SocketAddr,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The router did not start.
+    RouterListen { listen: SocketAddr, source: io::Error },
     #[error("the router did not start: {0}")]
     Router(#[from] RouterError),
-    /// The page of metrics cannot be served.
     #[error("cannot serve metrics on {listen}: {source}; give another port with --metrics-port, 0 for any free one")]
-    MetricsListen {
-        /// Where.
-        listen: SocketAddr,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The daemon's reply cannot be parsed.
+    MetricsListen { listen: SocketAddr, source: io::Error },
     #[error(
         "the daemon of {directory} sent no reply that can be parsed: {reason}; see its log, {directory}/onecopy.log; \
          if it is of another version, start it again: `onecopy down`, then `onecopy up`"
     )]
-    InvalidReply {
-        /// The cluster's directory.
-        directory: PathBuf,
-        /// What was wrong.
-        reason: String,
-    },
-    /// The reply of an agent for memory cannot be parsed.
+    InvalidReply { directory: PathBuf, reason: String },
     #[error(
         "the memory agent behind {socket} sent no reply that can be parsed: {reason}; \
          if it is of another version, start it again"
     )]
-    InvalidAgentReply {
-        /// Its socket.
-        socket: PathBuf,
-        /// What was wrong.
-        reason: String,
-    },
-    /// No daemon runs.
+    InvalidAgentReply { socket: PathBuf, reason: String },
     #[error("no onecopy serves {directory}; start it with: onecopy up --dir {directory}")]
-    NotRunning {
-        /// The directory.
-        directory: PathBuf,
-    },
-    /// The daemon did not end.
+    NotRunning { directory: PathBuf },
     #[error(
         "onecopy{} does not end within {seconds} s; what it is doing is in {directory}/onecopy.log",
         process(*process_id)
     )]
-    DoesNotEnd {
-        /// The directory.
-        directory: PathBuf,
-        /// The daemon.
-        process_id: Option<u32>,
-        /// How long it was waited for.
-        seconds: u64,
-    },
+    DoesNotEnd { directory: PathBuf, process_id: Option<u32>, seconds: u64 },
 }
 
 impl From<DirectoryError> for HostError {

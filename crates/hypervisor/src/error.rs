@@ -7,160 +7,47 @@ use std::time::Duration;
 /// An operation on a virtual machine that failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum HypervisorError {
-    /// There is no QEMU.
     #[error("no QEMU found ({looked_at}); run: make setup, or name the program in ONECOPY_QEMU")]
-    NoQemu {
-        /// What was tried and what was wrong with it.
-        looked_at: String,
-    },
-    /// QEMU is too old.
+    NoQemu { looked_at: String },
     #[error("{program} is QEMU {found}, needed is {needed} or newer; run: make setup")]
-    OldQemu {
-        /// The program.
-        program: PathBuf,
-        /// Its version.
-        found: String,
-        /// The oldest that will do.
-        needed: String,
-    },
-    /// The configuration asks for what cannot be.
+    OldQemu { program: PathBuf, found: String, needed: String },
     #[error("machine {name:?}: {reason}")]
-    Configuration {
-        /// The machine.
-        name: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// A file or directory operation failed.
+    Configuration { name: String, reason: String },
     #[error("cannot {action} {path}: {source}")]
-    File {
-        /// What was tried, as a verb.
-        action: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// A program could not be started.
+    File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot run {program}: {source}")]
-    Spawn {
-        /// The program.
-        program: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// A machine runs in this directory.
+    Spawn { program: PathBuf, source: io::Error },
     #[error("a machine runs in {directory} already (process {process_id}); adopt or stop it")]
-    Running {
-        /// The machine's directory.
-        directory: PathBuf,
-        /// QEMU's process.
-        process_id: u32,
-    },
-    /// The machine has ended, or did so while something was asked of it.
+    Running { directory: PathBuf, process_id: u32 },
     #[error("machine {name:?} {ending}")]
-    Ended {
-        /// The machine.
-        name: String,
-        /// How, with what QEMU and the guest have said last.
-        ending: String,
-    },
-    /// The machine did not get where it should in time.
+    Ended { name: String, ending: String },
     #[error("machine {name:?} is not {wanted} after {waited:?}, it is {state}")]
-    NotReached {
-        /// The machine.
-        name: String,
-        /// What was waited for.
-        wanted: &'static str,
-        /// The state that it is in.
-        state: String,
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// Nobody answers at a monitor's socket.
+    NotReached { name: String, wanted: &'static str, state: String, waited: Duration },
     #[error("no monitor answers at {socket} ({reason}); it serves one connection at a time")]
-    NoMonitor {
-        /// The socket.
-        socket: PathBuf,
-        /// What happened instead.
-        reason: String,
-    },
-    /// The connection to the monitor is gone; the machine may run on.
+    NoMonitor { socket: PathBuf, reason: String },
     #[error("the connection to the monitor {socket} is lost: {reason}")]
-    MonitorLost {
-        /// The socket.
-        socket: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// QEMU has refused a command.
+    MonitorLost { socket: PathBuf, reason: String },
     #[error("QEMU refuses {command}: {description}")]
-    Refused {
-        /// The command's name.
-        command: String,
-        /// QEMU's class of errors, `GenericError` mostly.
-        class: String,
-        /// QEMU's words.
-        description: String,
-    },
-    /// QEMU did not answer in time. The command may still be done.
+    Refused { command: String, class: String, description: String },
     #[error("QEMU has not answered {command} within {waited:?}")]
-    NoAnswer {
-        /// The command's name.
-        command: String,
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// QEMU's answer is not what its documentation says.
+    NoAnswer { command: String, waited: Duration },
     #[error("QEMU's answer to {command} is not understood: {reason}")]
-    UnknownAnswer {
-        /// The command's name.
-        command: String,
-        /// What is wrong with it.
-        reason: String,
-    },
-    /// The guest's agent is not there.
+    UnknownAnswer { command: String, reason: String },
     #[error("no agent answers in the guest ({socket}): {reason}")]
-    NoAgent {
-        /// The agent's socket.
-        socket: PathBuf,
-        /// What happened instead.
-        reason: String,
-    },
-    /// The guest's agent speaks no version that we understand.
+    NoAgent { socket: PathBuf, reason: String },
     #[error(
         "the guest's agent does not understand this version: {reason}; \
          build the guest's image anew: guest/build-image.sh"
     )]
-    AgentVersion {
-        /// What it said.
-        reason: String,
-    },
-    /// The guest's agent was lost, or restarted, before it answered. What was asked for may have been done.
+    AgentVersion { reason: String },
     #[error("the guest's agent was lost before it answered {command}: {reason}")]
-    AgentLost {
-        /// What was asked for.
-        command: String,
-        /// Why.
-        reason: String,
-    },
-    /// The guest's agent did not answer in time. What was asked for may still be done.
+    AgentLost { command: String, reason: String },
     #[error("the guest's agent has not answered {command} within {waited:?}")]
-    AgentUnresponsive {
-        /// What was asked for.
-        command: String,
-        /// How long was waited.
-        waited: Duration,
-    },
-    /// The guest's agent could not do it.
+    AgentUnresponsive { command: String, waited: Duration },
     #[error("in the guest {command} failed: {failure}")]
-    Agent {
-        /// What was asked for.
-        command: String,
-        /// What the agent said.
-        failure: onecopy_guest_agent::protocol::Failure,
-    },
+    Agent { command: String, failure: onecopy_guest_agent::protocol::Failure },
 }
 
 impl HypervisorError {

@@ -5,241 +5,92 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::control_file::ControlFileError;
+use crate::{MAJOR_VERSION_MAX, MAJOR_VERSION_MIN};
 
 /// An operation on a PostgreSQL server that failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum PostgresError {
-    /// No usable server programs were found.
     #[error(
-        "no PostgreSQL 15 to 18 server programs found (looked at: {looked_at}); install postgresql or give the \
-         directory of `postgres` and `initdb` with --pg-bindir"
+        "no PostgreSQL {} to {} server programs found (looked at: {looked_at}); \
+         install postgresql or give the directory of `postgres` and `initdb` with --pg-bindir",
+        MAJOR_VERSION_MIN,
+        MAJOR_VERSION_MAX
     )]
-    BinariesNotFound {
-        /// The places that were tried, each with what was wrong there.
-        looked_at: String,
-    },
-    /// A program is there, but not of a version that is supported.
-    #[error("{program} is PostgreSQL {found:?}, supported are 15 to 18; give another directory with --pg-bindir")]
-    UnsupportedVersion {
-        /// The program that was asked.
-        program: PathBuf,
-        /// What it answered.
-        found: String,
-    },
-    /// The account that the server should run as does not exist.
+    BinariesNotFound { looked_at: String },
+    #[error(
+        "{program} is PostgreSQL {found:?}, supported are {} to {}; give another directory with \
+         --pg-bindir",
+        MAJOR_VERSION_MIN,
+        MAJOR_VERSION_MAX
+    )]
+    UnsupportedVersion { program: PathBuf, found: String },
     #[error(
         "no account {name:?} on this machine ({reason}); PostgreSQL refuses to run as root: \
          create it or name another account"
     )]
-    UnknownServiceUser {
-        /// The account's name.
-        name: String,
-        /// What `id` said.
-        reason: String,
-    },
-    /// The service user cannot pass a directory on the way to its own.
+    UnknownServiceUser { name: String, reason: String },
     #[error(
         "{path} is not reachable for the account {user:?}: {blocked_by} is not searchable for it; choose another \
          directory or run: chmod o+x {blocked_by}"
     )]
-    NotReachable {
-        /// The directory that is wanted.
-        path: PathBuf,
-        /// The directory on the way that stops it.
-        blocked_by: PathBuf,
-        /// The account.
-        user: String,
-    },
-    /// A file or directory operation failed.
+    NotReachable { path: PathBuf, blocked_by: PathBuf, user: String },
     #[error("cannot {action} {path}: {source}")]
-    File {
-        /// What was tried, as a verb.
-        action: &'static str,
-        /// On which path.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// A program could not be started.
+    File { action: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot run {program}: {source}")]
-    Spawn {
-        /// The program.
-        program: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
-    /// A program ended with a failure.
+    Spawn { program: PathBuf, source: io::Error },
     #[error("{program} failed ({status}): {output}")]
-    Program {
-        /// The program's name.
-        program: String,
-        /// Its exit status in words.
-        status: String,
-        /// The end of what it printed.
-        output: String,
-    },
-    /// A new data directory is wanted where something lies already.
+    Program { program: String, status: String, output: String },
     #[error("{path} exists and is not empty; open the server that it holds, or choose another directory")]
-    DataDirectoryNotEmpty {
-        /// The data directory.
-        path: PathBuf,
-    },
-    /// A directory does not hold a PostgreSQL data directory.
+    DataDirectoryNotEmpty { path: PathBuf },
     #[error("{path} is not a PostgreSQL data directory (no readable PG_VERSION)")]
-    NotADataDirectory {
-        /// The data directory.
-        path: PathBuf,
-    },
-    /// The data directory belongs to another major version than the programs.
+    NotADataDirectory { path: PathBuf },
     #[error(
         "{path} was made by PostgreSQL {data}, the programs are PostgreSQL {programs}; \
          give the programs of version {data} with --pg-bindir"
     )]
-    VersionMismatch {
-        /// The data directory.
-        path: PathBuf,
-        /// Major version of the data.
-        data: u32,
-        /// Major version of the programs.
-        programs: u32,
-    },
-    /// A Unix socket would have a path that the kernel refuses.
+    VersionMismatch { path: PathBuf, data: u32, programs: u32 },
     #[error("the socket path {path} has {length} bytes, the kernel allows {length_max}; choose a shorter directory")]
-    SocketPathTooLong {
-        /// The socket's path.
-        path: PathBuf,
-        /// Its length in bytes.
-        length: usize,
-        /// The longest that works.
-        length_max: usize,
-    },
-    /// A setting or rule cannot be written into a configuration file.
+    SocketPathTooLong { path: PathBuf, length: usize, length_max: usize },
     #[error("the setting {name:?} cannot be written to a configuration file: {reason}")]
-    InvalidSetting {
-        /// The setting.
-        name: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// The server ended instead of starting.
+    InvalidSetting { name: String, reason: &'static str },
     #[error("the server in {path} did not start ({status}); its log says:\n{log}")]
-    StartFailed {
-        /// The data directory.
-        path: PathBuf,
-        /// How the postmaster ended.
-        status: String,
-        /// The server's own last complaints.
-        log: String,
-    },
-    /// The server did not accept connections in time.
+    StartFailed { path: PathBuf, status: String, log: String },
     #[error("the server in {path} was not ready within {} s (last: {last}); its log says:\n{log}", waited.as_secs())]
-    NotReady {
-        /// The data directory.
-        path: PathBuf,
-        /// How long it was waited for.
-        waited: Duration,
-        /// The last thing that stood in the way.
-        last: String,
-        /// The server's own last complaints.
-        log: String,
-    },
-    /// The server did not stop in time.
+    NotReady { path: PathBuf, waited: Duration, last: String, log: String },
     #[error(
         "the server in {path} (process {process_id}) did not stop within {} s; stop it with a harder mode; \
          its log says:\n{log}",
         waited.as_secs()
     )]
-    NotStopped {
-        /// The data directory.
-        path: PathBuf,
-        /// The postmaster.
-        process_id: u32,
-        /// How long it was waited for.
-        waited: Duration,
-        /// The server's own last complaints.
-        log: String,
-    },
-    /// The server must run for this.
+    NotStopped { path: PathBuf, process_id: u32, waited: Duration, log: String },
     #[error("the server in {path} is not running; start it first")]
-    NotRunning {
-        /// The data directory.
-        path: PathBuf,
-    },
-    /// A running server that was found listens elsewhere than it is configured to.
+    NotRunning { path: PathBuf },
     #[error(
         "the server in {path} runs already (process {process_id}) on port {found}, not on {wanted}; \
          stop it first or give that port"
     )]
-    RunningOnOtherPort {
-        /// The data directory.
-        path: PathBuf,
-        /// The postmaster.
-        process_id: u32,
-        /// Its port.
-        found: u16,
-        /// The configured port.
-        wanted: u16,
-    },
-    /// A connection to a server failed.
+    RunningOnOtherPort { path: PathBuf, process_id: u32, found: u16, wanted: u16 },
     #[error("cannot connect to {target}: {}", describe(source))]
-    Connect {
-        /// Host, port, user and database.
-        target: String,
-        /// What the driver or the server said.
-        source: tokio_postgres::Error,
-    },
-    /// A connection to a server took too long.
+    Connect { target: String, source: tokio_postgres::Error },
     #[error("{target} did not answer within {} s", waited.as_secs())]
-    ConnectTimeout {
-        /// Host, port, user and database.
-        target: String,
-        /// How long it was waited for.
-        waited: Duration,
-    },
-    /// A connection string could not be understood.
+    ConnectTimeout { target: String, waited: Duration },
     #[error(
         "cannot understand the connection string: {0}; give host=.. port=.. user=.. or \
          postgresql://user@host:port/database"
     )]
     InvalidConnectionString(String),
-    /// A statement failed.
     #[error("cannot {action}: {}", describe(source))]
-    Sql {
-        /// What the statement was for.
-        action: &'static str,
-        /// What the server said.
-        source: tokio_postgres::Error,
-    },
-    /// The server answered something that makes no sense here.
+    Sql { action: &'static str, source: tokio_postgres::Error },
     #[error("cannot {action}: unexpected answer {answer:?}")]
-    UnexpectedAnswer {
-        /// What the statement was for.
-        action: &'static str,
-        /// The answer.
-        answer: String,
-    },
-    /// The control file cannot be used.
+    UnexpectedAnswer { action: &'static str, answer: String },
     #[error("control file {path}: {source}")]
-    ControlFile {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: ControlFileError,
-    },
-    /// The machine that a server runs in failed.
+    ControlFile { path: PathBuf, source: ControlFileError },
     #[error("{reason}")]
-    Machine {
-        /// What failed, in its own words.
-        reason: String,
-    },
-    /// A supervised server is down and is being tried again.
+    Machine { reason: String },
     #[error("the server is down and will be tried again: {reason}")]
-    Down {
-        /// Why it is down.
-        reason: String,
-    },
-    /// The supervisor's task is gone.
+    Down { reason: String },
     #[error("the supervisor of the server has ended already")]
     SupervisorGone,
 }

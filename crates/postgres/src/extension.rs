@@ -31,21 +31,12 @@ pub struct InstalledExtension {
 
 /// Why an extension cannot be used.
 #[derive(Debug, Clone, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum ExtensionMissing {
-    /// A file of it is not there.
     #[error("no {file} in {}", list(looked_at))]
-    NoFile {
-        /// Its name.
-        file: String,
-        /// Where it was looked for.
-        looked_at: Vec<PathBuf>,
-    },
-    /// Its control file names no version.
+    NoFile { file: String, looked_at: Vec<PathBuf> },
     #[error("{path} names no default_version")]
-    NoVersion {
-        /// The control file.
-        path: PathBuf,
-    },
+    NoVersion { path: PathBuf },
 }
 
 impl InstalledExtension {

@@ -28,36 +28,22 @@ pub struct SystemTimeline {
 
 /// Why a server takes no part in epochs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum Unfit {
-    /// The leader only replays.
     #[error(
         "it is a standby (pg_is_in_recovery) and cannot lead; promote it, \
          or name the server that it follows as the leader"
     )]
     LeaderIsStandby,
-    /// A follower takes writes.
     #[error(
         "it is no standby (pg_is_in_recovery): it was promoted, or never followed; \
          make it anew as a standby of the leader"
     )]
     NotAStandby,
-    /// It was copied from another server.
     #[error("its system identifier is {found}, the leader's is {leader}: it is a copy of another server")]
-    OtherSystem {
-        /// The follower's.
-        found: String,
-        /// The leader's.
-        leader: String,
-    },
-    /// Its history has left the leader's, or has not come to the leader's newest promotion.
+    OtherSystem { found: String, leader: String },
     #[error("it replays timeline {found}, the leader writes timeline {leader}; let it follow this leader")]
-    OtherTimeline {
-        /// The follower's.
-        found: String,
-        /// The leader's.
-        leader: String,
-    },
-    /// No answer that can be read.
+    OtherTimeline { found: String, leader: String },
     #[error("it does not tell its system identifier and timeline: {0:?}")]
     Unknown(String),
 }

@@ -30,8 +30,8 @@ thread_local! {
 
 /// Why a range was not filled.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum FillError {
-    /// The clone cannot become whole; why.
     #[error("the clone is given up: {0}")]
     Discarded(Arc<str>),
 }

@@ -28,13 +28,10 @@ const LIBRARY_DIRECTORIES: [&str; 3] = ["../lib", "../lib/postgresql", "../lib64
 
 /// Why a clone's shared buffers are not filled at its start.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum CannotPrewarm {
-    /// The module is not installed.
     #[error("no {LIBRARY}.so in {looked_at:?}: install PostgreSQL's contrib modules, or do with a warm page cache")]
-    NoLibrary {
-        /// Where it was looked for.
-        looked_at: Vec<PathBuf>,
-    },
+    NoLibrary { looked_at: Vec<PathBuf> },
 }
 
 /// Writes [`BLOCKS_FILE`] into a clone's data directory, whose server does not run yet: as many of the source's pages

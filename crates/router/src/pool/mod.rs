@@ -24,21 +24,14 @@ pub const IDLE_MAX: Duration = Duration::from_secs(60);
 
 /// Why a session gets no back end.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum PoolError {
-    /// The server does not let us in.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The session's last commit may still happen.
     #[error("it is not known yet what has become of this session's last commit")]
     InDoubt,
-    /// All are in use.
     #[error("all {limit} back ends of {server} are in use")]
-    Exhausted {
-        /// The server's name.
-        server: String,
-        /// The bound in force.
-        limit: usize,
-    },
+    Exhausted { server: String, limit: usize },
 }
 
 impl PoolError {

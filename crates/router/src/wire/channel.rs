@@ -54,21 +54,12 @@ impl Frame {
 
 /// Why no further frame can be read.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum ChannelError {
-    /// the connection was closed or failed
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    /// a length that cannot be
     #[error("message {tag:?} claims {length} bytes; from 4 to {length_max} are possible here")]
-    Length {
-        /// The message's type.
-        tag: char,
-        /// What its header says.
-        length: u32,
-        /// The bound in force.
-        length_max: usize,
-    },
-    /// a message that may not come now
+    Length { tag: char, length: u32, length_max: usize },
     #[error("{0}")]
     Unexpected(&'static str),
 }

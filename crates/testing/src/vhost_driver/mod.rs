@@ -59,20 +59,16 @@ const SLOT_HEAD_BYTES: u64 = 32;
 
 /// What went wrong with a driver.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum DriverError {
-    /// The back end did not answer as it should.
     #[error("the back end: {0}")]
     Backend(#[from] vhost::Error),
-    /// The operating system refused.
     #[error("a driver's memory or descriptors: {0}")]
     Io(#[from] std::io::Error),
-    /// The shared memory could not be mapped.
     #[error("a driver's memory: {0}")]
     Map(#[from] vm_memory::mmap::MmapRegionError),
-    /// An access outside the shared memory, or a request longer than its buffer.
     #[error("outside the driver's memory")]
     Outside,
-    /// No request ended in time.
     #[error("no answer within {0:?}")]
     Timeout(Duration),
 }

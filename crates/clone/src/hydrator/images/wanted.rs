@@ -16,10 +16,8 @@ use crate::plan::{Plan, is_slot_name};
 /// Why a plan is not taken.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
-    /// A field is not believed.
     #[error(transparent)]
     Field(#[from] ProtocolError),
-    /// The source does not answer.
     #[error(transparent)]
     Source(#[from] CloneError),
 }

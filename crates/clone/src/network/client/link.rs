@@ -114,10 +114,8 @@ pub(super) async fn greet(
 /// Why a connection could not begin.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GreetingError {
-    /// There is no connection.
     #[error(transparent)]
     Unreachable(#[from] CloneError),
-    /// There is one, and the other side does not agree.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
 }

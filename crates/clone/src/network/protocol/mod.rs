@@ -50,44 +50,22 @@ pub const HOT_RANGES_MAX: usize = 4096;
 
 /// What the other side sent is not of this protocol, or the stream broke.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "a variant is what its message says")]
 pub enum ProtocolError {
-    /// The stream ended, or failed.
     #[error("the connection broke: {0}")]
     Broken(#[from] std::io::Error),
-    /// A frame is longer than any may be.
     #[error("a frame of {0} bytes; at most {FRAME_BYTES_MAX} are allowed")]
     TooLong(usize),
-    /// A frame of no known kind.
     #[error("a frame of unknown kind {0}")]
     UnknownKind(u8),
-    /// A frame is not what its kind says.
     #[error("a malformed frame: {0}")]
     Malformed(&'static str),
-    /// Content that is not what its hash says.
     #[error("content of {length_bytes} bytes does not have its hash")]
-    Damaged {
-        /// How long it should be.
-        length_bytes: usize,
-    },
-    /// A field that is not taken as the other side says it.
+    Damaged { length_bytes: usize },
     #[error("{field} {value} is not taken from the other host: {reason}")]
-    NotTaken {
-        /// Which field.
-        field: &'static str,
-        /// What it says, in letters that can be shown, and not all of it when it is long.
-        value: String,
-        /// Why not.
-        reason: String,
-    },
-    /// A message that has no place here.
+    NotTaken { field: &'static str, value: String, reason: String },
     #[error("{got} came where {wanted} was due")]
-    Unexpected {
-        /// What came.
-        got: &'static str,
-        /// What should have come.
-        wanted: &'static str,
-    },
-    /// The other side will not go on.
+    Unexpected { got: &'static str, wanted: &'static str },
     #[error("{0}")]
     Refused(String),
 }
