@@ -123,6 +123,16 @@ pub struct ServerConfiguration {
     pub password_file: Option<PathBuf>,
 }
 
+#[cfg(test)]
+impl ServerConfiguration {
+    /// One that nobody connects to.
+    pub(crate) fn unconnected(name: &str) -> ServerConfiguration {
+        let [name, host, user] = [name, "/nowhere", "u"].map(str::to_owned);
+        let database = maintenance_database();
+        ServerConfiguration { name, host, port: 1, user, password: None, database, password_file: None }
+    }
+}
+
 fn maintenance_database() -> String {
     "postgres".to_owned()
 }

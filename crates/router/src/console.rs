@@ -180,27 +180,11 @@ fn stats(status: &RouterStatus) -> Table {
 mod tests {
     use super::*;
 
-    fn status() -> RouterStatus {
-        RouterStatus {
-            freshness: "session".into(),
-            clients: 1,
-            logins: 2,
-            refused: 0,
-            buffered_bytes: 0,
-            reads: 3,
-            updates: 4,
-            read_retries: 0,
-            update_retries: 0,
-            servers: vec![],
-            databases: vec![],
-        }
-    }
-
     #[test]
     fn every_command_that_help_names_is_answered() {
         for (command, _) in SUBJECTS {
             let mut output = BytesMut::new();
-            answer(&format!("{};", command.to_lowercase()), &status(), &mut output);
+            answer(&format!("{};", command.to_lowercase()), &RouterStatus::default(), &mut output);
             assert_eq!(output[0], b'T', "{command}");
         }
     }
@@ -208,7 +192,7 @@ mod tests {
     #[test]
     fn what_it_does_not_know_is_an_error_with_a_remedy() {
         let mut output = BytesMut::new();
-        answer("drop table x", &status(), &mut output);
+        answer("drop table x", &RouterStatus::default(), &mut output);
         assert_eq!(output[0], b'E');
     }
 }

@@ -19,7 +19,7 @@ use crate::epoch::{CommitBarrier, DdlBarrier, Epochs, GateHooks, Gatekeeper, tri
 use crate::membership::Servers;
 use crate::pool::{CatalogBackend, LeaderPool, ReaderPools};
 use crate::prepared_text::PreparedTexts;
-use crate::servers::{Health, Role, Server};
+use crate::servers::{Health, Server};
 use crate::sql::{
     Catalog, ClassificationCache, FINGERPRINT_BYTES_MAX, Objects, ParseError, Part, Scope, Statement,
     classify_without_catalog, fingerprint_hash, readable,
@@ -141,7 +141,7 @@ impl Database {
         let (loaded, leader_is_there) = match prepare_on_leader(servers.leader(), &name, &commit_barrier).await {
             Ok(loaded) => (loaded, true),
             Err(error @ BackendError::Sql { .. }) => return Err(error),
-            Err(error) => (catalog_of_any(&servers.current(), &name).await.ok_or(error)?, false),
+            Err(error) => (catalog_of_any(&servers.current().followers, &name).await.ok_or(error)?, false),
         };
         let known = Known {
             catalog: Arc::new(loaded.catalog),
@@ -453,8 +453,8 @@ async fn prepare_on_leader(
     Loaded::beside(Arc::new(builtin), &mut backend).await
 }
 
-async fn catalog_of_any(servers: &[Arc<Server>], database: &str) -> Option<Loaded> {
-    for follower in servers.iter().filter(|server| server.role == Role::Follower && server.has_caught_up()) {
+async fn catalog_of_any(followers: &[Arc<Server>], database: &str) -> Option<Loaded> {
+    for follower in followers.iter().filter(|follower| follower.has_caught_up()) {
         let credentials = Credentials::of_router(follower);
         let Ok(mut backend) = Backend::connect(follower, database, &credentials, Purpose::Catalog).await else {
             continue;

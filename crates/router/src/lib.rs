@@ -32,6 +32,7 @@ pub mod sql;
 mod state;
 mod status;
 mod timeline;
+mod topology;
 pub mod wire;
 
 pub use epoch::GateSummary;
@@ -40,3 +41,4 @@ pub use router::{Router, RouterObserver};
 pub use servers::{Health, Role};
 pub use session::GONE_CLIENT_BOUND;
 pub use status::{DatabaseStatus, RouterStatus, ServerStatus};
+pub use topology::Topology;

@@ -1,8 +1,8 @@
 //! Which servers the router has now: its leader, and followers that come and go.
 //!
-//! Readers take the list as it is at a moment. A server that was given up stays an object for whoever still has it in
-//! his hands: an epoch of before, a back end. It is never taken for another, since its number is its own for ever; and
-//! its flag says that nothing new is to begin there.
+//! Readers take the topology as it is at a moment. A server that was given up stays an object for whoever still has
+//! it in his hands: an epoch of before, a back end. It is never taken for another, since its number is its own for
+//! ever; and its flag says that nothing new is to begin there.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, RwLock, RwLockWriteGuard};
@@ -10,13 +10,13 @@ use std::sync::{Arc, RwLock, RwLockWriteGuard};
 use crate::config::{RouterConfiguration, ServerConfiguration};
 use crate::error::RouterError;
 use crate::servers::{Role, Server};
+use crate::topology::Topology;
 
 /// The leader and the followers of now.
 #[derive(Debug)]
 pub struct Servers {
     leader: Arc<Server>,
-    /// The leader first.
-    current: RwLock<Arc<[Arc<Server>]>>,
+    current: RwLock<Arc<Topology<Arc<Server>>>>,
     /// Grows by one with each change.
     version: AtomicU64,
     /// Numbers are given once; there are enough for a new follower each nanosecond of five hundred years.
@@ -31,7 +31,7 @@ impl Servers {
     pub fn of(configuration: &RouterConfiguration) -> Result<Servers, RouterError> {
         let leader = Server::new(0, Role::Leader, &configuration.leader)?;
         let servers = Servers {
-            current: RwLock::new(Arc::new([leader.clone()])),
+            current: RwLock::new(Arc::new(Topology::new(leader.clone(), Vec::new()))),
             leader,
             version: AtomicU64::new(0),
             next_number: AtomicU64::new(1),
@@ -50,8 +50,8 @@ impl Servers {
         &self.leader
     }
 
-    /// All of them, the leader first.
-    pub fn current(&self) -> Arc<[Arc<Server>]> {
+    /// All of them, as they are now.
+    pub fn current(&self) -> Arc<Topology<Arc<Server>>> {
         self.current.read().expect("no code panics while it holds this lock").clone()
     }
 
@@ -62,7 +62,7 @@ impl Servers {
 
     /// The server called `name`.
     pub fn named(&self, name: &str) -> Option<Arc<Server>> {
-        self.current().iter().find(|server| server.name == name).cloned()
+        self.current().servers().find(|server| server.name == name).cloned()
     }
 
     /// The follower called `name`.
@@ -70,7 +70,7 @@ impl Servers {
     /// # Errors
     /// [`RouterError::UnknownFollower`].
     pub fn follower(&self, name: &str) -> Result<Arc<Server>, RouterError> {
-        let follower = self.named(name).filter(|server| server.role == Role::Follower);
+        let follower = self.current().followers.iter().find(|server| server.name == name).cloned();
         follower.ok_or_else(|| RouterError::UnknownFollower(name.to_owned()))
     }
 
@@ -88,10 +88,10 @@ impl Servers {
     /// [`RouterError::DuplicateServer`].
     pub fn add(&self, follower: Arc<Server>) -> Result<(), RouterError> {
         let mut current = self.write();
-        if current.iter().any(|known| known.name == follower.name) {
+        if current.servers().any(|known| known.name == follower.name) {
             return Err(RouterError::DuplicateServer(follower.name.clone()));
         }
-        *current = current.iter().cloned().chain([follower]).collect();
+        Arc::make_mut(&mut *current).followers.push(follower);
         self.version.fetch_add(1, SeqCst);
         Ok(())
     }
@@ -102,15 +102,15 @@ impl Servers {
     /// [`RouterError::UnknownFollower`].
     pub fn remove(&self, name: &str) -> Result<Arc<Server>, RouterError> {
         let mut current = self.write();
-        let follower = current.iter().find(|server| server.role == Role::Follower && server.name == name).cloned();
-        let follower = follower.ok_or_else(|| RouterError::UnknownFollower(name.to_owned()))?;
+        let place = current.followers.iter().position(|server| server.name == name);
+        let place = place.ok_or_else(|| RouterError::UnknownFollower(name.to_owned()))?;
+        let follower = Arc::make_mut(&mut *current).followers.remove(place);
         follower.is_removed.store(true, SeqCst);
-        *current = current.iter().filter(|server| server.number != follower.number).cloned().collect();
         self.version.fetch_add(1, SeqCst);
         Ok(follower)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Arc<[Arc<Server>]>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Arc<Topology<Arc<Server>>>> {
         self.current.write().expect("no code panics while it holds this lock")
     }
 }
@@ -120,31 +120,23 @@ mod tests {
     use super::*;
     use crate::config::RouterSettings;
 
-    fn server(name: &str) -> ServerConfiguration {
-        ServerConfiguration {
-            name: name.into(),
-            host: "localhost".into(),
-            port: 1,
-            user: "u".into(),
-            password: None,
-            password_file: None,
-            database: "postgres".into(),
-        }
-    }
-
     fn servers(followers: &[&str]) -> Result<Servers, RouterError> {
-        let followers = followers.iter().map(|name| server(name)).collect();
-        Servers::of(&RouterConfiguration { router: RouterSettings::default(), leader: server("leader"), followers })
+        let followers = followers.iter().map(|name| ServerConfiguration::unconnected(name)).collect();
+        Servers::of(&RouterConfiguration {
+            router: RouterSettings::default(),
+            leader: ServerConfiguration::unconnected("leader"),
+            followers,
+        })
     }
 
     fn add(servers: &Servers, name: &str) -> Result<Arc<Server>, RouterError> {
-        let follower = servers.prepare(&server(name))?;
+        let follower = servers.prepare(&ServerConfiguration::unconnected(name))?;
         servers.add(follower.clone())?;
         Ok(follower)
     }
 
     fn names(servers: &Servers) -> Vec<String> {
-        servers.current().iter().map(|server| server.name.clone()).collect()
+        servers.current().servers().map(|server| server.name.clone()).collect()
     }
 
     #[test]
@@ -156,9 +148,9 @@ mod tests {
         assert_eq!(names(&servers), ["leader", "two"]);
         let again = add(&servers, "one").unwrap();
         assert_eq!(names(&servers), ["leader", "two", "one"]);
-        assert!(list_of_before.iter().all(|server| server.number != again.number));
+        assert!(list_of_before.servers().all(|server| server.number != again.number));
         assert!(!again.is_removed.load(SeqCst));
-        assert_eq!(list_of_before.len(), 3);
+        assert_eq!(list_of_before.followers.len(), 2);
     }
 
     #[test]

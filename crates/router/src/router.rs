@@ -70,7 +70,7 @@ impl Router {
         tasks.spawn(malloc_trim::trim_periodically());
         tracing::info!(%local_address, "listening");
         let router = Router { state, local_address, tasks: tasks.into(), probes: Default::default(), stop };
-        for server in router.state.servers.current().iter() {
+        for server in router.state.servers.current().servers() {
             router.probe(server);
         }
         Ok(router)
@@ -130,7 +130,7 @@ impl Router {
             let leader = &servers.leader().name;
             tracing::warn!(leader, "the leader cannot change while the router runs: start it anew");
         }
-        let (mut stay, mut came) = (HashSet::from([servers.leader().number]), Vec::new());
+        let (mut stay, mut came) = (HashSet::new(), Vec::new());
         for follower in &configuration.followers {
             match servers.follower(&follower.name) {
                 Ok(known) if known.is_as_in(follower)? => drop(stay.insert(known.number)),
@@ -138,8 +138,8 @@ impl Router {
             }
         }
         self.state.set_settings(configuration.router.clone());
-        let gone =
-            servers.current().iter().filter(|server| !stay.contains(&server.number)).cloned().collect::<Vec<_>>();
+        let mut gone = servers.current().followers.clone();
+        gone.retain(|follower| !stay.contains(&follower.number));
         for server in &gone {
             self.take_out(&server.name)?;
         }

@@ -274,15 +274,7 @@ mod tests {
     use super::*;
 
     fn server() -> Arc<Server> {
-        let configuration = ServerConfiguration {
-            name: "follower".into(),
-            host: "localhost".into(),
-            port: 1,
-            user: "u".into(),
-            password: None,
-            password_file: None,
-            database: "postgres".into(),
-        };
+        let configuration = ServerConfiguration::unconnected("follower");
         Server::new(1, Role::Follower, &configuration).unwrap()
     }
 

@@ -287,15 +287,7 @@ mod tests {
 
     #[test]
     fn a_transaction_is_forgotten_only_after_the_pool_could_have_overflowed() {
-        let leader = ServerConfiguration {
-            name: "leader".into(),
-            host: "localhost".into(),
-            port: 1,
-            user: "u".into(),
-            password: None,
-            password_file: None,
-            database: "postgres".into(),
-        };
+        let leader = ServerConfiguration::unconnected("leader");
         let settings = RouterSettings::default();
         let servers =
             Servers::of(&RouterConfiguration { router: settings, leader, followers: vec![] }).expect("one server");

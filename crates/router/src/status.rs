@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 use crate::epoch::{Epoch, GateSummary};
 use crate::servers::{Health, Role, Server};
 use crate::state::RouterState;
+use crate::topology::Topology;
 use crate::wire::buffered_bytes;
 
 /// A router's state.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct RouterStatus {
     /// Default freshness of sessions.
     pub freshness: String,
@@ -32,7 +33,7 @@ pub struct RouterStatus {
     pub read_retries: u64,
     /// Autocommit updates that ran again after 40001, so far.
     pub update_retries: u64,
-    /// The leader first.
+    /// The leader, then the followers.
     pub servers: Vec<ServerStatus>,
     /// Databases that are open.
     pub databases: Vec<DatabaseStatus>,
@@ -60,7 +61,7 @@ pub struct ServerStatus {
 }
 
 /// One database's state.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DatabaseStatus {
     /// Its name.
     pub name: String,
@@ -85,11 +86,16 @@ pub struct DatabaseStatus {
 }
 
 impl RouterStatus {
+    /// The leader's.
+    pub fn leader(&self) -> Option<&ServerStatus> {
+        self.servers.iter().find(|server| server.role == Role::Leader)
+    }
+
     pub(crate) fn of(state: &RouterState) -> RouterStatus {
         let counters = &state.counters;
         let leader_position = state.servers.leader().wal_position_bytes.load(Relaxed);
         let current = state.servers.current();
-        let servers = current.iter().map(|server| ServerStatus {
+        let servers = current.servers().map(|server| ServerStatus {
             name: server.name.clone(),
             address: server.address.to_string(),
             role: server.role,
@@ -118,11 +124,11 @@ impl RouterStatus {
     }
 }
 
-fn database_status(database: &crate::database::Database, servers: &[Arc<Server>]) -> DatabaseStatus {
+fn database_status(database: &crate::database::Database, servers: &Topology<Arc<Server>>) -> DatabaseStatus {
     let epoch = database.epochs.current();
     let commits = database.commit_barrier.commits_begun();
     let open_on = |epoch: &Epoch| {
-        let open = servers.iter().filter(|server| epoch.snapshot_on(server).is_some());
+        let open = servers.servers().filter(|server| epoch.snapshot_on(server).is_some());
         open.map(|server| server.name.clone()).collect()
     };
     DatabaseStatus {
@@ -134,7 +140,7 @@ fn database_status(database: &crate::database::Database, servers: &[Arc<Server>]
         epoch_servers: epoch.as_ref().map(|epoch| open_on(epoch)).unwrap_or_default(),
         commits,
         gates: database.epochs.statistics.summary(),
-        idle_readers: servers.iter().map(|server| database.readers.idle_count(server)).collect(),
+        idle_readers: servers.servers().map(|server| database.readers.idle_count(server)).collect(),
         parked: database.leader.idle_count(),
     }
 }

@@ -18,6 +18,7 @@ use crate::backend::{Backend, BackendError, Credentials, Purpose, ServerProcess}
 use crate::config::RouterSettings;
 use crate::membership::Servers;
 use crate::servers::{Health, Server};
+use crate::topology::Topology;
 
 /// The leader must do its part of a gate within this.
 const LEADER_TIMEOUT: Duration = Duration::from_millis(1000);
@@ -75,8 +76,7 @@ pub struct Gatekeeper {
     servers: Arc<Servers>,
     /// Of which version of the list of servers the members are.
     servers_version: u64,
-    /// The leader first.
-    members: Vec<Member>,
+    members: Topology<Member>,
     marker: Option<Backend>,
     newest_marker: watch::Sender<Option<Marker>>,
     tripwires_emptied: u64,
@@ -107,37 +107,36 @@ impl Gatekeeper {
     ) -> Gatekeeper {
         let database: Arc<str> = database.into();
         let credentials = Arc::new(Credentials::of_router(servers.leader()));
-        let mut gatekeeper = Gatekeeper {
+        let newest_marker = watch::Sender::new(None);
+        // In this order the list is at least as new as the version; one that is newer is looked at once more.
+        let servers_version = servers.version();
+        let members =
+            servers.current().map(|server| new_member(server, &database, &servers, &settings, &newest_marker));
+        Gatekeeper {
             epochs,
             barrier,
             settings,
             credentials,
             database,
-            servers_version: servers.version(),
+            servers_version,
             servers,
-            members: Vec::new(),
+            members,
             marker: None,
-            newest_marker: watch::Sender::new(None),
+            newest_marker,
             tripwires_emptied: 0,
             pace: Pace::new(Instant::now()),
             hooks,
-        };
-        gatekeeper.take_members();
-        gatekeeper
+        }
     }
 
     /// Makes the members those servers that the router has now; who was one stays as he is.
     fn take_members(&mut self) {
         let servers = self.servers.current();
-        self.members.retain(|member| servers.iter().any(|server| server.number == member.server.number));
-        for server in servers.iter() {
-            if !self.members.iter().any(|member| member.server.number == server.number) {
-                let catch_up = CatchUp {
-                    leader: self.servers.leader().clone(),
-                    newest: self.newest_marker.subscribe(),
-                    behind_max: Duration::from_millis(self.settings.follower_timeout_ms) / 2,
-                };
-                self.members.push(Member::new(server.clone(), self.database.clone(), catch_up));
+        let members = &mut self.members.followers;
+        members.retain(|member| servers.followers.iter().any(|server| server.number == member.server.number));
+        for server in &servers.followers {
+            if !members.iter().any(|member| member.server.number == server.number) {
+                members.push(new_member(server, &self.database, &self.servers, &self.settings, &self.newest_marker));
             }
         }
     }
@@ -154,11 +153,11 @@ impl Gatekeeper {
     /// Runs until the task is aborted.
     pub async fn run(mut self) {
         let interval = Duration::from_millis(self.settings.epoch_interval_ms);
-        for member in &mut self.members {
+        for member in self.members.servers_mut() {
             member.advance().await;
         }
         let first = async {
-            for member in self.members.iter_mut().filter(|member| member.server.has_caught_up()) {
+            for member in self.members.servers_mut().filter(|member| member.server.has_caught_up()) {
                 member.joined().await;
             }
         };
@@ -213,7 +212,7 @@ impl Gatekeeper {
             return asked;
         };
         let newer = self.barrier.commits_begun() > epoch.commits;
-        let joined = self.members.iter().any(|member| member.is_in() && epoch.snapshot_on(&member.server).is_none());
+        let joined = self.members.servers().any(|member| member.is_in() && epoch.snapshot_on(&member.server).is_none());
         let old = self.is_old(&epoch);
         let are_read = self.epochs.readers.load(SeqCst) > 0 && self.pace.pause(Instant::now()).is_zero();
         // An epoch that lacks nothing is as new as any that could be made.
@@ -229,28 +228,28 @@ impl Gatekeeper {
 
     /// A server whose connections are lost has the epoch's snapshot no longer: no reader is sent there for it.
     fn take_out_lost(&mut self) {
-        for member in &mut self.members {
+        for member in self.members.servers_mut() {
             if let Err(reason) = member.check() {
                 member.leave(&reason);
             }
         }
         let members = &self.members;
         let has_it =
-            |server: &Server| members.iter().any(|member| member.server.number == server.number && member.is_in());
+            |server: &Server| members.servers().any(|member| member.server.number == server.number && member.is_in());
         self.epochs.close_snapshots(|server| !has_it(server));
     }
 
     /// Lets an epoch end that nobody reads and that holds the vacuum horizon back. While the leader is gone none
     /// lapses: it is all that readers have.
     async fn let_lapse(&mut self) {
-        for member in &mut self.members {
+        for member in self.members.servers_mut() {
             member.advance().await;
             let closed = tokio::time::timeout(CLOSE_TIMEOUT, member.close_previous()).await;
             leave_unless_done(member, closed);
         }
         self.take_out_lost();
         let Some(epoch) = self.epochs.current() else { return };
-        if self.members[0].server.health() != Health::Up {
+        if self.members.leader.server.health() != Health::Up {
             // No other epoch can come in its place.
             return;
         }
@@ -262,7 +261,7 @@ impl Gatekeeper {
     /// Ends the current epoch for new readers and all snapshots held for it.
     async fn release(&mut self) {
         self.epochs.retire();
-        for member in &mut self.members {
+        for member in self.members.servers_mut() {
             let released = tokio::time::timeout(CLOSE_TIMEOUT, member.release()).await;
             leave_unless_done(member, released);
         }
@@ -270,7 +269,7 @@ impl Gatekeeper {
 
     async fn attempt(&mut self) -> Result<(), GateError> {
         self.epochs.readers.store(0, SeqCst);
-        for member in &mut self.members {
+        for member in self.members.servers_mut() {
             member.advance().await;
         }
         // The leader may have come back with another history.
@@ -279,7 +278,7 @@ impl Gatekeeper {
             Ok(result) => result?,
             Err(_) => return Err(GateError::NoLeader),
         }
-        if !self.members[0].is_in() {
+        if !self.members.leader.is_in() {
             return Err(GateError::NoLeader);
         }
         let timeout = Duration::from_millis(self.settings.gate_timeout_ms);
@@ -306,7 +305,7 @@ impl Gatekeeper {
         if barrier.commits_held() > held_before {
             self.pace.note_closed(now - begun_at, now);
         }
-        self.members.iter_mut().for_each(Member::turn);
+        self.members.servers_mut().for_each(Member::turn);
         self.take_out_lost();
         Ok(())
     }
@@ -316,7 +315,7 @@ impl Gatekeeper {
     async fn prepare(&mut self) -> Result<(), GateError> {
         self.resolve().await?;
         if self.marker.as_mut().is_none_or(|marker| !marker.is_alive()) {
-            let leader = &self.members[0].server;
+            let leader = &self.members.leader.server;
             let mut marker = Backend::connect(leader, &self.database, &self.credentials, Purpose::Gate).await?;
             // The database may have been opened while the leader was gone.
             tripwire::make_if_missing(&mut marker).await?;
@@ -329,7 +328,7 @@ impl Gatekeeper {
     /// Resolves commits in doubt also while nobody asks for a gate: a commit without an answer may wait on the leader
     /// for as long as it likes, with its locks, and whoever is in conflict with it is refused meanwhile.
     async fn resolve_unasked(&mut self) {
-        if self.barrier.in_doubt().is_empty() || self.members[0].server.health() != Health::Up {
+        if self.barrier.in_doubt().is_empty() || self.members.leader.server.health() != Health::Up {
             return;
         }
         let resolved = tokio::time::timeout(PREPARE_TIMEOUT, self.resolve()).await;
@@ -344,7 +343,7 @@ impl Gatekeeper {
         if in_doubt.is_empty() {
             return Ok(());
         }
-        let leader = self.members[0].server.clone();
+        let leader = self.members.leader.server.clone();
         let list = in_doubt.iter().map(ServerProcess::to_string).collect::<Vec<_>>().join(",");
         let mut backend = Backend::connect(&leader, &self.database, &self.credentials, Purpose::Gate).await?;
         let deadline = Instant::now() + RESOLVE_TIMEOUT;
@@ -365,7 +364,7 @@ impl Gatekeeper {
 
     /// The snapshots of all servers that make it in time. The barrier is closed.
     async fn open_everywhere(&mut self, commits: u64) -> Result<Vec<EpochSnapshot>, GateError> {
-        let (leader, followers) = self.members.split_first_mut().expect("the leader is always a member");
+        let Topology { leader, followers, .. } = &mut self.members;
         let marker = self.marker.as_mut().ok_or(GateError::NoLeader)?;
         (self.hooks.on_canary)();
         let empty_tripwire = self.epochs.statistics.tripwires() - self.tripwires_emptied > TRIPWIRES_KEPT_MAX;
@@ -411,6 +410,21 @@ impl Gatekeeper {
         let on_leader = EpochSnapshot { server: leader.server.clone(), snapshot: leader_snapshot };
         Ok(std::iter::once(on_leader).chain(opened.into_iter().flatten()).collect())
     }
+}
+
+fn new_member(
+    server: &Arc<Server>,
+    database: &Arc<str>,
+    servers: &Servers,
+    settings: &RouterSettings,
+    newest_marker: &watch::Sender<Option<Marker>>,
+) -> Member {
+    let catch_up = CatchUp {
+        leader: servers.leader().clone(),
+        newest: newest_marker.subscribe(),
+        behind_max: Duration::from_millis(settings.follower_timeout_ms) / 2,
+    };
+    Member::new(server.clone(), database.clone(), catch_up)
 }
 
 /// A server that has not closed a snapshot, or not in time, leaves the epochs.

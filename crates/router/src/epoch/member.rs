@@ -352,15 +352,7 @@ mod tests {
 
     /// A follower where nobody listens.
     fn member() -> Member {
-        let configuration = ServerConfiguration {
-            name: "follower".into(),
-            host: "/nowhere".into(),
-            port: 1,
-            user: "u".into(),
-            password: None,
-            password_file: None,
-            database: "postgres".into(),
-        };
+        let configuration = ServerConfiguration::unconnected("follower");
         let server = Server::new(1, Role::Follower, &configuration).unwrap();
         let newest = watch::Sender::new(None).subscribe();
         let catch_up = CatchUp { leader: server.clone(), newest, behind_max: Duration::ZERO };

@@ -35,6 +35,7 @@ pub use wait_times::WaitTimes;
 
 use crate::config::Freshness;
 use crate::servers::Server;
+use crate::topology::Topology;
 
 /// One prefix of the commit order.
 #[derive(Debug)]
@@ -65,7 +66,7 @@ impl Epoch {
     }
 
     /// No epoch at all: each reader has a snapshot of its own. For tests that must fail without epochs.
-    pub fn unsafe_fake(servers: &[Arc<Server>]) -> Epoch {
+    pub fn unsafe_fake(servers: &Topology<Arc<Server>>) -> Epoch {
         static ID: AtomicU64 = AtomicU64::new(1);
         let id = ID.fetch_add(1, SeqCst);
         Epoch {
@@ -73,7 +74,7 @@ impl Epoch {
             commits: 0,
             closed_at: Instant::now(),
             snapshots: servers
-                .iter()
+                .servers()
                 .map(|server| EpochSnapshot { server: server.clone(), snapshot: String::new() })
                 .collect(),
             doomed_up_to: Arc::default(),

@@ -28,11 +28,11 @@ impl ReaderPools {
     pub fn new(servers: Arc<Servers>, database: Arc<str>, limit: usize) -> ReaderPools {
         let version = servers.version();
         let of_server = |server: &Arc<Server>| Arc::new(ReaderPool::new(server.clone(), database.clone(), limit));
-        let pools = servers.current().iter().map(of_server).collect();
+        let pools = servers.current().servers().map(of_server).collect();
         ReaderPools { known: RwLock::new(Known { version, pools }), servers, database, limit }
     }
 
-    /// The pools of now, the leader's first.
+    /// The pools of now.
     pub fn all(&self) -> Arc<[Arc<ReaderPool>]> {
         {
             let known = self.known.read().expect("no code panics while it holds this lock");
@@ -75,7 +75,7 @@ impl ReaderPools {
             let kept = known.pools.iter().find(|pool| pool.server.number == server.number).cloned();
             kept.unwrap_or_else(|| Arc::new(ReaderPool::new(server.clone(), self.database.clone(), self.limit)))
         };
-        let pools: Arc<[Arc<ReaderPool>]> = self.servers.current().iter().map(pool_of).collect();
+        let pools: Arc<[Arc<ReaderPool>]> = self.servers.current().servers().map(pool_of).collect();
         *known = Known { version, pools: pools.clone() };
         pools
     }
@@ -86,24 +86,12 @@ mod tests {
     use super::*;
     use crate::config::{RouterConfiguration, RouterSettings, ServerConfiguration};
 
-    fn configuration(name: &str) -> ServerConfiguration {
-        ServerConfiguration {
-            name: name.into(),
-            host: "localhost".into(),
-            port: 1,
-            user: "u".into(),
-            password: None,
-            password_file: None,
-            database: "postgres".into(),
-        }
-    }
-
     /// A pool is one server's for ever: it stays while the server does, and is not the one of a server of the same name
     /// that comes later.
     #[test]
     fn pools_follow_the_servers_and_are_never_passed_on() {
-        let followers = ["one", "two"].map(configuration).to_vec();
-        let leader = configuration("leader");
+        let followers = ["one", "two"].map(ServerConfiguration::unconnected).to_vec();
+        let leader = ServerConfiguration::unconnected("leader");
         let router = RouterConfiguration { router: RouterSettings::default(), leader, followers };
         let servers = Arc::new(Servers::of(&router).unwrap());
         let pools = ReaderPools::new(servers.clone(), "database".into(), 3);
@@ -111,7 +99,7 @@ mod tests {
         assert!(Arc::ptr_eq(&before, &pools.all()), "nothing has changed");
         let removed = servers.remove("one").unwrap();
         assert!(pools.of(&removed).is_none());
-        let again = servers.prepare(&configuration("one")).unwrap();
+        let again = servers.prepare(&ServerConfiguration::unconnected("one")).unwrap();
         servers.add(again.clone()).unwrap();
         let names: Vec<String> = pools.all().iter().map(|pool| pool.server.name.clone()).collect();
         assert_eq!(names, ["leader", "two", "one"]);

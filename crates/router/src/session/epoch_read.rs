@@ -319,15 +319,7 @@ mod tests {
     /// The same for reads as for connections: none begins behind the removal of its server, and each is counted.
     #[test]
     fn reads_are_counted_and_none_begins_on_a_removed_server() {
-        let configuration = ServerConfiguration {
-            name: "follower".into(),
-            host: "localhost".into(),
-            port: 1,
-            user: "u".into(),
-            password: None,
-            password_file: None,
-            database: "postgres".into(),
-        };
+        let configuration = ServerConfiguration::unconnected("follower");
         let server = Server::new(1, Role::Follower, &configuration).unwrap();
         let read = InFlight::on(&server);
         assert!(read.is_some() && server.load() == 1);

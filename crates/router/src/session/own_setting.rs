@@ -77,7 +77,7 @@ impl Session {
             "onecopy.freshness" => error.hint("Available values: strict, session, bounded:<milliseconds>."),
             "onecopy.server" => {
                 let servers = self.database.servers.current();
-                let names: Vec<&str> = servers.iter().map(|server| server.name.as_str()).collect();
+                let names: Vec<&str> = servers.servers().map(|server| server.name.as_str()).collect();
                 error.hint(format!("Available values: {}.", names.join(", ")))
             }
             _ => error,

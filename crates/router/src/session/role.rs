@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::backend::{Backend, BackendError, Credentials, Purpose, Row};
 use crate::health::wal_position;
-use crate::servers::{Health, Role, Server};
+use crate::servers::{Health, Server};
 use crate::settings::quote;
 use crate::state::RouterState;
 use crate::wire::{SqlError, sqlstate};
@@ -116,12 +116,10 @@ async fn look_up(router: &RouterState, sql: &str) -> Result<(Option<Row>, Option
         }
     };
     let written = leader.wal_position_bytes.load(Relaxed);
-    let followers = router.servers.current();
-    let answers = |server: &&Arc<Server>| {
-        server.role == Role::Follower && server.has_caught_up() && server.health() != Health::Unresponsive
-    };
+    let current = router.servers.current();
+    let answers = |server: &&Arc<Server>| server.has_caught_up() && server.health() != Health::Unresponsive;
     // A leader that was never seen may have written anything.
-    for server in followers.iter().filter(answers).filter(|_| written > 0) {
+    for server in current.followers.iter().filter(answers).filter(|_| written > 0) {
         let asked = ask_follower(server, &router.maintenance_database, written, sql);
         match in_time(server, asked).await {
             Ok(Some(rows)) => return Ok((rows.into_iter().next(), Some(server.name.clone()))),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::epoch::EpochSnapshot;
 use crate::servers::{Health, Role, Server};
+use crate::topology::Topology;
 use crate::wire::sqlstate;
 
 /// The server of this name, if it may be read on and its epoch is open there.
@@ -25,11 +26,11 @@ pub(super) fn least_busy<'a>(snapshots: &'a [EpochSnapshot], avoid: &[u64], turn
     })
 }
 
-/// Whether the leader, the first of `servers`, is no busier than they are on average. A follower counts by its share;
+/// Whether the leader is no busier than all servers are on average. A follower counts by its share;
 /// one that is still catching up does not count.
-pub(super) fn leader_is_less_busy(servers: &[Arc<Server>]) -> bool {
-    let Some(leader) = servers.first() else { return false };
-    let with = servers.iter().filter(|server| server.has_caught_up() && !server.read_share.is_none());
+pub(super) fn leader_is_less_busy(topology: &Topology<Arc<Server>>) -> bool {
+    let leader = &topology.leader;
+    let with = topology.servers().filter(|server| server.has_caught_up() && !server.read_share.is_none());
     let (load, weight) =
         with.fold((0, 0.0), |(load, weight), server| (load + server.load(), weight + server.read_share.ratio()));
     leader.health() == Health::Up && leader.load() as f64 * weight <= load as f64
@@ -70,15 +71,7 @@ mod tests {
     /// The leader and so many followers, all up and caught up.
     fn servers(followers: u64) -> Vec<Arc<Server>> {
         let server = |number: u64| {
-            let configuration = ServerConfiguration {
-                name: format!("server-{number}"),
-                host: "localhost".into(),
-                port: 1,
-                user: "u".into(),
-                password: None,
-                password_file: None,
-                database: "postgres".into(),
-            };
+            let configuration = ServerConfiguration::unconnected(&format!("server-{number}"));
             let role = if number == 0 { Role::Leader } else { Role::Follower };
             let server = Server::new(number, role, &configuration).unwrap();
             server.set_health(Health::Up);
@@ -165,26 +158,27 @@ mod tests {
     #[test]
     fn the_leader_takes_reads_while_it_is_no_busier_than_the_others() {
         let servers = servers(2);
-        assert!(leader_is_less_busy(&servers), "all are idle");
+        let topology = Topology::new(servers[0].clone(), servers[1..].to_vec());
+        let leader_is_less_busy = || leader_is_less_busy(&topology);
+        assert!(leader_is_less_busy(), "all are idle");
         servers[0].updates_in_flight.store(1, SeqCst);
-        assert!(!leader_is_less_busy(&servers));
+        assert!(!leader_is_less_busy());
         servers[1].reads_in_flight.store(1, SeqCst);
         servers[2].reads_in_flight.store(1, SeqCst);
-        assert!(leader_is_less_busy(&servers));
+        assert!(leader_is_less_busy());
         for number in [1, 2] {
             servers[number].has_caught_up.store(false, SeqCst);
         }
-        assert!(leader_is_less_busy(&servers), "it is alone");
+        assert!(leader_is_less_busy(), "it is alone");
         servers[1].has_caught_up.store(true, SeqCst);
         servers[1].reads_in_flight.store(0, SeqCst);
-        assert!(!leader_is_less_busy(&servers));
+        assert!(!leader_is_less_busy());
         assert!(servers[1].read_share.set(0.0));
-        assert!(leader_is_less_busy(&servers), "the other takes no reads");
+        assert!(leader_is_less_busy(), "the other takes no reads");
         for health in [Health::Unknown, Health::Down, Health::Unresponsive] {
             servers[0].set_health(health);
-            assert!(!leader_is_less_busy(&servers), "{health:?}");
+            assert!(!leader_is_less_busy(), "{health:?}");
         }
-        assert!(!leader_is_less_busy(&[]));
     }
 
     /// Only what another server may answer otherwise is tried again, and what was a write is never tried on a replica.

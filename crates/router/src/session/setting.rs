@@ -239,7 +239,7 @@ impl Session {
                     self.router.serializable.note_short();
                     return Ok((backend, None));
                 }
-                Err(error) if self.database.servers.current().len() == 1 => return Err(error.to_sql()),
+                Err(error) if self.database.servers.current().followers.is_empty() => return Err(error.to_sql()),
                 Err(_) => {}
             }
         }

@@ -13,10 +13,10 @@ use crate::epoch::{Demand, NoEpoch};
 async fn commits_in_doubt_are_resolved_also_while_nobody_reads() {
     let Harness { models, mut gatekeeper, barrier, .. } = harness(0, |_| {}).await;
     barrier.note_in_doubt(process(77));
-    gatekeeper.members[0].server.set_health(Health::Down);
+    gatekeeper.members.leader.server.set_health(Health::Down);
     gatekeeper.resolve_unasked().await;
     assert_eq!((barrier.in_doubt(), models.when(LEADER, END_PROCESSES)), (vec![process(77)], None));
-    gatekeeper.members[0].server.set_health(Health::Up);
+    gatekeeper.members.leader.server.set_health(Health::Up);
     gatekeeper.resolve_unasked().await;
     assert!(barrier.in_doubt().is_empty());
     assert!(models.when(LEADER, "IN ((77, 77000))").is_some());
@@ -108,7 +108,7 @@ async fn an_old_epoch_lapses_only_when_another_can_follow() {
     let age_max_ms = u64::try_from(AGE_MAX.as_millis()).unwrap();
     let Harness { models, mut gatekeeper, barrier, epochs, .. } =
         harness(1, |settings| settings.epoch_age_max_ms = age_max_ms).await;
-    let leader = gatekeeper.members[0].server.clone();
+    let leader = gatekeeper.members.leader.server.clone();
     let (old, very_old) = (AGE_MAX * 2, AGE_MAX * (UNCHANGED_AGE_FACTOR + 1));
     let mut lapsed = Vec::new();
     for health in [Health::Unresponsive, Health::Up] {
@@ -161,7 +161,7 @@ async fn a_server_that_has_lost_its_snapshot_is_taken_out_of_the_epoch() {
     gatekeeper.take_out_lost();
     assert!(Arc::ptr_eq(&before, &epochs.current().unwrap()), "nothing is lost");
     models.cut_off(FOLLOWER);
-    while gatekeeper.members[1].check().is_ok() {
+    while gatekeeper.members.followers[0].check().is_ok() {
         tokio::task::yield_now().await;
     }
     gatekeeper.take_out_lost();
@@ -176,7 +176,7 @@ async fn a_server_that_has_lost_its_snapshot_is_taken_out_of_the_epoch() {
     for server in [LEADER, FOLLOWER, "follower-2"] {
         models.cut_off(server);
     }
-    while gatekeeper.members.iter_mut().any(|member| member.check().is_ok()) {
+    while gatekeeper.members.servers_mut().any(|member| member.check().is_ok()) {
         tokio::task::yield_now().await;
     }
     gatekeeper.take_out_lost();
@@ -193,7 +193,7 @@ async fn a_server_that_leaves_behind_a_gate_is_not_in_its_epoch() {
     models.refuse(FOLLOWER, Some("ROLLBACK"));
     gatekeeper.let_lapse().await;
     assert_eq!(open_on(&epochs), [LEADER]);
-    assert!(!gatekeeper.members[1].is_in());
+    assert!(!gatekeeper.members.followers[0].is_in());
 }
 
 /// Readers who have asked for a gate while one was under way have that one: no other follows for them.
@@ -242,7 +242,7 @@ async fn a_follower_joins_only_when_it_has_replayed_the_newest_gate() {
     servers.leader().wal_position_bytes.store(2, SeqCst);
     servers.add(servers.prepare(&models.configurations()[1]).unwrap()).unwrap();
     gatekeeper.follow_servers();
-    gatekeeper.members[1].advance().await;
+    gatekeeper.members.followers[0].advance().await;
     models.hears(FOLLOWER, ">= 2", 2).await;
     assert_eq!(models.when(FOLLOWER, ">= '0/"), None);
     models.hold(FOLLOWER, ">= '0/1'");
@@ -254,11 +254,11 @@ async fn a_follower_joins_only_when_it_has_replayed_the_newest_gate() {
     // It is asked for the gate that is the newest by now, not for the one of before only.
     models.let_go(FOLLOWER);
     models.hears(FOLLOWER, ">= '0/3'", 2).await;
-    gatekeeper.members[1].advance().await;
-    assert!(!gatekeeper.members[1].is_in() && !gatekeeper.members[1].server.has_caught_up());
+    gatekeeper.members.followers[0].advance().await;
+    assert!(!gatekeeper.members.followers[0].is_in() && !gatekeeper.members.followers[0].server.has_caught_up());
     models.set_replayed(FOLLOWER, 3);
-    gatekeeper.members[1].joined().await;
-    assert!(gatekeeper.members[1].is_in() && gatekeeper.members[1].server.has_caught_up());
+    gatekeeper.members.followers[0].joined().await;
+    assert!(gatekeeper.members.followers[0].is_in() && gatekeeper.members.followers[0].server.has_caught_up());
 }
 
 /// A follower that the router has given up is in no later epoch, and one of its name that comes later is another.
@@ -295,12 +295,12 @@ async fn a_server_of_another_history_does_not_join() {
         let models = ModelServers::start(1).await;
         models.set_lineage(FOLLOWER, timeline);
         let Harness { models, mut gatekeeper, epochs, .. } = with(models, 1, |_| {});
-        let (leader, follower) = gatekeeper.members.split_at_mut(1);
-        leader[0].advance().await;
-        leader[0].joined().await;
-        follower[0].advance().await;
-        follower[0].joined().await;
-        assert!(leader[0].is_in() && !follower[0].is_in(), "{timeline:?}");
+        for member in gatekeeper.members.servers_mut() {
+            member.advance().await;
+            member.joined().await;
+        }
+        let is_in = gatekeeper.members.map(Member::is_in);
+        assert!(is_in.leader && !is_in.followers[0], "{timeline:?}");
         gatekeeper.attempt().await.unwrap();
         assert_eq!(open_on(&epochs), [LEADER], "{timeline:?}");
         assert_eq!(models.when(FOLLOWER, EXPORT), None, "{timeline:?}");
@@ -322,16 +322,18 @@ async fn who_follows_a_leader_of_before_leaves() {
     models.set_lineage("follower-2", "t 1 00000002");
     models.cut_off(LEADER);
     models.cut_off("follower-2");
-    for member in [0, 2] {
-        while gatekeeper.members[member].check().is_ok() {
+    let Topology { leader, followers, .. } = &mut gatekeeper.members;
+    for member in [leader, &mut followers[1]] {
+        while member.check().is_ok() {
             tokio::task::yield_now().await;
         }
     }
     gatekeeper.take_out_lost();
-    for member in [0, 2] {
-        while !gatekeeper.members[member].is_in() {
-            gatekeeper.members[member].advance().await;
-            gatekeeper.members[member].joined().await;
+    let Topology { leader, followers, .. } = &mut gatekeeper.members;
+    for member in [leader, &mut followers[1]] {
+        while !member.is_in() {
+            member.advance().await;
+            member.joined().await;
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }

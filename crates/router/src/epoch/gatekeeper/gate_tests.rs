@@ -93,7 +93,7 @@ async fn a_follower_that_fails_in_a_gate_is_not_in_its_epoch() {
         gatekeeper.attempt().await.unwrap();
         assert_eq!(open_on(&epochs), [LEADER, "follower-2"], "{refused}");
         assert_eq!(current(&epochs), Some((1, commits)));
-        assert!(!gatekeeper.members[1].is_in());
+        assert!(!gatekeeper.members.followers[0].is_in());
         models.refuse(FOLLOWER, None);
         join(&mut gatekeeper).await;
         gatekeeper.attempt().await.unwrap();
@@ -104,7 +104,7 @@ async fn a_follower_that_fails_in_a_gate_is_not_in_its_epoch() {
     gatekeeper.attempt().await.unwrap();
     assert_eq!(open_on(&epochs), [LEADER]);
     assert_eq!(models.when(FOLLOWER, BEGIN_SNAPSHOT), None);
-    assert!(!gatekeeper.members[1].is_in());
+    assert!(!gatekeeper.members.followers[0].is_in());
 }
 
 /// Without marker, canary or snapshot of the leader there is no epoch; the commit barrier opens again, and nobody

@@ -73,7 +73,7 @@ pub(super) fn with(models: ModelServers, followers: usize, change: impl FnOnce(&
 
 /// Waits until every member is in.
 pub(super) async fn join(gatekeeper: &mut Gatekeeper) {
-    for member in &mut gatekeeper.members {
+    for member in gatekeeper.members.servers_mut() {
         while !member.is_in() {
             member.advance().await;
             member.joined().await;
