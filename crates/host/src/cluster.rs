@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use onecopy_control::socket;
-use onecopy_postgres::{Binaries, Role, ServiceUser, StopMode, Supervisor};
+use onecopy_postgres::{Binaries, Instance, Role, ServiceUser, StopMode, Supervisor};
 use onecopy_router::Router;
 use onecopy_router::config::{Freshness, RouterConfiguration, RouterSettings};
 use serde::{Deserialize, Serialize};
@@ -95,7 +95,7 @@ pub struct Summary {
     pub router: SocketAddr,
     /// Where `/metrics`, `/status` and `/healthz` are.
     pub metrics: SocketAddr,
-    /// Names of the servers that are there, the leader first.
+    /// Names of the servers that are there: the leader, then the followers.
     pub servers: Vec<String>,
     /// Version of PostgreSQL.
     pub postgres_version: String,
@@ -156,7 +156,7 @@ impl Cluster {
             process_id: std::process::id(),
             router: localhost(state.port),
             metrics: localhost(state.metrics_port),
-            servers: state.servers.iter().filter(|server| server.made).map(|server| server.name.clone()).collect(),
+            servers: state.topology.servers().filter(|server| server.made).map(|server| server.name.clone()).collect(),
             postgres_version: provisioner.postgres_version(),
         };
         Cluster { summary, observation, pages, router, membership, memory, provisioner, leader, _lock: lock }
@@ -298,11 +298,11 @@ fn prepare(
     let machines = state.machine.clone();
     let provisioner = Provisioner { directory: directory.clone(), binaries, user, secrets, memory, machines };
     provisioner.check_machines()?;
-    for server in &state.servers {
+    for server in state.topology.servers() {
         let limit = provisioner.memory.limit_of(&server.name, &provisioner.data_directory(server));
         limit.map_err(HostError::InvalidMemory)?;
     }
-    let missing = state.servers.iter().filter(|server| !server.made).count();
+    let missing = state.topology.servers().filter(|server| !server.made).count();
     if missing > 0 && state.founding {
         provisioner.check_space(missing, 0)?;
     }
@@ -320,7 +320,7 @@ async fn start_leader(
         steps::bring_leader(&ReportingMaker { provisioner, progress }, state, &provisioner.directory.state_file())
             .await?;
     progress.step("starting the leader".to_owned());
-    let takes_over = provisioner.is_any_running(&state.servers).await;
+    let takes_over = provisioner.is_any_running(&state.topology).await;
     let process = Arc::clone(&server).into_process();
     if let Some(process) = &process {
         provisioner.memory.tell_hindrance(&leader.name, process.data_directory(), progress);
@@ -328,11 +328,32 @@ async fn start_leader(
     let supervisor = Supervisor::spawn_holding(Arc::clone(&server), lock.clone());
     supervisor.wait_running().await.map_err(HostError::server(&leader.name))?;
     roles::make_missing(&leader.name, &*server, &provisioner.secrets).await?;
+    note_system(&*server, state, progress).await?;
     if let Some(process) = process {
         provisioner.memory.group(&leader.name, &process, progress).await?;
         provisioner.memory.make_functions(&leader.name, &process, takes_over, progress).await?;
     }
     Ok(supervisor)
+}
+
+/// Remembers of which database system the leader is, and tells when its data was replaced by another one's.
+async fn note_system(
+    server: &dyn Instance,
+    state: &mut ClusterState,
+    progress: &dyn Progress,
+) -> Result<(), HostError> {
+    const SYSTEM: &str = "SELECT system_identifier::text FROM pg_catalog.pg_control_system()";
+    let name = state.leader().name.clone();
+    let client = server.administration().connect().await.map_err(HostError::server(&name))?;
+    let row = client.query_one(SYSTEM, &[]).await.map_err(HostError::sql(&name, "ask for the system identifier"))?;
+    let known = state.topology.system_identifier.replace(row.get(0));
+    if known.is_some() && known != state.topology.system_identifier {
+        progress.notice(format!(
+            "{name} holds another database system than before: followers that are copies of the one before take no \
+             part; onecopy reinit makes them anew"
+        ));
+    }
+    Ok(())
 }
 
 /// Starts the followers that are there. Those of a new cluster are copied first: its leader is still empty.
@@ -345,7 +366,7 @@ async fn start_followers(
     let maker = ReportingMaker { provisioner, progress };
     let mut followers = Vec::new();
     steps::fork_new(&maker, state, &provisioner.directory.state_file()).await?;
-    for index in 1..state.servers.len() {
+    for index in 0..state.followers().len() {
         if steps::bring_follower(&maker, state, index, &provisioner.directory.state_file()).await?
             && let Some(returned) = Returned::start(provisioner, state, index, lock, progress).await?
         {

@@ -10,7 +10,7 @@ use onecopy_machine::TotalFootprint;
 use onecopy_postgres::{
     ConnectedStandby, Instance, PostgresError, ReplicationState, Role, Supervisor, SupervisorState,
 };
-use onecopy_router::{Health, Router};
+use onecopy_router::{Health, Router, Topology};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -78,12 +78,8 @@ impl ObservedServer {
             state: state.to_owned(),
             process_id,
             restarts,
-            position: None,
-            replay_lag_bytes: None,
-            replication: None,
             problem,
-            machine: None,
-            clone: None,
+            ..ServerStatus::default()
         }
     }
 
@@ -133,19 +129,8 @@ impl Seen {
         };
         let name = state.name.clone();
         let (role, word) = (role_name(Role::Follower), if state.leaving { "leaving" } else { "missing" });
-        ServerStatus {
-            name,
-            role: role.to_owned(),
-            state: word.to_owned(),
-            process_id: None,
-            restarts: None,
-            position: None,
-            replay_lag_bytes: None,
-            replication: None,
-            problem,
-            machine: None,
-            clone: None,
-        }
+        let (role, state) = (role.to_owned(), word.to_owned());
+        ServerStatus { name, role, state, problem, ..ServerStatus::default() }
     }
 }
 
@@ -186,18 +171,18 @@ impl Observation {
             Seen::Member { observed, .. } => Some(observed.clone()),
             Seen::Absent { .. } => None,
         });
-        for (index, server) in std::iter::once(Some(self.membership.leader().clone())).chain(asked).enumerate() {
+        for (index, server) in asked.enumerate() {
             if let Some(server) = server {
                 questions.spawn(async move { (index, server.ask().await) });
             }
         }
-        let mut answers: BTreeMap<usize, _> = questions.join_all().await.into_iter().collect();
-        let (leader, standbys) = answers.remove(&0).expect("the leader was asked");
+        let ((leader, standbys), answers) = tokio::join!(self.membership.leader().ask(), questions.join_all());
+        let mut answers: BTreeMap<usize, _> = answers.into_iter().collect();
         let lost = self.membership.leader().lost_slots().await;
         let router = self.router.status();
         let mut servers = vec![leader];
         for (index, seen) in followers.iter().enumerate() {
-            let mut follower = answers.remove(&(index + 1)).map_or_else(|| seen.known(), |(status, _)| status);
+            let mut follower = answers.remove(&index).map_or_else(|| seen.known(), |(status, _)| status);
             if let Seen::Member { clone, stays, .. } = seen {
                 follower.clone = clone.clone();
                 tell_replication(&mut follower, &standbys, &lost);
@@ -213,7 +198,10 @@ impl Observation {
     /// The cluster, now.
     pub async fn status(&self) -> ClusterStatus {
         let servers = self.servers().await;
+        let Topology { term, system_identifier, .. } = self.membership.remembered().topology;
         ClusterStatus {
+            term,
+            system_identifier,
             directory: self.directory.root().to_owned(),
             process_id: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -294,7 +282,7 @@ impl Observed for Router {
 
     async fn health(&self) -> Result<(), String> {
         let status = Router::status(self);
-        let leader = status.servers.first().expect("a router has a leader");
+        let leader = status.leader().expect("a router has a leader");
         match leader.health {
             // Not asked yet is the first moment of a router, which has found it fit when it started.
             Health::Up | Health::Unknown => Ok(()),

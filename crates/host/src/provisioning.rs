@@ -12,6 +12,7 @@ use onecopy_postgres::{
     ServiceUser, StandbyOptions, recommended_settings,
 };
 
+use onecopy_router::Topology;
 use onecopy_router::config::ServerConfiguration;
 
 use crate::memory::ServersMemory;
@@ -109,9 +110,9 @@ impl Provisioner {
         Server::open(self.options(state, role)).await.map(Arc::new).map_err(HostError::server(&state.name))
     }
 
-    /// Whether one of `servers` runs already: it has loaded the libraries that were installed when it was started.
-    pub async fn is_any_running(&self, servers: &[ServerState]) -> bool {
-        for server in servers.iter().filter(|server| self.is_there(server)) {
+    /// Whether a server runs already: it has loaded the libraries that were installed when it was started.
+    pub async fn is_any_running(&self, topology: &Topology<ServerState>) -> bool {
+        for server in topology.servers().filter(|server| self.is_there(server)) {
             // The role decides on settings only. What cannot be opened is not taken over either.
             if self.open(server, Role::Follower).await.is_ok_and(|server| server.process_id().is_some()) {
                 return true;

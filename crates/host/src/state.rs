@@ -1,9 +1,13 @@
 //! What a cluster remembers between two runs: the file `cluster.toml` of its directory.
 
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use onecopy_router::Topology;
 use onecopy_router::config::Freshness;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::HostError;
@@ -11,8 +15,8 @@ use crate::change::Change;
 use onecopy_directory::atomic_file;
 use onecopy_machine::MachineTemplate;
 
-/// Form of the file that this program reads and writes.
-const FORMAT: u32 = 1;
+/// Form of the file that this program writes. It reads form 1 as well, which had a list of servers.
+const FORMAT: u32 = 2;
 
 /// Everybody may read it, as far as the umask lets them: no password is in it. Only its owner says what is started.
 const FILE_MODE: u32 = 0o644;
@@ -53,9 +57,32 @@ pub struct ClusterState {
     /// What a new server's machine is made of, where servers run in machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<MachineTemplate>,
-    /// The servers, the leader first.
-    #[serde(rename = "server")]
-    pub servers: Vec<ServerState>,
+    /// Who leads and who follows.
+    #[serde(alias = "server", deserialize_with = "topology_of_either_form")]
+    pub topology: Topology<ServerState>,
+}
+
+/// Form 1 had a list of servers in its place, `[[server]]`, the leader first.
+fn topology_of_either_form<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Topology<ServerState>, D::Error> {
+    struct EitherForm;
+    impl<'de> Visitor<'de> for EitherForm {
+        type Value = Topology<ServerState>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+            formatter.write_str("who leads and who follows")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Topology<ServerState>, A::Error> {
+            Topology::deserialize(MapAccessDeserializer::new(map))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Topology<ServerState>, A::Error> {
+            let mut servers = Vec::<ServerState>::deserialize(SeqAccessDeserializer::new(list))?.into_iter();
+            let leader = servers.next().ok_or_else(|| A::Error::custom("it names no server"))?;
+            Ok(Topology::new(leader, servers.collect()))
+        }
+    }
+    deserializer.deserialize_any(EitherForm)
 }
 
 /// What the servers of a cluster run in.
@@ -134,7 +161,7 @@ fn yes() -> bool {
 impl ClusterState {
     /// A cluster of a leader without followers.
     pub fn new(port: u16, metrics_port: u16, freshness: Freshness) -> ClusterState {
-        let servers = vec![ServerState::new("leader".to_owned(), FIRST_SOCKET_NUMBER)];
+        let leader = ServerState::new("leader".to_owned(), FIRST_SOCKET_NUMBER);
         ClusterState {
             format: FORMAT,
             port,
@@ -146,43 +173,42 @@ impl ClusterState {
             spare: true,
             runtime: Runtime::Process,
             machine: None,
-            servers,
+            topology: Topology::new(leader, Vec::new()),
         }
     }
 
     /// The only server that executes updates.
     pub fn leader(&self) -> &ServerState {
-        // `read` refuses a file without servers, `new` makes one.
-        self.servers.first().expect("a cluster has a leader")
+        &self.topology.leader
     }
 
     /// All other servers.
     pub fn followers(&self) -> &[ServerState] {
-        &self.servers[1..]
+        &self.topology.followers
     }
 
     /// The server of this name.
     pub fn server_mut(&mut self, name: &str) -> Option<&mut ServerState> {
-        self.servers.iter_mut().find(|server| server.name == name)
+        self.topology.servers_mut().find(|server| server.name == name)
     }
 
     /// Adds followers until there are `replicas`.
     pub fn add_followers(&mut self, replicas: usize) {
-        for follower in self.servers.iter_mut().skip(1).take(replicas).filter(|follower| follower.leaving) {
+        for follower in self.topology.followers.iter_mut().take(replicas).filter(|follower| follower.leaving) {
             // Nobody knows how much of it is gone already.
             follower.leaving = false;
             follower.mark_unmade();
         }
         while self.followers().len() < replicas {
             // Numbers have no gaps: those that leave are the highest ones.
-            let number = self.servers.len() as u16;
-            self.servers.push(ServerState::new(format!("follower-{number}"), FIRST_SOCKET_NUMBER + number));
+            let number = self.followers().len() as u16 + 1;
+            self.topology.followers.push(ServerState::new(format!("follower-{number}"), FIRST_SOCKET_NUMBER + number));
         }
     }
 
     /// Marks the followers beyond `replicas` as leaving; returns their names, the highest number first.
     pub fn remove_followers(&mut self, replicas: usize) -> Vec<String> {
-        let leaving = self.servers.iter_mut().skip(1 + replicas).rev();
+        let leaving = self.topology.followers.iter_mut().skip(replicas).rev();
         leaving
             .map(|server| {
                 server.leaving = true;
@@ -211,7 +237,7 @@ impl ClusterState {
     pub(crate) fn remove_unmade(&mut self, before: &[String]) {
         let new = |follower: &&mut ServerState| !follower.made && !before.contains(&follower.name);
         // From the highest number on, and only as far as there is no gap: names are numbered without one.
-        let last = self.servers.iter_mut().skip(1).rev();
+        let last = self.topology.followers.iter_mut().rev();
         last.take_while(new).for_each(|follower| follower.leaving = true);
     }
 
@@ -239,9 +265,9 @@ impl ClusterState {
         }
     }
 
-    /// Forgets a server.
+    /// Forgets a follower.
     pub fn forget(&mut self, name: &str) {
-        self.servers.retain(|server| server.name != name);
+        self.topology.followers.retain(|follower| follower.name != name);
     }
 
     /// Reads the file; none when it is not there.
@@ -255,13 +281,11 @@ impl ClusterState {
             Err(error) => return Err(HostError::file("read", path)(error)),
         };
         let invalid = |reason: String| HostError::InvalidState { path: path.to_owned(), reason };
-        let state: ClusterState = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
-        if state.format != FORMAT {
-            return Err(invalid(format!("it has form {}, this program knows {FORMAT}", state.format)));
+        let mut state: ClusterState = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+        if !(1..=FORMAT).contains(&state.format) {
+            return Err(invalid(format!("it has form {}, this program knows 1 to {FORMAT}", state.format)));
         }
-        if state.servers.is_empty() {
-            return Err(invalid("it names no server".to_owned()));
-        }
+        state.format = FORMAT;
         Ok(Some(state))
     }
 
@@ -303,12 +327,12 @@ mod tests {
     #[test]
     fn followers_are_added_and_never_renamed() {
         let mut state = state();
-        let before = state.servers.clone();
+        let before = state.topology.clone();
         state.add_followers(1);
-        assert_eq!(state.servers, before);
+        assert_eq!(state.topology, before);
         state.add_followers(3);
-        assert_eq!(state.servers[..3], before[..]);
-        assert_eq!(state.servers[3], ServerState::new("follower-3".to_owned(), 5435));
+        assert_eq!((state.leader(), &state.followers()[..2]), (&before.leader, &before.followers[..]));
+        assert_eq!(state.followers()[2], ServerState::new("follower-3".to_owned(), 5435));
         assert_eq!((state.leader().name.as_str(), state.followers().len()), ("leader", 3));
     }
 
@@ -317,23 +341,29 @@ mod tests {
         let mut state = state();
         state.add_followers(4);
         assert_eq!(state.remove_followers(2), ["follower-4", "follower-3"]);
-        assert_eq!(state.servers.iter().filter(|server| server.leaving).count(), 2);
+        assert_eq!(state.followers().iter().filter(|server| server.leaving).count(), 2);
         state.forget("follower-4");
         state.forget("follower-3");
         assert_eq!(state.remove_followers(2), [""; 0]);
         state.add_followers(3);
-        assert_eq!(state.servers[3], ServerState::new("follower-3".to_owned(), 5435));
+        assert_eq!(state.followers()[2], ServerState::new("follower-3".to_owned(), 5435));
     }
 
     #[test]
-    fn a_file_of_before_clones_is_understood() {
+    fn files_of_form_1_are_understood() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("cluster.toml");
-        let server = "[[server]]\nname = \"leader\"\nsocket_number = 5432\nmade = true\n";
-        let text = format!("format = 1\nport = 1\nmetrics_port = 2\nfreshness = \"session\"\n{server}");
+        let server = |name: &str| format!("[[server]]\nname = \"{name}\"\nsocket_number = 5432\nmade = true\n");
+        let servers = server("leader") + &server("follower-1");
+        let text = format!("format = 1\nport = 1\nmetrics_port = 2\nfreshness = \"session\"\n{servers}");
         fs::write(&path, text).unwrap();
         let state = ClusterState::read(&path).unwrap().expect("it is there");
         assert_eq!((state.founding, state.spare, state.leader().filling), (false, true, false));
+        assert_eq!((state.leader().name.as_str(), state.topology.term), ("leader", 1));
+        assert_eq!(state.followers().iter().map(|server| &server.name).collect::<Vec<_>>(), ["follower-1"]);
+        state.write(&path).unwrap();
+        assert!(fs::read_to_string(&path).unwrap().contains("[topology.leader]"));
+        assert_eq!(ClusterState::read(&path).unwrap(), Some(state));
     }
 
     #[test]
@@ -342,7 +372,11 @@ mod tests {
         let path = directory.path().join("cluster.toml");
         let cases = [
             ("format = 1\nport = \"x\"\n", "line 2"),
-            ("format = 2\nport = 1\nmetrics_port = 2\nfreshness = \"session\"\nserver = []\n", "form 2"),
+            (
+                "format = 3\nport = 1\nmetrics_port = 2\nfreshness = \"session\"\n[topology]\nterm = 1\n\
+                 leader = { name = \"leader\", socket_number = 1, made = true }\n",
+                "form 3",
+            ),
             ("format = 1\nport = 1\nmetrics_port = 2\nfreshness = \"session\"\nserver = []\n", "no server"),
         ];
         for (text, expected) in cases {

@@ -19,7 +19,13 @@ pub struct ClusterStatus {
     pub process_id: u32,
     /// The daemon's version.
     pub version: String,
-    /// The servers, the leader first.
+    /// Which leadership this is: 1 for the cluster's first leader, one more with each other leader.
+    #[serde(default)]
+    pub term: u64,
+    /// The database system that all servers are copies of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system_identifier: Option<String>,
+    /// The leader, then the followers.
     pub servers: Vec<ServerStatus>,
     /// Where clients connect.
     pub address: SocketAddr,
@@ -34,7 +40,7 @@ pub struct ClusterStatus {
 }
 
 /// One server, now.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerStatus {
     /// Its name.
     pub name: String,

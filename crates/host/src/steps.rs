@@ -63,7 +63,7 @@ pub(crate) async fn bring_leader<M: ServerMaker>(
         return maker.open_leader(&leader).await;
     }
     let server = maker.make_leader(&leader).await?;
-    state.servers[0].made = true;
+    state.topology.leader.made = true;
     state.write(file)?;
     Ok(server)
 }
@@ -98,20 +98,20 @@ pub(crate) async fn bring_follower<M: ServerMaker>(
     index: usize,
     file: &Path,
 ) -> Result<bool, HostError> {
-    let (leader, follower) = (state.leader().clone(), state.servers[index].clone());
+    let (leader, follower) = (state.leader().clone(), state.followers()[index].clone());
     if follower.leaving {
         return Ok(false);
     }
     if follower.made && !maker.is_there(&follower) {
         maker.tell_gone(&follower);
-        state.servers[index].mark_unmade();
+        state.topology.followers[index].mark_unmade();
     }
-    if !state.servers[index].made && state.founding {
+    if !state.topology.followers[index].made && state.founding {
         maker.copy_leader(&leader, &follower).await?;
-        state.servers[index].made = true;
+        state.topology.followers[index].made = true;
         state.write(file)?;
     }
-    Ok(state.servers[index].made)
+    Ok(state.topology.followers[index].made)
 }
 
 /// Removes followers, and what is remembered of them.

@@ -86,12 +86,12 @@ pub(crate) async fn stop_servers(
     progress: &dyn Progress,
 ) -> Result<(), HostError> {
     let mut outcome = discard_incomplete(provisioner, state, progress).await;
-    for server_state in state.servers.iter().rev().filter(|server| provisioner.is_there(server)) {
+    for server_state in state.topology.servers().rev().filter(|server| provisioner.is_there(server)) {
         // One that cannot even be looked at leaves the others to be stopped.
         let stopped = stop_server(provisioner, server_state, progress).await;
         outcome = outcome.and(stopped);
     }
-    for server in &state.servers {
+    for server in state.topology.servers() {
         provisioner.memory.remove_group(&server.name, &provisioner.data_directory(server), progress).await;
     }
     // Of followers that have left a moment ago.

@@ -51,7 +51,7 @@ fn check_whole(tree: &Tree, server: &str, leader: &str) -> Result<(), String> {
 pub(super) fn check_state(tree: &Tree) -> Result<(), String> {
     let Some(state) = state_of(tree)? else { return Ok(()) };
     let leader = &state.leader().name;
-    for server in state.servers.iter().filter(|server| server.made && !server.leaving) {
+    for server in state.topology.servers().filter(|server| server.made && !server.leaving) {
         if server.filling {
             let name = format!("{}/data/PG_VERSION", server.name);
             held(tree.has(&name), || format!("{} is being filled and cannot be started", server.name))?;
@@ -68,10 +68,11 @@ pub(super) fn check_after(before: &Tree, after: &Tree) -> Result<(), String> {
     let state = state_of(after)?.ok_or("there is no cluster")?;
     held(!state.founding, || "it is still being founded".to_owned())?;
     let is_done = |server: &ServerState| server.made && !server.filling && !server.leaving;
-    held(state.servers.iter().all(is_done), || format!("it is not done: {:?}", state.servers))?;
-    let servers: Vec<&str> = state.servers.iter().map(|server| server.name.as_str()).collect();
+    held(state.topology.servers().all(is_done), || format!("it is not done: {:?}", state.topology))?;
+    let topology = state.topology.map(|server| server.name.as_str());
+    let servers: Vec<&str> = topology.servers().copied().collect();
     let expected: Vec<String> = (1..servers.len()).map(|number| format!("follower-{number}")).collect();
-    held(servers[0] == "leader" && servers[1..] == expected, || format!("the servers are {servers:?}"))?;
+    held(topology.leader == "leader" && topology.followers == expected, || format!("the servers are {servers:?}"))?;
 
     let mut names = set(&["cluster.toml", "lock", "run", "secrets"]);
     names.extend(servers.iter().map(|server| (*server).to_owned()));
@@ -85,7 +86,7 @@ pub(super) fn check_after(before: &Tree, after: &Tree) -> Result<(), String> {
     let leaders: Vec<&&str> = servers.iter().filter(leads).collect();
     held(leaders == [&"leader"], || format!("there lead {leaders:?}"))?;
     let (slots, followers) =
-        (after.names_in("leader/data/pg_replslot"), servers[1..].iter().map(|name| slot_name(name)));
+        (after.names_in("leader/data/pg_replslot"), topology.followers.iter().map(|name| slot_name(name)));
     held(slots == followers.collect::<Vec<String>>(), || format!("there are slots {slots:?}"))?;
 
     check_passwords(before, after)?;
@@ -109,7 +110,7 @@ fn check_passwords(before: &Tree, after: &Tree) -> Result<(), String> {
 pub(super) fn check_kept(before: &Tree, after: &Tree, servers: &[&str]) -> Result<(), String> {
     let Some(state) = state_of(before)? else { return Ok(()) };
     let is_member = |server: &&ServerState| server.made && !server.leaving;
-    for server in state.servers.iter().filter(is_member) {
+    for server in state.topology.servers().filter(is_member) {
         let name = server.name.as_str();
         let (data, slots) = (format!("{name}/data"), format!("{name}/data/pg_replslot"));
         // A clone that nobody fills any more is made again, where not all of it has come.

@@ -131,7 +131,7 @@ impl Harness {
         state.write(&file)?;
         steps::bring_leader(&servers, &mut state, &file).await?;
         steps::fork_new(&servers, &mut state, &file).await?;
-        for index in 1..state.servers.len() {
+        for index in 0..state.followers().len() {
             if steps::bring_follower(&servers, &mut state, index, &file).await? {
                 Returned::who_fills(&servers.provisioner, &mut state, index, &|_: Event| ()).await?;
             }

@@ -72,7 +72,7 @@ impl Harness {
 /// The state as far as anybody looks at it: whatever is left of a server that is not called made is removed.
 fn alike(state: &Tree) -> Tree {
     let remembered = state_of(state).ok().flatten();
-    let servers = remembered.iter().flat_map(|remembered| &remembered.servers);
+    let servers = remembered.iter().flat_map(|remembered| remembered.topology.servers());
     let unread: Vec<&str> =
         servers.filter(|server| !server.made || server.leaving).map(|server| server.name.as_str()).collect();
     state.alike(&unread)

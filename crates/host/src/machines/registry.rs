@@ -354,7 +354,7 @@ impl Machines {
     fn is_of_cluster(&self, name: &MachineName) -> Result<bool, HostError> {
         let state = ClusterState::read(&self.directory.state_file())?;
         let state = state.filter(|state| state.runtime == Runtime::Vm);
-        Ok(state.is_some_and(|state| state.servers.iter().any(|server| server.name == name.as_str())))
+        Ok(state.is_some_and(|state| state.topology.servers().any(|server| server.name == name.as_str())))
     }
 
     pub(super) fn refuse_clusters(&self, name: &MachineName, remedy: &str) -> Result<(), HostError> {

@@ -30,8 +30,8 @@ pub(crate) fn free_port(taken: &BTreeSet<u16>) -> Result<u16, MachineError> {
 /// # Errors
 /// [`MachineError::InvalidConfiguration`] when none is free, or for a name that no machine can have.
 pub(crate) fn assign_ports(directory: &Directory, state: &mut ClusterState) -> Result<(), MachineError> {
-    let mut taken: BTreeSet<u16> = state.servers.iter().filter_map(|server| server.port).collect();
-    for server in &mut state.servers {
+    let mut taken: BTreeSet<u16> = state.topology.servers().filter_map(|server| server.port).collect();
+    for server in state.topology.servers_mut() {
         let home = MachineHome::of(&directory.machines(), &server.name.parse()?);
         let is_good = |port: u16| home.process_id().is_some() || is_free(port);
         if server.port.is_none_or(|port| !is_good(port)) {
@@ -50,7 +50,7 @@ pub(crate) fn assign_ports(directory: &Directory, state: &mut ClusterState) -> R
 /// [`MachineOverrides::applied_to`](onecopy_machine::MachineOverrides::applied_to) and [`assign_ports`].
 pub(crate) fn choose_runtime(options: &UpOptions, state: &mut ClusterState) -> Result<(), MachineError> {
     let wanted = options.runtime.unwrap_or(state.runtime);
-    let is_begun = !state.founding || state.servers.iter().any(|server| server.made);
+    let is_begun = !state.founding || state.topology.servers().any(|server| server.made);
     if wanted != state.runtime && is_begun {
         let (directory, existing) = (options.directory.root().to_owned(), state.runtime.as_str());
         return Err(MachineError::RuntimeFixed { directory, existing, wanted: wanted.as_str() });

@@ -113,7 +113,8 @@ impl Membership {
 
     pub(super) fn insert(&self, member: Member) {
         // The state is never locked inside the members.
-        let order: Vec<String> = self.remembered().servers.into_iter().map(|server| server.name).collect();
+        let order: Vec<String> =
+            self.remembered().topology.followers.into_iter().map(|follower| follower.name).collect();
         let mut members = self.members();
         members.push(member);
         members.sort_by_key(|member| order.iter().position(|name| *name == member.name));

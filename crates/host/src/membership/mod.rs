@@ -277,7 +277,7 @@ impl Membership {
 
     /// The machine of a server, where servers have machines.
     pub(crate) fn machine(&self, server: &str) -> Option<Machine> {
-        let state = self.state().servers.iter().find(|state| state.name == server).cloned()?;
+        let state = self.state().topology.servers().find(|state| state.name == server).cloned()?;
         self.provisioner.machine(&state)
     }
 

@@ -48,7 +48,7 @@ impl Returned {
     ) -> Result<Option<Returned>, HostError> {
         let leader = state.leader().clone();
         let (filled_by, inherited) = Returned::who_fills(provisioner, state, index, progress).await?;
-        let follower = state.servers[index].clone();
+        let follower = state.followers()[index].clone();
         if !follower.made {
             return Ok(None);
         }
@@ -76,14 +76,14 @@ impl Returned {
         progress: &dyn Progress,
     ) -> Result<(Option<Service>, Vec<InheritedDescriptor>), HostError> {
         let (mut filled_by, mut inherited) = (None, Vec::new());
-        if state.servers[index].filling {
-            let name = state.servers[index].name.clone();
-            match look_at_clone(provisioner, state.leader(), &state.servers[index]).await {
-                Found::Whole => state.servers[index].filling = false,
+        if state.followers()[index].filling {
+            let name = state.followers()[index].name.clone();
+            match look_at_clone(provisioner, state.leader(), &state.followers()[index]).await {
+                Found::Whole => state.topology.followers[index].filling = false,
                 Found::Filling(service, descriptors) => (filled_by, inherited) = (Some(service), descriptors),
                 Found::Lost(reason) => {
                     progress.notice(format!("{name} cannot be completed ({reason}); it is made again"));
-                    state.servers[index].mark_unmade();
+                    state.topology.followers[index].mark_unmade();
                 }
             }
             state.write(&provisioner.directory.state_file())?;

@@ -123,7 +123,10 @@ impl ClusterDirectory {
     #[track_caller]
     pub fn superuser_sql(&self, server: &str, statement: &str) -> String {
         let state = std::fs::read_to_string(self.path().join("cluster.toml")).expect("a state");
-        let described = state.split("[[server]]").find(|part| part.contains(&format!("name = \"{server}\"")));
+        let described = state
+            .split("[topology.leader]")
+            .flat_map(|part| part.split("[[topology.follower]]"))
+            .find(|part| part.contains(&format!("name = \"{server}\"")));
         let number = described.and_then(|part| part.lines().find_map(|line| line.strip_prefix("socket_number = ")));
         let number = number.expect("the server and its number");
         let password = std::fs::read_to_string(self.path().join("secrets/superuser")).expect("a password");
