@@ -26,7 +26,7 @@ impl QemuVersion {
     /// Streams reconnect (`-netdev stream,reconnect`).
     pub(crate) const STREAM_RECONNECTS: QemuVersion = QemuVersion { major: 8, minor: 1 };
     /// Times of reconnecting are given in milliseconds.
-    pub(crate) const RECONNECT_MS: QemuVersion = QemuVersion { major: 9, minor: 2 };
+    pub const RECONNECT_MS: QemuVersion = QemuVersion { major: 9, minor: 2 };
     /// Memory can be locked page by page, each from its first use on.
     pub const LOCKS_ON_FAULT: QemuVersion = QemuVersion { major: 10, minor: 0 };
     /// KVM's device can be given as a path.

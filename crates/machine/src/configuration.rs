@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::MachineError;
 use super::home::write_own_file;
 use super::keeper::refuse_elsewhere;
+use super::network::BridgedNetwork;
 
 /// Form of the file that this program reads and writes.
 const FORMAT: u32 = 1;
@@ -49,6 +51,28 @@ const SILENT_AFTER_S_MAX: u64 = 86_400;
 /// The port of a server in a guest.
 pub const GUEST_PORT: u16 = 5432;
 
+/// How a machine's disk is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// Over NBD: QEMU's own device, which can be checkpointed and forked.
+    Nbd,
+    /// By vhost-user-blk: the disk's process reads and writes the guest's memory itself.
+    Vhost,
+}
+
+impl FromStr for Transport {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Transport, String> {
+        match text {
+            "nbd" => Ok(Transport::Nbd),
+            "vhost" => Ok(Transport::Vhost),
+            _ => Err("it is neither nbd nor vhost".to_owned()),
+        }
+    }
+}
+
 /// What a machine is made of.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -70,12 +94,18 @@ pub struct MachineConfiguration {
     /// over NBD.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub checkpoints: bool,
+    /// How its disk is attached; none: over NBD where it can be checkpointed, else by vhost-user-blk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
     /// The guest is unresponsive when it runs and its agent has not answered for so many seconds.
     #[serde(default = "silent_after_s_default", skip_serializing_if = "is_silent_after_s_default")]
     pub silent_after_s: u64,
     /// A guest that has become unresponsive is ended, as by a power cut, so that its supervisor boots it again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub end_when_silent: bool,
+    /// Its card is on a bridge; none: QEMU's own network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<BridgedNetwork>,
     /// Ports of 127.0.0.1 that lead into the guest.
     #[serde(default, rename = "forward", skip_serializing_if = "Vec::is_empty")]
     pub forwards: Vec<Forward>,
@@ -121,15 +151,30 @@ impl MachineConfiguration {
             image,
             postgresql: false,
             checkpoints: false,
+            transport: None,
             silent_after_s: SILENT_AFTER_S_DEFAULT,
             end_when_silent: false,
+            network: None,
             forwards: Vec::new(),
         }
+    }
+
+    /// How its disk is attached.
+    pub fn transport(&self) -> Transport {
+        self.transport.unwrap_or(if self.checkpoints { Transport::Nbd } else { Transport::Vhost })
     }
 
     /// The port of 127.0.0.1 that leads to this port of the guest.
     pub fn host_port(&self, guest_port: u16) -> Option<u16> {
         self.forwards.iter().find(|forward| forward.guest_port == guest_port).map(|forward| forward.host_port)
+    }
+
+    /// Where the guest's server is reached from this host; none: nowhere.
+    pub fn server_place(&self) -> Option<(IpAddr, u16)> {
+        match &self.network {
+            Some(network) => network.address.map(|own| (own.address, GUEST_PORT)),
+            None => self.host_port(GUEST_PORT).map(|port| (Ipv4Addr::LOCALHOST.into(), port)),
+        }
     }
 
     /// Refuses what no machine can be.
@@ -160,6 +205,26 @@ impl MachineConfiguration {
             let seconds = self.silent_after_s;
             return invalid(format!("{seconds} s are not 1 to {SILENT_AFTER_S_MAX}; give another silent_after_s"));
         }
+        if self.checkpoints && self.transport() == Transport::Vhost {
+            return invalid(
+                "by vhost a disk's process writes into memory that QEMU has not locked, which no checkpoint can be \
+                 taken of; give --transport nbd, or leave out --checkpoints"
+                    .to_owned(),
+            );
+        }
+        if let Some(network) = &self.network {
+            network.check().or_else(invalid)?;
+            if !self.forwards.is_empty() {
+                let reason = "ports are forwarded into QEMU's own network alone; a machine on a bridge is reached by \
+                              its address: leave out --forward, or --network bridge=..";
+                return invalid(reason.to_owned());
+            }
+            if self.postgresql && network.address.is_none() {
+                let reason = "a server on a bridge is reached by an address that is known here; give \
+                              --network bridge=..,address=ADDRESS/BITS";
+                return invalid(reason.to_owned());
+            }
+        }
         if self.forwards.len() > FORWARDS_MAX {
             return invalid(format!("{} ports are forwarded, at most {FORWARDS_MAX} can be", self.forwards.len()));
         }
@@ -182,6 +247,24 @@ impl MachineConfiguration {
             return Err(MachineError::NoCheckpoints { reason });
         }
         refuse_elsewhere()
+    }
+
+    /// Refuses a machine on a bridge where nobody could plug it in.
+    ///
+    /// # Errors
+    /// [`MachineError::InvalidConfiguration`] with what is missing.
+    pub fn check_network(&self, version: QemuVersion) -> Result<(), MachineError> {
+        if self.network.is_none() {
+            return Ok(());
+        }
+        if version < QemuVersion::RECONNECT_MS {
+            let reason = format!(
+                "a machine on a bridge needs QEMU {} or newer, and this is {version}",
+                QemuVersion::RECONNECT_MS
+            );
+            return Err(MachineError::InvalidConfiguration { reason });
+        }
+        BridgedNetwork::refuse_elsewhere()
     }
 
     /// Reads the file.
@@ -231,6 +314,13 @@ mod tests {
         fs::write(&path, toml::to_string(&configuration).unwrap()).unwrap();
         assert_eq!(MachineConfiguration::read(&path).unwrap(), configuration);
         (configuration.silent_after_s, configuration.end_when_silent, configuration.checkpoints) = (30, true, true);
+        configuration.transport = Some(Transport::Nbd);
+        fs::write(&path, toml::to_string(&configuration).unwrap()).unwrap();
+        assert_eq!(MachineConfiguration::read(&path).unwrap(), configuration);
+        let mut on_bridge = configuration.clone();
+        (on_bridge.forwards, on_bridge.network) = (Vec::new(), bridged("bridge = 'br0'\nfilter = false"));
+        fs::write(&path, toml::to_string(&on_bridge).unwrap()).unwrap();
+        assert_eq!(MachineConfiguration::read(&path).unwrap(), on_bridge);
         fs::write(&path, toml::to_string(&configuration).unwrap()).unwrap();
         assert_eq!(MachineConfiguration::read(&path).unwrap(), configuration);
         assert_eq!(configuration.host_port(GUEST_PORT), Some(15432));
@@ -241,10 +331,36 @@ mod tests {
         }
     }
 
+    fn bridged(text: &str) -> Option<BridgedNetwork> {
+        Some(toml::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn a_disk_is_attached_as_was_chosen_or_as_checkpoints_need_it() {
+        let mut configuration = MachineConfiguration::new("/image".into());
+        assert_eq!(configuration.transport(), Transport::Vhost, "as machines had it before it could be chosen");
+        configuration.checkpoints = true;
+        assert_eq!(configuration.transport(), Transport::Nbd);
+        configuration.checkpoints = false;
+        configuration.transport = Some("nbd".parse().unwrap());
+        assert_eq!(configuration.transport(), Transport::Nbd);
+        "scsi".parse::<Transport>().unwrap_err();
+    }
+
+    #[test]
+    fn a_server_is_reached_by_a_forwarded_port_or_its_address() {
+        let mut configuration = MachineConfiguration::new("/image".into());
+        assert_eq!(configuration.server_place(), None);
+        configuration.forwards = vec!["15432:5432".parse().unwrap()];
+        assert_eq!(configuration.server_place(), Some(("127.0.0.1".parse().unwrap(), 15432)));
+        configuration.network = bridged("bridge = 'br0'\naddress = '192.0.2.10/24'");
+        assert_eq!(configuration.server_place(), Some(("192.0.2.10".parse().unwrap(), GUEST_PORT)));
+    }
+
     #[test]
     fn what_no_machine_can_be_is_refused_with_its_option() {
         type Change = fn(&mut MachineConfiguration);
-        let cases: [(Change, &str); 8] = [
+        let cases: [(Change, &str); 12] = [
             (|machine| machine.memory_bytes = 255 << 20, "--memory"),
             (|machine| machine.memory_bytes += 4096, "--memory"),
             (|machine| machine.processors = 0, "--processors"),
@@ -253,6 +369,22 @@ mod tests {
             (|machine| machine.silent_after_s = 0, "silent_after_s"),
             (|machine| machine.silent_after_s = 86_401, "silent_after_s"),
             (|machine| machine.forwards = vec!["1:2".parse().unwrap(), "1:3".parse().unwrap()], "--forward"),
+            (|machine| (machine.checkpoints, machine.transport) = (true, Some(Transport::Vhost)), "--transport nbd"),
+            (|machine| machine.network = bridged("bridge = 'a/b'"), "a/b"),
+            (
+                |machine| {
+                    machine.network = bridged("bridge = 'br0'");
+                    machine.forwards = vec!["1:2".parse().unwrap()];
+                },
+                "--forward",
+            ),
+            (
+                |machine| {
+                    machine.network = bridged("bridge = 'br0'");
+                    machine.postgresql = true;
+                },
+                "address=ADDRESS/BITS",
+            ),
         ];
         for (change, option) in cases {
             let mut configuration = MachineConfiguration::new("/image".into());

@@ -30,6 +30,14 @@ pub enum MachineError {
         /// What is wrong, and the remedy.
         reason: String,
     },
+    /// Its network cannot be held, or not as it should.
+    #[error("the network of {machine}: {source}")]
+    Network {
+        /// The machine.
+        machine: String,
+        /// What failed.
+        source: onecopy_network::NetworkError,
+    },
     /// `machine.toml` cannot be understood.
     #[error("{path} does not describe a machine: {reason}; restore it, the disk beside it is untouched")]
     InvalidFile {

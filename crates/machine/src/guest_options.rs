@@ -12,6 +12,9 @@ const STANDBY_FILE: &str = "onecopy.standby.conf";
 /// Who may log in: whoever comes through a forwarded port (QEMU's network is 10.0.2.0/24), and the guest itself.
 const ADDRESSES: [&str; 2] = ["10.0.2.0/24", "127.0.0.1/32"];
 
+/// Of a machine on a bridge: whoever is in its network.
+const ADDRESSES_ON_BRIDGE: [&str; 2] = ["samenet", "127.0.0.1/32"];
+
 /// The end of `postgresql.conf`: of several values the last one counts.
 pub(super) const INCLUDES: &str = "include 'onecopy.conf'\ninclude_if_exists 'onecopy.standby.conf'\n";
 
@@ -54,12 +57,21 @@ impl GuestServerOptions {
         let mut settings = self.settings.clone();
         settings.set("listen_addresses", "*").set("port", GUEST_PORT);
         settings.set("logging_collector", "off").set("log_destination", "stderr");
-        let mut files = vec![(SETTINGS_FILE, settings.to_configuration_file()?), ("pg_hba.conf", access_rules()?)];
+        let mut files = vec![(SETTINGS_FILE, settings.to_configuration_file()?), ("pg_hba.conf", self.access_rules()?)];
         if let Some(standby) = self.standby_file()? {
             files.push(standby);
             files.push(("standby.signal", String::new()));
         }
         Ok(files)
+    }
+
+    /// The text of `pg_hba.conf`.
+    ///
+    /// # Errors
+    /// [`PostgresError::InvalidSetting`].
+    pub(super) fn access_rules(&self) -> Result<String, PostgresError> {
+        let is_bridged = self.configuration.network.is_some();
+        AccessRule::to_file(&AccessRule::by_password(if is_bridged { &ADDRESSES_ON_BRIDGE } else { &ADDRESSES }))
     }
 
     /// The file, by its name, that tells a standby whom it follows; none for a leader. A server that runs takes it over
@@ -75,14 +87,6 @@ impl GuestServerOptions {
             .set("primary_slot_name", standby.slot.as_deref().unwrap_or(""));
         Ok(Some((STANDBY_FILE, settings.to_configuration_file()?)))
     }
-}
-
-/// The text of `pg_hba.conf`.
-///
-/// # Errors
-/// [`PostgresError::InvalidSetting`].
-pub(super) fn access_rules() -> Result<String, PostgresError> {
-    AccessRule::to_file(&AccessRule::by_password(&ADDRESSES))
 }
 
 #[cfg(test)]
@@ -117,9 +121,14 @@ mod tests {
 
     #[test]
     fn only_who_knows_a_password_is_let_in() {
-        let rules = access_rules().unwrap();
+        let mut options = options(None);
+        let rules = options.access_rules().unwrap();
         let methods: Vec<_> = rules.lines().filter(|line| !line.starts_with('#')).collect();
         assert!(!methods.is_empty() && methods.iter().all(|line| line.ends_with("scram-sha-256")), "{rules}");
+        let network = "bridge = 'br0'\naddress = '192.0.2.10/24'";
+        options.configuration.network = Some(toml::from_str(network).unwrap());
+        let rules = options.access_rules().unwrap();
+        assert!(rules.contains("samenet") && !rules.contains("10.0.2.0"), "{rules}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use onecopy_guest_agent::protocol::{
 use onecopy_hypervisor::printable;
 use onecopy_postgres::{ConnectionParameters, Instance, InstanceFuture, PostgresError, StartOutcome, StopMode};
 
-use super::guest_options::{GuestServerOptions, INCLUDES, access_rules};
+use super::guest_options::{GuestServerOptions, INCLUDES};
 use super::machine::END_TIMEOUT;
 use super::{Machine, MachineError};
 
@@ -82,6 +82,8 @@ impl GuestServer {
             let mut wanted = self.options.configuration.clone();
             // This is said in its own file only.
             (wanted.silent_after_s, wanted.end_when_silent) = (made.silent_after_s, made.end_when_silent);
+            wanted.transport = made.transport;
+            wanted.network.clone_from(&made.network);
             if made != wanted {
                 self.machine.write_configuration(&wanted)?;
             }
@@ -95,7 +97,7 @@ impl GuestServer {
             options: self.options.initdb_options(),
             password: self.options.administration.password.clone(),
             settings: INCLUDES.to_owned(),
-            host_based_authentication: Some(access_rules()?),
+            host_based_authentication: Some(self.options.access_rules()?),
         };
         let command = Command::Postgres(protocol::Postgres::Initialize(initialize));
         self.machine.ask_agent("make a server", command, INITIALIZE_TIMEOUT, &|_| ()).await.map(|_| ())
@@ -108,7 +110,7 @@ impl GuestServer {
             source: primary.primary.to_dsn(),
             slot: primary.slot.clone(),
             settings: String::new(),
-            host_based_authentication: Some(access_rules()?),
+            host_based_authentication: Some(self.options.access_rules()?),
             timeout_ms: milliseconds(COPY_TIMEOUT),
         };
         let command = Command::Postgres(protocol::Postgres::BaseBackup(copy));

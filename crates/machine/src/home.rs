@@ -11,6 +11,8 @@
 //!   restore        at which checkpoint its next start begins; restoring: the disk that is being made for that
 //!   memory         where its memory is mounted while it runs; memory.shadow, .sock, .log and .pid: of what serves that
 //!   isolated       while it is a fork that has no network yet; layers: others lie over disks of a machine that was here
+//!   network.sock, network.log and network.pid: of what passes its frames, where it is on a bridge; network.holding: they are held;
+//!                  identity: of which boot the guest has the addresses that it shall have
 //!   forks.lock     held while forks of it are made; fork.lock: while a checkpoint is taken for one
 //!   keeper.log     what its keeper did
 //!   keeper.lock    held by its keeper, from before that begins
@@ -40,7 +42,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::image::GuestImage;
-use super::keeper::{clear_memory, end_left_servers};
+use super::keeper::{clear_memory, clear_network, end_left_servers};
 use super::migration::Arrival;
 use super::{MachineConfiguration, MachineError, MachineName, desired_state};
 use onecopy_directory::{DirectoryLock, LockState};
@@ -320,6 +322,31 @@ impl MachineHome {
         self.root.join("memory.pid")
     }
 
+    /// Where its network holder is asked; as with [`MachineHome::keeper_socket`].
+    pub(super) fn network_socket(&self) -> PathBuf {
+        self.root.join("network.sock")
+    }
+
+    /// What the process said that passed its frames.
+    pub fn network_log(&self) -> PathBuf {
+        self.root.join("network.log")
+    }
+
+    /// The number of that process, for people.
+    pub(super) fn network_process_file(&self) -> PathBuf {
+        self.root.join("network.pid")
+    }
+
+    /// What it sends is held, also by a holder that finds nothing of the one before.
+    pub(super) fn holding_file(&self) -> PathBuf {
+        self.root.join("network.holding")
+    }
+
+    /// Which boot of the guest has got the addresses that it shall have.
+    pub(super) fn identity_file(&self) -> PathBuf {
+        self.root.join("identity")
+    }
+
     /// `run`, or where that leads.
     pub fn run(&self) -> PathBuf {
         let run = self.root.join("run");
@@ -495,6 +522,7 @@ impl MachineHome {
             return Err(MachineError::Runs { name: self.name.clone() });
         }
         end_left_servers(self, Signal::KILL);
+        clear_network(self)?;
         clear_memory(self)?;
         let run = self.root.join("run");
         let layers = self.layers()?;
@@ -563,6 +591,12 @@ impl MachineHome {
     pub(crate) fn memory_failed(&self) -> impl FnOnce(onecopy_checkpoint::CheckpointError) -> MachineError {
         let machine = self.name.to_string();
         move |source| MachineError::Memory { machine, source }
+    }
+
+    /// For `map_err`: its network failed.
+    pub(crate) fn network_failed(&self) -> impl FnOnce(onecopy_network::NetworkError) -> MachineError {
+        let machine = self.name.to_string();
+        move |source| MachineError::Network { machine, source }
     }
 
     /// For `map_err`: its disk failed.

@@ -24,12 +24,14 @@ mod machine;
 pub mod memory_server;
 pub mod migration;
 mod name;
+mod network;
+pub mod network_holder;
 mod observe;
 mod template;
 #[cfg(test)]
 mod tests;
 
-pub use configuration::{Forward, GUEST_PORT, MachineConfiguration};
+pub use configuration::{Forward, GUEST_PORT, MachineConfiguration, Transport};
 pub use error::{MachineError, hypervisor_failed};
 pub use footprint::{DiskFootprint, MemoryFootprint, SharedMemory, TotalFootprint};
 pub use fork::Dependent;
@@ -40,6 +42,8 @@ pub use image::{GuestImage, IMAGES_VARIABLE};
 pub use keeper::CheckpointTaken;
 pub use machine::{END_TIMEOUT, GuestRefusal, Machine};
 pub use name::MachineName;
-pub use observe::MachineStatus;
+pub use network::{BridgedNetwork, InterfaceAddress, NetworkChoice};
+pub use observe::{MachineStatus, NetworkStatus};
 pub use onecopy_checkpoint::image::Checkpoint;
+pub use onecopy_network::{HardwareAddress, Statistics as NetworkStatistics};
 pub use template::{MachineOverrides, MachineTemplate};

@@ -18,7 +18,7 @@ use super::fork::StartPoint;
 use super::home::absent_is_fine;
 use super::keeper::{
     CLOSE_TIMEOUT, CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent,
-    MigrationOrder, Prediction, Role, clear_memory, end_left_servers, is_private, server_of,
+    MigrationOrder, Prediction, Role, clear_memory, clear_network, end_left_servers, is_private, server_of,
 };
 use super::memory_server::ANSWER_TIMEOUT as RELEASE_TIMEOUT;
 use super::migration::{Departure, DepartureState, MigrationResult};
@@ -489,9 +489,9 @@ impl Machine {
         let home = self.home.clone();
         let ended = tokio::task::spawn_blocking(move || {
             end_left_servers(&home, Signal::TERM);
-            match [Role::Disk, Role::Memory].into_iter().find_map(|role| Some((role, server_of(role, &home)?))) {
+            match Role::ALL.into_iter().find_map(|role| Some((role, server_of(role, &home)?))) {
                 Some(left) => Ok(Some(left)),
-                None => clear_memory(&home).map(|()| None),
+                None => clear_network(&home).and_then(|()| clear_memory(&home)).map(|()| None),
             }
         });
         match ended.await {

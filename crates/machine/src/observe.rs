@@ -3,17 +3,35 @@
 use std::time::Duration;
 
 use onecopy_guest_agent::protocol::{Answer, Command};
+use onecopy_network::Statistics;
 use serde::{Deserialize, Serialize};
 
 use super::footprint::{self, DiskFootprint, MemoryFootprint, Processes};
 use super::keeper::{MachineState, unix_ms};
-use super::{Machine, desired_state};
+use super::network_holder::{NetworkClient, Request, ServedNetwork};
+use super::{BridgedNetwork, Machine, desired_state};
 
 /// How long a guest may take to say how it is; one that boots or hangs does not.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The state of a machine that runs without a keeper, which its supervisor, or the next command, gives it.
 const UNKEPT: &str = "unkept";
+
+/// A machine's network on a bridge.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NetworkStatus {
+    /// What it is made of; the card's address among it.
+    #[serde(flatten)]
+    pub network: BridgedNetwork,
+    /// The process that passes its frames, while it runs.
+    pub process_id: Option<u32>,
+    /// How often that was started again.
+    pub restarts: u64,
+    /// Why the guest has not got its addresses.
+    pub failure: Option<String>,
+    /// What has passed, while it runs.
+    pub statistics: Option<Statistics>,
+}
 
 /// A server's machine, now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +53,9 @@ pub struct MachineStatus {
     /// How often the process that serves its memory was started again.
     #[serde(default)]
     pub memory_restarts: u64,
+    /// Its card on a bridge; none where the network is QEMU's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkStatus>,
     /// Its memory. Nobody resizes the server's pool in it.
     pub memory_bytes: u64,
     /// What programs in the guest could still have of it, when the guest has told.
@@ -79,6 +100,19 @@ impl Machine {
         let looked = move || (footprint::memory(&home, processes), footprint::disks(&home));
         let (footprint, disks) = tokio::task::spawn_blocking(looked).await.unwrap_or_default();
         let unresponsive_since = kept.as_ref().and_then(|kept| kept.unresponsive_since_unix_ms);
+        let network = match configuration.network {
+            Some(network) => {
+                let mac = Some(network.card(self.home().root()));
+                Some(NetworkStatus {
+                    network: BridgedNetwork { mac, ..network },
+                    process_id: kept.as_ref().and_then(|kept| kept.network_process_id),
+                    restarts: kept.as_ref().map_or(0, |kept| kept.network_restarts),
+                    failure: kept.as_ref().and_then(|kept| kept.network_failure.clone()),
+                    statistics: self.network_statistics().await,
+                })
+            }
+            None => None,
+        };
         Some(MachineStatus {
             state: state.to_owned(),
             unresponsive_s: unresponsive_since.map(|since| unix_ms().saturating_sub(since) / 1000),
@@ -87,6 +121,7 @@ impl Machine {
             disk_restarts: kept.as_ref().map_or(0, |kept| kept.disk_restarts),
             memory_process_id: kept.as_ref().and_then(|kept| kept.memory_process_id),
             memory_restarts: kept.as_ref().map_or(0, |kept| kept.memory_restarts),
+            network,
             memory_bytes: configuration.memory_bytes,
             memory_available_bytes,
             disk_bytes: configuration.disk_bytes,
@@ -95,6 +130,11 @@ impl Machine {
             footprint,
             disks,
         })
+    }
+
+    async fn network_statistics(&self) -> Option<Statistics> {
+        let holder = NetworkClient::connect(self.home()).await.ok()?;
+        holder.ask::<ServedNetwork>(Request::Info).await.ok().map(|served| served.statistics)
     }
 
     async fn memory_available_bytes(&self) -> Option<u64> {

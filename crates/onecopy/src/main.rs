@@ -22,6 +22,7 @@ mod machine_keeper;
 mod machines;
 mod memory;
 mod memory_server;
+mod network_holder;
 mod output;
 mod progress;
 mod psql;
@@ -74,6 +75,8 @@ enum Command {
     SnapshotServer(disk::SnapshotServer),
     #[command(hide = true)]
     MemoryServer(memory_server::MemoryServer),
+    #[command(hide = true)]
+    NetworkHolder(network_holder::NetworkHolder),
 }
 
 fn main() -> ExitCode {
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
         Command::DiskServer(server) => server.run(),
         Command::SnapshotServer(server) => server.run(),
         Command::MemoryServer(server) => server.run(),
+        Command::NetworkHolder(holder) => holder.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::memory::{Cut, Epoch, synchronize};
 use onecopy_checkpoint::restore::{DEVICES_BYTES_MAX, Prefix, stream};
-use onecopy_checkpoint::take::{self, After, Cause, NoNetwork, Parts, Taken, Taking};
+use onecopy_checkpoint::take::{self, After, Cause, Parts, Taken, Taking};
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::Request as DiskRequest;
 use onecopy_guest_agent::protocol::{FailureKind, Postgres};
@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 use super::prefix::prefix;
 use super::service::Kept;
 use super::unresponsive::unix_ms;
-use super::{frozen, memory};
+use super::{frozen, memory, network};
 use crate::desired_state::{self, DesiredState};
 use crate::hardware::Hardware;
 use crate::home::{absent_is_fine, write_own_file};
@@ -55,6 +55,10 @@ pub struct CheckpointTaken {
     pub memory_bytes: u64,
     /// How long it took until it was durable, milliseconds.
     pub total_ms: u64,
+    /// The epoch of the network that it has ended, where what the machine sends is held: what may go once nothing of the
+    /// checkpoint can be lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network_epoch: Option<u64>,
 }
 
 /// Takes one, and forgets the oldest where there are half as many more than `keep` then; with `holds_server` the
@@ -80,7 +84,9 @@ pub(super) async fn checkpoint(
     let taken = tokio::task::spawn_blocking(move || parts.take()).await;
     drop(alone);
     let made = match taken {
-        Ok(Ok((taken, pause))) => append(home, &taken, deadline).await.map(|appended| (appended, first_pause + pause)),
+        Ok(Ok((taken, pause, network_epoch))) => {
+            append(home, &taken, deadline).await.map(|appended| (appended, first_pause + pause, network_epoch))
+        }
         Ok(Err(reason)) => Err(reason),
         Err(error) => Err(format!("taking it ended: {error}")),
     };
@@ -95,13 +101,14 @@ pub(super) async fn checkpoint(
         Ok(Err(error)) => tracing::warn!(error, "the oldest checkpoints are forgotten after the next one"),
         Err(error) => tracing::error!(%error, "forgetting checkpoints ended"),
     }
-    let (appended, pause) = made.map_err(failed)?;
+    let (appended, pause, network_epoch) = made.map_err(failed)?;
     Ok(CheckpointTaken {
         number: appended.number,
         since: appended.since,
         pause_us: u64::try_from(pause.as_micros()).unwrap_or(u64::MAX),
         memory_bytes: appended.pages * onecopy_checkpoint::PAGE_BYTES as u64,
         total_ms,
+        network_epoch,
     })
 }
 
@@ -296,7 +303,7 @@ struct MachineParts {
 }
 
 impl MachineParts {
-    fn take(self) -> Result<(Taken, Duration), String> {
+    fn take(self) -> Result<(Taken, Duration, Option<u64>), String> {
         let (home, handle) = (self.kept.home(), &self.handle);
         let server = self.holds_server.then_some(&*self.kept);
         let (machine, stopped, pause) = (&self.machine, None, Duration::ZERO);
@@ -305,16 +312,21 @@ impl MachineParts {
         // Never a name that was given before: what a dead keeper has asked for may still be written under its own.
         let mut disk = Disk { home, snapshot: format!("{SNAPSHOT}{}-{}", unix_ms(), std::process::id()) };
         let mut record = Record { kept: &self.kept };
-        let network = &mut NoNetwork;
-        let mut parts =
-            Parts { machine: &mut processors, memory: &mut memory, disk: &mut disk, network, record: &mut record };
+        let mut network = network::of(home, handle)?;
+        let mut parts = Parts {
+            machine: &mut processors,
+            memory: &mut memory,
+            disk: &mut disk,
+            network: &mut network,
+            record: &mut record,
+        };
         let taken = take::take(&mut parts, After::GoOn).map_err(|error| {
             if error.needs_recovery {
                 recover(&mut parts, &self.machine);
             }
             error.to_string()
         })?;
-        Ok((taken, processors.pause))
+        Ok((taken, processors.pause, network.epoch))
     }
 }
 

@@ -5,23 +5,27 @@ use std::time::Duration;
 use onecopy_hypervisor::configuration::{
     Account, Balloon, Boot, Disk, DiskBackend, Forward, Generation, KERNEL_ARGUMENTS,
     MachineConfiguration as Configuration, MemoryBackend, MemoryLock, NbdServer, Network, NetworkEnd, OnPanic,
+    SocketRole,
 };
 use onecopy_hypervisor::{Agent, Machine, MachineDirectory, Qemu, State, TimeLimits};
 use onecopy_postgres::ServiceUser;
-use sha2::{Digest, Sha256};
 
 use super::arrive::Arriving;
-use super::memory;
 use super::restore::{self, Restored};
 use super::server::{self, Role};
+use super::{memory, network};
 use crate::desired_state::{self, DesiredState, Found, Takeover};
 use crate::home::absent_is_fine;
-use crate::{GuestImage, MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
+use crate::network::made_address;
+use crate::network_holder::frames_socket;
+use crate::{
+    BridgedNetwork, GuestImage, MachineConfiguration, MachineError, MachineHome, Transport, hypervisor_failed,
+};
 
-/// The network card.
-const CARD: &str = "net0";
+/// The name of its card in QEMU.
+pub(super) const CARD: &str = "net0";
 
-/// How soon QEMU connects again to a disk server that was started anew.
+/// How soon QEMU connects again to a disk server, or a network holder, that was started anew.
 const RECONNECT_MS: u32 = 100;
 
 /// How long the guest's requests wait for a disk server: as long as one is started anew, and for a person after that.
@@ -102,14 +106,17 @@ pub(super) async fn start(
         Machine::start(&qemu, &configuration, &directory, inherited.as_slice(), limits).await.map_err(failed)?;
     drop(inherited);
     let let_go = async {
-        match begun {
+        let fork = match begun {
             Some(Begun::Arriving(arriving)) => return arriving.finish(home, user, &machine).await,
             Some(Begun::Restored(mut restored)) => {
-                let _kept = restored.kept.take();
+                let kept = restored.kept.take();
                 restored.load(home, &machine).await?;
-                return run(home, user, &machine).await;
+                kept
             }
-            None => {}
+            None => None,
+        };
+        if fork.is_some() {
+            network::pull_out(home, &machine).await?;
         }
         if home.isolated_file().exists() {
             // After its state is there, which has the card's.
@@ -191,27 +198,26 @@ pub(super) fn configuration(
 ) -> Result<Configuration, MachineError> {
     let image = GuestImage::find(Some(&home.image()))?;
     let name = home.name();
+    let addresses = machine.network.as_ref().map(BridgedNetwork::kernel_arguments).unwrap_or_default();
     let boot = Boot::Kernel {
         kernel: image.kernel(),
         initrd: Some(image.initrd()),
-        arguments: format!("{KERNEL_ARGUMENTS} root=/dev/vda onecopy.hostname={name}"),
+        arguments: format!("{KERNEL_ARGUMENTS} root=/dev/vda onecopy.hostname={name}{addresses}"),
     };
     let mut configuration = Configuration::new(name.as_str(), machine.memory_bytes, boot);
     configuration.processors = machine.processors;
-    let backend = match machine.checkpoints {
-        // Whatever writes into this memory must have it locked: by NBD that is QEMU alone.
-        true => DiskBackend::Nbd {
+    let backend = match machine.transport() {
+        Transport::Nbd => DiskBackend::Nbd {
             server: NbdServer::Unix(server::nbd_socket(home)),
             export: String::new(),
             reconnect_delay_s: RECONNECT_DELAY_S,
         },
-        false => DiskBackend::VhostUser { socket: Role::Disk.socket(home), reconnect_ms: Some(RECONNECT_MS) },
+        Transport::Vhost => {
+            DiskBackend::VhostUser { socket: Role::Disk.socket(home), reconnect_ms: Some(RECONNECT_MS) }
+        }
     };
     configuration.disks = vec![Disk::new("root", backend)];
-    let forwards = machine.forwards.iter().map(|forward| Forward::tcp(forward.host_port, forward.guest_port)).collect();
-    let end = NetworkEnd::User { forwards, restricted: false };
-    configuration.networks =
-        vec![Network { hardware_address: Some(hardware_address(home)), ..Network::new(CARD, end) }];
+    configuration.networks = vec![network_of(home, machine)];
     // A supervisor starts it again; the console's last lines say why.
     configuration.on_panic = OnPanic::End;
     if machine.checkpoints {
@@ -231,10 +237,20 @@ pub(super) fn configuration(
     Ok(configuration)
 }
 
-/// The card's address: the same at each start, another one for each machine, locally administered (IEEE 802).
-fn hardware_address(home: &MachineHome) -> String {
-    let digest = Sha256::digest(home.root().as_os_str().as_encoded_bytes());
-    format!("52:54:00:{:02x}:{:02x}:{:02x}", digest[0], digest[1], digest[2])
+/// Its one card, and what that is plugged into.
+fn network_of(home: &MachineHome, machine: &MachineConfiguration) -> Network {
+    let forward = |forward: &crate::Forward| Forward::tcp(forward.host_port, forward.guest_port);
+    let (card, end) = match &machine.network {
+        Some(network) => {
+            let role = SocketRole::Connects { reconnect_ms: Some(RECONNECT_MS) };
+            (network.card(home.root()), NetworkEnd::Stream { path: frames_socket(home), role })
+        }
+        None => {
+            let forwards = machine.forwards.iter().map(forward).collect();
+            (made_address(home.root()), NetworkEnd::User { forwards, restricted: false })
+        }
+    };
+    Network { hardware_address: Some(card.to_string()), ..Network::new(CARD, end) }
 }
 
 /// Waits, as long as the machine runs, until its agent answers.

@@ -7,6 +7,7 @@ mod guest;
 mod link;
 mod memory;
 mod migrate;
+mod network;
 mod prefix;
 mod processes;
 mod protocol;
@@ -18,6 +19,7 @@ mod unresponsive;
 
 pub use checkpoint::CheckpointTaken;
 pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};
+pub(super) use network::clear as clear_network;
 pub(super) use processes::{end_left_servers, server_of, servers_of};
 pub use protocol::{
     KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent, MigrationOrder, Prediction,

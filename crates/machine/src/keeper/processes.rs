@@ -35,7 +35,7 @@ pub(crate) fn servers_of(role: Role, home: &MachineHome) -> io::Result<Vec<u32>>
 /// Ends the servers of a machine that nobody looks after, first by `signal`. Blocks until they are gone, or cannot be
 /// ended.
 pub(crate) fn end_left_servers(home: &MachineHome, signal: Signal) {
-    for role in [Role::Disk, Role::Memory] {
+    for role in Role::ALL {
         end_left_server(role, home, signal);
     }
 }

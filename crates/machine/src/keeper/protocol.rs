@@ -236,6 +236,15 @@ pub struct KeeperStatus {
     /// How often the process that serves the memory was started again.
     #[serde(default)]
     pub memory_restarts: u64,
+    /// The process that passes its frames, while it runs; none where the network is QEMU's own.
+    #[serde(default)]
+    pub network_process_id: Option<u32>,
+    /// How often the process that passes its frames was started again.
+    #[serde(default)]
+    pub network_restarts: u64,
+    /// Why the guest has not got the addresses that it shall have.
+    #[serde(default)]
+    pub network_failure: Option<String>,
     /// The keeper.
     pub keeper_process_id: u32,
     /// The guest's kernel, when its agent has told.

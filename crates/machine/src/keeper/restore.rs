@@ -171,7 +171,7 @@ pub(super) fn hardware_here(
     machine: &MachineConfiguration,
 ) -> Result<Hardware, MachineError> {
     let qemu = Qemu::find().map_err(|error| hypervisor_failed(home.name(), error))?;
-    let host = HostTraits { version: qemu.version(), kvm: kvm_runs_guests(), time_stamp_khz: None };
+    let host = HostTraits { version: qemu.version(), kvm: kvm_runs_guests() };
     let planned = guest::configuration(home, machine, user)?;
     let run = MachineDirectory::new(home.run()).map_err(|error| hypervisor_failed(home.name(), error))?;
     let line = CommandLine::new(&planned, &run, host).map_err(|error| hypervisor_failed(home.name(), error))?;

@@ -21,7 +21,7 @@ use super::guest::Begun;
 use super::server::{Launch, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
-use super::{MachineState, arrive, checkpoint, guest, memory, restore, unresponsive};
+use super::{MachineState, arrive, checkpoint, guest, memory, network, restore, unresponsive};
 use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
 use crate::migration::{Arrival, ArrivalState, Departure, DepartureState};
@@ -146,9 +146,21 @@ async fn keep(
         tokio::spawn(arrive::look_after_disk(home.clone(), record));
     }
     kept.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
+    let mut held = match home.process_id() {
+        Some(_) => network::take_over(home).await,
+        None => match network::begin(home).await {
+            Ok(held) => held,
+            Err(error) => {
+                memory::close(home, served).await;
+                return Err(error);
+            }
+        },
+    };
+    kept.change(|status| status.network_process_id = held.as_ref().and_then(Server::process_id));
     let mut disk = match Server::start(home, Launch::Disk(user.clone())).await {
         Ok(disk) => disk,
         Err(reason) => {
+            network::close(home, held).await;
             memory::close(home, served).await;
             return Err(disk_failed(reason));
         }
@@ -158,6 +170,7 @@ async fn keep(
         && let Ok(Stop { done, .. }) = stops.try_recv()
     {
         disk.close().await;
+        network::close(home, held).await;
         memory::close(home, served).await;
         let reason = "it was told to stop before it began".to_owned();
         note(home, &MachineEnd { clean: true, reason, unix_ms: unix_ms() });
@@ -176,6 +189,7 @@ async fn keep(
             }
             Err(error) => {
                 disk.close().await;
+                network::close(home, held).await;
                 memory::close(home, served).await;
                 return Err(error);
             }
@@ -239,6 +253,19 @@ async fn keep(
                     ServerEvent::Failed(reason) => tracing::error!(reason, "the memory is not served"),
                 }
             }
+            event = next_of(&mut held) => {
+                let number = held.as_ref().and_then(Server::process_id);
+                match event {
+                    ServerEvent::Died(reason) => {
+                        tracing::warn!(reason, "the network holder has died and is started again");
+                        kept.change(|status| status.network_process_id = None);
+                    }
+                    ServerEvent::Serves => kept.change(|status| {
+                        (status.network_process_id, status.network_restarts) = (number, status.network_restarts + 1);
+                    }),
+                    ServerEvent::Failed(reason) => tracing::error!(reason, "no frames of the machine are passed"),
+                }
+            }
             Some(Stop { force, timeout, done }) = stops.recv() => {
                 waiting.push(done);
                 was_forced |= force;
@@ -265,6 +292,7 @@ async fn keep(
     tracing::info!(ending = %ending, "the machine has ended");
     kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
     disk.close().await;
+    network::close(home, held).await;
     memory::close(home, served).await;
     let mut end = end_of(&ending, was_forced);
     if was_unresponsive {
@@ -278,9 +306,9 @@ async fn keep(
     Ok(waiting)
 }
 
-/// What happens next to the memory's server; nothing ever where there is none.
-async fn next_of(memory: &mut Option<Server>) -> ServerEvent {
-    match memory {
+/// What happens next to a server; nothing ever where there is none.
+async fn next_of(server: &mut Option<Server>) -> ServerEvent {
+    match server {
         Some(server) => server.next().await,
         None => std::future::pending().await,
     }
@@ -363,6 +391,7 @@ async fn look_after_agent(
             tracing::warn!(%error, "the guest's clock is as it was");
         }
         tracing::info!(kernel = greeting.kernel, boot = greeting.boot_id, "the guest's agent answers");
+        network::set_identity(&kept, &machine, &agent).await;
         kept.set_agent(agent.clone(), greeting.kernel);
         let thawing = tokio::spawn(thaw_left(machine.clone(), Arc::clone(&kept)));
         // Where one waits to be heard already, that is enough.

@@ -1,4 +1,4 @@
-//! A process that serves a machine's disk, or its memory: started, taken over, started again when it dies.
+//! A process that serves a machine's disk or memory, or passes its frames: started, taken over, started again when it dies.
 //!
 //! ```text
 //!   start ──> Serving ──died──> Resting ──back-off over──> Beginning ──listens──> Serving
@@ -8,7 +8,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -25,6 +25,9 @@ use crate::MachineHome;
 
 /// The subcommand of this program that serves memory.
 pub const MEMORY_SERVER_COMMAND: &str = "memory-server";
+
+/// The subcommand of this program that passes a machine's frames.
+pub const NETWORK_HOLDER_COMMAND: &str = "network-holder";
 
 /// The subcommand of this program that serves a disk.
 const DISK_SERVER_COMMAND: &str = "disk-server";
@@ -63,6 +66,13 @@ pub(crate) enum Role {
     Disk,
     /// Its memory.
     Memory,
+    /// Its network.
+    Network,
+}
+
+impl Role {
+    /// All of them.
+    pub(crate) const ALL: [Role; 3] = [Role::Disk, Role::Memory, Role::Network];
 }
 
 impl std::fmt::Display for Role {
@@ -70,6 +80,7 @@ impl std::fmt::Display for Role {
         formatter.write_str(match self {
             Role::Disk => "disk server",
             Role::Memory => "memory server",
+            Role::Network => "network holder",
         })
     }
 }
@@ -80,6 +91,7 @@ impl Role {
         match self {
             Role::Disk => home.in_run("vhost.sock"),
             Role::Memory => home.memory_socket(),
+            Role::Network => home.network_socket(),
         }
     }
 
@@ -87,6 +99,7 @@ impl Role {
         match self {
             Role::Disk => home.disk_log(),
             Role::Memory => home.memory_log(),
+            Role::Network => home.network_log(),
         }
     }
 
@@ -94,6 +107,7 @@ impl Role {
         match self {
             Role::Disk => home.disk_process_file(),
             Role::Memory => home.memory_process_file(),
+            Role::Network => home.network_process_file(),
         }
     }
 
@@ -102,14 +116,15 @@ impl Role {
         match self {
             Role::Disk => (DISK_SERVER_COMMAND, home.disk()),
             Role::Memory => (MEMORY_SERVER_COMMAND, home.root().to_owned()),
+            Role::Network => (NETWORK_HOLDER_COMMAND, home.root().to_owned()),
         }
     }
 
-    /// The user that it runs as: the disk's files are its server's, a memory's server is its keeper's account.
+    /// The user that it runs as: the disk's files are its server's, the others are of their keeper's account.
     pub(super) fn account(self, home: &MachineHome) -> Option<u32> {
         match self {
             Role::Disk => fs::symlink_metadata(home.disk()).ok().map(|found| found.uid()),
-            Role::Memory => Some(geteuid().as_raw()),
+            Role::Memory | Role::Network => Some(geteuid().as_raw()),
         }
     }
 }
@@ -121,6 +136,17 @@ pub(super) enum Launch {
     Disk(ServiceUser),
     /// The memory's takes these over from this process, and runs as it.
     Memory(Descriptors),
+    /// So does the network's.
+    Network(NetworkDescriptors),
+}
+
+/// What must outlive a network holder.
+#[derive(Debug)]
+pub(super) struct NetworkDescriptors {
+    /// The tap interface.
+    pub tap: OwnedFd,
+    /// The memory file with what is held.
+    pub state: OwnedFd,
 }
 
 impl Launch {
@@ -128,6 +154,7 @@ impl Launch {
         match self {
             Launch::Disk(_) => Role::Disk,
             Launch::Memory(_) => Role::Memory,
+            Launch::Network(_) => Role::Network,
         }
     }
 
@@ -140,17 +167,26 @@ impl Launch {
                 command
             }
             Launch::Memory(Descriptors { device, state }) => {
-                let mut command = std::process::Command::new(OWN_PROGRAM);
-                command.current_dir("/").stdin(Stdio::null()).arg(MEMORY_SERVER_COMMAND).arg(home.root());
-                let numbers = [("--device", device.as_raw_fd()), ("--state", state.as_raw_fd())];
-                command.args(numbers.iter().flat_map(|(name, number)| [(*name).to_owned(), number.to_string()]));
-                command
+                taking_over(MEMORY_SERVER_COMMAND, home, [("--device", device), ("--state", state)])
+            }
+            Launch::Network(NetworkDescriptors { tap, state }) => {
+                taking_over(NETWORK_HOLDER_COMMAND, home, [("--tap", tap), ("--state", state)])
             }
         }
     }
 }
 
-/// The process that serves a machine's disk, or its memory.
+/// A process that takes descriptors over from this one, by their numbers here.
+fn taking_over(command: &str, home: &MachineHome, descriptors: [(&str, &OwnedFd); 2]) -> std::process::Command {
+    let mut process = std::process::Command::new(OWN_PROGRAM);
+    process.current_dir("/").stdin(Stdio::null()).arg(command).arg(home.root());
+    for (name, descriptor) in descriptors {
+        process.arg(name).arg(descriptor.as_raw_fd().to_string());
+    }
+    process
+}
+
+/// The process that serves a machine's disk or memory, or passes its frames.
 #[derive(Debug)]
 pub(super) struct Server {
     home: MachineHome,
@@ -282,7 +318,7 @@ impl Server {
 
     async fn wait_died(&mut self) -> String {
         match &mut self.process {
-            Some(Process::Child(child)) if self.launch.role() == Role::Disk => {
+            Some(Process::Child(child)) if self.launch.role() != Role::Memory => {
                 let ended = child.wait().await;
                 self.process = None;
                 ended.map_or_else(|error| error.to_string(), |status| status.to_string())

@@ -58,6 +58,9 @@ impl Kept {
             disk_restarts: 0,
             memory_process_id: None,
             memory_restarts: 0,
+            network_process_id: None,
+            network_restarts: 0,
+            network_failure: None,
             keeper_process_id: std::process::id(),
             kernel: None,
         };

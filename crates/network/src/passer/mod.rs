@@ -15,7 +15,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::announce::announcements;
-use crate::frame::{FRAME_BYTES_MAX, LENGTH_BYTES, Record, record};
+use crate::frame::{FRAME_BYTES_MAX, FRAME_BYTES_MIN, LENGTH_BYTES, Record, record};
 use crate::state::{Counter, DRAIN_BYTES_MAX};
 use crate::{Filter, NetworkError, Refusal, State, Tap};
 
@@ -331,7 +331,10 @@ impl Passer {
                 }
                 Record::Frame(frame, bytes) => {
                     match self.filter.look(frame) {
-                        Err(refusal) => self.state.count(counter_of(refusal), 1),
+                        Err(refusal) => {
+                            self.state.count(counter_of(refusal), 1);
+                            tracing::debug!(?refusal, head = ?frame.get(..FRAME_BYTES_MIN), "a frame goes nowhere");
+                        }
                         Ok(()) if is_direct => {
                             written += u64::from(write_directly(&self.tap, &self.state, frame));
                         }

@@ -1,0 +1,188 @@
+//! The network of a machine on a bridge: its interface made before QEMU starts and found again by the next keeper, the
+//! guest's addresses, and its part of a checkpoint.
+
+use std::fs;
+use std::time::Instant;
+
+use onecopy_checkpoint::take::{self, Cause};
+use onecopy_guest_agent::protocol::Identity;
+use onecopy_hypervisor::{Agent, Machine};
+use onecopy_network::{State, Tap};
+use rustix::process::Signal;
+use tokio::runtime::Handle;
+
+use super::guest::CARD;
+use super::processes::{end_left_server, server_of};
+use super::server::{LOOK_INTERVAL, Launch, NetworkDescriptors, READY_TIMEOUT, Role, Server};
+use super::service::Kept;
+use crate::home::{absent_is_fine, write_own_file};
+use crate::memory_server::descriptor_of;
+use crate::network::{BridgedNetwork, interface_name};
+use crate::network_holder::{EndedEpoch, NetworkClient, Request, ServedNetwork, is_to_hold};
+use crate::{MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
+
+/// Before a machine is started: its interface and its holder, where it is on a bridge. What an earlier run left is gone.
+pub(super) async fn begin(home: &MachineHome) -> Result<Option<Server>, MachineError> {
+    let own = home.clone();
+    let cleared = tokio::task::spawn_blocking(move || clear(&own)).await;
+    cleared.unwrap_or_else(|error| Err(MachineError::Task(format!("clearing a network ended: {error}"))))?;
+    let Some(network) = home.configuration()?.network else { return Ok(None) };
+    BridgedNetwork::refuse_elsewhere()?;
+    let ended = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
+    let launch = Launch::Network(make(home, &network)?);
+    Server::start(home, launch).await.map(Some).map_err(ended)
+}
+
+/// A new interface on the bridge, and a state that holds nothing.
+fn make(home: &MachineHome, network: &BridgedNetwork) -> Result<NetworkDescriptors, MachineError> {
+    let (name, card) = (interface_name(home.root()), network.card(home.root()));
+    let tap = Tap::create(&name, &network.bridge).map_err(home.network_failed())?;
+    let state = State::create(card, network.filter).map_err(home.network_failed())?;
+    let opened = tap.descriptor().and_then(|tap| Ok(NetworkDescriptors { tap, state: state.descriptor()? }));
+    opened.map_err(MachineError::file("open the interface of", home.root()))
+}
+
+/// Where no machine runs: ends whatever passes its frames, with which its interface goes.
+pub(crate) fn clear(home: &MachineHome) -> Result<(), MachineError> {
+    end_left_server(Role::Network, home, Signal::TERM);
+    for left in [home.network_socket(), home.holding_file(), home.identity_file()] {
+        absent_is_fine(fs::remove_file(&left)).map_err(MachineError::file("remove", &left))?;
+    }
+    Ok(())
+}
+
+/// After a machine's end: [`clear`]s what passed its frames, also what could not be taken over.
+pub(super) async fn close(home: &MachineHome, held: Option<Server>) {
+    if let Some(server) = held {
+        server.close().await;
+    }
+    let own = home.clone();
+    let cleared = tokio::task::spawn_blocking(move || clear(&own)).await;
+    if let Ok(Err(error)) = cleared {
+        tracing::warn!(%error, "the machine's network has left something; its next start clears it");
+    }
+}
+
+/// The network holder of a machine that runs, taken over from a keeper that has died; where it has died, too, another
+/// one, with a new interface.
+pub(super) async fn take_over(home: &MachineHome) -> Option<Server> {
+    let taken = match server_of(Role::Network, home) {
+        Some(process_id) => descriptors(home, process_id).await,
+        None => match home.configuration() {
+            Ok(MachineConfiguration { network: Some(network), .. }) => {
+                tracing::warn!("keeper and network holder have died: what was held is lost, as on a wire");
+                make(home, &network).map_err(|error| error.to_string())
+            }
+            Ok(_) => return None,
+            Err(error) => Err(error.to_string()),
+        },
+    };
+    let started = match taken {
+        Ok(descriptors) => Server::start(home, Launch::Network(descriptors)).await,
+        Err(reason) => Err(reason),
+    };
+    // The machine runs on, as behind a wire that is pulled out.
+    started.inspect_err(|reason| tracing::error!(reason, "nobody looks after the machine's network")).ok()
+}
+
+/// What a holder has, here. One that is beginning is waited for.
+async fn descriptors(home: &MachineHome, process_id: u32) -> Result<NetworkDescriptors, String> {
+    let begun = Instant::now();
+    let told = loop {
+        let told = async { NetworkClient::connect(home).await?.ask::<ServedNetwork>(Request::Info).await };
+        match told.await {
+            Ok(told) if told.process_id == process_id => break told,
+            Ok(told) => return Err(format!("process {} answers, and not {process_id}", told.process_id)),
+            Err(reason) if begun.elapsed() >= READY_TIMEOUT => return Err(reason),
+            Err(_) => tokio::time::sleep(LOOK_INTERVAL).await,
+        }
+    };
+    let taken = |number| descriptor_of(process_id, number).map_err(|error| format!("its descriptors: {error}"));
+    Ok(NetworkDescriptors { tap: taken(told.tap_descriptor)?, state: taken(told.state_descriptor)? })
+}
+
+/// A fork has its parent's addresses until it is told its own: it must not be heard, nor hear, before.
+pub(super) async fn pull_out(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
+    if home.configuration()?.network.is_none() {
+        return Ok(());
+    }
+    machine.monitor().set_link(CARD, false).await.map_err(|error| hypervisor_failed(home.name(), error))
+}
+
+/// Gives a guest that answers the addresses that it shall have, once for each boot and each start of QEMU, and plugs it
+/// in then.
+pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) {
+    let home = kept.home();
+    let Ok(MachineConfiguration { network: Some(network), .. }) = home.configuration() else { return };
+    let which = format!("{} {}\n", machine.process_id(), agent.greeting().boot_id);
+    if fs::read_to_string(home.identity_file()).is_ok_and(|known| known == which) {
+        return;
+    }
+    let identity = Identity {
+        mac: Some(network.card(home.root()).to_string()),
+        address: network.address.map(|address| address.to_string()),
+        gateway: network.gateway.map(|gateway| gateway.to_string()),
+        ..Identity::default()
+    };
+    let plugged = match agent.set_identity(identity).await {
+        Ok(()) => machine.monitor().set_link(CARD, true).await,
+        Err(error) => Err(error),
+    };
+    let failure = plugged.err().map(|error| error.to_string());
+    if let Some(failure) = &failure {
+        tracing::error!(failure, "the guest has not got its addresses; it is tried again when its agent is lost");
+    } else if let Err(error) = write_own_file(&home.identity_file(), which.as_bytes(), 0o600) {
+        tracing::warn!(%error, "the guest gets its addresses again from the next keeper");
+    }
+    if let Some(address) = network.address.filter(|_| failure.is_none())
+        && let Err(error) = announce(home, vec![address.address]).await
+    {
+        tracing::warn!(error, "the network is not told where the machine is");
+    }
+    kept.change(|status| status.network_failure = failure);
+}
+
+/// Tells the network that these addresses are at the machine's card, here.
+pub(super) async fn announce(home: &MachineHome, addresses: Vec<std::net::IpAddr>) -> Result<(), String> {
+    NetworkClient::connect(home).await?.ask(Request::Announce { addresses }).await
+}
+
+/// The network's part of a take: what a machine sends that is held.
+pub(super) struct Held<'a> {
+    home: &'a MachineHome,
+    handle: &'a Handle,
+    is_held: bool,
+    /// The epoch that the take has ended.
+    pub(super) epoch: Option<u64>,
+}
+
+/// Of a machine whose output is not held nothing is cut.
+pub(super) fn of<'a>(home: &'a MachineHome, handle: &'a Handle) -> Result<Held<'a>, String> {
+    let told = async { NetworkClient::connect(home).await?.ask::<ServedNetwork>(Request::Info).await };
+    let is_held = match handle.block_on(told) {
+        Ok(told) => told.statistics.holding,
+        Err(reason) if is_to_hold(home) => return Err(reason),
+        Err(_) => false,
+    };
+    Ok(Held { home, handle, is_held, epoch: None })
+}
+
+impl Held<'_> {
+    fn ask<T: serde::de::DeserializeOwned>(&self, request: Request) -> Result<T, Cause> {
+        let asked = async { NetworkClient::connect(self.home).await?.ask(request).await };
+        Ok(self.handle.block_on(asked)?)
+    }
+}
+
+impl take::Network for Held<'_> {
+    fn drain(&mut self) -> Result<(), Cause> {
+        if self.is_held { self.ask(Request::Drain) } else { Ok(()) }
+    }
+
+    fn cut(&mut self) -> Result<(), Cause> {
+        if self.is_held {
+            self.epoch = Some(self.ask::<EndedEpoch>(Request::Cut)?.epoch);
+        }
+        Ok(())
+    }
+}
