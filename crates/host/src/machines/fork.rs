@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use onecopy_machine::{Forward, Machine, MachineConfiguration, MachineError, MachineHome, MachineName};
+use onecopy_machine::{
+    BridgedNetwork, Forward, InterfaceAddress, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
+};
 
 use super::Machines;
-use super::registry::blocking;
+use super::registry::{blocking, with_card};
 use crate::{HostError, Progress};
 
 /// How long the guest may take to be told its name.
@@ -20,6 +22,28 @@ pub struct Fork {
     pub checkpoint: Option<u64>,
     /// It shares with other forks of the checkpoint what none of them has changed in memory.
     pub shares: bool,
+    /// Its address, where its parent has one on a bridge.
+    pub address: Option<InterfaceAddress>,
+}
+
+impl Fork {
+    /// A card of its own on the same bridge, and an address.
+    fn network(&self, parents: Option<&BridgedNetwork>) -> Result<Option<BridgedNetwork>, MachineError> {
+        let invalid = |reason: &str| Err(MachineError::InvalidConfiguration { reason: reason.to_owned() });
+        match (parents, self.address) {
+            (None, None) => Ok(None),
+            (None | Some(BridgedNetwork { address: None, .. }), Some(_)) => {
+                invalid("its parent has no address on a bridge that was given here; leave out --address")
+            }
+            (Some(BridgedNetwork { address: Some(_), .. }), None) => {
+                invalid("two machines cannot have one address; give the fork its own: --address ADDRESS/BITS")
+            }
+            (Some(network), address) if address.is_some() && address == network.address => {
+                invalid("that is its parent's address; give another --address")
+            }
+            (Some(network), address) => Ok(Some(with_card(BridgedNetwork { mac: None, address, ..network.clone() }))),
+        }
+    }
 }
 
 impl Machines {
@@ -36,6 +60,7 @@ impl Machines {
         }
         let original = self.get(parent)?;
         self.refuse_clusters(parent, "its fork would be a second server of the same name in the cluster")?;
+        let network = fork.network(original.home().configuration()?.network.as_ref())?;
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() {
             return Err(MachineError::Exists { name: name.clone() }.into());
@@ -57,7 +82,9 @@ impl Machines {
         let was = original.home().configuration()?;
         let inside = was.forwards.iter().map(|forward| Forward { host_port: 0, ..*forward }).collect();
         let ports = self.lock_ports().await?;
-        let configuration = MachineConfiguration { forwards: self.ports(inside, was.postgresql)?, ..was };
+        let forwards = self.ports(inside, was.postgresql && network.is_none())?;
+        let configuration = MachineConfiguration { forwards, network, ..was };
+        configuration.check()?;
         let (user, made, from, shares) = (self.user.clone(), home.clone(), original.home().clone(), fork.shares);
         let make = move || made.make_fork(&from, &configuration, (number, shares), false, &user);
         blocking("making a machine", make).await?;
@@ -70,6 +97,10 @@ impl Machines {
                 tracing::warn!(error = %left, "a fork that was not made is left");
             }
             return Err(error.into());
+        }
+        if let Some(reason) = machine.status().await?.network_failure {
+            let (machine, action) = (name.to_string(), "take its own addresses; its card is unplugged".to_owned());
+            return Err(MachineError::Guest { machine, action, reason }.into());
         }
         // Its kernel has the parent's name; from its next boot on it is told its own.
         let argv = vec!["hostname".to_owned(), name.to_string()];

@@ -8,9 +8,9 @@ use onecopy_guest_agent::protocol::{Answer, Bytes, Command, Execute, Executed};
 use onecopy_hypervisor::Qemu;
 use onecopy_machine::migration::Departure;
 use onecopy_machine::{
-    Checkpoint, CheckpointTaken, END_TIMEOUT, Forward, GUEST_PORT, GuestImage, GuestServer, GuestServerOptions,
-    Machine, MachineConfiguration, MachineEnd, MachineError, MachineHome, MachineName, MachineOverrides, MachineStatus,
-    hypervisor_failed,
+    BridgedNetwork, Checkpoint, CheckpointTaken, END_TIMEOUT, Forward, GUEST_PORT, GuestImage, GuestServer,
+    GuestServerOptions, HardwareAddress, Machine, MachineConfiguration, MachineEnd, MachineError, MachineHome,
+    MachineName, MachineOverrides, MachineStatus, Transport, hypervisor_failed,
 };
 use onecopy_postgres::{ConnectionParameters, Instance, Role, ServiceUser, recommended_settings};
 use rand::RngExt;
@@ -57,6 +57,10 @@ pub struct NewMachine {
     pub postgresql: bool,
     /// Its memory is a file that checkpoints are taken of.
     pub checkpoints: bool,
+    /// How its disk is attached.
+    pub transport: Transport,
+    /// Its card is on a bridge; none: QEMU's own network.
+    pub network: Option<BridgedNetwork>,
 }
 
 /// A machine, for a list.
@@ -147,10 +151,14 @@ impl Machines {
         self.directory.make_root()?;
         self.directory.make_machines()?;
         let _ports = self.lock_ports().await?;
-        let forwards = self.ports(new.forwards.clone(), new.postgresql)?;
+        // A server on a bridge is reached by its address.
+        let forwards = self.ports(new.forwards.clone(), new.postgresql && new.network.is_none())?;
         let configuration = template.configuration(forwards, new.postgresql);
-        let configuration = MachineConfiguration { checkpoints: new.checkpoints, ..configuration };
+        let (checkpoints, transport) = (new.checkpoints, Some(new.transport));
+        let network = new.network.clone().map(with_card);
+        let configuration = MachineConfiguration { checkpoints, transport, network, ..configuration };
         configuration.check()?;
+        configuration.check_network(qemu.version())?;
         let password = new.postgresql.then(new_password);
         let (user, made) = (self.user.clone(), home.clone());
         blocking("making a machine", move || made.make(&configuration, password.as_deref(), &user)).await?;
@@ -327,12 +335,12 @@ impl Machines {
     pub fn access(&self, name: &MachineName) -> Result<Option<ConnectionParameters>, HostError> {
         let machine = self.get(name)?;
         let configuration = machine.home().configuration()?;
-        let port = configuration.host_port(GUEST_PORT).filter(|_| configuration.postgresql);
-        let Some(port) = port.filter(|_| machine.home().password_file().exists()) else { return Ok(None) };
+        let place = configuration.server_place().filter(|_| configuration.postgresql);
+        let Some((host, port)) = place.filter(|_| machine.home().password_file().exists()) else { return Ok(None) };
         let path = machine.home().password_file();
         let password = fs::read_to_string(&path).map_err(HostError::file("read", &path))?;
         Ok(Some(ConnectionParameters {
-            host: "127.0.0.1".to_owned(),
+            host: host.to_string(),
             port,
             user: "postgres".to_owned(),
             password: Some(password.trim().to_owned()),
@@ -364,6 +372,12 @@ impl Machines {
         let (directory, remedy) = (self.directory.root().to_owned(), remedy.to_owned());
         Err(MachineError::OfCluster { name: name.clone(), directory, remedy }.into())
     }
+}
+
+/// A card of its own, where none was chosen: no other machine has it, on whatever host.
+pub(super) fn with_card(network: BridgedNetwork) -> BridgedNetwork {
+    let mac = network.mac.unwrap_or_else(|| HardwareAddress::local(rand::rng().random()));
+    BridgedNetwork { mac: Some(mac), ..network }
 }
 
 fn new_password() -> String {

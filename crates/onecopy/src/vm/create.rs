@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use onecopy_host::machines::NewMachine;
-use onecopy_machine::{Forward, MachineOverrides};
+use onecopy_machine::{Forward, MachineOverrides, NetworkChoice, Transport};
 
 use super::MachineOption;
 use crate::disk::amount::bytes;
@@ -32,7 +32,15 @@ pub struct Create {
     /// Let a port of 127.0.0.1 lead to one of the guest; HOST 0: any free one; may be given again
     #[arg(long, value_name = "HOST:GUEST")]
     forward: Vec<Forward>,
-    /// Run a PostgreSQL server in it: it is made at the first start, and reached through a forwarded port
+    /// QEMU's own network (user), or a card on a bridge of this host:
+    /// bridge=NAME[,mac=..][,address=ADDRESS/BITS][,gateway=ADDRESS][,filter=on|off]
+    #[arg(long, value_name = "NETWORK", default_value = "user")]
+    network: NetworkChoice,
+    /// How its disk is attached: nbd, or vhost (the disk's process works in the guest's memory, without --checkpoints)
+    #[arg(long, value_name = "TRANSPORT", default_value = "nbd")]
+    transport: Transport,
+    /// Run a PostgreSQL server in it: it is made at the first start, and reached through a forwarded
+    /// port, or by its address on a bridge
     #[arg(long)]
     postgresql: bool,
     /// Keep its memory in a file of ours, which checkpoints are taken of, and lock what it uses of it; needs root
@@ -59,7 +67,11 @@ impl Create {
             checkpoints: Some(self.checkpoints),
         };
         let (forwards, postgresql, checkpoints) = (self.forward.clone(), self.postgresql, self.checkpoints);
-        let new = NewMachine { name, overrides, forwards, postgresql, checkpoints };
+        let (transport, network) = match &self.network {
+            NetworkChoice::User => (self.transport, None),
+            NetworkChoice::Bridged(network) => (self.transport, Some(network.clone())),
+        };
+        let new = NewMachine { name, overrides, forwards, postgresql, checkpoints, transport, network };
         crate::block_on(async {
             let display = Display::choose(self.json);
             machines.create(&new).await?;

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use onecopy_host::machines::Fork as NewFork;
+use onecopy_machine::InterfaceAddress;
 
 use super::MachineOption;
 use crate::output;
@@ -24,6 +25,9 @@ pub struct Fork {
     /// Give it memory of its own, so that checkpoints and forks can be made of it, too, before its next start
     #[arg(long)]
     independent: bool,
+    /// Its address on the bridge that its parent is on; it is unplugged until its guest has taken it
+    #[arg(long, value_name = "ADDRESS/BITS")]
+    address: Option<InterfaceAddress>,
     /// One JSON object a line for each event
     #[arg(long)]
     json: bool,
@@ -33,7 +37,8 @@ impl Fork {
     /// Runs the command.
     pub fn run(&self) -> anyhow::Result<()> {
         let (parent, machines) = (self.machine.name()?, self.machine.machines()?);
-        let fork = NewFork { name: self.fork.parse()?, checkpoint: self.checkpoint, shares: !self.independent };
+        let (checkpoint, shares, address) = (self.checkpoint, !self.independent, self.address);
+        let fork = NewFork { name: self.fork.parse()?, checkpoint, shares, address };
         let display = Display::choose(self.json);
         let forked = crate::block_on(async { Ok(machines.fork(&parent, &fork, &display).await) })?;
         display.finish();

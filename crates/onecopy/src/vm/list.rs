@@ -33,7 +33,7 @@ impl List {
         }
         output::say(format_args!(
             "{:<16} {:<9} {:>8} {:>4} {:>7} {:>15} {:<8} {}",
-            "machine", "state", "process", "cpus", "memory", "disk", "server", "ports"
+            "machine", "state", "process", "cpus", "memory", "disk", "server", "ports, or address"
         ));
         list.iter().for_each(show);
         let machines = list.iter().map(|summary| (&summary.machine.footprint, &summary.machine.disks[..]));
@@ -51,7 +51,12 @@ fn show(summary: &MachineSummary) {
         (false, true) => "own",
         (false, false) => "-",
     };
-    let ports = summary.forwards.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
+    let forwards = summary.forwards.iter().map(ToString::to_string);
+    let on_bridge = machine.network.iter().map(|network| {
+        let address = network.network.address.map_or_else(|| "?".to_owned(), |address| address.to_string());
+        format!("{address} on {}", network.network.bridge)
+    });
+    let ports = forwards.chain(on_bridge).collect::<Vec<_>>().join(" ");
     output::say(format_args!(
         "{:<16} {:<9} {process:>8} {:>4} {:>7} {disk:>15} {server:<8} {ports}",
         summary.name.as_str(),
@@ -61,6 +66,9 @@ fn show(summary: &MachineSummary) {
     ));
     if machine.process_id.is_some() {
         output::say(format_args!("  {}", machines::footprint_line(machine)));
+    }
+    if let Some(failure) = machine.network.as_ref().and_then(|network| network.failure.as_ref()) {
+        output::say(format_args!("  its guest has not got its addresses: {}", failure.trim()));
     }
     if let Some(seconds) = machine.unresponsive_s {
         output::say(format_args!("  its guest has not answered for {seconds} s"));

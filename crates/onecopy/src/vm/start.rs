@@ -43,6 +43,7 @@ pub fn tell(machines: &Machines, name: &MachineName) -> anyhow::Result<()> {
     if let Some(access) = machines.access(name)? {
         let password = access.password.as_deref().unwrap_or_default();
         let (user, host, port, database) = (&access.user, &access.host, access.port, &access.database);
+        let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
         output::say(format_args!("  connect   psql postgresql://{user}:{password}@{host}:{port}/{database}"));
     }
     output::say(format_args!("  work      onecopy vm exec {name} -- uname -a"));

@@ -10,5 +10,6 @@ mod directory;
 mod forks;
 mod machines;
 mod migration;
+mod network;
 mod own;
 mod refusals;
