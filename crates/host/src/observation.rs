@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onecopy_control::metrics::Metric;
-use onecopy_machine::TotalFootprint;
+use onecopy_machine::{NetworkStatistics, TotalFootprint};
 use onecopy_postgres::{
     ConnectedStandby, Instance, PostgresError, ReplicationState, Role, Supervisor, SupervisorState,
 };
@@ -373,6 +373,7 @@ fn machine_metrics(servers: &[ServerStatus], text: &mut String) {
         add("onecopy_machines_memory_bytes", "Memory of the host that all machines take.", total.memory_bytes);
         add("onecopy_machines_disk_bytes", "What their disks take, each once.", total.disk_bytes);
     }
+    network_metrics(servers, text);
 }
 
 /// What the machines of servers take together; none where there are none.
@@ -380,6 +381,34 @@ pub(crate) fn total_footprint(servers: &[ServerStatus]) -> Option<TotalFootprint
     let machines: Vec<&MachineStatus> = servers.iter().filter_map(|server| server.machine.as_ref()).collect();
     let lying = machines.iter().map(|machine| (&machine.footprint, &machine.disks[..]));
     (!machines.is_empty()).then(|| TotalFootprint::of(lying))
+}
+
+/// Of machines on a bridge, while they run.
+fn network_metrics(servers: &[ServerStatus], text: &mut String) {
+    type Of = fn(&NetworkStatistics) -> u64;
+    let dropped: Of = |network| {
+        let refused = network.malformed_frames + network.foreign_source_frames + network.for_bridge_frames;
+        refused + network.not_taken_frames + network.lost_frames
+    };
+    let metrics: [(&str, &str, &str, Of); 9] = [
+        ("sent_frames_total", "counter", "Frames of the machine that its network has.", |network| network.sent_frames),
+        ("sent_bytes_total", "counter", "Their bytes.", |network| network.sent_bytes),
+        ("received_frames_total", "counter", "Frames that the machine was given.", |network| network.received_frames),
+        ("received_bytes_total", "counter", "Their bytes.", |network| network.received_bytes),
+        ("dropped_frames_total", "counter", "Frames that went nowhere.", dropped),
+        ("held_frames", "gauge", "Frames of the machine that wait for their epoch.", |network| network.held_frames),
+        ("held_bytes", "gauge", "Their bytes.", |network| network.held_bytes),
+        ("wait_microseconds_total", "counter", "How long frames have waited that are gone.", |network| {
+            network.freed_wait_us
+        }),
+        ("blocks_total", "counter", "How often the machine was made to wait.", |network| network.blocks),
+    ];
+    for (name, kind, help, of) in metrics {
+        let name = format!("onecopy_machine_network_{name}");
+        family(text, servers, (&name, kind, help), by_name, |server| {
+            Some(of(server.machine.as_ref()?.network.as_ref()?.statistics.as_ref()?))
+        });
+    }
 }
 
 /// One metric (name, kind, help) with a sample for each server that has a value.
