@@ -1,5 +1,5 @@
-//! `onecopy network-holder`: the process that passes the frames of a machine on a bridge, below the machine's keeper, with
-//! the machine's `network.log` as its standard error.
+//! `onecopy network-holder`: the process that passes the frames of a machine on a bridge, below the machine's keeper,
+//! with the machine's `network.log` as its standard error.
 
 use std::path::PathBuf;
 

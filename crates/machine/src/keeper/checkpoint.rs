@@ -55,8 +55,8 @@ pub struct CheckpointTaken {
     pub memory_bytes: u64,
     /// How long it took until it was durable, milliseconds.
     pub total_ms: u64,
-    /// The epoch of the network that it has ended, where what the machine sends is held: what may go once nothing of the
-    /// checkpoint can be lost.
+    /// The epoch of the network that it has ended, where what the machine sends is held: what may go once nothing of
+    /// the checkpoint can be lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_epoch: Option<u64>,
 }

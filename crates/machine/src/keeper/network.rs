@@ -21,7 +21,7 @@ use crate::network::{BridgedNetwork, interface_name};
 use crate::network_holder::{EndedEpoch, NetworkClient, Request, ServedNetwork, is_to_hold};
 use crate::{MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
 
-/// Before a machine is started: its interface and its holder, where it is on a bridge. What an earlier run left is gone.
+/// Before a machine is started: its interface and its holder, where it is on a bridge. What an earlier run left goes.
 pub(super) async fn begin(home: &MachineHome) -> Result<Option<Server>, MachineError> {
     let own = home.clone();
     let cleared = tokio::task::spawn_blocking(move || clear(&own)).await;

@@ -1,4 +1,5 @@
-//! A process that serves a machine's disk or memory, or passes its frames: started, taken over, started again when it dies.
+//! A process that serves a machine's disk or memory, or passes its frames: started, taken over, started again when it
+//! dies.
 //!
 //! ```text
 //!   start ──> Serving ──died──> Resting ──back-off over──> Beginning ──listens──> Serving

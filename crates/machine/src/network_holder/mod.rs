@@ -8,8 +8,8 @@
 //!
 //! Both hold the interface and the memory file with what is held, and each gives them to the other's successor. A
 //! holder that dies loses what it has in hand, as a wire would, and nothing of what it holds: [`onecopy_network`]. When
-//! both die at once the interface is gone, and the next keeper makes another one of the same name; what was held is lost
-//! as on a wire, and what comes is held again (`network.holding`).
+//! both die at once the interface is gone, and the next keeper makes another one of the same name; what was held is
+//! lost as on a wire, and what comes is held again (`network.holding`).
 
 mod client;
 mod protocol;

@@ -129,7 +129,8 @@ pub struct State {
 }
 
 impl State {
-    /// A new state, which holds nothing, of a machine with this card. Where that `is_filtered`, it sends from that alone.
+    /// A new state, which holds nothing, of a machine with this card. Where that `is_filtered`, it sends from that
+    /// alone.
     ///
     /// # Errors
     /// [`NetworkError::Io`]: there is no memory.
@@ -372,8 +373,8 @@ impl State {
         self.region.get_slice(at, bytes).expect("the layout lies within the region")
     }
 
-    /// Writes the first frame by `write`, once, and lets it go. One that is not taken goes, too, as on a wire without an
-    /// end, but for `WouldBlock`: that one stays.
+    /// Writes the first frame by `write`, once, and lets it go. One that is not taken goes, too, as on a wire without
+    /// an end, but for `WouldBlock`: that one stays.
     pub(crate) fn pass_first(
         &mut self,
         now_ns: u64,

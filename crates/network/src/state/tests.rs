@@ -68,8 +68,8 @@ fn reopened(state: State, wire: &Wire) -> State {
     state
 }
 
-/// Held frames leave once and in their order, none before its epoch is released, at whatever step a holder dies; what it
-/// had not held yet, or was writing without holding, may be lost as on a wire.
+/// Held frames leave once and in their order, none before its epoch is released, at whatever step a holder dies; what
+/// it had not held yet, or was writing without holding, may be lost as on a wire.
 ///
 /// Spec: D7
 #[test]

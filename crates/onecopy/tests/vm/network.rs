@@ -137,8 +137,14 @@ fn e9_a_machine_on_a_bridge_keeps_its_connections_and_a_fork_has_its_own_address
     let taken: Value = serde_json::from_str(&taken).expect("JSON");
     let epoch = taken["network_epoch"].as_u64().expect("it ends an epoch of the network");
     assert_eq!(client.count(), waiting, "nothing goes before it is released");
-    ask(&machines, &format!(r#"{{"command":"release","epoch":{epoch}}}"#));
-    until("what was held arrives", || client.count() > waiting);
+    let release = |epoch: u64| ask(&machines, &format!(r#"{{"command":"release","epoch":{epoch}}}"#));
+    release(epoch);
+    assert!(ask(&machines, r#"{"command":"info"}"#)["freed_frames"].as_u64() >= held, "what was held is sent");
+    // What was in hand of the holder that died is sent anew by either end, and is of a later epoch.
+    until("its connection goes on, epoch by epoch", || {
+        release(ask(&machines, r#"{"command":"cut"}"#)["epoch"].as_u64().expect("a number"));
+        client.count() > waiting + 2
+    });
     ask(&machines, r#"{"command":"hold","enabled":false}"#);
     client.goes_on("nothing is held any more");
 
