@@ -11,10 +11,12 @@
 //!
 //! [`take`] has the order of the steps, and what happens when it is cut short.
 //!
-//! [`image`] keeps checkpoints in a directory.
+//! [`image`] keeps checkpoints in a directory; [`delta`] is how one travels to another host, by what that host has
+//! already.
 //!
 //! Why it is so: `docs/decisions/0025-machine-checkpoints.md`.
 
+pub mod delta;
 mod error;
 mod files;
 pub mod image;
@@ -23,6 +25,7 @@ pub mod migrate;
 pub mod restore;
 pub mod take;
 
+pub use delta::DeltaError;
 pub use error::CheckpointError;
 pub use restore::RestoreError;
 
