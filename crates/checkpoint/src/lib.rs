@@ -12,7 +12,7 @@
 //! [`take`] has the order of the steps, and what happens when it is cut short.
 //!
 //! [`image`] keeps checkpoints in a directory; [`delta`] is how one travels to another host, by what that host has
-//! already.
+//! already, over a [`link`].
 //!
 //! Why it is so: `docs/decisions/0025-machine-checkpoints.md`.
 
@@ -20,6 +20,7 @@ pub mod delta;
 mod error;
 mod files;
 pub mod image;
+pub mod link;
 pub mod memory;
 pub mod migrate;
 pub mod restore;
@@ -27,6 +28,7 @@ pub mod take;
 
 pub use delta::DeltaError;
 pub use error::CheckpointError;
+pub use link::LinkError;
 pub use restore::RestoreError;
 
 /// The unit of memory, of its epochs and of what is kept of it: the guest's page.
