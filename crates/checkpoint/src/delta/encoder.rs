@@ -158,6 +158,11 @@ impl Encoder {
         self.acknowledged
     }
 
+    #[cfg(test)]
+    pub(super) fn sent_held(&self) -> Held {
+        self.sent.as_ref().expect("an epoch is under way").held
+    }
+
     /// Another rate of the link was measured.
     pub fn set_link(&mut self, bytes_per_second: u64) {
         self.options.link_bytes_per_second = bytes_per_second;

@@ -425,7 +425,9 @@ mod tests {
         }
 
         #[test]
-        fn runs_of_any_bytes_stay_within_the_machine(bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0_usize..40) {
+        fn runs_of_any_bytes_stay_within_the_machine(
+            bytes in prop::collection::vec(any::<u8>(), 0..200), count in 0_usize..40
+        ) {
             if let Ok(runs) = parse_runs(&bytes, count, Space::Disk, 5, &begin()) {
                 let mut end = 5;
                 for run in runs {

@@ -29,7 +29,7 @@
 //! [`HELD_PAGES_MAX`] pages: beyond it what was recorded longest ago is forgotten, and travels again. Buffers are some
 //! 20 MiB here and 40 MiB there, whatever the epoch has.
 //!
-//! The bytes: `docs/link-format.md`. Why it is so: `docs/decisions/0026-what-an-epoch-travels-as.md`.
+//! The bytes: `docs/link-format.md`. Why it is so: `docs/decisions/0029-what-an-epoch-travels-as.md`.
 
 mod choice;
 mod decoder;

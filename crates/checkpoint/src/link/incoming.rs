@@ -33,21 +33,22 @@ impl<R: Read> Incoming<R> {
         }
     }
 
-    /// The bytes of an epoch, of which this frame is the first.
-    pub(super) fn data(&mut self, first: Frame) -> Data<'_, R> {
-        Data { epoch: first.epoch, incoming: self, payload: first.payload, at: 0 }
+    /// The bytes of an epoch, of which this frame is the first; `came` is called for each of the others.
+    pub(super) fn data<C: FnMut()>(&mut self, first: Frame, came: C) -> Data<'_, R, C> {
+        Data { epoch: first.epoch, incoming: self, payload: first.payload, at: 0, came }
     }
 }
 
 /// An epoch being read.
-pub(super) struct Data<'a, R> {
+pub(super) struct Data<'a, R, C> {
     incoming: &'a mut Incoming<R>,
     pub(super) epoch: u64,
     payload: Vec<u8>,
     at: usize,
+    came: C,
 }
 
-impl<R> Data<'_, R> {
+impl<R, C> Data<'_, R, C> {
     /// An epoch ends where a frame does.
     pub(super) fn end(self) -> Result<(), LinkError> {
         match self.at == self.payload.len() {
@@ -57,7 +58,7 @@ impl<R> Data<'_, R> {
     }
 }
 
-impl<R: Read> Read for Data<'_, R> {
+impl<R: Read, C: FnMut()> Read for Data<'_, R, C> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.at == self.payload.len() && !into.is_empty() {
             let frame = self.incoming.next()?;
@@ -66,6 +67,7 @@ impl<R: Read> Read for Data<'_, R> {
                 return Err(LinkError::malformed(what).into());
             }
             (self.payload, self.at) = (frame.payload, 0);
+            (self.came)();
         }
         let count = into.len().min(self.payload.len() - self.at);
         into[..count].copy_from_slice(&self.payload[self.at..][..count]);

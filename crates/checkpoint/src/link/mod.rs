@@ -8,13 +8,13 @@
 //!     │ <────────────────────── different (what)      │   if anything does:
 //!     │ data .. data ───────────────────────────────> │   that, as it is
 //!     │ <────────────────── acknowledged (held)       │   the epoch counts
-//!     │ message <───────────────────────────> message │   what both ends have to say beside: bytes of the caller's
+//!     │ message <───────────────────────────> message │   what both ends have to say beside: the caller's bytes
 //!     │ heartbeat <───────────────────────> heartbeat │   when nothing else was said for a while
 //! ```
 //!
 //! Reading and writing are blocking, over anything: between hosts over what `onecopy host` has put TLS around, where
-//! each side has shown who it is. The caller gives its streams a time-out of [`SILENCE_MAX`]; a peer that says nothing
-//! for so long is gone ([`LinkError::Silent`]).
+//! each side has shown who it is. The caller gives its streams time-outs of [`SILENCE_MAX`], for reading and for
+//! writing; a peer that says or takes nothing for so long is gone ([`LinkError::Silent`]).
 //!
 //! The bytes: `docs/link-format.md`.
 

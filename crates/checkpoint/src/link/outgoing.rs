@@ -18,7 +18,8 @@ pub(super) struct Outgoing<W> {
 
 struct Inner<W> {
     to: W,
-    wrote_at: Instant,
+    /// Since when the other side has no sign of life from this one, and waits for it.
+    silent_since: Instant,
     /// A frame was not written to its end: nothing can follow.
     is_broken: bool,
 }
@@ -31,7 +32,7 @@ impl<W> Clone for Outgoing<W> {
 
 impl<W: Write> Outgoing<W> {
     pub(super) fn new(to: W, session: Session, pace: Arc<Pace>) -> Outgoing<W> {
-        let inner = Inner { to, wrote_at: Instant::now(), is_broken: false };
+        let inner = Inner { to, silent_since: Instant::now(), is_broken: false };
         Outgoing { session, pace, inner: Arc::new(Mutex::new(inner)) }
     }
 
@@ -41,6 +42,15 @@ impl<W: Write> Outgoing<W> {
 
     pub(super) fn frame(&self, kind: Kind, epoch: u64, payload: &[u8]) -> Result<(), LinkError> {
         self.inner().frame(&head(kind, self.session, epoch, payload), payload)
+    }
+
+    /// The other side is sending, and reads nothing meanwhile: signs of life that nobody reads would fill the
+    /// connection. It finds out by itself when this side takes nothing any more.
+    pub(super) fn put_off_heartbeat(&self) {
+        // Who holds it is writing.
+        if let Ok(mut inner) = self.inner.try_lock() {
+            inner.silent_since = Instant::now();
+        }
     }
 
     /// The bytes of an epoch, at the pace that is allowed.
@@ -57,7 +67,7 @@ impl<W: Write> Inner<W> {
         self.is_broken = true;
         write_both(&mut self.to, head, payload)?;
         self.to.flush()?;
-        (self.is_broken, self.wrote_at) = (false, Instant::now());
+        (self.is_broken, self.silent_since) = (false, Instant::now());
         Ok(())
     }
 }
@@ -127,7 +137,7 @@ impl Beating {
             let mut pause = every;
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
                 let mut inner = outgoing.inner();
-                let silent = inner.wrote_at.elapsed();
+                let silent = inner.silent_since.elapsed();
                 pause = every.saturating_sub(silent);
                 if pause.is_zero() {
                     // Who writes or reads next finds what is wrong.

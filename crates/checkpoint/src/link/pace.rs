@@ -8,8 +8,8 @@ const BURST: Duration = Duration::from_millis(50);
 /// What goes at once is not less than this, however slow the link shall be.
 const STEP_BYTES_MIN: u64 = 4 << 10;
 
-/// A limit of bytes a second, which can be changed at any time. In any time T no more than the limit allows for T + 50 ms
-/// go, or 4 KiB, if that is more.
+/// A limit of bytes a second, which can be changed at any time. In any time T no more goes than the limit allows for
+/// T + 50 ms, or 4 KiB, if that is more.
 pub struct Pace(Mutex<Bucket>);
 
 struct Bucket {

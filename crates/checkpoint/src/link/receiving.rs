@@ -93,7 +93,7 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
                 Kind::Data if self.unacknowledged.is_none() && different.is_none_or(|number| number == epoch) => {}
                 kind => return Err(LinkError::malformed(format!("a frame {kind:?} of epoch {epoch} out of order"))),
             }
-            let mut data = self.incoming.data(frame);
+            let mut data = self.incoming.data(frame, || self.outgoing.put_off_heartbeat());
             let decoded = decoder.decode(&mut data, to, blocks)?;
             data.end()?;
             match decoded {

@@ -257,10 +257,12 @@ fn an_epoch_is_cut_into_frames_that_its_pace_allows_and_ends_where_one_does() {
     for behind in [0, 1] {
         let mut incoming = incoming::Incoming::new(&bytes[..], session);
         let first = incoming.next().unwrap();
-        let mut data = incoming.data(first);
+        let mut frames = 1;
+        let mut data = incoming.data(first, || frames += 1);
         let mut into = vec![0; 60_100 - behind];
         data.read_exact(&mut into).unwrap();
         assert_eq!(data.end().is_ok(), behind == 0);
+        assert_eq!(frames, 2);
     }
     incoming::Incoming::new(&bytes[..], Session::new()).next().map(|_| ()).unwrap_err();
 }
@@ -292,7 +294,9 @@ proptest! {
     /// Spec: C3
     #[test]
     fn frames_of_any_bytes_are_bounded(
-        kind in 0_u8..10, length in prop_oneof![0_u32..100, any::<u32>()], payload in prop::collection::vec(any::<u8>(), 0..100)
+        kind in 0_u8..10,
+        length in prop_oneof![0_u32..100, any::<u32>()],
+        payload in prop::collection::vec(any::<u8>(), 0..100),
     ) {
         let mut bytes = frame::head(Kind::Heartbeat, Session([3; 16]), 5, &[]).to_vec();
         bytes[0] = kind;

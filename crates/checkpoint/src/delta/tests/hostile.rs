@@ -87,16 +87,73 @@ proptest! {
     }
 }
 
-/// An epoch that begins as it should, and goes on with these parts.
 fn of_parts(parts: &[(u8, Vec<u8>)]) -> Vec<u8> {
-    let shape = Shape { memory_bytes: 64 << 12, disk_bytes: 64 << 12, disk_travels: true };
-    let begin = format::Begin { epoch: 1, since: Held::NOTHING, shape, versions: vec![Version::Epoch(1)] };
     let mut bytes = Vec::new();
-    format::write_part(&mut bytes, format::Kind::Begin, &begin.to_bytes()).unwrap();
     for (kind, body) in parts {
         bytes.push(*kind);
         bytes.extend((body.len() as u32).to_le_bytes());
         bytes.extend(body);
     }
     bytes
+}
+
+/// What the parts of a right epoch become when some of their bytes are others.
+///
+/// Spec: C3
+#[test]
+fn parts_of_which_some_bytes_were_changed_leave_nothing_but_the_machine_touched() {
+    let mut random = StdRng::seed_from_u64(33);
+    let small = small_epochs();
+    for _ in 0..2000 {
+        let mut bytes = small[random.random_range(0..small.len())].clone();
+        for _ in 0..random.random_range(1..4) {
+            let at = random.random_range(0..bytes.len());
+            bytes[at] = if random.random() { random.random() } else { bytes[at].wrapping_add(1) };
+        }
+        fuzz::play(&bytes);
+    }
+}
+
+/// Epochs of the fuzzer's machine, without their beginning: a fuzzer begins with these.
+pub(super) fn small_epochs() -> Vec<Vec<u8>> {
+    let mut random = StdRng::seed_from_u64(34);
+    let (mut now, mut acknowledged) = (zeros(64), zeros(64));
+    let mut encoder = Encoder::new(fuzz::SHAPE, Options::new(SEED)).unwrap();
+    let map = PageMap::new(fuzz::SHAPE.disk_bytes, SEED, Bounds::for_disk(fuzz::SHAPE.disk_bytes)).unwrap();
+    (0..64).for_each(|block| map.record(block, content_hash(SEED, &[block as u8; PAGE_BYTES]), None));
+    let mut epochs = Vec::new();
+    for number in 1..12 {
+        for at in 0..random.random_range(0..40) {
+            now[(at * 7 + number as usize) % 64] = match random.random_range(0..6) {
+                0 => [0; PAGE_BYTES],
+                1 => [random.random(); PAGE_BYTES],
+                2 => [at as u8; PAGE_BYTES],
+                3 => now[random.random_range(0..64)],
+                _ => text(&mut random),
+            };
+        }
+        let own = Own { now: now.clone(), acknowledged: acknowledged.clone() };
+        let numbers = own.changed();
+        let changed = Changed { numbers: &numbers, source: &own };
+        let epoch = Epoch {
+            number,
+            versions: &[Version::Epoch(1)],
+            memory: changed,
+            disk: (number % 2 == 0).then_some(changed),
+            devices: b"devices",
+        };
+        let mut bytes = Vec::new();
+        let mut known = Mapped { map: &map, version: 0, changed: &[] };
+        encoder.encode(&epoch, &mut known, &mut bytes).unwrap();
+        let begin = 5 + u32::from_le_bytes(bytes[1..5].try_into().unwrap()) as usize;
+        let again = Different { pages: numbers.first().copied().into_iter().collect(), ..Different::default() };
+        if number % 3 == 0 {
+            encoder.repair(&epoch, &again, &mut bytes).unwrap();
+        }
+        epochs.push(bytes[begin..].to_vec());
+        let held = encoder.sent_held();
+        encoder.acknowledge(held).unwrap();
+        acknowledged.clone_from(&now);
+    }
+    epochs
 }
