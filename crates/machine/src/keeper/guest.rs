@@ -110,6 +110,9 @@ pub(super) async fn start(
             Some(Begun::Arriving(arriving)) => return arriving.finish(home, user, &machine).await,
             Some(Begun::Restored(mut restored)) => {
                 let kept = restored.kept.take();
+                if kept.is_some() {
+                    network::silence(home, &machine).await?;
+                }
                 restored.load(home, &machine).await?;
                 kept
             }

@@ -101,6 +101,15 @@ async fn descriptors(home: &MachineHome, process_id: u32) -> Result<NetworkDescr
     Ok(NetworkDescriptors { tap: taken(told.tap_descriptor)?, state: taken(told.state_descriptor)? })
 }
 
+/// QEMU announces a card that it has just loaded, by the address that it was loaded with: a fork's is its parent's.
+pub(super) async fn silence(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
+    if home.configuration()?.network.is_none() {
+        return Ok(());
+    }
+    let none = [("announce-rounds".to_owned(), 0.into())].into_iter().collect();
+    machine.monitor().set_migration_parameters(none).await.map_err(|error| hypervisor_failed(home.name(), error))
+}
+
 /// A fork has its parent's addresses until it is told its own: it must not be heard, nor hear, before.
 pub(super) async fn pull_out(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
     if home.configuration()?.network.is_none() {
