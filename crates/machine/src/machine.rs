@@ -295,7 +295,8 @@ impl Machine {
     /// Sends it to another host; `told` hears what happens. Or only tells what that would cost, as the order says.
     ///
     /// # Errors
-    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with why it stays, or why it is not known where it goes on.
+    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with why it stays, or why it is not known where it goes
+    /// on.
     pub async fn migrate(
         &self,
         order: &MigrationOrder,

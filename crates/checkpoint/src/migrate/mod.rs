@@ -10,8 +10,8 @@
 //! ```
 //!
 //! [`wire`] is what is said, [`policy`] when the last round begins. Who may run is decided by what the source has
-//! written down, and by nothing else: before *migrated* is durable nobody says *go*, and whoever asks later is told what
-//! the record says.
+//! written down, and by nothing else: before *migrated* is durable nobody says *go*, and whoever asks later is told
+//! what the record says.
 
 pub mod policy;
 pub mod wire;

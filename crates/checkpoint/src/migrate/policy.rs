@@ -32,6 +32,23 @@ pub struct Wanted {
     pub on_timeout: OnTimeout,
 }
 
+impl Wanted {
+    /// Refuses what no machine can keep, before anything is sent.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub fn check(&self) -> Result<(), String> {
+        if self.downtime >= FIXED || self.on_timeout == OnTimeout::Go {
+            return Ok(());
+        }
+        let (wanted, least) = (self.downtime.as_millis(), FIXED.as_millis());
+        Err(format!(
+            "a pause of {wanted} ms cannot be kept: also with nothing left to send it may stand {least} ms; give \
+             --downtime-ms {least}, or --on-timeout go"
+        ))
+    }
+}
+
 /// What to do when the wanted pause cannot be had in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnTimeout {
@@ -144,8 +161,8 @@ impl Policy {
             false => "after",
         };
         format!(
-            "a pause of {wanted} ms cannot be kept: it changes {:.1} MB of memory a second and {:.1} MB/s go over, so it \
-             would stand {} ms, {tendency} {timeout} s; give --downtime-ms {}, or --on-timeout go",
+            "a pause of {wanted} ms cannot be kept: it changes {:.1} MB of memory a second and {:.1} MB/s go over, so \
+             it would stand {} ms, {tendency} {timeout} s; give --downtime-ms {}, or --on-timeout go",
             megabytes(pages_per_second * crate::PAGE_BYTES as f64),
             megabytes(bytes_per_second),
             pause.as_millis(),
@@ -177,6 +194,16 @@ mod tests {
         assert_eq!(policy.after(round(20_000, 1000), elapsed), Next::Round);
         assert_eq!(policy.expected().unwrap().pause.as_millis(), 320);
         assert_eq!(policy.after(round(5000, 200), elapsed), Next::Switch);
+    }
+
+    /// Spec: D6
+    #[test]
+    fn a_pause_that_no_machine_can_keep_is_refused_before_anything_is_sent() {
+        let short = Wanted { downtime: FIXED - Duration::from_millis(1), ..wanted(OnTimeout::Cancel) };
+        let why = short.check().unwrap_err();
+        assert!(why.contains("a pause of 119 ms cannot be kept") && why.contains("--downtime-ms 120"), "{why}");
+        Wanted { on_timeout: OnTimeout::Go, ..short }.check().unwrap();
+        Wanted { downtime: FIXED, ..short }.check().unwrap();
     }
 
     /// Spec: D6

@@ -5,8 +5,8 @@
 //!  pages   u32 count, count words (page, and whether it is zeros), one zstd frame with the others one after another
 //! ```
 //!
-//! What is read may be anything: every length has a bound, memory is taken as bytes come, and a page is of the machine's
-//! memory or an error.
+//! What is read may be anything: every length has a bound, memory is taken as bytes come, and a page is of the
+//! machine's memory or an error.
 
 use std::io::{self, ErrorKind, Read, Write};
 

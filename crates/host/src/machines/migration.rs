@@ -85,8 +85,8 @@ impl Machines {
         Ok(MigrationStatus { departure, is_given: home.is_migrated(), arrival: Arrival::of(&home)? })
     }
 
-    /// A machine of which it was not known where it goes on: of one that was given away the other host is told again; one
-    /// that has come is let go, which is for a person to say, where the host that it comes from is dead.
+    /// A machine of which it was not known where it goes on: of one that was given away the other host is told again;
+    /// one that has come is let go, which is for a person to say, where the host that it comes from is dead.
     ///
     /// # Errors
     /// [`MachineError::Migration`]: why it is still not known.
@@ -129,6 +129,12 @@ impl Machines {
         if home.is_arriving() {
             machine.decide(false).await?;
             return Ok(format!("{name} never runs here; what is left of it goes with: onecopy vm delete {name}"));
+        }
+        if let Some(departure) = Departure::of(home)?.filter(|known| known.state == DepartureState::Gone && force) {
+            Departure { is_whole: true, ..departure }.write(home)?;
+            return Ok(format!(
+                "what {name} has left here can be deleted; its disk there may miss what was not copied"
+            ));
         }
         let departure = self.given(home)?;
         let failed =

@@ -279,8 +279,8 @@ impl Machines {
         if Departure::is_needed(machine.home()) {
             let to = Departure::of(machine.home())?.map_or_else(|| "another host".to_owned(), |departure| departure.to);
             let reason = format!(
-                "that host reads its disk from here still; `onecopy disk info` there shows how much is missing, and where \
-                 it needs nothing more: onecopy vm migrate {name} --abandon"
+                "that host reads its disk from here still; `onecopy disk info` there shows how much is missing, and \
+                 where it needs nothing more: onecopy vm migrate {name} --abandon --force"
             );
             return Err(MachineError::Migration { machine: format!("what {name} has left"), to, reason }.into());
         }

@@ -114,7 +114,7 @@ impl Snapshots {
     /// A connection to what serves a machine's snapshot, which is started where nobody does.
     async fn open(&self, machines: &Machines, which: &Which) -> Result<UnixStream, String> {
         let (home, departure) = machines.given_snapshot(which).map_err(words)?;
-        let socket = home.snapshot_socket();
+        let socket = home.snapshot_socket(&departure.token);
         let mut serving = self.0.lock().await;
         let lives = match serving.get_mut(&which.name) {
             Some((token, child)) => *token == which.token && child.try_wait().is_ok_and(|ended| ended.is_none()),

@@ -19,8 +19,8 @@ pub struct Disk {
     /// back end, which sees the guest's requests itself.
     #[serde(default)]
     pub own_thread: bool,
-    /// QEMU is told the geometry of a disk of so many bytes, and reads none from its first sector: the disk may not have
-    /// that yet.
+    /// QEMU is told the geometry of a disk of so many bytes, and reads none from its first sector: the disk may not
+    /// have that yet.
     #[serde(default)]
     pub geometry_of_bytes: Option<u64>,
 }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! It runs only after the source has written down that it was given away; it is forgotten only after the source's host
-//! has said that it goes on there, or where it cannot run any more. In between it stands, and the source's host is asked
-//! again and again, by whichever keeper there is.
+//! has said that it goes on there, or where it cannot run any more. In between it stands, and the source's host is
+//! asked again and again, by whichever keeper there is.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -80,8 +80,8 @@ pub(super) async fn begin(
     kept: &Arc<Kept>,
     record: Arrival,
 ) -> Result<(Server, Arriving), MachineError> {
-    let broken_off = "its coming was broken off, and it goes on where it was; remove what is left of it with: onecopy vm \
-                      delete";
+    let broken_off = "its coming was broken off, and it goes on where it was; remove what is left of it with: onecopy \
+                      vm delete";
     if record.state == ArrivalState::Discarded {
         return Err(failed(home, broken_off));
     }
@@ -280,15 +280,15 @@ async fn go_on(
     machine: &Machine,
     record: &Arrival,
 ) -> Result<(), MachineError> {
-    // From here on each keeper lets it go.
-    desired_state::note(home, DesiredState::Beginning)?;
     // Before it runs: what has run here is never taken back where it was, also when it dies at once.
     Arrival { state: ArrivalState::Here, ..record.clone() }.write(home)?;
+    // From here on each keeper lets it go.
+    desired_state::note(home, DesiredState::Beginning)?;
     guest::run(home, user, machine).await
 }
 
-/// A machine that stands, and may run where it comes from: asks there, and does what a person says. An error: it goes on
-/// there, or it has ended here.
+/// A machine that stands, and may run where it comes from: asks there, and does what a person says. An error: it goes
+/// on there, or it has ended here.
 pub(super) async fn decide(
     home: &MachineHome,
     user: &ServiceUser,

@@ -79,6 +79,7 @@ pub(super) async fn migrate(
         let tried = tokio::task::spawn_blocking(move || work.predict()).await;
         return tried.map_err(task)?.map(KeeperReply::Predicted).map_err(failed);
     }
+    wanted(&order).check().map_err(failed)?;
     let image = GuestImage::find(Some(&home.image()))?;
     let configuration = home.configuration()?;
     let password = std::fs::read_to_string(home.password_file()).ok().map(|text| text.trim().to_owned());
@@ -129,6 +130,14 @@ pub(super) async fn migrate(
             Departure::settle(home)?;
             Err(failed(reason))
         }
+    }
+}
+
+fn wanted(order: &MigrationOrder) -> Wanted {
+    Wanted {
+        downtime: Duration::from_millis(order.downtime_ms),
+        timeout: Duration::from_secs(order.timeout_s),
+        on_timeout: if order.goes_on_timeout { OnTimeout::Go } else { OnTimeout::Cancel },
     }
 }
 
@@ -218,11 +227,7 @@ impl Work {
         let Answered::Accepted {} = answer(&mut link)? else { return Err("it answers something else".to_owned()) };
         self.tell(MigrationEvent::Accepted);
         let mut sender = Sender { encoder: Encoder::new().map_err(words)?, begun, sent: 0 };
-        let mut policy = Policy::new(Wanted {
-            downtime: Duration::from_millis(self.order.downtime_ms),
-            timeout: Duration::from_secs(self.order.timeout_s),
-            on_timeout: if self.order.goes_on_timeout { OnTimeout::Go } else { OnTimeout::Cancel },
-        });
+        let mut policy = Policy::new(wanted(&self.order));
         let (mut total, mut last, mut rounds) = (Counts::default(), None, 0);
         loop {
             self.check_wanted()?;
@@ -361,8 +366,8 @@ impl Work {
         }
         let name = self.kept.home().name();
         Err(format!(
-            "it was given away, and that host does not say whether it runs there ({why}): it stands here until it does; \
-             ask again with: onecopy vm migrate {name} --resume"
+            "it was given away, and that host does not say whether it runs there ({why}): it stands here until it \
+             does; ask again with: onecopy vm migrate {name} --resume"
         ))
     }
 

@@ -39,7 +39,8 @@ pub enum Request {
         since: Option<u64>,
     },
     /// Sends what pages held at the end of an epoch into a descriptor of the process that asks, until
-    /// [`PAGES_END`]: those that changed since another epoch, or all that are not known to be zeros. How many: a number.
+    /// [`PAGES_END`]: those that changed since another epoch, or all that are not known to be zeros. How many: a
+    /// number.
     Send {
         /// The epoch's number.
         epoch: u64,

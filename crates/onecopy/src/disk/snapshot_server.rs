@@ -14,6 +14,9 @@ use crate::signals::{HangUp, StopSignal};
 /// Connections at once: those of one copy, also while it makes new ones for those that were lost.
 const CONNECTIONS_MAX: usize = 16;
 
+/// How often it is looked whether who has started it lives.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+
 /// How long requests that are under way have to finish.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -38,8 +41,18 @@ impl SnapshotServer {
         let addresses = vec![self.nbd.clone()];
         let options = ServerOptions { addresses, tls: None, connections_max: CONNECTIONS_MAX };
         let server = Server::start(&options, exports)?;
+        let parent = rustix::process::getppid();
         crate::block_on(async {
-            StopSignal::listen(HangUp::Stops)?.received().await;
+            let signal = StopSignal::listen(HangUp::Stops)?;
+            tokio::select! {
+                () = signal.received() => {}
+                // Whoever has started it is dead, and starts another one.
+                () = async {
+                    while rustix::process::getppid() == parent {
+                        tokio::time::sleep(LOOK_INTERVAL).await;
+                    }
+                } => {}
+            }
             Ok(())
         })?;
         server.stop(DRAIN_TIMEOUT);

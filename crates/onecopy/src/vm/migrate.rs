@@ -54,8 +54,8 @@ pub struct Migrate {
     /// Let a migration that is under way come to nothing: the machine stays
     #[arg(long, conflicts_with_all = ["to", "resume", "abandon", "status"])]
     cancel: bool,
-    /// Where it is not known whether it runs there: ask the other host again. On the other host, where this one is dead:
-    /// let it go
+    /// Where it is not known whether it runs there: ask the other host again. On the other host, where this one is
+    /// dead: let it go
     #[arg(long, conflicts_with_all = ["to", "abandon", "status"])]
     resume: bool,
     /// Take a machine back that was given away and does not run there; on the other host: give it up
@@ -117,7 +117,15 @@ impl Migrate {
             (Migrated::Gone(result), true) => {
                 output::say(serde_json::json!({ "event": "migrated", "result": result }));
             }
-            (Migrated::Gone(result), false) => say_result(&name.to_string(), &order.to, &result),
+            (Migrated::Gone(result), false) => {
+                say_result(name.as_str(), &order.to, &result);
+                if result.pause_us > self.downtime_ms.saturating_mul(1000) {
+                    let wanted = self.downtime_ms;
+                    output::note(format_args!(
+                        "that is longer than the {wanted} ms that were asked for: a host was busy"
+                    ));
+                }
+            }
             (Migrated::Predicted(predicted), true) => {
                 output::say(serde_json::json!({ "event": "predicted", "prediction": predicted }));
             }
