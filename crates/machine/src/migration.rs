@@ -474,6 +474,10 @@ mod tests {
             }
         }
         Departure::settle(&source.home).unwrap();
+        if destination.machine == Some(State::Paused) && !desired_state::is_arriving(&destination.home) {
+            // Its keeper needs nobody any more, and goes on with what it was doing.
+            destination.let_go();
+        }
         if destination.machine == Some(State::Incoming) {
             // Not all of it has come.
             destination.machine = None;
@@ -527,7 +531,7 @@ mod tests {
                 };
                 assert!(running == 1 || is_lost && running == 0, "{running} run: {who} after step {killed_after}");
                 let has_gone = desired_state::is_migrated(&source.home);
-                assert_eq!(has_gone && source.runs(), false, "{who} after step {killed_after}");
+                assert!(!(has_gone && source.runs()), "{who} after step {killed_after}");
             }
         }
     }
