@@ -7,6 +7,7 @@ use onecopy_machine::{
     END_TIMEOUT, GuestImage, GuestServer, GuestServerOptions, Machine, MachineConfiguration, MachineError, MachineHome,
 };
 use onecopy_postgres::{Instance, Role, StandbyOptions, recommended_settings};
+use onecopy_router::Topology;
 
 use super::runtime::machine_of;
 use crate::provisioning::{Provisioner, slot_name};
@@ -152,14 +153,14 @@ impl Provisioner {
 
     /// After machines were removed, and before others are made: gives back what only those needed of the disks of
     /// `servers`, and of those that are gone.
-    pub(crate) async fn forget_layers(&self, servers: &[ServerState]) -> Result<(), HostError> {
+    pub(crate) async fn forget_layers(&self, topology: &Topology<ServerState>) -> Result<(), HostError> {
         if self.machines.is_none() {
             return Ok(());
         }
         let machines = self.directory.machines();
         let forgotten = tokio::task::spawn_blocking(move || MachineHome::forget_layers(&machines)).await;
         forgotten.unwrap_or_else(|error| Err(MachineError::Task(format!("removing layers ended: {error}"))))?;
-        for server in servers.iter().filter(|server| server.made) {
+        for server in topology.servers().filter(|server| server.made) {
             self.forget_checkpoint(server, None).await;
         }
         Ok(())

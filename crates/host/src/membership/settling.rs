@@ -33,7 +33,7 @@ impl Membership {
         self.remove_leaving(&**progress).await?;
         let missing = self.remembered().missing();
         if missing.is_empty() {
-            return self.provisioner.forget_layers(&self.remembered().servers).await;
+            return self.provisioner.forget_layers(&self.remembered().topology).await;
         }
         let made = self.make_all(&missing, options, begun, progress).await;
         let remembered = self.remembered();
@@ -55,7 +55,7 @@ impl Membership {
             self.take_out(&follower.name, &**progress).await?;
             self.remove_server(follower, &**progress).await?;
         }
-        self.provisioner.forget_layers(&self.remembered().servers).await?;
+        self.provisioner.forget_layers(&self.remembered().topology).await?;
         if self.provisioner.machines.is_some() {
             let making = Making { missing, begun, progress, prewarming: None, admissions: JoinSet::new() };
             return self.make_in_machines(options, making).await;
