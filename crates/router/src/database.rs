@@ -471,8 +471,10 @@ async fn catalog_of_any(followers: &[Arc<Server>], database: &str) -> Option<Loa
 /// The objects of one scope, and the fingerprint of their rows.
 async fn load(backend: &mut Backend, scope: Scope) -> Result<(Objects, u64), BackendError> {
     let (mut objects, mut fingerprint) = (Objects::default(), 0_u64);
-    for part in Part::ALL {
-        for row in backend.rows(&part.query(scope)).await? {
+    let queries = Part::ALL.map(|part| part.query(scope));
+    let answers = backend.pipeline(&queries.each_ref().map(String::as_str)).await?;
+    for (part, rows) in Part::ALL.into_iter().zip(answers) {
+        for row in rows {
             fingerprint = fingerprint.wrapping_add(fingerprint_of(part, &row));
             objects.add(part, &row).map_err(|error| BackendError::Login {
                 server: backend.server.name.clone(),

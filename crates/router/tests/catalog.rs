@@ -346,3 +346,20 @@ async fn users_code_is_classified_by_what_it_may_leave_behind() {
     }
     assert_eq!(cache.classify("UPDATE plain SET a = 1", &catalog).unwrap()[0].pins, None);
 }
+
+/// What is asked after each DDL does not look through all of PostgreSQL's own functions.
+#[tokio::test]
+async fn what_is_asked_after_each_ddl_finds_functions_by_an_index() {
+    let directory = TestDirectory::new().unwrap();
+    let server = start(&directory).await;
+    let client = server.connection().connect_as_client().await.unwrap();
+    client.batch_execute("CREATE TABLE t (a serial PRIMARY KEY, b text DEFAULT 'x')").await.unwrap();
+    let mut plan = String::new();
+    for message in client.simple_query(&format!("EXPLAIN {}", Part::Relations.query(Scope::User))).await.unwrap() {
+        if let SimpleQueryMessage::Row(row) = message {
+            plan.push_str(row.get(0).unwrap());
+            plan.push('\n');
+        }
+    }
+    assert!(plan.contains("Scan on pg_class") && !plan.contains("Seq Scan on pg_proc"), "{plan}");
+}

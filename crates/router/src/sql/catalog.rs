@@ -102,6 +102,8 @@ pub struct Objects {
     conversion_functions: Vec<String>,
     count: usize,
     definition_bytes: usize,
+    /// Of the builtin half: what the code behind its relations may do, once it was asked for.
+    relation_side_effects: OnceLock<HashMap<String, SideEffects>>,
 }
 
 impl Objects {
@@ -196,8 +198,18 @@ impl Objects {
         source.attribute |= attribute;
     }
 
+    /// What the code behind relations may do that `initdb` has made. It is bound to what `initdb` has made as well,
+    /// whatever users give the same names, so it is worked out once and not after each DDL.
+    fn builtin_relation_side_effects(&self) -> &HashMap<String, SideEffects> {
+        self.relation_side_effects.get_or_init(|| {
+            let bodies = self.relation_bodies(|name| self.functions.contains_key(name));
+            Closure::of(&HashMap::new(), &bodies, [].iter()).into_relations()
+        })
+    }
+
     /// The code behind relations that have any, by name; `knows` tells the functions that exist.
-    fn relation_bodies(&self, bodies: &mut HashMap<String, Body>, knows: impl Fn(&str) -> bool) {
+    fn relation_bodies(&self, knows: impl Fn(&str) -> bool) -> HashMap<String, Body> {
+        let mut bodies: HashMap<String, Body> = HashMap::new();
         for (name, schemas) in &self.relations {
             for (_, relation) in schemas {
                 // What policies call is among the functions of the hooks.
@@ -220,6 +232,7 @@ impl Objects {
                 }
             }
         }
+        bodies
     }
 }
 
@@ -240,11 +253,10 @@ impl Catalog {
     pub fn new(builtin: Arc<Objects>, mut user: Objects) -> Catalog {
         static GENERATION: AtomicU64 = AtomicU64::new(1);
         let sources = std::mem::take(&mut user.sources);
-        let mut relations = HashMap::new();
-        for half in [&*builtin, &user] {
-            half.relation_bodies(&mut relations, |name| {
-                builtin.functions.contains_key(name) || user.functions.contains_key(name)
-            });
+        let knows = |name: &str| builtin.functions.contains_key(name) || user.functions.contains_key(name);
+        let mut relations = user.relation_bodies(knows);
+        for (name, side_effects) in builtin.builtin_relation_side_effects() {
+            relations.entry(name.clone()).or_default().side_effects.join(*side_effects);
         }
         let unseen = user.operator_functions.values().flatten().chain(&user.conversion_functions);
         let closure = Closure::of(&sources, &relations, unseen);
@@ -374,6 +386,29 @@ mod tests {
         row[8] = None;
         row[7] = Some("x".repeat(DEFINITION_BYTES_MAX + 1));
         assert_eq!(objects.add(Part::Relations, &row), Err(CatalogError::TooMany { part: Part::Relations }));
+    }
+
+    /// A view that `initdb` has made is bound to functions that it has made. Users' functions of the names that stand
+    /// in it run for none of its readers, and are not looked for after each DDL.
+    #[test]
+    fn what_users_name_like_something_in_a_builtin_view_does_not_run_there() {
+        let text = |value: &str| Some(value.to_owned());
+        let relation = |name: &str, definition: &str| {
+            [text("s"), text(name), text("v"), text("p"), text("f"), text("f"), text("f"), text(definition), None]
+        };
+        let mut builtin = Objects::default();
+        builtin.add(Part::Relations, &relation("pg_stat", "SELECT pg_stat_get_activity(1)")).unwrap();
+        builtin.add(Part::Relations, &relation("pg_calm", "SELECT tenant(1)")).unwrap();
+        let mut user = Objects::default();
+        let code = text("SELECT set_config('a', 'b', false)");
+        let function = [text("s"), text("tenant"), text("t"), text("t"), text("f"), code, None];
+        user.add(Part::Functions, &function).unwrap();
+        user.add(Part::Relations, &relation("over_both", "SELECT tenant(1) FROM pg_stat")).unwrap();
+        let catalog = Catalog::new(Arc::new(builtin), user);
+        assert_eq!(catalog.relation_side_effects("pg_calm"), SideEffects::default());
+        assert!(catalog.relation_side_effects("pg_stat").depends_on_server);
+        let over_both = catalog.relation_side_effects("over_both");
+        assert!(over_both.depends_on_server && over_both.leaves_state);
     }
 
     #[test]

@@ -54,6 +54,11 @@ impl Closure {
         Closure { functions: marked(&graph.functions), relations: marked(&graph.relations) }
     }
 
+    /// What relations may do, by name; those that do nothing are missing.
+    pub fn into_relations(self) -> HashMap<String, SideEffects> {
+        self.relations
+    }
+
     /// What users' functions of this name may do.
     pub fn function(&self, name: &str) -> SideEffects {
         self.functions.get(name).copied().unwrap_or_default()

@@ -103,6 +103,8 @@ WHERE {scope}";
 /// functions that any of this, or a policy or an index, runs; null in it stands for a rule and for an expression that
 /// itself calls one of PostgreSQL's functions that leave session state (dependencies on those are not recorded, so
 /// their numbers are looked for in the expression's tree).
+///
+/// It is asked after each DDL: PostgreSQL's own functions are found by an index, each prefix by itself.
 const RELATIONS: &str = "
 WITH RECURSIVE edge AS (
     SELECT inhparent AS source, inhrelid AS target FROM pg_catalog.pg_inherits
@@ -110,7 +112,8 @@ WITH RECURSIVE edge AS (
 ), leaving(pattern) AS (
     SELECT ':funcid (' || pg_catalog.string_agg(oid::text, '|') || ') ' FROM pg_catalog.pg_proc
     WHERE oid < 16384 AND (proname IN ('set_config', 'setseed', 'lo_open', 'ts_stat', 'ts_rewrite')
-                           OR proname ~ '^(pg_(try_)?advisory_lock|query_to_xml)')
+                           OR proname ~ '^pg_advisory_lock' OR proname ~ '^pg_try_advisory_lock'
+                           OR proname ~ '^query_to_xml')
 ), expression(class, object, relation, tree) AS (
     SELECT 'pg_catalog.pg_attrdef'::regclass, oid, adrelid, adbin::text FROM pg_catalog.pg_attrdef
     UNION ALL SELECT 'pg_catalog.pg_constraint'::regclass, oid, conrelid, conbin::text
@@ -133,8 +136,9 @@ WITH RECURSIVE edge AS (
     UNION SELECT e.source, code.function, code.hooks FROM code JOIN edge e ON e.target = code.relation
 ), hook AS (
     SELECT code.relation, pg_catalog.bool_or(code.hooks) AS hooks,
-           pg_catalog.json_agg(DISTINCT p.proname::text)::text AS functions
-    FROM code LEFT JOIN pg_catalog.pg_proc p ON p.oid = code.function GROUP BY 1
+           pg_catalog.json_agg(DISTINCT (SELECT p.proname::text FROM pg_catalog.pg_proc p \
+             WHERE p.oid = code.function))::text AS functions
+    FROM code GROUP BY 1
 ), odd(relation) AS (
     SELECT i.inhparent FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
       WHERE c.relkind = 'f' OR (c.relpersistence <> 'p' AND c.relkind IN ('r', 'p'))
