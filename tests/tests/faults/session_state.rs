@@ -3,7 +3,7 @@
 use onecopy_tests::cluster::TestCluster;
 
 use crate::harness::{session_back_ends, start, start_usual, wait_until};
-use crate::wire::Wire;
+use crate::wire::{Wire, run_extended, sync};
 
 const SERVERS: [&str; 3] = ["leader", "follower-1", "follower-2"];
 
@@ -194,9 +194,74 @@ async fn f66_a_notification_comes_from_the_session_that_its_client_knows() -> an
         assert_eq!(listener.next().await?.body().slice(..4), sender.cancel_key.slice(..4), "while it is idle");
     }
     assert_ne!(sender.cancel_key.slice(..4), listener.cancel_key.slice(..4));
-    // No server process has the number of a session, so nobody else is ended by it.
-    let number = u32::from_be_bytes(sender.cancel_key[..4].try_into()?);
-    expect(&mut listener, &format!("SELECT pg_terminate_backend({number})"), &["f"]).await
+    // No server process has the number of a session, and one that no session has means nobody.
+    expect(&mut listener, "SELECT pg_terminate_backend(2147483647)", &["f"]).await
+}
+
+/// The number that a client gets at log-in names its session to `pg_terminate_backend` and `pg_cancel_backend`, as
+/// text and as a value: the session ends, or what it runs is cancelled, if the server lets the caller do that.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_is_ended_and_cancelled_by_the_number_that_its_client_knows() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut killer = Wire::connect(&cluster).await?;
+    let number_of = |wire: &Wire| u32::from_be_bytes(wire.cancel_key[..4].try_into().expect("four bytes"));
+    let sleeps = || async {
+        wait_until("it sleeps", || async {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)'";
+            Ok(crate::harness::on_leader(&cluster, sql).await?.number()? == 1)
+        })
+        .await
+    };
+    for before in [&["SELECT 1"][..], &["BEGIN", "UPDATE numbers SET value = 7 WHERE id = 1"]] {
+        for running in [false, true] {
+            for (own, by_value) in [(false, false), (false, true), (true, false)] {
+                let what = format!("{before:?}, running {running}, by itself {own}, by value {by_value}");
+                let mut victim = Wire::connect(&cluster).await?;
+                for sql in before {
+                    victim.query(sql).await?;
+                }
+                let number = number_of(&victim);
+                let end = format!("SELECT pg_terminate_backend({number})");
+                match (own, running) {
+                    (true, true) => continue,
+                    (true, false) => victim.send(&crate::wire::query(&end)).await?,
+                    (false, _) => {
+                        if running {
+                            victim.send(&crate::wire::query("SELECT pg_sleep(600)")).await?;
+                            sleeps().await?;
+                        }
+                        if by_value {
+                            let sql = "SELECT pg_terminate_backend($1)";
+                            let answer =
+                                killer.ask(&[run_extended(sql, &[&number.to_string()]), sync()].concat()).await?;
+                            assert_eq!(answer.text_rows(), ["t"], "{what}");
+                        } else {
+                            expect(&mut killer, &end, &["t"]).await?;
+                        }
+                    }
+                }
+                let answer = victim.until_closed().await?;
+                let last = answer.errors().pop().unwrap_or_else(|| panic!("{what}: it ended without a word"));
+                assert_eq!((last.code.as_str(), last.severity.as_str()), ("57P01", "FATAL"), "{what}: {answer:?}");
+                assert_eq!(answer.text_rows(), [""; 0], "{what}");
+            }
+        }
+    }
+    let mut victim = Wire::connect(&cluster).await?;
+    let number = number_of(&victim);
+    victim.send(&crate::wire::query("SELECT pg_sleep(600)")).await?;
+    sleeps().await?;
+    expect(&mut killer, &format!("SELECT pg_cancel_backend({number})"), &["t"]).await?;
+    assert_eq!(victim.answer().await?.code(), "57014");
+    // Who may not end a server process of that role may not end its session.
+    killer.query("CREATE ROLE nobody").await?;
+    killer.query("SET ROLE nobody").await?;
+    for function in ["pg_terminate_backend", "pg_cancel_backend"] {
+        assert_eq!(killer.query(&format!("SELECT {function}({number})")).await?.code(), "42501");
+    }
+    expect(&mut victim, "SELECT count(*) FROM numbers WHERE value = 7", &["0"]).await
 }
 
 /// What a client is told at log-in is in force, also where another session has had the same settings before.

@@ -191,6 +191,23 @@ impl Backend {
         Ok(self.pipeline(&[statement]).await?.pop().unwrap_or_default())
     }
 
+    /// Begins a simple query that takes long; returns when the server has said a first word of it.
+    pub async fn begin_to_wait(&mut self, statement: &str) -> Result<(), BackendError> {
+        self.channel.output.query(statement);
+        self.channel.flush().await.map_err(|error| self.lost(error))?;
+        loop {
+            let frame = self.channel.frame().await.map_err(|error| self.lost(error))?;
+            match frame.tag {
+                b'N' => return Ok(()),
+                b'E' => {
+                    let fields = ErrorFields::parse(&frame.body());
+                    return Err(BackendError::Sql { server: self.server.name.clone(), fields });
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// Reads one answer up to `ReadyForQuery`.
     async fn answer(&mut self) -> Result<Result<Vec<Row>, ErrorFields>, BackendError> {
         let mut rows = Vec::new();

@@ -21,12 +21,14 @@ pub enum Purpose {
     Catalog,
     /// Looks up roles.
     Login,
+    /// Waits in the place of a session that somebody ends or cancels.
+    StandIn,
 }
 
 impl Purpose {
     /// Whether it must wait until transactions of an earlier router have ended.
     pub fn waits_for_predecessors(self) -> bool {
-        !matches!(self, Purpose::Probe | Purpose::Start | Purpose::Login)
+        !matches!(self, Purpose::Probe | Purpose::Start | Purpose::Login | Purpose::StandIn)
     }
 
     /// Whether it runs statements of clients, by their settings.
@@ -45,6 +47,7 @@ impl Purpose {
             Purpose::Start => "onecopy start",
             Purpose::Catalog => "onecopy catalog",
             Purpose::Login => "onecopy login",
+            Purpose::StandIn => "onecopy stand-in",
         }
     }
 

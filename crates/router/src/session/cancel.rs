@@ -5,17 +5,21 @@
 //! waits for the requests that are on their way to its back end, so that they find nothing else there; who sends one
 //! hears of its end only then.
 
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use crate::backend::CancelKey;
+use crate::backend::{CancelKey, Credentials};
 use crate::state::{CancelKeys, RouterState};
 
 /// A cancel request that has not reached its server within this is not waited for; the back end then serves nobody
 /// else.
 const CANCEL_LANDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// The smallest number of a session.
+const FIRST_NUMBER: u32 = 1 << 30;
 
 /// What a cancel request of this client hits.
 #[derive(Debug, Default)]
@@ -23,6 +27,10 @@ pub struct CancelSlot {
     running: Mutex<Running>,
     /// A request has reached its server, or was given up.
     landed: Notify,
+    /// Somebody has ended the session on purpose.
+    is_ended: AtomicBool,
+    /// In which database it is, and as whom; none while it logs in.
+    owner: Option<(Arc<str>, Arc<Credentials>)>,
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +80,26 @@ impl Drop for Cancelling<'_> {
 impl CancelSlot {
     fn running(&self) -> std::sync::MutexGuard<'_, Running> {
         self.running.lock().expect("no code panics while it holds this lock")
+    }
+
+    /// The slot of a session in `database` that has logged in with these.
+    pub(super) fn of(database: Arc<str>, credentials: Arc<Credentials>) -> CancelSlot {
+        CancelSlot { owner: Some((database, credentials)), ..CancelSlot::default() }
+    }
+
+    /// In which database its session is, and with what it has logged in; none while it logs in.
+    pub(super) fn owner(&self) -> Option<(Arc<str>, Arc<Credentials>)> {
+        self.owner.clone()
+    }
+
+    /// Its session shall end: at once when it waits for its client, else with what is running.
+    pub(super) fn end_session(&self) {
+        self.is_ended.store(true, SeqCst);
+    }
+
+    /// Whether its session shall end.
+    pub(super) fn is_ended(&self) -> bool {
+        self.is_ended.load(SeqCst)
     }
 
     pub(super) fn begin(&self, key: Arc<CancelKey>) {
@@ -126,8 +154,19 @@ impl CancelSlot {
 /// By which number a client knows its session, in `BackendKeyData` and in notifications: beyond those of all server
 /// processes (Linux has at most 2^22), so that nobody who ends or cancels a process by it means another one.
 pub(super) fn process_id(session: u64) -> u32 {
-    const FIRST: u64 = 1 << 30;
-    u32::try_from(FIRST | (session % FIRST)).expect("it has 31 bits")
+    let first = u64::from(FIRST_NUMBER);
+    u32::try_from(first | (session % first)).expect("it has 31 bits")
+}
+
+/// Whether this is by its size the number of a session.
+pub(super) fn is_sessions(number: u32) -> bool {
+    (FIRST_NUMBER..2 * FIRST_NUMBER).contains(&number)
+}
+
+/// The session that its client knows by this number.
+pub(super) fn session_slot(router: &RouterState, number: u32) -> Option<Arc<CancelSlot>> {
+    let cancels = cancels(router);
+    cancels.iter().find(|((known, _), _)| *known == number).and_then(|(_, slot)| slot.upgrade())
 }
 
 /// Which clients may be cancelled by which key.

@@ -29,12 +29,16 @@ impl Drop for Ending {
     }
 }
 
-fn ends_processes(traits: &BatchTraits) -> bool {
-    let named = |text: &[u8]| text.windows(FUNCTION.len()).any(|part| part.eq_ignore_ascii_case(FUNCTION));
-    !traits.reads_only && traits.text.as_ref().is_some_and(|text| named(text))
+/// Whether the name of `function` stands in `text`.
+pub(super) fn names_function(text: &[u8], function: &[u8]) -> bool {
+    text.windows(function.len()).any(|part| part.eq_ignore_ascii_case(function))
 }
 
-fn terminated() -> SqlError {
+fn ends_processes(traits: &BatchTraits) -> bool {
+    !traits.reads_only && traits.text.as_ref().is_some_and(|text| names_function(text, FUNCTION))
+}
+
+pub(super) fn terminated() -> SqlError {
     SqlError::fatal(sqlstate::ADMIN_SHUTDOWN, "terminating connection due to administrator command")
 }
 
@@ -53,6 +57,9 @@ impl Session {
     /// hands is found out by what runs there.
     pub(super) async fn look_for_ending(&mut self) -> Result<(), SessionEnd> {
         self.endings.mark_unchanged();
+        if self.cancel.is_ended() {
+            return Err(SessionEnd::Fatal(terminated()));
+        }
         let Some(mut backend) = self.database.leader.take_parked(self.number) else { return Ok(()) };
         match tokio::time::timeout(LOOK_TIMEOUT, backend.rows("")).await {
             Ok(Ok(_)) => self.database.leader.park(self.number, &self.user, backend),
@@ -64,6 +71,9 @@ impl Session {
 
     /// What the client is told when the server process that has just answered was ended on purpose.
     pub(super) fn ended_on_purpose(&self, backend: &Backend, ended: &Ended) -> Option<SqlError> {
+        if self.cancel.is_ended() {
+            return Some(terminated());
+        }
         let server = &backend.server;
         let is_told = |words: &ErrorFields| words.severity == "FATAL" && words.code == sqlstate::ADMIN_SHUTDOWN;
         let is_ended = matches!(ended.result, Err(RelayError::Server(_)))

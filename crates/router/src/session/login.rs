@@ -336,7 +336,7 @@ async fn open_session(
     is_template: bool,
 ) -> Result<LoggedIn, LoginError> {
     let fatal = |error: SqlError| LoginError::Refused(SqlError { severity: "FATAL", ..error });
-    let cancel = Arc::default();
+    let cancel = Arc::new(CancelSlot::of(startup.database.as_str().into(), credentials.clone()));
     let (database, inside) = loop {
         let database = router.database(&startup.database).await.map_err(|error| fatal(error.to_sql()))?;
         let inside = SessionRegistration::enter(router, &database, &cancel, is_template);

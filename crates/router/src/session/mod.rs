@@ -36,6 +36,7 @@ mod served_by;
 mod server_choice;
 mod setting;
 mod simple;
+mod stand_in;
 mod startup;
 mod transaction;
 mod unit;
@@ -241,6 +242,9 @@ impl Session {
             if self.has_state_there && self.own_backend.is_none() && self.transaction.is_none() {
                 return Err(self.lost_own_backend());
             }
+            if self.cancel.is_ended() {
+                return Err(SessionEnd::Fatal(ending::terminated()));
+            }
             if self.endings.has_changed().unwrap_or(false) {
                 self.look_for_ending().await?;
             }
@@ -298,9 +302,9 @@ impl Session {
                     None => std::future::pending().await,
                 }
             };
-            // An open transaction finds it out by what runs in it.
-            let (endings, is_open) = (&mut self.endings, self.transaction.is_some());
-            let ended = async { if is_open { std::future::pending().await } else { endings.changed().await.is_ok() } };
+            // An open transaction finds it out by what runs in it, if only its server process was ended.
+            let endings = &mut self.endings;
+            let ended = async { endings.changed().await.is_ok() };
             let stopping = &mut self.stopping;
             let stopped = async { stopping.wait_for(|stopping| *stopping).await.is_ok() };
             tokio::select! {

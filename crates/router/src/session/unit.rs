@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::autocommit::{LEADER_TRIES_MAX, RETRY_PAUSE};
 use super::batch_traits::BatchTraits;
+use super::ending::terminated;
 use super::relay::{Ended, Hold, Relay, RelayError, Relayed};
 use super::request::{Expected, Request, put_own};
 use super::transaction::Transaction;
@@ -36,7 +37,7 @@ pub enum Outcome {
 
 impl Session {
     /// Runs `request`; its answers, or one error, are in the client's output afterwards.
-    pub(super) async fn run_unit(&mut self, request: Request, traits: BatchTraits) -> Result<Outcome, SessionEnd> {
+    pub(super) async fn run_unit(&mut self, mut request: Request, traits: BatchTraits) -> Result<Outcome, SessionEnd> {
         if !request.needs_server() {
             for item in &request.items {
                 if let super::request::Item::Answer(bytes) = item {
@@ -51,20 +52,34 @@ impl Session {
         }
         self.count(traits.reads_only);
         let _ending = self.ending_around(&traits);
+        let stand_ins = self.put_stand_ins(&mut request, traits.text.as_ref()).await;
+        let start = self.client.output.len();
+        let outcome = self.run_where_it_belongs(&request, &traits).await;
+        for stand_in in stand_ins.into_iter().filter(|_| matches!(outcome, Ok(Outcome::Done))) {
+            stand_in.pass_on().await;
+        }
+        if self.cancel.is_ended() {
+            self.client.output.truncate(start);
+            return Err(SessionEnd::Fatal(terminated()));
+        }
+        outcome
+    }
+
+    async fn run_where_it_belongs(&mut self, request: &Request, traits: &BatchTraits) -> Result<Outcome, SessionEnd> {
         if self.transaction.is_some() {
-            return self.run_in_transaction(&request, &traits).await;
+            return self.run_in_transaction(request, traits).await;
         }
         let is_long = traits.fingerprint.is_some_and(|statement| self.database.is_remembered_long(statement));
         if traits.must_be_wrapped(is_long, self.database.epochs.has_ddl_barrier()) {
-            return self.run_wrapped(&request, &traits).await;
+            return self.run_wrapped(request, traits).await;
         }
         if traits.reads_only && !traits.within_transaction && !self.is_pinned() {
-            return self.run_at_epoch(&request, &traits).await;
+            return self.run_at_epoch(request, traits).await;
         }
         if traits.only_looks && traits.statements > 0 {
-            return self.read_on_leader(&request, &traits).await;
+            return self.read_on_leader(request, traits).await;
         }
-        self.run_on_leader(&request, &traits).await
+        self.run_on_leader(request, traits).await
     }
 
     /// Runs a lone statement inside a transaction of the router's own, and again when it was refused with 40001 and
