@@ -113,3 +113,17 @@ async fn very_many_statements_in_one_message_run_or_are_refused_whole() -> anyho
     assert_eq!(wire.query("SELECT max(id), max(value) FROM numbers").await?.text_rows(), ["10|100"]);
     wait_until("the router is at rest", || async { Ok(crate::harness::busy_back_ends(&cluster).await? == 0) }).await
 }
+
+/// A client that ends before it has begun, as drivers do when they are closed at once, is told nothing, as by one
+/// server: it would take it for an error of its own.
+///
+/// Spec: C1
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_no_start_up_packet_is_answered_by_silence() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    let mut wire = Wire::unauthenticated(&cluster).await?;
+    wire.send(&message(b'X', b"")).await?;
+    let answer = wire.until_closed().await?;
+    assert!(answer.frames.is_empty(), "{answer:?}");
+    Ok(())
+}

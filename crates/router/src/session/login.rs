@@ -90,6 +90,10 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
             // The client may be gone already.
             let _ = relay::flush(&mut client).await;
         }
+        // One server says nothing to what is no start-up packet, as that of a client which has changed its mind.
+        Err(LoginError::Client(error @ ChannelError::Length { tag: '-', .. })) => {
+            tracing::debug!(%error, "a client did not begin to log in");
+        }
         Err(LoginError::Client(error @ ChannelError::Length { .. })) => {
             SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, error.to_string()).encode(&mut client.output);
             let _ = relay::flush(&mut client).await;
