@@ -213,3 +213,26 @@ async fn both_ways(wire: &mut Wire, batch: &[u8]) -> anyhow::Result<Answer> {
         }
     }
 }
+
+/// A client may wait for the error of what it has sent before it has said Sync or Flush, as libpq's pipelines do: one
+/// server runs each message when it comes.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_is_told_before_the_client_has_ended_its_batch() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let begun = [run_extended(ADD, &["7", "1"]), run_extended("SELECT 1 / 0", &[]), run_extended(ADD, &["7", "1"])];
+    wire.send(&begun.concat()).await?;
+    while wire.next().await?.tag != b'E' {}
+    let answer = wire.ask(&[run_extended(ADD, &["7", "1"]), sync()].concat()).await?;
+    assert_eq!((answer.tags().as_str(), answer.status()?), ("Z", 'I'), "all of the batch is taken back");
+    assert_eq!(wire.query("SELECT value FROM numbers WHERE id = 1").await?.text_rows(), ["0"]);
+    // What was right goes on with what follows.
+    wire.send(&run_extended(ADD, &["2", "1"])).await?;
+    while wire.next().await?.tag != b'C' {}
+    let answer = wire.ask(&[run_extended(ADD, &["3", "1"]), sync()].concat()).await?;
+    assert_eq!(answer.commands(), ["UPDATE 1"]);
+    assert_eq!(wire.query("SELECT value FROM numbers WHERE id = 1").await?.text_rows(), ["5"]);
+    Ok(())
+}

@@ -4,6 +4,7 @@
 //! is cut at the router's own statements (BEGIN, COMMIT, SET ...); each piece between is one request to one server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
@@ -23,6 +24,10 @@ use crate::wire::{Bind, Close, CloseTarget, Describe, Execute, Frame, Parse, Rep
 /// Bytes of a batch that are read before it runs; the rest of a longer one follows in the same transaction.
 pub(super) const BATCH_BYTES_MAX: usize = 4 << 20;
 
+/// A client that says nothing for so long inside a batch may wait for an error of what it has said: one server runs
+/// each message when it comes. So what has come runs then, and the rest follows in the same transaction.
+const LULL: Duration = Duration::from_millis(200);
+
 /// Bound values longer than this are not looked through for the words of time.
 const VALUES_SEEN_BYTES_MAX: usize = 1 << 20;
 
@@ -33,7 +38,7 @@ enum End {
     Sync,
     /// The client's `Flush`.
     Flush,
-    /// By its size.
+    /// By its size, or because nothing more has come for a while.
     Size,
 }
 
@@ -102,7 +107,11 @@ impl Session {
                 Some(frame) => frame,
                 None => {
                     relay::flush(&mut self.client).await?;
-                    self.next_frame().await?
+                    match tokio::time::timeout(LULL, self.next_frame()).await {
+                        Ok(frame) => frame?,
+                        Err(_) if frames.is_empty() => self.next_frame().await?,
+                        Err(_) => break End::Size,
+                    }
                 }
             };
         };
