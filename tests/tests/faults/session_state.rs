@@ -3,7 +3,7 @@
 use onecopy_tests::cluster::TestCluster;
 
 use crate::harness::{session_back_ends, start, start_usual, wait_until};
-use crate::wire::{Wire, run_extended, sync};
+use crate::wire::{Wire, message, run_extended, sync};
 
 const SERVERS: [&str; 3] = ["leader", "follower-1", "follower-2"];
 
@@ -389,6 +389,56 @@ async fn large_objects_are_written_and_read_in_transactions() -> anyhow::Result<
     expect(&mut wire, &format!("SELECT lo_unlink({id})"), &["1"]).await?;
     assert_eq!(wire.query(&format!("SELECT lo_get({id})")).await?.code(), "42704");
     Ok(())
+}
+
+/// `FunctionCall` of the function with this number: arguments and result are binary.
+fn call(function: u32, arguments: &[&[u8]]) -> Vec<u8> {
+    let mut body = function.to_be_bytes().to_vec();
+    body.extend([0, 1, 0, 1, 0, arguments.len() as u8]);
+    for argument in arguments {
+        body.extend((argument.len() as u32).to_be_bytes());
+        body.extend(*argument);
+    }
+    body.extend([0, 1]);
+    message(b'F', &body)
+}
+
+/// libpq and pgjdbc read and write large objects by messages that call functions by their numbers.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn functions_are_called_by_their_numbers() -> anyhow::Result<()> {
+    const MODE: [u8; 4] = 0x6_0000_u32.to_be_bytes();
+    const DESCRIPTOR: [u8; 4] = [0; 4];
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let result = |answer: &crate::wire::Answer| {
+        let frame = answer.frames.iter().find(|frame| frame.tag == b'V');
+        frame.unwrap_or_else(|| panic!("no result: {answer:?}")).body().slice(4..)
+    };
+    wire.query("BEGIN").await?;
+    let answer = wire.ask(&call(957, &[&MODE])).await?;
+    assert_eq!((answer.tags().as_str(), answer.status()?), ("VZ", 'T'), "{answer:?}");
+    let object = result(&answer);
+    assert_eq!(result(&wire.ask(&call(952, &[&object, &MODE])).await?), DESCRIPTOR[..]);
+    assert_eq!(result(&wire.ask(&call(955, &[&DESCRIPTOR, b"large"])).await?), [0, 0, 0, 5][..]);
+    assert_eq!(wire.query("COMMIT").await?.commands(), ["COMMIT"]);
+    wire.query("BEGIN").await?;
+    wire.ask(&call(952, &[&object, &MODE])).await?;
+    assert_eq!(result(&wire.ask(&call(954, &[&DESCRIPTOR, &[0, 0, 0, 9]])).await?), b"large"[..]);
+    let answer = wire.ask(&call(952, &[&[0, 0, 0, 1], &MODE])).await?;
+    assert_eq!((answer.code().as_str(), answer.status()?), ("42704", 'E'), "there is no such object");
+    assert_eq!(wire.ask(&call(954, &[&DESCRIPTOR, &[0, 0, 0, 9]])).await?.code(), "25P02");
+    wire.query("ROLLBACK").await?;
+    // Outside a transaction each call commits by itself.
+    assert_eq!(result(&wire.ask(&call(964, &[&object])).await?), [0, 0, 0, 1][..]);
+    expect(&mut wire, "SELECT count(*) FROM pg_largeobject_metadata", &["0"]).await?;
+    // What any other function leaves behind is there for the session's next statement: pg_advisory_lock(bigint).
+    let answer = wire.ask(&call(2880, &[&7_u64.to_be_bytes()])).await?;
+    assert_eq!((answer.code().as_str(), answer.status()?), ("00000", 'I'));
+    let mut other = Wire::connect(&cluster).await?;
+    expect(&mut other, "SELECT pg_try_advisory_lock(7)", &["f"]).await?;
+    expect(&mut wire, "SELECT pg_advisory_unlock(7)", &["t"]).await
 }
 
 /// Spec: I4

@@ -261,11 +261,8 @@ impl Session {
                 // Left over from a COPY that has failed.
                 b'd' | b'c' | b'f' => {}
                 b'F' => {
-                    self.fail(
-                        SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, "function call messages are not supported")
-                            .hint("Call the function in a SELECT."),
-                    );
-                    self.ready();
+                    self.skips_until_sync = false;
+                    self.function_call(frame).await?;
                 }
                 tag => {
                     let text = format!("invalid frontend message type {tag}");

@@ -51,6 +51,8 @@ pub enum Item {
     },
     /// The client's `Close` of a portal, its `Execute`, or its `Describe` of a cursor, as sent.
     Portal(Frame),
+    /// The client's `FunctionCall`, as sent.
+    Function(Frame),
     /// Whole messages that the router answers itself, at their place among the others.
     Answer(Bytes),
 }
@@ -102,9 +104,14 @@ impl Request {
         Request { items: vec![Item::Simple(sql)] }
     }
 
+    /// A call of a function.
+    pub fn function(frame: Frame) -> Request {
+        Request { items: vec![Item::Function(frame)] }
+    }
+
     /// Whether it is of the extended protocol.
     pub fn is_extended(&self) -> bool {
-        !matches!(self.items.first(), Some(Item::Simple(_)))
+        !matches!(self.items.first(), Some(Item::Simple(_) | Item::Function(_)))
     }
 
     /// Whether a server is needed at all.
@@ -136,6 +143,11 @@ impl Request {
                     backend.channel.put(sql);
                     backend.channel.output.put_u8(0);
                     backend.prepared.unnamed = None;
+                    expected.push_back(Expected::Simple);
+                }
+                Item::Function(frame) => {
+                    backend.channel.put(&frame.bytes);
+                    // It is answered as a simple query is, up to a `ReadyForQuery` of its own.
                     expected.push_back(Expected::Simple);
                 }
                 Item::Parse { text, named: false } => {

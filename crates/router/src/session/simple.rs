@@ -10,8 +10,9 @@ use super::request::{Item, Request};
 use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::{Session, SessionEnd};
+use crate::settings::Reach;
 pub(super) use crate::sql::readable;
-use crate::sql::{Action, ParseError, Statement};
+use crate::sql::{Action, ParseError, PinReason, Statement};
 use crate::wire::{Frame, SqlError, begin_message, end_message, sql_of_query, sqlstate};
 
 /// A `Parse` message's count of parameter types: none is given.
@@ -38,6 +39,18 @@ impl Session {
             }
             Ok(statements) => self.run_statements(&statements, &text, &sql).await?,
             Err(error) => self.run_unreadable(error, sql.clone()).await?,
+        }
+        self.release();
+        self.ready();
+        Ok(())
+    }
+
+    /// A `FunctionCall` message, up to `ReadyForQuery`. libpq and pgjdbc read and write large objects by it.
+    pub(super) async fn function_call(&mut self, frame: Frame) -> Result<(), SessionEnd> {
+        self.in_extended_batch = false;
+        if !self.is_barred(&Action::UNKNOWN) {
+            let traits = traits_of_call(&frame);
+            self.run_unit(Request::function(frame), traits).await?;
         }
         self.release();
         self.ready();
@@ -135,6 +148,21 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// The numbers of PostgreSQL's functions of large objects (pg_proc.dat): they write at most, and what they open is
+/// closed with the transaction.
+const LARGE_OBJECT_FUNCTIONS: [u32; 13] = [715, 952, 953, 954, 955, 956, 957, 958, 964, 1004, 3170, 3171, 3172];
+
+/// What a called function does is known of those only; any other may do all that users' code may.
+fn traits_of_call(frame: &Frame) -> BatchTraits {
+    let body = frame.body();
+    let number = body.first_chunk::<4>().map(|bytes| u32::from_be_bytes(*bytes));
+    let traits = BatchTraits { writes: true, opaque: true, statements: 1, ..BatchTraits::default() };
+    if number.is_some_and(|number| LARGE_OBJECT_FUNCTIONS.contains(&number)) {
+        return traits;
+    }
+    BatchTraits { pins: Some(PinReason::UserCode), local_settings: Reach::Names, ..traits }
 }
 
 /// What a client is told whose message is more than the router reads.

@@ -131,7 +131,7 @@ fn visit_numbers(session: &Session, item: &mut Item, change: &mut impl FnMut(u32
                 bind.values = changed;
             }
         }
-        Item::DescribePortal { .. } | Item::Portal(_) | Item::Answer(_) => {}
+        Item::DescribePortal { .. } | Item::Portal(_) | Item::Function(_) | Item::Answer(_) => {}
     }
 }
 
