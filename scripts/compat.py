@@ -270,7 +270,8 @@ TEST_OUTPUT_FILE_NAME = "django-{target.name}.xml"
     report.unlink(missing_ok=True)
     output = suite_process([interpreter, "runtests.py", "--settings=compat_settings", "--parallel=1", "--noinput",
                             *labels], place / "tests", {})
-    if not report.exists():
+    # It is written at the end.
+    if not report.exists() or not report.stat().st_size:
         raise Failure(f"Django's tests made no report:\n{output[-4000:]}")
     return junit(report), output
 
