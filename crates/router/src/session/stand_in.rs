@@ -169,7 +169,19 @@ fn in_text(sql: &Bytes, change: &mut impl FnMut(u32) -> Option<u32>) -> Option<B
     changed.map(Bytes::from)
 }
 
-/// Numbers among the values of a `Bind`: as text, or binary as `int4` or `int8`; none when nothing changes.
+/// Places of the elements of a binary array of `int4` in one dimension, within its bytes.
+fn places_in_array(bytes: &[u8]) -> Vec<usize> {
+    const INT4: u32 = 23;
+    const HEADER_BYTES: usize = 20;
+    let word = |at: usize| bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_be_bytes);
+    if word(0) != Some(1) || word(8) != Some(INT4) {
+        return Vec::new();
+    }
+    let places = (HEADER_BYTES..bytes.len()).step_by(8);
+    places.take_while(|at| word(*at) == Some(4) && word(at + 4).is_some()).map(|at| at + 4).collect()
+}
+
+/// Numbers among the values of a `Bind`: as text, or binary as `int4`, `int8` or `int4[]`; none when nothing changes.
 fn in_values(values: &Bytes, change: &mut impl FnMut(u32) -> Option<u32>) -> Option<Bytes> {
     let short = |at: usize| Some(usize::from(u16::from_be_bytes(values.get(at..at + 2)?.try_into().ok()?)));
     let formats = short(0)?;
@@ -183,18 +195,24 @@ fn in_values(values: &Bytes, change: &mut impl FnMut(u32) -> Option<u32>) -> Opt
         let Ok(length) = usize::try_from(length) else { continue };
         let bytes = values.get(at..at + length)?;
         let is_binary = formats > 0 && short(2 + 2 * if formats == 1 { 0 } else { value })? == 1;
-        let found = match (is_binary, length) {
-            (true, 4) => Some(u32::from_be_bytes(bytes.try_into().ok()?)),
-            (true, 8) => u32::try_from(u64::from_be_bytes(bytes.try_into().ok()?)).ok(),
-            (false, DIGITS) => number(bytes),
-            _ => None,
+        if !is_binary {
+            if let Some(text) = in_text(&values.slice(at..at + length), change) {
+                changed.get_or_insert_with(|| values.to_vec())[at..at + length].copy_from_slice(&text);
+            }
+        }
+        let places = match (is_binary, length) {
+            (false, _) => Vec::new(),
+            (true, 4) => vec![0],
+            // The upper half of a number that has no more than 32 bits is nothing.
+            (true, 8) if bytes.starts_with(&[0; 4]) => vec![4],
+            (true, _) => places_in_array(bytes),
         };
-        if let Some(process) = found.filter(|number| is_sessions(*number)).and_then(&mut *change) {
-            let there = &mut changed.get_or_insert_with(|| values.to_vec())[at..at + length];
-            match length {
-                4 => there.copy_from_slice(&process.to_be_bytes()),
-                8 => there.copy_from_slice(&u64::from(process).to_be_bytes()),
-                _ => there.copy_from_slice(format!("{process:0DIGITS$}").as_bytes()),
+        for place in places {
+            let found = u32::from_be_bytes(bytes[place..place + 4].try_into().ok()?);
+            if let Some(process) = Some(found).filter(|number| is_sessions(*number)).and_then(&mut *change) {
+                let there = at + place;
+                changed.get_or_insert_with(|| values.to_vec())[there..there + 4]
+                    .copy_from_slice(&process.to_be_bytes());
             }
         }
         at += length;
@@ -242,6 +260,7 @@ mod tests {
             bytes.extend([0, 0]);
             Bytes::from(bytes)
         };
+        let array = |number: u32| [1, 0, 23, 2, 1, 4, 5, 4, number].map(u32::to_be_bytes).concat();
         let seven_bytes = 7_u32.to_be_bytes();
         let wide = |number: u32| u64::from(number).to_be_bytes();
         for (before, after) in [
@@ -249,6 +268,8 @@ mod tests {
             (values(&[1, 0], &[&wide(1_073_741_830), b"x"]), Some(values(&[1, 0], &[&wide(7), b"x"]))),
             (values(&[], &[b"1073741830"]), Some(values(&[], &[b"0000000007"]))),
             (values(&[0, 1], &[b"1073741830", &binary]), Some(values(&[0, 1], &[b"0000000007", &seven_bytes]))),
+            (values(&[0], &[b"{1,1073741830}"]), Some(values(&[0], &[b"{1,0000000007}"]))),
+            (values(&[1], &[&array(1_073_741_830)]), Some(values(&[1], &[&array(7)]))),
             (values(&[], &[&binary]), None),
             (values(&[1], &[b"1073741830"]), None),
         ] {
