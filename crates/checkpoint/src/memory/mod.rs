@@ -25,6 +25,7 @@
 //! close and waits for the answer, so a killed server would wait for its successor to be gone.
 
 mod apart;
+mod between;
 mod fuse;
 mod keep;
 mod pages;
@@ -46,6 +47,7 @@ use std::thread::JoinHandle;
 use rustix::mm::MlockAllFlags;
 
 use crate::{CheckpointError, PAGE_BYTES};
+pub use between::Between;
 use fuse::Looks;
 pub use keep::Kept;
 use keep::memory_resident;

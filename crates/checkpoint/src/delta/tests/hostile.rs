@@ -26,7 +26,7 @@ fn sent() -> (Pair, Vec<Vec<u8>>) {
 fn bytes_that_are_changed_anywhere_never_count() {
     let (mut pair, epochs) = sent();
     let mut random = StdRng::seed_from_u64(32);
-    for _ in 0..300 {
+    for _ in 0..60 {
         pair.decoder = Decoder::new(SHAPE);
         pair.theirs.spaces()[1] = zeros(BLOCKS);
         let mut bytes = epochs[0].clone();
