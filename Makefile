@@ -83,8 +83,9 @@ compat: setup build ## other projects' test suites, directly and through the rou
 	@scripts/setup.sh --compat
 	@scripts/compat.py $(COMPAT)
 
-fuzz: setup ## ten minutes of search for what a guest could put on its disk's ring to break a rule
+fuzz: setup ## twice ten minutes of search for what a guest could put on its disk's ring, or a host send as an epoch
 	@scripts/fuzz.sh ring $(FUZZ_SECONDS)
+	@scripts/fuzz.sh epoch $(FUZZ_SECONDS)
 
 bench: setup ## the experiments; writes docs/results
 	cargo build --locked --release -p onecopy -p onecopy-bench -p onecopy-guest-agent -p onecopy-testing
