@@ -181,5 +181,5 @@ pub(super) fn parse_different(payload: &[u8], shape: &Shape, into: &mut Differen
 
 /// Why this side gives up, cut to what fits.
 pub(super) fn reason(reason: &str) -> &[u8] {
-    reason[..reason.floor_char_boundary(REASON_BYTES_MAX)].as_bytes()
+    &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES_MAX)]
 }

@@ -23,8 +23,8 @@ fn an_epoch_cut_short_at_any_part_does_not_count_and_the_next_one_is_right() {
         assert!(pair.encoder.resume(held).unwrap());
         // The machine went on; some of it is as it was.
         let back = random.random_range(0..PAGES as usize);
-        pair.memory.now[..back].copy_from_slice(&pair.memory.acknowledged[..back].to_vec());
-        pair.disk.now[..back / 2].copy_from_slice(&pair.disk.acknowledged[..back / 2].to_vec());
+        pair.memory.now[..back].copy_from_slice(&pair.memory.acknowledged[..back]);
+        pair.disk.now[..back / 2].copy_from_slice(&pair.disk.acknowledged[..back / 2]);
         pair.number += 1;
         let all: Vec<u64> = (0..PAGES).collect();
         let (bytes, _) = pair.encode_these(&all, &all[..BLOCKS as usize]);
