@@ -39,7 +39,7 @@ pub use guest_options::{GuestServerOptions, HOST_IN_GUEST};
 pub use guest_server::GuestServer;
 pub use home::{MachineEnd, MachineHome};
 pub use image::{GuestImage, IMAGES_VARIABLE};
-pub use keeper::CheckpointTaken;
+pub use keeper::{CheckpointTaken, PauseParts};
 pub use machine::{END_TIMEOUT, GuestRefusal, Machine};
 pub use name::MachineName;
 pub use network::{BridgedNetwork, InterfaceAddress, NetworkChoice};

@@ -51,6 +51,8 @@ pub struct CheckpointTaken {
     pub since: Option<u64>,
     /// How long the machine stood, microseconds.
     pub pause_us: u64,
+    /// What for, the telling of itself before the first one left out.
+    pub parts: PauseParts,
     /// Bytes of memory that it tells of itself.
     pub memory_bytes: u64,
     /// How long it took until it was durable, milliseconds.
@@ -59,6 +61,31 @@ pub struct CheckpointTaken {
     /// the checkpoint can be lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_epoch: Option<u64>,
+}
+
+/// What a machine stands for while a checkpoint is taken, microseconds. QEMU's own are `stop`, `devices` and `cont`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PauseParts {
+    /// QEMU stops its processors, and waits for the requests that are under way.
+    pub stop_us: u64,
+    /// QEMU saves its devices, and the keeper reads that.
+    pub devices_us: u64,
+    /// What was written to memory since it was synchronized before the stop goes to the memory server.
+    pub synchronize_us: u64,
+    /// The disk is cut.
+    pub disk_us: u64,
+    /// The memory is cut.
+    pub memory_us: u64,
+    /// QEMU lets its processors go.
+    pub cont_us: u64,
+}
+
+/// Does a part's work; how long that takes is in `into`.
+fn timed<T>(into: &mut u64, work: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let done = work();
+    *into = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+    done
 }
 
 /// Takes one, and forgets the oldest where there are half as many more than `keep` then; with `holds_server` the
@@ -84,8 +111,8 @@ pub(super) async fn checkpoint(
     let taken = tokio::task::spawn_blocking(move || parts.take()).await;
     drop(alone);
     let made = match taken {
-        Ok(Ok((taken, pause, network_epoch))) => {
-            append(home, &taken, deadline).await.map(|appended| (appended, first_pause + pause, network_epoch))
+        Ok(Ok((taken, pause, parts, network_epoch))) => {
+            append(home, &taken, deadline).await.map(|appended| (appended, first_pause + pause, parts, network_epoch))
         }
         Ok(Err(reason)) => Err(reason),
         Err(error) => Err(format!("taking it ended: {error}")),
@@ -101,11 +128,12 @@ pub(super) async fn checkpoint(
         Ok(Err(error)) => tracing::warn!(error, "the oldest checkpoints are forgotten after the next one"),
         Err(error) => tracing::error!(%error, "forgetting checkpoints ended"),
     }
-    let (appended, pause, network_epoch) = made.map_err(failed)?;
+    let (appended, pause, parts, network_epoch) = made.map_err(failed)?;
     Ok(CheckpointTaken {
         number: appended.number,
         since: appended.since,
         pause_us: u64::try_from(pause.as_micros()).unwrap_or(u64::MAX),
+        parts,
         memory_bytes: appended.pages * onecopy_checkpoint::PAGE_BYTES as u64,
         total_ms,
         network_epoch,
@@ -303,14 +331,13 @@ struct MachineParts {
 }
 
 impl MachineParts {
-    fn take(self) -> Result<(Taken, Duration, Option<u64>), String> {
+    fn take(self) -> Result<(Taken, Duration, PauseParts, Option<u64>), String> {
         let (home, handle) = (self.kept.home(), &self.handle);
         let server = self.holds_server.then_some(&*self.kept);
-        let (machine, stopped, pause) = (&self.machine, None, Duration::ZERO);
-        let mut processors = Processors { home, machine, handle, server, stopped, pause };
-        let mut memory = Memory { home, handle };
+        let mut processors = Processors::new(home, &self.machine, handle, server);
+        let mut memory = Memory::new(home, handle);
         // Never a name that was given before: what a dead keeper has asked for may still be written under its own.
-        let mut disk = Disk { home, snapshot: format!("{SNAPSHOT}{}-{}", unix_ms(), std::process::id()) };
+        let mut disk = Disk::new(home, format!("{SNAPSHOT}{}-{}", unix_ms(), std::process::id()));
         let mut record = Record { kept: &self.kept };
         let mut network = network::of(home, handle)?;
         let mut parts = Parts {
@@ -326,7 +353,9 @@ impl MachineParts {
             }
             error.to_string()
         })?;
-        Ok((taken, processors.pause, network.epoch))
+        let (synchronize_us, disk_us, memory_us) = (memory.synchronize_us, disk.cut_us, memory.cut_us);
+        let parts = PauseParts { synchronize_us, disk_us, memory_us, ..processors.parts };
+        Ok((taken, processors.pause, parts, network.epoch))
     }
 }
 
@@ -346,13 +375,26 @@ pub(super) fn recover(parts: &mut Parts<'_>, machine: &Machine) {
 }
 
 pub(super) struct Processors<'a> {
-    pub(super) home: &'a MachineHome,
-    pub(super) machine: &'a Machine,
-    pub(super) handle: &'a Handle,
+    home: &'a MachineHome,
+    machine: &'a Machine,
+    handle: &'a Handle,
     /// Who reaches the guest's server, where that is held as long as they stand.
-    pub(super) server: Option<&'a Kept>,
-    pub(super) stopped: Option<Instant>,
+    server: Option<&'a Kept>,
+    stopped: Option<Instant>,
     pub(super) pause: Duration,
+    parts: PauseParts,
+}
+
+impl<'a> Processors<'a> {
+    pub(super) fn new(
+        home: &'a MachineHome,
+        machine: &'a Machine,
+        handle: &'a Handle,
+        server: Option<&'a Kept>,
+    ) -> Processors<'a> {
+        let (stopped, pause, parts) = (None, Duration::ZERO, PauseParts::default());
+        Processors { home, machine, handle, server, stopped, pause, parts }
+    }
 }
 
 impl take::Machine for Processors<'_> {
@@ -366,18 +408,20 @@ impl take::Machine for Processors<'_> {
             let agent = kept.agent().ok_or("the guest's agent does not answer")?;
             self.handle.block_on(agent.postgres(Postgres::Freeze {}, HOLD_TIMEOUT, |_| {}))?;
         }
-        Ok(self.handle.block_on(self.machine.monitor().stop())?)
+        Ok(timed(&mut self.parts.stop_us, || self.handle.block_on(self.machine.monitor().stop()))?)
     }
 
     fn save_devices(&mut self) -> Result<Vec<u8>, Cause> {
         let path: PathBuf = self.home.in_run("devices");
-        let _ = fs::remove_file(&path);
-        self.handle.block_on(self.machine.monitor().save_devices(&path, false))?;
-        Ok(read(&path, DEVICES_BYTES_MAX)?)
+        timed(&mut self.parts.devices_us, || {
+            let _ = fs::remove_file(&path);
+            self.handle.block_on(self.machine.monitor().save_devices(&path, false))?;
+            Ok(read(&path, DEVICES_BYTES_MAX)?)
+        })
     }
 
     fn cont(&mut self) -> Result<(), Cause> {
-        self.handle.block_on(self.machine.monitor().cont())?;
+        timed(&mut self.parts.cont_us, || self.handle.block_on(self.machine.monitor().cont()))?;
         if let Some(kept) = self.server {
             self.handle.block_on(thaw(kept, self.machine));
         }
@@ -402,27 +446,43 @@ pub(super) async fn thaw(kept: &Kept, machine: &Machine) {
 }
 
 pub(super) struct Memory<'a> {
-    pub(super) home: &'a MachineHome,
-    pub(super) handle: &'a Handle,
+    home: &'a MachineHome,
+    handle: &'a Handle,
+    /// Of the last time, which is in the pause.
+    synchronize_us: u64,
+    cut_us: u64,
+}
+
+impl<'a> Memory<'a> {
+    pub(super) fn new(home: &'a MachineHome, handle: &'a Handle) -> Memory<'a> {
+        Memory { home, handle, synchronize_us: 0, cut_us: 0 }
+    }
 }
 
 impl take::Memory for Memory<'_> {
     fn synchronize(&mut self) -> Result<(), Cause> {
-        Ok(synchronize(&self.home.memory())?)
+        Ok(timed(&mut self.synchronize_us, || synchronize(&self.home.memory()))?)
     }
 
     fn cut(&mut self) -> Result<Cut, Cause> {
         let cut = async { MemoryClient::connect(self.home).await?.ask::<EndedEpoch>(Request::Cut).await };
-        let EndedEpoch { epoch, pages } = self.handle.block_on(cut)?;
+        let EndedEpoch { epoch, pages } = timed(&mut self.cut_us, || self.handle.block_on(cut))?;
         Ok(Cut { epoch: Epoch(epoch), pages })
     }
 }
 
 /// Asked over a connection for each question: who does something else between two is hung up on.
 pub(super) struct Disk<'a> {
-    pub(super) home: &'a MachineHome,
+    home: &'a MachineHome,
     /// The snapshot that is cut.
-    pub(super) snapshot: String,
+    snapshot: String,
+    cut_us: u64,
+}
+
+impl<'a> Disk<'a> {
+    pub(super) fn new(home: &'a MachineHome, snapshot: String) -> Disk<'a> {
+        Disk { home, snapshot, cut_us: 0 }
+    }
 }
 
 impl take::Disk for Disk<'_> {
@@ -431,7 +491,7 @@ impl take::Disk for Disk<'_> {
     }
 
     fn cut(&mut self) -> Result<String, Cause> {
-        Ok(DiskClient::connect(&self.home.disk())?.snapshot(&self.snapshot)?.name)
+        timed(&mut self.cut_us, || Ok(DiskClient::connect(&self.home.disk())?.snapshot(&self.snapshot)?.name))
     }
 }
 

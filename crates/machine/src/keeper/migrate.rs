@@ -295,10 +295,9 @@ impl Work {
         let _alone = handle.block_on(self.kept.no_take());
         self.check_wanted()?;
         checkpoint::check_runs(home, &self.machine).map_err(words)?;
-        let (machine, stopped, pause) = (&self.machine, None, Duration::ZERO);
-        let mut processors = Processors { home, machine, handle, server: None, stopped, pause };
-        let mut memory = Memory { home, handle };
-        let mut disk = Disk { home, snapshot: departure.snapshot.clone() };
+        let mut processors = Processors::new(home, &self.machine, handle, None);
+        let mut memory = Memory::new(home, handle);
+        let mut disk = Disk::new(home, departure.snapshot.clone());
         let mut record = Record { kept: &self.kept };
         let network = &mut NoNetwork;
         let mut parts =

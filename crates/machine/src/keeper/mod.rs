@@ -17,7 +17,7 @@ mod server;
 mod service;
 mod unresponsive;
 
-pub use checkpoint::CheckpointTaken;
+pub use checkpoint::{CheckpointTaken, PauseParts};
 pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};
 pub(super) use network::clear as clear_network;
 pub(super) use processes::{end_left_servers, server_of, servers_of};

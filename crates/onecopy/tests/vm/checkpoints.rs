@@ -100,6 +100,10 @@ fn t16_a_machine_with_a_server_goes_on_from_any_of_its_checkpoints() {
         let told = run(&[&["vm", "checkpoint", "shop", "--json"], arguments].concat()).ok();
         let taken: serde_json::Value = serde_json::from_str(&told).expect("JSON");
         assert_eq!(taken["since"].as_u64(), since, "{taken}");
+        let parts = taken["parts"].as_object().expect("parts").values().map(|part| part.as_u64().expect("a number"));
+        let parts: Vec<u64> = parts.collect();
+        assert!(parts.len() == 6 && parts.iter().all(|part| *part > 0), "{taken}");
+        assert!(taken["pause_us"].as_u64() >= Some(parts.iter().sum()), "{taken}");
         assert!(taken["memory_bytes"].as_u64().is_some_and(|bytes| (bytes > 64 << 20) == since.is_none()), "{taken}");
         taken["number"].as_u64().expect("a number")
     };
