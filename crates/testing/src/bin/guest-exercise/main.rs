@@ -4,11 +4,12 @@
 //! Each sector of 512 bytes says which one it is, of which run, and how often it has been written; so a wrong byte
 //! tells whether it is old, another sector's, or damaged ([`sector`]). Threads own different sectors, so that each
 //! knows what it has written ([`owner`]). What was flushed can be kept in a file on another disk ([`record`]), against
-//! which the device is verified after a power cut ([`verify`]).
+//! which the device is verified after a power cut ([`verify`]). The same is done with memory ([`memory`]).
 
 mod buffer;
 mod device;
 mod measure;
+mod memory;
 mod options;
 mod owner;
 mod record;
@@ -78,6 +79,7 @@ fn exercise(arguments: &[String]) -> io::Result<bool> {
     let options = Options::parse(arguments).map_err(|message| io::Error::new(io::ErrorKind::InvalidInput, message))?;
     match options.action {
         Action::Work => tell(&workload::work(&options)?),
+        Action::Memory => tell(&memory::work(&options)),
         Action::Verify => tell(&verify::verify(&options)?),
         Action::Measure(direction) => {
             println!("{}", serde_json::to_string(&measure::measure(&options, direction)?)?);

@@ -1,10 +1,12 @@
 //! The arguments.
 
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// How they are written.
-const USAGE: &str = "guest-exercise --device PATH [OPTION]...
+const USAGE: &str = "guest-exercise --device PATH | --memory [OPTION]...
   --seconds N           how long (10)
+  --until FILE          and until this is there, if that is sooner
   --seed N              of the random choices and the contents (1)
   --threads N           (4)
   --span BYTES          of the device's beginning (64 MiB, at most the device)
@@ -14,6 +16,8 @@ const USAGE: &str = "guest-exercise --device PATH [OPTION]...
   --loose-discards      what was discarded may read as anything, as most disks have it; not with --log
   --log FILE            keep there what was flushed; on another disk
   --verify              compare the device with --log, after a power cut
+  --memory              pages of this size (--span) instead of a device
+  --rate BYTES          a second of pages that are written there (1048576)
   --measure read|write  random requests as fast as they go, nothing is checked
   --block BYTES         of one of them (4096)
   --depth N             how many of them at a time (1)";
@@ -22,6 +26,7 @@ const USAGE: &str = "guest-exercise --device PATH [OPTION]...
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Work,
+    Memory,
     Verify,
     Measure(Direction),
 }
@@ -39,6 +44,8 @@ pub(crate) struct Options {
     pub(crate) action: Action,
     pub(crate) device: PathBuf,
     pub(crate) seconds: u64,
+    pub(crate) until: Option<PathBuf>,
+    pub(crate) rate_bytes: u64,
     pub(crate) seed: u64,
     pub(crate) threads: u64,
     pub(crate) span_bytes: u64,
@@ -57,6 +64,8 @@ impl Options {
             action: Action::Work,
             device: PathBuf::new(),
             seconds: 10,
+            until: None,
+            rate_bytes: 1 << 20,
             seed: 1,
             threads: 4,
             span_bytes: 64 << 20,
@@ -74,6 +83,9 @@ impl Options {
             match name.as_str() {
                 "--device" => options.device = value()?.into(),
                 "--seconds" => options.seconds = number(value()?)?,
+                "--until" => options.until = Some(value()?.into()),
+                "--memory" => options.action = Action::Memory,
+                "--rate" => options.rate_bytes = number(value()?)?,
                 "--seed" => options.seed = number(value()?)?,
                 "--threads" => options.threads = number(value()?)?,
                 "--span" => options.span_bytes = number(value()?)?,
@@ -96,7 +108,7 @@ impl Options {
         let in_range = (1..=64).contains(&self.threads) && (1..=256).contains(&self.depth);
         let sizes = [self.span_bytes, self.request_bytes, self.block_bytes];
         let whole = |bytes: u64| bytes > 0 && bytes.is_multiple_of(self.alignment_bytes);
-        if self.device.as_os_str().is_empty() {
+        if self.device.as_os_str().is_empty() && self.action != Action::Memory {
             return Err(format!("no --device\n{USAGE}"));
         }
         if !in_range || ![512, 4096].contains(&self.alignment_bytes) || !sizes.into_iter().all(whole) {
@@ -111,6 +123,11 @@ impl Options {
             return Err("--verify needs the --log of the run before".to_string());
         }
         Ok(self)
+    }
+
+    /// Whether a workload that began then is to end.
+    pub(crate) fn is_over(&self, begin: Instant) -> bool {
+        begin.elapsed() >= Duration::from_secs(self.seconds) || self.until.as_ref().is_some_and(|file| file.exists())
     }
 }
 

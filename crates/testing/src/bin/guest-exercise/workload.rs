@@ -9,7 +9,7 @@ use super::record::{Fact, Record};
 use super::sector::{SECTOR_BYTES, examine, fill, next_random};
 use std::io;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Works on the device for the time that is given, then reads all of it once more.
 pub(crate) fn work(options: &Options) -> io::Result<Report> {
@@ -19,14 +19,14 @@ pub(crate) fn work(options: &Options) -> io::Result<Report> {
         Some(path) => Some(Record::create(path, options.seed, span_bytes)?),
         None => None,
     };
-    let deadline = Instant::now() + Duration::from_secs(options.seconds);
+    let begin = Instant::now();
     let mut report = Report::default();
     thread::scope(|scope| {
         let threads: Vec<_> = (0..options.threads)
             .map(|index| {
                 let owner = Owner::new(options.seed, index, options.threads, span_bytes / SECTOR_BYTES as u64);
                 let worker = Worker::new(options, &device, record.as_ref(), owner, index);
-                scope.spawn(move || worker.work(deadline))
+                scope.spawn(move || worker.work(|| options.is_over(begin)))
             })
             .collect();
         for thread in threads {
@@ -76,12 +76,12 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn work(mut self, deadline: Instant) -> Report {
+    fn work(mut self, is_over: impl Fn() -> bool) -> Report {
         if self.owner.sectors() == 0 {
             self.report.error("the span is too small for so many threads".to_string());
             return self.report;
         }
-        while Instant::now() < deadline {
+        while !is_over() {
             self.step();
         }
         self.flush();
