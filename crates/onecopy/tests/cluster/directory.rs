@@ -75,6 +75,16 @@ impl ClusterDirectory {
         Ran::from(self.command(arguments).output().expect("run onecopy"))
     }
 
+    /// The same with this as its standard input.
+    pub fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Ran {
+        let mut command = self.command(arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("spawn onecopy");
+        // It may have refused meanwhile, and reads no more.
+        let _ = child.stdin.take().expect("piped").write_all(input);
+        Ran::from(child.wait_with_output().expect("run onecopy"))
+    }
+
     /// `up --detach` by a copy of the program that is gone afterwards, as an upgrade's predecessor is.
     #[track_caller]
     pub fn up_by_a_program_that_goes(&self) {

@@ -1,6 +1,6 @@
 //! A directory with machines; whatever happens, nothing of them outlives its test.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -21,6 +21,10 @@ pub struct MachineDirectory {
 impl MachineDirectory {
     pub fn new() -> MachineDirectory {
         MachineDirectory { directory: ClusterDirectory::new() }
+    }
+
+    pub fn within(place: &Path) -> MachineDirectory {
+        MachineDirectory { directory: ClusterDirectory::within(place) }
     }
 
     /// One whose directory has a path that no Unix socket can have.

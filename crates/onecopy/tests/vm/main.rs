@@ -12,4 +12,5 @@ mod machines;
 mod migration;
 mod network;
 mod own;
+mod proof;
 mod refusals;
