@@ -336,9 +336,9 @@ fn t42_forks_of_a_machine_at_work_are_right_and_their_own() {
         }
     }
     // Their parent is killed.
-    for file in ["keeper.lock", "memory.pid", "disk.pid", "qemu.pid"] {
-        work.machines.kill("first", file);
-    }
+    let files = ["keeper.lock", "memory.pid", "disk.pid", "qemu.pid"];
+    let all: Vec<u32> = files.into_iter().filter_map(|file| work.machines.process("first", file)).collect();
+    all.into_iter().for_each(process::kill);
     for name in ["fourth", "third", "second"] {
         assert_eq!(work.wrong(name), None, "{name}");
         work.run(&["vm", "stop", "--force", name]);
