@@ -1,10 +1,14 @@
 //! The papers' experiments, each one command: `onecopy-bench NAME`.
 
+mod checkpoint;
 mod clone;
 mod cluster;
 mod demo;
 mod disk;
 mod exposition;
+mod fork;
+mod guests;
+mod head;
 mod machine;
 mod memory;
 mod pgbench;
@@ -33,6 +37,10 @@ enum Experiment {
     /// Disks of virtual machines: our NBD server and vhost-user-blk back end against QEMU's own, without a guest and in
     /// one: requests a second, processor time.
     Disk(virtual_disk::DiskOptions),
+    /// Checkpoints of a machine: how long it stands, and what they cost; how soon it goes on after a restore.
+    Checkpoint(checkpoint::CheckpointOptions),
+    /// Forks of a machine: how soon they answer, how fast they are, and what memory is their own.
+    Fork(fork::ForkOptions),
     #[command(hide = true)]
     DiskServer(virtual_disk::ServeOptions),
     /// A cluster with two followers, a web shop's load, and an anomaly that does not happen.
@@ -58,6 +66,8 @@ fn run(experiment: Experiment) -> anyhow::Result<()> {
             Experiment::Clone(options) => clone::run(options).await,
             Experiment::Memory(options) => memory::run(options).await,
             Experiment::Disk(options) => virtual_disk::run(&options).await,
+            Experiment::Checkpoint(options) => checkpoint::run(&options).await,
+            Experiment::Fork(options) => fork::run(&options).await,
             Experiment::DiskServer(options) => virtual_disk::serve(&options),
             Experiment::Demo(options) => demo::run(options).await,
         }

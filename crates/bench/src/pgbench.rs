@@ -151,7 +151,7 @@ impl Run {
 }
 
 /// Reads pgbench's summary (PostgreSQL 15 to 18).
-fn parse(text: &str) -> anyhow::Result<Counts> {
+pub(crate) fn parse(text: &str) -> anyhow::Result<Counts> {
     let after = |label: &str| {
         text.lines().find_map(|line| line.strip_prefix(label)).map(|rest| rest.trim_start_matches([':', '=', ' ']))
     };

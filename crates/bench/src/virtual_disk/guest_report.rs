@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::guest::{GuestLoad, GuestMeasured, GuestWay};
-use super::report::cell;
+use crate::head::cell;
 use crate::plot::Panel;
 use crate::statistics::Spread;
 

@@ -17,7 +17,7 @@ mod vhost_client;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::machine::{self, Machine};
+use crate::head::Head;
 use back_end::{BackEnd, Way};
 use guest::{Guest, GuestLoad, Needs};
 use load::Load;
@@ -101,21 +101,21 @@ impl DiskOptions {
 pub async fn run(options: &DiskOptions) -> anyhow::Result<()> {
     // Asked for first: it would be a pity to learn it after the first part.
     let needs = options.has(Part::Guest).then(Needs::find).transpose()?;
-    let mut report = Report::new(options.command(), Machine::observe(), options.seconds());
+    let mut report = Report::new(Head::new("disk", options.command(), Vec::new()), options.seconds());
     let home = tempfile::tempdir_in(&options.place)?;
     if options.has(Part::Driver) {
         drive(options, home.path(), &mut report);
     }
     if let Some(needs) = needs {
         let done = in_guest(options, &needs, home.path(), &mut report).await;
-        report.keep("the guest".to_owned(), done);
+        report.head.keep("the guest", done);
     }
-    report.load_after = machine::load();
+    report.head.end();
     report.print(options.json)?;
     if let Some(directory) = options.output() {
         report.write(directory)?;
     }
-    anyhow::ensure!(!report.is_empty(), "nothing was measured: {:?}", report.failures);
+    anyhow::ensure!(!report.is_empty(), "nothing was measured: {:?}", report.head.failures);
     Ok(())
 }
 
@@ -123,10 +123,14 @@ fn drive(options: &DiskOptions, home: &Path, report: &mut Report) {
     for round in 1..=options.rounds() {
         for way in Way::ALL {
             let begun = BackEnd::start(way, home);
-            let Some(mut back_end) = report.keep(format!("round {round} {}", way.name()), begun) else { continue };
+            let Some(mut back_end) = report.head.keep(&format!("round {round} {}", way.name()), begun) else {
+                continue;
+            };
             for load in Load::ALL {
                 let measured = back_end.measure(load, options.length());
-                if let Some(measured) = report.keep(format!("round {round} {} {}", way.name(), load.name()), measured) {
+                if let Some(measured) =
+                    report.head.keep(&format!("round {round} {} {}", way.name(), load.name()), measured)
+                {
                     let (rate, cost) = (measured.per_second as u64, measured.processor_us);
                     say(format_args!("round {round} {}, {}: {rate}/s, {cost:.2} us", way.name(), load.name()));
                     report.add(round, way, load, measured);
@@ -138,7 +142,7 @@ fn drive(options: &DiskOptions, home: &Path, report: &mut Report) {
 
 async fn in_guest(options: &DiskOptions, needs: &Needs, home: &Path, report: &mut Report) -> anyhow::Result<()> {
     let guest = Guest::boot(needs, home, |way, error| {
-        let _: Option<()> = report.keep(format!("guest, {}", way.name()), Err(error));
+        let _: Option<()> = report.head.keep(&format!("guest, {}", way.name()), Err(error));
     })
     .await?;
     for round in 1..=options.rounds() {
@@ -147,7 +151,7 @@ async fn in_guest(options: &DiskOptions, needs: &Needs, home: &Path, report: &mu
             for way in guest.ways() {
                 let run = format!("guest, round {round} {}, {}", way.name(), load.name());
                 let measured = guest.measure(way, load, options.length()).await;
-                if let Some(measured) = report.keep(run.clone(), measured) {
+                if let Some(measured) = report.head.keep(&run, measured) {
                     say(format_args!("{run}: {}/s", measured.per_second as u64));
                     report.add_guest(round, way, load, measured);
                 }

@@ -3,36 +3,28 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::Context;
 use serde::Serialize;
 
 use super::back_end::Way;
 use super::guest::{GuestLoad, GuestMeasured, GuestWay};
 use super::guest_report::{self, GuestFigure};
 use super::load::{Load, Measured};
-use crate::machine::Machine;
+use crate::head::{Head, cell};
 use crate::plot::{Panel, draw};
 use crate::statistics::Spread;
 
 /// Everything that the experiment gave.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Its name.
-    pub experiment: &'static str,
-    /// The command that makes it again.
-    pub command: String,
-    /// On what it ran.
-    pub machine: Machine,
-    /// Load average over the last minute, its own work included.
-    pub load_after: f64,
+    /// Its head.
+    #[serde(flatten)]
+    pub head: Head,
     /// Seconds of a load.
     pub seconds: u32,
     /// What was measured without a guest.
     pub figures: Vec<Figure>,
     /// What was measured in one.
     pub guest_figures: Vec<GuestFigure>,
-    /// What did not end well, with its reason.
-    pub failures: Vec<String>,
 }
 
 /// One load on one way in one round.
@@ -51,28 +43,8 @@ pub struct Figure {
 
 impl Report {
     /// Without any figure as yet.
-    pub fn new(command: String, machine: Machine, seconds: u32) -> Report {
-        Report {
-            experiment: "disk",
-            command,
-            machine,
-            load_after: f64::NAN,
-            seconds,
-            figures: Vec::new(),
-            guest_figures: Vec::new(),
-            failures: Vec::new(),
-        }
-    }
-
-    /// The result of a run; what has failed is noted.
-    pub fn keep<T>(&mut self, run: String, result: anyhow::Result<T>) -> Option<T> {
-        result
-            .inspect_err(|error| {
-                let failure = format!("{run}: {error:#}");
-                super::say(format_args!("failed: {failure}"));
-                self.failures.push(failure);
-            })
-            .ok()
+    pub fn new(head: Head, seconds: u32) -> Report {
+        Report { head, seconds, figures: Vec::new(), guest_figures: Vec::new() }
     }
 
     /// Adds a figure.
@@ -102,28 +74,9 @@ impl Report {
 
     /// Writes `disk.md` and `disk.png`.
     pub fn write(&self, directory: &Path) -> anyhow::Result<()> {
-        std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-        draw(&directory.join("disk.png"), &self.panels())?;
-        let path = directory.join("disk.md");
-        std::fs::write(&path, self.page()).with_context(|| path.display().to_string())
-    }
-
-    fn page(&self) -> String {
-        let machine = &self.machine;
-        format!(
-            "# Disks of virtual machines: measured\n\nMade by `{}`\n\n\
-             - {} ({} processors, {} MiB), Linux {}; load average {:.1} before, {:.1} after\n\
-             - medians, with the smallest and the largest; ratios are formed within one round\n\n\
-             ![disk](disk.png)\n\n{}",
-            self.command,
-            machine.processor,
-            machine.processors,
-            machine.memory_mib,
-            machine.kernel,
-            machine.load_before,
-            self.load_after,
-            self.tables()
-        )
+        let notes = ["medians, with the smallest and the largest; ratios are formed within one round".to_owned()];
+        let page = ("Disks of virtual machines: measured", &notes[..], &*self.tables());
+        self.head.write(directory, page, |path| draw(path, &self.panels()))
     }
 
     fn tables(&self) -> String {
@@ -140,11 +93,7 @@ impl Report {
                 let _ = self.write_load(load, &mut text);
             }
         }
-        text += &guest_report::tables(&self.guest_figures, self.seconds);
-        for failure in &self.failures {
-            let _ = writeln!(text, "\nFailed: {failure}");
-        }
-        text
+        text + &guest_report::tables(&self.guest_figures, self.seconds)
     }
 
     fn write_load(&self, load: Load, text: &mut String) -> std::fmt::Result {
@@ -216,14 +165,5 @@ impl Report {
             panel("processor time of the back end, us a request of 4 KiB", random, |measured| measured.processor_us),
             panel("megabytes a second, 128 KiB", sequential, |measured| measured.megabytes_per_second),
         ]
-    }
-}
-
-/// A cell of a table: the middle, and the ends where they differ.
-pub fn cell(spread: Option<Spread>, digits: usize) -> String {
-    match spread {
-        Some(Spread { median, min, max }) if (max - min).abs() < f64::EPSILON => format!("{median:.digits$}"),
-        Some(Spread { median, min, max }) => format!("{median:.digits$} ({min:.digits$} to {max:.digits$})"),
-        None => "-".to_owned(),
     }
 }
