@@ -129,10 +129,10 @@ impl Report {
         }
         let _ = writeln!(
             text,
-            "\nA fork reads for {} s in all. Before a machine's base backup its own empty server is made (in its time) and \
-             removed (not in it).\n\nThe paper on machines that share their memory's and disk's origin (Xen, \
-             MySQL, 17 GB): a replica answers after 60 s instead of 18 min (18x), is as fast as its source after 4 min instead \
-             of 30, has 67 % of that at once, and needs 0.16 of the memory.",
+            "\nA fork reads for {} s in all. Before a machine's base backup its own empty server is made (in its time) \
+             and removed (not in it).\n\nThe paper on machines that share the origin of memory and disk (Xen, MySQL, \
+             17 GB): a replica answers after 60 s instead of 18 min (18x), is as fast as its source after 4 min, not \
+             30, has 67 % of that at once, and needs 0.16 of the memory.",
             self.seconds
         );
         text
