@@ -95,8 +95,10 @@ impl Host {
         let allowed = Allowed { sources, targets, account };
         crate::block_on(async {
             let signal = StopSignal::listen(HangUp::Stops)?;
-            let machines =
-                self.machines.as_ref().map(|directory| Machines::of(Directory::new(directory)?)).transpose()?;
+            let machines = match &self.machines {
+                Some(directory) => Some(Machines::of(Directory::new(directory)?)?),
+                None => None,
+            };
             let listener = Listener::open(&self.listen, keys, allowed).await?.with_machines(machines);
             output::say(format_args!("Other hosts are served on {}.", listener.local_address()?));
             tokio::select! {

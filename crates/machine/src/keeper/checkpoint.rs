@@ -380,7 +380,7 @@ pub(super) struct Processors<'a> {
     handle: &'a Handle,
     /// Who reaches the guest's server, where that is held as long as they stand.
     server: Option<&'a Kept>,
-    stopped: Option<Instant>,
+    pub(super) stopped: Option<Instant>,
     pub(super) pause: Duration,
     parts: PauseParts,
 }

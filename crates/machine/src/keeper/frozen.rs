@@ -1,6 +1,6 @@
 //! The memory of a checkpoint as a file that never changes: forks map it privately, and have its page cache in common.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
@@ -33,13 +33,15 @@ pub(super) fn freeze(
 ) -> Result<PathBuf, MachineError> {
     let name = name_of(checkpoint).map_err(MachineError::file("name the memory of", parent.root()))?;
     let path = parent.root().join(&name);
+    // Of several who begin at once one makes it. Who dies lets the next one begin.
+    let turn = File::open(parent.root()).and_then(|directory| directory.lock().map(|()| directory));
+    let _turn = turn.map_err(MachineError::file("lock", parent.root()))?;
     if path.exists() {
         return Ok(path);
     }
     let view = image.view(checkpoint.number).map_err(parent.memory_failed())?;
     image.check_space(view.present().count() as u64).map_err(parent.memory_failed())?;
-    // Of two who make it at once each makes its own, and the later one's has the name.
-    let unfinished = parent.root().join(format!("{name}.{}.new", std::process::id()));
+    let unfinished = parent.root().join(format!("{name}.new"));
     absent_is_fine(fs::remove_file(&unfinished)).map_err(MachineError::file("remove", &unfinished))?;
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
     let file = file.map_err(MachineError::file("create", &unfinished))?;

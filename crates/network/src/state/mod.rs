@@ -114,9 +114,9 @@ pub(crate) struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// A step at which a test lets a holder die.
 #[cfg(test)]
 thread_local! {
+    /// A step at which a test lets a holder die.
     pub(crate) static STEPS: std::cell::RefCell<Option<u64>> = const { std::cell::RefCell::new(None) };
 }
 

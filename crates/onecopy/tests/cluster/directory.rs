@@ -76,6 +76,7 @@ impl ClusterDirectory {
     }
 
     /// The same with this as its standard input.
+    #[allow(dead_code, reason = "not every test program that has this module gives input")]
     pub fn run_with_input(&self, arguments: &[&str], input: &[u8]) -> Ran {
         let mut command = self.command(arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

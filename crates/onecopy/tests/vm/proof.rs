@@ -170,7 +170,7 @@ fn take_and_restore(takes: u32, each: u32) {
 
 /// The shortest form.
 ///
-/// Spec: D6
+/// Spec: D6, nightly
 #[test]
 fn t39_a_machine_at_work_goes_on_from_a_checkpoint_and_a_disk_of_another_instant_is_found() {
     if !is_left_out("t39_a_machine_at_work_goes_on_from_a_checkpoint_and_a_disk_of_another_instant_is_found") {
@@ -180,7 +180,7 @@ fn t39_a_machine_at_work_goes_on_from_a_checkpoint_and_a_disk_of_another_instant
 
 /// The long one.
 ///
-/// Spec: D6
+/// Spec: D6, nightly
 #[test]
 fn t40_a_machine_at_work_goes_on_from_checkpoints_at_any_moment() {
     if !is_left_out("t40_a_machine_at_work_goes_on_from_checkpoints_at_any_moment") {
@@ -229,7 +229,7 @@ impl Moment {
 /// Whoever is killed at whatever moment of a checkpoint: the machine goes on where it has not died itself, and from
 /// its last checkpoint where it has.
 ///
-/// Spec: D6, A3
+/// Spec: D6, A3, nightly
 #[test]
 fn t41_whoever_is_killed_at_any_moment_of_a_checkpoint_nothing_of_it_is_wrong() {
     let name = "t41_whoever_is_killed_at_any_moment_of_a_checkpoint_nothing_of_it_is_wrong";
@@ -283,7 +283,7 @@ fn t41_whoever_is_killed_at_any_moment_of_a_checkpoint_nothing_of_it_is_wrong() 
 /// Forks of a machine at work, one after the other, and of forks: each is right, has other random numbers, and goes on
 /// when its parent is killed; what one writes no other one sees.
 ///
-/// Spec: D6
+/// Spec: D6, nightly
 #[test]
 fn t42_forks_of_a_machine_at_work_are_right_and_their_own() {
     let name = "t42_forks_of_a_machine_at_work_are_right_and_their_own";
@@ -348,7 +348,7 @@ fn t42_forks_of_a_machine_at_work_are_right_and_their_own() {
 /// A checkpoint that is cut short or has another bit, and a disk that is full while one is made: refused by name, and
 /// the others and the machine are as before.
 ///
-/// Spec: D6, C6, L2
+/// Spec: D6, C6, L2, nightly
 #[test]
 fn t43_a_damaged_checkpoint_and_a_full_disk_are_refused_by_name() {
     let name = "t43_a_damaged_checkpoint_and_a_full_disk_are_refused_by_name";

@@ -195,10 +195,8 @@ fn in_values(values: &Bytes, change: &mut impl FnMut(u32) -> Option<u32>) -> Opt
         let Ok(length) = usize::try_from(length) else { continue };
         let bytes = values.get(at..at + length)?;
         let is_binary = formats > 0 && short(2 + 2 * if formats == 1 { 0 } else { value })? == 1;
-        if !is_binary {
-            if let Some(text) = in_text(&values.slice(at..at + length), change) {
-                changed.get_or_insert_with(|| values.to_vec())[at..at + length].copy_from_slice(&text);
-            }
+        if !is_binary && let Some(text) = in_text(&values.slice(at..at + length), change) {
+            changed.get_or_insert_with(|| values.to_vec())[at..at + length].copy_from_slice(&text);
         }
         let places = match (is_binary, length) {
             (false, _) => Vec::new(),
