@@ -100,8 +100,8 @@ pub(super) struct Processes {
     pub qemu: Option<u32>,
     /// Its memory's server.
     pub memory: Option<u32>,
-    /// Its disk's server and its keeper.
-    pub others: [Option<u32>; 2],
+    /// Its disk's server, its keeper and its network holder.
+    pub others: [Option<u32>; 3],
 }
 
 /// What these take; a process that ends meanwhile takes nothing.

@@ -94,6 +94,7 @@ impl Machine {
             others: [
                 kept.as_ref().and_then(|kept| kept.disk_process_id),
                 kept.as_ref().map(|kept| kept.keeper_process_id),
+                kept.as_ref().and_then(|kept| kept.network_process_id),
             ],
         };
         let home = self.home().clone();

@@ -35,6 +35,9 @@ impl Fork {
             (None | Some(BridgedNetwork { address: None, .. }), Some(_)) => {
                 invalid("its parent has no address on a bridge that was given here; leave out --address")
             }
+            (Some(BridgedNetwork { address: None, .. }), None) => {
+                invalid("the address that its parent's guest has on the bridge is not known here, and would be its own")
+            }
             (Some(BridgedNetwork { address: Some(_), .. }), None) => {
                 invalid("two machines cannot have one address; give the fork its own: --address ADDRESS/BITS")
             }
@@ -86,7 +89,9 @@ impl Machines {
         let configuration = MachineConfiguration { forwards, network, ..was };
         configuration.check()?;
         let (user, made, from, shares) = (self.user.clone(), home.clone(), original.home().clone(), fork.shares);
-        let make = move || made.make_fork(&from, &configuration, (number, shares), false, &user);
+        // Its guest has its parent's addresses until it is told others.
+        let is_isolated = configuration.network.is_some();
+        let make = move || made.make_fork(&from, &configuration, (number, shares), is_isolated, &user);
         blocking("making a machine", make).await?;
         drop(ports);
         let machine = Machine::new(home.clone(), self.user.clone());

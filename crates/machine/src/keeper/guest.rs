@@ -118,14 +118,9 @@ pub(super) async fn start(
             }
             None => None,
         };
-        if fork.is_some() {
-            network::pull_out(home, &machine).await?;
-        }
-        if home.isolated_file().exists() {
-            // After its state is there, which has the card's.
-            let link = machine.monitor().set_link(CARD, false).await;
-            link.map_err(|error| hypervisor_failed(home.name(), error))?;
-        }
+        // Held until it runs: a fork's checkpoint stays as long.
+        let _fork = fork;
+        unplug_isolated(home, &machine).await?;
         run(home, user, &machine).await
     };
     if let Err(error) = let_go.await {
@@ -137,6 +132,15 @@ pub(super) async fn start(
         return Err(error);
     }
     Ok((machine, Takeover::Leave))
+}
+
+/// A fork has its parent's addresses until it is told its own, and its parent's server: it must not be heard, nor hear,
+/// before. Behind the loading of its state, which has the card's.
+async fn unplug_isolated(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
+    if !home.isolated_file().exists() {
+        return Ok(());
+    }
+    machine.monitor().set_link(CARD, false).await.map_err(|error| hypervisor_failed(home.name(), error))
 }
 
 /// Puts the cable into the card of a machine that began without.
@@ -160,7 +164,10 @@ async fn take_over(home: &MachineHome, user: &ServiceUser, machine: &Machine) ->
     let care = found.takeover(&state);
     tracing::info!(?found, %state, ?care, "the machine is there already");
     match (care, found) {
-        (Takeover::Resume, _) => run(home, user, machine).await?,
+        (Takeover::Resume, _) => {
+            unplug_isolated(home, machine).await?;
+            run(home, user, machine).await?;
+        }
         (Takeover::Pause, _) => machine.pause().await.map_err(|error| hypervisor_failed(home.name(), error))?,
         // It was let go, or not made to stand, and there was no time to write that down.
         (Takeover::Leave, Found::Own(DesiredState::Beginning | DesiredState::Taking | DesiredState::Paused))

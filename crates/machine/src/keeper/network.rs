@@ -11,7 +11,7 @@ use onecopy_network::{State, Tap};
 use rustix::process::Signal;
 use tokio::runtime::Handle;
 
-use super::guest::CARD;
+use super::guest::connect;
 use super::processes::{end_left_server, server_of};
 use super::server::{LOOK_INTERVAL, Launch, NetworkDescriptors, READY_TIMEOUT, Role, Server};
 use super::service::Kept;
@@ -110,14 +110,6 @@ pub(super) async fn silence(home: &MachineHome, machine: &Machine) -> Result<(),
     machine.monitor().set_migration_parameters(none).await.map_err(|error| hypervisor_failed(home.name(), error))
 }
 
-/// A fork has its parent's addresses until it is told its own: it must not be heard, nor hear, before.
-pub(super) async fn pull_out(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
-    if home.configuration()?.network.is_none() {
-        return Ok(());
-    }
-    machine.monitor().set_link(CARD, false).await.map_err(|error| hypervisor_failed(home.name(), error))
-}
-
 /// Gives a guest that answers the addresses that it shall have, once for each boot and each start of QEMU, and plugs it
 /// in then.
 pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) {
@@ -134,8 +126,8 @@ pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) 
         ..Identity::default()
     };
     let plugged = match agent.set_identity(identity).await {
-        Ok(()) => machine.monitor().set_link(CARD, true).await,
-        Err(error) => Err(error),
+        Ok(()) => connect(home, machine).await,
+        Err(error) => Err(hypervisor_failed(home.name(), error)),
     };
     let failure = plugged.err().map(|error| error.to_string());
     if let Some(failure) = &failure {
