@@ -131,15 +131,28 @@ pub(super) fn is_arriving(home: &MachineHome) -> bool {
     matches!(record(home), Ok(Some(Record { standing: DesiredState::Arriving, .. })))
 }
 
-/// A machine that was written down as migrated stands for a take again, as the host that it should have gone to has
-/// said that it will never run there.
+/// A machine that was written down as migrated stands for a take again. Only [`crate::migration::Departure`] does this.
 ///
 /// # Errors
-/// [`MachineError::Directory`]; [`MachineError::Moved`]: the disk has gone on without it.
+/// [`MachineError::Directory`]; [`MachineError::Moved`]: it is not written down as migrated, or the disk has gone on
+/// without it.
 pub(super) fn take_back(home: &MachineHome, user: &ServiceUser) -> Result<(), MachineError> {
     match record(home)? {
-        Some(record) if record.generation == generation(home, user)? => {
+        Some(record) if record.standing == DesiredState::Migrated && record.generation == generation(home, user)? => {
             write(home, Record { standing: DesiredState::Taking, ..record })
+        }
+        _ => Err(MachineError::Moved { name: home.name().clone() }),
+    }
+}
+
+/// A machine that has come was given away: it begins. Only who knows that does this.
+///
+/// # Errors
+/// [`MachineError::Directory`]; [`MachineError::Moved`]: it is not one that comes.
+pub(super) fn begin_arrived(home: &MachineHome) -> Result<(), MachineError> {
+    match record(home)? {
+        Some(record) if matches!(record.standing, DesiredState::Arriving | DesiredState::Beginning) => {
+            write(home, Record { standing: DesiredState::Beginning, ..record })
         }
         _ => Err(MachineError::Moved { name: home.name().clone() }),
     }
@@ -189,10 +202,13 @@ pub(super) async fn begin(home: &MachineHome, user: &ServiceUser, patience: Dura
 ///
 /// # Errors
 /// [`MachineError::Directory`], also when its run has never begun; [`MachineError::Moved`] when it has migrated, which
-/// stays so.
+/// stays so; [`MachineError::Arriving`] when it has come, and may run where it comes from: [`begin_arrived`].
 pub(super) fn note(home: &MachineHome, standing: DesiredState) -> Result<(), MachineError> {
     match record(home)? {
         Some(Record { standing: DesiredState::Migrated, .. }) => Err(MachineError::Moved { name: home.name().clone() }),
+        Some(Record { standing: DesiredState::Arriving, .. }) if standing != DesiredState::Arriving => {
+            Err(MachineError::Arriving { name: home.name().clone() })
+        }
         Some(record) => write(home, Record { standing, ..record }),
         None => Err(MachineError::file("read", record_file(home))(ErrorKind::NotFound.into())),
     }
@@ -330,8 +346,15 @@ mod tests {
             let is_migrated = standing == DesiredState::Migrated;
             let expected = if is_migrated { Found::Moved } else { Found::Own(standing) };
             assert_eq!(find(&home, &user), expected, "{standing:?}");
-            let may_run = !is_migrated && standing != DesiredState::Arriving;
-            assert_eq!(check_may_run(&home, &user).is_ok(), may_run, "{standing:?}");
+            let is_arriving = standing == DesiredState::Arriving;
+            assert_eq!(check_may_run(&home, &user).is_ok(), !is_migrated && !is_arriving, "{standing:?}");
+            if is_arriving {
+                for other in [DesiredState::Paused, DesiredState::Running, DesiredState::Stopping] {
+                    assert!(matches!(note(&home, other), Err(MachineError::Arriving { .. })), "{other:?}");
+                }
+                take_back(&home, &user).unwrap_err();
+                begin_arrived(&home).unwrap();
+            }
         }
         assert!(note(&home, DesiredState::Stopping).is_err(), "it has migrated for good");
         let error = begin(&home, &user, Duration::ZERO).await.unwrap_err();

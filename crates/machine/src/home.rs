@@ -461,14 +461,6 @@ impl MachineHome {
         desired_state::is_arriving(self)
     }
 
-    /// It was given away, and never ran elsewhere: it may go on here again.
-    ///
-    /// # Errors
-    /// [`MachineError::Moved`]: its disk has gone on.
-    pub fn take_back(&self, user: &ServiceUser) -> Result<(), MachineError> {
-        desired_state::take_back(self, user)
-    }
-
     /// Makes what a run needs and a restart of the host may have removed.
     ///
     /// # Errors

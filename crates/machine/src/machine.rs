@@ -21,7 +21,7 @@ use super::keeper::{
     MigrationOrder, Prediction, Role, clear_memory, clear_network, end_left_servers, is_private, server_of,
 };
 use super::memory_server::ANSWER_TIMEOUT as RELEASE_TIMEOUT;
-use super::migration::{Departure, DepartureState, MigrationResult};
+use super::migration::{Arrival, Departure, DepartureState, MigrationResult};
 use super::{MachineConfiguration, MachineError, MachineHome};
 use onecopy_directory::{DirectoryLock, LockState};
 
@@ -342,22 +342,27 @@ impl Machine {
         self.ask_to_do(&KeeperRequest::CancelMigration {}).await
     }
 
-    /// Says of a machine that has come and stands whether it goes on here.
+    /// Says of a machine that has come by this migration, and stands, whether it goes on here. What comes of it,
+    /// [`Arrival`] tells.
     ///
     /// # Errors
-    /// [`MachineError::Keeper`].
-    pub async fn decide(&self, goes: bool) -> Result<(), MachineError> {
+    /// [`MachineError::Keeper`], also while its keeper waits for nobody's word.
+    pub async fn decide(&self, token: &str, goes: bool) -> Result<(), MachineError> {
         self.ensure_keeper().await?;
-        self.ask_to_do(&KeeperRequest::Decide { token: None, goes }).await
+        self.ask_to_do(&KeeperRequest::Decide { token: token.to_owned(), goes }).await
     }
 
-    /// The same of one that has come by this migration.
+    /// A machine that comes, and of which nothing runs, never runs here: written down. False: somebody looks after it.
     ///
     /// # Errors
-    /// [`MachineError::Keeper`].
-    pub async fn decide_about(&self, token: &str, goes: bool) -> Result<(), MachineError> {
-        self.ensure_keeper().await?;
-        self.ask_to_do(&KeeperRequest::Decide { token: Some(token.to_owned()), goes }).await
+    /// [`MachineError::Moved`]: it is here; [`MachineError::Directory`].
+    pub async fn discard_arrival(&self, token: &str) -> Result<bool, MachineError> {
+        let Some(_lock) = self.take_keeper_lock().await? else { return Ok(false) };
+        if self.process_id().is_some() {
+            return Ok(false);
+        }
+        Arrival::discard(&self.home, token)?;
+        Ok(true)
     }
 
     async fn ask_to_do(&self, request: &KeeperRequest) -> Result<(), MachineError> {

@@ -12,6 +12,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use onecopy_clone::network::keys::HostKeys;
 use onecopy_clone::network::protocol::words;
 use onecopy_clone::network::request::{HostAnswer, HostRequest, read_line, write_line};
 use onecopy_directory::atomic_file;
+use onecopy_postgres::ServiceUser;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -121,8 +123,10 @@ pub enum HostOrder {
     Receive(Box<ReceiveOrder>),
     /// The disk's snapshot of one that has gone, over NBD.
     Disk(Which),
-    /// Let one go on that has come: it was given away.
+    /// Let one go on that has come: it was given away. [`Gone`]
     Go(Which),
+    /// Never let one go that has come, unless it was already. [`Gone`]
+    Discard(Which),
     /// Is this one given away? [`Verdict`]
     Verdict(Which),
     /// All of its disk is here.
@@ -179,7 +183,7 @@ pub enum Verdict {
     Undecided,
 }
 
-/// What became of `go`.
+/// What became of a machine that has come. Where this is said it is durable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gone {
@@ -196,6 +200,19 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, MachineError> {
     };
     let read = serde_json::from_reader(file.take(BYTES_MAX));
     read.map(Some).map_err(|error| MachineError::file("read", path)(error.into()))
+}
+
+/// Held by who ends a migration of a machine that was given away.
+fn alone(home: &MachineHome) -> Result<File, MachineError> {
+    let path = home.root().join("migration.lock");
+    let lock = File::options().create(true).append(true).mode(0o600).open(&path);
+    let lock = lock.and_then(|lock| lock.lock().map(|()| lock));
+    lock.map_err(MachineError::file("lock", &path))
+}
+
+fn synchronize(home: &MachineHome) -> Result<(), MachineError> {
+    let synchronized = File::open(home.root()).and_then(|root| root.sync_all());
+    synchronized.map_err(MachineError::file("synchronize", home.root()))
 }
 
 fn write(path: &Path, record: &impl Serialize) -> Result<(), MachineError> {
@@ -231,7 +248,11 @@ impl Departure {
             Ok(Some(departure)) if departure.token == token => match departure.state {
                 // It runs there, or did: whatever has become of it here since.
                 DepartureState::Gone => Verdict::Given,
-                _ if desired_state::is_migrated(home) => Verdict::Given,
+                // What was read may not be durable yet.
+                _ if desired_state::is_migrated(home) => match synchronize(home) {
+                    Ok(()) => Verdict::Given,
+                    Err(_) => Verdict::Undecided,
+                },
                 DepartureState::Kept => Verdict::Kept,
                 DepartureState::Begun => Verdict::Undecided,
             },
@@ -252,6 +273,40 @@ impl Departure {
                 Departure { state: DepartureState::Kept, ..departure }.write(home)
             }
             _ => Ok(()),
+        }
+    }
+
+    /// It runs there: nobody takes it back any more. Where somebody just has, and this side has not let it go, that is
+    /// void.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`]: another migration has begun since.
+    pub fn conclude(self, home: &MachineHome) -> Result<(), MachineError> {
+        let _alone = alone(home)?;
+        let known = Departure::of(home)?.filter(|known| known.token == self.token);
+        let Some(known) = known else { return Err(MachineError::Moved { name: home.name().clone() }) };
+        if desired_state::is_taking(home)? {
+            desired_state::note(home, desired_state::DesiredState::Migrated)?;
+        }
+        Departure { state: DepartureState::Gone, is_whole: known.is_whole || self.is_whole, ..self }.write(home)
+    }
+
+    /// It was given away and never ran there: it stands for a take again, which whoever looks after it ends. Nothing
+    /// happens where it was taken back already.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`]: it runs there, or its disk has gone on.
+    pub fn take_back(&self, home: &MachineHome, user: &ServiceUser) -> Result<(), MachineError> {
+        let _alone = alone(home)?;
+        let moved = || MachineError::Moved { name: home.name().clone() };
+        let known = Departure::of(home)?.filter(|known| known.token == self.token).ok_or_else(moved)?;
+        match known.state {
+            DepartureState::Gone => Err(moved()),
+            DepartureState::Kept if !desired_state::is_migrated(home) => Ok(()),
+            DepartureState::Kept | DepartureState::Begun => {
+                desired_state::take_back(home, user)?;
+                Departure { state: DepartureState::Kept, ..known }.write(home)
+            }
         }
     }
 
@@ -277,6 +332,33 @@ impl Arrival {
     /// [`MachineError::Directory`].
     pub fn write(&self, home: &MachineHome) -> Result<(), MachineError> {
         write(&home.arrival_file(), self)
+    }
+
+    /// What is there to say of it, durably; none: not decided here.
+    ///
+    /// # Errors
+    /// [`MachineError::File`].
+    pub fn outcome(&self, home: &MachineHome) -> Result<Option<Gone>, MachineError> {
+        let gone = match self.state {
+            ArrivalState::Begun => return Ok(None),
+            ArrivalState::Here => Gone::Running(home.configuration()?.forwards),
+            ArrivalState::Discarded => Gone::Lost("it was discarded".to_owned()),
+        };
+        synchronize(home)?;
+        Ok(Some(gone))
+    }
+
+    /// It never runs here: written down durably. The caller holds the keeper's lock, or is the keeper.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`]: it is here already.
+    pub fn discard(home: &MachineHome, token: &str) -> Result<(), MachineError> {
+        match Arrival::of(home)? {
+            Some(record) if record.token == token && record.state != ArrivalState::Here => {
+                Arrival { state: ArrivalState::Discarded, ..record }.write(home)
+            }
+            _ => Err(MachineError::Moved { name: home.name().clone() }),
+        }
     }
 
     /// One that has not arrived, or never will, and of which nothing runs: it can go.
@@ -314,12 +396,23 @@ impl MachineHome {
     }
 }
 
+/// Why a host has not answered what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// Nobody was reached: it has not heard the order.
+    #[error("{0}")]
+    Unreachable(String),
+    /// It may have heard it; or it has refused.
+    #[error("{0}")]
+    Refused(String),
+}
+
 /// Asks a host for something that it carries on the same connection.
 ///
 /// # Errors
 /// Its own words, or why it cannot be asked.
 pub async fn open(address: &str, keys: &Path, order: &HostOrder) -> Result<Box<dyn Stream>, String> {
-    let (stream, answer) = exchange(address, keys, order).await?;
+    let (stream, answer) = exchange(address, keys, order).await.map_err(|error| error.to_string())?;
     match answer {
         HostAnswer::Ready => Ok(stream),
         HostAnswer::Refused { reason } => Err(words(&reason)),
@@ -331,24 +424,28 @@ pub async fn open(address: &str, keys: &Path, order: &HostOrder) -> Result<Box<d
 ///
 /// # Errors
 /// Its own words, or why it cannot be asked.
-pub async fn ask<T: DeserializeOwned>(address: &str, keys: &Path, order: &HostOrder) -> Result<T, String> {
-    match exchange(address, keys, order).await?.1 {
+pub async fn ask<T: DeserializeOwned>(address: &str, keys: &Path, order: &HostOrder) -> Result<T, Unanswered> {
+    let answered = match exchange(address, keys, order).await?.1 {
         HostAnswer::Progress { event } => serde_json::from_value(event).map_err(|error| error.to_string()),
         HostAnswer::Refused { reason } => Err(words(&reason)),
         other => Err(format!("it answered {other:?}")),
-    }
+    };
+    answered.map_err(Unanswered::Refused)
 }
 
-async fn exchange(address: &str, keys: &Path, order: &HostOrder) -> Result<(Box<dyn Stream>, HostAnswer), String> {
-    let keys = HostKeys::load(keys).map_err(|error| error.to_string())?;
-    let mut stream = connect(address, &keys).await.map_err(|error| error.to_string())?;
-    let order = serde_json::to_value(order).map_err(|error| error.to_string())?;
+async fn exchange(address: &str, keys: &Path, order: &HostOrder) -> Result<(Box<dyn Stream>, HostAnswer), Unanswered> {
+    let refused = |error: String| Unanswered::Refused(error);
+    let keys = HostKeys::load(keys).map_err(|error| refused(error.to_string()))?;
+    let stream = connect(address, &keys).await;
+    let mut stream = stream.map_err(|error| Unanswered::Unreachable(error.to_string()))?;
+    let order = serde_json::to_value(order).map_err(|error| refused(error.to_string()))?;
     let asking = async {
         write_line(&mut stream, &HostRequest::Machine { order }).await?;
         read_line::<_, HostAnswer>(&mut stream).await
     };
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await.map_err(|_| "it does not answer".to_owned())?;
-    Ok((Box::new(stream), answer.map_err(|error| error.to_string())?))
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
+    let answer = answer.map_err(|_| refused("it does not answer".to_owned()))?;
+    Ok((Box::new(stream), answer.map_err(|error| refused(error.to_string()))?))
 }
 
 #[cfg(test)]
@@ -357,10 +454,10 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use onecopy_hypervisor::State;
-    use onecopy_postgres::ServiceUser;
 
     use super::*;
     use crate::desired_state::{DesiredState, Takeover};
+    use crate::keeper::arrive;
 
     /// One host's part of a migration: its files are real, its QEMU is a word.
     struct Side {
@@ -380,6 +477,7 @@ mod tests {
             let home = MachineHome::at(&machines.join("web")).unwrap();
             fs::create_dir(home.root()).unwrap();
             user.create_directory(&home.disk()).unwrap();
+            fs::create_dir_all(home.numbered_disk(0)).unwrap();
             desired_state::begin(&home, &user, Duration::ZERO).await.unwrap();
             Side { home, user, machine: None, has_keeper: true }
         }
@@ -444,10 +542,10 @@ mod tests {
         |source, _| source.note(DesiredState::Migrated),
         // Before it is let go: from then on a machine that has died there is started again there, from its disk.
         |_, destination| arrival(ArrivalState::Here).write(&destination.home).unwrap(),
-        |_, destination| destination.note(DesiredState::Beginning),
+        |_, destination| arrive::promise(&destination.home, &arrival(ArrivalState::Begun)).unwrap(),
         |_, destination| destination.let_go(),
         |source, _| {
-            Departure { state: DepartureState::Gone, ..departure() }.write(&source.home).unwrap();
+            Departure { state: DepartureState::Gone, ..departure() }.conclude(&source.home).unwrap();
         },
     ];
 
@@ -485,7 +583,7 @@ mod tests {
         if destination.machine.is_some() && desired_state::is_arriving(&destination.home) {
             match Departure::verdict(&source.home, "one") {
                 Verdict::Given => {
-                    destination.note(DesiredState::Beginning);
+                    arrive::promise(&destination.home, &arrival(ArrivalState::Begun)).unwrap();
                     destination.let_go();
                 }
                 Verdict::Kept => destination.machine = None,
@@ -493,11 +591,9 @@ mod tests {
             }
         }
         // `vm migrate --resume` on the source: the other side says that it never will run, durably.
-        let came = Arrival::of(&destination.home).unwrap().is_some_and(|arrival| arrival.state == ArrivalState::Here);
-        let is_lost = destination.machine.is_none() && !came;
-        if desired_state::is_migrated(&source.home) && is_lost && source.machine.is_some() {
-            arrival(ArrivalState::Discarded).write(&destination.home).unwrap();
-            desired_state::take_back(&source.home, &source.user).unwrap();
+        let is_given = desired_state::is_migrated(&source.home) && source.machine.is_some();
+        if is_given && destination.machine.is_none() && Arrival::discard(&destination.home, "one").is_ok() {
+            departure().take_back(&source.home, &source.user).unwrap();
             source.let_go();
         }
     }
@@ -534,6 +630,52 @@ mod tests {
                 assert!(!(has_gone && source.runs()), "{who} after step {killed_after}");
             }
         }
+    }
+
+    /// Spec: D5, D6
+    #[tokio::test]
+    async fn t30_of_taking_back_and_running_there_the_first_that_is_written_down_holds() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let side = Side::new(directory.path(), "source").await;
+        let (home, user) = (&side.home, &side.user);
+        departure().write(home).unwrap();
+        side.note(DesiredState::Running);
+        departure().take_back(home, user).unwrap_err();
+        side.note(DesiredState::Migrated);
+        Departure { token: "other".to_owned(), ..departure() }.take_back(home, user).unwrap_err();
+        // Its keeper holds it still, and hears that it runs there: that is so.
+        departure().take_back(home, user).unwrap();
+        assert!(desired_state::is_taking(home).unwrap());
+        assert_eq!(Departure::verdict(home, "one"), Verdict::Kept);
+        departure().conclude(home).unwrap();
+        assert!(desired_state::is_migrated(home));
+        assert_eq!(Departure::verdict(home, "one"), Verdict::Given);
+        assert!(departure().take_back(home, user).is_err() && desired_state::is_migrated(home));
+    }
+
+    /// Spec: D5, D6
+    #[tokio::test]
+    async fn t30_a_disk_that_was_promised_stays_and_a_machine_that_is_here_is_never_discarded() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let side = Side::new(directory.path(), "destination").await;
+        let (home, record) = (&side.home, arrival(ArrivalState::Begun));
+        record.write(home).unwrap();
+        assert!(arrive::promise(home, &record).is_ok(), "one that has only begun its run");
+        fs::write(home.configuration_file(), "").unwrap();
+        fs::write(home.restoring_file(), "0\n").unwrap();
+        record.write(home).unwrap();
+        side.note(DesiredState::Arriving);
+        assert_eq!(record.outcome(home).unwrap(), None);
+        // What the keeper does is killed after each of its steps: at the last one it is not known any more.
+        arrive::promise(home, &record).unwrap();
+        assert!(!home.restoring_file().exists(), "no start forgets the disk");
+        assert!(Arrival::discard(home, "one").is_err());
+        assert_eq!(Arrival::of(home).unwrap().unwrap().state, ArrivalState::Here);
+        desired_state::check_may_run(home, &side.user).unwrap();
+        // Again, where its keeper has died between the two.
+        arrive::promise(home, &record).unwrap();
     }
 
     /// Spec: D5

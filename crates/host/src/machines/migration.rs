@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use onecopy_machine::keeper::{MigrationEvent, MigrationOrder, Prediction};
 use onecopy_machine::migration::{
-    self, Arrival, ArrivalState, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder, Verdict,
-    Which,
+    self, Arrival, ArrivalState, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder, Unanswered,
+    Verdict, Which,
 };
 use onecopy_machine::{
     END_TIMEOUT, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
@@ -86,25 +86,24 @@ impl Machines {
     }
 
     /// A machine of which it was not known where it goes on: of one that was given away the other host is told again;
-    /// one that has come is let go, which is for a person to say, where the host that it comes from is dead.
+    /// one that has come is let go where it was given away, or, with `force`, where the host that it comes from cannot be
+    /// reached: that is for a person to say, who knows that it is dead for good.
     ///
     /// # Errors
     /// [`MachineError::Migration`]: why it is still not known.
-    pub async fn resume_migration(&self, name: &MachineName) -> Result<String, HostError> {
+    pub async fn resume_migration(&self, name: &MachineName, force: bool) -> Result<String, HostError> {
         let machine = self.get(name)?;
         let home = machine.home();
         if home.is_arriving() {
-            machine.decide(true).await?;
-            wait_here(&machine).await?;
-            return Ok(format!("{name} runs here; never let it go on where it came from"));
+            return self.resume_arrival(&machine, force).await;
         }
         let departure = self.given(home)?;
         let failed =
             |reason: String| MachineError::Migration { machine: name.to_string(), to: departure.to.clone(), reason };
         let gone = migration::ask::<Gone>(&departure.to, &departure.keys, &HostOrder::Go(departure.which(home))).await;
-        match gone.map_err(&failed)? {
+        match gone.map_err(|error| failed(error.to_string()))? {
             Gone::Running(forwards) => {
-                Departure { state: DepartureState::Gone, ..departure.clone() }.write(home)?;
+                Departure { state: DepartureState::Gone, ..departure.clone() }.conclude(home)?;
                 if machine.process_id().is_some() {
                     machine.stop(true, END_TIMEOUT).await?;
                 }
@@ -118,8 +117,36 @@ impl Machines {
         }
     }
 
+    async fn resume_arrival(&self, machine: &Machine, force: bool) -> Result<String, HostError> {
+        let (home, name) = (machine.home(), machine.home().name());
+        let record = arrival(home)?;
+        let failed = |reason: String| {
+            let to = format!("this host from {}", record.origin);
+            MachineError::Migration { machine: name.to_string(), to, reason }
+        };
+        let order = HostOrder::Verdict(record.which(home));
+        match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
+            Ok(Verdict::Given) => {}
+            Ok(Verdict::Kept) => return Err(failed("it goes on where it was".to_owned()).into()),
+            Ok(Verdict::Undecided) => return Err(failed("it is not decided there yet".to_owned()).into()),
+            Err(Unanswered::Unreachable(_)) if force => {}
+            Err(Unanswered::Unreachable(reason)) => {
+                let remedy = "where that host is dead, and the machine will never run there again: --force";
+                return Err(failed(format!("{reason}; {remedy}")).into());
+            }
+            Err(Unanswered::Refused(reason)) => return Err(failed(reason).into()),
+        }
+        match decide(machine, &record, true).await? {
+            Gone::Running(_) => {
+                machine.wait_answering(GO_TIMEOUT).await?;
+                Ok(format!("{name} runs here; never let it go on where it came from"))
+            }
+            Gone::Lost(reason) => Err(failed(reason).into()),
+        }
+    }
+
     /// Ends a migration of which nothing more is to come: one that has come never runs here; one that was given away
-    /// goes on here, when the other host says that it does not run there, or, with `force`, does not answer.
+    /// goes on here, when the other host says that it never will run there, or, with `force`, cannot be reached.
     ///
     /// # Errors
     /// [`MachineError::Migration`]: it runs there, or that is not known.
@@ -127,8 +154,15 @@ impl Machines {
         let machine = self.get(name)?;
         let home = machine.home();
         if home.is_arriving() {
-            machine.decide(false).await?;
-            return Ok(format!("{name} never runs here; what is left of it goes with: onecopy vm delete {name}"));
+            return match decide(&machine, &arrival(home)?, false).await? {
+                Gone::Lost(_) => {
+                    Ok(format!("{name} never runs here; what is left of it goes with: onecopy vm delete {name}"))
+                }
+                Gone::Running(_) => {
+                    let (machine, to) = (name.to_string(), "this host".to_owned());
+                    Err(MachineError::Migration { machine, to, reason: "it runs here".to_owned() }.into())
+                }
+            };
         }
         if let Some(departure) = Departure::of(home)?.filter(|known| known.state == DepartureState::Gone && force) {
             Departure { is_whole: true, ..departure }.write(home)?;
@@ -139,14 +173,16 @@ impl Machines {
         let departure = self.given(home)?;
         let failed =
             |reason: String| MachineError::Migration { machine: name.to_string(), to: departure.to.clone(), reason };
-        let asked = migration::ask::<Gone>(&departure.to, &departure.keys, &HostOrder::Go(departure.which(home))).await;
-        match asked {
+        // Never that it go on there: it is asked to write down that it never will.
+        let order = HostOrder::Discard(departure.which(home));
+        match migration::ask::<Gone>(&departure.to, &departure.keys, &order).await {
             Ok(Gone::Running(_)) => Err(failed("it runs there".to_owned()).into()),
-            Err(reason) if !force => {
+            Err(Unanswered::Refused(reason)) => Err(failed(reason).into()),
+            Err(Unanswered::Unreachable(reason)) if !force => {
                 let remedy = "where it is certain that it does not run there, and never will: --force";
                 Err(failed(format!("{reason}; {remedy}")).into())
             }
-            Ok(Gone::Lost(_)) | Err(_) => {
+            Ok(Gone::Lost(_)) | Err(Unanswered::Unreachable(_)) => {
                 self.take_back(&machine, &departure).await?;
                 Ok(format!("{name} goes on here"))
             }
@@ -155,8 +191,7 @@ impl Machines {
 
     async fn take_back(&self, machine: &Machine, departure: &Departure) -> Result<(), HostError> {
         let home = machine.home();
-        home.take_back(&self.user)?;
-        Departure { state: DepartureState::Kept, ..departure.clone() }.write(home)?;
+        departure.take_back(home, &self.user)?;
         if machine.process_id().is_some() {
             machine.set_paused(false).await?;
         }
@@ -246,35 +281,14 @@ impl Machines {
     pub(crate) async fn go(&self, which: &Which) -> Result<Gone, HostError> {
         let machine = self.get(&which.name)?;
         let home = machine.home();
-        let unknown = || {
-            let reason = "no such migration is known here".to_owned();
-            MachineError::Migration { machine: which.name.to_string(), to: "this host".to_owned(), reason }
-        };
-        let begun = Instant::now();
-        loop {
-            let record = Arrival::of(home)?.filter(|record| record.token == which.token).ok_or_else(unknown)?;
-            match record.state {
-                ArrivalState::Here => return Ok(Gone::Running(home.configuration()?.forwards)),
-                ArrivalState::Discarded => return Ok(Gone::Lost("it was discarded".to_owned())),
-                ArrivalState::Begun if machine.process_id().is_none() && !home.has_keeper() => {
-                    // Nothing of its memory is there any more: no later start of it begins.
-                    Arrival { state: ArrivalState::Discarded, ..record }.write(home)?;
-                    return Ok(Gone::Lost("its QEMU has ended before it was let go".to_owned()));
-                }
-                ArrivalState::Begun => {}
-            }
-            machine.decide_about(&which.token, true).await?;
-            if begun.elapsed() >= GO_TIMEOUT {
-                let reason = "it stands, and is not let go yet".to_owned();
-                return Err(MachineError::Migration {
-                    machine: which.name.to_string(),
-                    to: "this host".to_owned(),
-                    reason,
-                }
-                .into());
-            }
-            tokio::time::sleep(LOOK_INTERVAL).await;
-        }
+        decide(&machine, &of_token(home, &which.token)?, true).await
+    }
+
+    /// A machine that has come never goes on here, unless it does already.
+    pub(crate) async fn discard(&self, which: &Which) -> Result<Gone, HostError> {
+        let machine = self.get(&which.name)?;
+        let record = of_token(machine.home(), &which.token)?;
+        decide(&machine, &record, false).await
     }
 
     /// Whether a machine of this host was given away.
@@ -315,13 +329,40 @@ impl Machines {
     }
 }
 
-/// Waits until a machine that has come runs.
-async fn wait_here(machine: &Machine) -> Result<(), HostError> {
-    let begun = Instant::now();
-    while machine.home().is_arriving() && begun.elapsed() < GO_TIMEOUT {
+fn unknown(home: &MachineHome) -> MachineError {
+    let (machine, to) = (home.name().to_string(), "this host".to_owned());
+    MachineError::Migration { machine, to, reason: "no such migration is known here".to_owned() }
+}
+
+fn arrival(home: &MachineHome) -> Result<Arrival, MachineError> {
+    Arrival::of(home)?.ok_or_else(|| unknown(home))
+}
+
+fn of_token(home: &MachineHome, token: &str) -> Result<Arrival, MachineError> {
+    Arrival::of(home)?.filter(|record| record.token == token).ok_or_else(|| unknown(home))
+}
+
+/// Says of a machine that has come whether it goes on here, until that is written down; what is written down counts.
+async fn decide(machine: &Machine, record: &Arrival, goes: bool) -> Result<Gone, HostError> {
+    let (home, begun) = (machine.home(), Instant::now());
+    loop {
+        if let Some(gone) = of_token(home, &record.token)?.outcome(home)? {
+            return Ok(gone);
+        }
+        let said = if machine.process_id().is_none() && !home.has_keeper() {
+            // Nothing of its memory is there any more: no later start of it begins.
+            machine.discard_arrival(&record.token).await.map(|_| ())
+        } else {
+            machine.decide(&record.token, goes).await
+        };
+        if begun.elapsed() >= GO_TIMEOUT {
+            said?;
+            let (machine, to) = (home.name().to_string(), "this host".to_owned());
+            let reason = "that is not decided yet; ask again".to_owned();
+            return Err(MachineError::Migration { machine, to, reason }.into());
+        }
         tokio::time::sleep(LOOK_INTERVAL).await;
     }
-    Ok(machine.wait_answering(GO_TIMEOUT).await?)
 }
 
 #[cfg(test)]

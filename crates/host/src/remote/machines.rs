@@ -47,10 +47,14 @@ where
         (Ok(HostOrder::Receive(order)), Some(machines)) => receive(host, machines, stream, &order).await,
         (Ok(HostOrder::Disk(which)), Some(machines)) => lend(host, machines, stream, &which).await,
         (Ok(HostOrder::Go(which)), Some(machines)) => tell(stream, machines.go(&which).await).await,
+        (Ok(HostOrder::Discard(which)), Some(machines)) => tell(stream, machines.discard(&which).await).await,
         (Ok(HostOrder::Verdict(which)), Some(machines)) => tell(stream, machines.verdict(&which).await).await,
         (Ok(HostOrder::Whole(which)), Some(machines)) => {
-            host.snapshots.0.lock().await.remove(&which.name);
-            tell(stream, machines.note_whole(&which)).await
+            let noted = machines.note_whole(&which);
+            if noted.is_ok() {
+                host.snapshots.0.lock().await.remove(&which.name);
+            }
+            tell(stream, noted).await
         }
     };
     match done {

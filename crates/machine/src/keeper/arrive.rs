@@ -35,7 +35,7 @@ use super::restore::{self, Restored};
 use super::server::{Launch, Server};
 use super::service::Kept;
 use super::{checkpoint, guest, memory};
-use crate::desired_state::{self, DesiredState};
+use crate::desired_state;
 use crate::hardware::Hardware;
 use crate::home::give_all;
 use crate::migration::{self, Arrival, ArrivalState, HostOrder, Verdict};
@@ -213,20 +213,35 @@ impl Arriving {
                 return Err(error);
             }
         };
-        let said = tokio::task::spawn_blocking(move || {
+        let ender = link.ender().map_err(|error| failed(home, error));
+        let mut said = tokio::task::spawn_blocking(move || {
             let said = link.say(&Answered::Loaded {}).and_then(|()| link.hear::<Said>());
             (link, said)
         });
-        let (mut link, said) = said.await.map_err(|error| MachineError::Task(format!("receiving ended: {error}")))?;
-        match said {
-            Ok(Said::Go {}) => go_on(home, user, machine, &record).await?,
-            other => {
+        // From here on it may have been given away: it stands until that is known.
+        let (heard, word) = tokio::select! {
+            heard = &mut said => (heard, None),
+            goes = kept.decided(&record.token) => {
+                // The source says it over another connection: this one is of no use.
+                let _ = ender.map(|ender| ender.shutdown(std::net::Shutdown::Both));
+                (said.await, Some(goes))
+            }
+        };
+        let (link, said) =
+            heard.map_or_else(|error| (None, Err(io::Error::other(error))), |(link, said)| (Some(link), said));
+        match (word, said) {
+            (Some(false), _) => return Err(keep_there(home, &record)),
+            (Some(true), _) | (None, Ok(Said::Go {})) => go_on(home, user, machine, &record).await?,
+            (None, other) => {
                 tracing::warn!(?other, "the source is lost, and whether the machine runs there is not known");
                 decide(home, user, machine, &kept, &record).await?;
             }
         }
-        let forwards = home.configuration()?.forwards;
-        let _ = tokio::task::spawn_blocking(move || link.say(&Answered::Running { forwards })).await;
+        // It runs, whatever can be read.
+        let forwards = home.configuration().map(|configuration| configuration.forwards).unwrap_or_default();
+        if let Some(mut link) = link {
+            let _ = tokio::task::spawn_blocking(move || link.say(&Answered::Running { forwards })).await;
+        }
         // What it stands on is that of its origin: so it can be checkpointed, and go on again, without standing for it.
         let known = Hardware::of_process(machine).and_then(|hardware| {
             let memory_bytes = home.configuration().map_err(|error| error.to_string())?.memory_bytes;
@@ -267,9 +282,16 @@ impl Arriving {
 
 /// It goes on where it was.
 fn discard(home: &MachineHome, record: &Arrival) {
-    let discarded = Arrival { state: ArrivalState::Discarded, ..record.clone() };
-    if let Err(error) = discarded.write(home) {
+    if let Err(error) = Arrival::discard(home, &record.token) {
         tracing::warn!(%error, "it is not written down that the machine never comes");
+    }
+}
+
+/// The same of one that stands: it ends only once that is written down.
+fn keep_there(home: &MachineHome, record: &Arrival) -> MachineError {
+    match Arrival::discard(home, &record.token) {
+        Ok(()) => failed(home, "it goes on where it was"),
+        Err(error) => error,
     }
 }
 
@@ -280,11 +302,17 @@ async fn go_on(
     machine: &Machine,
     record: &Arrival,
 ) -> Result<(), MachineError> {
-    // Before it runs: what has run here is never taken back where it was, also when it dies at once.
+    promise(home, record)?;
+    guest::run(home, user, machine).await
+}
+
+/// Before it runs: what has run here is never taken back where it was, also when it dies at once.
+pub(crate) fn promise(home: &MachineHome, record: &Arrival) -> Result<(), MachineError> {
+    // First: no start removes the disk of a machine that is said to be here.
+    restore::commit(home)?;
     Arrival { state: ArrivalState::Here, ..record.clone() }.write(home)?;
     // From here on each keeper lets it go.
-    desired_state::note(home, DesiredState::Beginning)?;
-    guest::run(home, user, machine).await
+    desired_state::begin_arrived(home)
 }
 
 /// A machine that stands, and may run where it comes from: asks there, and does what a person says. An error: it goes
@@ -296,25 +324,32 @@ pub(super) async fn decide(
     kept: &Arc<Kept>,
     record: &Arrival,
 ) -> Result<(), MachineError> {
+    if record.state == ArrivalState::Here {
+        // That was promised: nobody's word changes it.
+        return go_on(home, user, machine, record).await;
+    }
+    let verdict = tokio::select! {
+        ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
+        goes = kept.decided(&record.token) => if goes { Verdict::Given } else { Verdict::Kept },
+        verdict = ask_until_decided(home, record) => verdict,
+    };
+    match verdict {
+        Verdict::Given => go_on(home, user, machine, record).await,
+        Verdict::Kept | Verdict::Undecided => Err(keep_there(home, record)),
+    }
+}
+
+async fn ask_until_decided(home: &MachineHome, record: &Arrival) -> Verdict {
     let order = HostOrder::Verdict(record.which(home));
     loop {
-        let asked = migration::ask::<Verdict>(&record.origin, &record.keys, &order);
-        let verdict = tokio::select! {
-            ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
-            goes = kept.decided(&record.token) => if goes { Verdict::Given } else { Verdict::Kept },
-            verdict = asked => verdict.unwrap_or_else(|reason| {
-                tracing::info!(origin = record.origin, reason, "whether the machine was given away is not known");
-                Verdict::Undecided
-            }),
-        };
-        match verdict {
-            Verdict::Given => return go_on(home, user, machine, record).await,
-            Verdict::Kept => {
-                Arrival { state: ArrivalState::Discarded, ..record.clone() }.write(home)?;
-                return Err(failed(home, "it goes on where it was"));
+        match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
+            Ok(Verdict::Undecided) => {}
+            Ok(verdict) => return verdict,
+            Err(reason) => {
+                tracing::info!(origin = record.origin, %reason, "whether the machine was given away is not known");
             }
-            Verdict::Undecided => tokio::time::sleep(VERDICT_INTERVAL).await,
         }
+        tokio::time::sleep(VERDICT_INTERVAL).await;
     }
 }
 
@@ -366,7 +401,7 @@ pub(super) async fn look_after_disk(home: MachineHome, record: Arrival) {
     tracing::info!(origin = record.origin, "all of the disk is here");
     let order = HostOrder::Whole(record.which(&home));
     while let Err(reason) = migration::ask::<()>(&record.origin, &record.keys, &order).await {
-        tracing::info!(origin = record.origin, reason, "the source does not know yet that its disk is needed no more");
+        tracing::info!(origin = record.origin, %reason, "the source does not know yet that its disk is needed no more");
         tokio::time::sleep(LOOK_INTERVAL * 15).await;
     }
     if let Err(error) = (Arrival { is_whole: true, ..record }).write(&home) {

@@ -16,6 +16,7 @@ use super::server::{self, Role};
 use super::{memory, network};
 use crate::desired_state::{self, DesiredState, Found, Takeover};
 use crate::home::absent_is_fine;
+use crate::migration::{Arrival, ArrivalState};
 use crate::network::made_address;
 use crate::network_holder::frames_socket;
 use crate::{
@@ -125,8 +126,11 @@ pub(super) async fn start(
     };
     if let Err(error) = let_go.await {
         end_unbegun(&machine).await;
-        // One that was let go has its disk, whatever has become of it.
-        if let Some(disk) = made.filter(|_| !is_arriving || desired_state::is_arriving(home)) {
+        // One that was promised has its disk, whatever has become of it, and so has one of which that is not known.
+        let is_promised = || {
+            !matches!(Arrival::of(home), Ok(Some(Arrival { state: ArrivalState::Begun | ArrivalState::Discarded, .. })))
+        };
+        if let Some(disk) = made.filter(|_| !is_arriving || !is_promised()) {
             restore::give_up(home, disk)?;
         }
         return Err(error);

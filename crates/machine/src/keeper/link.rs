@@ -77,6 +77,11 @@ impl Link {
         Link::carried(near)
     }
 
+    /// What ends it for who waits in another thread.
+    pub(super) fn ender(&self) -> io::Result<UnixStream> {
+        self.0.try_clone()
+    }
+
     /// Says something.
     pub(super) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
         let text = serde_json::to_vec(what).map_err(io::Error::from)?;

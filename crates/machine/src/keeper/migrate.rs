@@ -22,6 +22,7 @@ use onecopy_checkpoint::migrate::policy::{Next, OnTimeout, Policy, Round, Wanted
 use onecopy_checkpoint::migrate::wire::{Counts, Encoder};
 use onecopy_checkpoint::take::{self, After, NoNetwork, Parts, Taken};
 use onecopy_disk_server::DiskClient;
+use onecopy_disk_server::protocol::Request as DiskRequest;
 use onecopy_hypervisor::Machine;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -36,7 +37,7 @@ use crate::hardware::Hardware;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EndedEpoch, MemoryClient, PAGES_END, Request};
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder};
-use crate::{Forward, GuestImage, MachineError};
+use crate::{Forward, GuestImage, MachineError, MachineHome};
 
 /// What the snapshots of a disk begin with that are parts of migrations.
 const SNAPSHOT: &str = "migration-";
@@ -49,6 +50,12 @@ const GO_ATTEMPTS: u32 = 3;
 
 /// Between two of them.
 const GO_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether a machine that was given away was taken back.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long a keeper waits that asks without end where its machine goes on.
+const CONCLUDE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Sends a machine to another host, or tells what that would cost.
 pub(super) async fn migrate(
@@ -117,7 +124,13 @@ pub(super) async fn migrate(
     let outcome = match opened.and_then(|far| Link::over(&work.handle, far).map_err(words)) {
         Ok(link) => {
             let own = departure.clone();
-            tokio::task::spawn_blocking(move || work.run(link, own)).await.map_err(task)?
+            match tokio::task::spawn_blocking(move || work.run(link, own)).await {
+                Ok(outcome) => outcome,
+                Err(error) => {
+                    let_go_standing(kept, machine).await;
+                    Err(format!("it ended in its middle ({error}), and --status tells where it goes on"))
+                }
+            }
         }
         Err(reason) => Err(reason),
     };
@@ -127,7 +140,14 @@ pub(super) async fn migrate(
     match outcome {
         Ok(result) => Ok(KeeperReply::Migrated(result)),
         Err(reason) => {
-            Departure::settle(home)?;
+            if let Err(error) = Departure::settle(home) {
+                tracing::error!(%error, "it is not written down that the machine stays");
+            }
+            if desired_state::is_migrated(home) {
+                tokio::spawn(conclude(Arc::clone(kept), machine.clone()));
+            } else {
+                forget_snapshot(home, &departure).await;
+            }
             Err(failed(reason))
         }
     }
@@ -147,6 +167,32 @@ fn task(error: tokio::task::JoinError) -> MachineError {
 
 fn words(error: impl ToString) -> String {
     error.to_string()
+}
+
+/// A keeper that takes a machine over ends what an earlier one had under way: it came to nothing, or was given away.
+pub(super) async fn settle(home: &MachineHome) -> Result<(), MachineError> {
+    let Some(departure) = Departure::of(home)? else { return Ok(()) };
+    Departure::settle(home)?;
+    if departure.state == DepartureState::Begun && !desired_state::is_migrated(home) {
+        forget_snapshot(home, &departure).await;
+    }
+    Ok(())
+}
+
+/// The disk's snapshot of a migration that came to nothing.
+async fn forget_snapshot(home: &MachineHome, departure: &Departure) {
+    let (disk, snapshot) = (home.root().join(&departure.disk), departure.snapshot.clone());
+    let forgotten = tokio::task::spawn_blocking(move || {
+        let mut client = DiskClient::connect(&disk).map_err(words)?;
+        let snapshots = client.info().map_err(words)?.snapshots.unwrap_or_default();
+        match snapshots.iter().any(|known| known.name == snapshot) {
+            true => client.ask::<()>(&DiskRequest::DeleteSnapshot { name: snapshot }).map_err(words),
+            false => Ok(()),
+        }
+    });
+    if let Ok(Err(error)) = forgotten.await {
+        tracing::warn!(error, snapshot = departure.snapshot, "a snapshot of the disk is left");
+    }
 }
 
 /// 128 bits that nobody guesses.
@@ -277,7 +323,7 @@ impl Work {
             forwards,
         };
         let gone = Departure { state: DepartureState::Gone, result: Some(result.clone()), ..departure };
-        if let Err(error) = gone.write(home) {
+        if let Err(error) = gone.conclude(home) {
             tracing::error!(%error, "it is not written down that the machine has gone");
         }
         Ok(result)
@@ -312,6 +358,11 @@ impl Work {
         let given = self.give(link, sender, last, &taken);
         let counts = match given {
             Ok(counts) => counts,
+            // What could not be made durable may be written down all the same: then it was given away.
+            Err(reason) if desired_state::is_migrated(home) => {
+                tracing::error!(reason, "it was given away");
+                Counts::default()
+            }
             Err(reason) => {
                 checkpoint::recover(&mut parts, &self.machine);
                 return Err(format!("{reason}; it goes on here"));
@@ -322,7 +373,10 @@ impl Work {
         let said = link.say(&Said::Go {}).and_then(|()| link.hear::<Answered>());
         let gone = match said {
             Ok(Answered::Running { forwards }) => Gone::Running(forwards),
-            Ok(_) | Err(_) => self.ask_to_go(departure)?,
+            Ok(_) | Err(_) => match self.handle.block_on(ask_to_go(home, departure)) {
+                Some(asked) => asked?,
+                None => Gone::Lost("it was taken back".to_owned()),
+            },
         };
         match gone {
             Gone::Running(forwards) => {
@@ -330,7 +384,7 @@ impl Work {
                 Ok((counts, pause, forwards))
             }
             Gone::Lost(reason) => {
-                desired_state::take_back(home, self.kept.user()).map_err(words)?;
+                departure.take_back(home, self.kept.user()).map_err(words)?;
                 checkpoint::recover(&mut parts, &self.machine);
                 Err(format!("it never ran there ({reason}), and goes on here"))
             }
@@ -350,24 +404,6 @@ impl Work {
         }
         self.kept.note(DesiredState::Migrated).map_err(words)?;
         Ok(counts)
-    }
-
-    /// Says it again over another connection: the machine was given away, and whether it runs is not known.
-    fn ask_to_go(&self, departure: &Departure) -> Result<Gone, String> {
-        let order = HostOrder::Go(departure.which(self.kept.home()));
-        let mut why = String::new();
-        for _ in 0..GO_ATTEMPTS {
-            match self.handle.block_on(migration::ask(&self.order.to, &self.order.keys, &order)) {
-                Ok(gone) => return Ok(gone),
-                Err(reason) => why = reason,
-            }
-            std::thread::sleep(GO_INTERVAL);
-        }
-        let name = self.kept.home().name();
-        Err(format!(
-            "it was given away, and that host does not say whether it runs there ({why}): it stands here until it \
-             does; ask again with: onecopy vm migrate {name} --resume"
-        ))
     }
 
     /// Sends pages of an epoch, as fast as was allowed.
@@ -413,6 +449,101 @@ impl Work {
         let bytes = sender.encoder.flush(link.stream()).map_err(words)?;
         sender.pace(bytes, self.order.bytes_per_second);
         Ok(sender.encoder.take_counts())
+    }
+}
+
+/// Says it again over another connection: the machine was given away, and whether it runs is not known. None: somebody
+/// has taken it back meanwhile.
+async fn ask_to_go(home: &MachineHome, departure: &Departure) -> Option<Result<Gone, String>> {
+    let order = HostOrder::Go(departure.which(home));
+    let asking = async {
+        let mut why = String::new();
+        for _ in 0..GO_ATTEMPTS {
+            match migration::ask::<Gone>(&departure.to, &departure.keys, &order).await {
+                Ok(gone) => return Ok(gone),
+                Err(reason) => why = reason.to_string(),
+            }
+            tokio::time::sleep(GO_INTERVAL).await;
+        }
+        let name = home.name();
+        Err(format!(
+            "it was given away, and that host does not say whether it runs there ({why}): it stands here until it \
+             does; ask again with: onecopy vm migrate {name} --resume"
+        ))
+    };
+    tokio::select! {
+        asked = asking => Some(asked),
+        () = taken_back(home) => None,
+    }
+}
+
+async fn taken_back(home: &MachineHome) {
+    while desired_state::is_migrated(home) {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// For a machine that was given away and stands, with its migration's keeper gone: it is asked for until it is known
+/// to run there, and is ended here then, or is let go here again.
+pub(super) async fn conclude(kept: Arc<Kept>, machine: Machine) {
+    let home = kept.home();
+    loop {
+        let departure = match Departure::of(home) {
+            Ok(Some(departure)) if desired_state::is_migrated(home) => departure,
+            Ok(_) => return,
+            Err(error) => {
+                tracing::error!(%error, "it is not known where the machine goes on");
+                return;
+            }
+        };
+        let ended = match departure.state {
+            DepartureState::Gone => Ok(()),
+            DepartureState::Begun | DepartureState::Kept => match ask_to_go(home, &departure).await {
+                Some(Ok(Gone::Running(_))) => {
+                    let gone = Departure { state: DepartureState::Gone, ..departure };
+                    gone.conclude(home).map_err(words)
+                }
+                Some(Ok(Gone::Lost(reason))) => {
+                    tracing::warn!(reason, "the machine never ran there, and goes on here");
+                    let _alone = kept.no_take().await;
+                    let back = departure.take_back(home, kept.user());
+                    let back = match back {
+                        Ok(()) => kept.let_go(&machine).await.and_then(|()| kept.note_taken()),
+                        Err(error) => Err(error),
+                    };
+                    match back {
+                        Ok(()) => return,
+                        Err(error) => Err(error.to_string()),
+                    }
+                }
+                Some(Err(reason)) => Err(reason),
+                // Who has taken it back lets it go.
+                None => return,
+            },
+        };
+        match ended {
+            Ok(()) => {
+                tracing::info!("the machine runs on the other host, and what is left of it here is ended");
+                if let Err(error) = machine.quit().await {
+                    tracing::error!(%error, "what is left of the machine does not end");
+                }
+                return;
+            }
+            Err(reason) => tracing::warn!(reason, "where the machine goes on is asked again"),
+        }
+        tokio::time::sleep(CONCLUDE_INTERVAL).await;
+    }
+}
+
+/// A migration that has ended in its middle: what stands for it goes on.
+async fn let_go_standing(kept: &Arc<Kept>, machine: &Machine) {
+    let _alone = kept.no_take().await;
+    while machine.state().ending().is_none() && desired_state::is_taking(kept.home()).is_ok_and(|stands| stands) {
+        match kept.let_go(machine).await.and_then(|()| kept.note_taken()) {
+            Ok(()) => return,
+            Err(error) => tracing::error!(%error, "the machine may stand for a migration that came to nothing"),
+        }
+        tokio::time::sleep(GO_INTERVAL).await;
     }
 }
 

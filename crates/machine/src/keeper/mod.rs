@@ -1,6 +1,6 @@
 //! The process that looks after one machine.
 
-mod arrive;
+pub(crate) mod arrive;
 mod checkpoint;
 mod frozen;
 mod guest;

@@ -66,8 +66,8 @@ pub enum KeeperRequest {
     Receive {},
     /// A machine that has come: it goes on here, or never will.
     Decide {
-        /// By which migration it has come; none: whichever.
-        token: Option<String>,
+        /// By which migration it has come.
+        token: String,
         /// It goes on.
         goes: bool,
     },

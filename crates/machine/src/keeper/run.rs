@@ -21,7 +21,7 @@ use super::guest::Begun;
 use super::server::{Launch, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
-use super::{MachineState, arrive, checkpoint, guest, memory, network, restore, unresponsive};
+use super::{MachineState, arrive, checkpoint, guest, memory, migrate, network, restore, unresponsive};
 use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
 use crate::migration::{Arrival, ArrivalState, Departure, DepartureState};
@@ -140,10 +140,16 @@ async fn keep(
             }
         },
     };
-    let come = Arrival::of(home)?.filter(|record| record.state == ArrivalState::Here && !record.is_whole);
+    let is_there = home.process_id().is_some();
+    // One that comes just now leads its disk there itself.
+    let come = arrival_of(home).filter(|record| !record.is_whole && (is_there || record.state == ArrivalState::Here));
     if let Some(record) = come {
-        arrive::serve_source(home, user, &record, watch::channel(true).1)?;
-        tokio::spawn(arrive::look_after_disk(home.clone(), record));
+        if let Err(error) = arrive::serve_source(home, user, &record, watch::channel(true).1) {
+            tracing::error!(%error, "what is not here yet of the disk cannot be read");
+        }
+        if !desired_state::is_arriving(home) {
+            tokio::spawn(arrive::look_after_disk(home.clone(), record));
+        }
     }
     kept.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
     let mut held = match home.process_id() {
@@ -195,21 +201,26 @@ async fn keep(
             }
         }
     };
-    kept.set_machine(machine.clone());
-    if let Some(record) = Arrival::of(home)?.filter(|_| desired_state::is_arriving(home)) {
-        // Its keeper has died before it was known where it goes on.
-        arrive::serve_source(home, user, &record, watch::channel(true).1)?;
-        if let Err(error) = arrive::decide(home, user, &machine, kept, &record).await {
-            machine.kill();
-            let _ = machine.wait_killed().await;
-            disk.close().await;
-            memory::close(home, served).await;
-            return Err(error);
-        }
-    } else {
-        Departure::settle(home)?;
+    // Its keeper has died before it was known where it goes on. Where that record is broken it stands.
+    if let Some(record) = arrival_of(home).filter(|_| desired_state::is_arriving(home))
+        && let Err(error) = arrive::decide(home, user, &machine, kept, &record).await
+    {
+        machine.kill();
+        let _ = machine.wait_killed().await;
+        disk.close().await;
+        network::close(home, held).await;
+        memory::close(home, served).await;
+        return Err(error);
     }
-    if let Some(record) = Arrival::of(home)?.filter(|record| begins_here && !record.is_whole) {
+    // Only from here on: before that nobody lets it go.
+    kept.set_machine(machine.clone());
+    if let Err(error) = migrate::settle(home).await {
+        tracing::error!(%error, "what has become of the machine's last migration is not written down");
+    }
+    if desired_state::is_migrated(home) {
+        tokio::spawn(migrate::conclude(Arc::clone(kept), machine.clone()));
+    }
+    if let Some(record) = arrival_of(home).filter(|record| begins_here && !record.is_whole) {
         tokio::spawn(arrive::look_after_disk(home.clone(), record));
     }
     let (became_unresponsive, mut unresponsive) = mpsc::channel(1);
@@ -304,6 +315,14 @@ async fn keep(
     }
     note(home, &end);
     Ok(waiting)
+}
+
+/// What is written down of its coming: who looks after a machine that runs goes on without a record that is broken.
+fn arrival_of(home: &MachineHome) -> Option<Arrival> {
+    Arrival::of(home).unwrap_or_else(|error| {
+        tracing::error!(%error, "it is not known whether the machine has come from another host");
+        None
+    })
 }
 
 /// What happens next to a server; nothing ever where there is none.

@@ -10,7 +10,7 @@ use onecopy_guest_agent::protocol::{Command, LINE_BYTES_MAX};
 use onecopy_hypervisor::{Agent, HypervisorError, Machine, State};
 use onecopy_postgres::ServiceUser;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
 use super::run::Stop;
 use super::{
@@ -43,8 +43,8 @@ pub(super) struct Kept {
     migration: Mutex<Option<Arc<AtomicBool>>>,
     /// A connection over which this machine comes.
     incoming: (mpsc::Sender<UnixStream>, tokio::sync::Mutex<mpsc::Receiver<UnixStream>>),
-    /// What somebody has said of a machine that stands because it may run elsewhere.
-    decision: watch::Sender<Option<(Option<String>, bool)>>,
+    /// Who waits for a word about the machine that has come by this migration, and stands.
+    deciding: Mutex<Option<(String, oneshot::Sender<bool>)>>,
 }
 
 impl Kept {
@@ -78,7 +78,7 @@ impl Kept {
             checkpointing: tokio::sync::Mutex::default(),
             migration: Mutex::default(),
             incoming: (incoming, tokio::sync::Mutex::new(coming)),
-            decision: watch::channel(None).0,
+            deciding: Mutex::default(),
         }
     }
 
@@ -87,15 +87,26 @@ impl Kept {
         self.incoming.1.lock().await.recv().await
     }
 
-    /// What somebody says of this migration; waits for it.
+    /// What somebody says of this migration, as long as this waits for it.
     pub(super) async fn decided(&self, token: &str) -> bool {
-        let mut decisions = self.decision.subscribe();
-        let is_of_this = |said: &Option<(Option<String>, bool)>| {
-            said.as_ref().is_some_and(|(which, _)| which.as_deref().is_none_or(|which| which == token))
-        };
-        match decisions.wait_for(is_of_this).await {
-            Ok(said) => said.as_ref().is_some_and(|(_, goes)| *goes),
+        let (says, said) = oneshot::channel();
+        *self.deciding.lock().unwrap_or_else(PoisonError::into_inner) = Some((token.to_owned(), says));
+        match said.await {
+            Ok(goes) => goes,
             Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Nobody's word is kept for later: it may be wrong then.
+    fn decide(&self, token: &str, goes: bool) -> KeeperReply {
+        let mut deciding = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = deciding.take_if(|(which, _)| which == token);
+        match waiting.map(|(_, waiting)| waiting.send(goes)) {
+            Some(Ok(())) => KeeperReply::Done {},
+            Some(Err(_)) | None => {
+                let message = "it does not stand by this migration, waiting to hear where it goes on".to_owned();
+                KeeperReply::Error { kind: None, message }
+            }
         }
     }
 
@@ -320,10 +331,7 @@ impl Kept {
                 Err(error) => failed(error.to_string()),
             },
             KeeperRequest::CancelMigration {} => self.cancel_migration(),
-            KeeperRequest::Decide { token, goes } => {
-                self.decision.send_replace(Some((token, goes)));
-                KeeperReply::Done {}
-            }
+            KeeperRequest::Decide { token, goes } => self.decide(&token, goes),
             // It was seen to before.
             KeeperRequest::Receive {} => failed("nobody comes over this connection".to_owned()),
             KeeperRequest::Stop { force, timeout_ms } => {
@@ -471,6 +479,22 @@ mod tests {
         assert!(error.contains("another one is being taken"), "{error}");
         drop(made);
         drop(kept.alone().unwrap());
+    }
+
+    /// Spec: D5
+    #[tokio::test]
+    async fn t30_a_word_about_a_machine_that_comes_is_heard_only_while_it_is_waited_for_and_of_this_migration() {
+        let kept = kept(mpsc::channel(1).0);
+        let is_heard = |token: &str, goes| kept.decide(token, goes) == KeeperReply::Done {};
+        assert!(!is_heard("one", true), "nobody waits");
+        let mut waiting = Box::pin(kept.decided("one"));
+        let still = tokio::time::timeout(Duration::ZERO, &mut waiting).await;
+        assert!(still.is_err(), "what was said before is not kept");
+        assert!(!is_heard("other", true));
+        assert!(is_heard("one", false));
+        assert!(!waiting.await);
+        let given_up = tokio::time::timeout(Duration::ZERO, kept.decided("one")).await;
+        assert!(given_up.is_err() && !is_heard("one", true), "who has waited has gone");
     }
 
     #[tokio::test]

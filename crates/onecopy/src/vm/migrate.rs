@@ -55,14 +55,14 @@ pub struct Migrate {
     #[arg(long, conflicts_with_all = ["to", "resume", "abandon", "status"])]
     cancel: bool,
     /// Where it is not known whether it runs there: ask the other host again. On the other host, where this one is
-    /// dead: let it go
+    /// dead, with --force: let it go
     #[arg(long, conflicts_with_all = ["to", "abandon", "status"])]
     resume: bool,
     /// Take a machine back that was given away and does not run there; on the other host: give it up
     #[arg(long, conflicts_with_all = ["to", "status"])]
     abandon: bool,
-    /// Also where the other host does not say so: it must be certain that it does not run there, and never will
-    #[arg(long, requires = "abandon")]
+    /// Also where the other host cannot be reached: it must be certain that it does not run there, and never will
+    #[arg(long, conflicts_with_all = ["to", "cancel", "status"])]
     force: bool,
     /// What is known of its last migration, as JSON
     #[arg(long, conflicts_with = "to")]
@@ -94,7 +94,7 @@ impl Migrate {
             return crate::block_on(async {
                 let said = match (self.cancel, self.resume) {
                     (true, _) => machines.cancel_migration(&name).await.map(|()| format!("{name} stays here"))?,
-                    (_, true) => machines.resume_migration(&name).await?,
+                    (_, true) => machines.resume_migration(&name, self.force).await?,
                     _ => machines.abandon_migration(&name, self.force).await?,
                 };
                 output::say(format_args!("{said}."));
