@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use onecopy_hypervisor::Qemu;
 use onecopy_machine::keeper::{MigrationEvent, MigrationOrder, Prediction};
 use onecopy_machine::migration::{
     self, Arrival, ArrivalState, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder, Unanswered,
@@ -10,11 +11,12 @@ use onecopy_machine::migration::{
 };
 use onecopy_machine::{
     END_TIMEOUT, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
+    hypervisor_failed,
 };
 use serde::Serialize;
 
 use super::Machines;
-use super::registry::blocking;
+use super::registry::{blocking, keep_alone};
 use crate::HostError;
 
 /// How long a machine may take to go on that was given away.
@@ -22,6 +24,9 @@ const GO_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often it is looked whether it does.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// How often it is looked whether a machine that stands for a migration has its keeper.
+const CARE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What came of asking for a migration.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,7 +77,23 @@ impl Machines {
     /// # Errors
     /// [`MachineError::Keeper`]: there is none.
     pub async fn cancel_migration(&self, name: &MachineName) -> Result<(), HostError> {
-        Ok(self.get(name)?.cancel_migration().await?)
+        let machine = self.get(name)?;
+        machine.cancel_migration().await?;
+        let (home, begun) = (machine.home(), Instant::now());
+        let (machine, to) = (name.to_string(), "another host".to_owned());
+        loop {
+            let departure = Departure::of(home)?;
+            let reason = match departure.map(|departure| departure.state) {
+                _ if home.is_migrated() => "it was given away already; --status tells what has become of it",
+                Some(DepartureState::Kept) => return Ok(()),
+                _ if begun.elapsed() >= GO_TIMEOUT => "it is told to stay, and has not ended yet; --status tells",
+                _ => {
+                    tokio::time::sleep(LOOK_INTERVAL).await;
+                    continue;
+                }
+            };
+            return Err(MachineError::Migration { machine, to, reason: reason.to_owned() }.into());
+        }
     }
 
     /// What is known of a machine's last migrations.
@@ -222,6 +243,8 @@ impl Machines {
             let digest = order.image.clone();
             blocking::<_, MachineError>("looking for an image", move || GuestImage::with_boot_digest(&digest)).await?
         };
+        let qemu = Qemu::find().map_err(|error| hypervisor_failed(name, error))?;
+        MachineConfiguration::check_checkpoints(qemu.version())?;
         self.directory.make_root()?;
         self.directory.make_machines()?;
         let _ports = self.lock_ports().await?;
@@ -246,7 +269,10 @@ impl Machines {
             is_whole: false,
         };
         let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
-        let make = move || made.make_arriving(&image, &configuration, &record, password.as_deref(), &user);
+        let make = move || {
+            let _alone = if made.is_made() { Some(keep_alone(&made)?) } else { None };
+            made.make_arriving(&image, &configuration, &record, password.as_deref(), &user)
+        };
         blocking("making a machine", make).await?;
         Ok(Machine::new(home, self.user.clone()))
     }
@@ -256,6 +282,55 @@ impl Machines {
         let is_at_rest = home.process_id().is_none() && !home.has_keeper();
         let has_gone = home.is_migrated() && !Departure::is_needed(home);
         is_at_rest && (has_gone || Arrival::is_broken_off(home))
+    }
+
+    /// Before a machine is taken: the host that it comes from must be reached, and know of it.
+    pub(crate) async fn check_origin(&self, order: &ReceiveOrder, keys: &Path) -> Result<(), HostError> {
+        let failed = |reason: String| {
+            let (machine, to) = (order.which.name.to_string(), "this host".to_owned());
+            MachineError::Migration { machine, to, reason }
+        };
+        let origin = &order.origin;
+        match migration::ask::<Verdict>(origin, keys, &HostOrder::Verdict(order.which.clone())).await {
+            Ok(Verdict::Undecided) => Ok(()),
+            Ok(_) => Err(failed(format!("its host {origin} says that it is decided already")).into()),
+            Err(reason) => {
+                let remedy = "its disk would come from there: `onecopy host --machines` must run there, and --origin \
+                              must name it as it is reached from here";
+                Err(failed(format!("its host {origin} does not answer ({reason}); {remedy}")).into())
+            }
+        }
+    }
+
+    /// Looks after machines that stand for a migration and whose keeper has died, and removes what has come to nothing;
+    /// until it is dropped.
+    pub(crate) async fn look_after_migrations(&self) {
+        loop {
+            match MachineHome::names(&self.directory.machines()) {
+                Ok(names) => {
+                    for name in names {
+                        self.look_after_migration(MachineHome::of(&self.directory.machines(), &name)).await;
+                    }
+                }
+                Err(error) => tracing::warn!(%error, "machines that stand for a migration are not looked after"),
+            }
+            tokio::time::sleep(CARE_INTERVAL).await;
+        }
+    }
+
+    async fn look_after_migration(&self, home: MachineHome) {
+        let is_broken_off = Arrival::is_broken_off(&home);
+        let stands = (home.is_arriving() || home.is_migrated()) && home.process_id().is_some();
+        if !is_broken_off && !stands || home.has_keeper() {
+            return;
+        }
+        if is_broken_off {
+            return self.clear(&home, Duration::ZERO).await;
+        }
+        tracing::info!(machine = %home.name(), "it stands for a migration, and its keeper has died: the next one begins");
+        if let Err(error) = Machine::new(home, self.user.clone()).ensure_keeper().await {
+            tracing::warn!(%error, "a machine that stands for a migration is not looked after");
+        }
     }
 
     /// Removes what a machine has left that did not come, once its keeper has ended.
@@ -268,12 +343,42 @@ impl Machines {
             }
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
-        let is_discarded = matches!(Arrival::of(&home), Ok(Some(Arrival { state: ArrivalState::Discarded, .. })));
-        if is_discarded && home.process_id().is_none() && !home.has_keeper() {
-            let removed = tokio::task::spawn_blocking(move || home.remove()).await;
-            if let Ok(Err(error)) = removed {
-                tracing::warn!(%error, "a machine that did not come has left something");
+        self.clear(&home, GO_TIMEOUT).await;
+    }
+
+    /// Removes what is left of a machine that did not come, where its source says that it stays there. Until then it is
+    /// by this that its source hears that it never ran here.
+    async fn clear(&self, home: &MachineHome, patience: Duration) {
+        let Ok(Some(record)) = Arrival::of(home) else { return };
+        let (order, begun) = (HostOrder::Verdict(record.which(home)), Instant::now());
+        loop {
+            if !Arrival::is_broken_off(home) || home.has_keeper() {
+                return;
             }
+            match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
+                Ok(Verdict::Kept) => break,
+                Ok(Verdict::Undecided) if begun.elapsed() < patience => tokio::time::sleep(LOOK_INTERVAL).await,
+                _ => return,
+            }
+        }
+        let machine = Machine::new(home.clone(), self.user.clone());
+        let removed = match machine.stop(true, END_TIMEOUT).await {
+            Ok(()) => {
+                let home = home.clone();
+                blocking("removing a machine that did not come", move || {
+                    let is_same = Arrival::of(&home)?.is_some_and(|known| known.token == record.token);
+                    if !is_same || !Arrival::is_broken_off(&home) || home.has_keeper() {
+                        return Ok(());
+                    }
+                    let _alone = keep_alone(&home)?;
+                    home.remove()
+                })
+                .await
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%error, "a machine that did not come has left something");
         }
     }
 

@@ -37,6 +37,18 @@ pub(super) async fn blocking<T: Send + 'static, E: From<MachineError> + Send + '
     done.unwrap_or_else(|error| Err(MachineError::Task(format!("{what} ended: {error}")).into()))
 }
 
+/// Before a machine's directory is removed: no other one lies over it, and none will as long as this is held.
+pub(super) fn keep_alone(home: &MachineHome) -> Result<File, MachineError> {
+    let alone = home.keep_from_new_forks()?;
+    let dependents = home.dependents()?;
+    let mut machines: Vec<String> = dependents.iter().map(|dependent| dependent.machine.to_string()).collect();
+    machines.dedup();
+    match machines.is_empty() {
+        true => Ok(alone),
+        false => Err(MachineError::StoodOn { name: home.name().clone(), machines }),
+    }
+}
+
 /// The machines of a directory.
 #[derive(Debug, Clone)]
 pub struct Machines {
@@ -286,14 +298,8 @@ impl Machines {
         }
         let home = machine.home().clone();
         let removed = blocking("removing a machine", move || {
-            let _alone = home.keep_from_new_forks()?;
-            let dependents = home.dependents()?;
-            let mut machines: Vec<String> = dependents.iter().map(|dependent| dependent.machine.to_string()).collect();
-            machines.dedup();
-            match machines.is_empty() {
-                true => home.remove(),
-                false => Err(MachineError::StoodOn { name: home.name().clone(), machines }),
-            }
+            let _alone = keep_alone(&home)?;
+            home.remove()
         })
         .await;
         Ok(removed?)

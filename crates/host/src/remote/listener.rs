@@ -88,6 +88,16 @@ impl Listener {
 
     /// Serves until it is dropped. Clones that were ordered go on without it, and can be asked for on this host.
     pub async fn serve(&self) {
+        let care = async {
+            match &self.host.machines {
+                Some(machines) => machines.look_after_migrations().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::join!(care, self.accept());
+    }
+
+    async fn accept(&self) {
         let unauthenticated = Arc::new(Unauthenticated::default());
         loop {
             match self.listener.accept().await {

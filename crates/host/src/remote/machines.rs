@@ -84,6 +84,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let name = &order.which.name;
+    machines.check_origin(order, &host.keys_directory).await.map_err(words)?;
     let machine = machines.make_arriving(order, &host.keys_directory).await.map_err(words)?;
     tracing::info!(machine = %name, origin = order.origin, "a machine comes");
     let outcome = match machine.receive().await {
@@ -139,7 +140,14 @@ impl Snapshots {
         let begun = Instant::now();
         loop {
             match UnixStream::connect(&socket).await {
-                Ok(connected) => return Ok(connected),
+                Ok(connected) => {
+                    // The account may have put anything there: no byte goes to another one's process.
+                    let (peer, account) = (connected.peer_cred().map_err(words)?.uid(), machines.user().user_id());
+                    return match peer == account {
+                        true => Ok(connected),
+                        false => Err(format!("its snapshot is served by account {peer} instead of {account}")),
+                    };
+                }
                 Err(error) if begun.elapsed() >= SERVE_TIMEOUT => return Err(format!("its snapshot: {error}")),
                 Err(_) => {}
             }

@@ -25,10 +25,10 @@ use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_disk_server::DiskClient;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
-use rustix::fs::{AtFlags, CWD, Gid, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use tokio::io::copy_bidirectional;
 use tokio::net::UnixListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use super::link::{Answered, Link, Said};
 use super::restore::{self, Restored};
@@ -46,6 +46,9 @@ const COME_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often the source's host is asked whether a machine was given away.
 const VERDICT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Connections of a disk's server at once.
+const CONNECTIONS_MAX: usize = 32;
 
 /// How often it is looked how much of the disk is here.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
@@ -86,15 +89,37 @@ pub(super) async fn begin(
         return Err(failed(home, broken_off));
     }
     let carried = tokio::time::timeout(COME_TIMEOUT, kept.incoming()).await.ok().flatten();
-    let carried = carried.ok_or_else(|| failed(home, broken_off))?;
-    let link = carried.into_std().and_then(Link::carried).map_err(|error| failed(home, error))?;
+    let Some(carried) = carried else {
+        discard(home, &record);
+        return Err(failed(home, broken_off));
+    };
+    let opened = carried.into_std().and_then(Link::carried).and_then(|link| Ok((link.ender()?, link)));
+    let (teller, link) = opened.map_err(|error| failed(home, error))?;
+    let begun = receive(home, user, kept, &record, link).await;
+    if let Err(error) = &begun {
+        discard(home, &record);
+        refuse(teller, error).await;
+    }
+    begun
+}
+
+/// Says why it does not come: what the source hears is why it stays there.
+async fn refuse(teller: std::os::unix::net::UnixStream, error: &MachineError) {
+    let reason = error.to_string();
+    let _ = tokio::task::spawn_blocking(move || Link::carried(teller)?.say(&Answered::Refused { reason })).await;
+}
+
+async fn receive(
+    home: &MachineHome,
+    user: &ServiceUser,
+    kept: &Arc<Kept>,
+    record: &Arrival,
+    link: Link,
+) -> Result<(Server, Arriving), MachineError> {
     let (own, account, expected) = (home.clone(), user.clone(), record.clone());
     let first = tokio::task::spawn_blocking(move || first_rounds(&own, &account, link, &expected)).await;
     let first = first.map_err(|error| MachineError::Task(format!("receiving a machine ended: {error}")))?;
-    let (link, decoder, prefix) = first.map_err(|reason| {
-        discard(home, &record);
-        failed(home, reason)
-    })?;
+    let (link, decoder, prefix) = first.map_err(|reason| failed(home, reason))?;
     let (own, account) = (home.clone(), user.clone());
     let prepared = tokio::task::spawn_blocking(move || {
         let configuration = own.configuration()?;
@@ -111,7 +136,8 @@ pub(super) async fn begin(
     let server = server.map_err(|reason| MachineError::Ended { machine: home.name().to_string(), reason })?;
     let restored = Restored::waiting(home, 0)?;
     let has_snapshot = watch::channel(false).0;
-    serve_source(home, user, &record, has_snapshot.subscribe())?;
+    serve_source(home, user, record, has_snapshot.subscribe())?;
+    let record = record.clone();
     Ok((server, Arriving { link, decoder, prefix, record, kept: Arc::clone(kept), has_snapshot, restored }))
 }
 
@@ -141,13 +167,7 @@ fn first_rounds(
         let file = file.and_then(|file| file.set_len(memory_bytes).map(|()| file));
         file.map_err(|error| format!("{}: {error}", shadow.display()))
     })();
-    let file = match checked {
-        Ok(file) => file,
-        Err(reason) => {
-            let _ = link.say(&Answered::Refused { reason: reason.clone() });
-            return Err(reason);
-        }
-    };
+    let file = checked?;
     link.say(&Answered::Accepted {}).map_err(words)?;
     let mut decoder = Decoder::new(memory_bytes / PAGE_BYTES as u64).map_err(words)?;
     match pages(&mut link, &mut decoder, &file, true).map_err(words)? {
@@ -206,10 +226,12 @@ impl Arriving {
         let record = self.record.clone();
         let (prefix, kept) = (self.prefix.clone(), Arc::clone(&self.kept));
         // Before the source has heard that it stands here it goes on there, whatever happens.
+        let teller = self.link.ender().map_err(|error| failed(home, error))?;
         let mut link = match self.load(home, machine).await {
             Ok(link) => link,
             Err(error) => {
                 discard(home, &record);
+                refuse(teller, &error).await;
                 return Err(error);
             }
         };
@@ -365,13 +387,25 @@ pub(super) fn serve_source(
     let listener = UnixListener::bind(&path).map_err(MachineError::file("listen on", &path))?;
     // Only the disk's server connects. What an account may have put in its place is not followed.
     let (owner, group) = (Uid::from_raw(user.user_id()), Gid::from_raw(user.group_id()));
-    let given = rustix::fs::chownat(CWD, &path, Some(owner), Some(group), AtFlags::SYMLINK_NOFOLLOW);
-    given.map_err(|error| MachineError::file("give away", &path)(error.into()))?;
+    give_socket(&path, owner, group).map_err(MachineError::file("give away", &path))?;
+    let account = user.user_id();
     let (record, order) = (record.clone(), HostOrder::Disk(record.which(home)));
     tokio::spawn(async move {
-        while let Ok((mut near, _)) = listener.accept().await {
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let place = Arc::clone(&places).acquire_owned().await;
+            let mut near = match listener.accept().await {
+                Ok((near, _)) if near.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == account) => near,
+                Ok(_) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "the disk's server is not let in");
+                    tokio::time::sleep(VERDICT_INTERVAL).await;
+                    continue;
+                }
+            };
             let (record, order, mut has_snapshot) = (record.clone(), order.clone(), has_snapshot.clone());
             tokio::spawn(async move {
+                let _place = place;
                 if has_snapshot.wait_for(|there| *there).await.is_err() {
                     return;
                 }
@@ -386,6 +420,18 @@ pub(super) fn serve_source(
         }
     });
     Ok(())
+}
+
+/// Gives a socket that root has just made to the account: that socket, and nothing that the account has laid there.
+fn give_socket(path: &Path, owner: Uid, group: Gid) -> io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let socket = rustix::fs::open(path, flags, Mode::empty())?;
+    let found = rustix::fs::fstat(&socket)?;
+    let is_ours = found.st_uid == rustix::process::geteuid().as_raw() && found.st_nlink == 1;
+    if FileType::from_raw_mode(found.st_mode) != FileType::Socket || !is_ours {
+        return Err(io::Error::other("something else has taken its name"));
+    }
+    Ok(rustix::fs::chownat(&socket, c"", Some(owner), Some(group), AtFlags::EMPTY_PATH)?)
 }
 
 /// For a machine that has come: leads its disk to where it comes from until all of it is here, and says so there.

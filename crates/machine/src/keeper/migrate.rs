@@ -51,6 +51,9 @@ const GO_ATTEMPTS: u32 = 3;
 /// Between two of them.
 const GO_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long a machine may stand that is not given away, or ten times as long as was asked for.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+
 /// How often it is looked whether a machine that was given away was taken back.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -355,7 +358,23 @@ impl Work {
             error.to_string()
         })?;
         self.tell(MigrationEvent::Stopped);
-        let given = self.give(link, sender, last, &taken);
+        let given = {
+            // Ended, the link lets it go on here, unless it was given away.
+            let ender = link.ender().map_err(words);
+            let longest = Duration::from_millis(self.order.downtime_ms).saturating_mul(10).max(PAUSE_MAX);
+            let (done, is_done) = std::sync::mpsc::channel::<()>();
+            let watch = std::thread::spawn(move || {
+                if is_done.recv_timeout(longest) == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+                    && let Ok(ender) = ender
+                {
+                    let _ = ender.shutdown(std::net::Shutdown::Both);
+                }
+            });
+            let given = self.give(link, sender, last, &taken);
+            drop(done);
+            let _ = watch.join();
+            given
+        };
         let counts = match given {
             Ok(counts) => counts,
             // What could not be made durable may be written down all the same: then it was given away.

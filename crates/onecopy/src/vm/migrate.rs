@@ -87,7 +87,14 @@ impl Migrate {
         crate::logging::start("warn");
         let (name, machines) = (self.machine.name()?, self.machine.machines()?);
         if self.status {
-            output::say(serde_json::to_value(machines.migration(&name)?)?);
+            let mut known = serde_json::to_value(machines.migration(&name)?)?;
+            for way in ["departure", "arrival"] {
+                if let Some(record) = known.get_mut(way).and_then(serde_json::Value::as_object_mut) {
+                    // Who has it may read the disk.
+                    record.remove("token");
+                }
+            }
+            output::say(known);
             return Ok(());
         }
         if self.cancel || self.resume || self.abandon {
