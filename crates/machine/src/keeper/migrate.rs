@@ -72,9 +72,14 @@ pub(super) async fn migrate(
     checkpoint::check_runs(home, machine)?;
     let failed =
         |reason: String| MachineError::Migration { machine: home.name().to_string(), to: order.to.clone(), reason };
-    if home.configuration().is_ok_and(|configuration| !configuration.checkpoints) {
+    let configuration = home.configuration()?;
+    if !configuration.checkpoints {
         let reason = "its memory is QEMU's own; set `checkpoints = true` in its machine.toml, then stop and start it";
         return Err(failed(reason.to_owned()));
+    }
+    if configuration.network.is_some() {
+        // Its guest would keep an address there that leads nowhere.
+        return Err(failed("it is on a bridge, and only machines behind QEMU's own network go so far".to_owned()));
     }
     checkpoint::prepare(kept, machine, Instant::now() + CHECKPOINT_TIMEOUT).await?;
     let work = Work {
