@@ -125,7 +125,7 @@ pub enum MachineError {
     /// It has come from another host, and it is not known yet whether it runs there.
     #[error(
         "the machine {name} has come from another host, and it is not known yet whether it goes on there: that host is \
-         asked again and again; onecopy vm migrate {name} --resume lets it go where that host is dead"
+         asked again and again; onecopy vm migrate {name} --resume --force lets it go where that host is dead"
     )]
     Arriving {
         /// Its name.

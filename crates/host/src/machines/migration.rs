@@ -107,8 +107,8 @@ impl Machines {
     }
 
     /// A machine of which it was not known where it goes on: of one that was given away the other host is told again;
-    /// one that has come is let go where it was given away, or, with `force`, where the host that it comes from cannot be
-    /// reached: that is for a person to say, who knows that it is dead for good.
+    /// one that has come is let go where it was given away, or, with `force`, where the host that it comes from cannot
+    /// be reached: that is for a person to say, who knows that it is dead for good.
     ///
     /// # Errors
     /// [`MachineError::Migration`]: why it is still not known.
@@ -327,7 +327,7 @@ impl Machines {
         if is_broken_off {
             return self.clear(&home, Duration::ZERO).await;
         }
-        tracing::info!(machine = %home.name(), "it stands for a migration, and its keeper has died: the next one begins");
+        tracing::info!(machine = %home.name(), "it stands for a migration, and has no keeper: the next one begins");
         if let Err(error) = Machine::new(home, self.user.clone()).ensure_keeper().await {
             tracing::warn!(%error, "a machine that stands for a migration is not looked after");
         }

@@ -51,6 +51,9 @@ const GO_ATTEMPTS: u32 = 3;
 /// Between two of them.
 const GO_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How long a round may take whose pages go on coming.
+const SEND_MAX: Duration = Duration::from_secs(24 * 3600);
+
 /// How long a machine may stand that is not given away, or ten times as long as was asked for.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
@@ -436,11 +439,17 @@ impl Work {
         near.set_read_timeout(Some(CHECKPOINT_TIMEOUT)).map_err(words)?;
         let (home, handle) = (self.kept.home().clone(), self.handle.clone());
         let (process_id, descriptor) = (std::process::id(), far.as_raw_fd());
+        let (goes_on, is_given_up) = tokio::sync::oneshot::channel::<()>();
         let asking = std::thread::spawn(move || {
             let request = Request::Send { epoch, since, process_id, descriptor };
             let asked = handle.block_on(async {
-                let deadline = Instant::now() + CHECKPOINT_TIMEOUT;
-                MemoryClient::connect(&home).await?.ask_until::<u64>(request, deadline).await
+                // As long as pages come: each wait for them has a bound.
+                let deadline = Instant::now() + SEND_MAX;
+                let asking = async { MemoryClient::connect(&home).await?.ask_until::<u64>(request, deadline).await };
+                tokio::select! {
+                    asked = asking => asked,
+                    _ = is_given_up => Err("its pages are not wanted any more".to_owned()),
+                }
             });
             // The other end is read to its end where the server has died.
             drop(far);
@@ -448,10 +457,25 @@ impl Work {
         });
         let sent = self.forward(&near, link, sender);
         drop(near);
+        if sent.is_err() {
+            drop(goes_on);
+        }
         let asked = asking.join().map_err(|_| "sending pages panicked".to_owned())?;
         // Where this side gives up, the server's complaint is that nobody takes its pages.
         let counts = sent?;
         asked.map(|_| counts)
+    }
+
+    /// Waits as the bandwidth wants, for as long as the migration is wanted.
+    fn pace(&self, sender: &mut Sender, bytes: u64) -> Result<(), String> {
+        let mut ahead = sender.ahead(bytes, self.order.bytes_per_second);
+        while !ahead.is_zero() {
+            let slice = ahead.min(LOOK_INTERVAL);
+            std::thread::sleep(slice);
+            ahead -= slice;
+            self.check_wanted()?;
+        }
+        Ok(())
     }
 
     fn forward(&self, near: &UnixStream, link: &mut Link, sender: &mut Sender) -> Result<Counts, String> {
@@ -467,11 +491,11 @@ impl Work {
             let bytes = sender.encoder.page(link.stream(), page, &content).map_err(words)?;
             if bytes > 0 {
                 self.check_wanted()?;
-                sender.pace(bytes, self.order.bytes_per_second);
+                self.pace(sender, bytes)?;
             }
         }
         let bytes = sender.encoder.flush(link.stream()).map_err(words)?;
-        sender.pace(bytes, self.order.bytes_per_second);
+        self.pace(sender, bytes)?;
         Ok(sender.encoder.take_counts())
     }
 }
@@ -588,9 +612,10 @@ struct Sender {
 }
 
 impl Sender {
-    fn pace(&mut self, bytes: u64, bytes_per_second: Option<u64>) {
+    /// How much sooner than it may be so many bytes more were sent.
+    fn ahead(&mut self, bytes: u64, bytes_per_second: Option<u64>) -> Duration {
         self.sent += bytes;
-        let Some(rate) = bytes_per_second else { return };
+        let Some(rate) = bytes_per_second else { return Duration::ZERO };
         let due = Duration::from_secs_f64(self.sent as f64 / rate.max(1) as f64);
         let ahead = due.saturating_sub(self.begun.elapsed());
         // What was not used up is not saved up: a pause would be followed by a burst.
@@ -598,6 +623,6 @@ impl Sender {
             self.begun = Instant::now();
             self.sent = 0;
         }
-        std::thread::sleep(ahead);
+        ahead
     }
 }
