@@ -550,7 +550,9 @@ mod tests {
     ];
 
     /// Who dies after a step; the connection is lost with each of them.
-    const DEATHS: [(&str, fn(&mut Side, &mut Side)); 6] = [
+    type Death = fn(&mut Side, &mut Side);
+
+    const DEATHS: [(&str, Death); 6] = [
         ("the connection", |_, _| {}),
         ("the source's keeper", |source, _| source.has_keeper = false),
         ("the destination's keeper", |_, destination| destination.has_keeper = false),
