@@ -72,8 +72,13 @@ async fn start_ups_that_are_none_are_refused_and_others_go_on() -> anyhow::Resul
         let mut wire = Wire::unauthenticated(&cluster).await?;
         wire.send(&bytes).await?;
         let answer = wire.until_closed().await?;
-        let code = if what == "another protocol" { "0A000" } else { "08P01" };
-        assert_eq!((answer.tags().as_str(), answer.code().as_str()), ("E", code), "{what}: {answer:?}");
+        // PostgreSQL closes the connection without a word where the length is none (`ProcessStartupPacket`).
+        let (tags, code) = match what {
+            "another protocol" => ("E", "0A000"),
+            "parameters without an end" | "a name without a value" => ("E", "08P01"),
+            _ => ("", "00000"),
+        };
+        assert_eq!((answer.tags().as_str(), answer.code().as_str()), (tags, code), "{what}: {answer:?}");
     }
     assert_eq!(bystander.query("SELECT 1").await?.text_rows(), ["1"]);
     Ok(())
