@@ -252,6 +252,11 @@ impl MachineHome {
         self.root.join("isolated")
     }
 
+    /// While there may be a checkpoint of a held server, for forks: the number of that.
+    pub(super) fn held_file(&self) -> PathBuf {
+        self.root.join("held")
+    }
+
     /// While a restore has made a disk that no guest has run on: the number of that.
     pub(super) fn restoring_file(&self) -> PathBuf {
         self.root.join("restoring")

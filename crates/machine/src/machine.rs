@@ -236,7 +236,8 @@ impl Machine {
     }
 
     /// The same, with the guest's server held for the instant: in what goes on from it the server does nothing before
-    /// it is let go on, or is ended.
+    /// it is let go on, or is ended. It is to be forgotten with [`Machine::forget_checkpoint`]: until then no other one
+    /// is taken while a fork is made of it, and the next one forgets it.
     ///
     /// # Errors
     /// As [`Machine::checkpoint`], also where the guest's agent cannot do that.
@@ -244,17 +245,17 @@ impl Machine {
         self.take_checkpoint(None, true).await
     }
 
-    /// Forgets its last checkpoint, where it is this one, and what no checkpoint names: memory that was frozen for
-    /// forks, which those that run keep, and snapshots of its disk that no other disk lies over. One that does not run
-    /// keeps all.
+    /// Forgets its checkpoint of a held server, where it has one, and what no checkpoint names: memory that was frozen
+    /// for forks, which those that run keep, and snapshots of its disk that no other disk lies over. One that does not
+    /// run keeps all.
     ///
     /// # Errors
     /// [`MachineError::Keeper`].
-    pub async fn forget_checkpoint(&self, number: Option<u64>) -> Result<(), MachineError> {
+    pub async fn forget_checkpoint(&self) -> Result<(), MachineError> {
         if self.process_id().is_none() {
             return Ok(());
         }
-        self.done(&KeeperRequest::Forget { number }, CHECKPOINT_TIMEOUT).await
+        self.done(&KeeperRequest::Forget {}, CHECKPOINT_TIMEOUT).await
     }
 
     /// Puts the cable into the network card of a fork that began without.

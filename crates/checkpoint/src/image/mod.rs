@@ -162,6 +162,11 @@ impl Image {
         self.checkpoints().pop()
     }
 
+    /// The number that the next one has.
+    pub fn next_number(&self) -> u64 {
+        self.heads.keys().next_back().map_or(1, |last| last + 1)
+    }
+
     /// How many others it stands on.
     pub fn depth(&self, number: u64) -> usize {
         let parent = |number: &u64| self.heads.get(number).map(|head| head.parent).filter(|parent| *parent != 0);
@@ -216,7 +221,7 @@ impl Image {
     /// [`CheckpointError::ReadOnly`]; [`CheckpointError::NotLast`]: what changed since another one is not what changed
     /// since this one; the file system refuses.
     pub fn begin(&mut self, parent: Option<u64>) -> Result<Writer<'_>, CheckpointError> {
-        let number = self.heads.keys().next_back().map_or(1, |last| last + 1);
+        let number = self.next_number();
         let last = self.last().map(|last| last.number);
         match parent {
             Some(parent) if last != Some(parent) => Err(CheckpointError::NotLast { number: parent, last }),

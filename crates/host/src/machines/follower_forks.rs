@@ -72,25 +72,19 @@ impl Provisioner {
         followers: &[ServerState],
         progress: &dyn Progress,
     ) -> Result<Forked, HostError> {
+        // Of an attempt that was broken off.
+        self.forget_checkpoint(parent).await;
         let outcome = self.fork_all(leader, parent, followers, progress).await;
-        if let Ok((_, Some(number))) = &outcome {
-            self.forget_checkpoint(parent, Some(*number)).await;
-        }
-        let mut forked = match outcome {
-            Ok((forked, _)) => forked,
-            Err(error) => {
-                for follower in followers {
-                    self.give_up_fork(leader, follower).await;
-                }
-                return Err(error);
-            }
-        };
-        for (follower, result) in &mut forked {
-            if result.is_err() {
+        for follower in followers {
+            let is_made =
+                |(made, result): &(ServerState, Result<(), HostError>)| made.name == follower.name && result.is_ok();
+            if !outcome.as_ref().is_ok_and(|forked| forked.iter().any(is_made)) {
                 self.give_up_fork(leader, follower).await;
             }
         }
-        Ok(forked)
+        // Now that nobody begins there any more.
+        self.forget_checkpoint(parent).await;
+        outcome
     }
 
     async fn give_up_fork(&self, leader: &ServerState, follower: &ServerState) {
@@ -105,7 +99,7 @@ impl Provisioner {
         parent: &ServerState,
         followers: &[ServerState],
         progress: &dyn Progress,
-    ) -> Result<(Forked, Option<u64>), HostError> {
+    ) -> Result<Forked, HostError> {
         if let Some(reason) = self.fork_obstacle(parent) {
             return Err(HostError::NotForked { parent: parent.name.clone(), reason });
         }
@@ -140,7 +134,7 @@ impl Provisioner {
         }
         forked.sort_by_key(|(follower, _)| followers.iter().position(|other| other.name == follower.name));
         drop(kept);
-        Ok((forked, Some(taken.number)))
+        Ok(forked)
     }
 
     async fn make_slots(&self, leader: &ServerState, followers: &[ServerState]) -> Result<(), HostError> {
@@ -224,10 +218,11 @@ impl Provisioner {
     }
 
     /// Forgets the checkpoint that forks were made of, where there is one, and what of the machine's disk and memory is
-    /// kept for nobody any more. What stays is forgotten with the next one.
-    pub(crate) async fn forget_checkpoint(&self, parent: &ServerState, number: Option<u64>) {
+    /// kept for nobody any more. What stays, because a fork is being made or the machine does not run, is forgotten the
+    /// next time.
+    pub(crate) async fn forget_checkpoint(&self, parent: &ServerState) {
         let Some(machine) = self.machine(parent) else { return };
-        if let Err(error) = machine.forget_checkpoint(number).await {
+        if let Err(error) = machine.forget_checkpoint().await {
             tracing::warn!(machine = %parent.name, %error, "what forks were made of is kept");
         }
     }

@@ -161,7 +161,7 @@ impl Provisioner {
         let forgotten = tokio::task::spawn_blocking(move || MachineHome::forget_layers(&machines)).await;
         forgotten.unwrap_or_else(|error| Err(MachineError::Task(format!("removing layers ended: {error}"))))?;
         for server in topology.servers().filter(|server| server.made) {
-            self.forget_checkpoint(server, None).await;
+            self.forget_checkpoint(server).await;
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 use super::prefix::prefix;
 use super::service::Kept;
 use super::unresponsive::unix_ms;
-use super::{frozen, memory, network};
+use super::{frozen, held, memory, network};
 use crate::desired_state::{self, DesiredState};
 use crate::hardware::Hardware;
 use crate::home::{absent_is_fine, write_own_file};
@@ -101,10 +101,14 @@ pub(super) async fn checkpoint(
     let failed = |reason: String| MachineError::Checkpoint { machine: home.name().to_string(), reason };
     let deadline = begun + CHECKPOINT_TIMEOUT;
     let first_pause = prepare(kept, machine, deadline).await?;
+    held::settle(home).map_err(|error| failed(error.to_string()))?;
     // The machine stands for nothing where there is no room for what the last one took.
     let image = Image::open(&home.checkpoints()).map_err(home.memory_failed())?;
     let pages = image.last().map_or(0, |last| last.data_pages);
     image.check_space(pages).map_err(|error| failed(error.to_string()))?;
+    if holds_server {
+        held::note(home, image.next_number())?;
+    }
     let (kept, machine) = (Arc::clone(kept), machine.clone());
     let parts = MachineParts { kept: Arc::clone(&kept), machine, handle: Handle::current(), holds_server };
     let alone = kept.no_take().await;
@@ -276,8 +280,8 @@ fn forget(home: &MachineHome, keep: Option<u64>) -> Result<(), Cause> {
     forget_unnamed(home, &image)
 }
 
-/// Forgets the last checkpoint, where it is this one, and what no checkpoint names.
-pub(super) fn forget_last(home: &MachineHome, number: Option<u64>) -> Result<(), Cause> {
+/// Forgets the checkpoint of a held server, where there is one, and what no checkpoint names.
+pub(super) fn forget_held(home: &MachineHome) -> Result<(), Cause> {
     let Some(_alone) = home.keep_from_forks()? else {
         return Err("a fork of it is being made".into());
     };
@@ -285,9 +289,7 @@ pub(super) fn forget_last(home: &MachineHome, number: Option<u64>) -> Result<(),
         return Ok(());
     }
     let mut image = Image::open_to_write(&home.checkpoints())?;
-    if let Some(number) = number {
-        image.remove_newest(number)?;
-    }
+    held::forget(home, &mut image)?;
     forget_unnamed(home, &image)
 }
 

@@ -4,6 +4,7 @@ pub(crate) mod arrive;
 mod checkpoint;
 mod frozen;
 mod guest;
+mod held;
 mod link;
 mod memory;
 mod migrate;

@@ -51,11 +51,9 @@ pub enum KeeperRequest {
         #[serde(default)]
         holds_server: bool,
     },
-    /// Forget what no checkpoint names: frozen memory, and snapshots of its disk that nobody's disk lies over.
-    Forget {
-        /// Before that the last checkpoint, where it is this one.
-        number: Option<u64>,
-    },
+    /// Forget the checkpoint of a held server, and what no checkpoint names: frozen memory, and snapshots of its disk
+    /// that nobody's disk lies over.
+    Forget {},
     /// Put the cable into its network card, which a fork begins without.
     Connect {},
     /// Send the machine to another host: what happens follows.

@@ -285,13 +285,13 @@ impl Kept {
         taking.await.unwrap_or_else(|error| Err(MachineError::Task(format!("taking a checkpoint ended: {error}"))))
     }
 
-    /// Forgets the last checkpoint, where it is this one, and what no checkpoint names.
-    async fn forget_checkpoint(self: &Arc<Kept>, number: Option<u64>) -> Result<(), MachineError> {
+    /// Forgets the checkpoint of a held server, and what no checkpoint names.
+    async fn forget_checkpoint(self: &Arc<Kept>) -> Result<(), MachineError> {
         let _alone = self.alone()?;
         let home = self.home.clone();
         let forgotten = tokio::task::spawn_blocking(move || {
             let failed = |reason| MachineError::Checkpoint { machine: home.name().to_string(), reason };
-            checkpoint::forget_last(&home, number).map_err(|error| failed(error.to_string()))
+            checkpoint::forget_held(&home).map_err(|error| failed(error.to_string()))
         });
         forgotten
             .await
@@ -324,7 +324,7 @@ impl Kept {
                 Ok(taken) => KeeperReply::Checkpoint(taken),
                 Err(error) => failed(error.to_string()),
             },
-            KeeperRequest::Forget { number } => done(self.forget_checkpoint(number).await),
+            KeeperRequest::Forget {} => done(self.forget_checkpoint().await),
             KeeperRequest::Connect {} => done(self.connect().await),
             KeeperRequest::Migrate(order) => match self.migrate(order, progress).await {
                 Ok(reply) => reply,
