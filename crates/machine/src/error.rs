@@ -239,7 +239,7 @@ pub enum MachineError {
     /// Checkpoints need what is not there.
     #[error(
         "a machine that can be checkpointed {reason}; make it without --checkpoints, or set `checkpoints = false` in \
-         its machine.toml"
+         its machine.toml; of a cluster's machines: onecopy up --vm-checkpoints off"
     )]
     NoCheckpoints {
         /// What it needs.
@@ -271,6 +271,17 @@ pub enum MachineError {
         machine: String,
         /// Why.
         source: onecopy_checkpoint::CheckpointError,
+    },
+    /// It is not known what a machine's disk lies over, so nothing of others that it may need goes.
+    #[error(
+        "it is not known which disks {machine} needs: {source}; put the file back, or give the machine up, with: \
+         onecopy vm delete {machine} (a follower of a cluster: onecopy reinit {machine})"
+    )]
+    UnknownBase {
+        /// Whose disk it is.
+        machine: MachineName,
+        /// Why.
+        source: onecopy_disk::DiskError,
     },
     /// The disk of a machine failed.
     #[error("the disk of {machine}: {source}")]

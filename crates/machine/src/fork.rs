@@ -57,8 +57,12 @@ struct Needed {
 }
 
 impl Needed {
-    /// As if the machine `leaving` was not there.
-    fn look(machines: &Path, leaving: Option<&MachineName>) -> Result<Needed, MachineError> {
+    /// As if the machine `leaving` was not there; of a damaged disk of `asking` it is not known what it lies over.
+    fn look(
+        machines: &Path,
+        asking: Option<&MachineName>,
+        leaving: Option<&MachineName>,
+    ) -> Result<Needed, MachineError> {
         let (mut disks, mut lying, mut dependents) = (BTreeSet::new(), Vec::new(), Vec::new());
         for name in MachineHome::names(machines)? {
             let (home, leaves) = (MachineHome::of(machines, &name), leaving == Some(&name));
@@ -79,7 +83,12 @@ impl Needed {
                 if has_one && (disk == home.disk() || !home.layers_file().exists()) {
                     disks.insert(upper.clone());
                 }
-                let base = Disk::geometry(&disk).map_err(home.disk_failed())?.base;
+                let base = match Disk::geometry(&disk) {
+                    Ok(geometry) => geometry.base,
+                    // Damage must not keep what is damaged from being removed.
+                    Err(_) if asking == Some(&name) => None,
+                    Err(source) => return Err(MachineError::UnknownBase { machine: name, source }),
+                };
                 let Some(BaseSpecification::Disk { directory, snapshot }) = base else { continue };
                 let directory = disk.join(directory);
                 // One that is gone is nobody's.
@@ -111,17 +120,17 @@ impl MachineHome {
     /// The disks of other machines beside this one that lie over disks of it.
     ///
     /// # Errors
-    /// [`MachineError::File`], [`MachineError::Disk`]: it is not known what a disk lies over.
+    /// [`MachineError::File`], [`MachineError::UnknownBase`]: it is not known what a disk of another one lies over.
     pub fn dependents(&self) -> Result<Vec<Dependent>, MachineError> {
         let own = resolve(self.root())?;
-        let mut dependents = Needed::look(self.machines(), None)?.dependents;
+        let mut dependents = Needed::look(self.machines(), Some(self.name()), None)?.dependents;
         dependents.retain(|over| over.machine != *self.name() && over.disk.starts_with(&own));
         Ok(dependents)
     }
 
     /// Its disks that others lie over, where it is to be removed.
     pub(super) fn layers(&self) -> Result<Vec<PathBuf>, MachineError> {
-        let needed = Needed::look(self.machines(), Some(self.name()))?.disks;
+        let needed = Needed::look(self.machines(), Some(self.name()), Some(self.name()))?.disks;
         let is_needed = |disk: &PathBuf| fs::canonicalize(disk).is_ok_and(|disk| needed.contains(&disk));
         Ok(self.disks().into_iter().filter(is_needed).collect())
     }
@@ -129,7 +138,7 @@ impl MachineHome {
     /// How many disks lie below this one's, each over the next.
     ///
     /// # Errors
-    /// As [`MachineHome::dependents`].
+    /// [`MachineError::Disk`].
     pub fn depth(&self) -> Result<usize, MachineError> {
         let (mut depth, mut disk) = (0, self.disk());
         while let Some(BaseSpecification::Disk { directory, .. }) =
@@ -165,7 +174,7 @@ impl MachineHome {
 
     /// Of a machine that was made anew beside layers: those that are needed no more.
     fn forget_own_layers(&self) -> Result<(), MachineError> {
-        let needed = Needed::look(self.machines(), None)?.disks;
+        let needed = Needed::look(self.machines(), None, None)?.disks;
         let (current, mut left) = (self.disk(), false);
         for disk in self.disks().into_iter().filter(|disk| *disk != current) {
             match fs::canonicalize(&disk).is_ok_and(|disk| needed.contains(&disk)) {
@@ -297,6 +306,26 @@ mod tests {
             let last = self.homes.last().unwrap();
             Disk::open(&last.disk(), OpenOptions::default()).unwrap().close().unwrap();
         }
+    }
+
+    /// A damaged disk keeps others from being removed, which it may lie over, and says whose it is; not its own machine.
+    ///
+    /// Spec: D6, A4
+    #[test]
+    fn a_machine_with_a_damaged_disk_can_be_removed() {
+        let chain = Chain::of(&["leader", "follower-1", "follower-2"]);
+        let [leader, first, second] = &chain.homes[..] else { panic!("three") };
+        fs::write(second.disk().join("header"), "damaged").unwrap();
+        for error in [leader.dependents().unwrap_err(), first.remove().unwrap_err()] {
+            let (message, remedy) = (error.to_string(), "onecopy vm delete follower-2");
+            assert!(matches!(error, MachineError::UnknownBase { .. }) && message.contains(remedy), "{message}");
+        }
+        assert!(first.is_made());
+        assert_eq!(second.dependents().unwrap(), []);
+        second.remove().unwrap();
+        assert_eq!(leader.dependents().unwrap().len(), 1);
+        first.remove().unwrap();
+        assert_eq!(chain.names(), ["leader"]);
     }
 
     /// A machine over whose disk others lie leaves it when it is removed, and when it is made anew in its place, until
