@@ -26,6 +26,8 @@ pub enum HostError {
     Locked { directory: PathBuf, process_id: Option<u32> },
     #[error("{parent} cannot be forked: {reason}; leave out --mode, or give --mode copy for a base backup")]
     NotForked { parent: String, reason: String },
+    #[error("the fork {fork} is given up: {reason}; try again, or give --mode copy for a base backup")]
+    ForkGivenUp { fork: String, reason: String },
     #[error(
         "{directory} has {free_bytes} bytes free, {wanted_bytes} are needed for {servers} new servers; free some space \
          or give another directory with --dir"

@@ -113,6 +113,7 @@ impl Provisioner {
             self.check_has_slots(leader, parent, followers).await?;
         }
         let home = machine.home().clone();
+        let started = self.leader_started(leader).await?;
         let kept = blocking("keeping a checkpoint", move || home.keep_for_forks()).await?;
         progress.step(format!("taking a checkpoint of {}", parent.name));
         let taken = machine.checkpoint_of_held_server().await?;
@@ -123,8 +124,13 @@ impl Provisioner {
         for follower in followers {
             let (provisioner, leader, follower) = (self.clone(), leader.clone(), follower.clone());
             let (parents, was_leader) = (machine.home().clone(), parent.name == leader.name);
+            let started = started.clone();
             making.spawn(async move {
                 let made = provisioner.fork(&leader, &parents, (taken.number, was_leader), &follower).await;
+                let made = match made {
+                    Ok(()) => provisioner.check_lost_nothing(&leader, &started, &follower).await,
+                    failed => failed,
+                };
                 (follower, made)
             });
         }
@@ -213,8 +219,48 @@ impl Provisioner {
             }
             tokio::time::sleep(STREAMING_INTERVAL).await;
         }
-        let (parent, seconds) = (follower.name.clone(), STREAMING_TIMEOUT.as_secs());
-        Err(HostError::NotForked { parent, reason: format!("it does not follow the leader within {seconds} s") })
+        let reason = format!("it does not follow the leader within {} s", STREAMING_TIMEOUT.as_secs());
+        Err(HostError::ForkGivenUp { fork: follower.name.clone(), reason })
+    }
+
+    async fn leader_started(&self, leader: &ServerState) -> Result<String, HostError> {
+        const STARTED: &str = "SELECT extract(epoch FROM pg_catalog.pg_postmaster_start_time())::text";
+        let client = self.administration(leader).connect().await.map_err(HostError::server(&leader.name))?;
+        let started = client.query_one(STARTED, &[]).await;
+        Ok(started.map_err(HostError::sql(&leader.name, "ask when it started"))?.get(0))
+    }
+
+    /// Refuses a fork that may have log which the leader has lost: it had what the leader had written, also what was
+    /// not durable there.
+    async fn check_lost_nothing(
+        &self,
+        leader: &ServerState,
+        started: &str,
+        follower: &ServerState,
+    ) -> Result<(), HostError> {
+        const HAS: &str = "SELECT greatest(pg_catalog.pg_last_wal_replay_lsn(), \
+             pg_catalog.pg_last_wal_receive_lsn())::text";
+        const KEEPS: &str = "SELECT coalesce(pg_catalog.pg_current_wal_flush_lsn() >= $1::text::pg_lsn, false)";
+        let refused = |reason: &str| HostError::ForkGivenUp { fork: follower.name.clone(), reason: reason.to_owned() };
+        let client = self.administration(follower).connect().await.map_err(HostError::server(&follower.name))?;
+        let has = client.query_one(HAS, &[]).await.map_err(HostError::sql(&follower.name, "ask what it has"))?;
+        let has: Option<String> = has.get(0);
+        let has = has.ok_or_else(|| refused("it is no standby"))?;
+        let client = self.administration(leader).connect().await.map_err(HostError::server(&leader.name))?;
+        let begun = Instant::now();
+        loop {
+            if self.leader_started(leader).await? != started {
+                return Err(refused("the leader has started anew meanwhile, and may have lost what the fork has"));
+            }
+            let keeps = client.query_one(KEEPS, &[&has]).await;
+            if keeps.map_err(HostError::sql(&leader.name, "ask what it has"))?.get(0) {
+                return Ok(());
+            }
+            if begun.elapsed() >= STREAMING_TIMEOUT {
+                return Err(refused("the leader has not made durable what the fork has"));
+            }
+            tokio::time::sleep(STREAMING_INTERVAL).await;
+        }
     }
 
     /// Forgets the checkpoint that forks were made of, where there is one, and what of the machine's disk and memory is
