@@ -308,7 +308,7 @@ mod tests {
         }
     }
 
-    /// A damaged disk keeps others from being removed, which it may lie over, and says whose it is; not its own machine.
+    /// A damaged disk keeps others from being removed, which it may lie over, and says whose it is; its own goes.
     ///
     /// Spec: D6, A4
     #[test]

@@ -1,5 +1,5 @@
-//! The checkpoint of a held server, for forks: its number is written down before it is taken, so that whoever comes after
-//! an interruption forgets it.
+//! The checkpoint of a held server, for forks: its number is written down before it is taken, so that whoever comes
+//! after an interruption forgets it.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -17,8 +17,8 @@ pub(super) fn note(home: &MachineHome, number: u64) -> Result<(), MachineError> 
     synchronize(home).map_err(MachineError::file("synchronize", &path))
 }
 
-/// Forgets it, where it was taken, before another checkpoint is: that one would hold the changes since this one, or have
-/// its number.
+/// Forgets it, where it was taken, before another checkpoint is: that one would hold the changes since this one, or
+/// have its number.
 ///
 /// # Errors
 /// A fork is being made of it; files cannot be read or removed.

@@ -36,7 +36,7 @@ pub(super) fn start(timeout_ms: u64, reporter: &Reporter<'_>) -> Result<()> {
     })
 }
 
-/// `pg_ctl`, not waiting. The shell joins the control group first, or ends, so that all that the server starts is in it.
+/// `pg_ctl`, not waiting. The shell joins the control group first, or ends, so all that the server starts is in it.
 fn launch() -> Result<()> {
     let programs = needed_programs()?;
     let script = "echo 0 >\"$1/cgroup.procs\" || exit; shift; \
