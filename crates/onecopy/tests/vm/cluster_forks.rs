@@ -110,7 +110,19 @@ fn v36_followers_in_machines_are_forks_and_leave_nothing_behind() {
     let names: Vec<_> = homes.map(|home| home.file_name()).collect();
     assert_eq!(names, ["leader"]);
     told_as_the_kernel_tells(&machines, 0);
-    let info = directory.run(&["disk", "info", &machines.home("leader").join("disk").to_string_lossy()]).ok();
+    nothing_is_kept_for_forks(&machines);
+}
+
+/// The leader has neither checkpoints nor what belongs to them.
+fn nothing_is_kept_for_forks(machines: &MachineDirectory) {
+    let home = machines.home("leader");
+    let checkpoints = std::fs::read_dir(home.join("checkpoints")).expect("its checkpoints").flatten();
+    let names = checkpoints.map(|file| file.file_name().to_string_lossy().into_owned());
+    let left: Vec<String> = names.filter(|name| name.starts_with("checkpoint.")).collect();
+    assert_eq!(left, Vec::<String>::new(), "what forks were made of is kept");
+    assert!(!home.join("held").exists());
+    assert_eq!(frozen_files(machines), Vec::<PathBuf>::new(), "only who has it mapped has it");
+    let info = machines.directory.run(&["disk", "info", &home.join("disk").to_string_lossy()]).ok();
     assert!(info.contains(" 0 snapshots"), "one is kept for nobody: {info}");
 }
 
@@ -156,7 +168,7 @@ fn v38_forks_of_followers_survive_restarts_and_their_parents() {
 }
 
 /// A fork of the leader never leads, at whatever step of its making the daemon is killed: what it leaves is held or
-/// follows, and the next daemon makes it anew.
+/// follows, and the next daemon makes it anew; of the checkpoints that were taken for it nothing is left.
 ///
 /// Spec: A4, D6, nightly
 #[test]
@@ -169,11 +181,15 @@ fn v39_a_fork_whose_making_is_broken_off_never_leads() {
     for step in ["\"way\"", "taking a checkpoint", " stood ", "\"answering\""] {
         let mut scaling = directory.spawn(&["scale", "1", "--mode=fork", "--json"]);
         assert!(scaling.read_until(step), "{step}");
+        let runs = || machines.process("follower-1", "qemu.pid").is_some();
+        let shall_run = matches!(step, " stood " | "\"answering\"");
+        if shall_run {
+            until("the fork runs", runs);
+        }
         directory.kill_daemon();
         drop(scaling);
-        if machines.home("follower-1").join("machine.toml").exists()
-            && machines.process("follower-1", "qemu.pid").is_some()
-        {
+        assert!(runs() || !shall_run, "after {step} nothing is looked at");
+        if runs() {
             let held = "cat /sys/fs/cgroup/postgresql/cgroup.freeze; ls /var/lib/onecopy/data";
             let told = machines.guest("follower-1", held);
             assert!(told.starts_with('1') || told.contains("standby.signal"), "after {step}: {told}");
@@ -183,5 +199,6 @@ fn v39_a_fork_whose_making_is_broken_off_never_leads() {
         has_all(&machines, "follower-1", "1000");
         assert!(is_standby(&machines, "follower-1"), "after {step}");
         directory.run(&["scale", "0"]).ok();
+        nothing_is_kept_for_forks(&machines);
     }
 }
