@@ -82,7 +82,7 @@ fn succeeded(command: &mut Command) -> String {
 /// The same loaded packages, files and tools make the same image, byte for byte; what has not changed is not built
 /// again, and a newer image never changes one that somebody boots.
 ///
-/// Spec: A7
+/// Spec: A7, nightly
 #[test]
 fn v10_the_same_inputs_make_the_same_bytes() {
     let place = Place::new("sleep 1").unwrap();
@@ -96,7 +96,7 @@ fn v10_the_same_inputs_make_the_same_bytes() {
 
 /// A build that is killed leaves no half image; one that cannot be says what to do.
 ///
-/// Spec: A7
+/// Spec: A7, nightly
 #[test]
 fn v18_a_build_that_is_killed_leaves_no_half_image() {
     use std::os::unix::process::CommandExt;
