@@ -9,6 +9,8 @@ use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use nix::unistd::User;
+
 use crate::PostgresError;
 use crate::beneath::{self, Directory};
 
@@ -35,24 +37,17 @@ impl ServiceUser {
     /// # Errors
     /// [`PostgresError::UnknownServiceUser`] when the account does not exist or is root itself.
     pub fn resolve(name: Option<&str>) -> Result<ServiceUser, PostgresError> {
-        let own_id = rustix::process::geteuid();
-        if !own_id.is_root() {
-            let user_id = own_id.as_raw();
-            let name = ask_id(&["-un"]).unwrap_or_else(|_| user_id.to_string());
-            return Ok(ServiceUser { name, user_id, group_id: rustix::process::getegid().as_raw(), switches: false });
-        }
         let name = name.unwrap_or(DEFAULT_ACCOUNT);
-        let unknown = |reason: String| PostgresError::UnknownServiceUser { name: name.to_owned(), reason };
-        let number = |flag: &str| {
-            let answer = ask_id(&[flag, "--", name])?;
-            answer.parse::<u32>().map_err(|_| format!("id answered {answer:?}"))
-        };
-        let user_id = number("-u").map_err(unknown)?;
-        let group_id = number("-g").map_err(unknown)?;
-        if user_id == 0 {
-            return Err(unknown("it is root".to_owned()));
-        }
-        Ok(ServiceUser { name: name.to_owned(), user_id, group_id, switches: true })
+        oneself_unless_root().map_or_else(|| switch_to(name, User::from_name(name)), Ok)
+    }
+
+    /// As root: the account that owns `path`. Otherwise oneself, whoever that is.
+    ///
+    /// # Errors
+    /// As [`ServiceUser::resolve`]; [`PostgresError::File`] when nobody can look at `path`.
+    pub fn owner_of(path: &Path) -> Result<ServiceUser, PostgresError> {
+        let owner = fs::metadata(path).map_err(PostgresError::file("look at", path))?.uid();
+        oneself_unless_root().map_or_else(|| switch_to(&owner.to_string(), User::from_uid(owner.into())), Ok)
     }
 
     /// The account's name.
@@ -207,13 +202,32 @@ pub(crate) fn sync_directory_of(path: &Path) -> Result<(), PostgresError> {
     File::open(&parent).and_then(|directory| directory.sync_all()).map_err(PostgresError::file("sync", parent))
 }
 
-/// Asks `id`, which also knows accounts that are not in `/etc/passwd`.
-fn ask_id(arguments: &[&str]) -> Result<String, String> {
-    let output = Command::new("id").args(arguments).output().map_err(|error| error.to_string())?;
-    if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+/// The account of this process, which another one cannot be changed to.
+fn oneself_unless_root() -> Option<ServiceUser> {
+    let own_id = rustix::process::geteuid();
+    let own = || User::from_uid(own_id.as_raw().into()).ok().flatten();
+    (!own_id.is_root()).then(|| ServiceUser {
+        name: own().map_or_else(|| own_id.as_raw().to_string(), |own| own.name),
+        user_id: own_id.as_raw(),
+        group_id: rustix::process::getegid().as_raw(),
+        switches: false,
+    })
+}
+
+/// An account that this process, as root, changes to, as the system's data bases of accounts (nsswitch.conf(5)) tell it.
+fn switch_to(name: &str, found: nix::Result<Option<User>>) -> Result<ServiceUser, PostgresError> {
+    let unknown = |reason: String| PostgresError::UnknownServiceUser { name: name.to_owned(), reason };
+    let account = found.map_err(|error| unknown(error.to_string()))?;
+    let account = account.ok_or_else(|| unknown("there is no such account".to_owned()))?;
+    if account.uid.is_root() {
+        return Err(unknown("it is root".to_owned()));
     }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    Ok(ServiceUser {
+        name: account.name,
+        user_id: account.uid.as_raw(),
+        group_id: account.gid.as_raw(),
+        switches: true,
+    })
 }
 
 #[cfg(test)]

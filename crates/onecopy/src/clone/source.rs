@@ -2,9 +2,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use onecopy_clone::plan::SourceServer;
@@ -78,7 +76,7 @@ impl Source {
         let process = postmaster(&data_directory)?;
         let program = fs::read_link(format!("/proc/{process}/exe"))
             .with_context(|| format!("cannot see which program the source (process {process}) runs"))?;
-        let user = ServiceUser::resolve(Some(&owner_of(&data_directory)?))?;
+        let user = ServiceUser::owner_of(&data_directory)?;
         // That account names the process.
         let binaries = Binaries::in_directory_of(program.parent().unwrap_or(Path::new("/")), &user)?;
         let leader = leader_of(&client, &connection).await?;
@@ -179,14 +177,6 @@ fn postmaster(data_directory: &Path) -> anyhow::Result<u32> {
         .next()
         .and_then(|line| line.trim().parse().ok())
         .with_context(|| format!("{} names no process", path.display()))
-}
-
-/// The name of the account that owns a directory.
-fn owner_of(directory: &Path) -> anyhow::Result<String> {
-    let id = fs::metadata(directory).with_context(|| format!("cannot look at {}", directory.display()))?.uid();
-    let output = Command::new("id").args(["-un", "--", &id.to_string()]).output().context("cannot run id")?;
-    ensure!(output.status.success(), "the account {id}, which owns {}, has no name", directory.display());
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// The primary of a standby: where it says, with the role that we have here.
