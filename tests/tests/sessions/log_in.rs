@@ -285,3 +285,27 @@ async fn clients_that_vanish_while_they_log_in_keep_no_database_from_being_dropp
     assert_eq!(left.number()?, 0);
     Ok(())
 }
+
+/// A role is its number, as for PostgreSQL: one that was made by the name of another, dropped or renamed, gets none of
+/// the back ends that are logged in as that one.
+///
+/// Spec: C2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_by_the_name_of_another_gets_none_of_its_back_ends() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let setup = cluster.updater("setup").await?;
+    let make = "CREATE ROLE clerk LOGIN PASSWORD 'the clerk''s'";
+    for leave in ["DROP ROLE clerk", "ALTER ROLE clerk RENAME TO manager", "DROP ROLE clerk"] {
+        setup.run(make).await?;
+        let parameters = [("user", "clerk"), ("database", DATABASE)];
+        let mut clerk = Wire::log_in(&cluster, &parameters, "the clerk's").await?.expect("may log in");
+        // A read of any server, and what only the leader does.
+        for sql in ["SELECT current_user", "SELECT current_user FROM pg_catalog.txid_current()"] {
+            assert_eq!(clerk.query(sql).await?.text_rows(), ["clerk"], "{sql}, before {leave}");
+        }
+        drop(clerk);
+        wait_until("the clerk is gone", || async { Ok(cluster.router().status().clients == 1) }).await?;
+        setup.run(leave).await?;
+    }
+    Ok(())
+}

@@ -116,6 +116,8 @@ pub struct Backend {
     pub channel: Channel,
     /// The server at its other end.
     pub server: Arc<Server>,
+    /// [`Credentials::role`] of whose log-in it is.
+    pub role: u32,
     /// The server process.
     pub process_id: u32,
     /// When that was started, microseconds since 1970 by the server's clock; asked of those that commit, 0 of others.

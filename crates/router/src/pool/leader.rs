@@ -27,16 +27,12 @@ pub struct LeaderPool {
     /// The leader.
     pub server: Arc<Server>,
     database: Arc<str>,
-    parked: Mutex<HashMap<u64, Parked>>,
-    free: Mutex<HashMap<String, Vec<Backend>>>,
+    /// By session.
+    parked: Mutex<HashMap<u64, Backend>>,
+    /// By role.
+    free: Mutex<HashMap<u32, Vec<Backend>>>,
     pub(super) queue: Queue,
     limit: usize,
-}
-
-#[derive(Debug)]
-struct Parked {
-    user: String,
-    backend: Backend,
 }
 
 /// What a session gets when it is its turn.
@@ -61,7 +57,7 @@ impl LeaderPool {
         }
     }
 
-    fn parked(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Parked>> {
+    fn parked(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Backend>> {
         self.parked.lock().expect("no code panics while it holds this lock")
     }
 
@@ -74,7 +70,7 @@ impl LeaderPool {
         }
         let deadline = Instant::now() + timeout;
         loop {
-            match self.queue.wait(deadline, || self.look(session, &credentials.user)).await {
+            match self.queue.wait(deadline, || self.look(session, credentials.role)).await {
                 Some(Found::Clean(backend)) => return Ok(*backend),
                 Some(Found::Stolen(backend)) => {
                     if let Some(backend) = clean(*backend).await {
@@ -102,13 +98,13 @@ impl LeaderPool {
         own.is_alive().then_some(own)
     }
 
-    /// What there is for `session` of `user`: its own, one that nobody has, a slot for a new one, one of another
+    /// What there is for `session` of `role`: its own, one that nobody has, a slot for a new one, one of another
     /// session.
-    fn look(&self, session: u64, user: &str) -> Option<Found> {
+    fn look(&self, session: u64, role: u32) -> Option<Found> {
         if let Some(own) = self.take_own(session) {
             return Some(Found::Clean(Box::new(own)));
         }
-        while let Some(mut backend) = self.take_free(user) {
+        while let Some(mut backend) = self.take_free(role) {
             if backend.is_alive() {
                 return Some(Found::Clean(Box::new(backend)));
             }
@@ -121,21 +117,21 @@ impl LeaderPool {
             if self.close_one_free() {
                 continue;
             }
-            let stolen = self.steal(user)?;
-            if stolen.user == user {
-                return Some(Found::Stolen(Box::new(stolen.backend)));
+            let stolen = self.steal(role)?;
+            if stolen.role == role {
+                return Some(Found::Stolen(Box::new(stolen)));
             }
         }
     }
 
     /// Takes the back end parked longest from its session; one of another role is to be closed, and makes room.
-    fn steal(&self, user: &str) -> Option<Parked> {
+    fn steal(&self, role: u32) -> Option<Backend> {
         let mut parked = self.parked();
-        let oldest = |same_user: bool| {
+        let oldest = |same_role: bool| {
             parked
                 .iter()
-                .filter(|(_, parked)| (parked.user == user) == same_user)
-                .min_by_key(|(_, parked)| parked.backend.idle_since)
+                .filter(|(_, backend)| (backend.role == role) == same_role)
+                .min_by_key(|(_, backend)| backend.idle_since)
                 .map(|(session, _)| *session)
         };
         let session = oldest(true).or_else(|| oldest(false))?;
@@ -144,15 +140,15 @@ impl LeaderPool {
 
     /// The back end that `session` has parked, if nobody took it.
     pub fn take_parked(&self, session: u64) -> Option<Backend> {
-        self.parked().remove(&session).map(|parked| parked.backend)
+        self.parked().remove(&session)
     }
 
-    fn free(&self) -> std::sync::MutexGuard<'_, HashMap<String, Vec<Backend>>> {
+    fn free(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Vec<Backend>>> {
         self.free.lock().expect("no code panics while it holds this lock")
     }
 
-    fn take_free(&self, user: &str) -> Option<Backend> {
-        self.free().get_mut(user)?.pop()
+    fn take_free(&self, role: u32) -> Option<Backend> {
+        self.free().get_mut(&role)?.pop()
     }
 
     fn close_one_free(&self) -> bool {
@@ -160,21 +156,21 @@ impl LeaderPool {
     }
 
     /// Keeps `backend` for the next transaction of `session`.
-    pub fn park(&self, session: u64, user: &str, mut backend: Backend) {
+    pub fn park(&self, session: u64, mut backend: Backend) {
         backend.idle_since = Instant::now();
-        self.parked().insert(session, Parked { user: user.to_owned(), backend });
+        self.parked().insert(session, backend);
         self.queue.offer();
     }
 
     /// The session has ended, or wants none of its state any more: its back end is cleaned for others.
     pub fn forget(self: &Arc<Self>, session: u64) {
         let parked = self.parked().remove(&session);
-        if let (Some(Parked { user, backend }), Ok(runtime)) = (parked, tokio::runtime::Handle::try_current()) {
+        if let (Some(backend), Ok(runtime)) = (parked, tokio::runtime::Handle::try_current()) {
             let pool = self.clone();
             runtime.spawn(async move {
                 if let Some(mut backend) = clean(backend).await {
                     backend.idle_since = Instant::now();
-                    pool.free().entry(user).or_default().push(backend);
+                    pool.free().entry(backend.role).or_default().push(backend);
                     pool.queue.offer();
                 }
             });
@@ -183,7 +179,7 @@ impl LeaderPool {
 
     /// Closes what nobody used for long.
     pub fn sweep(&self) {
-        self.parked().retain(|_, parked| parked.backend.idle_since.elapsed() < IDLE_MAX);
+        self.parked().retain(|_, backend| backend.idle_since.elapsed() < IDLE_MAX);
         self.free().retain(|_, backends| {
             backends.retain(|backend| backend.idle_since.elapsed() < IDLE_MAX);
             !backends.is_empty()

@@ -21,7 +21,7 @@ pub struct ReaderPool {
     /// The server.
     pub server: Arc<Server>,
     database: Arc<str>,
-    idle: Mutex<HashMap<String, Vec<Backend>>>,
+    idle: Mutex<HashMap<u32, Vec<Backend>>>,
     pub(super) queue: Queue,
     limit: usize,
 }
@@ -39,13 +39,13 @@ impl ReaderPool {
         ReaderPool { server, database, idle: Mutex::default(), queue: Queue::new(limit), limit }
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, HashMap<String, Vec<Backend>>> {
+    fn idle(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Vec<Backend>>> {
         self.idle.lock().expect("no code panics while it holds this lock")
     }
 
-    fn take_idle(&self, user: &str, settings: &Settings) -> Option<Backend> {
+    fn take_idle(&self, role: u32, settings: &Settings) -> Option<Backend> {
         let mut idle = self.idle();
-        let backends = idle.get_mut(user)?;
+        let backends = idle.get_mut(&role)?;
         let newest = backends.len().checked_sub(1)?;
         let chosen = (0..backends.len().min(LOOKED_AT_MAX))
             .map(|distance| newest - distance)
@@ -62,7 +62,7 @@ impl ReaderPool {
         timeout: Duration,
     ) -> Result<Backend, PoolError> {
         let deadline = Instant::now() + timeout;
-        match self.queue.wait(deadline, || self.look(&credentials.user, settings)).await {
+        match self.queue.wait(deadline, || self.look(credentials.role, settings)).await {
             Some(Found::Idle(backend)) => Ok(*backend),
             Some(Found::Slot(permit)) => {
                 let mut backend = Backend::connect(&self.server, &self.database, credentials, Purpose::Reader).await?;
@@ -73,25 +73,25 @@ impl ReaderPool {
         }
     }
 
-    /// What there is for a reader of `user`: an idle one, or a slot for a new one, for which one of another role is
+    /// What there is for a reader of `role`: an idle one, or a slot for a new one, for which one of another role is
     /// closed.
-    fn look(&self, user: &str, settings: &Settings) -> Option<Found> {
-        while let Some(mut backend) = self.take_idle(user, settings) {
+    fn look(&self, role: u32, settings: &Settings) -> Option<Found> {
+        while let Some(mut backend) = self.take_idle(role, settings) {
             if backend.is_alive() {
                 return Some(Found::Idle(Box::new(backend)));
             }
         }
         let slot = self.queue.slot().or_else(|| {
-            self.close_one_of_others(user);
+            self.close_one_of_others(role);
             self.queue.slot()
         });
         slot.map(Found::Slot)
     }
 
     /// Closes the back end of another role that was idle longest, so that this one gets its slot.
-    fn close_one_of_others(&self, user: &str) {
+    fn close_one_of_others(&self, role: u32) {
         let mut idle = self.idle();
-        let others = idle.iter_mut().filter(|(other, _)| *other != user).map(|(_, backends)| backends);
+        let others = idle.iter_mut().filter(|(other, _)| **other != role).map(|(_, backends)| backends);
         let oldest = others.filter_map(|backends| {
             let (index, backend) = backends.iter().enumerate().min_by_key(|(_, backend)| backend.idle_since)?;
             let since = backend.idle_since;
@@ -103,14 +103,9 @@ impl ReaderPool {
     }
 
     /// Takes a back end back.
-    pub fn give_back(&self, user: &str, mut backend: Backend) {
+    pub fn give_back(&self, mut backend: Backend) {
         backend.idle_since = Instant::now();
-        let mut idle = self.idle();
-        match idle.get_mut(user) {
-            Some(backends) => backends.push(backend),
-            None => drop(idle.insert(user.to_owned(), vec![backend])),
-        }
-        drop(idle);
+        self.idle().entry(backend.role).or_default().push(backend);
         self.queue.offer();
     }
 
@@ -119,23 +114,23 @@ impl ReaderPool {
         let mut stale = Vec::new();
         {
             let mut idle = self.idle();
-            for (user, backends) in idle.iter_mut() {
+            for backends in idle.values_mut() {
                 backends.retain(|backend| backend.idle_since.elapsed() < IDLE_MAX);
                 for index in (0..backends.len()).rev() {
                     let backend = &backends[index];
                     if backend.in_transaction && (backend.epoch.is_none() || backend.epoch != current) {
-                        stale.push((user.clone(), backends.swap_remove(index)));
+                        stale.push(backends.swap_remove(index));
                     }
                 }
             }
             idle.retain(|_, backends| !backends.is_empty());
         }
-        for (user, mut backend) in stale {
+        for mut backend in stale {
             backend.epoch = None;
             if backend.rows("ROLLBACK").await.is_ok() {
-                let since = backend.idle_since;
-                self.give_back(&user, backend);
-                if let Some(backend) = self.idle().get_mut(&user).and_then(|backends| backends.last_mut()) {
+                let (since, role) = (backend.idle_since, backend.role);
+                self.give_back(backend);
+                if let Some(backend) = self.idle().get_mut(&role).and_then(|backends| backends.last_mut()) {
                     backend.idle_since = since;
                 }
             }

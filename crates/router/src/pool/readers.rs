@@ -49,9 +49,9 @@ impl ReaderPools {
     }
 
     /// Takes a back end back; one on a server that was given up is closed.
-    pub fn give_back(&self, user: &str, backend: Backend) {
+    pub fn give_back(&self, backend: Backend) {
         if let Some(pool) = self.of(&backend.server) {
-            pool.give_back(user, backend);
+            pool.give_back(backend);
         }
     }
 

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use super::*;
 use crate::backend::{Backend, Credentials};
-use crate::config::ServerConfiguration;
 use crate::epoch::model_server::ModelServers;
 use crate::servers::{Role, Server};
 use crate::settings::Settings;
@@ -22,9 +21,15 @@ async fn leader() -> (ModelServers, Arc<Server>) {
     (models, server)
 }
 
-fn credentials(models: &ModelServers, user: &str) -> Credentials {
-    let configuration = ServerConfiguration { user: user.to_owned(), ..models.configurations().remove(0) };
-    Credentials::of_router(&Server::new(0, Role::Leader, &configuration).unwrap())
+/// Numbers of roles. The names are one: a role may be dropped and made anew, or renamed.
+const ALICE: u32 = 16384;
+const BOB: u32 = 16385;
+
+fn credentials(models: &ModelServers, role: u32) -> Credentials {
+    let server = Server::new(0, Role::Leader, &models.configurations()[0]).unwrap();
+    let mut credentials = Credentials::of_router(&server);
+    credentials.role = role;
+    credentials
 }
 
 fn leader_pool(server: &Arc<Server>, limit: usize) -> Arc<LeaderPool> {
@@ -43,14 +48,14 @@ async fn read(pool: &ReaderPool, credentials: &Credentials) -> Backend {
 #[tokio::test]
 async fn a_parked_back_end_is_its_sessions_or_clean() {
     let (models, server) = leader().await;
-    let (pool, alice) = (leader_pool(&server, 1), credentials(&models, "alice"));
+    let (pool, alice) = (leader_pool(&server, 1), credentials(&models, ALICE));
     let backend = pool.take(1, &alice, LONG).await.unwrap();
     let process = backend.process_id;
-    pool.park(1, "alice", backend);
+    pool.park(1, backend);
     let mut backend = pool.take(1, &alice, LONG).await.unwrap();
     assert_eq!((backend.process_id, models.when(LEADER, CLEAN)), (process, None));
     backend.stale_plans = true;
-    pool.park(1, "alice", backend);
+    pool.park(1, backend);
     let backend = pool.take(2, &alice, LONG).await.unwrap();
     assert_eq!(backend.process_id, process, "it was the only one");
     assert!(models.when(LEADER, CLEAN).is_some() && !backend.stale_plans);
@@ -61,17 +66,17 @@ async fn a_parked_back_end_is_its_sessions_or_clean() {
 #[tokio::test]
 async fn a_back_end_on_the_leader_never_passes_to_another_role() {
     let (models, server) = leader().await;
-    let (alice, bob) = (credentials(&models, "alice"), credentials(&models, "bob"));
+    let (alice, bob) = (credentials(&models, ALICE), credentials(&models, BOB));
     let pool = leader_pool(&server, 1);
     let of_alice = pool.take(1, &alice, LONG).await.unwrap();
     let process = of_alice.process_id;
-    pool.park(1, "alice", of_alice);
+    pool.park(1, of_alice);
     let of_bob = pool.take(2, &bob, LONG).await.unwrap();
     assert_ne!(of_bob.process_id, process);
     assert_eq!((server.connections.load(SeqCst), models.when(LEADER, CLEAN)), (1, None));
     // The session ends: its back end is free for its role, and for that only.
     let process = of_bob.process_id;
-    pool.park(2, "bob", of_bob);
+    pool.park(2, of_bob);
     pool.forget(2);
     while pool.idle_count() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -79,7 +84,7 @@ async fn a_back_end_on_the_leader_never_passes_to_another_role() {
     assert!(models.when(LEADER, CLEAN).is_some());
     let again = pool.take(3, &bob, LONG).await.unwrap();
     assert_eq!(again.process_id, process);
-    pool.park(3, "bob", again);
+    pool.park(3, again);
     pool.forget(3);
     while pool.idle_count() == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -94,7 +99,7 @@ async fn a_back_end_on_the_leader_never_passes_to_another_role() {
 #[tokio::test]
 async fn a_pool_keeps_its_bound() {
     let (models, server) = leader().await;
-    let alice = credentials(&models, "alice");
+    let alice = credentials(&models, ALICE);
     let pool = leader_pool(&server, 2);
     let (one, two) = (pool.take(1, &alice, LONG).await.unwrap(), pool.take(2, &alice, LONG).await.unwrap());
     let refused = pool.take(3, &alice, Duration::ZERO).await;
@@ -106,7 +111,7 @@ async fn a_pool_keeps_its_bound() {
     let three = pool.take(3, &alice, LONG).await.unwrap();
     assert!(!pool.has_room());
     assert_ne!(three.process_id, two.process_id);
-    pool.park(2, "alice", two);
+    pool.park(2, two);
     assert!(pool.has_room(), "a parked one can be passed on");
     pool.clear();
     drop(three);
@@ -119,7 +124,7 @@ async fn a_pool_keeps_its_bound() {
     // Who waits gets what is given back.
     let giving = async {
         tokio::task::yield_now().await;
-        pool.give_back("alice", one);
+        pool.give_back(one);
     };
     let (next, ()) = tokio::join!(read(&pool, &alice), giving);
     assert_eq!(next.process_id, process);
@@ -130,11 +135,11 @@ async fn a_pool_keeps_its_bound() {
 #[tokio::test]
 async fn a_readers_back_end_never_passes_to_another_role() {
     let (models, server) = leader().await;
-    let (alice, bob) = (credentials(&models, "alice"), credentials(&models, "bob"));
+    let (alice, bob) = (credentials(&models, ALICE), credentials(&models, BOB));
     let pool = reader_pool(&server, 1);
     let of_alice = read(&pool, &alice).await;
     let process = of_alice.process_id;
-    pool.give_back("alice", of_alice);
+    pool.give_back(of_alice);
     let of_bob = read(&pool, &bob).await;
     assert_ne!(of_bob.process_id, process);
     assert_eq!((pool.idle_count(), server.connections.load(SeqCst)), (0, 1));
@@ -145,7 +150,7 @@ async fn a_readers_back_end_never_passes_to_another_role() {
 #[tokio::test]
 async fn idle_readers_leave_epochs_of_before() {
     let (models, server) = leader().await;
-    let alice = credentials(&models, "alice");
+    let alice = credentials(&models, ALICE);
     let pool = reader_pool(&server, 3);
     let mut backends = Vec::new();
     for epoch in [Some(1), Some(2), None] {
@@ -154,7 +159,7 @@ async fn idle_readers_leave_epochs_of_before() {
         backends.push(backend);
     }
     let processes: Vec<u32> = backends.iter().map(|backend| backend.process_id).collect();
-    backends.into_iter().for_each(|backend| pool.give_back("alice", backend));
+    backends.into_iter().for_each(|backend| pool.give_back(backend));
     pool.sweep(Some(2)).await;
     let ended = models.heard().iter().filter(|said| said.ends_with("ROLLBACK")).count();
     assert_eq!((ended, pool.idle_count()), (2, 3));
@@ -182,7 +187,7 @@ async fn until_waiting(queue: &queue::Queue, count: usize) {
 #[tokio::test]
 async fn those_who_wait_for_a_back_end_are_served_in_their_order() {
     let (models, server) = leader().await;
-    let alice = Arc::new(credentials(&models, "alice"));
+    let alice = Arc::new(credentials(&models, ALICE));
     let pool = leader_pool(&server, 1);
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     let wait = |session: u64, timeout: Duration| {
@@ -190,7 +195,7 @@ async fn those_who_wait_for_a_back_end_are_served_in_their_order() {
         tokio::spawn(async move {
             let result = pool.take(session, &alice, timeout).await.map(|backend| {
                 served.send(session).unwrap();
-                pool.park(session, "alice", backend);
+                pool.park(session, backend);
             });
             result.is_ok()
         })
@@ -207,7 +212,7 @@ async fn those_who_wait_for_a_back_end_are_served_in_their_order() {
     assert!(!wait(7, Duration::ZERO).await.unwrap());
     given_up.abort();
     assert!(given_up.await.is_err());
-    pool.park(1, "alice", first);
+    pool.park(1, first);
     waiting.push(wait(1, LONG));
     for (waiting, session) in waiting.into_iter().zip([3, 4, 5, 6, 1]) {
         assert!(waiting.await.unwrap());
@@ -223,20 +228,20 @@ async fn those_who_wait_for_a_back_end_are_served_in_their_order() {
 #[tokio::test]
 async fn readers_who_wait_are_served_in_their_order() {
     let (models, server) = leader().await;
-    let (alice, bob) = (Arc::new(credentials(&models, "alice")), Arc::new(credentials(&models, "bob")));
+    let (alice, bob) = (Arc::new(credentials(&models, ALICE)), Arc::new(credentials(&models, BOB)));
     let pool = Arc::new(reader_pool(&server, 1));
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
     let first = read(&pool, &alice).await;
     let mut waiting = Vec::new();
     for reader in 1..=6 {
         let (pool, served) = (pool.clone(), served.clone());
-        let (user, credentials) = if reader % 3 == 0 { ("bob", bob.clone()) } else { ("alice", alice.clone()) };
+        let credentials = if reader % 3 == 0 { bob.clone() } else { alice.clone() };
         waiting.push(tokio::spawn({
             let pool = pool.clone();
             async move {
                 let backend = read(&pool, &credentials).await;
                 served.send(reader).unwrap();
-                if reader % 2 == 0 { drop(backend) } else { pool.give_back(user, backend) }
+                if reader % 2 == 0 { drop(backend) } else { pool.give_back(backend) }
             }
         }));
         until_waiting(&pool.queue, waiting.len()).await;
@@ -254,11 +259,11 @@ async fn readers_who_wait_are_served_in_their_order() {
 #[tokio::test]
 async fn room_is_made_by_the_reader_that_was_idle_longest() {
     let (models, server) = leader().await;
-    let (alice, bob) = (credentials(&models, "alice"), credentials(&models, "bob"));
+    let (alice, bob) = (credentials(&models, ALICE), credentials(&models, BOB));
     let pool = reader_pool(&server, 3);
     let backends = [read(&pool, &alice).await, read(&pool, &alice).await, read(&pool, &alice).await];
     let processes = backends.each_ref().map(|backend| backend.process_id);
-    backends.into_iter().for_each(|backend| pool.give_back("alice", backend));
+    backends.into_iter().for_each(|backend| pool.give_back(backend));
     // Only the last is idle for long: it was looked at by the sweep.
     let now = std::time::Instant::now();
     for (process, idle) in processes.into_iter().zip([0, 0, 1]) {

@@ -217,7 +217,7 @@ impl Session {
         }
         // What SET has changed there is gone with the rollback before its next use; its record is that of before.
         backend.epoch = None;
-        self.database.readers.give_back(&self.user, backend);
+        self.database.readers.give_back(backend);
     }
 }
 

@@ -62,7 +62,7 @@ impl Session {
         }
         let Some(mut backend) = self.database.leader.take_parked(self.number) else { return Ok(()) };
         match tokio::time::timeout(LOOK_TIMEOUT, backend.rows("")).await {
-            Ok(Ok(_)) => self.database.leader.park(self.number, &self.user, backend),
+            Ok(Ok(_)) => self.database.leader.park(self.number, backend),
             Ok(Err(BackendError::Lost { .. })) => return Err(SessionEnd::Fatal(terminated())),
             _ => {}
         }

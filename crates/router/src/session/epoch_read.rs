@@ -237,7 +237,7 @@ impl Session {
         }
         let failed_to_join = relayed.own_error.is_some();
         if reusable && !failed_to_join {
-            self.database.readers.give_back(&self.user, backend);
+            self.database.readers.give_back(backend);
         }
         // What a read names itself was in the catalog before its epoch was taken; what code of users looks for was
         // perhaps not.

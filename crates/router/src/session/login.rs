@@ -19,7 +19,7 @@ use super::role::{DatabaseAccess, look_up_admission, may_look};
 use super::startup::{StartupOptions, negotiate};
 use super::unit::switch;
 use super::{Characteristics, IdleLimits, Session};
-use crate::authentication::{AuthenticationError, MECHANISM, ScramKeys, ScramServer, ScramVerifier};
+use crate::authentication::{AuthenticationError, MECHANISM, ScramServer, ScramVerifier};
 use crate::backend::{Backend, Credentials};
 use crate::config::Freshness;
 use crate::console;
@@ -246,7 +246,7 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
         )));
     }
     let startup = StartupOptions::of(parameters).map_err(LoginError::Refused)?;
-    let (keys, access) = authenticate(router, client, &startup).await?;
+    let (credentials, access) = authenticate(router, client, &startup).await?;
     if startup.database == console::DATABASE {
         if !may_look(router, &startup.user).await {
             let text = format!("role \"{}\" may not look at the router", startup.user);
@@ -260,8 +260,7 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
     }
     // Before anything is made there, or learnt of it, in the router's own name.
     let is_template = access.check(&startup.database).map_err(LoginError::Refused)?;
-    let credentials = Arc::new(Credentials::proved(startup.user.clone(), keys));
-    let logged_in = open_session(router, client, startup, credentials, is_template).await?;
+    let logged_in = open_session(router, client, startup, Arc::new(credentials), is_template).await?;
     router.counters.logins.fetch_add(1, Relaxed);
     Ok(Some(logged_in))
 }
@@ -270,7 +269,7 @@ async fn authenticate(
     router: &Arc<RouterState>,
     client: &mut Channel,
     startup: &StartupOptions,
-) -> Result<(ScramKeys, DatabaseAccess), LoginError> {
+) -> Result<(Credentials, DatabaseAccess), LoginError> {
     let user = &startup.user;
     let admission = look_up_admission(router, user, &startup.database)
         .await
@@ -303,7 +302,7 @@ async fn authenticate(
         tracing::warn!("{text}");
         client.output.warning(sqlstate::WARNING, &text);
     }
-    Ok((keys, admission.access))
+    Ok((Credentials::proved(user.clone(), admission.role, keys), admission.access))
 }
 
 fn refusal(user: &str, error: &AuthenticationError) -> SqlError {
@@ -439,7 +438,7 @@ async fn greet(
         session.is_read_only |= name == "default_transaction_read_only" && is_on(value);
         client.output.parameter_status(name, value);
     }
-    session.database.readers.give_back(&session.user, backend);
+    session.database.readers.give_back(backend);
     Ok(())
 }
 

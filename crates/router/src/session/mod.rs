@@ -409,7 +409,7 @@ impl Session {
         }
         self.has_state_there = false;
         if !is_hit {
-            self.database.leader.park(self.number, &self.user, backend);
+            self.database.leader.park(self.number, backend);
         }
     }
 

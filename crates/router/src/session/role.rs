@@ -24,6 +24,8 @@ const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Admission {
     /// The stored password of a role that may log in.
     pub verifier: Option<String>,
+    /// Its number (`pg_authid.oid`); 0 when there is no such role.
+    pub role: u32,
     /// What the role finds under the name of its database. To be told only to who has proved to be the role.
     pub access: DatabaseAccess,
     /// The follower that was asked in the leader's place.
@@ -83,7 +85,7 @@ pub(super) async fn look_up_admission(
 ) -> Result<Admission, BackendError> {
     let sql = format!(
         "SELECT a.rolpassword, d.datallowconn, pg_catalog.has_database_privilege(a.oid, d.oid, 'CONNECT'), \
-         d.datistemplate FROM pg_catalog.pg_authid a LEFT JOIN pg_catalog.pg_database d ON d.datname = {} \
+         d.datistemplate, a.oid FROM pg_catalog.pg_authid a LEFT JOIN pg_catalog.pg_database d ON d.datname = {} \
          WHERE a.rolname = {} AND a.rolcanlogin \
          AND (a.rolvaliduntil IS NULL OR a.rolvaliduntil > pg_catalog.now())",
         quote(database),
@@ -91,7 +93,8 @@ pub(super) async fn look_up_admission(
     );
     let (row, asked_instead) = look_up(router, &sql).await?;
     let row = row.unwrap_or_default();
-    Ok(Admission { verifier: row.first().cloned().flatten(), access: DatabaseAccess::of(&row), asked_instead })
+    let role = row.get(4).and_then(|oid| oid.as_deref()?.parse().ok()).unwrap_or_default();
+    Ok(Admission { verifier: row.first().cloned().flatten(), role, access: DatabaseAccess::of(&row), asked_instead })
 }
 
 /// Whether the role may use the admin console.

@@ -258,7 +258,7 @@ impl Session {
     fn give_back_any(&mut self, backend: Backend, reader: Option<InFlight>) {
         if reader.is_some() {
             if !std::mem::take(&mut self.may_be_cancelled_late) {
-                self.database.readers.give_back(&self.user, backend);
+                self.database.readers.give_back(backend);
             }
         } else {
             self.return_leader(backend);
