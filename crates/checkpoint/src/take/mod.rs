@@ -1,8 +1,8 @@
 //! Taking: memory, devices and disk of one instant, with the shortest pause.
 //!
 //! ```text
-//!  guest runs │ flush disk, synchronize memory       so that little is left for the pause
-//!             │ record: taking                       durable: who finds the machine standing knows why
+//!  guest runs │ record: taking                       durable: who finds the machine standing knows why
+//!             │ flush disk, synchronize memory       again and again, so that little is left for the pause
 //!  ───────────┼ stop
 //!     stands  │ drain the network, save the devices, synchronize memory
 //!             │ cut disk, network and memory         one instant: nothing ran since the stop
@@ -20,9 +20,16 @@ mod record;
 mod tests;
 
 use std::fmt;
+use std::time::{Duration, Instant};
 
 use crate::memory::Cut;
 pub use record::{RecordFile, Taking};
+
+/// What a guest writes while a flush takes no longer than this is little enough for the pause.
+const FLUSH_SHORT: Duration = Duration::from_millis(2);
+
+/// Flushes before the stop at most: a guest may write as fast as its disk does.
+const FLUSHES_MAX: u32 = 5;
 
 /// Why a part of a machine could not do its step.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
@@ -223,11 +230,9 @@ impl<T> At<T> for Result<T, Cause> {
 /// # Errors
 /// The take is void. The machine goes on if it ran, unless the error says that it may not.
 pub fn take(parts: &mut Parts<'_>, after: After) -> Result<Taken, TakeError> {
-    parts.disk.flush().at(Step::Flush)?;
-    parts.memory.synchronize().at(Step::Synchronize)?;
     let was_running = parts.machine.is_running().at(Step::Look)?;
     let recorded = parts.record.write(Some(Taking { was_running })).at(Step::Record);
-    match recorded.and_then(|()| instant(parts, was_running)) {
+    match recorded.and_then(|()| flush(parts)).and_then(|()| instant(parts, was_running)) {
         Ok(taken) if after == After::Stay => Ok(taken),
         Ok(taken) => {
             let gone_on = go_on(parts, was_running);
@@ -236,6 +241,19 @@ pub fn take(parts: &mut Parts<'_>, after: After) -> Result<Taken, TakeError> {
         }
         Err(error) => Err(TakeError { needs_recovery: recover(parts).is_err(), ..error }),
     }
+}
+
+/// Flushes what the machine has written while it runs on: each time that is what it wrote during the last one.
+fn flush(parts: &mut Parts<'_>) -> Result<(), TakeError> {
+    for _ in 0..FLUSHES_MAX {
+        let begun = Instant::now();
+        parts.disk.flush().at(Step::Flush)?;
+        parts.memory.synchronize().at(Step::Synchronize)?;
+        if begun.elapsed() <= FLUSH_SHORT {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// From the stop to the cuts. Nothing is cut before all that was written is with the memory's server. The memory is cut

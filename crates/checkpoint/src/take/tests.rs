@@ -251,6 +251,41 @@ fn t9_a_part_that_fails_leaves_the_machine_running_and_no_record() {
     assert!(world.borrow().memory_epochs.is_empty());
 }
 
+/// What is left for the pause is what the machine has written during the last flush: so it is flushed until that is
+/// short, and not for ever.
+///
+/// Spec: D6
+#[test]
+fn t9_a_machine_is_flushed_until_that_is_short_and_not_for_ever() {
+    struct Slow {
+        flushes: u32,
+        slow: u32,
+    }
+    impl Disk for Slow {
+        fn flush(&mut self) -> Result<(), Cause> {
+            self.flushes += 1;
+            if self.flushes <= self.slow {
+                std::thread::sleep(FLUSH_SHORT + Duration::from_millis(1));
+            }
+            Ok(())
+        }
+        fn cut(&mut self) -> Result<String, Cause> {
+            Ok("1".to_owned())
+        }
+    }
+    let flushes = |slow| {
+        let mut disk = Slow { flushes: 0, slow };
+        let world = world(true);
+        let parts = &mut |parts: &mut Parts<'_>| {
+            take(&mut Parts { disk: &mut disk, ..reborrow(parts) }, After::GoOn).unwrap();
+        };
+        with_parts(&world, None, parts);
+        disk.flushes
+    };
+    assert!((3..=FLUSHES_MAX).contains(&flushes(2)), "a busy processor may make a flush of nothing long");
+    assert_eq!(flushes(u32::MAX), FLUSHES_MAX);
+}
+
 fn reborrow<'a>(parts: &'a mut Parts<'_>) -> Parts<'a> {
     Parts {
         machine: parts.machine,
