@@ -3,88 +3,32 @@
 //! Nothing in it waits but its one poll. What it cannot pass on it leaves where it is: in QEMU's socket, so that the
 //! machine waits, or in the interface's queue, where the kernel drops what is too much, as an Ethernet does.
 
+mod buffer;
+mod remote;
+mod statistics;
+
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
+
+use buffer::Buffer;
+pub use remote::Remote;
+use remote::{REQUESTS_MAX, Request};
+pub use statistics::Statistics;
 
 use crate::announce::announcements;
 use crate::frame::{FRAME_BYTES_MAX, FRAME_BYTES_MIN, LENGTH_BYTES, Record, record};
 use crate::state::{Counter, DRAIN_BYTES_MAX};
 use crate::{Filter, NetworkError, Refusal, State, Tap};
 
-/// What is read of QEMU's stream at once, and what is written to it: some hundred frames.
-const BUFFER_BYTES: usize = 256 << 10;
-
 /// Room for one more frame for the machine.
 const ROOM_BYTES: usize = LENGTH_BYTES + FRAME_BYTES_MAX;
-
-/// Requests that may wait; each is answered within one turn of the loop.
-const REQUESTS_MAX: usize = 16;
-
-/// What is asked of the loop.
-type Request = Box<dyn FnOnce(&mut Passer) + Send>;
-
-/// Counters and gauges of a machine's network. Counters go on over the deaths of its holder.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Statistics {
-    /// The interface on the host.
-    pub interface: String,
-    /// QEMU is connected.
-    pub connected: bool,
-    /// Frames of the machine that the network has.
-    pub sent_frames: u64,
-    /// Their bytes.
-    pub sent_bytes: u64,
-    /// Frames that the machine was given.
-    pub received_frames: u64,
-    /// Their bytes.
-    pub received_bytes: u64,
-    /// Frames of the machine that were too short or too long for an Ethernet.
-    pub malformed_frames: u64,
-    /// Frames that it sent from another card's address.
-    pub foreign_source_frames: u64,
-    /// Frames that it sent to the bridge itself.
-    pub for_bridge_frames: u64,
-    /// Frames of the machine that the interface did not take, as when it is switched off.
-    pub not_taken_frames: u64,
-    /// Frames for the machine that were under way when QEMU's connection ended.
-    pub lost_frames: u64,
-    /// Streams that were ended because no frame has such a length.
-    pub broken_streams: u64,
-    /// Connections of QEMU.
-    pub connections: u64,
-    /// Holders that have taken over from one that died.
-    pub holder_restarts: u64,
-    /// What the machine sends waits until its epoch is released.
-    pub holding: bool,
-    /// The open epoch.
-    pub epoch: u64,
-    /// The last one released.
-    pub released: u64,
-    /// Frames that wait.
-    pub held_frames: u64,
-    /// Their bytes.
-    pub held_bytes: u64,
-    /// How long the first of them has waited, microseconds.
-    pub oldest_held_us: u64,
-    /// Frames that have waited and are gone.
-    pub freed_frames: u64,
-    /// How long they have waited, all together, microseconds.
-    pub freed_wait_us: u64,
-    /// And the one that has waited longest.
-    pub freed_wait_us_max: u64,
-    /// So much waits that the machine is made to wait, too.
-    pub blocked: bool,
-    /// How often it was.
-    pub blocks: u64,
-}
 
 /// Passes the frames of one machine.
 pub struct Passer {
@@ -104,51 +48,6 @@ pub struct Passer {
     has_ended: bool,
     requests: Receiver<Request>,
     wake: Arc<OwnedFd>,
-}
-
-/// Asks a [`Passer`] in its thread.
-#[derive(Clone)]
-pub struct Remote {
-    requests: SyncSender<Request>,
-    wake: Arc<OwnedFd>,
-}
-
-/// Bytes of a stream.
-struct Buffer {
-    bytes: Vec<u8>,
-    begin: usize,
-    end: usize,
-}
-
-impl Buffer {
-    fn new() -> Buffer {
-        Buffer { bytes: vec![0; BUFFER_BYTES], begin: 0, end: 0 }
-    }
-
-    fn filled(&self) -> &[u8] {
-        &self.bytes[self.begin..self.end]
-    }
-
-    fn consume(&mut self, bytes: usize) {
-        self.begin += bytes;
-        if self.begin == self.end {
-            self.clear();
-        }
-    }
-
-    fn clear(&mut self) {
-        (self.begin, self.end) = (0, 0);
-    }
-
-    /// So much room behind what is there, made by moving that where it has to be.
-    fn room(&mut self, bytes: usize) -> Option<&mut [u8]> {
-        if self.bytes.len() - self.end < bytes && self.begin > 0 {
-            self.bytes.copy_within(self.begin..self.end, 0);
-            (self.begin, self.end) = (0, self.end - self.begin);
-        }
-        let end = self.end;
-        (self.bytes.len() - end >= bytes).then(|| &mut self.bytes[end..])
-    }
 }
 
 fn now_ns() -> u64 {
@@ -462,39 +361,6 @@ impl Passer {
         }
         self.state.end_writing(written);
     }
-
-    fn statistics(&self) -> Statistics {
-        let counter = |counter| self.state.counter(counter);
-        let first = self.state.first();
-        Statistics {
-            interface: self.tap.name().to_owned(),
-            connected: self.qemu.is_some(),
-            sent_frames: counter(Counter::SentFrames),
-            sent_bytes: counter(Counter::SentBytes),
-            received_frames: counter(Counter::ReceivedFrames),
-            received_bytes: counter(Counter::ReceivedBytes),
-            malformed_frames: counter(Counter::Short) + counter(Counter::Long),
-            foreign_source_frames: counter(Counter::ForeignSource),
-            for_bridge_frames: counter(Counter::ForBridge),
-            not_taken_frames: counter(Counter::NotTaken),
-            lost_frames: counter(Counter::Lost),
-            broken_streams: counter(Counter::Broken),
-            connections: counter(Counter::Connections),
-            // The first one has taken over from nobody.
-            holder_restarts: counter(Counter::HolderRestarts).saturating_sub(1),
-            holding: self.state.is_holding(),
-            epoch: self.state.epoch(),
-            released: self.state.released(),
-            held_frames: self.state.held_frames(),
-            held_bytes: self.state.held_bytes(),
-            oldest_held_us: first.map_or(0, |first| now_ns().saturating_sub(first.arrived_ns) / 1000),
-            freed_frames: counter(Counter::Held),
-            freed_wait_us: counter(Counter::HeldNs) / 1000,
-            freed_wait_us_max: counter(Counter::HeldNsMax) / 1000,
-            blocked: self.is_blocked,
-            blocks: counter(Counter::Waits),
-        }
-    }
 }
 
 /// Whether the interface has taken it.
@@ -518,71 +384,6 @@ fn counter_of(refusal: Refusal) -> Counter {
         Refusal::Long => Counter::Long,
         Refusal::ForeignSource => Counter::ForeignSource,
         Refusal::ForBridge => Counter::ForBridge,
-    }
-}
-
-impl Remote {
-    /// Lets the loop do something between two frames, and waits for what it says.
-    fn ask<T: Send + 'static>(&self, what: impl FnOnce(&mut Passer) -> T + Send + 'static) -> Result<T, NetworkError> {
-        let (sender, answer) = sync_channel(1);
-        let request: Request = Box::new(move |passer| {
-            let _ = sender.try_send(what(passer));
-        });
-        match self.requests.try_send(request) {
-            Ok(()) => {}
-            Err(TrySendError::Full(request)) => self.requests.send(request).map_err(|_| NetworkError::Ended)?,
-            Err(TrySendError::Disconnected(_)) => return Err(NetworkError::Ended),
-        }
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-        answer.recv().map_err(|_| NetworkError::Ended)
-    }
-
-    /// Holds what the machine sends from now on, or holds nothing any more: then all that is held goes.
-    ///
-    /// # Errors
-    /// [`NetworkError::Io`]: there is no memory; [`NetworkError::Ended`].
-    pub fn set_holding(&self, is_wanted: bool) -> Result<(), NetworkError> {
-        self.ask(move |passer| passer.set_holding(is_wanted))?
-    }
-
-    /// Takes all that a machine has sent that stands, up to the end of a frame.
-    ///
-    /// # Errors
-    /// [`NetworkError::NoFrameBorder`], [`NetworkError::DrainTooLong`], [`NetworkError::Ended`].
-    pub fn drain(&self) -> Result<(), NetworkError> {
-        self.ask(Passer::drain)?
-    }
-
-    /// Ends the open epoch: what came before is of it, what comes now of the next one. Its number.
-    ///
-    /// # Errors
-    /// [`NetworkError::Ended`].
-    pub fn cut(&self) -> Result<u64, NetworkError> {
-        self.ask(|passer| passer.state.cut())
-    }
-
-    /// Lets the frames of all epochs up to this one go, in their order.
-    ///
-    /// # Errors
-    /// [`NetworkError::OpenEpoch`], [`NetworkError::Ended`].
-    pub fn release(&self, epoch: u64) -> Result<(), NetworkError> {
-        self.ask(move |passer| passer.release(epoch))?
-    }
-
-    /// Tells the network that these addresses are at the machine's card, past all that is held.
-    ///
-    /// # Errors
-    /// [`NetworkError::Ended`].
-    pub fn announce(&self, addresses: Vec<IpAddr>) -> Result<(), NetworkError> {
-        self.ask(move |passer| passer.announce(&addresses))
-    }
-
-    /// What has passed so far.
-    ///
-    /// # Errors
-    /// [`NetworkError::Ended`].
-    pub fn statistics(&self) -> Result<Statistics, NetworkError> {
-        self.ask(|passer| passer.statistics())
     }
 }
 
