@@ -8,9 +8,7 @@
 //! | after that | migrated | the destination |
 //! | the destination, before it said *runs* | migrated | the source, once the destination has said that it never will |
 
-use std::io::{self, BufReader, Read};
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -27,15 +25,16 @@ use onecopy_hypervisor::Machine;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::checkpoint::{self, Disk, Memory, Processors, Record};
 use super::link::{Answered, Link, Said};
+use super::parts::{Disk, Memory, Processors, Record, recover};
+use super::rounds::Sender;
 use super::service::Kept;
 use super::unresponsive::unix_ms;
-use super::{KeeperReply, MigrationEvent, MigrationOrder, Prediction};
+use super::{KeeperReply, MigrationEvent, MigrationOrder, Prediction, checkpoint, conclude};
 use crate::desired_state::{self, DesiredState};
 use crate::hardware::Hardware;
 use crate::machine::CHECKPOINT_TIMEOUT;
-use crate::memory_server::{EndedEpoch, MemoryClient, PAGES_END, Request};
+use crate::memory_server::{EndedEpoch, MemoryClient, Request};
 use crate::migration::{self, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder};
 use crate::{Forward, GuestImage, MachineError, MachineHome};
 
@@ -45,23 +44,8 @@ const SNAPSHOT: &str = "migration-";
 /// Between the two cuts by which it is seen how much changes.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
-/// How often a word that decides is said again before a person is asked to.
-const GO_ATTEMPTS: u32 = 3;
-
-/// Between two of them.
-const GO_INTERVAL: Duration = Duration::from_secs(1);
-
-/// How long a round may take whose pages go on coming.
-const SEND_MAX: Duration = Duration::from_secs(24 * 3600);
-
 /// How long a machine may stand that is not given away, or ten times as long as was asked for.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-
-/// How often it is looked whether a machine that was given away was taken back.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-
-/// How long a keeper waits that asks without end where its machine goes on.
-const CONCLUDE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// Sends a machine to another host, or tells what that would cost.
 pub(super) async fn migrate(
@@ -138,7 +122,7 @@ pub(super) async fn migrate(
             match tokio::task::spawn_blocking(move || work.run(link, own)).await {
                 Ok(outcome) => outcome,
                 Err(error) => {
-                    let_go_standing(kept, machine).await;
+                    conclude::let_go_standing(kept, machine).await;
                     Err(format!("it ended in its middle ({error}), and --status tells where it goes on"))
                 }
             }
@@ -155,7 +139,7 @@ pub(super) async fn migrate(
                 tracing::error!(%error, "it is not written down that the machine stays");
             }
             if desired_state::is_migrated(home) {
-                tokio::spawn(conclude(Arc::clone(kept), machine.clone()));
+                tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
             } else {
                 forget_snapshot(home, &departure).await;
             }
@@ -176,7 +160,7 @@ fn task(error: tokio::task::JoinError) -> MachineError {
     MachineError::Task(format!("a migration ended: {error}"))
 }
 
-fn words(error: impl ToString) -> String {
+pub(super) fn words(error: impl ToString) -> String {
     error.to_string()
 }
 
@@ -220,13 +204,13 @@ fn is_whole(disk: &std::path::Path) -> Result<bool, String> {
 }
 
 /// One migration, in a thread that blocks.
-struct Work {
-    kept: Arc<Kept>,
+pub(super) struct Work {
+    pub(super) kept: Arc<Kept>,
     machine: Machine,
-    order: MigrationOrder,
+    pub(super) order: MigrationOrder,
     is_cancelled: Arc<AtomicBool>,
     told: mpsc::Sender<KeeperReply>,
-    handle: Handle,
+    pub(super) handle: Handle,
 }
 
 impl Work {
@@ -235,7 +219,7 @@ impl Work {
         let _ = self.told.try_send(KeeperReply::Migration(event));
     }
 
-    fn check_wanted(&self) -> Result<(), String> {
+    pub(super) fn check_wanted(&self) -> Result<(), String> {
         match self.is_cancelled.load(Ordering::Acquire) {
             true => Err("it was cancelled, and goes on here".to_owned()),
             false => Ok(()),
@@ -361,7 +345,7 @@ impl Work {
             Parts { machine: &mut processors, memory: &mut memory, disk: &mut disk, network, record: &mut record };
         let taken = take::take(&mut parts, After::Stay).map_err(|error| {
             if error.needs_recovery {
-                checkpoint::recover(&mut parts, &self.machine);
+                recover(&mut parts, &self.machine);
             }
             error.to_string()
         })?;
@@ -391,7 +375,7 @@ impl Work {
                 Counts::default()
             }
             Err(reason) => {
-                checkpoint::recover(&mut parts, &self.machine);
+                recover(&mut parts, &self.machine);
                 return Err(format!("{reason}; it goes on here"));
             }
         };
@@ -400,7 +384,7 @@ impl Work {
         let said = link.say(&Said::Go {}).and_then(|()| link.hear::<Answered>());
         let gone = match said {
             Ok(Answered::Running { forwards }) => Gone::Running(forwards),
-            Ok(_) | Err(_) => match self.handle.block_on(ask_to_go(home, departure)) {
+            Ok(_) | Err(_) => match self.handle.block_on(conclude::ask_to_go(home, departure)) {
                 Some(asked) => asked?,
                 None => Gone::Lost("it was taken back".to_owned()),
             },
@@ -412,7 +396,7 @@ impl Work {
             }
             Gone::Lost(reason) => {
                 departure.take_back(home, self.kept.user()).map_err(words)?;
-                checkpoint::recover(&mut parts, &self.machine);
+                recover(&mut parts, &self.machine);
                 Err(format!("it never ran there ({reason}), and goes on here"))
             }
         }
@@ -432,167 +416,6 @@ impl Work {
         self.kept.note(DesiredState::Migrated).map_err(words)?;
         Ok(counts)
     }
-
-    /// Sends pages of an epoch, as fast as was allowed.
-    fn send(&self, link: &mut Link, sender: &mut Sender, epoch: u64, since: Option<u64>) -> Result<Counts, String> {
-        let (near, far) = UnixStream::pair().map_err(words)?;
-        near.set_read_timeout(Some(CHECKPOINT_TIMEOUT)).map_err(words)?;
-        let (home, handle) = (self.kept.home().clone(), self.handle.clone());
-        let (process_id, descriptor) = (std::process::id(), far.as_raw_fd());
-        let (goes_on, is_given_up) = tokio::sync::oneshot::channel::<()>();
-        let asking = std::thread::spawn(move || {
-            let request = Request::Send { epoch, since, process_id, descriptor };
-            let asked = handle.block_on(async {
-                // As long as pages come: each wait for them has a bound.
-                let deadline = Instant::now() + SEND_MAX;
-                let asking = async { MemoryClient::connect(&home).await?.ask_until::<u64>(request, deadline).await };
-                tokio::select! {
-                    asked = asking => asked,
-                    _ = is_given_up => Err("its pages are not wanted any more".to_owned()),
-                }
-            });
-            // The other end is read to its end where the server has died.
-            drop(far);
-            asked
-        });
-        let sent = self.forward(&near, link, sender);
-        drop(near);
-        if sent.is_err() {
-            drop(goes_on);
-        }
-        let asked = asking.join().map_err(|_| "sending pages panicked".to_owned())?;
-        // Where this side gives up, the server's complaint is that nobody takes its pages.
-        let counts = sent?;
-        asked.map(|_| counts)
-    }
-
-    /// Waits as the bandwidth wants, for as long as the migration is wanted.
-    fn pace(&self, sender: &mut Sender, bytes: u64) -> Result<(), String> {
-        let mut ahead = sender.ahead(bytes, self.order.bytes_per_second);
-        while !ahead.is_zero() {
-            let slice = ahead.min(LOOK_INTERVAL);
-            std::thread::sleep(slice);
-            ahead -= slice;
-            self.check_wanted()?;
-        }
-        Ok(())
-    }
-
-    fn forward(&self, near: &UnixStream, link: &mut Link, sender: &mut Sender) -> Result<Counts, String> {
-        let mut from = BufReader::with_capacity(256 << 10, near);
-        let (mut number, mut content) = ([0; 4], [0; PAGE_BYTES]);
-        loop {
-            from.read_exact(&mut number).map_err(words)?;
-            let page = u32::from_le_bytes(number);
-            if page == PAGES_END {
-                break;
-            }
-            from.read_exact(&mut content).map_err(words)?;
-            let bytes = sender.encoder.page(link.stream(), page, &content).map_err(words)?;
-            if bytes > 0 {
-                self.check_wanted()?;
-                self.pace(sender, bytes)?;
-            }
-        }
-        let bytes = sender.encoder.flush(link.stream()).map_err(words)?;
-        self.pace(sender, bytes)?;
-        Ok(sender.encoder.take_counts())
-    }
-}
-
-/// Says it again over another connection: the machine was given away, and whether it runs is not known. None: somebody
-/// has taken it back meanwhile.
-async fn ask_to_go(home: &MachineHome, departure: &Departure) -> Option<Result<Gone, String>> {
-    let order = HostOrder::Go(departure.which(home));
-    let asking = async {
-        let mut why = String::new();
-        for _ in 0..GO_ATTEMPTS {
-            match migration::ask::<Gone>(&departure.to, &departure.keys, &order).await {
-                Ok(gone) => return Ok(gone),
-                Err(reason) => why = reason.to_string(),
-            }
-            tokio::time::sleep(GO_INTERVAL).await;
-        }
-        let name = home.name();
-        Err(format!(
-            "it was given away, and that host does not say whether it runs there ({why}): it stands here until it \
-             does; ask again with: onecopy vm migrate {name} --resume"
-        ))
-    };
-    tokio::select! {
-        asked = asking => Some(asked),
-        () = taken_back(home) => None,
-    }
-}
-
-async fn taken_back(home: &MachineHome) {
-    while desired_state::is_migrated(home) {
-        tokio::time::sleep(LOOK_INTERVAL).await;
-    }
-}
-
-/// For a machine that was given away and stands, with its migration's keeper gone: it is asked for until it is known
-/// to run there, and is ended here then, or is let go here again.
-pub(super) async fn conclude(kept: Arc<Kept>, machine: Machine) {
-    let home = kept.home();
-    loop {
-        let departure = match Departure::of(home) {
-            Ok(Some(departure)) if desired_state::is_migrated(home) => departure,
-            Ok(_) => return,
-            Err(error) => {
-                tracing::error!(%error, "it is not known where the machine goes on");
-                return;
-            }
-        };
-        let ended = match departure.state {
-            DepartureState::Gone => Ok(()),
-            DepartureState::Begun | DepartureState::Kept => match ask_to_go(home, &departure).await {
-                Some(Ok(Gone::Running(_))) => {
-                    let gone = Departure { state: DepartureState::Gone, ..departure };
-                    gone.conclude(home).map_err(words)
-                }
-                Some(Ok(Gone::Lost(reason))) => {
-                    tracing::warn!(reason, "the machine never ran there, and goes on here");
-                    let _alone = kept.no_take().await;
-                    let back = departure.take_back(home, kept.user());
-                    let back = match back {
-                        Ok(()) => kept.let_go(&machine).await.and_then(|()| kept.note_taken()),
-                        Err(error) => Err(error),
-                    };
-                    match back {
-                        Ok(()) => return,
-                        Err(error) => Err(error.to_string()),
-                    }
-                }
-                Some(Err(reason)) => Err(reason),
-                // Who has taken it back lets it go.
-                None => return,
-            },
-        };
-        match ended {
-            Ok(()) => {
-                tracing::info!("the machine runs on the other host, and what is left of it here is ended");
-                if let Err(error) = machine.quit().await {
-                    tracing::error!(%error, "what is left of the machine does not end");
-                }
-                return;
-            }
-            Err(reason) => tracing::warn!(reason, "where the machine goes on is asked again"),
-        }
-        tokio::time::sleep(CONCLUDE_INTERVAL).await;
-    }
-}
-
-/// A migration that has ended in its middle: what stands for it goes on.
-async fn let_go_standing(kept: &Arc<Kept>, machine: &Machine) {
-    let _alone = kept.no_take().await;
-    while machine.state().ending().is_none() && desired_state::is_taking(kept.home()).is_ok_and(|stands| stands) {
-        match kept.let_go(machine).await.and_then(|()| kept.note_taken()) {
-            Ok(()) => return,
-            Err(error) => tracing::error!(%error, "the machine may stand for a migration that came to nothing"),
-        }
-        tokio::time::sleep(GO_INTERVAL).await;
-    }
 }
 
 /// What the other side says; a refusal is an error.
@@ -601,28 +424,5 @@ fn answer(link: &mut Link) -> Result<Answered, String> {
         Ok(Answered::Refused { reason }) => Err(onecopy_clone::network::protocol::words(&reason)),
         Ok(answered) => Ok(answered),
         Err(error) => Err(format!("the other host is lost: {error}")),
-    }
-}
-
-/// What is sent, not faster than it may be.
-struct Sender {
-    encoder: Encoder,
-    begun: Instant,
-    sent: u64,
-}
-
-impl Sender {
-    /// How much sooner than it may be so many bytes more were sent.
-    fn ahead(&mut self, bytes: u64, bytes_per_second: Option<u64>) -> Duration {
-        self.sent += bytes;
-        let Some(rate) = bytes_per_second else { return Duration::ZERO };
-        let due = Duration::from_secs_f64(self.sent as f64 / rate.max(1) as f64);
-        let ahead = due.saturating_sub(self.begun.elapsed());
-        // What was not used up is not saved up: a pause would be followed by a burst.
-        if ahead.is_zero() {
-            self.begun = Instant::now();
-            self.sent = 0;
-        }
-        ahead
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod arrive;
 mod checkpoint;
+mod conclude;
 mod frozen;
 mod guest;
 mod held;
@@ -9,18 +10,21 @@ mod link;
 mod memory;
 mod migrate;
 mod network;
+mod parts;
 mod prefix;
 mod processes;
 mod protocol;
 mod restore;
+mod rounds;
 mod run;
 mod server;
 mod service;
 mod unresponsive;
 
-pub use checkpoint::{CheckpointTaken, PauseParts};
+pub use checkpoint::CheckpointTaken;
 pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};
 pub(super) use network::clear as clear_network;
+pub use parts::PauseParts;
 pub(super) use processes::{end_left_servers, server_of, servers_of};
 pub use protocol::{
     KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent, MigrationOrder, Prediction,

@@ -7,7 +7,8 @@ use onecopy_checkpoint::restore::{PREFIX_BYTES_MAX, Prefix};
 use onecopy_hypervisor::Machine;
 use onecopy_hypervisor::monitor::{MigrationStatus, MigrationTarget};
 
-use super::checkpoint::{GO_ON_INTERVAL, check_runs, read};
+use super::checkpoint::check_runs;
+use super::parts::{GO_ON_INTERVAL, read};
 use super::service::Kept;
 use crate::desired_state::{self, DesiredState};
 use crate::{MachineError, hypervisor_failed};

@@ -21,7 +21,7 @@ use super::guest::Begun;
 use super::server::{Launch, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
-use super::{MachineState, arrive, checkpoint, guest, memory, migrate, network, restore, unresponsive};
+use super::{MachineState, arrive, conclude, guest, memory, migrate, network, parts, restore, unresponsive};
 use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
 use crate::migration::{Arrival, ArrivalState, Departure, DepartureState};
@@ -218,7 +218,7 @@ async fn keep(
         tracing::error!(%error, "what has become of the machine's last migration is not written down");
     }
     if desired_state::is_migrated(home) {
-        tokio::spawn(migrate::conclude(Arc::clone(kept), machine.clone()));
+        tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
     }
     if let Some(record) = arrival_of(home).filter(|record| begins_here && !record.is_whole) {
         tokio::spawn(arrive::look_after_disk(home.clone(), record));
@@ -431,7 +431,7 @@ async fn thaw_left(machine: Machine, kept: Arc<Kept>) {
     // Not in the middle of a take: what it has held is to be so in its copy.
     let _alone = kept.no_take().await;
     if is_server && !kept.home().isolated_file().exists() {
-        checkpoint::thaw(&kept, &machine).await;
+        parts::thaw(&kept, &machine).await;
     }
 }
 
