@@ -1,4 +1,4 @@
-//! Where a machine keeps what, and making and removing that.
+//! Where a machine keeps what.
 //!
 //! ```text
 //! machines/web/    ours; the account that QEMU and the disk's server run as passes through it, and owns `disk/` and `run/` alone
@@ -29,36 +29,23 @@
 //! What a keeper or a command reads, writes or removes by its path, with the rights of whoever has started it, lies
 //! where the other account can lay no links.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+mod forks_lock;
+mod making;
 
-use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use onecopy_directory::DirectoryLock;
 use onecopy_hypervisor::MachineDirectory;
-use onecopy_postgres::ServiceUser;
-use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::image::GuestImage;
-use super::keeper::{clear_memory, clear_network, end_left_servers};
-use super::migration::Arrival;
-use super::{MachineConfiguration, MachineError, MachineName, desired_state};
-use onecopy_directory::{DirectoryLock, LockState};
-use onecopy_directory::{make_run, set_mode, short_directory};
+pub(crate) use making::{give_all, write_own_file};
 
-/// What a new machine takes at first: a server's first data, its log, and what a guest writes about itself.
-const NEW_MACHINE_BYTES: u64 = 256 << 20;
+use super::{MachineConfiguration, MachineError, MachineName, desired_state};
 
 /// The longest note about an end that is read.
 const END_BYTES_MAX: u64 = 1 << 20;
-
-/// How long a fork waits while its parent forgets checkpoints.
-const FORGET_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How often it looks.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Restores of a machine, each of which makes a disk.
 const DISKS_MAX: u64 = 1 << 16;
@@ -159,7 +146,7 @@ impl MachineHome {
     }
 
     /// Removes a disk, and leaves its name where numbers behind it are in use.
-    pub(super) fn empty_disk(&self, disk: &Path) -> Result<(), MachineError> {
+    pub(crate) fn empty_disk(&self, disk: &Path) -> Result<(), MachineError> {
         absent_is_fine(fs::remove_dir_all(disk)).map_err(MachineError::file("remove", disk))?;
         match *disk == self.numbered_disk(0) {
             true => Ok(()),
@@ -191,60 +178,6 @@ impl MachineHome {
     /// The number of the checkpoint at which it shall begin, for one start.
     pub(super) fn restore_file(&self) -> PathBuf {
         self.root.join("restore")
-    }
-
-    /// Held shared while a fork of it is made, and alone by who forgets what that may need.
-    fn forks_lock(&self) -> PathBuf {
-        self.root.join("forks.lock")
-    }
-
-    /// While this is held, neither its checkpoints nor it itself go. Blocks while some are being forgotten, a minute at
-    /// most.
-    ///
-    /// # Errors
-    /// [`MachineError::File`].
-    pub fn keep_for_forks(&self) -> Result<File, MachineError> {
-        let path = self.forks_lock();
-        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
-        let lock = lock.map_err(MachineError::file("open", &path))?;
-        let begun = Instant::now();
-        loop {
-            match lock.try_lock_shared() {
-                Ok(()) => return Ok(lock),
-                Err(TryLockError::WouldBlock) if begun.elapsed() < FORGET_TIMEOUT => std::thread::sleep(LOOK_INTERVAL),
-                Err(error) => return Err(MachineError::file("lock", &path)(error.into())),
-            }
-        }
-    }
-
-    /// Held by the command that takes a checkpoint for a fork: one at a time is taken, and others wait for theirs.
-    ///
-    /// # Errors
-    /// [`MachineError::File`].
-    pub fn take_turn_to_fork(&self) -> Result<File, MachineError> {
-        let path = self.root.join("fork.lock");
-        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
-        let lock = lock.and_then(|lock| lock.lock().map(|()| lock));
-        lock.map_err(MachineError::file("lock", &path))
-    }
-
-    /// The same for who deletes it.
-    ///
-    /// # Errors
-    /// [`MachineError::Runs`] while a fork of it is being made, [`MachineError::File`].
-    pub fn keep_from_new_forks(&self) -> Result<File, MachineError> {
-        let alone = self.keep_from_forks().map_err(MachineError::file("lock", self.forks_lock()))?;
-        alone.ok_or_else(|| MachineError::Runs { name: self.name.clone() })
-    }
-
-    /// While this is held no fork of it is made; none while one is being made.
-    pub(super) fn keep_from_forks(&self) -> std::io::Result<Option<File>> {
-        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(self.forks_lock())?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Some(lock)),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(error),
-        }
     }
 
     /// While a fork's network card has no cable in it: it does not know yet who it is.
@@ -396,66 +329,6 @@ impl MachineHome {
         MachineConfiguration::read(&self.configuration_file())
     }
 
-    /// Makes the machine, at rest, with the password of its server's superuser, if it has a server of its own; what an
-    /// interrupted attempt left is replaced.
-    ///
-    /// # Errors
-    /// [`MachineError::Exists`], [`MachineError::NoSpace`], [`MachineError::InvalidConfiguration`],
-    /// [`MachineError::NoImage`], [`MachineError::Disk`], [`MachineError::Directory`].
-    pub fn make(
-        &self,
-        configuration: &MachineConfiguration,
-        password: Option<&str>,
-        user: &ServiceUser,
-    ) -> Result<(), MachineError> {
-        configuration.check()?;
-        let image = GuestImage::find(Some(&configuration.image))?;
-        if configuration.disk_bytes < image.root_bytes {
-            let (wanted, least) = (configuration.disk_bytes, image.root_bytes);
-            let reason = format!("a disk of {wanted} bytes does not hold the image's {least}; give another --disk");
-            return Err(MachineError::InvalidConfiguration { reason });
-        }
-        if self.is_made() {
-            return Err(MachineError::Exists { name: self.name.clone() });
-        }
-        self.make_root(&image, user)?;
-        let own = GuestImage::find(Some(&self.image()))?;
-        let options = CreateOptions {
-            size_bytes: configuration.disk_bytes,
-            base: Some(BaseSpecification::Raw { path: own.root() }),
-            copy_base: false,
-        };
-        let disk = self.numbered_disk(self.next_disk());
-        Disk::create(&disk, &options).map_err(self.disk_failed())?;
-        give_all(&disk, user)?;
-        if let Some(password) = password {
-            write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
-        }
-        // Last: what has it is whole.
-        configuration.write(&self.configuration_file())
-    }
-
-    /// Makes a machine that comes from another host: all but its disk and its memory, which its keeper makes. What an
-    /// interrupted attempt left, or one that has gone from here, is replaced.
-    ///
-    /// # Errors
-    /// As [`MachineHome::make`].
-    pub fn make_arriving(
-        &self,
-        image: &GuestImage,
-        configuration: &MachineConfiguration,
-        record: &Arrival,
-        password: Option<&str>,
-        user: &ServiceUser,
-    ) -> Result<(), MachineError> {
-        self.make_root(image, user)?;
-        if let Some(password) = password {
-            write_own_file(&self.password_file(), format!("{password}\n").as_bytes(), 0o600)?;
-        }
-        record.write(self)?;
-        configuration.write(&self.configuration_file())
-    }
-
     /// Whether its disk has gone on elsewhere for good, and its memory with it.
     pub fn is_migrated(&self) -> bool {
         desired_state::is_migrated(self)
@@ -464,103 +337,6 @@ impl MachineHome {
     /// Whether it has come from elsewhere, and may run there still.
     pub fn is_arriving(&self) -> bool {
         desired_state::is_arriving(self)
-    }
-
-    /// Makes what a run needs and a restart of the host may have removed.
-    ///
-    /// # Errors
-    /// [`MachineError::Directory`], [`onecopy_directory::DirectoryError::SocketDirectoryForeign`].
-    pub fn make_run(&self, user: &ServiceUser) -> Result<(), MachineError> {
-        make_run(&self.root, user)?;
-        Ok(())
-    }
-
-    /// Makes its directory, with the image; what an interrupted attempt left is replaced.
-    pub(super) fn make_root(&self, image: &GuestImage, user: &ServiceUser) -> Result<(), MachineError> {
-        self.remove()?;
-        self.check_space()?;
-        make_own_directory(&self.root, 0o711)?;
-        user.check_reachable(&self.root)?;
-        if self.layers_file().exists() {
-            // The layers lie over it.
-            return Ok(());
-        }
-        make_own_directory(&self.image(), 0o755)?;
-        image.bring_to(&self.image())
-    }
-
-    fn check_space(&self) -> Result<(), MachineError> {
-        let there = self.root.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(Path::new("/"));
-        let space = rustix::fs::statvfs(there)
-            .map_err(|error| MachineError::file("ask for the free space of", there)(error.into()))?;
-        let free_bytes = space.f_bavail * space.f_frsize;
-        if free_bytes < NEW_MACHINE_BYTES {
-            let (directory, name) = (there.to_owned(), self.name.clone());
-            return Err(MachineError::NoSpace { directory, free_bytes, wanted_bytes: NEW_MACHINE_BYTES, name });
-        }
-        Ok(())
-    }
-
-    /// Removes all of a machine that does not run, and ends what served its disk; one that is not there is removed
-    /// already. Disks that others lie over stay, see [`MachineHome::forget_layers`].
-    ///
-    /// # Errors
-    /// [`MachineError::Runs`] when a keeper is there or comes meanwhile, [`MachineError::Directory`],
-    /// [`MachineError::Disk`]: it is not known what the disk of another one lies over.
-    pub fn remove(&self) -> Result<(), MachineError> {
-        if !self.root.exists() {
-            return Ok(());
-        }
-        // Nobody starts it from now on.
-        let LockState::Taken(_lock) = DirectoryLock::take(&self.keeper_lock())? else {
-            return Err(MachineError::Runs { name: self.name.clone() });
-        };
-        if self.process_id().is_some() {
-            return Err(MachineError::Runs { name: self.name.clone() });
-        }
-        end_left_servers(self, Signal::KILL);
-        clear_network(self)?;
-        clear_memory(self)?;
-        let run = self.root.join("run");
-        let layers = self.layers()?;
-        if !layers.is_empty() {
-            let path = self.layers_file();
-            fs::write(&path, "").map_err(MachineError::file("create", &path))?;
-        }
-        // First what makes it a machine: broken off here, it is none.
-        let made = self.configuration_file();
-        absent_is_fine(fs::remove_file(&made)).map_err(MachineError::file("remove", &made))?;
-        // Only where our own link leads: this may remove anything.
-        if let Ok(short) = fs::read_link(&run)
-            && short == short_directory(&self.root)
-        {
-            absent_is_fine(fs::remove_dir_all(&short)).map_err(MachineError::file("remove", &short))?;
-        }
-        match layers.is_empty() {
-            true => absent_is_fine(fs::remove_dir_all(&self.root)).map_err(MachineError::file("remove", &self.root)),
-            false => self.remove_all_but(&layers),
-        }
-    }
-
-    /// Leaves these disks, what they lie over here, and the lock that is held.
-    fn remove_all_but(&self, layers: &[PathBuf]) -> Result<(), MachineError> {
-        let highest = (0..=self.last_disk()).filter(|number| layers.contains(&self.numbered_disk(*number))).max();
-        let failed = |path: &Path| MachineError::file("remove", path.to_owned());
-        for entry in fs::read_dir(&self.root).map_err(MachineError::file("read", &self.root))? {
-            let path = entry.map_err(MachineError::file("read", &self.root))?.path();
-            if layers.contains(&path) || [self.image(), self.layers_file(), self.keeper_lock()].contains(&path) {
-                continue;
-            }
-            let is_below = |number: u64| (1..number).any(|number| self.numbered_disk(number) == path);
-            if highest.is_some_and(is_below) {
-                self.empty_disk(&path)?;
-                continue;
-            }
-            let metadata = fs::symlink_metadata(&path).map_err(failed(&path))?;
-            let removed = if metadata.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-            absent_is_fine(removed).map_err(failed(&path))?;
-        }
-        Ok(())
     }
 
     /// How its last run ended; none when nobody has noted that.
@@ -603,38 +379,9 @@ impl MachineHome {
     }
 }
 
-/// Writes a file of our own, whole or not at all, durable when it returns but for its name.
-pub(super) fn write_own_file(path: &Path, content: &[u8], mode: u32) -> Result<(), MachineError> {
-    let unfinished = path.with_extension("unfinished");
-    absent_is_fine(fs::remove_file(&unfinished)).map_err(MachineError::file("remove", &unfinished))?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&unfinished);
-    let mut file = file.map_err(MachineError::file("create", &unfinished))?;
-    file.write_all(content).and_then(|()| file.sync_all()).map_err(MachineError::file("write", &unfinished))?;
-    fs::rename(&unfinished, path).map_err(MachineError::file("replace", path))
-}
-
-fn make_own_directory(path: &Path, mode: u32) -> Result<(), MachineError> {
-    match DirBuilder::new().mode(mode).create(path) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(MachineError::file("create", path)(error)),
-        _ => Ok(set_mode(path, mode)?),
-    }
-}
-
 pub(super) fn absent_is_fine(outcome: std::io::Result<()>) -> std::io::Result<()> {
     match outcome {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         other => other,
     }
-}
-
-/// Gives a directory and all in it to the account that machines run as; the directory last, so that nobody changes what
-/// is in it meanwhile.
-pub(super) fn give_all(path: &Path, user: &ServiceUser) -> Result<(), MachineError> {
-    let metadata = fs::symlink_metadata(path).map_err(MachineError::file("look at", path))?;
-    if metadata.is_dir() {
-        for entry in fs::read_dir(path).map_err(MachineError::file("read", path))? {
-            give_all(&entry.map_err(MachineError::file("read", path))?.path(), user)?;
-        }
-    }
-    Ok(user.own(path)?)
 }

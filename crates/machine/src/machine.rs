@@ -1,27 +1,27 @@
 //! One machine, reached through its keeper.
 
+mod checkpoints;
+mod migrating;
+
 use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::image::{Checkpoint, Image};
 use onecopy_control::{JsonLines, socket};
 use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use onecopy_postgres::ServiceUser;
 use rustix::process::Signal;
-use tokio::net::UnixStream;
 
 use super::fork::StartPoint;
 use super::home::absent_is_fine;
 use super::keeper::{
-    CLOSE_TIMEOUT, CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent,
-    MigrationOrder, Prediction, Role, clear_memory, clear_network, end_left_servers, is_private, server_of,
+    CLOSE_TIMEOUT, KeeperReply, KeeperRequest, KeeperStatus, MachineState, Role, clear_memory, clear_network,
+    end_left_servers, is_private, server_of,
 };
 use super::memory_server::ANSWER_TIMEOUT as RELEASE_TIMEOUT;
-use super::migration::{Arrival, Departure, DepartureState, MigrationResult};
 use super::{MachineConfiguration, MachineError, MachineHome};
 use onecopy_directory::{DirectoryLock, LockState};
 
@@ -55,9 +55,6 @@ const PAUSE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// How long a checkpoint may take until it is durable.
 pub(crate) const CHECKPOINT_TIMEOUT: Duration = Duration::from_secs(600);
-
-/// How long a machine may take to begin at a checkpoint: its memory is written first.
-const RESTORE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What is added to the time of a command for the way there and back.
 const WAY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -226,38 +223,6 @@ impl Machine {
         }
     }
 
-    /// Takes a checkpoint while it runs, durable when this returns; the oldest are forgotten where more than `keep` are
-    /// there then.
-    ///
-    /// # Errors
-    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with what kept it from being taken.
-    pub async fn checkpoint(&self, keep: Option<u64>) -> Result<CheckpointTaken, MachineError> {
-        self.take_checkpoint(keep, false).await
-    }
-
-    /// The same, with the guest's server held for the instant: in what goes on from it the server does nothing before
-    /// it is let go on, or is ended. It is to be forgotten with [`Machine::forget_checkpoint`]: until then no other one
-    /// is taken while a fork is made of it, and the next one forgets it.
-    ///
-    /// # Errors
-    /// As [`Machine::checkpoint`], also where the guest's agent cannot do that.
-    pub async fn checkpoint_of_held_server(&self) -> Result<CheckpointTaken, MachineError> {
-        self.take_checkpoint(None, true).await
-    }
-
-    /// Forgets its checkpoint of a held server, where it has one, and what no checkpoint names: memory that was frozen
-    /// for forks, which those that run keep, and snapshots of its disk that no other disk lies over. One that does not
-    /// run keeps all.
-    ///
-    /// # Errors
-    /// [`MachineError::Keeper`].
-    pub async fn forget_checkpoint(&self) -> Result<(), MachineError> {
-        if self.process_id().is_none() {
-            return Ok(());
-        }
-        self.done(&KeeperRequest::Forget {}, CHECKPOINT_TIMEOUT).await
-    }
-
     /// Puts the cable into the network card of a fork that began without.
     ///
     /// # Errors
@@ -271,206 +236,6 @@ impl Machine {
             KeeperReply::Done {} => Ok(()),
             KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
             other => Err(self.keeper_failed(format!("answered {other:?}"))),
-        }
-    }
-
-    async fn take_checkpoint(&self, keep: Option<u64>, holds_server: bool) -> Result<CheckpointTaken, MachineError> {
-        if self.process_id().is_none() {
-            return Err(MachineError::DoesNotRun { name: self.home.name().clone() });
-        }
-        self.wait_answering(KEEPER_TIMEOUT).await?;
-        match self
-            .ask(
-                &KeeperRequest::Checkpoint { keep, holds_server },
-                CHECKPOINT_TIMEOUT + RELEASE_TIMEOUT * 3 + WAY_TIMEOUT,
-                &|_| (),
-            )
-            .await?
-        {
-            KeeperReply::Checkpoint(taken) => Ok(taken),
-            KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
-            other => Err(self.keeper_failed(format!("answered {other:?}"))),
-        }
-    }
-
-    /// Sends it to another host; `told` hears what happens. Or only tells what that would cost, as the order says.
-    ///
-    /// # Errors
-    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with why it stays, or why it is not known where it goes
-    /// on.
-    pub async fn migrate(
-        &self,
-        order: &MigrationOrder,
-        told: &mut (dyn FnMut(MigrationEvent) + Send),
-    ) -> Result<Result<MigrationResult, Prediction>, MachineError> {
-        if self.process_id().is_none() {
-            return Err(MachineError::DoesNotRun { name: self.home.name().clone() });
-        }
-        self.wait_answering(KEEPER_TIMEOUT).await?;
-        let conversation = async {
-            let stream = socket::connect(&self.home.keeper_socket()).await?;
-            let mut lines = JsonLines::new(stream, REPLY_BYTES_MAX);
-            lines.send(&KeeperRequest::Migrate(order.clone())).await?;
-            loop {
-                let reply = lines.receive().await?;
-                match reply.ok_or_else(|| io::Error::other("it ended in the middle of its answer"))?? {
-                    KeeperReply::Migration(event) => told(event),
-                    last => return Ok::<_, io::Error>(last),
-                }
-            }
-        };
-        match conversation.await {
-            Ok(KeeperReply::Migrated(result)) => Ok(Ok(result)),
-            Ok(KeeperReply::Predicted(prediction)) => Ok(Err(prediction)),
-            Ok(KeeperReply::Error { message, .. }) => Err(self.keeper_failed(message)),
-            Ok(other) => Err(self.keeper_failed(format!("answered {other:?}"))),
-            Err(reason) => match Departure::of(&self.home)? {
-                // It has ended with its machine, and could say no more.
-                Some(Departure { state: DepartureState::Gone, result: Some(result), .. }) => Ok(Ok(result)),
-                _ => Err(self.keeper_failed(format!(
-                    "is lost ({reason}); onecopy vm migrate {} --status tells where the machine goes on",
-                    self.home.name()
-                ))),
-            },
-        }
-    }
-
-    /// Lets a migration that is under way come to nothing.
-    ///
-    /// # Errors
-    /// [`MachineError::Keeper`]: there is none.
-    pub async fn cancel_migration(&self) -> Result<(), MachineError> {
-        self.ask_to_do(&KeeperRequest::CancelMigration {}).await
-    }
-
-    /// Says of a machine that has come by this migration, and stands, whether it goes on here. What comes of it,
-    /// [`Arrival`] tells.
-    ///
-    /// # Errors
-    /// [`MachineError::Keeper`], also while its keeper waits for nobody's word.
-    pub async fn decide(&self, token: &str, goes: bool) -> Result<(), MachineError> {
-        self.ensure_keeper().await?;
-        self.ask_to_do(&KeeperRequest::Decide { token: token.to_owned(), goes }).await
-    }
-
-    /// A machine that comes, and of which nothing runs, never runs here: written down. False: somebody looks after it.
-    ///
-    /// # Errors
-    /// [`MachineError::Moved`]: it is here; [`MachineError::Directory`].
-    pub async fn discard_arrival(&self, token: &str) -> Result<bool, MachineError> {
-        let Some(_lock) = self.take_keeper_lock().await? else { return Ok(false) };
-        if self.process_id().is_some() {
-            return Ok(false);
-        }
-        Arrival::discard(&self.home, token)?;
-        Ok(true)
-    }
-
-    async fn ask_to_do(&self, request: &KeeperRequest) -> Result<(), MachineError> {
-        match self.ask(request, ANSWER_TIMEOUT, &|_| ()).await? {
-            KeeperReply::Done {} => Ok(()),
-            KeeperReply::Error { message, .. } => Err(self.keeper_failed(message)),
-            other => Err(self.keeper_failed(format!("answered {other:?}"))),
-        }
-    }
-
-    /// Starts a keeper for a machine that comes; what is said over the connection to it is the source's.
-    ///
-    /// # Errors
-    /// [`MachineError::Runs`], [`MachineError::Keeper`].
-    pub async fn receive(&self) -> Result<UnixStream, MachineError> {
-        let lock = self.take_keeper_lock().await?;
-        let lock = lock.ok_or_else(|| MachineError::Runs { name: self.home.name().clone() })?;
-        self.spawn_keeper(&lock)?;
-        drop(lock);
-        self.ensure_keeper().await?;
-        let asking = async {
-            let mut lines = JsonLines::new(socket::connect(&self.home.keeper_socket()).await?, REPLY_BYTES_MAX);
-            lines.send(&KeeperRequest::Receive {}).await?;
-            match lines.receive().await? {
-                Some(Ok(KeeperReply::Done {})) => Ok(lines.into_stream()),
-                other => Err(io::Error::other(format!("it answered {other:?}"))),
-            }
-        };
-        let stream = asking.await.map_err(|error| self.keeper_failed(format!("does not listen: {error}")))?;
-        stream.ok_or_else(|| self.keeper_failed("says more than it was asked".to_owned()))
-    }
-
-    /// Its checkpoints, oldest first.
-    ///
-    /// # Errors
-    /// [`MachineError::Memory`]: they cannot be read.
-    pub fn checkpoints(&self) -> Result<Vec<Checkpoint>, MachineError> {
-        let directory = self.home.checkpoints();
-        if !directory.join("machine").exists() {
-            return Ok(Vec::new());
-        }
-        Ok(Image::open(&directory).map_err(self.home.memory_failed())?.checkpoints())
-    }
-
-    /// Starts it as it was at a checkpoint, the last one where none is named, and waits until its guest answers. What
-    /// it did since is lost to it; the checkpoints stay.
-    ///
-    /// # Errors
-    /// [`MachineError::Runs`], [`MachineError::Checkpoint`], and as [`Machine::start`].
-    pub async fn restore(&self, number: Option<u64>) -> Result<u64, MachineError> {
-        let number = self.find_checkpoint(number)?;
-        self.begin_at(&StartPoint { number, parent: None, shares: false }).await?;
-        Ok(number)
-    }
-
-    /// The number of a checkpoint that is there, the last one where none is named.
-    ///
-    /// # Errors
-    /// [`MachineError::Checkpoint`] with those that are there.
-    pub fn find_checkpoint(&self, number: Option<u64>) -> Result<u64, MachineError> {
-        let checkpoints = self.checkpoints()?;
-        let found = match number {
-            Some(number) => checkpoints.iter().find(|checkpoint| checkpoint.number == number),
-            None => checkpoints.last(),
-        };
-        found.map(|checkpoint| checkpoint.number).ok_or_else(|| {
-            let known: Vec<String> = checkpoints.iter().map(|known| known.number.to_string()).collect();
-            let (machine, known) = (self.home.name().to_string(), known.join(", "));
-            let reason = match number {
-                Some(number) if !known.is_empty() => format!("there is no {number}; there are: {known}"),
-                _ => format!("there are none; take one with: onecopy vm checkpoint {machine}"),
-            };
-            MachineError::Checkpoint { machine, reason }
-        })
-    }
-
-    /// Starts a machine that was made as a fork of `parent`, as that was at this checkpoint. With `shares` its memory
-    /// is a private view of a file that all forks of the checkpoint have in common. Waits until its guest answers.
-    ///
-    /// # Errors
-    /// As [`Machine::restore`].
-    pub async fn begin_as_fork(&self, parent: &MachineHome, number: u64, shares: bool) -> Result<(), MachineError> {
-        self.begin_at(&StartPoint { number, parent: Some(parent.root().to_owned()), shares }).await
-    }
-
-    async fn begin_at(&self, start_point: &StartPoint) -> Result<(), MachineError> {
-        // The keeper that has the lock next is the one that takes the start point, and no other one is started.
-        let runs = || MachineError::Runs { name: self.home.name().clone() };
-        let lock = self.take_keeper_lock().await?.ok_or_else(runs)?;
-        if self.process_id().is_some() {
-            return Err(runs());
-        }
-        start_point.write(&self.home)?;
-        let begun = match self.spawn_keeper(&lock) {
-            Ok(()) => {
-                drop(lock);
-                self.wait_running(RESTORE_TIMEOUT).await
-            }
-            Err(error) => Err(error),
-        };
-        // Where it was not taken, a later start does not begin there.
-        let is_taken =
-            matches!(fs::remove_file(self.home.restore_file()), Err(error) if error.kind() == ErrorKind::NotFound);
-        begun?;
-        match is_taken {
-            true => Ok(()),
-            false => Err(self.keeper_failed("has started it without looking at which checkpoint".to_owned())),
         }
     }
 

@@ -1,4 +1,4 @@
-//! A machine that goes to another host: what each side has written down of it, and what hosts ask each other.
+//! A machine that goes to another host: what each side has written down of it.
 //!
 //! ```text
 //!  source                                  destination
@@ -10,28 +10,24 @@
 //! The source's `standing.json` decides: before it says *migrated* the machine goes on there, whatever becomes of the
 //! rest; from then on it goes on at the destination alone. Who is in doubt asks the source's host.
 
+mod hosts;
+
 use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use onecopy_clone::network::client::{Stream, connect};
-use onecopy_clone::network::keys::HostKeys;
-use onecopy_clone::network::protocol::words;
-use onecopy_clone::network::request::{HostAnswer, HostRequest, read_line, write_line};
 use onecopy_directory::atomic_file;
 use onecopy_postgres::ServiceUser;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Forward, MachineError, MachineHome, MachineName, desired_state};
+pub use hosts::{Gone, HostOrder, ReceiveOrder, Unanswered, Verdict, Which, ask, open};
+
+use crate::{Forward, MachineError, MachineHome, desired_state};
 
 /// Such a file is a few words.
 const BYTES_MAX: u64 = 64 << 10;
-
-/// How long another host may take to answer what it need not wait for.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// What a machine's host has written down of its going: the file `migration.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,84 +109,6 @@ pub struct MigrationResult {
     pub total_ms: u64,
     /// Ports of the other host's 127.0.0.1 that lead into it.
     pub forwards: Vec<Forward>,
-}
-
-/// What a host is asked about a machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HostOrder {
-    /// Take a machine; from then on the two keepers speak.
-    Receive(Box<ReceiveOrder>),
-    /// The disk's snapshot of one that has gone, over NBD.
-    Disk(Which),
-    /// Let one go on that has come: it was given away. [`Gone`]
-    Go(Which),
-    /// Never let one go that has come, unless it was already. [`Gone`]
-    Discard(Which),
-    /// Is this one given away? [`Verdict`]
-    Verdict(Which),
-    /// All of its disk is here.
-    Whole(Which),
-}
-
-/// Which migration of which machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Which {
-    /// The machine, by its name on both hosts.
-    pub name: MachineName,
-    /// [`Departure::token`].
-    pub token: String,
-}
-
-/// A machine that another host shall take. What is not here that one decides: directory, account, ports, image.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReceiveOrder {
-    /// Which.
-    pub which: Which,
-    /// `HOST:PORT` of the source's host, as the other one reaches it.
-    pub origin: String,
-    /// Its memory.
-    pub memory_bytes: u64,
-    /// Its processors.
-    pub processors: u32,
-    /// Its disk.
-    pub disk_bytes: u64,
-    /// It has a PostgreSQL server.
-    pub postgresql: bool,
-    /// Its superuser's password.
-    pub password: Option<String>,
-    /// Ports of the guest that the source's host leads to.
-    pub guest_ports: Vec<u16>,
-    /// SHA-256 of kernel and first file system of its image, which the other host must have.
-    pub image: String,
-    /// As in the machine's file.
-    pub silent_after_s: u64,
-    /// As in the machine's file.
-    pub end_when_silent: bool,
-}
-
-/// What the source's host says of a migration.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// The machine was given away.
-    Given,
-    /// It goes on here.
-    Kept,
-    /// It is not decided yet, or not known.
-    Undecided,
-}
-
-/// What became of a machine that has come. Where this is said it is durable.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Gone {
-    /// It runs; by these ports of 127.0.0.1 there.
-    Running(Vec<Forward>),
-    /// It will never run there.
-    Lost(String),
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, MachineError> {
@@ -396,62 +314,11 @@ impl MachineHome {
     }
 }
 
-/// Why a host has not answered what it was asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unanswered {
-    /// Nobody was reached: it has not heard the order.
-    #[error("{0}")]
-    Unreachable(String),
-    /// It may have heard it; or it has refused.
-    #[error("{0}")]
-    Refused(String),
-}
-
-/// Asks a host for something that it carries on the same connection.
-///
-/// # Errors
-/// Its own words, or why it cannot be asked.
-pub async fn open(address: &str, keys: &Path, order: &HostOrder) -> Result<Box<dyn Stream>, String> {
-    let (stream, answer) = exchange(address, keys, order).await.map_err(|error| error.to_string())?;
-    match answer {
-        HostAnswer::Ready => Ok(stream),
-        HostAnswer::Refused { reason } => Err(words(&reason)),
-        other => Err(format!("it answered {other:?}")),
-    }
-}
-
-/// Asks a host for an answer.
-///
-/// # Errors
-/// Its own words, or why it cannot be asked.
-pub async fn ask<T: DeserializeOwned>(address: &str, keys: &Path, order: &HostOrder) -> Result<T, Unanswered> {
-    let answered = match exchange(address, keys, order).await?.1 {
-        HostAnswer::Progress { event } => serde_json::from_value(event).map_err(|error| error.to_string()),
-        HostAnswer::Refused { reason } => Err(words(&reason)),
-        other => Err(format!("it answered {other:?}")),
-    };
-    answered.map_err(Unanswered::Refused)
-}
-
-async fn exchange(address: &str, keys: &Path, order: &HostOrder) -> Result<(Box<dyn Stream>, HostAnswer), Unanswered> {
-    let refused = |error: String| Unanswered::Refused(error);
-    let keys = HostKeys::load(keys).map_err(|error| refused(error.to_string()))?;
-    let stream = connect(address, &keys).await;
-    let mut stream = stream.map_err(|error| Unanswered::Unreachable(error.to_string()))?;
-    let order = serde_json::to_value(order).map_err(|error| refused(error.to_string()))?;
-    let asking = async {
-        write_line(&mut stream, &HostRequest::Machine { order }).await?;
-        read_line::<_, HostAnswer>(&mut stream).await
-    };
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, asking).await;
-    let answer = answer.map_err(|_| refused("it does not answer".to_owned()))?;
-    Ok((Box::new(stream), answer.map_err(|error| refused(error.to_string()))?))
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+    use std::time::Duration;
 
     use onecopy_hypervisor::State;
 

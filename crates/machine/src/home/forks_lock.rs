@@ -1,0 +1,71 @@
+//! Keeping a machine, and what its forks are made of, from going while that is done.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::MachineHome;
+use crate::MachineError;
+
+/// How long a fork waits while its parent forgets checkpoints.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How often it looks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+impl MachineHome {
+    /// Held shared while a fork of it is made, and alone by who forgets what that may need.
+    fn forks_lock(&self) -> PathBuf {
+        self.root.join("forks.lock")
+    }
+
+    /// While this is held, neither its checkpoints nor it itself go. Blocks while some are being forgotten, a minute at
+    /// most.
+    ///
+    /// # Errors
+    /// [`MachineError::File`].
+    pub fn keep_for_forks(&self) -> Result<File, MachineError> {
+        let path = self.forks_lock();
+        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+        let lock = lock.map_err(MachineError::file("open", &path))?;
+        let begun = Instant::now();
+        loop {
+            match lock.try_lock_shared() {
+                Ok(()) => return Ok(lock),
+                Err(TryLockError::WouldBlock) if begun.elapsed() < FORGET_TIMEOUT => std::thread::sleep(LOOK_INTERVAL),
+                Err(error) => return Err(MachineError::file("lock", &path)(error.into())),
+            }
+        }
+    }
+
+    /// Held by the command that takes a checkpoint for a fork: one at a time is taken, and others wait for theirs.
+    ///
+    /// # Errors
+    /// [`MachineError::File`].
+    pub fn take_turn_to_fork(&self) -> Result<File, MachineError> {
+        let path = self.root.join("fork.lock");
+        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+        let lock = lock.and_then(|lock| lock.lock().map(|()| lock));
+        lock.map_err(MachineError::file("lock", &path))
+    }
+
+    /// The same for who deletes it.
+    ///
+    /// # Errors
+    /// [`MachineError::Runs`] while a fork of it is being made, [`MachineError::File`].
+    pub fn keep_from_new_forks(&self) -> Result<File, MachineError> {
+        let alone = self.keep_from_forks().map_err(MachineError::file("lock", self.forks_lock()))?;
+        alone.ok_or_else(|| MachineError::Runs { name: self.name.clone() })
+    }
+
+    /// While this is held no fork of it is made; none while one is being made.
+    pub(crate) fn keep_from_forks(&self) -> std::io::Result<Option<File>> {
+        let lock = OpenOptions::new().create(true).append(true).mode(0o600).open(self.forks_lock())?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Some(lock)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! A machine that goes to another host, or comes from one.
+
+use std::io;
+
+use onecopy_control::{JsonLines, socket};
+use tokio::net::UnixStream;
+
+use super::{ANSWER_TIMEOUT, KEEPER_TIMEOUT, Machine, REPLY_BYTES_MAX};
+use crate::MachineError;
+use crate::keeper::{KeeperReply, KeeperRequest, MigrationEvent, MigrationOrder, Prediction};
+use crate::migration::{Arrival, Departure, DepartureState, MigrationResult};
+
+impl Machine {
+    /// Sends it to another host; `told` hears what happens. Or only tells what that would cost, as the order says.
+    ///
+    /// # Errors
+    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with why it stays, or why it is not known where it goes
+    /// on.
+    pub async fn migrate(
+        &self,
+        order: &MigrationOrder,
+        told: &mut (dyn FnMut(MigrationEvent) + Send),
+    ) -> Result<Result<MigrationResult, Prediction>, MachineError> {
+        if self.process_id().is_none() {
+            return Err(MachineError::DoesNotRun { name: self.home.name().clone() });
+        }
+        self.wait_answering(KEEPER_TIMEOUT).await?;
+        let conversation = async {
+            let stream = socket::connect(&self.home.keeper_socket()).await?;
+            let mut lines = JsonLines::new(stream, REPLY_BYTES_MAX);
+            lines.send(&KeeperRequest::Migrate(order.clone())).await?;
+            loop {
+                let reply = lines.receive().await?;
+                match reply.ok_or_else(|| io::Error::other("it ended in the middle of its answer"))?? {
+                    KeeperReply::Migration(event) => told(event),
+                    last => return Ok::<_, io::Error>(last),
+                }
+            }
+        };
+        match conversation.await {
+            Ok(KeeperReply::Migrated(result)) => Ok(Ok(result)),
+            Ok(KeeperReply::Predicted(prediction)) => Ok(Err(prediction)),
+            Ok(KeeperReply::Error { message, .. }) => Err(self.keeper_failed(message)),
+            Ok(other) => Err(self.keeper_failed(format!("answered {other:?}"))),
+            Err(reason) => match Departure::of(&self.home)? {
+                // It has ended with its machine, and could say no more.
+                Some(Departure { state: DepartureState::Gone, result: Some(result), .. }) => Ok(Ok(result)),
+                _ => Err(self.keeper_failed(format!(
+                    "is lost ({reason}); onecopy vm migrate {} --status tells where the machine goes on",
+                    self.home.name()
+                ))),
+            },
+        }
+    }
+
+    /// Lets a migration that is under way come to nothing.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`]: there is none.
+    pub async fn cancel_migration(&self) -> Result<(), MachineError> {
+        self.done(&KeeperRequest::CancelMigration {}, ANSWER_TIMEOUT).await
+    }
+
+    /// Says of a machine that has come by this migration, and stands, whether it goes on here. What comes of it,
+    /// [`Arrival`] tells.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`], also while its keeper waits for nobody's word.
+    pub async fn decide(&self, token: &str, goes: bool) -> Result<(), MachineError> {
+        self.ensure_keeper().await?;
+        self.done(&KeeperRequest::Decide { token: token.to_owned(), goes }, ANSWER_TIMEOUT).await
+    }
+
+    /// A machine that comes, and of which nothing runs, never runs here: written down. False: somebody looks after it.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`]: it is here; [`MachineError::Directory`].
+    pub async fn discard_arrival(&self, token: &str) -> Result<bool, MachineError> {
+        let Some(_lock) = self.take_keeper_lock().await? else { return Ok(false) };
+        if self.process_id().is_some() {
+            return Ok(false);
+        }
+        Arrival::discard(&self.home, token)?;
+        Ok(true)
+    }
+
+    /// Starts a keeper for a machine that comes; what is said over the connection to it is the source's.
+    ///
+    /// # Errors
+    /// [`MachineError::Runs`], [`MachineError::Keeper`].
+    pub async fn receive(&self) -> Result<UnixStream, MachineError> {
+        let lock = self.take_keeper_lock().await?;
+        let lock = lock.ok_or_else(|| MachineError::Runs { name: self.home.name().clone() })?;
+        self.spawn_keeper(&lock)?;
+        drop(lock);
+        self.ensure_keeper().await?;
+        let asking = async {
+            let mut lines = JsonLines::new(socket::connect(&self.home.keeper_socket()).await?, REPLY_BYTES_MAX);
+            lines.send(&KeeperRequest::Receive {}).await?;
+            match lines.receive().await? {
+                Some(Ok(KeeperReply::Done {})) => Ok(lines.into_stream()),
+                other => Err(io::Error::other(format!("it answered {other:?}"))),
+            }
+        };
+        let stream = asking.await.map_err(|error| self.keeper_failed(format!("does not listen: {error}")))?;
+        stream.ok_or_else(|| self.keeper_failed("says more than it was asked".to_owned()))
+    }
+}
