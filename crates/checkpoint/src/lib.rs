@@ -12,7 +12,7 @@
 //! [`take`] has the order of the steps, and what happens when it is cut short.
 //!
 //! [`image`] keeps checkpoints in a directory; [`delta`] is how one travels to another host, by what that host has
-//! already, over a [`link`].
+//! already, over a [`link`]; [`migration_policy`] says when a machine that travels stops for its last one.
 //!
 //! Why it is so: `docs/decisions/0025-machine-checkpoints.md`.
 
@@ -22,7 +22,7 @@ mod files;
 pub mod image;
 pub mod link;
 pub mod memory;
-pub mod migrate;
+pub mod migration_policy;
 pub mod restore;
 pub mod take;
 

@@ -101,6 +101,9 @@ pub struct MigrationResult {
     pub bytes: u64,
     /// Pages that were zeros.
     pub zero_pages: u64,
+    /// Pages whose content the other host had already.
+    #[serde(default)]
+    pub known_pages: u64,
     /// Pages whose content was sent.
     pub data_pages: u64,
     /// From the stop here until it was known here that it runs there, microseconds.

@@ -84,7 +84,8 @@ impl Counts {
         } += 1;
     }
 
-    fn add(&mut self, other: &Counts) {
+    /// Both.
+    pub fn add(&mut self, other: &Counts) {
         self.same += other.same;
         self.zero += other.zero;
         self.block += other.block;

@@ -20,6 +20,19 @@ pub enum Received {
     Message(Vec<u8>),
 }
 
+/// Tells the other side why this one gives up, whatever has become of [`Receiving`].
+pub struct Teller<W>(Outgoing<W>);
+
+impl<W: Write> Teller<W> {
+    /// Tells it.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub fn fail(&self, reason: &str) -> Result<(), LinkError> {
+        self.0.frame(Kind::Failed, 0, frame::reason(reason))
+    }
+}
+
 /// A connection from the side that sends.
 pub struct Receiving<R, W> {
     session: Session,
@@ -32,7 +45,7 @@ pub struct Receiving<R, W> {
 }
 
 impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
-    /// Reads who begins. [`Receiving::welcome`] or [`Receiving::refuse`] follows.
+    /// Reads who begins. [`Receiving::welcome`] or [`Teller::fail`] follows.
     ///
     /// # Errors
     /// The bytes are no beginning.
@@ -66,12 +79,9 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
         self.outgoing.frame(Kind::Welcome, held.epoch, &held.to_bytes())
     }
 
-    /// Does not go on.
-    ///
-    /// # Errors
-    /// The connection broke.
-    pub fn refuse(self, reason: &str) -> Result<(), LinkError> {
-        self.outgoing.frame(Kind::Failed, 0, frame::reason(reason))
+    /// Who tells the other side why this one does not go on.
+    pub fn teller(&self) -> Teller<W> {
+        Teller(self.outgoing.clone())
     }
 
     /// Waits for an epoch, asking again for what differs of it, or for a message.
@@ -133,11 +143,15 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
         say(&self.outgoing, message)
     }
 
-    /// Tells the other side why this one gives up.
+    /// Waits for what the other side says.
     ///
     /// # Errors
-    /// The connection broke.
-    pub fn fail(self, reason: &str) -> Result<(), LinkError> {
-        self.refuse(reason)
+    /// It sends something else, or nothing for too long, or the connection broke.
+    pub fn hear(&mut self) -> Result<Vec<u8>, LinkError> {
+        let frame = self.incoming.next()?;
+        match frame.kind {
+            Kind::Message => Ok(frame.payload),
+            kind => Err(LinkError::malformed(format!("a frame {kind:?} in the place of a message"))),
+        }
     }
 }

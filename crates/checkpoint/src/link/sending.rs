@@ -74,8 +74,9 @@ impl<R: Read, W: Write + Send + 'static> Sending<R, W> {
         known: &mut dyn Known,
     ) -> Result<Sent, LinkError> {
         let mut data = self.outgoing.data(epoch.number);
-        let counts = encoder.encode(epoch, known, &mut data)?;
+        let encoded = encoder.encode(epoch, known, &mut data).map_err(LinkError::from);
         let link_bytes_per_second = rate(&data);
+        let counts = encoded.map_err(|error| self.why(error))?;
         let mut repaired = Counts::default();
         loop {
             let answer = self.incoming.next()?;
@@ -96,6 +97,17 @@ impl<R: Read, W: Write + Send + 'static> Sending<R, W> {
                     return Err(LinkError::malformed(what));
                 }
             }
+        }
+    }
+
+    /// Of a connection that broke while an epoch was written: the other side may have said why.
+    fn why(&mut self, error: LinkError) -> LinkError {
+        match error {
+            LinkError::Connection(_) => match self.incoming.next() {
+                Err(refused @ LinkError::Refused { .. }) => refused,
+                _ => error,
+            },
+            _ => error,
         }
     }
 

@@ -190,7 +190,7 @@ fn what_differs_is_asked_for_and_comes_before_the_epoch_counts() {
 #[test]
 fn a_side_that_gives_up_says_why() {
     let (here, there) = streams();
-    let refused = thread::spawn(move || accept(&there).refuse("no such machine"));
+    let refused = thread::spawn(move || accept(&there).teller().fail("no such machine"));
     let halves = [here.try_clone().unwrap(), here];
     let [from, to] = halves;
     let begun = Sending::begin(Session::new(), SHAPE, from, to, Arc::new(Pace::new(None)));

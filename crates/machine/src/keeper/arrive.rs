@@ -11,15 +11,19 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use onecopy_checkpoint::PAGE_BYTES;
+use onecopy_checkpoint::delta::{Decoder, Destination, Held, NoBlocks, Shape, Space, Version};
+use onecopy_checkpoint::link::{Received, Receiving, Teller};
 use onecopy_checkpoint::memory::GuestMemory;
-use onecopy_checkpoint::migrate::wire::{Decoder, Kind};
 use onecopy_checkpoint::restore::{Prefix, stream};
+use onecopy_checkpoint::take::Cause;
 use onecopy_disk::source::LocalCopy;
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_disk_server::DiskClient;
@@ -30,7 +34,7 @@ use tokio::io::copy_bidirectional;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 
-use super::link::{Answered, Link, Said};
+use super::link::{Answered, Inward, Said, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::restore::{self, Restored};
 use super::server::{Launch, Server};
 use super::service::Kept;
@@ -55,7 +59,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A machine that is on its way, all of whose memory was sent once.
 pub(super) struct Arriving {
-    link: Link,
+    link: Inward,
+    /// What ends the connection.
+    stream: UnixStream,
     decoder: Decoder,
     prefix: Vec<u8>,
     record: Arrival,
@@ -93,9 +99,18 @@ pub(super) async fn begin(
         discard(home, &record);
         return Err(failed(home, broken_off));
     };
-    let opened = carried.into_std().and_then(Link::carried).and_then(|link| Ok((link.ender()?, link)));
-    let (teller, link) = opened.map_err(|error| failed(home, error))?;
-    let begun = receive(home, user, kept, &record, link).await;
+    let accepted = match carried.into_std() {
+        Ok(stream) => {
+            tokio::task::spawn_blocking(move || accept(stream)).await.unwrap_or_else(|error| Err(words(error)))
+        }
+        Err(error) => Err(words(error)),
+    };
+    let (link, stream) = accepted.map_err(|reason| {
+        discard(home, &record);
+        failed(home, reason)
+    })?;
+    let teller = link.teller();
+    let begun = receive(home, user, kept, &record, (link, stream)).await;
     if let Err(error) = &begun {
         discard(home, &record);
         refuse(teller, error).await;
@@ -103,10 +118,21 @@ pub(super) async fn begin(
     begun
 }
 
+fn words(error: impl ToString) -> String {
+    error.to_string()
+}
+
+/// Reads who begins; with what ends the connection.
+fn accept(stream: UnixStream) -> Result<(Inward, UnixStream), String> {
+    let ender = stream.try_clone().map_err(words)?;
+    let (from, to) = directions(stream).map_err(words)?;
+    Ok((Receiving::accept(from, to).map_err(words)?, ender))
+}
+
 /// Says why it does not come: what the source hears is why it stays there.
-async fn refuse(teller: std::os::unix::net::UnixStream, error: &MachineError) {
+async fn refuse(teller: Teller<UnixStream>, error: &MachineError) {
     let reason = error.to_string();
-    let _ = tokio::task::spawn_blocking(move || Link::carried(teller)?.say(&Answered::Refused { reason })).await;
+    let _ = tokio::task::spawn_blocking(move || teller.fail(&reason)).await;
 }
 
 async fn receive(
@@ -114,7 +140,7 @@ async fn receive(
     user: &ServiceUser,
     kept: &Arc<Kept>,
     record: &Arrival,
-    link: Link,
+    (link, stream): (Inward, UnixStream),
 ) -> Result<(Server, Arriving), MachineError> {
     let (own, account, expected) = (home.clone(), user.clone(), record.clone());
     let first = tokio::task::spawn_blocking(move || first_rounds(&own, &account, link, &expected)).await;
@@ -138,60 +164,98 @@ async fn receive(
     let has_snapshot = watch::channel(false).0;
     serve_source(home, user, record, has_snapshot.subscribe())?;
     let record = record.clone();
-    Ok((server, Arriving { link, decoder, prefix, record, kept: Arc::clone(kept), has_snapshot, restored }))
+    Ok((server, Arriving { link, stream, decoder, prefix, record, kept: Arc::clone(kept), has_snapshot, restored }))
 }
 
 /// Hears what comes, and whether it could run here, and writes its memory into the file that will be it.
 fn first_rounds(
     home: &MachineHome,
     user: &ServiceUser,
-    mut link: Link,
+    mut link: Inward,
     record: &Arrival,
-) -> Result<(Link, Decoder, Vec<u8>), String> {
-    let words = |error: io::Error| error.to_string();
-    let Said::Hello { token, memory_bytes, hardware } = link.hear().map_err(words)? else {
+) -> Result<(Inward, Decoder, Vec<u8>), String> {
+    link.welcome(Held::NOTHING).map_err(words)?;
+    let Said::Hello { token, hardware } = said(&mut link)? else {
         return Err("it does not say what it is".to_owned());
     };
-    let prefix = link.receive().map_err(words)?;
+    let prefix = link.hear().map_err(words)?;
+    let shape = link.shape();
     let checked = (|| {
-        let configuration = home.configuration().map_err(|error| error.to_string())?;
-        if token != record.token || memory_bytes != configuration.memory_bytes {
+        let configuration = home.configuration().map_err(words)?;
+        let (memory_bytes, disk_bytes) = (configuration.memory_bytes, configuration.disk_bytes);
+        if token != record.token || shape != (Shape { memory_bytes, disk_bytes, disk_travels: false }) {
             return Err("it is another machine than the one that was ordered".to_owned());
         }
-        Prefix::parse(&prefix).map_err(|error| error.to_string())?;
-        let here = restore::hardware_here(home, user, &configuration).map_err(|error| error.to_string())?;
+        Prefix::parse(&prefix).map_err(words)?;
+        let here = restore::hardware_here(home, user, &configuration).map_err(words)?;
         hardware.check(&here)?;
-        memory::clear(home).and_then(|()| restore::forget(home)).map_err(|error| error.to_string())?;
+        memory::clear(home).and_then(|()| restore::forget(home)).map_err(words)?;
         let shadow = home.memory_shadow();
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&shadow);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&shadow);
         let file = file.and_then(|file| file.set_len(memory_bytes).map(|()| file));
         file.map_err(|error| format!("{}: {error}", shadow.display()))
     })();
-    let file = checked?;
-    link.say(&Answered::Accepted {}).map_err(words)?;
-    let mut decoder = Decoder::new(memory_bytes / PAGE_BYTES as u64).map_err(words)?;
-    match pages(&mut link, &mut decoder, &file, true).map_err(words)? {
-        (Kind::Text, text) => match Link::understand(&text).map_err(words)? {
-            Said::Wait {} => Ok((link, decoder, prefix)),
-            other => Err(format!("{other:?} came instead of the wish to wait")),
-        },
-        _ => Err("bytes came instead of pages".to_owned()),
+    let memory = MemoryFile { file: checked?, is_new: true };
+    link.say(&message(&Answered::Accepted {})).map_err(words)?;
+    let mut decoder = Decoder::new(shape);
+    epoch(&mut link, &mut decoder, &memory)?;
+    match said(&mut link)? {
+        Said::Wait {} => Ok((link, decoder, prefix)),
+        other => Err(format!("{other:?} came instead of the wish to wait")),
     }
 }
 
-/// Writes pages as they come; what comes then.
-fn pages(link: &mut Link, decoder: &mut Decoder, file: &File, is_new: bool) -> io::Result<(Kind, Vec<u8>)> {
-    let zeros = [0; PAGE_BYTES];
-    loop {
-        match link.next()? {
-            (Kind::Pages, content) => decoder.decode(&content, |page, content| match content {
-                Some(content) => file.write_all_at(content, u64::from(page) * PAGE_BYTES as u64),
-                // There is nothing in a new file.
-                None if is_new => Ok(()),
-                None => file.write_all_at(&zeros, u64::from(page) * PAGE_BYTES as u64),
-            })?,
-            other => return Ok(other),
+fn said(link: &mut Inward) -> Result<Said, String> {
+    link.hear().and_then(|said| understand(&said)).map_err(words)
+}
+
+/// Writes an epoch into the memory as it comes.
+fn epoch(link: &mut Inward, decoder: &mut Decoder, memory: &MemoryFile) -> Result<(), String> {
+    match link.receive(decoder, memory, &NoBlocks).map_err(words)? {
+        Received::Epoch(held) => link.acknowledge(held).map_err(words),
+        Received::Message(_) => Err("something else came than an epoch".to_owned()),
+    }
+}
+
+/// The file that is, or will be, the memory of the machine that comes. Without its source it is of no use: what comes is
+/// written in place.
+struct MemoryFile {
+    file: File,
+    /// There is nothing in it.
+    is_new: bool,
+}
+
+impl MemoryFile {
+    fn at(space: Space, first: u64) -> Result<u64, Cause> {
+        match space {
+            Space::Memory => Ok(first * PAGE_BYTES as u64),
+            Space::Disk => Err("writes to the disk came".into()),
         }
+    }
+}
+
+impl Destination for MemoryFile {
+    fn begin(&self, _: u64, since: Held, _: &[Version]) -> Result<(), Cause> {
+        match self.is_new == (since == Held::NOTHING) {
+            true => Ok(()),
+            false => Err("it begins anew in its middle".into()),
+        }
+    }
+
+    fn read(&self, space: Space, first: u64, into: &mut [u8]) -> Result<(), Cause> {
+        Ok(self.file.read_exact_at(into, MemoryFile::at(space, first)?)?)
+    }
+
+    fn write(&self, space: Space, first: u64, content: &[u8]) -> Result<(), Cause> {
+        Ok(self.file.write_all_at(content, MemoryFile::at(space, first)?)?)
+    }
+
+    fn zero(&self, space: Space, numbers: Range<u64>) -> Result<(), Cause> {
+        // Of a new file nothing was written there: an epoch has each page once.
+        for page in if self.is_new { 0..0 } else { numbers } {
+            self.write(space, page, &[0; PAGE_BYTES])?;
+        }
+        Ok(())
     }
 }
 
@@ -226,7 +290,7 @@ impl Arriving {
         let record = self.record.clone();
         let (prefix, kept) = (self.prefix.clone(), Arc::clone(&self.kept));
         // Before the source has heard that it stands here it goes on there, whatever happens.
-        let teller = self.link.ender().map_err(|error| failed(home, error))?;
+        let (teller, stream) = (self.link.teller(), self.stream.try_clone().map_err(|error| failed(home, error))?);
         let mut link = match self.load(home, machine).await {
             Ok(link) => link,
             Err(error) => {
@@ -235,22 +299,26 @@ impl Arriving {
                 return Err(error);
             }
         };
-        let ender = link.ender().map_err(|error| failed(home, error));
-        let mut said = tokio::task::spawn_blocking(move || {
-            let said = link.say(&Answered::Loaded {}).and_then(|()| link.hear::<Said>());
-            (link, said)
+        let watched = Watch::begin(&stream, &Arc::default(), Some(TURN_TIMEOUT));
+        let mut heard = tokio::task::spawn_blocking(move || {
+            let _watch = watched.map_err(words)?;
+            link.say(&message(&Answered::Loaded {})).map_err(words)?;
+            let said = said(&mut link)?;
+            Ok::<_, String>((link, said))
         });
         // From here on it may have been given away: it stands until that is known.
         let (heard, word) = tokio::select! {
-            heard = &mut said => (heard, None),
+            heard = &mut heard => (heard, None),
             goes = kept.decided(&record.token) => {
                 // The source says it over another connection: this one is of no use.
-                let _ = ender.map(|ender| ender.shutdown(std::net::Shutdown::Both));
-                (said.await, Some(goes))
+                let _ = stream.shutdown(std::net::Shutdown::Both);
+                (heard.await, Some(goes))
             }
         };
-        let (link, said) =
-            heard.map_or_else(|error| (None, Err(io::Error::other(error))), |(link, said)| (Some(link), said));
+        let (link, said) = match heard.unwrap_or_else(|error| Err(words(error))) {
+            Ok((link, said)) => (Some(link), Ok(said)),
+            Err(reason) => (None, Err(reason)),
+        };
         match (word, said) {
             (Some(false), _) => return Err(keep_there(home, &record)),
             (Some(true), _) | (None, Ok(Said::Go {})) => go_on(home, user, machine, &record).await?,
@@ -262,7 +330,7 @@ impl Arriving {
         // It runs, whatever can be read.
         let forwards = home.configuration().map(|configuration| configuration.forwards).unwrap_or_default();
         if let Some(mut link) = link {
-            let _ = tokio::task::spawn_blocking(move || link.say(&Answered::Running { forwards })).await;
+            let _ = tokio::task::spawn_blocking(move || link.say(&message(&Answered::Running { forwards }))).await;
         }
         // What it stands on is that of its origin: so it can be checkpointed, and go on again, without standing for it.
         let known = Hardware::of_process(machine).and_then(|hardware| {
@@ -277,25 +345,24 @@ impl Arriving {
     }
 
     /// Takes what is left, and gives it to a QEMU that waits: the machine stands then.
-    async fn load(self, home: &MachineHome, machine: &Machine) -> Result<Link, MachineError> {
+    async fn load(self, home: &MachineHome, machine: &Machine) -> Result<Inward, MachineError> {
         let Arriving { mut link, mut decoder, prefix, has_snapshot, mut restored, .. } = self;
         let own = home.clone();
         let received = tokio::task::spawn_blocking(move || {
-            let file = OpenOptions::new().write(true).open(own.memory())?;
-            link.say(&Answered::Waiting {})?;
-            match pages(&mut link, &mut decoder, &file, false)? {
-                (Kind::Text, text) if matches!(Link::understand(&text)?, Said::Last {}) => {}
-                _ => return Err(io::Error::other("something else came than the last round")),
+            let file = OpenOptions::new().read(true).write(true).open(own.memory()).map_err(words)?;
+            let memory = MemoryFile { file, is_new: false };
+            link.say(&message(&Answered::Waiting {})).map_err(words)?;
+            // The last one has the state of its devices.
+            while decoder.devices().is_empty() {
+                epoch(&mut link, &mut decoder, &memory)?;
             }
-            match pages(&mut link, &mut decoder, &file, false)? {
-                (Kind::Blob, devices) => Ok((link, devices)),
-                _ => Err(io::Error::other("something else came than the state of its devices")),
-            }
+            Ok::<_, String>((link, decoder))
         });
         let received = received.await.map_err(|error| MachineError::Task(format!("receiving ended: {error}")))?;
-        let (link, devices) = received.map_err(|error| failed(home, error))?;
+        let (link, decoder) = received.map_err(|reason| failed(home, reason))?;
+        let devices = decoder.devices();
         let parsed = Prefix::parse(&prefix).map_err(|error| failed(home, error))?;
-        restored.set_stream(stream(&parsed, &devices).map_err(|error| failed(home, error))?);
+        restored.set_stream(stream(&parsed, devices).map_err(|error| failed(home, error))?);
         restored.load(home, machine).await?;
         let _ = has_snapshot.send(true);
         Ok(link)

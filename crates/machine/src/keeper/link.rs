@@ -1,10 +1,15 @@
-//! The connection between the keepers of one machine on two hosts.
+//! The connection between the keepers of one machine on two hosts: its epochs, and what both have to say beside.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use onecopy_checkpoint::migrate::wire::{self, Kind};
+use onecopy_checkpoint::LinkError;
+use onecopy_checkpoint::link::{Receiving, Sending};
 use onecopy_clone::network::client::Stream;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -17,19 +22,30 @@ use crate::hardware::Hardware;
 /// How long the other side may take for what is its turn: QEMU is started within it.
 pub(super) const TURN_TIMEOUT: Duration = Duration::from_secs(90);
 
+/// How long the other side may give no sign of life. Longer than the link's own measure: nothing is lost while a
+/// migration waits, and hosts that swap or compile are slow.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
 /// Bytes on their way between the keeper and the encrypted connection.
 const PUMP_BYTES: usize = 256 << 10;
 
-/// What the source says between frames of pages.
+/// How often it is looked whether a connection is wanted.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The source's end.
+pub(super) type Outward = Sending<UnixStream, UnixStream>;
+
+/// The destination's end.
+pub(super) type Inward = Receiving<UnixStream, UnixStream>;
+
+/// What the source says between epochs.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Said {
     /// This is the machine; what QEMU tells of itself follows.
-    Hello { token: String, memory_bytes: u64, hardware: Hardware },
-    /// All of its memory was sent once: a QEMU shall wait for the rest.
+    Hello { token: String, hardware: Hardware },
+    /// All of its memory was sent once: a QEMU shall wait for the rest, of which the last epoch has its devices.
     Wait {},
-    /// It stands. The last pages follow, and then the state of its devices.
-    Last {},
     /// It goes on with you.
     Go {},
 }
@@ -46,80 +62,116 @@ pub(super) enum Answered {
     Loaded {},
     /// It runs here; by these ports.
     Running { forwards: Vec<Forward> },
-    /// It does not come here.
-    Refused { reason: String },
 }
 
-/// The connection, for a thread that blocks.
-pub(super) struct Link(UnixStream);
+/// As it travels.
+pub(super) fn message(of: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(of).expect("texts and numbers")
+}
 
-impl Link {
-    /// One that somebody else carries to the other host.
-    pub(super) fn carried(stream: UnixStream) -> io::Result<Link> {
-        stream.set_nonblocking(false)?;
-        stream.set_read_timeout(Some(TURN_TIMEOUT))?;
-        stream.set_write_timeout(Some(TURN_TIMEOUT))?;
-        Ok(Link(stream))
-    }
+/// Of what has come; anything else is an error.
+pub(super) fn understand<T: DeserializeOwned>(message: &[u8]) -> Result<T, LinkError> {
+    serde_json::from_slice(message).map_err(|error| LinkError::Connection(error.into()))
+}
 
-    /// Carries one to the other host as long as both are there.
-    pub(super) fn over(handle: &Handle, mut far: Box<dyn Stream>) -> io::Result<Link> {
-        let (near, carried) = UnixStream::pair()?;
-        carried.set_nonblocking(true)?;
-        let _runtime = handle.enter();
-        let mut carried = tokio::net::UnixStream::from_std(carried)?;
-        handle.spawn(async move {
-            let ended = copy_bidirectional_with_sizes(&mut far, &mut carried, PUMP_BYTES, PUMP_BYTES).await;
-            if let Err(error) = ended {
-                tracing::debug!(%error, "the connection to the other host is lost");
+/// Both directions of a connection, for a thread that blocks.
+pub(super) fn directions(stream: UnixStream) -> io::Result<(UnixStream, UnixStream)> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(SILENCE_MAX))?;
+    stream.set_write_timeout(Some(SILENCE_MAX))?;
+    Ok((stream.try_clone()?, stream))
+}
+
+/// Carries a connection to the other host as long as both are there.
+pub(super) fn carried(handle: &Handle, mut far: Box<dyn Stream>) -> io::Result<UnixStream> {
+    let (near, carried) = UnixStream::pair()?;
+    carried.set_nonblocking(true)?;
+    let _runtime = handle.enter();
+    let mut carried = tokio::net::UnixStream::from_std(carried)?;
+    handle.spawn(async move {
+        let ended = copy_bidirectional_with_sizes(&mut far, &mut carried, PUMP_BYTES, PUMP_BYTES).await;
+        if let Err(error) = ended {
+            tracing::debug!(%error, "the connection to the other host is lost");
+        }
+    });
+    Ok(near)
+}
+
+/// Ends a connection once nobody wants it any more, or it takes too long: who reads or writes there hears of it.
+pub(super) struct Watch {
+    has_ended: Arc<AtomicBool>,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    /// Until it is dropped.
+    ///
+    /// # Errors
+    /// There are too many descriptors or threads.
+    pub(super) fn begin(
+        stream: &UnixStream,
+        is_cancelled: &Arc<AtomicBool>,
+        longest: Option<Duration>,
+    ) -> io::Result<Watch> {
+        let (stream, is_cancelled) = (stream.try_clone()?, Arc::clone(is_cancelled));
+        let deadline = longest.map(|longest| Instant::now() + longest);
+        let (stop, stopped) = channel::<()>();
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let ended = Arc::clone(&has_ended);
+        let watch = move || {
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK_INTERVAL) {
+                if is_cancelled.load(Ordering::Acquire) || deadline.is_some_and(|end| end <= Instant::now()) {
+                    ended.store(true, Ordering::Release);
+                    // It may be gone already.
+                    let _ = stream.shutdown(std::net::Shutdown::Both);
+                    return;
+                }
             }
-        });
-        Link::carried(near)
+        };
+        let thread = std::thread::Builder::new().name("migration-watch".to_owned()).spawn(watch)?;
+        Ok(Watch { has_ended, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// What ends it for who waits in another thread.
-    pub(super) fn ender(&self) -> io::Result<UnixStream> {
-        self.0.try_clone()
+    /// Whether it has ended the connection.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
+}
 
-    /// Says something.
-    pub(super) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
-        let text = serde_json::to_vec(what).map_err(io::Error::from)?;
-        wire::write(&mut self.0, Kind::Text, &text).map(|_| ())
-    }
-
-    /// Sends bytes.
-    pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        wire::write(&mut self.0, Kind::Blob, bytes).map(|_| ())
-    }
-
-    /// What comes next.
-    pub(super) fn next(&mut self) -> io::Result<(Kind, Vec<u8>)> {
-        wire::read(&mut self.0)
-    }
-
-    /// What is said next; anything else is an error.
-    pub(super) fn hear<T: DeserializeOwned>(&mut self) -> io::Result<T> {
-        match self.next()? {
-            (Kind::Text, text) => Link::understand(&text),
-            (kind, _) => Err(io::Error::new(ErrorKind::InvalidData, format!("{kind:?} came instead of a word"))),
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say of how it ended.
+            let _ = thread.join();
         }
     }
+}
 
-    pub(super) fn understand<T: DeserializeOwned>(text: &[u8]) -> io::Result<T> {
-        serde_json::from_slice(text).map_err(io::Error::from)
-    }
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
 
-    /// What comes next, which is bytes.
-    pub(super) fn receive(&mut self) -> io::Result<Vec<u8>> {
-        match self.next()? {
-            (Kind::Blob, bytes) => Ok(bytes),
-            (kind, _) => Err(io::Error::new(ErrorKind::InvalidData, format!("{kind:?} came instead of bytes"))),
+    use super::*;
+
+    /// Spec: D6
+    #[test]
+    fn t30_who_waits_at_a_connection_that_nobody_wants_or_for_too_long_is_let_go() {
+        for (cancels, longest) in [(true, None), (false, Some(Duration::from_millis(1)))] {
+            let (near, _far) = UnixStream::pair().unwrap();
+            let is_cancelled = Arc::new(AtomicBool::new(false));
+            let watch = Watch::begin(&near, &is_cancelled, longest).unwrap();
+            is_cancelled.store(cancels, Ordering::Release);
+            assert_eq!((&near).read(&mut [0; 1]).unwrap(), 0);
+            assert!(watch.has_ended());
         }
-    }
-
-    /// Where pages go.
-    pub(super) fn stream(&mut self) -> &mut UnixStream {
-        &mut self.0
+        // One that is not watched any more stays.
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let watch = Watch::begin(&near, &Arc::default(), Some(Duration::from_secs(60))).unwrap();
+        assert!(!watch.has_ended());
+        drop(watch);
+        std::io::Write::write_all(&mut far, b"x").unwrap();
+        assert_eq!((&near).read(&mut [0; 1]).unwrap(), 1);
     }
 }

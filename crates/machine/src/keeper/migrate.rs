@@ -8,16 +8,16 @@
 //! | after that | migrated | the destination |
 //! | the destination, before it said *runs* | migrated | the source, once the destination has said that it never will |
 
-use std::io::{self, Read};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::PAGE_BYTES;
+use onecopy_checkpoint::delta::{Counts, Shape};
 use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::memory::synchronize;
-use onecopy_checkpoint::migrate::policy::{Next, OnTimeout, Policy, Round, Wanted};
-use onecopy_checkpoint::migrate::wire::{Counts, Encoder};
+use onecopy_checkpoint::migration_policy::{FIXED, Next, OnTimeout, Policy, Round, Wanted};
 use onecopy_checkpoint::take::{self, After, NoNetwork, Parts, Taken};
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::Request as DiskRequest;
@@ -25,7 +25,7 @@ use onecopy_hypervisor::Machine;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use super::link::{Answered, Link, Said};
+use super::link::{Answered, Said, carried};
 use super::parts::{Disk, Memory, Processors, Record, recover};
 use super::rounds::Sender;
 use super::service::Kept;
@@ -86,7 +86,8 @@ pub(super) async fn migrate(
     let configuration = home.configuration()?;
     let password = std::fs::read_to_string(home.password_file()).ok().map(|text| text.trim().to_owned());
     let departure = Departure {
-        token: new_token().map_err(|error| failed(error.to_string()))?,
+        // Nobody guesses it.
+        token: format!("{:032x}", rand::random::<u128>()),
         to: order.to.clone(),
         keys: order.keys.clone(),
         disk: home.disk().file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -116,10 +117,10 @@ pub(super) async fn migrate(
     }
     departure.write(home)?;
     let opened = migration::open(&order.to, &order.keys, &HostOrder::Receive(Box::new(receive))).await;
-    let outcome = match opened.and_then(|far| Link::over(&work.handle, far).map_err(words)) {
-        Ok(link) => {
+    let outcome = match opened.and_then(|far| carried(&work.handle, far).map_err(words)) {
+        Ok(stream) => {
             let own = departure.clone();
-            match tokio::task::spawn_blocking(move || work.run(link, own)).await {
+            match tokio::task::spawn_blocking(move || work.run(stream, own)).await {
                 Ok(outcome) => outcome,
                 Err(error) => {
                     conclude::let_go_standing(kept, machine).await;
@@ -190,13 +191,6 @@ async fn forget_snapshot(home: &MachineHome, departure: &Departure) {
     }
 }
 
-/// 128 bits that nobody guesses.
-fn new_token() -> io::Result<String> {
-    let mut bytes = [0; 16];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
 /// Whether a disk needs no other host.
 fn is_whole(disk: &std::path::Path) -> Result<bool, String> {
     let info = DiskClient::connect(disk).map_err(words)?.info().map_err(words)?;
@@ -232,7 +226,7 @@ impl Work {
         self.ask(Request::Cut)
     }
 
-    fn ask<T: serde::de::DeserializeOwned>(&self, request: Request) -> Result<T, String> {
+    pub(super) fn ask<T: serde::de::DeserializeOwned>(&self, request: Request) -> Result<T, String> {
         let home = self.kept.home();
         self.handle.block_on(async {
             MemoryClient::connect(home).await?.ask_until(request, Instant::now() + CHECKPOINT_TIMEOUT).await
@@ -251,68 +245,42 @@ impl Work {
         let pause_ms = self.order.bytes_per_second.map(|rate| {
             // A round takes as long as what changed in the one before, until that is nothing.
             let ratio = (bytes(second.pages) as f64 / rate.max(1) as f64).min(1.0);
-            let fixed = onecopy_checkpoint::migrate::policy::FIXED.as_millis() as u64;
+            let fixed = FIXED.as_millis() as u64;
             fixed + if ratio < 0.9 { 0 } else { (bytes(pages) as f64 / rate.max(1) as f64 * 1000.0) as u64 }
         });
         Ok(Prediction { memory_bytes: bytes(pages), pages_per_second: second.pages, seconds, pause_ms })
     }
 
-    fn run(&self, mut link: Link, departure: Departure) -> Result<MigrationResult, String> {
+    fn run(&self, stream: UnixStream, departure: Departure) -> Result<MigrationResult, String> {
         let home = self.kept.home();
         let begun = Instant::now();
         let image = Image::open(&home.checkpoints()).map_err(words)?;
-        let hardware = Hardware::of_process(&self.machine)?;
-        let (token, memory_bytes) = (departure.token.clone(), image.memory_bytes());
-        link.say(&Said::Hello { token, memory_bytes, hardware }).map_err(words)?;
-        link.send(image.prefix()).map_err(words)?;
-        let Answered::Accepted {} = answer(&mut link)? else { return Err("it answers something else".to_owned()) };
-        self.tell(MigrationEvent::Accepted);
-        let mut sender = Sender { encoder: Encoder::new().map_err(words)?, begun, sent: 0 };
-        let mut policy = Policy::new(wanted(&self.order));
-        let (mut total, mut last, mut rounds) = (Counts::default(), None, 0);
-        loop {
-            self.check_wanted()?;
-            let ended = self.cut()?;
-            let cut = Instant::now();
-            let counts = self.send(&mut link, &mut sender, ended.epoch, last)?;
-            let sending = cut.elapsed();
-            self.ask::<()>(Request::Release)?;
-            if last.replace(ended.epoch).is_none() {
-                link.say(&Said::Wait {}).map_err(words)?;
-                let Answered::Waiting {} = answer(&mut link)? else {
-                    return Err("it answers something else".to_owned());
-                };
-                self.tell(MigrationEvent::Waiting);
-            }
-            rounds += 1;
-            total.add(counts);
-            let round = Round { pages: counts.pages(), bytes: counts.bytes, took: cut.elapsed(), sending };
-            let next = policy.after(round, begun.elapsed());
-            let expected = policy.expected();
-            self.tell(MigrationEvent::Round {
-                round: rounds,
-                zero_pages: counts.zero_pages,
-                data_pages: counts.data_pages,
-                bytes: counts.bytes,
-                took_ms: u64::try_from(round.took.as_millis()).unwrap_or(u64::MAX),
-                pages_per_second: expected.map(|expected| expected.pages_per_second as u64),
-                expected_pause_ms: expected
-                    .map(|expected| u64::try_from(expected.pause.as_millis()).unwrap_or(u64::MAX)),
-            });
-            match next {
-                Next::Round => {}
-                Next::Switch => break,
-                Next::GiveUp(why) => return Err(format!("{why}; it goes on here")),
-            }
-        }
-        let last = last.expect("there was a round");
-        let (counts, pause, forwards) = self.switch(&mut link, &mut sender, last, &departure)?;
-        total.add(counts);
+        let disk_bytes = home.configuration().map_err(words)?.disk_bytes;
+        let shape = Shape { memory_bytes: image.memory_bytes(), disk_bytes, disk_travels: false };
+        let mut sender = Sender::begin(stream, shape, self.order.bytes_per_second, Arc::clone(&self.is_cancelled))?;
+        let (mut total, last) = {
+            let timeout = Duration::from_secs(self.order.timeout_s);
+            let watch = sender.watch((!self.order.goes_on_timeout).then_some(timeout))?;
+            let rounds = self.rounds(&mut sender, &image, &departure, begun);
+            // Who cancels it ends the connection, as does its time.
+            rounds.map_err(|reason| match self.check_wanted() {
+                Err(cancelled) => cancelled,
+                Ok(()) if watch.has_ended() => format!(
+                    "its memory was not sent within {} s; give a longer --timeout-s, or --on-timeout go; it goes on \
+                     here",
+                    timeout.as_secs()
+                ),
+                Ok(()) => reason,
+            })?
+        };
+        let (counts, pause, forwards) = self.switch(&mut sender, last, &departure)?;
+        total.add(&counts);
         let result = MigrationResult {
-            rounds: rounds + 1,
-            bytes: total.bytes,
-            zero_pages: total.zero_pages,
-            data_pages: total.data_pages,
+            bytes: total.counts.bytes,
+            zero_pages: total.counts.zero,
+            known_pages: total.known_pages(),
+            data_pages: total.data_pages(),
+            rounds: total.rounds,
             pause_us: u64::try_from(pause.as_micros()).unwrap_or(u64::MAX),
             total_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             forwards,
@@ -324,10 +292,63 @@ impl Work {
         Ok(result)
     }
 
+    /// Sends the machine while it runs, until little is left; what was sent, and the last epoch that is there.
+    fn rounds(
+        &self,
+        sender: &mut Sender,
+        image: &Image,
+        departure: &Departure,
+        begun: Instant,
+    ) -> Result<(Total, u64), String> {
+        let hardware = Hardware::of_process(&self.machine)?;
+        sender.say(&Said::Hello { token: departure.token.clone(), hardware })?;
+        sender.send(image.prefix())?;
+        let Answered::Accepted {} = sender.answer()? else { return Err("it answers something else".to_owned()) };
+        self.tell(MigrationEvent::Accepted);
+        let mut policy = Policy::new(wanted(&self.order));
+        let (mut total, mut last) = (Total::default(), None);
+        loop {
+            self.check_wanted()?;
+            let ended = self.cut()?;
+            let cut = Instant::now();
+            let counts = self.send(sender, ended.epoch, last, &[])?;
+            let sending = cut.elapsed();
+            self.ask::<()>(Request::Release)?;
+            if last.replace(ended.epoch).is_none() {
+                sender.say(&Said::Wait {})?;
+                let Answered::Waiting {} = sender.answer()? else {
+                    return Err("it answers something else".to_owned());
+                };
+                self.tell(MigrationEvent::Waiting);
+            }
+            total.add(&counts);
+            let sent = Total { rounds: 1, counts };
+            let pages = counts.zero + sent.known_pages() + sent.data_pages();
+            let round = Round { pages, bytes: counts.bytes, took: cut.elapsed(), sending };
+            let next = policy.after(round, begun.elapsed());
+            let expected = policy.expected();
+            self.tell(MigrationEvent::Round {
+                round: total.rounds,
+                zero_pages: counts.zero,
+                known_pages: sent.known_pages(),
+                data_pages: sent.data_pages(),
+                bytes: counts.bytes,
+                took_ms: u64::try_from(round.took.as_millis()).unwrap_or(u64::MAX),
+                pages_per_second: expected.map(|expected| expected.pages_per_second as u64),
+                expected_pause_ms: expected
+                    .map(|expected| u64::try_from(expected.pause.as_millis()).unwrap_or(u64::MAX)),
+            });
+            match next {
+                Next::Round => {}
+                Next::Switch => return Ok((total, ended.epoch)),
+                Next::GiveUp(why) => return Err(format!("{why}; it goes on here")),
+            }
+        }
+    }
+
     /// The last round: it stands from here on, and goes on there.
     fn switch(
         &self,
-        link: &mut Link,
         sender: &mut Sender,
         last: u64,
         departure: &Departure,
@@ -350,23 +371,10 @@ impl Work {
             error.to_string()
         })?;
         self.tell(MigrationEvent::Stopped);
-        let given = {
-            // Ended, the link lets it go on here, unless it was given away.
-            let ender = link.ender().map_err(words);
-            let longest = Duration::from_millis(self.order.downtime_ms).saturating_mul(10).max(PAUSE_MAX);
-            let (done, is_done) = std::sync::mpsc::channel::<()>();
-            let watch = std::thread::spawn(move || {
-                if is_done.recv_timeout(longest) == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
-                    && let Ok(ender) = ender
-                {
-                    let _ = ender.shutdown(std::net::Shutdown::Both);
-                }
-            });
-            let given = self.give(link, sender, last, &taken);
-            drop(done);
-            let _ = watch.join();
-            given
-        };
+        // Ended, the connection lets it go on here, unless it was given away.
+        let longest = Duration::from_millis(self.order.downtime_ms).saturating_mul(10).max(PAUSE_MAX);
+        let given = sender.watch(Some(longest)).and_then(|_watch| self.give(sender, last, &taken));
+        let given = given.map_err(|reason| self.check_wanted().err().unwrap_or(reason));
         let counts = match given {
             Ok(counts) => counts,
             // What could not be made durable may be written down all the same: then it was given away.
@@ -381,7 +389,7 @@ impl Work {
         };
         // From here on it goes on there alone.
         self.tell(MigrationEvent::Given);
-        let said = link.say(&Said::Go {}).and_then(|()| link.hear::<Answered>());
+        let said = sender.say(&Said::Go {}).and_then(|()| sender.answer());
         let gone = match said {
             Ok(Answered::Running { forwards }) => Gone::Running(forwards),
             Ok(_) | Err(_) => match self.handle.block_on(conclude::ask_to_go(home, departure)) {
@@ -403,11 +411,9 @@ impl Work {
     }
 
     /// Sends what is left of a machine that stands, and writes down that it was given away once it stands there.
-    fn give(&self, link: &mut Link, sender: &mut Sender, last: u64, taken: &Taken) -> Result<Counts, String> {
-        link.say(&Said::Last {}).map_err(words)?;
-        let counts = self.send(link, sender, taken.memory.epoch.0, Some(last))?;
-        link.send(&taken.devices).map_err(words)?;
-        let Answered::Loaded {} = answer(link)? else { return Err("it answers something else".to_owned()) };
+    fn give(&self, sender: &mut Sender, last: u64, taken: &Taken) -> Result<Counts, String> {
+        let counts = self.send(sender, taken.memory.epoch.0, Some(last), &taken.devices)?;
+        let Answered::Loaded {} = sender.answer()? else { return Err("it answers something else".to_owned()) };
         self.tell(MigrationEvent::Loaded);
         self.check_wanted()?;
         if let Some(ending) = self.machine.state().ending() {
@@ -418,11 +424,26 @@ impl Work {
     }
 }
 
-/// What the other side says; a refusal is an error.
-fn answer(link: &mut Link) -> Result<Answered, String> {
-    match link.hear() {
-        Ok(Answered::Refused { reason }) => Err(onecopy_clone::network::protocol::words(&reason)),
-        Ok(answered) => Ok(answered),
-        Err(error) => Err(format!("the other host is lost: {error}")),
+/// What has travelled.
+#[derive(Clone, Copy, Default)]
+struct Total {
+    rounds: u32,
+    counts: Counts,
+}
+
+impl Total {
+    fn add(&mut self, counts: &Counts) {
+        self.rounds += 1;
+        self.counts.add(counts);
+    }
+
+    /// Pages whose content the other side had.
+    fn known_pages(&self) -> u64 {
+        self.counts.same + self.counts.held + self.counts.block
+    }
+
+    /// Pages whose content was sent.
+    fn data_pages(&self) -> u64 {
+        self.counts.xor + self.counts.zstd + self.counts.literal
     }
 }

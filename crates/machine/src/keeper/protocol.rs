@@ -142,6 +142,8 @@ pub enum MigrationEvent {
         round: u32,
         /// Pages that were zeros.
         zero_pages: u64,
+        /// Pages whose content the other host had already.
+        known_pages: u64,
         /// Pages whose content was sent.
         data_pages: u64,
         /// Bytes that went over the connection.

@@ -1,117 +1,101 @@
 //! What is sent of a machine's memory to another host, epoch by epoch, not faster than was allowed.
 
-use std::io::{BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
-use onecopy_checkpoint::PAGE_BYTES;
-use onecopy_checkpoint::migrate::wire::{Counts, Encoder};
+use onecopy_checkpoint::delta::{Changed, Counts, Encoder, Epoch, NothingKnown, Options, Shape};
+use onecopy_checkpoint::link::{Pace, Sending, Session};
+use onecopy_checkpoint::{LinkError, PAGE_BYTES};
+use onecopy_clone::network::protocol::words as other_hosts_words;
 
-use super::link::Link;
+use super::link::{Answered, Outward, Said, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::migrate::{Work, words};
 use crate::machine::CHECKPOINT_TIMEOUT;
-use crate::memory_server::{MemoryClient, PAGES_END, Request};
+use crate::memory_server::{EpochPages, Request};
 
-/// How long a round may take whose pages go on coming.
-const SEND_MAX: Duration = Duration::from_secs(24 * 3600);
-
-/// How long a wait for the pace goes on before it is looked whether the migration is wanted.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-
-impl Work {
-    /// Sends pages of an epoch, as fast as was allowed.
-    pub(super) fn send(
-        &self,
-        link: &mut Link,
-        sender: &mut Sender,
-        epoch: u64,
-        since: Option<u64>,
-    ) -> Result<Counts, String> {
-        let (near, far) = UnixStream::pair().map_err(words)?;
-        near.set_read_timeout(Some(CHECKPOINT_TIMEOUT)).map_err(words)?;
-        let (home, handle) = (self.kept.home().clone(), self.handle.clone());
-        let (process_id, descriptor) = (std::process::id(), far.as_raw_fd());
-        let (goes_on, is_given_up) = tokio::sync::oneshot::channel::<()>();
-        let asking = std::thread::spawn(move || {
-            let request = Request::Send { epoch, since, process_id, descriptor };
-            let asked = handle.block_on(async {
-                // As long as pages come: each wait for them has a bound.
-                let deadline = Instant::now() + SEND_MAX;
-                let asking = async { MemoryClient::connect(&home).await?.ask_until::<u64>(request, deadline).await };
-                tokio::select! {
-                    asked = asking => asked,
-                    _ = is_given_up => Err("its pages are not wanted any more".to_owned()),
-                }
-            });
-            // The other end is read to its end where the server has died.
-            drop(far);
-            asked
-        });
-        let sent = self.forward(&near, link, sender);
-        drop(near);
-        if sent.is_err() {
-            drop(goes_on);
-        }
-        let asked = asking.join().map_err(|_| "sending pages panicked".to_owned())?;
-        // Where this side gives up, the server's complaint is that nobody takes its pages.
-        let counts = sent?;
-        asked.map(|_| counts)
-    }
-
-    /// Waits as the bandwidth wants, for as long as the migration is wanted.
-    fn pace(&self, sender: &mut Sender, bytes: u64) -> Result<(), String> {
-        let mut ahead = sender.ahead(bytes, self.order.bytes_per_second);
-        while !ahead.is_zero() {
-            let slice = ahead.min(LOOK_INTERVAL);
-            std::thread::sleep(slice);
-            ahead -= slice;
-            self.check_wanted()?;
-        }
-        Ok(())
-    }
-
-    fn forward(&self, near: &UnixStream, link: &mut Link, sender: &mut Sender) -> Result<Counts, String> {
-        let mut from = BufReader::with_capacity(256 << 10, near);
-        let (mut number, mut content) = ([0; 4], [0; PAGE_BYTES]);
-        loop {
-            from.read_exact(&mut number).map_err(words)?;
-            let page = u32::from_le_bytes(number);
-            if page == PAGES_END {
-                break;
-            }
-            from.read_exact(&mut content).map_err(words)?;
-            let bytes = sender.encoder.page(link.stream(), page, &content).map_err(words)?;
-            if bytes > 0 {
-                self.check_wanted()?;
-                self.pace(sender, bytes)?;
-            }
-        }
-        let bytes = sender.encoder.flush(link.stream()).map_err(words)?;
-        self.pace(sender, bytes)?;
-        Ok(sender.encoder.take_counts())
-    }
-}
-
-/// What is sent, not faster than it may be.
+/// The source's end of a migration, with what it knows of the other one.
 pub(super) struct Sender {
-    pub(super) encoder: Encoder,
-    pub(super) begun: Instant,
-    pub(super) sent: u64,
+    link: Outward,
+    encoder: Encoder,
+    shape: Shape,
+    stream: UnixStream,
+    is_cancelled: Arc<AtomicBool>,
 }
 
 impl Sender {
-    /// How much sooner than it may be so many bytes more were sent.
-    fn ahead(&mut self, bytes: u64, bytes_per_second: Option<u64>) -> Duration {
-        self.sent += bytes;
-        let Some(rate) = bytes_per_second else { return Duration::ZERO };
-        let due = Duration::from_secs_f64(self.sent as f64 / rate.max(1) as f64);
-        let ahead = due.saturating_sub(self.begun.elapsed());
-        // What was not used up is not saved up: a pause would be followed by a burst.
-        if ahead.is_zero() {
-            self.begun = Instant::now();
-            self.sent = 0;
+    /// Begins with a host that holds nothing of the machine.
+    pub(super) fn begin(
+        stream: UnixStream,
+        shape: Shape,
+        bytes_per_second: Option<u64>,
+        is_cancelled: Arc<AtomicBool>,
+    ) -> Result<Sender, String> {
+        let (from, to) = stream.try_clone().and_then(directions).map_err(words)?;
+        let pace = Arc::new(Pace::new(bytes_per_second));
+        let (link, _) = Sending::begin(Session::new(), shape, from, to, pace).map_err(lost)?;
+        let encoder = Encoder::new(shape, Options::new(rand::random())).map_err(words)?;
+        Ok(Sender { link, encoder, shape, stream, is_cancelled })
+    }
+
+    /// Ends the connection when the migration is cancelled, or after so long.
+    pub(super) fn watch(&self, longest: Option<Duration>) -> Result<Watch, String> {
+        Watch::begin(&self.stream, &self.is_cancelled, longest).map_err(words)
+    }
+
+    /// Says something.
+    pub(super) fn say(&mut self, said: &Said) -> Result<(), String> {
+        self.link.say(&message(said)).map_err(lost)
+    }
+
+    /// Sends bytes that the other side knows to await.
+    pub(super) fn send(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.link.say(bytes).map_err(lost)
+    }
+
+    /// What the other side answers, for which it has [`TURN_TIMEOUT`].
+    pub(super) fn answer(&mut self) -> Result<Answered, String> {
+        let _watch = self.watch(Some(TURN_TIMEOUT))?;
+        self.link.hear().and_then(|answered| understand(&answered)).map_err(lost)
+    }
+}
+
+/// Why a connection ended.
+fn lost(error: LinkError) -> String {
+    match error {
+        LinkError::Refused { reason } => other_hosts_words(&reason),
+        LinkError::Delta(error) => error.to_string(),
+        error => format!("the other host is lost: {error}"),
+    }
+}
+
+impl Work {
+    /// Sends what pages held at the end of an epoch, those that changed since another one or all, and the devices of a
+    /// machine that stands; the other host holds them when this returns.
+    pub(super) fn send(
+        &self,
+        sender: &mut Sender,
+        epoch: u64,
+        since: Option<u64>,
+        devices: &[u8],
+    ) -> Result<Counts, String> {
+        let (near, far) = UnixStream::pair().map_err(words)?;
+        let (process_id, descriptor) = (std::process::id(), far.as_raw_fd());
+        self.ask::<u64>(Request::Pages { epoch, since, process_id, descriptor })?;
+        // Read to its end where the server has died.
+        drop(far);
+        let pages = EpochPages::open(near, sender.shape.memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT);
+        let pages = pages.map_err(words)?;
+        let memory = Changed { numbers: pages.numbers(), source: &pages };
+        let epoch = Epoch { number: epoch, versions: &[], memory, disk: None, devices };
+        let sent = sender.link.epoch(&mut sender.encoder, &epoch, &mut NothingKnown).map_err(lost)?;
+        if let Some(rate) = sent.link_bytes_per_second {
+            sender.encoder.set_link(rate);
         }
-        ahead
+        let mut counts = sent.counts;
+        counts.add(&sent.repaired);
+        Ok(counts)
     }
 }

@@ -14,10 +14,12 @@
 //! killed, and the keeper must see that the server is dead ([`keeper`](crate::keeper)).
 
 mod client;
+mod pages;
 mod protocol;
 
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -35,7 +37,8 @@ use crate::keeper::{Role, servers_of, unix_ms};
 use crate::{MachineError, MachineHome};
 pub(crate) use client::ANSWER_TIMEOUT;
 pub use client::MemoryClient;
-pub use protocol::{Appended, EndedEpoch, KeptPages, PAGES_END, Request, ServedMemory};
+pub(crate) use pages::EpochPages;
+pub use protocol::{Appended, EndedEpoch, KeptPages, Request, ServedMemory};
 
 /// What such files begin with.
 pub(crate) const DEVICES: &str = "devices-";
@@ -48,12 +51,6 @@ pub(crate) fn devices_file(home: &MachineHome, epoch: u64) -> PathBuf {
 
 /// A checkpoint stands on so many others at most; the next one is whole. Whoever reads it opens all of them.
 const DEPTH_MAX: usize = 32;
-
-/// How long a keeper that is sent pages may take none.
-const SEND_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Bytes of pages that are written with one call.
-const SEND_BYTES: usize = 64 << 10;
 
 /// How often it is looked whether the file is gone.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -188,7 +185,7 @@ struct Served {
 }
 
 impl Served {
-    fn respond(&self, memory: &GuestMemory, request: Request) -> Answer {
+    fn respond(&self, memory: &Arc<GuestMemory>, request: Request) -> Answer {
         let outcome = match request {
             Request::Info => Ok(value(ServedMemory::new(self.numbers, memory.statistics()))),
             Request::Keep => memory.keep().map(|kept| {
@@ -198,8 +195,8 @@ impl Served {
             Request::Cut => memory.cut().map(|cut| value(EndedEpoch { epoch: cut.epoch.0, pages: cut.pages })),
             Request::Append { epoch, disk } => self.append(memory, Epoch(epoch), &disk).map(value),
             Request::Count { epoch, since } => pages(memory, epoch, since).map(|pages| value(pages.len())),
-            Request::Send { epoch, since, process_id, descriptor } => {
-                send(memory, (epoch, since), (process_id, descriptor)).map(value)
+            Request::Pages { epoch, since, process_id, descriptor } => {
+                tell(memory, (epoch, since), (process_id, descriptor)).map(value)
             }
             Request::Release => memory.release_all().map(value),
         };
@@ -246,26 +243,24 @@ fn pages(memory: &GuestMemory, epoch: u64, since: Option<u64>) -> Result<Vec<u32
     }
 }
 
-/// Sends pages, each with its number before it, to who asks: as fast as that takes them.
-fn send(
-    memory: &GuestMemory,
+/// Begins to tell pages to who asks; how many there are.
+fn tell(
+    memory: &Arc<GuestMemory>,
     (epoch, since): (u64, Option<u64>),
     (process_id, descriptor): (u32, i32),
 ) -> Result<usize, CheckpointError> {
     let failed = |source| CheckpointError::Io { action: "send pages to", path: PathBuf::from("a keeper"), source };
-    let pages = pages(memory, epoch, since)?;
-    let to = descriptor_of(process_id, descriptor).map_err(failed)?;
-    // Who takes none for so long is gone, or hangs.
-    let timed = rustix::net::sockopt::set_socket_timeout(&to, rustix::net::sockopt::Timeout::Send, Some(SEND_TIMEOUT));
-    timed.map_err(|error| failed(error.into()))?;
-    let mut to = io::BufWriter::with_capacity(SEND_BYTES, std::fs::File::from(to));
-    let mut content = [0; PAGE_BYTES];
-    for page in &pages {
-        memory.read(Epoch(epoch), *page, &mut content)?;
-        to.write_all(&page.to_le_bytes()).and_then(|()| to.write_all(&content)).map_err(failed)?;
-    }
-    to.write_all(&PAGES_END.to_le_bytes()).and_then(|()| to.flush()).map_err(failed)?;
-    Ok(pages.len())
+    let (pages, memory) = (pages(memory, epoch, since)?, Arc::clone(memory));
+    let stream = UnixStream::from(descriptor_of(process_id, descriptor).map_err(failed)?);
+    let count = pages.len();
+    let telling = move || {
+        let told = pages::serve(&stream, &pages, |page, into| Ok(memory.read(Epoch(epoch), page, into)?));
+        if let Err(error) = told {
+            tracing::warn!(error, epoch, "the pages of an epoch are not all told");
+        }
+    };
+    std::thread::Builder::new().name("memory-pages".to_owned()).spawn(telling).map_err(failed)?;
+    Ok(count)
 }
 
 fn value(of: impl Serialize) -> serde_json::Value {

@@ -31,17 +31,17 @@ pub enum Request {
         /// The name of the disk's part of it.
         disk: String,
     },
-    /// How many pages [`Request::Send`] would send: a number.
+    /// How many pages [`Request::Pages`] would tell: a number.
     Count {
         /// The epoch's number.
         epoch: u64,
         /// As there.
         since: Option<u64>,
     },
-    /// Sends what pages held at the end of an epoch into a descriptor of the process that asks, until
-    /// [`PAGES_END`]: those that changed since another epoch, or all that are not known to be zeros. How many: a
-    /// number.
-    Send {
+    /// Tells over a descriptor of the process that asks, a stream socket, the pages that changed since another epoch,
+    /// or all that are not known to be zeros, and what they held at the end of this one, for as long as that socket's
+    /// other end is open. How many: a number.
+    Pages {
         /// The epoch's number.
         epoch: u64,
         /// The one before.
@@ -54,9 +54,6 @@ pub enum Request {
     /// Lets all epochs go that have ended: those of a checkpoint that is durable, and of takes that are void.
     Release,
 }
-
-/// In the place of a page's number: there is none more.
-pub const PAGES_END: u32 = u32::MAX;
 
 /// A served memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -23,7 +23,10 @@ pub struct Remote {
 
 impl Remote {
     /// Lets the loop do something between two frames, and waits for what it says.
-    fn ask<T: Send + 'static>(&self, what: impl FnOnce(&mut Passer) -> T + Send + 'static) -> Result<T, NetworkError> {
+    pub(super) fn ask<T: Send + 'static>(
+        &self,
+        what: impl FnOnce(&mut Passer) -> T + Send + 'static,
+    ) -> Result<T, NetworkError> {
         let (sender, answer) = sync_channel(1);
         let request: Request = Box::new(move |passer| {
             let _ = sender.try_send(what(passer));

@@ -174,6 +174,7 @@ impl Migrate {
             MigrationEvent::Round {
                 round,
                 zero_pages,
+                known_pages,
                 data_pages,
                 bytes,
                 took_ms,
@@ -185,7 +186,8 @@ impl Migrate {
                     _ => String::new(),
                 };
                 let bytes = HumanBytes(*bytes);
-                format!("round {round}: {data_pages} pages, {zero_pages} of zeros, {bytes} in {took_ms} ms{expected}")
+                let left_out = zero_pages + known_pages;
+                format!("round {round}: {data_pages} pages, {left_out} left out, {bytes} in {took_ms} ms{expected}")
             }
             MigrationEvent::Stopped => "it stands".to_owned(),
             MigrationEvent::Loaded => "it stands there".to_owned(),
