@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::sql::contains_ignoring_case;
+
 /// Settings a session may change before it is refused with 54000.
 pub const SETTINGS_MAX: usize = 64;
 
@@ -107,7 +109,7 @@ pub fn has_constants(sql: &[u8]) -> bool {
     sql.contains(&b'\'')
         || sql.windows(2).any(quotes)
         // `transform_null_equals` is about these.
-        || sql.windows(4).any(|word| word.eq_ignore_ascii_case(b"null"))
+        || contains_ignoring_case(sql, b"null")
 }
 
 /// Name (lower case) to value, as `current_setting` gives it.

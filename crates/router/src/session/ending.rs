@@ -12,6 +12,7 @@ use super::relay::{Ended, RelayError};
 use super::{Session, SessionEnd};
 use crate::backend::{Backend, BackendError};
 use crate::servers::{Role, Server};
+use crate::sql::contains_ignoring_case;
 use crate::wire::{ErrorFields, SqlError, sqlstate};
 
 /// A parked back end must say within this that it is there; one that does not is closed.
@@ -29,13 +30,8 @@ impl Drop for Ending {
     }
 }
 
-/// Whether the name of `function` stands in `text`.
-pub(super) fn names_function(text: &[u8], function: &[u8]) -> bool {
-    text.windows(function.len()).any(|part| part.eq_ignore_ascii_case(function))
-}
-
 fn ends_processes(traits: &BatchTraits) -> bool {
-    !traits.reads_only && traits.text.as_ref().is_some_and(|text| names_function(text, FUNCTION))
+    !traits.reads_only && traits.text.as_ref().is_some_and(|text| contains_ignoring_case(text, FUNCTION))
 }
 
 pub(super) fn terminated() -> SqlError {

@@ -12,10 +12,10 @@ use bytes::Bytes;
 
 use super::Session;
 use super::cancel::{CancelSlot, is_sessions, session_slot};
-use super::ending::names_function;
 use super::request::{Item, Request};
 use crate::backend::{Backend, BackendError, Purpose};
 use crate::prepared_text::PreparedText;
+use crate::sql::contains_ignoring_case;
 use crate::wire::{ErrorFields, sqlstate};
 
 /// Sessions that one statement may mean; numbers beyond stay what they are, and mean nobody.
@@ -69,7 +69,7 @@ impl Session {
     /// Puts stand-ins in the place of the sessions that `request` names; `text`: that of its only statement.
     pub(super) async fn put_stand_ins(&self, request: &mut Request, text: Option<&Bytes>) -> Vec<StandIn> {
         let mut stand_ins = Vec::new();
-        if !text.is_some_and(|text| FUNCTIONS.iter().any(|function| names_function(text, function))) {
+        if !text.is_some_and(|text| FUNCTIONS.iter().any(|function| contains_ignoring_case(text, function))) {
             return stand_ins;
         }
         let mut named = Vec::new();
