@@ -76,8 +76,7 @@ impl ServiceUser {
         use std::os::unix::process::CommandExt;
         let mut command = Command::new(program);
         command.stdin(Stdio::null());
-        // SAFETY: between fork and exec only two system calls are made, which is async-signal-safe; no memory is
-        // allocated.
+        // SAFETY: between fork and exec only system calls are made that are async-signal-safe; no memory is allocated.
         unsafe { command.pre_exec(be_alone) };
         command.current_dir("/").env_clear().env("LC_ALL", "C");
         command.envs(KEPT_VARIABLES.iter().filter_map(|name| Some((*name, std::env::var_os(name)?))));
@@ -184,9 +183,14 @@ impl ServiceUser {
     }
 }
 
-/// Between fork and exec: leaves the session, and lets nothing be inherited but what is handed down after this.
+/// Between fork and exec: leaves the session, and lets nothing be inherited but what is handed down after this. A shell
+/// has what it starts in the background ignore two signals, and a postmaster would until it has its own handlers.
 fn be_alone() -> std::io::Result<()> {
     rustix::process::setsid()?;
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: this process has one thread, and no handler is its own.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
     let after_standard_error: libc::c_uint = 3;
     // What is ours is closed at exec anyway; who started this process may have been careless. Linux before 5.11 cannot.
     // SAFETY: takes three numbers; nothing is closed before the program begins.
@@ -264,6 +268,22 @@ mod tests {
         command.args(["-c", &script]).stdout(Stdio::piped());
         let output = command.spawn().and_then(|child| child.wait_with_output()).expect("sh runs");
         assert_eq!(String::from_utf8_lossy(&output.stdout), "1 0\n/dev/null\nnone\n");
+    }
+
+    /// Of a process in the background of a shell, which ignores signals that one sends to a terminal.
+    ///
+    /// Spec: A3
+    #[test]
+    fn what_runs_as_the_account_ignores_no_signal_that_its_starter_ignores() {
+        // SAFETY: no handler is given, and each test is a process of its own.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+        let mut command = oneself().command("grep");
+        let output = command.args(["SigIgn", "/proc/self/status"]).output().expect("grep runs");
+        // SAFETY: as above.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        let mask = String::from_utf8_lossy(&output.stdout).replace("SigIgn:", "");
+        let ignored = u64::from_str_radix(mask.trim(), 16).expect("a mask");
+        assert_eq!(ignored & (1 << (libc::SIGINT - 1)), 0, "{ignored:x}");
     }
 
     /// Spec: C4
