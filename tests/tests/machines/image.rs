@@ -106,8 +106,8 @@ async fn v13_the_power_button_ends_a_guest_in_order_whatever_runs() {
     let guest = TestGuest::boot_with(add_data_disk).await.unwrap();
     guest.run("mkfs.ext4 -q /dev/vdb && mount /dev/vdb /mnt").await.unwrap();
     // One that ends when it is asked to, one that does not, and both write.
-    guest.run("(while echo x >>/mnt/one; do :; done) >/dev/null 2>&1 &").await.unwrap();
-    guest.run("(trap '' TERM; while echo x >>/mnt/two; do :; done) >/dev/null 2>&1 &").await.unwrap();
+    guest.run("(while echo x >>/mnt/one; do sleep 0.05; done) >/dev/null 2>&1 &").await.unwrap();
+    guest.run("(trap '' TERM; while echo x >>/mnt/two; do sleep 0.05; done) >/dev/null 2>&1 &").await.unwrap();
     let (ending, directory) = guest.power_down().await.unwrap();
     assert!(ending.is_orderly(), "{ending:?}");
     assert_clean(&directory.path().join("root.img"));

@@ -53,12 +53,16 @@ async fn a_stall_wakes_who_waits_for_it() {
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory on a disk");
     let file = directory.path().join("file");
+    // Written by somebody else, to the disk: those who read it can give back each page, and none of them is killed.
+    fs::write(&file, vec![0; 96 * MIB as usize]).expect("there is room");
+    let written = fs::File::open(&file).expect("it is there");
+    written.sync_all().expect("written");
+    rustix::fs::fadvise(&written, 0, None, rustix::fs::Advice::DontNeed).expect("it is a file");
 
     let mut group = Group::new(&host, "stalled");
-    // Four readers whose pages never stay: each read waits for memory. The file is written there, too: pages belong to
-    // who brings them in.
+    // Four readers whose pages never stay: each read waits for memory.
     let reader = format!("while :; do cat {} > /dev/null; done &", file.display());
-    let script = format!("head -c {} /dev/zero > {}; {} wait", 96 * MIB, file.display(), reader.repeat(4));
+    let script = format!("{} wait", reader.repeat(4));
     let mut family = Family::waiting(&script);
     group.get().take_in(family.pid()).expect("root may move it");
     // The limit is set before anything is used.
