@@ -127,7 +127,7 @@ at_each_level! {
     m16_memory_comes_back_when_owned_on_17: memory_comes_back(Level::Own, Version::Seventeen);
     /// Nothing is lost at any level while clients update.
     ///
-    /// Spec: D3
+    /// Spec: D3, nightly
     m17_nothing_is_lost_by_request: nothing_is_lost_under_load(Level::Request, Version::Fifteen);
     /// Spec: D3
     m17_nothing_is_lost_when_published: nothing_is_lost_under_load(Level::Publish, Version::Seventeen);

@@ -116,7 +116,7 @@ async fn m18_pages_that_move_do_not_come_back_after_a_cut_on_15() -> anyhow::Res
     pages_that_move_do_not_come_back(Version::Fifteen).await
 }
 
-/// Spec: D3
+/// Spec: D3, nightly
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m18_pages_that_move_do_not_come_back_after_a_cut_on_17() -> anyhow::Result<()> {
     pages_that_move_do_not_come_back(Version::Seventeen).await
