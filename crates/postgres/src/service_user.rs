@@ -218,7 +218,7 @@ fn oneself_unless_root() -> Option<ServiceUser> {
     })
 }
 
-/// An account that this process, as root, changes to, as the system's data bases of accounts (nsswitch.conf(5)) tell it.
+/// An account that this process, as root, changes to, as the system's databases of accounts tell it (nsswitch.conf(5)).
 fn switch_to(name: &str, found: nix::Result<Option<User>>) -> Result<ServiceUser, PostgresError> {
     let unknown = |reason: String| PostgresError::UnknownServiceUser { name: name.to_owned(), reason };
     let account = found.map_err(|error| unknown(error.to_string()))?;

@@ -217,8 +217,8 @@ fn epoch(link: &mut Inward, decoder: &mut Decoder, memory: &MemoryFile) -> Resul
     }
 }
 
-/// The file that is, or will be, the memory of the machine that comes. Without its source it is of no use: what comes is
-/// written in place.
+/// The file that is, or will be, the memory of the machine that comes. Without its source it is of no use: what comes
+/// is written in place.
 struct MemoryFile {
     file: File,
     /// There is nothing in it.

@@ -163,7 +163,10 @@ mod tests {
         thread::scope(|scope| {
             let content = |page: u32, into: &mut Piece| match page {
                 13 => Err("it is lost".into()),
-                page => Ok(into.fill(u8::try_from(page % 251).unwrap())),
+                page => {
+                    into.fill(u8::try_from(page % 251).unwrap());
+                    Ok(())
+                }
             };
             let served = scope.spawn(move || serve(&far, pages, content).map_err(|error| error.to_string()));
             let there = EpochPages::open(near, 100_000, TIMEOUT).unwrap();
