@@ -3,7 +3,8 @@
 //! ```text
 //!  changed a second = pages of this round / how long the round before took
 //!  left at a stop   = changed a second * how long this round took
-//!  pause            = what a stop costs without any page + bytes that are left / bytes a second
+//!  pause            = what a stop costs without any page
+//!                     + the longer of bytes that are left / bytes a second, and pages that are left / pages a second
 //! ```
 
 use std::time::Duration;
@@ -144,13 +145,18 @@ impl Policy {
         let rate = |round: Round| round.bytes as f64 / seconds(round.sending);
         let bytes_per_second = rate(before).max(rate(round)).max(1.0);
         let bytes_per_page = round.bytes as f64 / round.pages.max(1) as f64;
-        let bytes = pages_per_second * seconds(round.took) * bytes_per_page;
-        let pause = self.fixed + Duration::try_from_secs_f64(bytes / bytes_per_second).unwrap_or(Duration::MAX / 2);
+        let pages = pages_per_second * seconds(round.took);
+        let bytes = pages * bytes_per_page;
+        // What the other side has already takes time, and no bytes.
+        let speed = |round: Round| round.pages as f64 / seconds(round.sending);
+        let speed = speed(before).max(speed(round)).max(1.0);
+        let sending = (bytes / bytes_per_second).max(pages / speed);
+        let pause = self.fixed + Duration::try_from_secs_f64(sending).unwrap_or(Duration::MAX / 2);
         Expected { pages_per_second, bytes_per_second, bytes, pause }
     }
 
-    /// Why the wanted pause cannot be had.
-    fn why(&self) -> String {
+    /// Why the wanted pause cannot be had, by what is known so far.
+    pub fn why(&self) -> String {
         let (wanted, timeout) = (self.wanted.downtime.as_millis(), self.wanted.timeout.as_secs());
         let Some(Expected { pages_per_second, bytes_per_second, pause, .. }) = self.expected else {
             return format!("its memory was not sent once within {timeout} s; give a longer --timeout-s");
@@ -194,6 +200,17 @@ mod tests {
         assert_eq!(policy.after(round(20_000, 1000), elapsed), Next::Round);
         assert_eq!(policy.expected().unwrap().pause.as_millis(), 320);
         assert_eq!(policy.after(round(5000, 200), elapsed), Next::Switch);
+    }
+
+    /// Spec: D6
+    #[test]
+    fn pages_that_take_no_bytes_take_their_time() {
+        let mut policy = Policy::new(wanted(OnTimeout::Cancel));
+        policy.after(round(100_000, 4000), Duration::ZERO);
+        // 12 500 pages a second, of which the other side has each already.
+        let known = Round { bytes: 1000, ..round(50_000, 2000) };
+        assert_eq!(policy.after(known, Duration::ZERO), Next::Round);
+        assert_eq!(policy.expected().unwrap().pause.as_millis(), 1120);
     }
 
     /// Spec: D6

@@ -32,13 +32,17 @@ pub struct ServiceUser {
 }
 
 impl ServiceUser {
-    /// As root: the account `name`, or `postgres`. Otherwise oneself, whatever `name` is.
+    /// As root: the account of this name or number, or `postgres`. Otherwise oneself, whatever `name` is.
     ///
     /// # Errors
     /// [`PostgresError::UnknownServiceUser`] when the account does not exist or is root itself.
     pub fn resolve(name: Option<&str>) -> Result<ServiceUser, PostgresError> {
         let name = name.unwrap_or(DEFAULT_ACCOUNT);
-        oneself_unless_root().map_or_else(|| switch_to(name, User::from_name(name)), Ok)
+        let found = || match (User::from_name(name), name.parse::<u32>()) {
+            (Ok(None), Ok(number)) => User::from_uid(number.into()),
+            (found, _) => found,
+        };
+        oneself_unless_root().map_or_else(|| switch_to(name, found()), Ok)
     }
 
     /// As root: the account that owns `path`. Otherwise oneself, whoever that is.

@@ -1,6 +1,7 @@
 //! What can go wrong with a connection.
 
 use std::io;
+use std::time::Duration;
 
 use crate::DeltaError;
 
@@ -11,6 +12,9 @@ pub enum LinkError {
     /// The other side said nothing for too long.
     #[error("the other host has been silent for too long: look whether it runs and can be reached")]
     Silent,
+    /// The other side shows that it lives, and nothing else.
+    #[error("the other host lives, and has not answered for {} s: look at its log", .0.as_secs())]
+    Unanswered(Duration),
     /// The bytes are no frames, or not those that come next.
     #[error("the other host does not speak as it should: {what}")]
     Malformed {

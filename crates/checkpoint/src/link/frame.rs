@@ -165,7 +165,7 @@ pub(super) fn parse_different(payload: &[u8], shape: &Shape, into: &mut Differen
     for run in runs {
         let (space, numbers) = match run[0] {
             1 => (Space::Memory, &mut into.pages),
-            2 => (Space::Disk, &mut into.blocks),
+            2 if shape.disk_travels => (Space::Disk, &mut into.blocks),
             _ => return Err(wrong()),
         };
         let count = u32::from_le_bytes(*run[4..].first_chunk().expect("it has more"));

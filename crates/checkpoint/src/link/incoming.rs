@@ -1,6 +1,7 @@
 //! The direction from which bytes come.
 
 use std::io::{self, Read};
+use std::time::{Duration, Instant};
 
 use super::frame::{self, Frame, Kind};
 use super::{LinkError, Session};
@@ -9,22 +10,28 @@ use super::{LinkError, Session};
 pub(super) struct Incoming<R> {
     from: R,
     session: Session,
+    /// How long signs of life are taken for an answer.
+    turn: Option<Duration>,
 }
 
 impl<R: Read> Incoming<R> {
-    pub(super) fn new(from: R, session: Session) -> Incoming<R> {
-        Incoming { from, session }
+    pub(super) fn new(from: R, session: Session, turn: Option<Duration>) -> Incoming<R> {
+        Incoming { from, session, turn }
     }
 
     /// The next frame that says something.
     pub(super) fn next(&mut self) -> Result<Frame, LinkError> {
+        let begun = Instant::now();
         loop {
             let frame = frame::read(&mut self.from)?;
             if frame.session != self.session {
                 return Err(LinkError::malformed("a frame of another session"));
             }
             match frame.kind {
-                Kind::Heartbeat => {}
+                Kind::Heartbeat => match self.turn {
+                    Some(turn) if begun.elapsed() > turn => return Err(LinkError::Unanswered(turn)),
+                    _ => {}
+                },
                 Kind::Failed => {
                     return Err(LinkError::Refused { reason: String::from_utf8_lossy(&frame.payload).into_owned() });
                 }

@@ -57,7 +57,7 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
         let shape = frame::parse_hello(&hello.payload)?;
         let outgoing = Outgoing::new(to, hello.session, Arc::new(Pace::new(None)));
         let beating = Beating::begin(outgoing.clone(), HEARTBEAT)?;
-        let incoming = Incoming::new(from, hello.session);
+        let incoming = Incoming::new(from, hello.session, None);
         Ok(Receiving { session: hello.session, shape, incoming, outgoing, _beating: beating, unacknowledged: None })
     }
 

@@ -39,19 +39,20 @@ pub struct Sending<R, W> {
 
 impl<R: Read, W: Write + Send + 'static> Sending<R, W> {
     /// Begins a session, or goes on with it over a new connection. What the other side holds is for
-    /// [`Encoder::resume`].
+    /// [`Encoder::resume`]. For each answer it has the time of a `turn`, also when it shows that it lives.
     ///
     /// # Errors
-    /// [`LinkError::Refused`]: the other side does not want it.
+    /// [`LinkError::Refused`]: the other side does not want it; [`LinkError::Unanswered`].
     pub fn begin(
         session: Session,
         shape: Shape,
         from: R,
         to: W,
         pace: Arc<Pace>,
+        turn: Duration,
     ) -> Result<(Sending<R, W>, Held), LinkError> {
         let outgoing = Outgoing::new(to, session, pace);
-        let mut incoming = Incoming::new(from, session);
+        let mut incoming = Incoming::new(from, session, Some(turn));
         outgoing.frame(Kind::Hello, 0, &frame::hello(&shape))?;
         let beating = Beating::begin(outgoing.clone(), HEARTBEAT)?;
         let welcome = incoming.next()?;

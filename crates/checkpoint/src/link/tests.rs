@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -19,6 +20,8 @@ use crate::delta::{
 use crate::take::Cause;
 
 const PAGES: u64 = 600;
+/// Far beyond what an answer takes on a busy machine.
+const TURN: Duration = Duration::from_secs(120);
 const SHAPE: Shape = Shape { memory_bytes: PAGES << 12, disk_bytes: PAGES << 12, disk_travels: false };
 
 /// Memory whose pages are all of one byte and their number, and theirs, written in place.
@@ -85,11 +88,35 @@ fn streams() -> (UnixStream, UnixStream) {
 fn send(stream: &UnixStream, session: Session) -> (Sending<UnixStream, UnixStream>, Held) {
     let halves = [stream, stream].map(|half| half.try_clone().unwrap());
     let [from, to] = halves;
-    Sending::begin(session, SHAPE, from, to, Arc::new(Pace::new(None))).unwrap()
+    Sending::begin(session, SHAPE, from, to, Arc::new(Pace::new(None)), TURN).unwrap()
 }
 
 fn accept(stream: &UnixStream) -> Receiving<UnixStream, UnixStream> {
     Receiving::accept(stream.try_clone().unwrap(), stream.try_clone().unwrap()).unwrap()
+}
+
+/// Spec: D6
+#[test]
+fn who_shows_that_it_lives_and_answers_nothing_is_given_up() {
+    let (here, there) = streams();
+    let (from, to) = (here.try_clone().unwrap(), here);
+    let accepted = thread::spawn(move || accept(&there));
+    let begun = Sending::begin(Session::new(), SHAPE, from, to, Arc::new(Pace::new(None)), Duration::ZERO);
+    assert!(matches!(begun, Err(LinkError::Unanswered(Duration::ZERO))));
+    drop(accepted.join().unwrap());
+}
+
+/// Of a machine whose disk does not travel, no block is ever told to differ: numbers that nobody sent take no memory.
+///
+/// Spec: D6
+#[test]
+fn what_differs_is_of_what_travels() {
+    let block = [1, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut different = crate::delta::Different::default();
+    frame::parse_different(&block, &SHAPE, &mut different).unwrap_err();
+    let travels = Shape { disk_travels: true, ..SHAPE };
+    assert!(frame::parse_different(&block, &travels, &mut different).unwrap());
+    assert_eq!(different.blocks, [0]);
 }
 
 fn epoch<'a>(number: u64, numbers: &'a [u64], source: &'a Own, versions: &'a [Version]) -> Epoch<'a> {
@@ -193,7 +220,7 @@ fn a_side_that_gives_up_says_why() {
     let refused = thread::spawn(move || accept(&there).teller().fail("no such machine"));
     let halves = [here.try_clone().unwrap(), here];
     let [from, to] = halves;
-    let begun = Sending::begin(Session::new(), SHAPE, from, to, Arc::new(Pace::new(None)));
+    let begun = Sending::begin(Session::new(), SHAPE, from, to, Arc::new(Pace::new(None)), TURN);
     let Err(LinkError::Refused { reason }) = begun else { panic!("it was welcomed") };
     assert_eq!(reason, "no such machine");
     refused.join().unwrap().unwrap();
@@ -255,7 +282,7 @@ fn an_epoch_is_cut_into_frames_that_its_pace_allows_and_ends_where_one_does() {
     let bytes = written.0.lock().unwrap().clone();
     assert_eq!(bytes.len(), 60_100 + 2 * HEAD_BYTES, "60 000 bytes are 50 ms of it");
     for behind in [0, 1] {
-        let mut incoming = incoming::Incoming::new(&bytes[..], session);
+        let mut incoming = incoming::Incoming::new(&bytes[..], session, None);
         let first = incoming.next().unwrap();
         let mut frames = 1;
         let mut data = incoming.data(first, || frames += 1);
@@ -264,7 +291,7 @@ fn an_epoch_is_cut_into_frames_that_its_pace_allows_and_ends_where_one_does() {
         assert_eq!(data.end().is_ok(), behind == 0);
         assert_eq!(frames, 2);
     }
-    incoming::Incoming::new(&bytes[..], Session::new()).next().map(|_| ()).unwrap_err();
+    incoming::Incoming::new(&bytes[..], Session::new(), None).next().map(|_| ()).unwrap_err();
 }
 
 #[test]

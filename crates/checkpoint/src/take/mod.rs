@@ -232,7 +232,13 @@ impl<T> At<T> for Result<T, Cause> {
 pub fn take(parts: &mut Parts<'_>, after: After) -> Result<Taken, TakeError> {
     let was_running = parts.machine.is_running().at(Step::Look)?;
     let recorded = parts.record.write(Some(Taking { was_running })).at(Step::Record);
-    match recorded.and_then(|()| flush(parts)).and_then(|()| instant(parts, was_running)) {
+    if recorded.is_ok()
+        && let Err(error) = flush(parts, after)
+    {
+        // Nothing was stopped: who stands meanwhile does so for a reason of its own.
+        return Err(TakeError { needs_recovery: parts.record.write(None).is_err(), ..error });
+    }
+    match recorded.and_then(|()| instant(parts, was_running)) {
         Ok(taken) if after == After::Stay => Ok(taken),
         Ok(taken) => {
             let gone_on = go_on(parts, was_running);
@@ -243,9 +249,11 @@ pub fn take(parts: &mut Parts<'_>, after: After) -> Result<Taken, TakeError> {
     }
 }
 
-/// Flushes what the machine has written while it runs on: each time that is what it wrote during the last one.
-fn flush(parts: &mut Parts<'_>) -> Result<(), TakeError> {
-    for _ in 0..FLUSHES_MAX {
+/// Flushes what the machine has written while it runs on: each time that is what it wrote during the last one. Where it
+/// stays, all that it writes meanwhile travels while it stands: once is enough.
+fn flush(parts: &mut Parts<'_>, after: After) -> Result<(), TakeError> {
+    let flushes = if after == After::GoOn { FLUSHES_MAX } else { 1 };
+    for _ in 0..flushes {
         let begun = Instant::now();
         parts.disk.flush().at(Step::Flush)?;
         parts.memory.synchronize().at(Step::Synchronize)?;

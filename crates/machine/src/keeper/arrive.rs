@@ -290,9 +290,14 @@ impl Arriving {
         let record = self.record.clone();
         let (prefix, kept) = (self.prefix.clone(), Arc::clone(&self.kept));
         // Before the source has heard that it stands here it goes on there, whatever happens.
-        let (teller, stream) = (self.link.teller(), self.stream.try_clone().map_err(|error| failed(home, error))?);
-        let mut link = match self.load(home, machine).await {
-            Ok(link) => link,
+        let (teller, stream) = (self.link.teller(), self.stream.try_clone());
+        let stream = stream.map_err(|error| failed(home, error));
+        let loaded = match stream {
+            Ok(stream) => self.load(home, machine).await.map(|link| (link, stream)),
+            Err(error) => Err(error),
+        };
+        let (mut link, stream) = match loaded {
+            Ok(loaded) => loaded,
             Err(error) => {
                 discard(home, &record);
                 refuse(teller, &error).await;
@@ -319,6 +324,11 @@ impl Arriving {
             Ok((link, said)) => (Some(link), Ok(said)),
             Err(reason) => (None, Err(reason)),
         };
+        drop(teller);
+        if !matches!(said, Ok(Said::Go {})) || word.is_some() {
+            // Nothing more is said or heard here: the source hears that at once, and nobody waits to write.
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
         match (word, said) {
             (Some(false), _) => return Err(keep_there(home, &record)),
             (Some(true), _) | (None, Ok(Said::Go {})) => go_on(home, user, machine, &record).await?,

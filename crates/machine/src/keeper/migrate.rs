@@ -44,6 +44,9 @@ const SNAPSHOT: &str = "migration-";
 /// Between the two cuts by which it is seen how much changes.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
+/// Fewer bytes a second than this nobody waits for: a wait for the pace lasts as long as 4 KiB of them.
+const RATE_MIN: u64 = 100_000;
+
 /// How long a machine may stand that is not given away, or ten times as long as was asked for.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
@@ -82,6 +85,9 @@ pub(super) async fn migrate(
         return tried.map_err(task)?.map(KeeperReply::Predicted).map_err(failed);
     }
     wanted(&order).check().map_err(failed)?;
+    if order.bytes_per_second.is_some_and(|rate| rate < RATE_MIN) {
+        return Err(failed(format!("no machine goes anywhere at so few bytes a second; give {RATE_MIN} at least")));
+    }
     let image = GuestImage::find(Some(&home.image()))?;
     let configuration = home.configuration()?;
     let password = std::fs::read_to_string(home.password_file()).ok().map(|text| text.trim().to_owned());
@@ -261,17 +267,14 @@ impl Work {
         let (mut total, last) = {
             let timeout = Duration::from_secs(self.order.timeout_s);
             let watch = sender.watch((!self.order.goes_on_timeout).then_some(timeout))?;
-            let rounds = self.rounds(&mut sender, &image, &departure, begun);
+            let mut policy = Policy::new(wanted(&self.order));
+            let rounds = self.rounds(&mut sender, &mut policy, &image, &departure, begun);
             // Who cancels it ends the connection, as does its time.
-            rounds.map_err(|reason| match self.check_wanted() {
-                Err(cancelled) => cancelled,
-                Ok(()) if watch.has_ended() => format!(
-                    "its memory was not sent within {} s; give a longer --timeout-s, or --on-timeout go; it goes on \
-                     here",
-                    timeout.as_secs()
-                ),
-                Ok(()) => reason,
-            })?
+            self.check_wanted()?;
+            if watch.has_ended() {
+                return Err(format!("{}; it goes on here", policy.why()));
+            }
+            rounds?
         };
         let (counts, pause, forwards) = self.switch(&mut sender, last, &departure)?;
         total.add(&counts);
@@ -296,6 +299,7 @@ impl Work {
     fn rounds(
         &self,
         sender: &mut Sender,
+        policy: &mut Policy,
         image: &Image,
         departure: &Departure,
         begun: Instant,
@@ -305,7 +309,6 @@ impl Work {
         sender.send(image.prefix())?;
         let Answered::Accepted {} = sender.answer()? else { return Err("it answers something else".to_owned()) };
         self.tell(MigrationEvent::Accepted);
-        let mut policy = Policy::new(wanted(&self.order));
         let (mut total, mut last) = (Total::default(), None);
         loop {
             self.check_wanted()?;

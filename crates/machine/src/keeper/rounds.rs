@@ -33,9 +33,10 @@ impl Sender {
         bytes_per_second: Option<u64>,
         is_cancelled: Arc<AtomicBool>,
     ) -> Result<Sender, String> {
+        let _watch = Watch::begin(&stream, &is_cancelled, None).map_err(words)?;
         let (from, to) = stream.try_clone().and_then(directions).map_err(words)?;
         let pace = Arc::new(Pace::new(bytes_per_second));
-        let (link, _) = Sending::begin(Session::new(), shape, from, to, pace).map_err(lost)?;
+        let (link, _) = Sending::begin(Session::new(), shape, from, to, pace, TURN_TIMEOUT).map_err(lost)?;
         let encoder = Encoder::new(shape, Options::new(rand::random())).map_err(words)?;
         Ok(Sender { link, encoder, shape, stream, is_cancelled })
     }
@@ -57,7 +58,6 @@ impl Sender {
 
     /// What the other side answers, for which it has [`TURN_TIMEOUT`].
     pub(super) fn answer(&mut self) -> Result<Answered, String> {
-        let _watch = self.watch(Some(TURN_TIMEOUT))?;
         self.link.hear().and_then(|answered| understand(&answered)).map_err(lost)
     }
 }

@@ -171,26 +171,34 @@ async fn login(
             _ => {}
         }
     }
-    if purpose == Purpose::Session {
-        backend.started_us = ask_start(&mut backend).await?;
+    if purpose.is_clients() {
+        backend.started_us = check_role(&mut backend).await?;
     }
     Ok(backend)
 }
 
-/// When the server process was started. Not asked in a serializable transaction: those are counted. Asked as the role
-/// that has logged in: to another, which its settings may name, the server does not show it.
-async fn ask_start(backend: &mut Backend) -> Result<i64, BackendError> {
+/// Whether the server has let in the role that the client proved to be, and not another one that has its name by now,
+/// or still has it on a follower; when the server process was started. Not asked in a serializable transaction: those
+/// are counted. Asked as the role that has logged in: to another, which its settings may name, the server does not show
+/// it.
+async fn check_role(backend: &mut Backend) -> Result<i64, BackendError> {
     let sql = format!(
         "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL ROLE NONE; \
-         SELECT {} FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()); COMMIT",
-        ServerProcess::ROW
+         SELECT {}, usesysid::pg_catalog.int8 OPERATOR(pg_catalog.=) {} \
+         FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()); COMMIT",
+        ServerProcess::ROW,
+        backend.role
     );
     let rows = backend.rows(&sql).await?;
-    let process = rows.first().and_then(|row| ServerProcess::of_row(row));
-    process.map(|process| process.started_us).ok_or_else(|| BackendError::Login {
-        server: backend.server.name.clone(),
-        reason: "pg_stat_get_activity() gave no start of its process".to_owned(),
-    })
+    let refused = |reason: &str| BackendError::Login { server: backend.server.name.clone(), reason: reason.to_owned() };
+    let [process @ .., is_role] = rows.first().map_or(&[][..], Vec::as_slice) else {
+        return Err(refused("pg_stat_get_activity() does not show its process"));
+    };
+    if is_role.as_deref() != Some("t") {
+        return Err(refused("the role of this name is another one there than the one that has logged in here"));
+    }
+    let process = ServerProcess::of_row(process);
+    process.map(|process| process.started_us).ok_or_else(|| refused("no start of its process is shown"))
 }
 
 fn put_startup<'a>(output: &mut BytesMut, parameters: impl Iterator<Item = (&'a str, &'a str)>) {

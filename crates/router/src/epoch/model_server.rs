@@ -264,7 +264,7 @@ impl Shared {
         Some(if sql.contains("pg_terminate_backend") {
             vec!["t".to_owned(); *self.running.lock().unwrap()]
         } else if sql.contains("pg_stat_get_activity") {
-            vec!["1|1700000000123456".to_owned()]
+            vec!["1|1700000000123456|t".to_owned()]
         } else if sql.contains("pg_logical_emit_message") {
             vec![format!("0/{:X}", self.marker.fetch_add(1, SeqCst) + 1)]
         } else if sql.contains("pg_export_snapshot") {
