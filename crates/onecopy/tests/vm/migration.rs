@@ -91,7 +91,12 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     assert!(predicted.contains("\"memory_bytes\"") && !there.1.home("web").exists(), "{predicted}");
     let refused = migrate(here, &there.0, &["--downtime-ms=1"]).refused(1);
     assert!(refused.contains("a pause of 1 ms cannot be kept"), "{refused}");
-    // Slowly enough that it is under way when it is cancelled.
+    let refused = migrate(here, &there.0, &["--bandwidth=1K"]).refused(1);
+    assert!(refused.contains("give 100000 at least"), "{refused}");
+    // Slowly enough that it is under way when its time is over, or when it is cancelled.
+    let refused = migrate(here, &there.0, &["--bandwidth=2M", "--timeout-s=1"]).refused(1);
+    assert!(refused.contains("not sent once within 1 s") && refused.contains("it goes on here"), "{refused}");
+    until("nothing of it is left there", || !there.1.home("web").exists());
     let cancelled = std::thread::scope(|scope| {
         let migrating = scope.spawn(|| migrate(here, &there.0, &["--bandwidth=2M"]));
         until("it is under way", || there.1.home("web").join("memory.shadow").exists());
