@@ -4,7 +4,7 @@
 //!  memory server                                     who asks
 //!    how many u32, their numbers u32, rising ──────>
 //!              <─────────────────────────────────    the place of the first in that list u32, how many u32
-//!    their content, 4096 bytes each ───────────────>
+//!    0 u8, their content, 4096 bytes each ─────────>   or 1 u8, bytes u32, why they cannot be read
 //! ```
 //!
 //! All little-endian. It ends when the other side closes the connection, or with what cannot be read.
@@ -25,8 +25,12 @@ const BATCH_PAGES: usize = 64;
 /// Batches that are kept: each of the encoder's threads reads in a place of its own, and some are read again.
 const BATCHES_MAX: usize = 8;
 
-/// What is written at once.
-const BUFFER_BYTES: usize = 256 << 10;
+/// The longest reason.
+const REASON_BYTES_MAX: usize = 1 << 10;
+
+/// Before content, and before a reason.
+const CONTENT: u8 = 0;
+const REASON: u8 = 1;
 
 /// Who takes nothing for so long is gone, or hangs.
 const TAKE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -45,25 +49,35 @@ pub(super) fn serve(
 ) -> Result<(), Cause> {
     stream.set_write_timeout(Some(TAKE_TIMEOUT))?;
     stream.set_read_timeout(Some(ASK_TIMEOUT))?;
-    let (mut from, mut to) = (stream, BufWriter::with_capacity(BUFFER_BYTES, stream));
-    to.write_all(&u32::try_from(pages.len())?.to_le_bytes())?;
+    let (mut from, mut to) = (stream, stream);
+    let mut numbers = BufWriter::new(stream);
+    numbers.write_all(&u32::try_from(pages.len())?.to_le_bytes())?;
     for page in pages {
-        to.write_all(&page.to_le_bytes())?;
+        numbers.write_all(&page.to_le_bytes())?;
     }
-    to.flush()?;
-    let (mut asked, mut content) = ([0; 8], [0; PAGE_BYTES]);
+    numbers.flush()?;
+    let (mut asked, mut content, mut answer) = ([0; 8], [0; PAGE_BYTES], Vec::new());
     loop {
         match from.read_exact(&mut asked) {
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(()),
             read => read?,
         }
         let (first, count) = (word(&asked, 0) as usize, word(&asked, 4) as usize);
-        let wanted = first.checked_add(count).and_then(|end| pages.get(first..end));
+        let wanted = first.checked_add(count).filter(|_| count <= BATCH_PAGES).and_then(|end| pages.get(first..end));
+        answer.clear();
+        answer.push(CONTENT);
         for page in wanted.ok_or("pages are asked for that the epoch has not")? {
-            read(*page, &mut content)?;
-            to.write_all(&content)?;
+            if let Err(error) = read(*page, &mut content) {
+                let reason = error.to_string();
+                let reason = &reason.as_bytes()[..reason.floor_char_boundary(REASON_BYTES_MAX)];
+                to.write_all(&[REASON])?;
+                to.write_all(&u32::try_from(reason.len())?.to_le_bytes())?;
+                to.write_all(reason)?;
+                return Err(error);
+            }
+            answer.extend(content);
         }
-        to.flush()?;
+        to.write_all(&answer)?;
     }
 }
 
@@ -123,6 +137,11 @@ impl Reader {
                 let count = BATCH_PAGES.min(pages - first);
                 let words = [first, count].map(|number| u32::try_from(number).expect("there are as many pages"));
                 self.stream.write_all(words.map(u32::to_le_bytes).as_flattened())?;
+                let mut kind = [0];
+                self.stream.read_exact(&mut kind)?;
+                if kind != [CONTENT] {
+                    return Err(io::Error::other(self.reason()?));
+                }
                 let mut content = vec![0; count * PAGE_BYTES];
                 self.stream.read_exact(&mut content)?;
                 self.batches.truncate(BATCHES_MAX - 1);
@@ -130,6 +149,15 @@ impl Reader {
             }
         }
         Ok(&self.batches[0].1)
+    }
+
+    /// Why the server cannot read pages.
+    fn reason(&mut self) -> io::Result<String> {
+        let mut length = [0; 4];
+        self.stream.read_exact(&mut length)?;
+        let mut reason = vec![0; REASON_BYTES_MAX.min(word(&length, 0) as usize)];
+        self.stream.read_exact(&mut reason)?;
+        Ok(String::from_utf8_lossy(&reason).into_owned())
     }
 }
 
@@ -187,7 +215,7 @@ mod tests {
     #[test]
     fn pages_of_an_epoch_are_read_in_any_order_and_none_beside_them() {
         let pages: Vec<u32> = (0..5000).filter(|page| page % 3 == 0).collect();
-        let places = (0..2000).map(|step| u64::from(pages[step * 769 % pages.len()]));
+        let places = (0..200).map(|step| u64::from(pages[step * 769 % pages.len()]));
         let wanted: Vec<u64> = places.chain([4998, 0]).collect();
         let right: Vec<_> = wanted.iter().map(|page| Ok(u8::try_from(page % 251).unwrap())).collect();
         assert_eq!(read(&pages, &wanted), right);
@@ -198,7 +226,8 @@ mod tests {
     /// Spec: D6
     #[test]
     fn a_page_that_is_lost_is_an_error_and_no_other_page() {
-        assert!(read(&[7, 13], &[7])[0].as_ref().unwrap_err().contains("does not send page 7"));
+        let error = read(&[7, 13], &[7]).remove(0).unwrap_err();
+        assert!(error.contains("does not send page 7") && error.contains("it is lost"), "{error}");
     }
 
     /// Spec: D6
