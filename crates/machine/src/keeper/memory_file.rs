@@ -1,0 +1,51 @@
+//! Where the memory of a machine that comes from another host is written.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use onecopy_checkpoint::PAGE_BYTES;
+use onecopy_checkpoint::delta::{Destination, Held, Space, Version};
+use onecopy_checkpoint::take::Cause;
+
+/// The file that is, or will be, the memory of the machine that comes. Without its source it is of no use: what comes
+/// is written in place.
+pub(super) struct MemoryFile {
+    pub(super) file: File,
+    /// There is nothing in it.
+    pub(super) is_new: bool,
+}
+
+impl MemoryFile {
+    fn at(space: Space, first: u64) -> Result<u64, Cause> {
+        match space {
+            Space::Memory => Ok(first * PAGE_BYTES as u64),
+            Space::Disk => Err("writes to the disk came".into()),
+        }
+    }
+}
+
+impl Destination for MemoryFile {
+    fn begin(&self, _: u64, since: Held, _: &[Version]) -> Result<(), Cause> {
+        match self.is_new == (since == Held::NOTHING) {
+            true => Ok(()),
+            false => Err("it begins anew in its middle".into()),
+        }
+    }
+
+    fn read(&self, space: Space, first: u64, into: &mut [u8]) -> Result<(), Cause> {
+        Ok(self.file.read_exact_at(into, MemoryFile::at(space, first)?)?)
+    }
+
+    fn write(&self, space: Space, first: u64, content: &[u8]) -> Result<(), Cause> {
+        Ok(self.file.write_all_at(content, MemoryFile::at(space, first)?)?)
+    }
+
+    fn zero(&self, space: Space, numbers: Range<u64>) -> Result<(), Cause> {
+        // Of a new file nothing was written there: an epoch has each page once.
+        for page in if self.is_new { 0..0 } else { numbers } {
+            self.write(space, page, &[0; PAGE_BYTES])?;
+        }
+        Ok(())
+    }
+}
