@@ -11,12 +11,12 @@ pub(super) struct Incoming<R> {
     from: R,
     session: Session,
     /// How long signs of life are taken for an answer.
-    turn: Option<Duration>,
+    answer_timeout: Option<Duration>,
 }
 
 impl<R: Read> Incoming<R> {
-    pub(super) fn new(from: R, session: Session, turn: Option<Duration>) -> Incoming<R> {
-        Incoming { from, session, turn }
+    pub(super) fn new(from: R, session: Session, answer_timeout: Option<Duration>) -> Incoming<R> {
+        Incoming { from, session, answer_timeout }
     }
 
     /// The next frame that says something.
@@ -28,8 +28,10 @@ impl<R: Read> Incoming<R> {
                 return Err(LinkError::malformed("a frame of another session"));
             }
             match frame.kind {
-                Kind::Heartbeat => match self.turn {
-                    Some(turn) if begun.elapsed() > turn => return Err(LinkError::Unanswered(turn)),
+                Kind::Heartbeat => match self.answer_timeout {
+                    Some(answer_timeout) if begun.elapsed() > answer_timeout => {
+                        return Err(LinkError::Unanswered(answer_timeout));
+                    }
                     _ => {}
                 },
                 Kind::Failed => {

@@ -35,7 +35,7 @@ pub use error::LinkError;
 pub use frame::{DATA_BYTES_MAX, MESSAGE_BYTES_MAX};
 pub use outgoing::Beating;
 pub use pace::Pace;
-pub use receiving::{Received, Receiving, Teller};
+pub use receiving::{FailureSender, Received, Receiving};
 pub use sending::{Sending, Sent};
 
 /// A side that has said nothing for so long says that it lives.

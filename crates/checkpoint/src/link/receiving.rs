@@ -21,9 +21,9 @@ pub enum Received {
 }
 
 /// Tells the other side why this one gives up, whatever has become of [`Receiving`].
-pub struct Teller<W>(Outgoing<W>);
+pub struct FailureSender<W>(Outgoing<W>);
 
-impl<W: Write> Teller<W> {
+impl<W: Write> FailureSender<W> {
     /// Tells it.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ pub struct Receiving<R, W> {
 }
 
 impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
-    /// Reads who begins. [`Receiving::welcome`] or [`Teller::fail`] follows.
+    /// Reads who begins. [`Receiving::welcome`] or [`FailureSender::fail`] follows.
     ///
     /// # Errors
     /// The bytes are no beginning.
@@ -80,8 +80,8 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
     }
 
     /// Who tells the other side why this one does not go on.
-    pub fn teller(&self) -> Teller<W> {
-        Teller(self.outgoing.clone())
+    pub fn failure_sender(&self) -> FailureSender<W> {
+        FailureSender(self.outgoing.clone())
     }
 
     /// Waits for an epoch, asking again for what differs of it, or for a message.

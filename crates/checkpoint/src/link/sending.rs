@@ -39,7 +39,7 @@ pub struct Sending<R, W> {
 
 impl<R: Read, W: Write + Send + 'static> Sending<R, W> {
     /// Begins a session, or goes on with it over a new connection. What the other side holds is for
-    /// [`Encoder::resume`]. For each answer it has the time of a `turn`, also when it shows that it lives.
+    /// [`Encoder::resume`]. It has `answer_timeout` for each answer, also when it shows that it lives.
     ///
     /// # Errors
     /// [`LinkError::Refused`]: the other side does not want it; [`LinkError::Unanswered`].
@@ -49,10 +49,10 @@ impl<R: Read, W: Write + Send + 'static> Sending<R, W> {
         from: R,
         to: W,
         pace: Arc<Pace>,
-        turn: Duration,
+        answer_timeout: Duration,
     ) -> Result<(Sending<R, W>, Held), LinkError> {
         let outgoing = Outgoing::new(to, session, pace);
-        let mut incoming = Incoming::new(from, session, Some(turn));
+        let mut incoming = Incoming::new(from, session, Some(answer_timeout));
         outgoing.frame(Kind::Hello, 0, &frame::hello(&shape))?;
         let beating = Beating::begin(outgoing.clone(), HEARTBEAT)?;
         let welcome = incoming.next()?;

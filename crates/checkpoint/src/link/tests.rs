@@ -21,7 +21,7 @@ use crate::take::Cause;
 
 const PAGES: u64 = 600;
 /// Far beyond what an answer takes on a busy machine.
-const TURN: Duration = Duration::from_secs(120);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 const SHAPE: Shape = Shape { memory_bytes: PAGES << 12, disk_bytes: PAGES << 12, disk_travels: false };
 
 /// Memory whose pages are all of one byte and their number, and theirs, written in place.
@@ -88,7 +88,7 @@ fn streams() -> (UnixStream, UnixStream) {
 fn send(stream: &UnixStream, session: Session) -> (Sending<UnixStream, UnixStream>, Held) {
     let halves = [stream, stream].map(|half| half.try_clone().unwrap());
     let [from, to] = halves;
-    Sending::begin(session, SHAPE, from, to, Arc::new(Pace::new(None)), TURN).unwrap()
+    Sending::begin(session, SHAPE, from, to, Arc::new(Pace::new(None)), ANSWER_TIMEOUT).unwrap()
 }
 
 fn accept(stream: &UnixStream) -> Receiving<UnixStream, UnixStream> {
@@ -217,10 +217,10 @@ fn what_differs_is_asked_for_and_comes_before_the_epoch_counts() {
 #[test]
 fn a_side_that_gives_up_says_why() {
     let (here, there) = streams();
-    let refused = thread::spawn(move || accept(&there).teller().fail("no such machine"));
+    let refused = thread::spawn(move || accept(&there).failure_sender().fail("no such machine"));
     let halves = [here.try_clone().unwrap(), here];
     let [from, to] = halves;
-    let begun = Sending::begin(Session::new(), SHAPE, from, to, Arc::new(Pace::new(None)), TURN);
+    let begun = Sending::begin(Session::new(), SHAPE, from, to, Arc::new(Pace::new(None)), ANSWER_TIMEOUT);
     let Err(LinkError::Refused { reason }) = begun else { panic!("it was welcomed") };
     assert_eq!(reason, "no such machine");
     refused.join().unwrap().unwrap();

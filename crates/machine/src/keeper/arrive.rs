@@ -9,21 +9,18 @@
 //! has said that it goes on there, or where it cannot run any more. In between it stands, and the source's host is
 //! asked again and again, by whichever keeper there is.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io;
-use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onecopy_checkpoint::PAGE_BYTES;
-use onecopy_checkpoint::delta::{Decoder, Destination, Held, NoBlocks, Shape, Space, Version};
-use onecopy_checkpoint::link::{Received, Receiving, Teller};
+use onecopy_checkpoint::delta::{Decoder, Held, NoBlocks, Shape};
+use onecopy_checkpoint::link::{FailureSender, Received, Receiving};
 use onecopy_checkpoint::memory::GuestMemory;
 use onecopy_checkpoint::restore::{Prefix, stream};
-use onecopy_checkpoint::take::Cause;
 use onecopy_disk::source::LocalCopy;
 use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_disk_server::DiskClient;
@@ -34,7 +31,9 @@ use tokio::io::copy_bidirectional;
 use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 
-use super::link::{Answered, Inward, Said, TURN_TIMEOUT, Watch, directions, message, understand};
+use super::link::{Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
+use super::memory_file::MemoryFile;
+use super::migrate::words;
 use super::restore::{self, Restored};
 use super::server::{Launch, Server};
 use super::service::Kept;
@@ -59,7 +58,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A machine that is on its way, all of whose memory was sent once.
 pub(super) struct Arriving {
-    link: Inward,
+    link: DestinationLink,
     /// What ends the connection.
     stream: UnixStream,
     decoder: Decoder,
@@ -109,30 +108,26 @@ pub(super) async fn begin(
         discard(home, &record);
         failed(home, reason)
     })?;
-    let teller = link.teller();
+    let failures = link.failure_sender();
     let begun = receive(home, user, kept, &record, (link, stream)).await;
     if let Err(error) = &begun {
         discard(home, &record);
-        refuse(teller, error).await;
+        refuse(failures, error).await;
     }
     begun
 }
 
-fn words(error: impl ToString) -> String {
-    error.to_string()
-}
-
 /// Reads who begins; with what ends the connection.
-fn accept(stream: UnixStream) -> Result<(Inward, UnixStream), String> {
+fn accept(stream: UnixStream) -> Result<(DestinationLink, UnixStream), String> {
     let ender = stream.try_clone().map_err(words)?;
     let (from, to) = directions(stream).map_err(words)?;
     Ok((Receiving::accept(from, to).map_err(words)?, ender))
 }
 
 /// Says why it does not come: what the source hears is why it stays there.
-async fn refuse(teller: Teller<UnixStream>, error: &MachineError) {
+async fn refuse(failures: FailureSender<UnixStream>, error: &MachineError) {
     let reason = error.to_string();
-    let _ = tokio::task::spawn_blocking(move || teller.fail(&reason)).await;
+    let _ = tokio::task::spawn_blocking(move || failures.fail(&reason)).await;
 }
 
 async fn receive(
@@ -140,7 +135,7 @@ async fn receive(
     user: &ServiceUser,
     kept: &Arc<Kept>,
     record: &Arrival,
-    (link, stream): (Inward, UnixStream),
+    (link, stream): (DestinationLink, UnixStream),
 ) -> Result<(Server, Arriving), MachineError> {
     let (own, account, expected) = (home.clone(), user.clone(), record.clone());
     let first = tokio::task::spawn_blocking(move || first_rounds(&own, &account, link, &expected)).await;
@@ -171,9 +166,9 @@ async fn receive(
 fn first_rounds(
     home: &MachineHome,
     user: &ServiceUser,
-    mut link: Inward,
+    mut link: DestinationLink,
     record: &Arrival,
-) -> Result<(Inward, Decoder, Vec<u8>), String> {
+) -> Result<(DestinationLink, Decoder, Vec<u8>), String> {
     link.welcome(Held::NOTHING).map_err(words)?;
     let Said::Hello { token, hardware } = said(&mut link)? else {
         return Err("it does not say what it is".to_owned());
@@ -205,57 +200,15 @@ fn first_rounds(
     }
 }
 
-fn said(link: &mut Inward) -> Result<Said, String> {
+fn said(link: &mut DestinationLink) -> Result<Said, String> {
     link.hear().and_then(|said| understand(&said)).map_err(words)
 }
 
 /// Writes an epoch into the memory as it comes.
-fn epoch(link: &mut Inward, decoder: &mut Decoder, memory: &MemoryFile) -> Result<(), String> {
+fn epoch(link: &mut DestinationLink, decoder: &mut Decoder, memory: &MemoryFile) -> Result<(), String> {
     match link.receive(decoder, memory, &NoBlocks).map_err(words)? {
         Received::Epoch(held) => link.acknowledge(held).map_err(words),
         Received::Message(_) => Err("something else came than an epoch".to_owned()),
-    }
-}
-
-/// The file that is, or will be, the memory of the machine that comes. Without its source it is of no use: what comes
-/// is written in place.
-struct MemoryFile {
-    file: File,
-    /// There is nothing in it.
-    is_new: bool,
-}
-
-impl MemoryFile {
-    fn at(space: Space, first: u64) -> Result<u64, Cause> {
-        match space {
-            Space::Memory => Ok(first * PAGE_BYTES as u64),
-            Space::Disk => Err("writes to the disk came".into()),
-        }
-    }
-}
-
-impl Destination for MemoryFile {
-    fn begin(&self, _: u64, since: Held, _: &[Version]) -> Result<(), Cause> {
-        match self.is_new == (since == Held::NOTHING) {
-            true => Ok(()),
-            false => Err("it begins anew in its middle".into()),
-        }
-    }
-
-    fn read(&self, space: Space, first: u64, into: &mut [u8]) -> Result<(), Cause> {
-        Ok(self.file.read_exact_at(into, MemoryFile::at(space, first)?)?)
-    }
-
-    fn write(&self, space: Space, first: u64, content: &[u8]) -> Result<(), Cause> {
-        Ok(self.file.write_all_at(content, MemoryFile::at(space, first)?)?)
-    }
-
-    fn zero(&self, space: Space, numbers: Range<u64>) -> Result<(), Cause> {
-        // Of a new file nothing was written there: an epoch has each page once.
-        for page in if self.is_new { 0..0 } else { numbers } {
-            self.write(space, page, &[0; PAGE_BYTES])?;
-        }
-        Ok(())
     }
 }
 
@@ -290,7 +243,7 @@ impl Arriving {
         let record = self.record.clone();
         let (prefix, kept) = (self.prefix.clone(), Arc::clone(&self.kept));
         // Before the source has heard that it stands here it goes on there, whatever happens.
-        let (teller, stream) = (self.link.teller(), self.stream.try_clone());
+        let (failures, stream) = (self.link.failure_sender(), self.stream.try_clone());
         let stream = stream.map_err(|error| failed(home, error));
         let loaded = match stream {
             Ok(stream) => self.load(home, machine).await.map(|link| (link, stream)),
@@ -300,7 +253,7 @@ impl Arriving {
             Ok(loaded) => loaded,
             Err(error) => {
                 discard(home, &record);
-                refuse(teller, &error).await;
+                refuse(failures, &error).await;
                 return Err(error);
             }
         };
@@ -324,7 +277,7 @@ impl Arriving {
             Ok((link, said)) => (Some(link), Ok(said)),
             Err(reason) => (None, Err(reason)),
         };
-        drop(teller);
+        drop(failures);
         if !matches!(said, Ok(Said::Go {})) || word.is_some() {
             // Nothing more is said or heard here: the source hears that at once, and nobody waits to write.
             let _ = stream.shutdown(std::net::Shutdown::Both);
@@ -355,7 +308,7 @@ impl Arriving {
     }
 
     /// Takes what is left, and gives it to a QEMU that waits: the machine stands then.
-    async fn load(self, home: &MachineHome, machine: &Machine) -> Result<Inward, MachineError> {
+    async fn load(self, home: &MachineHome, machine: &Machine) -> Result<DestinationLink, MachineError> {
         let Arriving { mut link, mut decoder, prefix, has_snapshot, mut restored, .. } = self;
         let own = home.clone();
         let received = tokio::task::spawn_blocking(move || {

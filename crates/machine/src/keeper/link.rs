@@ -33,10 +33,10 @@ const PUMP_BYTES: usize = 256 << 10;
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The source's end.
-pub(super) type Outward = Sending<UnixStream, UnixStream>;
+pub(super) type SourceLink = Sending<UnixStream, UnixStream>;
 
 /// The destination's end.
-pub(super) type Inward = Receiving<UnixStream, UnixStream>;
+pub(super) type DestinationLink = Receiving<UnixStream, UnixStream>;
 
 /// What the source says between epochs.
 #[derive(Debug, Serialize, Deserialize)]

@@ -44,7 +44,7 @@ const SNAPSHOT: &str = "migration-";
 /// Between the two cuts by which it is seen how much changes.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
-/// Fewer bytes a second than this nobody waits for: a wait for the pace lasts as long as 4 KiB of them.
+/// The lowest bandwidth, bytes a second: a wait for the pace lasts as long as 4 KiB take.
 const RATE_MIN: u64 = 100_000;
 
 /// How long a machine may stand that is not given away, or ten times as long as was asked for.
@@ -71,6 +71,9 @@ pub(super) async fn migrate(
         // Its guest would keep an address there that leads nowhere.
         return Err(failed("it is on a bridge, and only machines behind QEMU's own network go so far".to_owned()));
     }
+    if let Some(rate) = order.bytes_per_second.filter(|rate| *rate < RATE_MIN) {
+        return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
+    }
     checkpoint::prepare(kept, machine, Instant::now() + CHECKPOINT_TIMEOUT).await?;
     let work = Work {
         kept: Arc::clone(kept),
@@ -85,9 +88,6 @@ pub(super) async fn migrate(
         return tried.map_err(task)?.map(KeeperReply::Predicted).map_err(failed);
     }
     wanted(&order).check().map_err(failed)?;
-    if order.bytes_per_second.is_some_and(|rate| rate < RATE_MIN) {
-        return Err(failed(format!("no machine goes anywhere at so few bytes a second; give {RATE_MIN} at least")));
-    }
     let image = GuestImage::find(Some(&home.image()))?;
     let configuration = home.configuration()?;
     let password = std::fs::read_to_string(home.password_file()).ok().map(|text| text.trim().to_owned());

@@ -8,6 +8,7 @@ mod guest;
 mod held;
 mod link;
 mod memory;
+mod memory_file;
 mod migrate;
 mod network;
 mod parts;

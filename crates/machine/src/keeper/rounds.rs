@@ -11,14 +11,14 @@ use onecopy_checkpoint::link::{Pace, Sending, Session};
 use onecopy_checkpoint::{LinkError, PAGE_BYTES};
 use onecopy_clone::network::protocol::words as other_hosts_words;
 
-use super::link::{Answered, Outward, Said, TURN_TIMEOUT, Watch, directions, message, understand};
+use super::link::{Answered, Said, SourceLink, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::migrate::{Work, words};
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EpochPages, Request};
 
 /// The source's end of a migration, with what it knows of the other one.
 pub(super) struct Sender {
-    link: Outward,
+    link: SourceLink,
     encoder: Encoder,
     shape: Shape,
     stream: UnixStream,

@@ -196,7 +196,7 @@ impl Served {
             Request::Append { epoch, disk } => self.append(memory, Epoch(epoch), &disk).map(value),
             Request::Count { epoch, since } => pages(memory, epoch, since).map(|pages| value(pages.len())),
             Request::Pages { epoch, since, process_id, descriptor } => {
-                tell(memory, (epoch, since), (process_id, descriptor)).map(value)
+                serve_pages(memory, (epoch, since), (process_id, descriptor)).map(value)
             }
             Request::Release => memory.release_all().map(value),
         };
@@ -243,8 +243,8 @@ fn pages(memory: &GuestMemory, epoch: u64, since: Option<u64>) -> Result<Vec<u32
     }
 }
 
-/// Begins to tell pages to who asks; how many there are.
-fn tell(
+/// Begins to serve pages to who asks; how many there are.
+fn serve_pages(
     memory: &Arc<GuestMemory>,
     (epoch, since): (u64, Option<u64>),
     (process_id, descriptor): (u32, i32),
@@ -253,13 +253,13 @@ fn tell(
     let (pages, memory) = (pages(memory, epoch, since)?, Arc::clone(memory));
     let stream = UnixStream::from(descriptor_of(process_id, descriptor).map_err(failed)?);
     let count = pages.len();
-    let telling = move || {
-        let told = pages::serve(&stream, &pages, |page, into| Ok(memory.read(Epoch(epoch), page, into)?));
-        if let Err(error) = told {
-            tracing::warn!(error, epoch, "the pages of an epoch are not all told");
+    let serving = move || {
+        let served = pages::serve(&stream, &pages, |page, into| Ok(memory.read(Epoch(epoch), page, into)?));
+        if let Err(error) = served {
+            tracing::warn!(error, epoch, "the pages of an epoch are not all served");
         }
     };
-    std::thread::Builder::new().name("memory-pages".to_owned()).spawn(telling).map_err(failed)?;
+    std::thread::Builder::new().name("memory-pages".to_owned()).spawn(serving).map_err(failed)?;
     Ok(count)
 }
 
