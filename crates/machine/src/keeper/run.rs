@@ -63,13 +63,13 @@ pub async fn run(directory: &Path) -> Result<(), MachineError> {
     if !is_running {
         home.forget_end().map_err(MachineError::file("write into", home.root()))?;
     }
-    let (stop, stops) = mpsc::channel(STOPS_MAX);
+    let (stop, mut stops) = mpsc::channel(STOPS_MAX);
     let kept = Arc::new(Kept::new(home.clone(), user.clone(), stop));
     // From now on it can be asked.
     let listener = socket::remove(&home.keeper_socket()).and_then(|()| socket::listen(&home.keeper_socket()));
     let listener = listener.map_err(MachineError::file("listen on", home.keeper_socket()))?;
     let service = tokio::spawn(serve(listener, Arc::clone(&kept)));
-    let outcome = keep(&home, &user, &kept, stops).await;
+    let outcome = keep(&home, &user, &kept, &mut stops).await;
     let noted = match &outcome {
         Ok(_) => None,
         Err(error) => Some(MachineEnd { clean: false, reason: error.to_string(), unix_ms: unix_ms() }),
@@ -87,6 +87,11 @@ pub async fn run(directory: &Path) -> Result<(), MachineError> {
     let _ = socket::remove(&home.keeper_socket());
     for answered in outcome? {
         let _ = answered.send(());
+    }
+    // What they have asked for when it had ended already is so.
+    stops.close();
+    while let Ok(Stop { done, .. }) = stops.try_recv() {
+        let _ = done.send(());
     }
     Ok(())
 }
@@ -118,7 +123,7 @@ async fn keep(
     home: &MachineHome,
     user: &ServiceUser,
     kept: &Arc<Kept>,
-    mut stops: mpsc::Receiver<Stop>,
+    stops: &mut mpsc::Receiver<Stop>,
 ) -> Result<Vec<oneshot::Sender<()>>, MachineError> {
     let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
     let (mut served, mut restored) = match home.process_id() {
