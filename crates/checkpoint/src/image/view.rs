@@ -1,11 +1,20 @@
 //! A checkpoint that is being read.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::Layer;
 use super::format::{DATA_AT, page_sum};
 use crate::{CheckpointError, PAGE_BYTES};
+
+/// Pages that are read at once: 1 MiB.
+const RUN_PAGES: u32 = 256;
+
+/// Threads that fill a memory's file.
+const FILLING_THREADS: usize = 2;
 
 /// A checkpoint, with all that it stands on. It stays readable when its files are removed.
 pub struct View {
@@ -62,13 +71,21 @@ impl View {
             into.fill(0);
             return Ok(());
         };
-        let (layer, data) = (&self.layers[place.layer], data + u64::from(page - place.first));
+        self.read_run(page, place.layer, data + u64::from(page - place.first), into)
+    }
+
+    /// Reads pages that follow each other, from their layer's data of this number on.
+    fn read_run(&self, first: u32, layer: usize, data: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
+        let layer = &self.layers[layer];
         layer.file.read(DATA_AT + data * PAGE_BYTES as u64, into)?;
-        let sum = layer.tables.sums[usize::try_from(data).expect("there is a sum for it")];
-        match page_sum(self.identity, page, into) == sum {
-            true => Ok(()),
-            false => Err(CheckpointError::damaged(layer.file.path(), format!("the checksum of page {page} is wrong"))),
+        let sums = &layer.tables.sums[usize::try_from(data).expect("there is a sum for it")..];
+        for ((page, content), sum) in (first..).zip(into.as_chunks().0).zip(sums) {
+            if page_sum(self.identity, page, content) != *sum {
+                let reason = format!("the checksum of page {page} is wrong");
+                return Err(CheckpointError::damaged(layer.file.path(), reason));
+            }
         }
+        Ok(())
     }
 
     /// Writes all that is not zeros into an empty file, sparse: what a memory shows that is mounted over it.
@@ -78,13 +95,23 @@ impl View {
     pub fn fill(&self, file: &File) -> Result<(), CheckpointError> {
         let failed = |error| CheckpointError::io("fill", std::path::Path::new("a memory's file"))(error);
         file.set_len(self.layers[0].head.memory_bytes).map_err(failed)?;
-        let mut content = [0; PAGE_BYTES];
-        for page in self.present() {
-            self.read(page, &mut content)?;
-            let written: std::io::Result<()> = file.write_all_at(&content, u64::from(page) * PAGE_BYTES as u64);
-            written.map_err(failed)?;
-        }
-        Ok(())
+        let runs: Vec<(Range<u32>, usize, u64)> = self.places.iter().flat_map(Place::runs).collect();
+        let next = AtomicUsize::new(0);
+        let fill = || {
+            let mut content = vec![0; RUN_PAGES as usize * PAGE_BYTES];
+            while let Some((pages, layer, data)) = runs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let content = &mut content[..pages.len() * PAGE_BYTES];
+                self.read_run(pages.start, *layer, *data, content)?;
+                file.write_all_at(content, u64::from(pages.start) * PAGE_BYTES as u64).map_err(failed)?;
+            }
+            Ok(())
+        };
+        // The machine stands until this is done.
+        std::thread::scope(|scope| {
+            let others: Vec<_> = (1..FILLING_THREADS).map(|_| scope.spawn(fill)).collect();
+            let others = others.into_iter().map(|other| other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            others.fold(fill(), Result::and)
+        })
     }
 }
 
@@ -99,6 +126,15 @@ fn own_places(number: usize, layer: &Layer) -> Vec<Place> {
 }
 
 impl Place {
+    /// Its pages that have data, at most [`RUN_PAGES`] each, with their layer and the number of the first one's data.
+    fn runs(&self) -> impl Iterator<Item = (Range<u32>, usize, u64)> {
+        let Place { first, end, layer, data } = *self;
+        let starts = data.into_iter().flat_map(move |data| {
+            (first..end).step_by(RUN_PAGES as usize).map(move |start| (start, data + u64::from(start - first)))
+        });
+        starts.map(move |(start, data)| (start..end.min(start.saturating_add(RUN_PAGES)), layer, data))
+    }
+
     /// Without the pages before this one.
     fn from(self, first: u32) -> Place {
         let cut = u64::from(first - self.first);
