@@ -13,7 +13,7 @@ use crate::{Answer, JsonLines, socket};
 const CONNECTIONS_MAX: usize = 32;
 
 /// Bytes of the longest request; a longer one ends the connection.
-const REQUEST_BYTES_MAX: usize = 64 << 10;
+pub const REQUEST_BYTES_MAX: usize = 64 << 10;
 
 /// A client that neither asks nor takes its answer for so long is let go: its place is for others.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -76,6 +76,9 @@ fn respond(served: &Served, request: &Request) -> Answer {
         Request::Metrics => Ok(value(served.metrics())),
         Request::Snapshot { name } => with_disk(&served.attachment, |disk| disk.snapshot(name).map(value)),
         Request::DeleteSnapshot { name } => with_disk(&served.attachment, |disk| disk.delete_snapshot(name).map(value)),
+        Request::Find { snapshot, wanted } => {
+            with_disk(&served.attachment, |disk| served.find(disk, snapshot, wanted).map(value))
+        }
         Request::Flush => with_disk(&served.attachment, |disk| disk.flush().map(value)),
         Request::SetLimit { bytes_per_second } => {
             served.set_limit(*bytes_per_second);

@@ -65,6 +65,7 @@ impl ObservedPages {
             origin: opened.origin.clone(),
             figures: opened.map.statistics(),
             scanned_bytes: self.scanned_bytes.load(Ordering::Relaxed),
+            seed: opened.map.seed(),
         })
     }
 

@@ -22,6 +22,14 @@ pub enum Request {
         /// Its name.
         name: String,
     },
+    /// Which blocks hold these contents, and have since a snapshot: a list with the number of a block or nothing for
+    /// each, by the page map.
+    Find {
+        /// The snapshot's name.
+        snapshot: String,
+        /// What is looked for, at most [`WANTED_MAX`].
+        wanted: Vec<WantedContent>,
+    },
     /// Makes all that was written durable.
     Flush,
     /// Bounds the background copy of a remote base.
@@ -41,6 +49,26 @@ pub enum Request {
     },
     /// Closes the disk and ends the server.
     Stop,
+}
+
+/// Contents that are looked for by one request: as many as fit into its line.
+pub const WANTED_MAX: usize = 1000;
+
+/// The content of a page of memory that is looked for on the disk: the page's number, and the high and the low half of
+/// the content's hash by [`PageMapStatus::seed`]. Halves, because tagged JSON holds no number of 128 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WantedContent(u64, u64, u64);
+
+impl WantedContent {
+    /// Of a page.
+    pub fn new(page: u64, hash: u128) -> WantedContent {
+        WantedContent(page, (hash >> 64) as u64, hash as u64)
+    }
+
+    /// The page's number, and the hash.
+    pub fn page_and_hash(self) -> (u64, u128) {
+        (self.0, u128::from(self.1) << 64 | u128::from(self.2))
+    }
 }
 
 /// Which answers are kept from the guest.
@@ -105,6 +133,9 @@ pub struct PageMapStatus {
     pub figures: onecopy_pagemap::Statistics,
     /// Bytes of the disk that the background scan has come past; its size once it is through.
     pub scanned_bytes: u64,
+    /// By which contents are hashed.
+    #[serde(default)]
+    pub seed: u64,
 }
 
 #[cfg(test)]
@@ -118,6 +149,10 @@ mod tests {
             (Request::Snapshot { name: "a".to_owned() }, r#"{"command":"snapshot","name":"a"}"#),
             (Request::DeleteSnapshot { name: "a".to_owned() }, r#"{"command":"delete-snapshot","name":"a"}"#),
             (Request::SetLimit { bytes_per_second: Some(7) }, r#"{"command":"set-limit","bytes_per_second":7}"#),
+            (
+                Request::Find { snapshot: "a".to_owned(), wanted: vec![WantedContent::new(7, (1 << 64) + 2)] },
+                r#"{"command":"find","snapshot":"a","wanted":[[7,1,2]]}"#,
+            ),
             (Request::Stop, r#"{"command":"stop"}"#),
         ];
         for (request, text) in cases {
@@ -128,9 +163,17 @@ mod tests {
     }
 
     #[test]
+    fn as_many_contents_as_are_asked_for_at_once_fit_into_a_line() {
+        let wanted = vec![WantedContent::new(u64::MAX >> 12, u128::MAX); WANTED_MAX];
+        assert_eq!(wanted[0].page_and_hash(), (u64::MAX >> 12, u128::MAX));
+        let request = Request::Find { snapshot: "s".repeat(255), wanted };
+        assert!(serde_json::to_string(&request).unwrap().len() < onecopy_control::server::REQUEST_BYTES_MAX);
+    }
+
+    #[test]
     fn a_page_maps_figures_stand_beside_its_origin() {
         let figures = onecopy_pagemap::Statistics { known_blocks: 3, ..Default::default() };
-        let status = PageMapStatus { origin: "empty".to_owned(), figures, scanned_bytes: 4096 };
+        let status = PageMapStatus { origin: "empty".to_owned(), figures, scanned_bytes: 4096, seed: 7 };
         let text = serde_json::to_value(&status).unwrap();
         assert_eq!(
             (&text["origin"], &text["known_blocks"], &text["scanned_bytes"]),

@@ -6,11 +6,11 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use onecopy_disk::{Attachment, Disk, DiskError, OpenOptions};
+use onecopy_disk::{At, Attachment, Disk, DiskError, OpenOptions};
 
 use crate::control::Control;
 use crate::observer::ObservedPages;
-use crate::protocol::ServedDisk;
+use crate::protocol::{ServedDisk, WantedContent};
 use crate::transports::Transports;
 use crate::{CONTROL_SOCKET, DiskServerError, ServeOptions, metrics, scan};
 use onecopy_directory::{DirectoryLock, LockState};
@@ -157,6 +157,20 @@ impl Served {
         metrics::text(self.attachment.directory(), &self.info())
     }
 
+    /// Blocks that hold these contents and did at a snapshot.
+    pub(crate) fn find(
+        &self,
+        disk: &Disk,
+        snapshot: &str,
+        wanted: &[WantedContent],
+    ) -> Result<Vec<Option<u64>>, DiskError> {
+        let pages = self.pages();
+        let Some(map) = pages.as_ref().and_then(|pages| pages.map()) else { return Ok(vec![None; wanted.len()]) };
+        let (then, now) = (disk.view(&At::Snapshot(snapshot.to_owned()))?, disk.view(&At::Current)?);
+        let wanted = wanted.iter().map(|wanted| wanted.page_and_hash());
+        Ok(map.find_many(wanted, |block| then.is_same(&now, block)))
+    }
+
     pub(crate) fn set_limit(&self, bytes_per_second: Option<u64>) {
         *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = bytes_per_second;
         if let Some(disk) = self.attachment.current() {
@@ -251,5 +265,43 @@ fn attachment(directory: &Path, options: &ServeOptions, pages: &Pages, limit: &A
 fn give_back(attachment: &Attachment, was_taken: bool) {
     if was_taken && let Err(error) = attachment.detach() {
         tracing::error!(%error, "the disk is not closed in order");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onecopy_disk::CreateOptions;
+    use onecopy_pagemap::content_hash;
+
+    use super::*;
+    use crate::DiskClient;
+    use crate::protocol::Request;
+
+    /// Spec: A8
+    #[test]
+    fn what_a_snapshot_holds_is_found_and_nothing_that_was_written_since() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        Disk::create(&path, &CreateOptions { size_bytes: 1 << 20, base: None, copy_base: false }).unwrap();
+        let server = DiskServer::start(&path, &ServeOptions::default()).unwrap();
+        let disk = server.served.attachment.current().unwrap();
+        let write = |block: u64, byte: u8| disk.write(block << 12, &[byte; 4096], &[]).unwrap();
+        write(3, 3);
+        write(4, 4);
+        let mut client = DiskClient::connect(&path).unwrap();
+        let seed = client.info().unwrap().page_map.unwrap().seed;
+        let wanted = [3, 4, 9].map(|byte| WantedContent::new(byte, content_hash(seed, &[byte as u8; 4096])));
+        let find = |client: &mut DiskClient, snapshot: &str| {
+            client.ask::<Vec<Option<u64>>>(&Request::Find { snapshot: snapshot.to_owned(), wanted: wanted.to_vec() })
+        };
+        client.snapshot("begun").unwrap();
+        assert_eq!(find(&mut client, "begun").unwrap(), [Some(3), Some(4), None]);
+        write(4, 4);
+        write(9, 9);
+        assert_eq!(find(&mut client, "begun").unwrap(), [Some(3), None, None]);
+        let refused = find(&mut client, "other").unwrap_err();
+        assert!(refused.to_string().contains("other"), "{refused}");
+        drop(disk);
+        server.stop().unwrap();
     }
 }

@@ -161,6 +161,29 @@ impl PageMap {
         }
     }
 
+    /// The same for many pages, each with its number and hash, one answer each; of several blocks the one that follows
+    /// the block of the page before, so that answers come in runs. Blocks that `is_wanted` refuses are not told, nor
+    /// are zeros.
+    pub fn find_many(
+        &self,
+        pages: impl IntoIterator<Item = (u64, u128)>,
+        mut is_wanted: impl FnMut(u64) -> bool,
+    ) -> Vec<Option<u64>> {
+        let mut next = None;
+        let mut find = |(page, hash): (u64, u128)| {
+            let follows = next.filter(|block| self.holds(*block, hash));
+            let address = page.checked_mul(PAGE_BYTES as u64);
+            let block = follows.or_else(|| match self.find_hash(hash, address) {
+                Found::Block { block, .. } => Some(block),
+                Found::Zero | Found::Unknown => None,
+            });
+            let block = block.filter(|block| is_wanted(*block));
+            next = block.map(|block| block + 1);
+            block
+        };
+        pages.into_iter().map(&mut find).collect()
+    }
+
     /// What it has done and holds. Looks at all that is known: some milliseconds for each 100 GiB.
     pub fn statistics(&self) -> Statistics {
         let extent_bytes = u64::from(EXTENT_BLOCKS) * 8;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use onecopy_pagemap::{Found, PAGE_BYTES, PageMap};
+use onecopy_pagemap::PageMap;
 
 use super::BlockAt;
 use crate::take::Cause;
@@ -56,17 +56,9 @@ impl Mapped<'_> {
 
 impl Known for Mapped<'_> {
     fn find_many(&mut self, wanted: &[Wanted], found: &mut Vec<Option<BlockAt>>) -> Result<(), Cause> {
-        let mut next = None;
-        for Wanted { page, hash } in wanted {
-            let follows = next.filter(|block| self.map.holds(*block, *hash));
-            let block = follows.or_else(|| match self.map.find_hash(*hash, Some(page * PAGE_BYTES as u64)) {
-                Found::Block { block, .. } => Some(block),
-                Found::Zero | Found::Unknown => None,
-            });
-            let block = block.filter(|block| !self.is_changed(*block));
-            next = block.map(|block| block + 1);
-            found.push(block.map(|block| BlockAt { version: self.version, block }));
-        }
+        let pages = wanted.iter().map(|wanted| (wanted.page, wanted.hash));
+        let blocks = self.map.find_many(pages, |block| !self.is_changed(block));
+        found.extend(blocks.into_iter().map(|block| block.map(|block| BlockAt { version: self.version, block })));
         Ok(())
     }
 }

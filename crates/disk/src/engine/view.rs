@@ -130,6 +130,12 @@ impl View {
         }
     }
 
+    /// Whether a block is the very same in another view of this disk: it was not written in between. One that was
+    /// written with what it held already is not.
+    pub fn is_same(&self, other: &View, block: u64) -> bool {
+        self.run(block, 1).state == other.run(block, 1).state
+    }
+
     /// What a run's state means, with the base behind it.
     fn is_zero(&self, state: State) -> bool {
         match state {
