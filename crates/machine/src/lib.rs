@@ -27,6 +27,7 @@ mod name;
 mod network;
 pub mod network_holder;
 mod observe;
+mod snapshot_server;
 mod template;
 #[cfg(test)]
 mod tests;
@@ -46,4 +47,5 @@ pub use network::{BridgedNetwork, InterfaceAddress, NetworkChoice};
 pub use observe::{MachineStatus, NetworkStatus};
 pub use onecopy_checkpoint::image::Checkpoint;
 pub use onecopy_network::{HardwareAddress, Statistics as NetworkStatistics};
+pub use snapshot_server::SnapshotServer;
 pub use template::{MachineOverrides, MachineTemplate};

@@ -1,40 +1,25 @@
 //! Other hosts' orders about machines: take one, show the disk of one that has gone, say where one goes on.
 
 use std::collections::BTreeMap;
-use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use onecopy_clone::network::protocol::ProtocolError;
 use onecopy_clone::network::request::{HostAnswer, write_line};
-use onecopy_machine::MachineName;
 use onecopy_machine::migration::{HostOrder, ReceiveOrder, Which};
+use onecopy_machine::{MachineName, SnapshotServer};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
 use tokio::net::UnixStream;
-use tokio::process::Child;
 use tokio::sync::Mutex;
 
 use super::listener::Host;
 use crate::machines::Machines;
-
-/// The subcommand of this program that serves a snapshot.
-const SNAPSHOT_SERVER_COMMAND: &str = "snapshot-server";
-
-/// The kernel's way to the file that a process runs; see proc_pid_exe(5).
-const OWN_PROGRAM: &str = "/proc/self/exe";
-
-/// How long it may take to listen: it reads the disk's map first.
-const SERVE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How often it is tried.
-const SERVE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Bytes on their way between another host and a process of this one.
 const PUMP_BYTES: usize = 256 << 10;
 
 /// Processes that serve snapshots of disks that have gone.
 #[derive(Debug, Default)]
-pub(super) struct Snapshots(Mutex<BTreeMap<MachineName, (String, Child)>>);
+pub(super) struct Snapshots(Mutex<BTreeMap<MachineName, (String, SnapshotServer)>>);
 
 /// Does what is ordered, and tells of it.
 pub(super) async fn serve<S>(host: &Host, stream: &mut S, order: serde_json::Value) -> Result<(), ProtocolError>
@@ -119,44 +104,18 @@ impl Snapshots {
     /// A connection to what serves a machine's snapshot, which is started where nobody does.
     async fn open(&self, machines: &Machines, which: &Which) -> Result<UnixStream, String> {
         let (home, departure) = machines.given_snapshot(which).map_err(words)?;
-        let socket = home.snapshot_socket(&departure.token);
         let mut serving = self.0.lock().await;
-        let lives = match serving.get_mut(&which.name) {
-            Some((token, child)) => *token == which.token && child.try_wait().is_ok_and(|ended| ended.is_none()),
-            None => false,
-        };
+        let lives =
+            serving.get_mut(&which.name).is_some_and(|(token, server)| *token == which.token && server.is_alive());
         if !lives {
             // Dropped, the one of before is killed.
             serving.remove(&which.name);
-            home.make_run(machines.user()).map_err(words)?;
-            let mut nbd = std::ffi::OsString::from("unix:");
-            nbd.push(&socket);
-            let mut command = machines.user().command(OWN_PROGRAM);
-            command.arg(SNAPSHOT_SERVER_COMMAND).arg(home.root().join(&departure.disk)).arg(&departure.snapshot);
-            command.arg("--nbd").arg(nbd).stdin(Stdio::null()).stdout(Stdio::null());
-            let child = tokio::process::Command::from(command).kill_on_drop(true).spawn().map_err(words)?;
-            serving.insert(which.name.clone(), (which.token.clone(), child));
+            let disk = home.root().join(&departure.disk);
+            let socket = home.snapshot_socket(&which.token);
+            let server = SnapshotServer::start(&home, machines.user(), socket, &disk, &departure.snapshot);
+            serving.insert(which.name.clone(), (which.token.clone(), server.map_err(words)?));
         }
-        let begun = Instant::now();
-        loop {
-            match UnixStream::connect(&socket).await {
-                Ok(connected) => {
-                    // The account may have put anything there: no byte goes to another one's process.
-                    let (peer, account) = (connected.peer_cred().map_err(words)?.uid(), machines.user().user_id());
-                    return match peer == account {
-                        true => Ok(connected),
-                        false => Err(format!("its snapshot is served by account {peer} instead of {account}")),
-                    };
-                }
-                Err(error) if begun.elapsed() >= SERVE_TIMEOUT => return Err(format!("its snapshot: {error}")),
-                Err(_) => {}
-            }
-            if let Some((_, child)) = serving.get_mut(&which.name)
-                && let Ok(Some(status)) = child.try_wait()
-            {
-                return Err(format!("its snapshot is not served: {status}"));
-            }
-            tokio::time::sleep(SERVE_INTERVAL).await;
-        }
+        let (_, server) = serving.get_mut(&which.name).ok_or("its snapshot is not served")?;
+        server.connect().await
     }
 }

@@ -1,0 +1,88 @@
+//! The process that lets one snapshot of a disk be read over NBD, for the host to which its machine goes. It has the
+//! account of the machines, and needs nobody who has the disk.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use onecopy_postgres::ServiceUser;
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+
+use crate::{MachineError, MachineHome};
+
+/// The subcommand of this program that serves a snapshot.
+const COMMAND: &str = "snapshot-server";
+
+/// The kernel's way to the file that a process runs; see proc_pid_exe(5).
+const OWN_PROGRAM: &str = "/proc/self/exe";
+
+/// How long it may take to listen: it reads the disk's map first.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How often it is tried.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Such a process; killed when dropped, and it ends with the process that has started it.
+#[derive(Debug)]
+pub struct SnapshotServer {
+    child: Child,
+    socket: PathBuf,
+    account: u32,
+}
+
+impl SnapshotServer {
+    /// Starts it for a disk and its snapshot, listening on a socket in the machine's directory for that.
+    ///
+    /// # Errors
+    /// [`MachineError::Directory`], [`MachineError::File`]: it cannot be started.
+    pub fn start(
+        home: &MachineHome,
+        user: &ServiceUser,
+        socket: PathBuf,
+        disk: &Path,
+        snapshot: &str,
+    ) -> Result<SnapshotServer, MachineError> {
+        home.make_run(user)?;
+        let mut nbd = OsString::from("unix:");
+        nbd.push(&socket);
+        let mut command = user.command(OWN_PROGRAM);
+        command.arg(COMMAND).arg(disk).arg(snapshot).arg("--nbd").arg(nbd);
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let child = Command::from(command).kill_on_drop(true).spawn();
+        let child = child.map_err(MachineError::file("serve a snapshot of", disk))?;
+        Ok(SnapshotServer { child, socket, account: user.user_id() })
+    }
+
+    /// Whether it has not ended.
+    pub fn is_alive(&mut self) -> bool {
+        self.child.try_wait().is_ok_and(|ended| ended.is_none())
+    }
+
+    /// A connection to it; waits until it listens.
+    ///
+    /// # Errors
+    /// In words: it has ended, does not listen in time, or somebody else does in its place.
+    pub async fn connect(&mut self) -> Result<UnixStream, String> {
+        let begun = Instant::now();
+        loop {
+            match UnixStream::connect(&self.socket).await {
+                Ok(connected) => {
+                    // The account may have put anything there: no byte goes to another one's process.
+                    let peer = connected.peer_cred().map_err(|error| error.to_string())?.uid();
+                    return match peer == self.account {
+                        true => Ok(connected),
+                        false => Err(format!("its snapshot is served by account {peer} instead of {}", self.account)),
+                    };
+                }
+                Err(error) if begun.elapsed() >= LISTEN_TIMEOUT => return Err(format!("its snapshot: {error}")),
+                Err(_) => {}
+            }
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(format!("its snapshot is not served: {status}"));
+            }
+            tokio::time::sleep(CONNECT_INTERVAL).await;
+        }
+    }
+}
