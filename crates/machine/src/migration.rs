@@ -31,6 +31,9 @@ use crate::{Forward, MachineError, MachineHome, desired_state};
 /// Such a file is a few words.
 const BYTES_MAX: u64 = 64 << 10;
 
+/// What the snapshots of a disk begin with that are parts of migrations.
+pub(crate) const SNAPSHOT: &str = "migration-";
+
 /// What a machine's host has written down of its going: the file `migration.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -79,6 +82,21 @@ pub struct Arrival {
     pub state: ArrivalState,
     /// All of the disk is here.
     pub is_whole: bool,
+    /// The disk that it has where it comes from, on storage that this host has, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_disk: Option<SharedDisk>,
+}
+
+/// The disk of a machine that goes to another host, on storage that both may have under the same path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedDisk {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// Its snapshot of the time when the migration began: what memory holds of that need not travel.
+    pub begun: String,
+    /// Its snapshot of the machine's last instant there, which is yet to be made.
+    pub last: String,
 }
 
 /// How far a machine's coming is.
@@ -106,6 +124,9 @@ pub struct MigrationResult {
     /// Pages whose content the other host had already.
     #[serde(default)]
     pub known_pages: u64,
+    /// Pages that the other host has read from the disk.
+    #[serde(default)]
+    pub disk_pages: u64,
     /// Pages whose content was sent.
     pub data_pages: u64,
     /// From the stop here until it was known here that it runs there, microseconds.
@@ -114,6 +135,9 @@ pub struct MigrationResult {
     pub total_ms: u64,
     /// Ports of the other host's 127.0.0.1 that lead into it.
     pub forwards: Vec<Forward>,
+    /// The other host reads the disk on storage that both have.
+    #[serde(default)]
+    pub shares_disk: bool,
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, MachineError> {
@@ -163,6 +187,12 @@ impl Departure {
     /// By what the other host knows it.
     pub fn which(&self, home: &MachineHome) -> Which {
         Which { name: home.name().clone(), token: self.token.clone() }
+    }
+
+    /// The disk as the other host may find it on storage that both have.
+    pub(crate) fn shared_disk(&self, home: &MachineHome) -> SharedDisk {
+        let directory = home.root().join(&self.disk);
+        SharedDisk { directory, begun: format!("{}-begun", self.snapshot), last: self.snapshot.clone() }
     }
 
     /// What is said to who asks whether it was given away.

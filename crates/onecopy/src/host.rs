@@ -35,6 +35,10 @@ pub struct Host {
     /// [default: none]
     #[arg(long, value_name = "DIRECTORY")]
     machines: Option<PathBuf>,
+    /// A directory on storage that the hosts of these machines share, under the same path: disks in it are read here,
+    /// and what they hold does not travel; may be given again [default: none]
+    #[arg(long, value_name = "DIRECTORY", requires = "machines")]
+    shared_storage: Vec<PathBuf>,
     /// The account that clones of other hosts' servers run as, whatever theirs is [default: postgres; not as root: the
     /// own one]
     #[arg(long, value_name = "ACCOUNT")]
@@ -96,7 +100,9 @@ impl Host {
         crate::block_on(async {
             let signal = StopSignal::listen(HangUp::Stops)?;
             let machines = match &self.machines {
-                Some(directory) => Some(Machines::of(Directory::new(directory)?)?),
+                Some(directory) => {
+                    Some(Machines::of(Directory::new(directory)?)?.with_shared_storage(&self.shared_storage)?)
+                }
                 None => None,
             };
             let listener = Listener::open(&self.listen, keys, allowed).await?.with_machines(machines);

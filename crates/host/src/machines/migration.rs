@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use onecopy_hypervisor::Qemu;
 use onecopy_machine::keeper::{MigrationEvent, MigrationOrder, Prediction};
 use onecopy_machine::migration::{
-    self, Arrival, ArrivalState, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder, Unanswered,
-    Verdict, Which,
+    self, Arrival, ArrivalState, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder, SharedDisk,
+    Unanswered, Verdict, Which,
 };
 use onecopy_machine::{
     END_TIMEOUT, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
@@ -267,6 +267,7 @@ impl Machines {
             keys: keys.to_owned(),
             state: ArrivalState::Begun,
             is_whole: false,
+            shared_disk: order.shared_disk.as_ref().and_then(|disk| self.shared(disk)),
         };
         let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
         let make = move || {
@@ -275,6 +276,13 @@ impl Machines {
         };
         blocking("making a machine", make).await?;
         Ok(Machine::new(home, self.user.clone()))
+    }
+
+    /// The disk of a machine that comes, where it is on storage that this host was told to have, too.
+    fn shared(&self, disk: &SharedDisk) -> Option<SharedDisk> {
+        let directory = disk.directory.canonicalize().ok()?;
+        let is_shared = self.shared_storage.iter().any(|storage| directory.starts_with(storage));
+        is_shared.then(|| SharedDisk { directory, ..disk.clone() })
     }
 
     /// What a machine has left that has gone from here and is needed no more, or that never came.
@@ -501,5 +509,29 @@ mod tests {
         assert_eq!(machines.given_snapshot(&which).unwrap().1, departure);
         let other = Which { token: "other".to_owned(), ..which };
         machines.given_snapshot(&other).unwrap_err();
+    }
+
+    #[test]
+    fn a_disk_is_shared_only_where_this_host_was_told_so() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("storage/web/disk");
+        let other = directory.path().join("other/web/disk");
+        for path in [&disk, &other] {
+            fs::create_dir_all(path).unwrap();
+        }
+        std::os::unix::fs::symlink(&other, directory.path().join("storage/planted")).unwrap();
+        let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
+        let sharing = machines.clone().with_shared_storage(&[directory.path().join("storage")]).unwrap();
+        let shared = |machines: &Machines, directory: &Path| {
+            let (begun, last) = ("begun".to_owned(), "last".to_owned());
+            machines.shared(&SharedDisk { directory: directory.to_owned(), begun, last })
+        };
+        assert_eq!(shared(&sharing, &disk).unwrap().directory, disk.canonicalize().unwrap());
+        assert_eq!(shared(&machines, &disk), None);
+        let storage = directory.path().join("storage");
+        for refused in [&other, &storage.join("planted"), &storage.join("../other/web/disk"), &storage.join("none")] {
+            assert_eq!(shared(&sharing, refused), None, "{}", refused.display());
+        }
+        machines.with_shared_storage(&[directory.path().join("none")]).unwrap_err();
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use onecopy_guest_agent::protocol::{Answer, Bytes, Command, Execute, Executed};
@@ -54,6 +55,8 @@ pub(super) fn keep_alone(home: &MachineHome) -> Result<File, MachineError> {
 pub struct Machines {
     pub(super) directory: Directory,
     pub(super) user: ServiceUser,
+    /// Directories on storage that other hosts have under the same paths.
+    pub(super) shared_storage: Vec<PathBuf>,
 }
 
 /// What a new machine shall be.
@@ -99,7 +102,20 @@ impl Machines {
     /// # Errors
     /// [`HostError::Postgres`] when there is no account to run them as.
     pub fn of(directory: Directory) -> Result<Machines, HostError> {
-        Ok(Machines { directory, user: ServiceUser::resolve(None)? })
+        Ok(Machines { directory, user: ServiceUser::resolve(None)?, shared_storage: Vec::new() })
+    }
+
+    /// Disks of machines that come are read in these directories, which are on storage that other hosts have under the
+    /// same paths.
+    ///
+    /// # Errors
+    /// [`HostError::File`]: one is not there.
+    pub fn with_shared_storage(mut self, directories: &[PathBuf]) -> Result<Machines, HostError> {
+        for directory in directories {
+            let canonical = directory.canonicalize().map_err(HostError::file("find", directory))?;
+            self.shared_storage.push(canonical);
+        }
+        Ok(self)
     }
 
     /// The machine of this name.

@@ -17,19 +17,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onecopy_checkpoint::delta::{Decoder, Held, NoBlocks, Shape};
+use onecopy_checkpoint::delta::{Blocks, Decoder, Held, NoBlocks, Shape};
 use onecopy_checkpoint::link::{FailureSender, Received, Receiving};
 use onecopy_checkpoint::memory::GuestMemory;
 use onecopy_checkpoint::restore::{Prefix, stream};
+use onecopy_clone::network::client::Stream;
 use onecopy_disk::source::LocalCopy;
-use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
+use onecopy_disk::{CreateOptions, Disk};
 use onecopy_disk_server::DiskClient;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use tokio::io::copy_bidirectional;
 use tokio::net::UnixListener;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Mutex, Semaphore, watch};
 
 use super::link::{Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::memory_file::MemoryFile;
@@ -37,12 +38,13 @@ use super::migrate::words;
 use super::restore::{self, Restored};
 use super::server::{Launch, Server};
 use super::service::Kept;
+use super::shared_disk::{SharedSnapshot, nbd_at};
 use super::{checkpoint, guest, memory};
 use crate::desired_state;
 use crate::hardware::Hardware;
 use crate::home::give_all;
-use crate::migration::{self, Arrival, ArrivalState, HostOrder, Verdict};
-use crate::{MachineError, MachineHome};
+use crate::migration::{self, Arrival, ArrivalState, HostOrder, SharedDisk, Verdict};
+use crate::{MachineError, MachineHome, SnapshotServer};
 
 /// How long a keeper that was started for a machine that comes waits for it.
 const COME_TIMEOUT: Duration = Duration::from_secs(30);
@@ -63,6 +65,8 @@ pub(super) struct Arriving {
     stream: UnixStream,
     decoder: Decoder,
     prefix: Vec<u8>,
+    /// What references to the disk are read from.
+    shared: Option<SharedSnapshot>,
     record: Arrival,
     kept: Arc<Kept>,
     /// Whether the source's snapshot is there.
@@ -140,7 +144,11 @@ async fn receive(
     let (own, account, expected) = (home.clone(), user.clone(), record.clone());
     let first = tokio::task::spawn_blocking(move || first_rounds(&own, &account, link, &expected)).await;
     let first = first.map_err(|error| MachineError::Task(format!("receiving a machine ended: {error}")))?;
-    let (link, decoder, prefix) = first.map_err(|reason| failed(home, reason))?;
+    let First { link, decoder, prefix, shared } = first.map_err(|reason| failed(home, reason))?;
+    let mut record = record.clone();
+    if shared.is_none() && record.shared_disk.take().is_some() {
+        record.write(home)?;
+    }
     let (own, account) = (home.clone(), user.clone());
     let prepared = tokio::task::spawn_blocking(move || {
         let configuration = own.configuration()?;
@@ -157,9 +165,17 @@ async fn receive(
     let server = server.map_err(|reason| MachineError::Ended { machine: home.name().to_string(), reason })?;
     let restored = Restored::waiting(home, 0)?;
     let has_snapshot = watch::channel(false).0;
-    serve_source(home, user, record, has_snapshot.subscribe())?;
-    let record = record.clone();
-    Ok((server, Arriving { link, stream, decoder, prefix, record, kept: Arc::clone(kept), has_snapshot, restored }))
+    serve_source(home, user, &record, has_snapshot.subscribe())?;
+    let kept = Arc::clone(kept);
+    Ok((server, Arriving { link, stream, decoder, prefix, shared, record, kept, has_snapshot, restored }))
+}
+
+/// What has come when all of the memory was sent once.
+struct First {
+    link: DestinationLink,
+    decoder: Decoder,
+    prefix: Vec<u8>,
+    shared: Option<SharedSnapshot>,
 }
 
 /// Hears what comes, and whether it could run here, and writes its memory into the file that will be it.
@@ -168,7 +184,7 @@ fn first_rounds(
     user: &ServiceUser,
     mut link: DestinationLink,
     record: &Arrival,
-) -> Result<(DestinationLink, Decoder, Vec<u8>), String> {
+) -> Result<First, String> {
     link.welcome(Held::NOTHING).map_err(words)?;
     let Said::Hello { token, hardware } = said(&mut link)? else {
         return Err("it does not say what it is".to_owned());
@@ -191,11 +207,15 @@ fn first_rounds(
         file.map_err(|error| format!("{}: {error}", shadow.display()))
     })();
     let memory = MemoryFile { file: checked?, is_new: true };
-    link.say(&message(&Answered::Accepted {})).map_err(words)?;
+    let shared = record.shared_disk.as_ref().and_then(|disk| {
+        let opened = SharedSnapshot::open(home, user, disk);
+        opened.inspect_err(|error| tracing::info!(%error, "the machine's disk is not read here, and travels")).ok()
+    });
+    link.say(&message(&Answered::Accepted { reads_disk: shared.is_some() })).map_err(words)?;
     let mut decoder = Decoder::new(shape);
-    epoch(&mut link, &mut decoder, &memory)?;
+    epoch(&mut link, &mut decoder, &memory, &shared)?;
     match said(&mut link)? {
-        Said::Wait {} => Ok((link, decoder, prefix)),
+        Said::Wait {} => Ok(First { link, decoder, prefix, shared }),
         other => Err(format!("{other:?} came instead of the wish to wait")),
     }
 }
@@ -205,8 +225,17 @@ fn said(link: &mut DestinationLink) -> Result<Said, String> {
 }
 
 /// Writes an epoch into the memory as it comes.
-fn epoch(link: &mut DestinationLink, decoder: &mut Decoder, memory: &MemoryFile) -> Result<(), String> {
-    match link.receive(decoder, memory, &NoBlocks).map_err(words)? {
+fn epoch(
+    link: &mut DestinationLink,
+    decoder: &mut Decoder,
+    memory: &MemoryFile,
+    shared: &Option<SharedSnapshot>,
+) -> Result<(), String> {
+    let blocks: &dyn Blocks = match shared {
+        Some(snapshot) => &snapshot.blocks,
+        None => &NoBlocks,
+    };
+    match link.receive(decoder, memory, blocks).map_err(words)? {
         Received::Epoch(held) => link.acknowledge(held).map_err(words),
         Received::Message(_) => Err("something else came than an epoch".to_owned()),
     }
@@ -215,21 +244,13 @@ fn epoch(link: &mut DestinationLink, decoder: &mut Decoder, memory: &MemoryFile)
 /// Makes the disk over a snapshot that will be there.
 fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64) -> Result<(), MachineError> {
     restore::give_up(home, 0)?;
-    let url = format!("nbd+unix:///?socket={}", encoded(&home.source_socket()));
-    let base = BaseSpecification::Nbd { url, tls: None };
+    let base = nbd_at(&home.source_socket());
     let (new, options) = (restore::new_disk(home), CreateOptions { size_bytes, base: Some(base), copy_base: true });
     let _ = fs::remove_dir_all(&new);
     Disk::create(&new, &options).map_err(home.disk_failed())?;
     LocalCopy::begin(&new, size_bytes).map_err(|error| failed(home, error))?;
     give_all(&new, user)?;
     fs::rename(&new, home.numbered_disk(0)).map_err(MachineError::file("rename", &new))
-}
-
-/// Percent-encoded (RFC 3986).
-fn encoded(path: &Path) -> String {
-    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/.-_".contains(byte);
-    let bytes = path.as_os_str().as_encoded_bytes().iter();
-    bytes.map(|byte| if is_plain(byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") }).collect()
 }
 
 impl Arriving {
@@ -309,7 +330,7 @@ impl Arriving {
 
     /// Takes what is left, and gives it to a QEMU that waits: the machine stands then.
     async fn load(self, home: &MachineHome, machine: &Machine) -> Result<DestinationLink, MachineError> {
-        let Arriving { mut link, mut decoder, prefix, has_snapshot, mut restored, .. } = self;
+        let Arriving { mut link, mut decoder, prefix, shared, has_snapshot, mut restored, .. } = self;
         let own = home.clone();
         let received = tokio::task::spawn_blocking(move || {
             let file = OpenOptions::new().read(true).write(true).open(own.memory()).map_err(words)?;
@@ -317,7 +338,7 @@ impl Arriving {
             link.say(&message(&Answered::Waiting {})).map_err(words)?;
             // The last one has the state of its devices.
             while decoder.devices().is_empty() {
-                epoch(&mut link, &mut decoder, &memory)?;
+                epoch(&mut link, &mut decoder, &memory, &shared)?;
             }
             Ok::<_, String>((link, decoder))
         });
@@ -405,7 +426,7 @@ async fn ask_until_decided(home: &MachineHome, record: &Arrival) -> Verdict {
     }
 }
 
-/// Leads the disk's server to the snapshot on the other host, as soon as that is there.
+/// Leads the disk's server to the snapshot of the machine's last instant where it comes from, as soon as that is there.
 pub(super) fn serve_source(
     home: &MachineHome,
     user: &ServiceUser,
@@ -419,7 +440,7 @@ pub(super) fn serve_source(
     let (owner, group) = (Uid::from_raw(user.user_id()), Gid::from_raw(user.group_id()));
     give_socket(&path, owner, group).map_err(MachineError::file("give away", &path))?;
     let account = user.user_id();
-    let (record, order) = (record.clone(), HostOrder::Disk(record.which(home)));
+    let source = Arc::new(DiskSource::new(home, user, record));
     tokio::spawn(async move {
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         loop {
@@ -433,23 +454,64 @@ pub(super) fn serve_source(
                     continue;
                 }
             };
-            let (record, order, mut has_snapshot) = (record.clone(), order.clone(), has_snapshot.clone());
+            let (source, mut has_snapshot) = (Arc::clone(&source), has_snapshot.clone());
             tokio::spawn(async move {
                 let _place = place;
                 if has_snapshot.wait_for(|there| *there).await.is_err() {
                     return;
                 }
-                match migration::open(&record.origin, &record.keys, &order).await {
+                match source.open().await {
                     Ok(mut far) => {
                         let _ = copy_bidirectional(&mut near, &mut far).await;
                     }
                     // It comes again.
-                    Err(reason) => tracing::info!(origin = record.origin, reason, "the disk's source is away"),
+                    Err(reason) => tracing::info!(reason, "the disk's source is away"),
                 }
             });
         }
     });
     Ok(())
+}
+
+/// Where the disk of a machine that has come is read from.
+struct DiskSource {
+    home: MachineHome,
+    user: ServiceUser,
+    record: Arrival,
+    /// What serves it here, where its storage is here, too.
+    here: Mutex<Option<SnapshotServer>>,
+}
+
+impl DiskSource {
+    fn new(home: &MachineHome, user: &ServiceUser, record: &Arrival) -> DiskSource {
+        let here = Mutex::new(None);
+        DiskSource { home: home.clone(), user: user.clone(), record: record.clone(), here }
+    }
+
+    /// A connection to what serves the snapshot of its last instant where it comes from: here, or else there.
+    async fn open(&self) -> Result<Box<dyn Stream>, String> {
+        let record = &self.record;
+        if let Some(disk) = &record.shared_disk {
+            match self.open_here(disk).await {
+                Ok(stream) => return Ok(Box::new(stream)),
+                Err(reason) => tracing::warn!(reason, "the disk on shared storage is not served, and comes over there"),
+            }
+        }
+        let opened = migration::open(&record.origin, &record.keys, &HostOrder::Disk(record.which(&self.home))).await;
+        opened.map_err(|reason| format!("{}: {reason}", record.origin))
+    }
+
+    async fn open_here(&self, disk: &SharedDisk) -> Result<tokio::net::UnixStream, String> {
+        let mut here = self.here.lock().await;
+        if !here.as_mut().is_some_and(SnapshotServer::is_alive) {
+            // Dropped, the one of before is killed.
+            drop(here.take());
+            let socket = self.home.snapshot_socket(&self.record.token);
+            let started = SnapshotServer::start(&self.home, &self.user, socket, &disk.directory, &disk.last);
+            *here = Some(started.map_err(words)?);
+        }
+        here.as_mut().ok_or("it is not served")?.connect().await
+    }
 }
 
 /// Gives a socket that root has just made to the account: that socket, and nothing that the account has laid there.

@@ -26,6 +26,7 @@ use crate::hardware::Hardware;
 use crate::home::{absent_is_fine, write_own_file};
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{Appended, DEVICES, KeptPages, MemoryClient, Request, devices_file};
+use crate::migration;
 use crate::{MachineError, MachineHome};
 
 /// What the snapshots of a disk begin with that are parts of checkpoints.
@@ -270,7 +271,9 @@ fn forget_unnamed(home: &MachineHome, image: &Image) -> Result<(), Cause> {
     let mut client = DiskClient::connect(&home.disk())?;
     for snapshot in client.info()?.snapshots.unwrap_or_default() {
         let is_needed = named.contains(&disk_word(home, &snapshot.name)) || stood_on.contains(&snapshot.name);
-        if snapshot.name.starts_with(SNAPSHOT) && !is_needed {
+        // Those of a migration that came to nothing, too: none is under way.
+        let is_ours = [SNAPSHOT, migration::SNAPSHOT].iter().any(|kind| snapshot.name.starts_with(kind));
+        if is_ours && !is_needed {
             client.ask::<()>(&DiskRequest::DeleteSnapshot { name: snapshot.name })?;
         }
     }

@@ -55,7 +55,11 @@ pub(super) enum Said {
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(super) enum Answered {
     /// It can run here.
-    Accepted {},
+    Accepted {
+        /// Blocks of the disk can be referred to: its snapshot is read here.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        reads_disk: bool,
+    },
     /// A QEMU waits.
     Waiting {},
     /// It stands here.

@@ -29,17 +29,15 @@ use super::link::{Answered, Said, carried};
 use super::parts::{Disk, Memory, Processors, Record, recover};
 use super::rounds::Sender;
 use super::service::Kept;
+use super::shared_disk::SnapshotPageMap;
 use super::unresponsive::unix_ms;
 use super::{KeeperReply, MigrationEvent, MigrationOrder, Prediction, checkpoint, conclude};
 use crate::desired_state::{self, DesiredState};
 use crate::hardware::Hardware;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EndedEpoch, MemoryClient, Request};
-use crate::migration::{self, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder};
+use crate::migration::{self, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder, SharedDisk};
 use crate::{Forward, GuestImage, MachineError, MachineHome};
-
-/// What the snapshots of a disk begin with that are parts of migrations.
-const SNAPSHOT: &str = "migration-";
 
 /// Between the two cuts by which it is seen how much changes.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
@@ -97,7 +95,7 @@ pub(super) async fn migrate(
         to: order.to.clone(),
         keys: order.keys.clone(),
         disk: home.disk().file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        snapshot: format!("{SNAPSHOT}{}-{}", unix_ms(), std::process::id()),
+        snapshot: format!("{}{}-{}", migration::SNAPSHOT, unix_ms(), std::process::id()),
         state: DepartureState::Begun,
         is_whole: false,
         result: None,
@@ -114,6 +112,7 @@ pub(super) async fn migrate(
         image: image.boot_digest().map_err(MachineError::file("read", image.directory.clone()))?,
         silent_after_s: configuration.silent_after_s,
         end_when_silent: configuration.end_when_silent,
+        shared_disk: Some(departure.shared_disk(home)),
     };
     let hydrated = home.disk();
     let whole = tokio::task::spawn_blocking(move || is_whole(&hydrated)).await.map_err(task)?;
@@ -148,7 +147,7 @@ pub(super) async fn migrate(
             if desired_state::is_migrated(home) {
                 tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
             } else {
-                forget_snapshot(home, &departure).await;
+                forget_snapshots(home, &departure).await;
             }
             Err(failed(reason))
         }
@@ -176,21 +175,22 @@ pub(super) async fn settle(home: &MachineHome) -> Result<(), MachineError> {
     let Some(departure) = Departure::of(home)? else { return Ok(()) };
     Departure::settle(home)?;
     if departure.state == DepartureState::Begun && !desired_state::is_migrated(home) {
-        forget_snapshot(home, &departure).await;
+        forget_snapshots(home, &departure).await;
     }
     Ok(())
 }
 
-/// The disk's snapshot of a migration that came to nothing.
-async fn forget_snapshot(home: &MachineHome, departure: &Departure) {
-    let (disk, snapshot) = (home.root().join(&departure.disk), departure.snapshot.clone());
+/// The disk's snapshots of a migration that came to nothing. One that the other host still reads goes with the next
+/// checkpoint.
+async fn forget_snapshots(home: &MachineHome, departure: &Departure) {
+    let SharedDisk { directory, begun, last } = departure.shared_disk(home);
     let forgotten = tokio::task::spawn_blocking(move || {
-        let mut client = DiskClient::connect(&disk).map_err(words)?;
+        let mut client = DiskClient::connect(&directory).map_err(words)?;
         let snapshots = client.info().map_err(words)?.snapshots.unwrap_or_default();
-        match snapshots.iter().any(|known| known.name == snapshot) {
-            true => client.ask::<()>(&DiskRequest::DeleteSnapshot { name: snapshot }).map_err(words),
-            false => Ok(()),
+        for name in snapshots.into_iter().map(|known| known.name).filter(|name| [&begun, &last].contains(&name)) {
+            client.ask::<()>(&DiskRequest::DeleteSnapshot { name }).map_err(words)?;
         }
+        Ok::<_, String>(())
     });
     if let Ok(Err(error)) = forgotten.await {
         tracing::warn!(error, snapshot = departure.snapshot, "a snapshot of the disk is left");
@@ -263,7 +263,9 @@ impl Work {
         let image = Image::open(&home.checkpoints()).map_err(words)?;
         let disk_bytes = home.configuration().map_err(words)?.disk_bytes;
         let shape = Shape { memory_bytes: image.memory_bytes(), disk_bytes, disk_travels: false };
-        let mut sender = Sender::begin(stream, shape, self.order.bytes_per_second, Arc::clone(&self.is_cancelled))?;
+        let page_map = SnapshotPageMap::begin(home, &departure.shared_disk(home).begun).map_err(words)?;
+        let (rate, is_cancelled) = (self.order.bytes_per_second, Arc::clone(&self.is_cancelled));
+        let mut sender = Sender::begin(stream, shape, page_map, rate, is_cancelled)?;
         let (mut total, last) = {
             let timeout = Duration::from_secs(self.order.timeout_s);
             let watch = sender.watch((!self.order.goes_on_timeout).then_some(timeout))?;
@@ -282,11 +284,13 @@ impl Work {
             bytes: total.counts.bytes,
             zero_pages: total.counts.zero,
             known_pages: total.known_pages(),
+            disk_pages: total.counts.block,
             data_pages: total.data_pages(),
             rounds: total.rounds,
             pause_us: u64::try_from(pause.as_micros()).unwrap_or(u64::MAX),
             total_ms: u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX),
             forwards,
+            shares_disk: sender.shares_disk(),
         };
         let gone = Departure { state: DepartureState::Gone, result: Some(result.clone()), ..departure };
         if let Err(error) = gone.conclude(home) {
@@ -307,8 +311,13 @@ impl Work {
         let hardware = Hardware::of_process(&self.machine)?;
         sender.say(&Said::Hello { token: departure.token.clone(), hardware })?;
         sender.send(image.prefix())?;
-        let Answered::Accepted {} = sender.answer()? else { return Err("it answers something else".to_owned()) };
-        self.tell(MigrationEvent::Accepted);
+        let Answered::Accepted { reads_disk } = sender.answer()? else {
+            return Err("it answers something else".to_owned());
+        };
+        if !reads_disk {
+            sender.forget_disk();
+        }
+        self.tell(MigrationEvent::Accepted { shares_disk: reads_disk });
         let (mut total, mut last) = (Total::default(), None);
         loop {
             self.check_wanted()?;
@@ -326,7 +335,7 @@ impl Work {
             }
             total.add(&counts);
             let sent = Total { rounds: 1, counts };
-            let pages = counts.zero + sent.known_pages() + sent.data_pages();
+            let pages = counts.zero + sent.known_pages() + counts.block + sent.data_pages();
             let round = Round { pages, bytes: counts.bytes, took: cut.elapsed(), sending };
             let next = policy.after(round, begun.elapsed());
             let expected = policy.expected();
@@ -334,6 +343,7 @@ impl Work {
                 round: total.rounds,
                 zero_pages: counts.zero,
                 known_pages: sent.known_pages(),
+                disk_pages: counts.block,
                 data_pages: sent.data_pages(),
                 bytes: counts.bytes,
                 took_ms: u64::try_from(round.took.as_millis()).unwrap_or(u64::MAX),
@@ -440,9 +450,9 @@ impl Total {
         self.counts.add(counts);
     }
 
-    /// Pages whose content the other side had.
+    /// Pages whose content the other side had in memory.
     fn known_pages(&self) -> u64 {
-        self.counts.same + self.counts.held + self.counts.block
+        self.counts.same + self.counts.held
     }
 
     /// Pages whose content was sent.

@@ -20,6 +20,7 @@ mod rounds;
 mod run;
 mod server;
 mod service;
+mod shared_disk;
 mod unresponsive;
 
 pub use checkpoint::CheckpointTaken;

@@ -135,7 +135,10 @@ pub struct MigrationOrder {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum MigrationEvent {
     /// The other host has taken the order.
-    Accepted,
+    Accepted {
+        /// It reads the machine's disk on storage that both hosts have.
+        shares_disk: bool,
+    },
     /// A round was sent.
     Round {
         /// Its number.
@@ -144,6 +147,8 @@ pub enum MigrationEvent {
         zero_pages: u64,
         /// Pages whose content the other host had already.
         known_pages: u64,
+        /// Pages that the other host reads from the disk.
+        disk_pages: u64,
         /// Pages whose content was sent.
         data_pages: u64,
         /// Bytes that went over the connection.

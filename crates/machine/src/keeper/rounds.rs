@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use onecopy_checkpoint::delta::{Changed, Counts, Encoder, Epoch, NothingKnown, Options, Shape};
+use onecopy_checkpoint::delta::{Changed, Counts, Encoder, Epoch, Known, NothingKnown, Options, Shape, Version};
 use onecopy_checkpoint::link::{Pace, Sending, Session};
 use onecopy_checkpoint::{LinkError, PAGE_BYTES};
 use onecopy_clone::network::protocol::words as other_hosts_words;
 
 use super::link::{Answered, Said, SourceLink, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::migrate::{Work, words};
+use super::shared_disk::SnapshotPageMap;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EpochPages, Request};
 
@@ -20,6 +21,8 @@ use crate::memory_server::{EpochPages, Request};
 pub(super) struct Sender {
     link: SourceLink,
     encoder: Encoder,
+    /// What is on the disk that the other side reads, too.
+    page_map: Option<SnapshotPageMap>,
     shape: Shape,
     stream: UnixStream,
     is_cancelled: Arc<AtomicBool>,
@@ -30,6 +33,7 @@ impl Sender {
     pub(super) fn begin(
         stream: UnixStream,
         shape: Shape,
+        page_map: Option<SnapshotPageMap>,
         bytes_per_second: Option<u64>,
         is_cancelled: Arc<AtomicBool>,
     ) -> Result<Sender, String> {
@@ -37,8 +41,19 @@ impl Sender {
         let (from, to) = stream.try_clone().and_then(directions).map_err(words)?;
         let pace = Arc::new(Pace::new(bytes_per_second));
         let (link, _) = Sending::begin(Session::new(), shape, from, to, pace, TURN_TIMEOUT).map_err(lost)?;
-        let encoder = Encoder::new(shape, Options::new(rand::random())).map_err(words)?;
-        Ok(Sender { link, encoder, shape, stream, is_cancelled })
+        let seed = page_map.as_ref().map_or_else(rand::random, |map| map.seed);
+        let encoder = Encoder::new(shape, Options::new(seed)).map_err(words)?;
+        Ok(Sender { link, encoder, page_map, shape, stream, is_cancelled })
+    }
+
+    /// Whether the other side reads the disk.
+    pub(super) fn shares_disk(&self) -> bool {
+        self.page_map.is_some()
+    }
+
+    /// The other side does not read the disk: nothing refers to it.
+    pub(super) fn forget_disk(&mut self) {
+        self.page_map = None;
     }
 
     /// Ends the connection when the migration is cancelled, or after so long.
@@ -89,8 +104,13 @@ impl Work {
         let pages = EpochPages::open(near, sender.shape.memory_bytes / PAGE_BYTES as u64, CHECKPOINT_TIMEOUT);
         let pages = pages.map_err(words)?;
         let memory = Changed { numbers: pages.numbers(), source: &pages };
-        let epoch = Epoch { number: epoch, versions: &[], memory, disk: None, devices };
-        let sent = sender.link.epoch(&mut sender.encoder, &epoch, &mut NothingKnown).map_err(lost)?;
+        let versions: Vec<Version> = sender.page_map.iter().map(SnapshotPageMap::version).collect();
+        let epoch = Epoch { number: epoch, versions: &versions, memory, disk: None, devices };
+        let known: &mut dyn Known = match &mut sender.page_map {
+            Some(map) => map,
+            None => &mut NothingKnown,
+        };
+        let sent = sender.link.epoch(&mut sender.encoder, &epoch, known).map_err(lost)?;
         if let Some(rate) = sent.link_bytes_per_second {
             sender.encoder.set_link(rate);
         }

@@ -10,6 +10,7 @@ use onecopy_clone::network::request::{HostAnswer, HostRequest, read_line, write_
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::SharedDisk;
 use crate::{Forward, MachineName};
 
 /// How long another host may take to answer what it need not wait for.
@@ -69,6 +70,9 @@ pub struct ReceiveOrder {
     pub silent_after_s: u64,
     /// As in the machine's file.
     pub end_when_silent: bool,
+    /// Its disk: on storage that both hosts have, it need not travel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_disk: Option<SharedDisk>,
 }
 
 /// What the source's host says of a migration.

@@ -76,7 +76,14 @@ fn departure() -> Departure {
 }
 
 fn arrival(state: ArrivalState) -> Arrival {
-    Arrival { token: "one".to_owned(), origin: "here:1".to_owned(), keys: "/keys".into(), state, is_whole: false }
+    Arrival {
+        token: "one".to_owned(),
+        origin: "here:1".to_owned(),
+        keys: "/keys".into(),
+        state,
+        is_whole: false,
+        shared_disk: None,
+    }
 }
 
 /// The steps in their order; what the one before has written down is there.

@@ -169,12 +169,16 @@ impl Migrate {
             return;
         }
         display.step(match event {
-            MigrationEvent::Accepted => "the other host takes it; its memory is sent".to_owned(),
+            MigrationEvent::Accepted { shares_disk: false } => "the other host takes it; its memory is sent".to_owned(),
+            MigrationEvent::Accepted { shares_disk: true } => {
+                "the other host takes it, and reads its disk; the rest of its memory is sent".to_owned()
+            }
             MigrationEvent::Waiting => "QEMU waits there".to_owned(),
             MigrationEvent::Round {
                 round,
                 zero_pages,
                 known_pages,
+                disk_pages,
                 data_pages,
                 bytes,
                 took_ms,
@@ -187,7 +191,10 @@ impl Migrate {
                 };
                 let bytes = HumanBytes(*bytes);
                 let left_out = zero_pages + known_pages;
-                format!("round {round}: {data_pages} pages, {left_out} left out, {bytes} in {took_ms} ms{expected}")
+                format!(
+                    "round {round}: {data_pages} pages, {disk_pages} on the disk, {left_out} known; {bytes} in \
+                     {took_ms} ms{expected}"
+                )
             }
             MigrationEvent::Stopped => "it stands".to_owned(),
             MigrationEvent::Loaded => "it stands there".to_owned(),
@@ -197,7 +204,7 @@ impl Migrate {
 }
 
 fn say_result(name: &str, to: &str, result: &MigrationResult) {
-    let MigrationResult { rounds, bytes, pause_us, total_ms, forwards, .. } = result;
+    let MigrationResult { rounds, bytes, pause_us, total_ms, forwards, shares_disk, .. } = result;
     output::say(format_args!(
         "{name} runs at {to}. It stood {:.1} ms; {} in {rounds} rounds, {:.1} s.",
         *pause_us as f64 / 1000.0,
@@ -208,7 +215,10 @@ fn say_result(name: &str, to: &str, result: &MigrationResult) {
         let (host, guest) = (forward.host_port, forward.guest_port);
         output::say(format_args!("Port {host} of 127.0.0.1 there leads to its port {guest}."));
     }
-    output::say(format_args!("Its disk comes from here until all of it is there: keep `onecopy host` running."));
+    let from = if *shares_disk { "on storage that both hosts have" } else { "here" };
+    output::say(format_args!(
+        "Its disk comes from what it has {from}, until it has all of it: keep `onecopy host` running."
+    ));
 }
 
 fn say_prediction(prediction: &Prediction) {

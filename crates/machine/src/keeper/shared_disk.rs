@@ -1,0 +1,166 @@
+//! The disk of a machine that goes to another host, as both sides use it to leave out what memory holds of it: the
+//! source asks its page map, and the destination reads a snapshot on storage that both hosts have.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use onecopy_checkpoint::PAGE_BYTES;
+use onecopy_checkpoint::delta::{BlockAt, Blocks, Known, Version, Wanted};
+use onecopy_checkpoint::take::Cause;
+use onecopy_disk::source::open_beside;
+use onecopy_disk::{BaseSpecification, Source};
+use onecopy_disk_server::DiskClient;
+use onecopy_disk_server::protocol::{Request, WANTED_MAX, WantedContent};
+use onecopy_postgres::ServiceUser;
+use tokio::runtime::Handle;
+
+use crate::migration::SharedDisk;
+use crate::{MachineHome, SnapshotServer};
+
+/// How long a read of a snapshot may take: storage that hangs ends the migration.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The page map of the running disk, as far as it tells of a snapshot.
+pub(super) struct SnapshotPageMap {
+    disk: PathBuf,
+    snapshot: String,
+    /// By which contents are hashed.
+    pub(super) seed: u64,
+}
+
+impl SnapshotPageMap {
+    /// Makes the snapshot, durably. None where the disk has no page map.
+    ///
+    /// # Errors
+    /// The disk's server does not answer, or makes none.
+    pub(super) fn begin(home: &MachineHome, snapshot: &str) -> Result<Option<SnapshotPageMap>, Cause> {
+        let disk = home.disk();
+        let mut client = DiskClient::connect(&disk)?;
+        let Some(map) = client.info()?.page_map else { return Ok(None) };
+        client.snapshot(snapshot)?;
+        Ok(Some(SnapshotPageMap { disk, snapshot: snapshot.to_owned(), seed: map.seed }))
+    }
+
+    /// How references name the snapshot.
+    pub(super) fn version(&self) -> Version {
+        Version::Snapshot(self.snapshot.clone())
+    }
+
+    fn ask(&self, wanted: &[Wanted]) -> Result<Vec<Option<u64>>, Cause> {
+        // A new connection each time: its server may be another one, and lets go of who asks nothing for long.
+        let mut client = DiskClient::connect(&self.disk)?;
+        let mut found = Vec::with_capacity(wanted.len());
+        for wanted in wanted.chunks(WANTED_MAX) {
+            let contents = wanted.iter().map(|wanted| WantedContent::new(wanted.page, wanted.hash)).collect();
+            let blocks: Vec<Option<u64>> =
+                client.ask(&Request::Find { snapshot: self.snapshot.clone(), wanted: contents })?;
+            if blocks.len() != wanted.len() {
+                return Err(format!("{} answers for {} pages", blocks.len(), wanted.len()).into());
+            }
+            found.extend(blocks);
+        }
+        Ok(found)
+    }
+}
+
+impl Known for SnapshotPageMap {
+    fn find_many(&mut self, wanted: &[Wanted], found: &mut Vec<Option<BlockAt>>) -> Result<(), Cause> {
+        let blocks = self.ask(wanted).unwrap_or_else(|error| {
+            // It costs bytes only.
+            tracing::warn!(%error, "what is on the disk is not known, and travels");
+            vec![None; wanted.len()]
+        });
+        found.extend(blocks.into_iter().map(|block| block.map(|block| BlockAt { version: 0, block })));
+        Ok(())
+    }
+}
+
+/// What is served on a socket, as a disk names what lies below it.
+pub(super) fn nbd_at(socket: &Path) -> BaseSpecification {
+    // Percent-encoded (RFC 3986).
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/.-_".contains(byte);
+    let bytes = socket.as_os_str().as_encoded_bytes().iter();
+    let encoded: String =
+        bytes.map(|byte| if is_plain(byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") }).collect();
+    BaseSpecification::Nbd { url: format!("nbd+unix:///?socket={encoded}"), tls: None }
+}
+
+/// The snapshot of a disk that another host has, read on storage that this one has, too: by a process of the account
+/// that the disk's files belong to.
+pub(super) struct SharedSnapshot {
+    pub(super) blocks: SnapshotBlocks,
+    /// Killed when dropped.
+    _server: SnapshotServer,
+}
+
+impl SharedSnapshot {
+    /// Opens it: a snapshot of that name is on no other disk. In a thread that blocks.
+    ///
+    /// # Errors
+    /// In words: it is not to be had here.
+    pub(super) fn open(home: &MachineHome, user: &ServiceUser, disk: &SharedDisk) -> Result<SharedSnapshot, String> {
+        let socket = home.in_run("shared-snapshot.sock");
+        let server = SnapshotServer::start(home, user, socket.clone(), &disk.directory, &disk.begun);
+        let mut server = server.map_err(|error| error.to_string())?;
+        Handle::current().block_on(server.connect())?;
+        let source = open_beside(&nbd_at(&socket), home.root(), false, Some(READ_TIMEOUT));
+        let source = source.map_err(|error| error.to_string())?;
+        Ok(SharedSnapshot { blocks: SnapshotBlocks { source, name: disk.begun.clone() }, _server: server })
+    }
+}
+
+/// The blocks of one snapshot.
+pub(super) struct SnapshotBlocks {
+    source: Arc<dyn Source>,
+    name: String,
+}
+
+impl Blocks for SnapshotBlocks {
+    fn read_many(&self, version: &Version, blocks: &[u64], into: &mut [u8]) -> Result<(), Cause> {
+        if *version != Version::Snapshot(self.name.clone()) {
+            return Err(format!("a block of {version:?} is named").into());
+        }
+        let mut rest = into;
+        for run in blocks.chunk_by(|one, next| one.checked_add(1) == Some(*next)) {
+            let (read, left) = rest.split_at_mut(run.len() * PAGE_BYTES);
+            let offset = run[0] * PAGE_BYTES as u64;
+            // Behind the disk's end are zeros.
+            let there = self.source.size_bytes().saturating_sub(offset).min(read.len() as u64) as usize;
+            let (there, behind) = read.split_at_mut(there);
+            self.source.read(offset, there)?;
+            behind.fill(0);
+            rest = left;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use onecopy_disk::{CreateOptions, Disk, OpenOptions, View};
+
+    use super::*;
+
+    /// Spec: D6
+    #[test]
+    fn blocks_of_a_snapshot_are_what_they_were_and_no_other_version_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        Disk::create(&path, &CreateOptions { size_bytes: 1 << 20, base: None, copy_base: false }).unwrap();
+        let disk = Disk::open(&path, OpenOptions::default()).unwrap();
+        disk.write(3 << 12, &[[3; 4096], [4; 4096]].concat(), &[]).unwrap();
+        disk.snapshot("begun").unwrap();
+        disk.write(4 << 12, &[9; 4096], &[]).unwrap();
+        let source = Arc::new(View::open(&path, "begun").unwrap());
+        let shared = SnapshotBlocks { source, name: "begun".to_owned() };
+        let mut read = vec![7; 4 << 12];
+        shared.read_many(&Version::Snapshot("begun".to_owned()), &[3, 4, 9, 300], &mut read).unwrap();
+        assert_eq!(read, [[3; 4096], [4; 4096], [0; 4096], [0; 4096]].concat());
+        for other in [Version::Snapshot("other".to_owned()), Version::Epoch(1)] {
+            shared.read_many(&other, &[3], &mut [0; 4096]).unwrap_err();
+        }
+        drop(shared);
+        disk.close().unwrap();
+    }
+}
