@@ -5,17 +5,18 @@
 use bytes::BytesMut;
 
 use crate::state::RouterState;
-use crate::status::RouterStatus;
+use crate::status::{ClientStatus, RouterStatus};
 use crate::wire::{Channel, ChannelError, Reply, SqlError, sql_of_query, sqlstate};
 
 /// The name of the console among databases. A real database of this name cannot be reached through the router.
 pub const DATABASE: &str = "onecopy";
 
 /// What can be shown.
-const SUBJECTS: [(&str, &str); 6] = [
+const SUBJECTS: [(&str, &str); 7] = [
     ("SHOW SERVERS", "servers: role, health, reads, share of reads, replay lag"),
     ("SHOW EPOCHS", "databases: newest epoch, its age, where it is open, how gates went"),
     ("SHOW POOLS", "databases: clients and idle back ends"),
+    ("SHOW CLIENTS", "sessions: user, database, application, address, state, how long connected"),
     ("SHOW STATS", "counters since the router started"),
     ("SHOW VERSION", "the router's version"),
     ("SHOW HELP", "this"),
@@ -40,7 +41,8 @@ pub async fn serve(router: &RouterState, client: &mut Channel) -> Result<(), Cha
             b'X' => return Ok(()),
             b'Q' => {
                 let sql = sql_of_query(&frame).unwrap_or_default();
-                answer(&String::from_utf8_lossy(&sql), &RouterStatus::of(router), &mut client.output);
+                let clients = || ClientStatus::all(router);
+                answer(&String::from_utf8_lossy(&sql), &RouterStatus::of(router), clients, &mut client.output);
                 client.output.ready_for_query(b'I');
             }
             b'S' => client.output.ready_for_query(b'I'),
@@ -51,7 +53,7 @@ pub async fn serve(router: &RouterState, client: &mut Channel) -> Result<(), Cha
     }
 }
 
-fn answer(sql: &str, status: &RouterStatus, output: &mut BytesMut) {
+fn answer(sql: &str, status: &RouterStatus, clients: impl FnOnce() -> Vec<ClientStatus>, output: &mut BytesMut) {
     let words: Vec<String> =
         sql.trim_matches(|c: char| c.is_whitespace() || c == ';').split_whitespace().map(str::to_uppercase).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -59,6 +61,7 @@ fn answer(sql: &str, status: &RouterStatus, output: &mut BytesMut) {
         ["SHOW", "SERVERS"] => servers(status),
         ["SHOW", "EPOCHS"] => epochs(status),
         ["SHOW", "POOLS"] => pools(status),
+        ["SHOW", "CLIENTS"] => clients_table(&clients()),
         ["SHOW", "STATS"] => stats(status),
         ["SHOW", "VERSION"] => {
             Table { columns: &["version"], rows: vec![text([concat!("onecopy ", env!("CARGO_PKG_VERSION"))])] }
@@ -160,6 +163,24 @@ fn pools(status: &RouterStatus) -> Table {
     Table { columns: &["database", "server", "clients", "idle_readers", "idle_session_backends"], rows }
 }
 
+fn clients_table(clients: &[ClientStatus]) -> Table {
+    let row = |client: &ClientStatus| {
+        vec![
+            Some(client.process_id.to_string()),
+            Some(client.user.clone()),
+            Some(client.database.clone()),
+            client.application_name.clone(),
+            client.address.map(|address| address.to_string()),
+            Some(client.state.to_owned()),
+            Some(client.connected.as_secs().to_string()),
+        ]
+    };
+    Table {
+        columns: &["pid", "user", "database", "application_name", "address", "state", "connected_s"],
+        rows: clients.iter().map(row).collect(),
+    }
+}
+
 fn stats(status: &RouterStatus) -> Table {
     let counters = [
         ("clients", status.clients as u64),
@@ -184,15 +205,32 @@ mod tests {
     fn every_command_that_help_names_is_answered() {
         for (command, _) in SUBJECTS {
             let mut output = BytesMut::new();
-            answer(&format!("{};", command.to_lowercase()), &RouterStatus::default(), &mut output);
+            answer(&format!("{};", command.to_lowercase()), &RouterStatus::default(), Vec::new, &mut output);
             assert_eq!(output[0], b'T', "{command}");
         }
     }
 
     #[test]
+    fn a_client_of_which_little_is_known_has_its_row() {
+        let client = ClientStatus {
+            process_id: 7,
+            user: "anna".to_owned(),
+            database: "shop".to_owned(),
+            application_name: None,
+            address: None,
+            state: "idle",
+            connected: std::time::Duration::from_millis(2500),
+        };
+        let table = clients_table(&[client]);
+        let row: Vec<&str> = table.rows[0].iter().map(|value| value.as_deref().unwrap_or("-")).collect();
+        assert_eq!(row, ["7", "anna", "shop", "-", "-", "idle", "2"]);
+        assert_eq!(row.len(), table.columns.len());
+    }
+
+    #[test]
     fn what_it_does_not_know_is_an_error_with_a_remedy() {
         let mut output = BytesMut::new();
-        answer("drop table x", &RouterStatus::default(), &mut output);
+        answer("drop table x", &RouterStatus::default(), Vec::new, &mut output);
         assert_eq!(output[0], b'E');
     }
 }

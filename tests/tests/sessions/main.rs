@@ -20,6 +20,7 @@ mod log_in;
 mod pools;
 mod read_only_default;
 mod shared_statements;
+mod show_clients;
 mod shutdown;
 mod statements;
 mod transaction_modes;

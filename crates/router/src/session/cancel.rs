@@ -5,14 +5,17 @@
 //! waits for the requests that are on their way to its back end, so that they find nothing else there; who sends one
 //! hears of its end only then.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
 use crate::backend::{CancelKey, Credentials};
+use crate::settings::Settings;
 use crate::state::{CancelKeys, RouterState};
+use crate::status::ClientStatus;
 
 /// A cancel request that has not reached its server within this is not waited for; the back end then serves nobody
 /// else.
@@ -29,8 +32,16 @@ pub struct CancelSlot {
     landed: Notify,
     /// Somebody has ended the session on purpose.
     is_ended: AtomicBool,
-    /// In which database it is, and as whom; none while it logs in.
-    owner: Option<(Arc<str>, Arc<Credentials>)>,
+    /// Whose session it is; none before that is known.
+    owner: Option<Owner>,
+}
+
+#[derive(Debug)]
+struct Owner {
+    database: Arc<str>,
+    credentials: Arc<Credentials>,
+    address: Option<SocketAddr>,
+    since: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +55,10 @@ struct Running {
     at_work: bool,
     /// One has come while it did, and nothing ran on a server.
     is_wanted: bool,
+    /// The session's settings when its client was last waited for; none while it logs in.
+    settings: Option<Arc<Settings>>,
+    /// Whether a transaction was open then.
+    in_transaction: bool,
 }
 
 /// A cancel request on its way.
@@ -82,14 +97,37 @@ impl CancelSlot {
         self.running.lock().expect("no code panics while it holds this lock")
     }
 
-    /// The slot of a session in `database` that has logged in with these.
-    pub(super) fn of(database: Arc<str>, credentials: Arc<Credentials>) -> CancelSlot {
-        CancelSlot { owner: Some((database, credentials)), ..CancelSlot::default() }
+    /// The slot of a session in `database` that has logged in with these, from `address`.
+    pub(super) fn of(database: Arc<str>, credentials: Arc<Credentials>, address: Option<SocketAddr>) -> CancelSlot {
+        let owner = Owner { database, credentials, address, since: Instant::now() };
+        CancelSlot { owner: Some(owner), ..CancelSlot::default() }
     }
 
     /// In which database its session is, and with what it has logged in; none while it logs in.
     pub(super) fn owner(&self) -> Option<(Arc<str>, Arc<Credentials>)> {
-        self.owner.clone()
+        self.owner.as_ref().map(|owner| (owner.database.clone(), owner.credentials.clone()))
+    }
+
+    /// What is known of its session, which its client knows by `process_id`; none before it is known whose it is.
+    pub(crate) fn status(&self, process_id: u32) -> Option<ClientStatus> {
+        let owner = self.owner.as_ref()?;
+        let running = self.running();
+        let state = match &running.settings {
+            None => "login",
+            Some(_) if running.at_work => "active",
+            Some(_) if running.in_transaction => "idle in transaction",
+            Some(_) => "idle",
+        };
+        let application_name = running.settings.as_ref().and_then(|settings| settings.get("application_name"));
+        Some(ClientStatus {
+            process_id,
+            user: owner.credentials.user.clone(),
+            database: owner.database.to_string(),
+            application_name: application_name.map(str::to_owned),
+            address: owner.address,
+            state,
+            connected: owner.since.elapsed(),
+        })
     }
 
     /// Its session shall end: at once when it waits for its client, else with what is running.
@@ -129,9 +167,13 @@ impl CancelSlot {
         (running.at_work, running.is_wanted) = (true, false);
     }
 
-    /// Nothing is left of what the client has said.
-    pub(super) fn end_work(&self) {
-        self.running().at_work = false;
+    /// Nothing is left of what the client has said; its session has these settings now.
+    pub(super) fn end_work(&self, settings: &Arc<Settings>, in_transaction: bool) {
+        let mut running = self.running();
+        (running.at_work, running.in_transaction) = (false, in_transaction);
+        if !running.settings.as_ref().is_some_and(|known| Arc::ptr_eq(known, settings)) {
+            running.settings = Some(settings.clone());
+        }
     }
 
     /// Whether a request has come for what was not sent to a server yet.
@@ -196,7 +238,7 @@ mod tests {
         assert!(slot.cancel().is_none());
         slot.begin_work();
         assert!(!slot.take_wanted(), "it was meant for what came before");
-        slot.end_work();
+        slot.end_work(&Arc::default(), false);
         assert!(slot.cancel().is_none() && !slot.take_wanted(), "nothing is left");
     }
 }

@@ -4,6 +4,7 @@
 //! start-up packet.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -64,9 +65,10 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
     {
         tracing::warn!(%error, "a client is not asked whether it is there");
     }
+    let address = socket.peer_address();
     let mut client = Channel::new(socket, LOGIN_MESSAGE_BYTES_MAX);
     let presence = Arc::new(Presence::of(&client));
-    let log_in = tokio::time::timeout(LOGIN_TIMEOUT, log_in(&router, &mut client));
+    let log_in = tokio::time::timeout(LOGIN_TIMEOUT, log_in(&router, &mut client, address));
     let Some(Ok(logged_in)) = presence.while_there(&CancelSlot::default(), log_in).await else {
         return;
     };
@@ -217,7 +219,11 @@ impl LoggedIn {
     }
 }
 
-async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Option<LoggedIn>, LoginError> {
+async fn log_in(
+    router: &Arc<RouterState>,
+    client: &mut Channel,
+    address: Option<SocketAddr>,
+) -> Result<Option<LoggedIn>, LoginError> {
     let parameters = loop {
         let packet = client.startup_packet().await?;
         let refused = |error: crate::wire::FrontendError| {
@@ -260,7 +266,7 @@ async fn log_in(router: &Arc<RouterState>, client: &mut Channel) -> Result<Optio
     }
     // Before anything is made there, or learnt of it, in the router's own name.
     let is_template = access.check(&startup.database).map_err(LoginError::Refused)?;
-    let logged_in = open_session(router, client, startup, Arc::new(credentials), is_template).await?;
+    let logged_in = open_session(router, client, address, startup, Arc::new(credentials), is_template).await?;
     router.counters.logins.fetch_add(1, Relaxed);
     Ok(Some(logged_in))
 }
@@ -334,12 +340,13 @@ async fn password_message(client: &mut Channel) -> Result<Bytes, LoginError> {
 async fn open_session(
     router: &Arc<RouterState>,
     client: &mut Channel,
+    address: Option<SocketAddr>,
     startup: StartupOptions,
     credentials: Arc<Credentials>,
     is_template: bool,
 ) -> Result<LoggedIn, LoginError> {
     let fatal = |error: SqlError| LoginError::Refused(SqlError { severity: "FATAL", ..error });
-    let cancel = Arc::new(CancelSlot::of(startup.database.as_str().into(), credentials.clone()));
+    let cancel = Arc::new(CancelSlot::of(startup.database.as_str().into(), credentials.clone(), address));
     let (database, inside) = loop {
         let database = router.database(&startup.database).await.map_err(|error| fatal(error.to_sql()))?;
         let inside = SessionRegistration::enter(router, &database, &cancel, is_template);

@@ -229,7 +229,7 @@ impl Session {
                 Some(frame) => frame,
                 None => {
                     relay::flush(&mut self.client).await?;
-                    self.cancel.end_work();
+                    self.cancel.end_work(&self.settings, self.transaction.is_some());
                     self.presence.set_listening(true);
                     let frame = self.next_frame().await;
                     self.presence.set_listening(false);

@@ -85,6 +85,14 @@ impl Socket {
         Ok(sockopt::set_socket_keepalive(stream, true)?)
     }
 
+    /// Where a client comes from; none where that has no name.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        match self {
+            Socket::Tcp(stream) => stream.peer_addr().ok(),
+            Socket::Unix(_) => None,
+        }
+    }
+
     /// Reads what is there without waiting; `WouldBlock` when nothing is.
     pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
