@@ -73,7 +73,7 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
         return;
     };
     match logged_in {
-        Ok(Some(session)) => {
+        Ok(LogIn::Session(session)) => {
             let number = session.inside.number;
             let mut session = session.into_session(client, presence.clone());
             session.client.message_bytes_max = session.database.settings.message_bytes_max;
@@ -84,7 +84,13 @@ pub async fn serve(router: Arc<RouterState>, socket: Socket) {
                 None => tracing::debug!(session = number, "session cut off: its client has gone"),
             }
         }
-        Ok(None) => {}
+        Ok(LogIn::Console) => {
+            let console = console::serve(&router, &mut client);
+            if let Some(Err(error)) = presence.while_there(&CancelSlot::default(), console).await {
+                tracing::debug!(%error, "lost a client of the console");
+            }
+        }
+        Ok(LogIn::Cancel) => {}
         Err(LoginError::Refused(error)) => {
             router.counters.refused.fetch_add(1, Relaxed);
             tracing::info!(%error, "a client was refused");
@@ -219,11 +225,20 @@ impl LoggedIn {
     }
 }
 
+/// What a connection has come for.
+enum LogIn {
+    Session(Box<LoggedIn>),
+    /// The router's console.
+    Console,
+    /// The cancel request was passed on.
+    Cancel,
+}
+
 async fn log_in(
     router: &Arc<RouterState>,
     client: &mut Channel,
     address: Option<SocketAddr>,
-) -> Result<Option<LoggedIn>, LoginError> {
+) -> Result<LogIn, LoginError> {
     let parameters = loop {
         let packet = client.startup_packet().await?;
         let refused = |error: crate::wire::FrontendError| {
@@ -233,7 +248,7 @@ async fn log_in(
             StartupPacket::Ssl | StartupPacket::Gss => client.answer_byte(b'N').await?,
             StartupPacket::Cancel { process_id, secret } => {
                 cancel(router, process_id, secret).await;
-                return Ok(None);
+                return Ok(LogIn::Cancel);
             }
             StartupPacket::Session { version: (3, minor), parameters } => {
                 negotiate(client, minor, &parameters);
@@ -261,14 +276,13 @@ async fn log_in(
                 error.hint("GRANT pg_monitor to the role, or connect to another database."),
             ));
         }
-        console::serve(router, client).await?;
-        return Ok(None);
+        return Ok(LogIn::Console);
     }
     // Before anything is made there, or learnt of it, in the router's own name.
     let is_template = access.check(&startup.database).map_err(LoginError::Refused)?;
     let logged_in = open_session(router, client, address, startup, Arc::new(credentials), is_template).await?;
     router.counters.logins.fetch_add(1, Relaxed);
-    Ok(Some(logged_in))
+    Ok(LogIn::Session(Box::new(logged_in)))
 }
 
 async fn authenticate(
