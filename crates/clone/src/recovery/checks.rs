@@ -196,9 +196,10 @@ mod tests {
     #[test]
     fn what_a_source_lacks_is_named() {
         assert_eq!(facts().lack(2), None);
+        let [below, above] = [MAJOR_VERSION_MIN - 1, MAJOR_VERSION_MAX + 1].map(|major| format!("PostgreSQL {major}"));
         for (lacking, word) in [
-            (Facts { major_version: 14, ..facts() }, "PostgreSQL 14"),
-            (Facts { major_version: 19, ..facts() }, "PostgreSQL 19"),
+            (Facts { major_version: MAJOR_VERSION_MIN - 1, ..facts() }, below.as_str()),
+            (Facts { major_version: MAJOR_VERSION_MAX + 1, ..facts() }, above.as_str()),
             (Facts { is_superuser: false, ..facts() }, "no superuser"),
             (Facts { data_directory_matches: false, ..facts() }, "not its own"),
             (Facts { wal_level: "minimal".to_owned(), ..facts() }, "wal_level"),
