@@ -5,7 +5,6 @@ use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::snapshots::FrozenMap;
 use super::{Core, WaitPolicy, byte_of};
@@ -15,7 +14,7 @@ use crate::format::load;
 use crate::format::recent::Boot;
 use crate::lease::SnapshotLock;
 use crate::map::{self, LEAF_BLOCKS, Leaf, Position, Roots, Run, State};
-use crate::source::{self, Extent, Hydration, Source, SourceError};
+use crate::source::{self, Extent, Hydration, ReadPolicy, Source, SourceError};
 use crate::storage::{Folder, StoredFile};
 use crate::{BLOCK_BYTES, DiskError, Snapshot};
 
@@ -66,15 +65,23 @@ impl View {
     /// # Errors
     /// There is no such disk or snapshot, or its base cannot be opened.
     pub fn open(directory: &Path, snapshot: &str) -> Result<View, DiskError> {
-        View::open_known(directory, snapshot, None).map(|(view, _, _)| view)
+        View::open_known(directory, snapshot, ReadPolicy::default()).map(|(view, _, _)| view)
     }
 
-    /// The same, with the disk's uuid and what is known of the snapshot. A read waits so long for a base that is away;
-    /// none is for ever.
+    /// The same of a disk that another machine has made: no base of it may be another server's export, or a device.
+    ///
+    /// # Errors
+    /// As [`View::open`].
+    pub fn open_of_files(directory: &Path, snapshot: &str) -> Result<View, DiskError> {
+        let policy = ReadPolicy { only_files: true, ..ReadPolicy::default() };
+        View::open_known(directory, snapshot, policy).map(|(view, _, _)| view)
+    }
+
+    /// The same, with the disk's uuid and what is known of the snapshot.
     pub(crate) fn open_known(
         directory: &Path,
         snapshot: &str,
-        wait_policy: Option<Duration>,
+        policy: ReadPolicy,
     ) -> Result<(View, String, Snapshot), DiskError> {
         let (header, folder) = (Header::read(directory)?, Folder::open(directory)?);
         let number = find(&folder, &header, snapshot)?.0.number;
@@ -84,7 +91,7 @@ impl View {
         if found.number != number {
             return Err(DiskError::SnapshotInUse { name: snapshot.to_owned() });
         }
-        let open = |base| source::open_beside(base, directory, header.copy_base, wait_policy);
+        let open = |base| source::open_beside(base, directory, header.copy_base, policy);
         let base = header.base.as_ref().map(open).transpose()?;
         let view = View(Kind::Elsewhere(Box::new(Elsewhere {
             directory: directory.to_owned(),

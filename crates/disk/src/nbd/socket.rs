@@ -43,6 +43,14 @@ impl Socket {
         Socket { kind: Kind::Unix(stream), deadline: Mutex::new(None) }
     }
 
+    /// The account of the process behind a Unix socket; none of another kind.
+    pub(crate) fn peer_account(&self) -> io::Result<Option<u32>> {
+        match &self.kind {
+            Kind::Tcp(_) => Ok(None),
+            Kind::Unix(stream) => Ok(Some(rustix::net::sockopt::socket_peercred(stream)?.uid.as_raw())),
+        }
+    }
+
     /// From now on reads and writes together end at this time; with none they take as long as they take.
     pub(crate) fn set_deadline(&self, deadline: Option<Instant>) -> io::Result<()> {
         *self.deadline.lock().unwrap_or_else(PoisonError::into_inner) = deadline;

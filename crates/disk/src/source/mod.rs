@@ -231,61 +231,76 @@ fn check_size(size_bytes: u64) -> Result<(), String> {
 /// The base is not there, is none, or is not the one that it was.
 pub fn open(specification: &BaseSpecification, directory: &Path, copy: bool) -> Result<Arc<dyn Source>, SourceError> {
     if copy {
-        let remote = |remembered: Option<&Remembered>| original(specification, directory, remembered, None);
+        let remote =
+            |remembered: Option<&Remembered>| original(specification, directory, remembered, ReadPolicy::default());
         // The background begins when it is told its limit: before that it could be faster than it may.
         let held = LocalCopyOptions { limit_bytes_per_second: Some(0), ..LocalCopyOptions::default() };
         return Ok(Arc::new(LocalCopy::open(directory, remote, held)?));
     }
-    original(specification, directory, None, None)
+    original(specification, directory, None, ReadPolicy::default())
+}
+
+/// How the disk of somebody else is read.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ReadPolicy {
+    /// A read waits so long for a base that is away; none is for ever.
+    pub(crate) patience: Option<Duration>,
+    /// No base is another server's export, or a device of this machine: its header may be another machine's.
+    pub(crate) only_files: bool,
 }
 
 /// Opens the base of a disk that somebody else may hold: nothing is written, and what is not in the holder's copy, now
-/// or later, comes from the source. A read waits so long for a source that is away; none is for ever.
+/// or later, comes from the source.
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_beside(
+pub(crate) fn open_beside(
     specification: &BaseSpecification,
     directory: &Path,
     copy: bool,
-    patience: Option<Duration>,
+    policy: ReadPolicy,
 ) -> Result<Arc<dyn Source>, SourceError> {
     if copy {
-        let looks_again = Some(LOOK_AGAIN_INTERVAL);
-        let remote = |remembered: Option<&Remembered>| original(specification, directory, remembered, looks_again);
-        if let Some(begun) = LocalCopy::open_beside(directory, remote, patience)? {
+        let again = ReadPolicy { patience: Some(LOOK_AGAIN_INTERVAL), ..policy };
+        let remote = |remembered: Option<&Remembered>| original(specification, directory, remembered, again);
+        if let Some(begun) = LocalCopy::open_beside(directory, remote, policy.patience)? {
             return Ok(Arc::new(begun));
         }
     }
-    original(specification, directory, None, patience)
+    original(specification, directory, None, policy)
 }
 
-/// The base itself. When a copy remembers it, a server that cannot be reached now is waited for later. A read of one
-/// that is away waits as long as `patience`, or for ever.
+/// The base itself. When a copy remembers it, a server that cannot be reached now is waited for later.
 fn original(
     specification: &BaseSpecification,
     directory: &Path,
     remembered: Option<&Remembered>,
-    patience: Option<Duration>,
+    policy: ReadPolicy,
 ) -> Result<Arc<dyn Source>, SourceError> {
     match specification {
         BaseSpecification::Raw { path } => {
             let path = directory.join(path);
             Identity::of_image(&path)?.check(&path.display().to_string(), directory)?;
-            Ok(Arc::new(RawFile::open(&path)?))
+            let file = RawFile::open(&path)?;
+            if policy.only_files && !file.metadata().map_err(SourceError::file(&path))?.is_file() {
+                return Err(SourceError::new(path.display().to_string(), "it is a device, and only files are read"));
+            }
+            Ok(Arc::new(file))
         }
         BaseSpecification::Disk { directory: other, snapshot } => {
             let other = directory.join(other);
-            let (view, uuid, found) =
-                View::open_known(&other, snapshot, patience).map_err(SourceError::file(&other))?;
+            let (view, uuid, found) = View::open_known(&other, snapshot, policy).map_err(SourceError::file(&other))?;
             // Only now the snapshot stays: one that is looked at before could be replaced until it is opened.
             let place = format!("{}@{snapshot}", other.display());
             Identity::of_snapshot(&uuid, &found).check(&place, directory)?;
             Ok(Arc::new(view))
         }
+        BaseSpecification::Nbd { url, .. } if policy.only_files => {
+            Err(SourceError::new(url.clone(), "it is another server's export, and only files are read"))
+        }
         BaseSpecification::Nbd { url, tls } => {
             let options =
-                NbdClientOptions { tls: tls.clone(), source_timeout: patience, ..NbdClientOptions::default() };
+                NbdClientOptions { tls: tls.clone(), source_timeout: policy.patience, ..NbdClientOptions::default() };
             let client = match remembered {
                 Some(remembered) => NbdClient::resume(url, options, remembered)?,
                 None => NbdClient::connect(url, options)?,

@@ -51,11 +51,19 @@ pub struct NbdClientOptions {
     pub connect_timeout: Duration,
     /// How long a read may wait for the server; none is for ever.
     pub source_timeout: Option<Duration>,
+    /// The account whose process must be behind a Unix socket; none: anybody's.
+    pub account: Option<u32>,
 }
 
 impl Default for NbdClientOptions {
     fn default() -> NbdClientOptions {
-        NbdClientOptions { tls: None, connections: 4, connect_timeout: Duration::from_secs(10), source_timeout: None }
+        NbdClientOptions {
+            tls: None,
+            connections: 4,
+            connect_timeout: Duration::from_secs(10),
+            source_timeout: None,
+            account: None,
+        }
     }
 }
 
@@ -81,6 +89,7 @@ struct Shared {
     url: Url,
     url_text: String,
     tls: Option<Arc<rustls::ClientConfig>>,
+    account: Option<u32>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -253,8 +262,14 @@ impl NbdClient {
         let connections = options.connections.max(1);
         let size_bytes = known.as_ref().map_or(0, |known| known.size_bytes);
         let state = State { links: vec![None; connections], known, ..State::default() };
-        let shared =
-            Shared { url: parsed, url_text: url.to_owned(), tls, state: Mutex::new(state), changed: Condvar::new() };
+        let shared = Shared {
+            url: parsed,
+            url_text: url.to_owned(),
+            tls,
+            account: options.account,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        };
         let client = NbdClient { shared: Arc::new(shared), source_timeout: options.source_timeout, size_bytes };
         for connection in 0..connections {
             let shared = Arc::clone(&client.shared);

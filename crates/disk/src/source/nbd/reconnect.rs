@@ -56,6 +56,12 @@ pub(super) fn run(shared: &Shared, connection: usize) {
 
 fn dial(shared: &Shared) -> Result<(Stream, Agreed), Refusal> {
     let socket = Arc::new(shared.url.address.dial(DIAL_TIMEOUT)?);
+    if let Some(account) = shared.account
+        && let Some(found) = socket.peer_account()?.filter(|found| *found != account)
+    {
+        let reason = format!("a process of account {found} listens there, and not one of {account}");
+        return Err(io::Error::other(reason).into());
+    }
     socket.set_deadline(Some(Instant::now() + DIAL_TIMEOUT))?;
     let (stream, agreed) = negotiation::open(Stream::plain(socket), &shared.url, shared.tls.as_ref())?;
     stream.socket.set_deadline(None)?;

@@ -361,6 +361,23 @@ fn b28_a_server_that_takes_nothing_more_holds_no_asker_for_ever() {
     assert_eq!(outcome.map_err(|error| error.kind()), Err(io::ErrorKind::WouldBlock));
 }
 
+/// Spec: C4
+#[test]
+fn b28_a_process_of_another_account_is_no_server() {
+    let directory = tempfile::tempdir().unwrap();
+    image(directory.path());
+    let _server = serve_disk(directory.path());
+    let own = rustix::process::geteuid().as_raw();
+    let connect = |account| {
+        let options = NbdClientOptions { account: Some(account), connect_timeout: PATIENCE, ..quick() };
+        NbdClient::connect(&url(directory.path(), "image"), options)
+    };
+    assert!(connect(own).is_ok());
+    let options = NbdClientOptions { account: Some(own + 1), connect_timeout: Duration::from_millis(100), ..quick() };
+    let refused = NbdClient::connect(&url(directory.path(), "image"), options).map(drop).unwrap_err();
+    assert!(refused.to_string().contains(&format!("not one of {}", own + 1)), "{refused}");
+}
+
 #[test]
 fn errors_of_the_server_reach_the_reader_with_their_words() {
     let directory = tempfile::tempdir().unwrap();
