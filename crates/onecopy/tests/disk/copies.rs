@@ -99,3 +99,51 @@ fn b70_a_snapshot_is_served_beside_a_disk_that_is_written_and_whose_server_is_ki
     directory.io("copy", &wanted);
     served.terminate();
 }
+
+/// The disk of another host names what it likes as its base, and lies where it likes: nothing is read outside of the
+/// storage that both hosts have.
+///
+/// Spec: C3
+#[test]
+fn the_disk_of_another_host_shows_nothing_outside_of_the_storage_of_both() {
+    let directory = DiskDirectory::new();
+    source(&directory);
+    std::fs::create_dir(directory.path("shared")).unwrap();
+    for image in ["shared/base.raw", "other.raw"] {
+        std::fs::write(directory.path(image), [7; 1 << 20]).unwrap();
+    }
+    std::os::unix::fs::symlink("../other.raw", directory.path("shared/link.raw")).unwrap();
+    std::os::unix::fs::symlink("../source", directory.path("shared/moved")).unwrap();
+    let origin = directory.serve("source", &[]);
+    let url = format!("nbd+unix:///snapshot/whole?socket={}", directory.socket("source").display());
+    for (disk, how, base) in [
+        ("honest", "--base", "shared/base.raw"),
+        ("image", "--base", "other.raw"),
+        ("link", "--base", "shared/link.raw"),
+        ("disk", "--base", "source@whole"),
+        ("export", "--from", url.as_str()),
+    ] {
+        let disk = format!("shared/{disk}");
+        directory.done(&["create", &disk, how, base]);
+        directory.done(&["snapshot", &disk, "begun"]);
+    }
+    let serve =
+        |disk: &str, snapshot: &str| directory.serve_confined(&format!("shared/{disk}"), snapshot, "shared", disk);
+    let server = serve("honest", "begun").unwrap();
+    let url = format!("nbd+unix:///?socket={}", directory.socket("honest").display());
+    directory.done(&["create", "copy", "--from", &url, "--wait"]);
+    directory.done(&["export", "copy", "copy.raw"]);
+    assert!(are_equal(&directory.path("copy.raw"), &directory.path("shared/base.raw")));
+    server.terminate();
+    for (disk, snapshot, word) in [
+        ("image", "begun", "Permission denied"),
+        ("link", "begun", "Permission denied"),
+        ("disk", "begun", "Permission denied"),
+        ("export", "begun", "export"),
+        ("moved", "whole", "Permission denied"),
+    ] {
+        let complaint = serve(disk, snapshot).map(|server| server.kill()).unwrap_err();
+        assert!(complaint.contains(word), "{disk}: {complaint}");
+    }
+    origin.terminate();
+}

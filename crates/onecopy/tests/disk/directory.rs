@@ -64,6 +64,20 @@ impl DiskDirectory {
         Server(child)
     }
 
+    /// The same, and nothing outside of a directory is read: its server, or its complaint.
+    pub fn serve_confined(&self, disk: &str, snapshot: &str, beneath: &str, name: &str) -> Result<Server, String> {
+        let address = format!("unix:{}", self.socket(name).display());
+        let arguments = ["--only-beneath", beneath, "--nbd", &address, "--", disk, snapshot];
+        let mut command = self.command("snapshot-server", &arguments);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let listens = || std::os::unix::net::UnixStream::connect(self.socket(name)).is_ok();
+        until("it listens, or has ended", || listens() || child.try_wait().unwrap().is_some());
+        if child.try_wait().unwrap().is_none() {
+            return Ok(Server(child));
+        }
+        Err(String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap())
+    }
+
     /// The socket of a served disk.
     pub fn socket(&self, disk: &str) -> PathBuf {
         self.path(&format!("{disk}.sock"))
