@@ -85,13 +85,15 @@ pub async fn run(directory: &Path) -> Result<(), MachineError> {
     service.abort();
     // Nobody can ask any more: whoever does so now sees that it has ended.
     let _ = socket::remove(&home.keeper_socket());
+    stops.close();
+    if home.process_id().is_none() {
+        // What they have asked for when it had ended already is so.
+        while let Ok(Stop { done, .. }) = stops.try_recv() {
+            let _ = done.send(());
+        }
+    }
     for answered in outcome? {
         let _ = answered.send(());
-    }
-    // What they have asked for when it had ended already is so.
-    stops.close();
-    while let Ok(Stop { done, .. }) = stops.try_recv() {
-        let _ = done.send(());
     }
     Ok(())
 }
