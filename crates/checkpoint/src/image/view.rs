@@ -78,7 +78,8 @@ impl View {
     fn read_run(&self, first: u32, layer: usize, data: u64, into: &mut [u8]) -> Result<(), CheckpointError> {
         let layer = &self.layers[layer];
         layer.file.read(DATA_AT + data * PAGE_BYTES as u64, into)?;
-        let sums = &layer.tables.sums[usize::try_from(data).expect("there is a sum for it")..];
+        let data = usize::try_from(data).expect("there is a sum for it");
+        let sums = &layer.tables.sums[data..data + into.len() / PAGE_BYTES];
         for ((page, content), sum) in (first..).zip(into.as_chunks().0).zip(sums) {
             if page_sum(self.identity, page, content) != *sum {
                 let reason = format!("the checksum of page {page} is wrong");
