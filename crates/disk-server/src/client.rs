@@ -83,7 +83,19 @@ impl DiskClient {
     /// # Errors
     /// The server refuses, is gone, takes too long, or answers something else.
     pub fn ask<T: DeserializeOwned>(&mut self, request: &Request) -> Result<T, DiskServerError> {
-        self.runtime.block_on(self.client.ask(request, ANSWER_TIMEOUT)).map_err(|error| match error {
+        self.ask_within(request, ANSWER_TIMEOUT)
+    }
+
+    /// The same, with the longest time that the answer may take.
+    ///
+    /// # Errors
+    /// As [`DiskClient::ask`].
+    pub fn ask_within<T: DeserializeOwned>(
+        &mut self,
+        request: &Request,
+        longest: Duration,
+    ) -> Result<T, DiskServerError> {
+        self.runtime.block_on(self.client.ask(request, longest)).map_err(|error| match error {
             AskError::Refused(reason) => DiskServerError::Refused(reason),
             AskError::Invalid(reason) => DiskServerError::InvalidReply { directory: self.directory.clone(), reason },
             AskError::Io(error) => DiskServerError::io("ask the server of", &self.directory)(error),

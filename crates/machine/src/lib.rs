@@ -47,5 +47,5 @@ pub use network::{BridgedNetwork, InterfaceAddress, NetworkChoice};
 pub use observe::{MachineStatus, NetworkStatus};
 pub use onecopy_checkpoint::image::Checkpoint;
 pub use onecopy_network::{HardwareAddress, Statistics as NetworkStatistics};
-pub use snapshot_server::SnapshotServer;
+pub use snapshot_server::{ServedSnapshot, SnapshotServer};
 pub use template::{MachineOverrides, MachineTemplate};

@@ -26,13 +26,24 @@ use serde::{Deserialize, Serialize};
 
 pub use hosts::{Gone, HostOrder, ReceiveOrder, Unanswered, Verdict, Which, ask, open};
 
-use crate::{Forward, MachineError, MachineHome, desired_state};
+use crate::snapshot_server::ServedSnapshot;
+use crate::{Forward, MachineError, MachineHome, MachineName, desired_state};
 
 /// Such a file is a few words.
 const BYTES_MAX: u64 = 64 << 10;
 
 /// What the snapshots of a disk begin with that are parts of migrations.
 pub(crate) const SNAPSHOT: &str = "migration-";
+
+/// And end with, where they are of its beginning.
+const BEGUN: &str = "-begun";
+
+/// Whether a disk's snapshot is a migration's, and no user's.
+pub(crate) fn is_snapshot(name: &str) -> bool {
+    let numbers = name.strip_prefix(SNAPSHOT).map(|numbers| numbers.strip_suffix(BEGUN).unwrap_or(numbers));
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    numbers.and_then(|numbers| numbers.split_once('-')).is_some_and(|(time, by)| is_number(time) && is_number(by))
+}
 
 /// What a machine's host has written down of its going: the file `migration.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,6 +108,26 @@ pub struct SharedDisk {
     pub begun: String,
     /// Its snapshot of the machine's last instant there, which is yet to be made.
     pub last: String,
+    /// The directory outside of which nothing of it is read: for the destination alone to say.
+    #[serde(default)]
+    pub beneath: PathBuf,
+}
+
+impl SharedDisk {
+    /// Whether it can be the disk of this machine: another host's word for it.
+    pub fn may_be_of(&self, machine: &MachineName) -> bool {
+        let name = self.directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_disk = name.split_once('.').map_or(name, |(disk, _)| disk) == "disk";
+        let lies_in = self.directory.parent().and_then(Path::file_name);
+        let is_machines = lies_in.is_some_and(|directory| directory == machine.as_str());
+        let are_snapshots = is_snapshot(&self.last) && self.begun == format!("{}{BEGUN}", self.last);
+        is_disk && is_machines && are_snapshots
+    }
+
+    /// One of its snapshots, to be served.
+    pub(crate) fn snapshot<'a>(&'a self, name: &'a str) -> ServedSnapshot<'a> {
+        ServedSnapshot { disk: &self.directory, name, only_beneath: Some(&self.beneath) }
+    }
 }
 
 /// How far a machine's coming is.
@@ -125,7 +156,7 @@ pub struct MigrationResult {
     #[serde(default)]
     pub known_pages: u64,
     /// Pages that the other host has read from the disk.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_none")]
     pub disk_pages: u64,
     /// Pages whose content was sent.
     pub data_pages: u64,
@@ -136,8 +167,13 @@ pub struct MigrationResult {
     /// Ports of the other host's 127.0.0.1 that lead into it.
     pub forwards: Vec<Forward>,
     /// The other host reads the disk on storage that both have.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shares_disk: bool,
+}
+
+/// What an earlier build knows nothing of is left out.
+fn is_none(number: &u64) -> bool {
+    *number == 0
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, MachineError> {
@@ -192,7 +228,10 @@ impl Departure {
     /// The disk as the other host may find it on storage that both have.
     pub(crate) fn shared_disk(&self, home: &MachineHome) -> SharedDisk {
         let directory = home.root().join(&self.disk);
-        SharedDisk { directory, begun: format!("{}-begun", self.snapshot), last: self.snapshot.clone() }
+        // As the other host finds it; where that is not known it does not.
+        let directory = directory.canonicalize().unwrap_or(directory);
+        let (begun, last) = (format!("{}{BEGUN}", self.snapshot), self.snapshot.clone());
+        SharedDisk { directory, begun, last, beneath: PathBuf::new() }
     }
 
     /// What is said to who asks whether it was given away.

@@ -24,6 +24,17 @@ const LISTEN_TIMEOUT: Duration = Duration::from_secs(20);
 /// How often it is tried.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(20);
 
+/// A snapshot that is to be served.
+#[derive(Debug, Clone, Copy)]
+pub struct ServedSnapshot<'a> {
+    /// The disk's directory.
+    pub disk: &'a Path,
+    /// The snapshot.
+    pub name: &'a str,
+    /// Nothing outside of this directory is read, whatever is written in the disk; none: the disk is believed.
+    pub only_beneath: Option<&'a Path>,
+}
+
 /// Such a process; killed when dropped, and it ends with the process that has started it.
 #[derive(Debug)]
 pub struct SnapshotServer {
@@ -33,7 +44,7 @@ pub struct SnapshotServer {
 }
 
 impl SnapshotServer {
-    /// Starts it for a disk and its snapshot, listening on a socket in the machine's directory for that.
+    /// Starts it, listening on a socket in the machine's directory for that.
     ///
     /// # Errors
     /// [`MachineError::Directory`], [`MachineError::File`]: it cannot be started.
@@ -41,17 +52,21 @@ impl SnapshotServer {
         home: &MachineHome,
         user: &ServiceUser,
         socket: PathBuf,
-        disk: &Path,
-        snapshot: &str,
+        snapshot: ServedSnapshot<'_>,
     ) -> Result<SnapshotServer, MachineError> {
         home.make_run(user)?;
         let mut nbd = OsString::from("unix:");
         nbd.push(&socket);
         let mut command = user.command(OWN_PROGRAM);
-        command.arg(COMMAND).arg(disk).arg(snapshot).arg("--nbd").arg(nbd);
+        command.arg(COMMAND).arg("--nbd").arg(nbd);
+        if let Some(directory) = snapshot.only_beneath {
+            command.arg("--only-beneath").arg(directory);
+        }
+        // Names of another host are no options.
+        command.arg("--").arg(snapshot.disk).arg(snapshot.name);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let child = Command::from(command).kill_on_drop(true).spawn();
-        let child = child.map_err(MachineError::file("serve a snapshot of", disk))?;
+        let child = child.map_err(MachineError::file("serve a snapshot of", snapshot.disk))?;
         Ok(SnapshotServer { child, socket, account: user.user_id() })
     }
 

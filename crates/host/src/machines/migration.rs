@@ -235,6 +235,10 @@ impl Machines {
         if name.is_of_clusters() {
             return Err(MachineError::NameOfClusters { name: name.clone() }.into());
         }
+        if !order.which.has_token() {
+            let (machine, to) = (name.to_string(), "this host".to_owned());
+            return Err(MachineError::Migration { machine, to, reason: "its order has no token".to_owned() }.into());
+        }
         let home = MachineHome::of(&self.directory.machines(), name);
         if home.is_made() && !self.may_be_replaced(&home) {
             return Err(MachineError::Exists { name: name.clone() }.into());
@@ -267,7 +271,7 @@ impl Machines {
             keys: keys.to_owned(),
             state: ArrivalState::Begun,
             is_whole: false,
-            shared_disk: order.shared_disk.as_ref().and_then(|disk| self.shared(disk)),
+            shared_disk: order.shared_disk.as_ref().and_then(|disk| self.shared(name, disk)),
         };
         let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
         let make = move || {
@@ -279,10 +283,13 @@ impl Machines {
     }
 
     /// The disk of a machine that comes, where it is on storage that this host was told to have, too.
-    fn shared(&self, disk: &SharedDisk) -> Option<SharedDisk> {
+    fn shared(&self, name: &MachineName, disk: &SharedDisk) -> Option<SharedDisk> {
         let directory = disk.directory.canonicalize().ok()?;
-        let is_shared = self.shared_storage.iter().any(|storage| directory.starts_with(storage));
-        is_shared.then(|| SharedDisk { directory, ..disk.clone() })
+        let beneath = self.shared_storage.iter().find(|storage| directory.starts_with(storage))?.clone();
+        let own = self.directory.machines();
+        let is_own = directory.starts_with(own.canonicalize().unwrap_or(own));
+        let disk = SharedDisk { directory, beneath, ..disk.clone() };
+        (!is_own && disk.may_be_of(name)).then_some(disk)
     }
 
     /// What a machine has left that has gone from here and is needed no more, or that never came.
@@ -521,14 +528,29 @@ mod tests {
         }
         std::os::unix::fs::symlink(&other, directory.path().join("storage/planted")).unwrap();
         let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
-        let sharing = machines.clone().with_shared_storage(&[directory.path().join("storage")]).unwrap();
-        let shared = |machines: &Machines, directory: &Path| {
-            let (begun, last) = ("begun".to_owned(), "last".to_owned());
-            machines.shared(&SharedDisk { directory: directory.to_owned(), begun, last })
-        };
-        assert_eq!(shared(&sharing, &disk).unwrap().directory, disk.canonicalize().unwrap());
-        assert_eq!(shared(&machines, &disk), None);
         let storage = directory.path().join("storage");
+        let sharing = machines.clone().with_shared_storage(&[directory.path().join("storage")]).unwrap();
+        let of = |directory: &Path| SharedDisk {
+            directory: directory.to_owned(),
+            begun: "migration-1-2-begun".to_owned(),
+            last: "migration-1-2".to_owned(),
+            beneath: "/".into(),
+        };
+        let web: MachineName = "web".parse().unwrap();
+        let shared = |machines: &Machines, directory: &Path| machines.shared(&web, &of(directory));
+        assert_eq!(shared(&sharing, &disk).unwrap().directory, disk.canonicalize().unwrap());
+        assert_eq!(shared(&sharing, &disk).unwrap().beneath, storage.canonicalize().unwrap(), "whatever it says");
+        assert_eq!(shared(&machines, &disk), None);
+        assert_eq!(sharing.shared(&"other".parse().unwrap(), &of(&disk)), None, "another machine's");
+        for (begun, last) in [("checkpoint-1-2", "migration-1-2"), ("a-begun", "a"), ("migration-1-2", "migration-1-2")]
+        {
+            let named = SharedDisk { begun: begun.to_owned(), last: last.to_owned(), ..of(&disk) };
+            assert_eq!(sharing.shared(&web, &named), None, "{begun} {last}");
+        }
+        let own = machines.directory.machines();
+        fs::create_dir_all(own.join("web/disk")).unwrap();
+        let all = machines.clone().with_shared_storage(&[directory.path().to_owned()]).unwrap();
+        assert_eq!(shared(&all, &own.join("web/disk")), None, "one of its own");
         for refused in [&other, &storage.join("planted"), &storage.join("../other/web/disk"), &storage.join("none")] {
             assert_eq!(shared(&sharing, refused), None, "{}", refused.display());
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use onecopy_clone::network::protocol::ProtocolError;
 use onecopy_clone::network::request::{HostAnswer, write_line};
 use onecopy_machine::migration::{HostOrder, ReceiveOrder, Which};
-use onecopy_machine::{MachineName, SnapshotServer};
+use onecopy_machine::{MachineName, ServedSnapshot, SnapshotServer};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
 use tokio::net::UnixStream;
@@ -112,7 +112,8 @@ impl Snapshots {
             serving.remove(&which.name);
             let disk = home.root().join(&departure.disk);
             let socket = home.snapshot_socket(&which.token);
-            let server = SnapshotServer::start(&home, machines.user(), socket, &disk, &departure.snapshot);
+            let snapshot = ServedSnapshot { disk: &disk, name: &departure.snapshot, only_beneath: None };
+            let server = SnapshotServer::start(&home, machines.user(), socket, snapshot);
             serving.insert(which.name.clone(), (which.token.clone(), server.map_err(words)?));
         }
         let (_, server) = serving.get_mut(&which.name).ok_or("its snapshot is not served")?;

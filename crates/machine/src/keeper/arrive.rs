@@ -15,7 +15,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::delta::{Blocks, Decoder, Held, NoBlocks, Shape};
 use onecopy_checkpoint::link::{FailureSender, Received, Receiving};
@@ -23,7 +23,7 @@ use onecopy_checkpoint::memory::GuestMemory;
 use onecopy_checkpoint::restore::{Prefix, stream};
 use onecopy_clone::network::client::Stream;
 use onecopy_disk::source::LocalCopy;
-use onecopy_disk::{CreateOptions, Disk};
+use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
 use onecopy_disk_server::DiskClient;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
@@ -38,7 +38,7 @@ use super::migrate::words;
 use super::restore::{self, Restored};
 use super::server::{Launch, Server};
 use super::service::Kept;
-use super::shared_disk::{SharedSnapshot, nbd_at};
+use super::shared_disk::{SharedSnapshot, nbd_url};
 use super::{checkpoint, guest, memory};
 use crate::desired_state;
 use crate::hardware::Hardware;
@@ -54,6 +54,9 @@ const VERDICT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Connections of a disk's server at once.
 const CONNECTIONS_MAX: usize = 32;
+
+/// A disk on shared storage that was not served is not tried again so soon: it comes over there meanwhile.
+const TRY_AGAIN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How often it is looked how much of the disk is here.
 const LOOK_INTERVAL: Duration = Duration::from_secs(2);
@@ -244,7 +247,7 @@ fn epoch(
 /// Makes the disk over a snapshot that will be there.
 fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64) -> Result<(), MachineError> {
     restore::give_up(home, 0)?;
-    let base = nbd_at(&home.source_socket());
+    let base = BaseSpecification::Nbd { url: nbd_url(&home.source_socket()), tls: None };
     let (new, options) = (restore::new_disk(home), CreateOptions { size_bytes, base: Some(base), copy_base: true });
     let _ = fs::remove_dir_all(&new);
     Disk::create(&new, &options).map_err(home.disk_failed())?;
@@ -479,12 +482,18 @@ struct DiskSource {
     user: ServiceUser,
     record: Arrival,
     /// What serves it here, where its storage is here, too.
-    here: Mutex<Option<SnapshotServer>>,
+    here: Mutex<ServedHere>,
+}
+
+#[derive(Default)]
+struct ServedHere {
+    server: Option<SnapshotServer>,
+    failed_at: Option<Instant>,
 }
 
 impl DiskSource {
     fn new(home: &MachineHome, user: &ServiceUser, record: &Arrival) -> DiskSource {
-        let here = Mutex::new(None);
+        let here = Mutex::default();
         DiskSource { home: home.clone(), user: user.clone(), record: record.clone(), here }
     }
 
@@ -503,14 +512,21 @@ impl DiskSource {
 
     async fn open_here(&self, disk: &SharedDisk) -> Result<tokio::net::UnixStream, String> {
         let mut here = self.here.lock().await;
-        if !here.as_mut().is_some_and(SnapshotServer::is_alive) {
-            // Dropped, the one of before is killed.
-            drop(here.take());
-            let socket = self.home.snapshot_socket(&self.record.token);
-            let started = SnapshotServer::start(&self.home, &self.user, socket, &disk.directory, &disk.last);
-            *here = Some(started.map_err(words)?);
+        if here.failed_at.is_some_and(|failed| failed.elapsed() < TRY_AGAIN_INTERVAL) {
+            return Err("it was not served a moment ago".to_owned());
         }
-        here.as_mut().ok_or("it is not served")?.connect().await
+        if !here.server.as_mut().is_some_and(SnapshotServer::is_alive) {
+            // Dropped, the one of before is killed.
+            drop(here.server.take());
+            let socket = self.home.snapshot_socket(&self.record.token);
+            let started = SnapshotServer::start(&self.home, &self.user, socket, disk.snapshot(&disk.last));
+            here.server = Some(started.map_err(words)?);
+        }
+        let connected = here.server.as_mut().ok_or("it is not served")?.connect().await;
+        if connected.is_err() {
+            (here.server, here.failed_at) = (None, Some(Instant::now()));
+        }
+        connected
     }
 }
 

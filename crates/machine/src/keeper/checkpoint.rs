@@ -268,16 +268,18 @@ fn forget_unnamed(home: &MachineHome, image: &Image) -> Result<(), Cause> {
     let disk = fs::canonicalize(home.disk())?;
     let stood_on = home.dependents()?;
     let stood_on: BTreeSet<_> = stood_on.iter().filter(|one| one.disk == disk).map(|one| &one.snapshot).collect();
-    let mut client = DiskClient::connect(&home.disk())?;
+    let (mut client, mut failed) = (DiskClient::connect(&home.disk())?, None);
     for snapshot in client.info()?.snapshots.unwrap_or_default() {
         let is_needed = named.contains(&disk_word(home, &snapshot.name)) || stood_on.contains(&snapshot.name);
-        // Those of a migration that came to nothing, too: none is under way.
-        let is_ours = [SNAPSHOT, migration::SNAPSHOT].iter().any(|kind| snapshot.name.starts_with(kind));
+        // Those of a migration that came to nothing, too: who makes checkpoints excludes that one is under way.
+        let is_ours = snapshot.name.starts_with(SNAPSHOT) || migration::is_snapshot(&snapshot.name);
         if is_ours && !is_needed {
-            client.ask::<()>(&DiskRequest::DeleteSnapshot { name: snapshot.name })?;
+            let forgotten = client.ask::<()>(&DiskRequest::DeleteSnapshot { name: snapshot.name });
+            // One that somebody reads does not keep the others.
+            failed = forgotten.err().or(failed);
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// The parts of a machine that a keeper has at hand.

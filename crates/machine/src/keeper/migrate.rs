@@ -19,6 +19,7 @@ use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::memory::synchronize;
 use onecopy_checkpoint::migration_policy::{FIXED, Next, OnTimeout, Policy, Round, Wanted};
 use onecopy_checkpoint::take::{self, After, NoNetwork, Parts, Taken};
+use onecopy_clone::network::client::Stream;
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::Request as DiskRequest;
 use onecopy_hypervisor::Machine;
@@ -44,6 +45,10 @@ const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
 /// The lowest bandwidth, bytes a second: a wait for the pace lasts as long as 4 KiB take.
 const RATE_MIN: u64 = 100_000;
+
+/// How long snapshots may be read that are of no use any more, and how often it is tried to forget them.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(60);
+const FORGET_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long a machine may stand that is not given away, or ten times as long as was asked for.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -112,7 +117,7 @@ pub(super) async fn migrate(
         image: image.boot_digest().map_err(MachineError::file("read", image.directory.clone()))?,
         silent_after_s: configuration.silent_after_s,
         end_when_silent: configuration.end_when_silent,
-        shared_disk: Some(departure.shared_disk(home)),
+        shared_disk: None,
     };
     let hydrated = home.disk();
     let whole = tokio::task::spawn_blocking(move || is_whole(&hydrated)).await.map_err(task)?;
@@ -121,11 +126,18 @@ pub(super) async fn migrate(
         return Err(failed(reason));
     }
     departure.write(home)?;
-    let opened = migration::open(&order.to, &order.keys, &HostOrder::Receive(Box::new(receive))).await;
+    let (own, begun) = (home.clone(), departure.shared_disk(home).begun);
+    let page_map = tokio::task::spawn_blocking(move || SnapshotPageMap::begin(&own, &begun).map_err(words));
+    let page_map = page_map.await.map_err(task)?.unwrap_or_else(|error| {
+        tracing::warn!(error, "the disk has no snapshot for this migration: what memory holds of it travels");
+        None
+    });
+    let shared_disk = page_map.as_ref().map(|_| departure.shared_disk(home));
+    let opened = order_to_receive(&order, ReceiveOrder { shared_disk, ..receive }).await;
     let outcome = match opened.and_then(|far| carried(&work.handle, far).map_err(words)) {
         Ok(stream) => {
             let own = departure.clone();
-            match tokio::task::spawn_blocking(move || work.run(stream, own)).await {
+            match tokio::task::spawn_blocking(move || work.run(stream, page_map, own)).await {
                 Ok(outcome) => outcome,
                 Err(error) => {
                     conclude::let_go_standing(kept, machine).await;
@@ -147,10 +159,23 @@ pub(super) async fn migrate(
             if desired_state::is_migrated(home) {
                 tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
             } else {
-                forget_snapshots(home, &departure).await;
+                forget_snapshots(home, &departure);
             }
             Err(failed(reason))
         }
+    }
+}
+
+/// Orders the other host to take the machine. One that knows nothing of shared storage is asked without.
+async fn order_to_receive(order: &MigrationOrder, receive: ReceiveOrder) -> Result<Box<dyn Stream>, String> {
+    let ask = async |receive: &ReceiveOrder| {
+        migration::open(&order.to, &order.keys, &HostOrder::Receive(Box::new(receive.clone()))).await
+    };
+    match ask(&receive).await {
+        Err(reason) if receive.shared_disk.is_some() && reason.contains("shared_disk") => {
+            ask(&ReceiveOrder { shared_disk: None, ..receive }).await
+        }
+        opened => opened,
     }
 }
 
@@ -174,27 +199,34 @@ pub(super) fn words(error: impl ToString) -> String {
 pub(super) async fn settle(home: &MachineHome) -> Result<(), MachineError> {
     let Some(departure) = Departure::of(home)? else { return Ok(()) };
     Departure::settle(home)?;
-    if departure.state == DepartureState::Begun && !desired_state::is_migrated(home) {
-        forget_snapshots(home, &departure).await;
+    if departure.state != DepartureState::Gone && !desired_state::is_migrated(home) {
+        forget_snapshots(home, &departure);
     }
     Ok(())
 }
 
-/// The disk's snapshots of a migration that came to nothing. One that the other host still reads goes with the next
-/// checkpoint.
-async fn forget_snapshots(home: &MachineHome, departure: &Departure) {
-    let SharedDisk { directory, begun, last } = departure.shared_disk(home);
-    let forgotten = tokio::task::spawn_blocking(move || {
+/// Forgets the disk's snapshots of a migration that came to nothing, as soon as the other host reads them no more; what
+/// is left then goes with the next checkpoint or keeper.
+fn forget_snapshots(home: &MachineHome, departure: &Departure) {
+    let SharedDisk { directory, begun, last, .. } = departure.shared_disk(home);
+    let forget = move || {
         let mut client = DiskClient::connect(&directory).map_err(words)?;
         let snapshots = client.info().map_err(words)?.snapshots.unwrap_or_default();
+        let mut failed = None;
         for name in snapshots.into_iter().map(|known| known.name).filter(|name| [&begun, &last].contains(&name)) {
-            client.ask::<()>(&DiskRequest::DeleteSnapshot { name }).map_err(words)?;
+            failed = client.ask::<()>(&DiskRequest::DeleteSnapshot { name }).err().map(words).or(failed);
         }
-        Ok::<_, String>(())
+        failed.map_or(Ok(()), Err)
+    };
+    let until = Instant::now() + FORGET_TIMEOUT;
+    tokio::spawn(async move {
+        while let Ok(Err(error)) = tokio::task::spawn_blocking(forget.clone()).await {
+            if Instant::now() >= until {
+                return tracing::warn!(error, "a snapshot of the disk is left");
+            }
+            tokio::time::sleep(FORGET_INTERVAL).await;
+        }
     });
-    if let Ok(Err(error)) = forgotten.await {
-        tracing::warn!(error, snapshot = departure.snapshot, "a snapshot of the disk is left");
-    }
 }
 
 /// Whether a disk needs no other host.
@@ -257,13 +289,17 @@ impl Work {
         Ok(Prediction { memory_bytes: bytes(pages), pages_per_second: second.pages, seconds, pause_ms })
     }
 
-    fn run(&self, stream: UnixStream, departure: Departure) -> Result<MigrationResult, String> {
+    fn run(
+        &self,
+        stream: UnixStream,
+        page_map: Option<SnapshotPageMap>,
+        departure: Departure,
+    ) -> Result<MigrationResult, String> {
         let home = self.kept.home();
         let begun = Instant::now();
         let image = Image::open(&home.checkpoints()).map_err(words)?;
         let disk_bytes = home.configuration().map_err(words)?.disk_bytes;
         let shape = Shape { memory_bytes: image.memory_bytes(), disk_bytes, disk_travels: false };
-        let page_map = SnapshotPageMap::begin(home, &departure.shared_disk(home).begun).map_err(words)?;
         let (rate, is_cancelled) = (self.order.bytes_per_second, Arc::clone(&self.is_cancelled));
         let mut sender = Sender::begin(stream, shape, page_map, rate, is_cancelled)?;
         let (mut total, last) = {

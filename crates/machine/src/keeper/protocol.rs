@@ -136,7 +136,8 @@ pub struct MigrationOrder {
 pub enum MigrationEvent {
     /// The other host has taken the order.
     Accepted {
-        /// It reads the machine's disk on storage that both hosts have.
+        /// It reads the machine's disk on storage that both hosts have; a keeper of an earlier build does not say.
+        #[serde(default)]
         shares_disk: bool,
     },
     /// A round was sent.
@@ -148,6 +149,7 @@ pub enum MigrationEvent {
         /// Pages whose content the other host had already.
         known_pages: u64,
         /// Pages that the other host reads from the disk.
+        #[serde(default)]
         disk_pages: u64,
         /// Pages whose content was sent.
         data_pages: u64,

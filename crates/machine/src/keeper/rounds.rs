@@ -53,7 +53,9 @@ impl Sender {
 
     /// The other side does not read the disk: nothing refers to it.
     pub(super) fn forget_disk(&mut self) {
-        self.page_map = None;
+        if let Some(map) = self.page_map.take() {
+            map.forget();
+        }
     }
 
     /// Ends the connection when the migration is cancelled, or after so long.

@@ -3,13 +3,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use onecopy_checkpoint::PAGE_BYTES;
 use onecopy_checkpoint::delta::{BlockAt, Blocks, Known, Version, Wanted};
 use onecopy_checkpoint::take::Cause;
-use onecopy_disk::source::open_beside;
-use onecopy_disk::{BaseSpecification, Source};
+use onecopy_disk::Source;
+use onecopy_disk::source::{NbdClient, NbdClientOptions};
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::{Request, WANTED_MAX, WantedContent};
 use onecopy_postgres::ServiceUser;
@@ -21,10 +22,15 @@ use crate::{MachineHome, SnapshotServer};
 /// How long a read of a snapshot may take: storage that hangs ends the migration.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long a look into the page map may take: the machine may stand meanwhile, and without it nothing is wrong.
+const FIND_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The page map of the running disk, as far as it tells of a snapshot.
 pub(super) struct SnapshotPageMap {
     disk: PathBuf,
     snapshot: String,
+    /// It has not answered once, and is not asked any more.
+    is_lost: bool,
     /// By which contents are hashed.
     pub(super) seed: u64,
 }
@@ -39,7 +45,16 @@ impl SnapshotPageMap {
         let mut client = DiskClient::connect(&disk)?;
         let Some(map) = client.info()?.page_map else { return Ok(None) };
         client.snapshot(snapshot)?;
-        Ok(Some(SnapshotPageMap { disk, snapshot: snapshot.to_owned(), seed: map.seed }))
+        Ok(Some(SnapshotPageMap { disk, snapshot: snapshot.to_owned(), is_lost: false, seed: map.seed }))
+    }
+
+    /// Forgets the snapshot: nobody reads it.
+    pub(super) fn forget(self) {
+        let forgotten = DiskClient::connect(&self.disk)
+            .and_then(|mut client| client.ask::<()>(&Request::DeleteSnapshot { name: self.snapshot.clone() }));
+        if let Err(error) = forgotten {
+            tracing::warn!(%error, snapshot = self.snapshot, "a snapshot of the disk is left");
+        }
     }
 
     /// How references name the snapshot.
@@ -53,8 +68,8 @@ impl SnapshotPageMap {
         let mut found = Vec::with_capacity(wanted.len());
         for wanted in wanted.chunks(WANTED_MAX) {
             let contents = wanted.iter().map(|wanted| WantedContent::new(wanted.page, wanted.hash)).collect();
-            let blocks: Vec<Option<u64>> =
-                client.ask(&Request::Find { snapshot: self.snapshot.clone(), wanted: contents })?;
+            let blocks: Vec<Option<u64>> = client
+                .ask_within(&Request::Find { snapshot: self.snapshot.clone(), wanted: contents }, FIND_TIMEOUT)?;
             if blocks.len() != wanted.len() {
                 return Err(format!("{} answers for {} pages", blocks.len(), wanted.len()).into());
             }
@@ -66,9 +81,11 @@ impl SnapshotPageMap {
 
 impl Known for SnapshotPageMap {
     fn find_many(&mut self, wanted: &[Wanted], found: &mut Vec<Option<BlockAt>>) -> Result<(), Cause> {
-        let blocks = self.ask(wanted).unwrap_or_else(|error| {
+        let asked = if self.is_lost { Ok(vec![None; wanted.len()]) } else { self.ask(wanted) };
+        let blocks = asked.unwrap_or_else(|error| {
             // It costs bytes only.
-            tracing::warn!(%error, "what is on the disk is not known, and travels");
+            tracing::warn!(%error, "what is on the disk is not known any more, and travels");
+            self.is_lost = true;
             vec![None; wanted.len()]
         });
         found.extend(blocks.into_iter().map(|block| block.map(|block| BlockAt { version: 0, block })));
@@ -76,14 +93,14 @@ impl Known for SnapshotPageMap {
     }
 }
 
-/// What is served on a socket, as a disk names what lies below it.
-pub(super) fn nbd_at(socket: &Path) -> BaseSpecification {
+/// What is served on a socket.
+pub(super) fn nbd_url(socket: &Path) -> String {
     // Percent-encoded (RFC 3986).
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/.-_".contains(byte);
     let bytes = socket.as_os_str().as_encoded_bytes().iter();
     let encoded: String =
         bytes.map(|byte| if is_plain(byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") }).collect();
-    BaseSpecification::Nbd { url: format!("nbd+unix:///?socket={encoded}"), tls: None }
+    format!("nbd+unix:///?socket={encoded}")
 }
 
 /// The snapshot of a disk that another host has, read on storage that this one has, too: by a process of the account
@@ -101,12 +118,14 @@ impl SharedSnapshot {
     /// In words: it is not to be had here.
     pub(super) fn open(home: &MachineHome, user: &ServiceUser, disk: &SharedDisk) -> Result<SharedSnapshot, String> {
         let socket = home.in_run("shared-snapshot.sock");
-        let server = SnapshotServer::start(home, user, socket.clone(), &disk.directory, &disk.begun);
+        let server = SnapshotServer::start(home, user, socket.clone(), disk.snapshot(&disk.begun));
         let mut server = server.map_err(|error| error.to_string())?;
         Handle::current().block_on(server.connect())?;
-        let source = open_beside(&nbd_at(&socket), home.root(), false, Some(READ_TIMEOUT));
-        let source = source.map_err(|error| error.to_string())?;
-        Ok(SharedSnapshot { blocks: SnapshotBlocks { source, name: disk.begun.clone() }, _server: server })
+        let (account, source_timeout) = (Some(user.user_id()), Some(READ_TIMEOUT));
+        let options = NbdClientOptions { account, source_timeout, ..NbdClientOptions::default() };
+        let source = NbdClient::connect(&nbd_url(&socket), options).map_err(|error| error.to_string())?;
+        let blocks = SnapshotBlocks::new(Arc::new(source), disk.begun.clone());
+        Ok(SharedSnapshot { blocks, _server: server })
     }
 }
 
@@ -114,6 +133,31 @@ impl SharedSnapshot {
 pub(super) struct SnapshotBlocks {
     source: Arc<dyn Source>,
     name: String,
+    /// It could not be read once, and is not read any more.
+    is_lost: AtomicBool,
+}
+
+impl SnapshotBlocks {
+    fn new(source: Arc<dyn Source>, name: String) -> SnapshotBlocks {
+        SnapshotBlocks { source, name, is_lost: AtomicBool::new(false) }
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        // Behind the disk's end are zeros.
+        let there = self.source.size_bytes().saturating_sub(offset).min(into.len() as u64) as usize;
+        let (there, behind) = into.split_at_mut(there);
+        behind.fill(0);
+        if !self.is_lost.load(Ordering::Relaxed)
+            && let Err(error) = self.source.read(offset, there)
+        {
+            tracing::warn!(%error, "the disk on shared storage cannot be read; what it holds travels");
+            self.is_lost.store(true, Ordering::Relaxed);
+        }
+        if self.is_lost.load(Ordering::Relaxed) {
+            // Its digest tells, and it comes again as it is.
+            there.fill(0);
+        }
+    }
 }
 
 impl Blocks for SnapshotBlocks {
@@ -124,12 +168,7 @@ impl Blocks for SnapshotBlocks {
         let mut rest = into;
         for run in blocks.chunk_by(|one, next| one.checked_add(1) == Some(*next)) {
             let (read, left) = rest.split_at_mut(run.len() * PAGE_BYTES);
-            let offset = run[0] * PAGE_BYTES as u64;
-            // Behind the disk's end are zeros.
-            let there = self.source.size_bytes().saturating_sub(offset).min(read.len() as u64) as usize;
-            let (there, behind) = read.split_at_mut(there);
-            self.source.read(offset, there)?;
-            behind.fill(0);
+            self.read(run[0] * PAGE_BYTES as u64, read);
             rest = left;
         }
         Ok(())
@@ -153,7 +192,7 @@ mod tests {
         disk.snapshot("begun").unwrap();
         disk.write(4 << 12, &[9; 4096], &[]).unwrap();
         let source = Arc::new(View::open(&path, "begun").unwrap());
-        let shared = SnapshotBlocks { source, name: "begun".to_owned() };
+        let shared = SnapshotBlocks::new(source, "begun".to_owned());
         let mut read = vec![7; 4 << 12];
         shared.read_many(&Version::Snapshot("begun".to_owned()), &[3, 4, 9, 300], &mut read).unwrap();
         assert_eq!(read, [[3; 4096], [4; 4096], [0; 4096], [0; 4096]].concat());

@@ -44,6 +44,13 @@ pub struct Which {
     pub token: String,
 }
 
+impl Which {
+    /// Whether its token is one that a source gives: parts of it are parts of names.
+    pub fn has_token(&self) -> bool {
+        self.token.len() == 32 && self.token.bytes().all(|byte| byte.is_ascii_hexdigit())
+    }
+}
+
 /// A machine that another host shall take. What is not here that one decides: directory, account, ports, image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

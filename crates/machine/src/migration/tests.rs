@@ -253,3 +253,15 @@ fn t30_what_is_not_known_is_no_verdict_and_an_earlier_migration_came_to_nothing(
     fs::write(home.migration_file(), "{").unwrap();
     assert_eq!(Departure::verdict(&home, "one"), Verdict::Undecided);
 }
+
+#[test]
+fn a_users_snapshot_is_no_migrations() {
+    for name in ["migration-1795572643956-23518", "migration-1-2-begun"] {
+        assert!(is_snapshot(name), "{name}");
+    }
+    for name in
+        ["migration-2026-10-a", "migration-october", "migration-1-", "migration-1-2-begun-begun", "checkpoint-1-2"]
+    {
+        assert!(!is_snapshot(name), "{name}");
+    }
+}
