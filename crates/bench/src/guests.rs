@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use onecopy_host::Directory;
 use onecopy_host::machines::Machines;
 use onecopy_hypervisor::Qemu;
@@ -151,17 +151,5 @@ impl Drop for Guests {
             let mut unmount = Command::new("umount");
             let _ = unmount.arg("--lazy").arg(entry.path().join("memory")).stderr(Stdio::null()).status();
         }
-    }
-}
-
-/// Kilobytes of memory that are a process's alone.
-pub fn private_kib(process_id: u32) -> anyhow::Result<u64> {
-    let path = format!("/proc/{process_id}/smaps_rollup");
-    let rollup = std::fs::read_to_string(&path).with_context(|| path)?;
-    let figures = rollup.lines().filter(|line| line.starts_with("Private_") && !line.starts_with("Private_Hugetlb"));
-    let number = |line: &str| line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok();
-    match figures.map(number).collect::<Option<Vec<u64>>>() {
-        Some(figures) if !figures.is_empty() => Ok(figures.iter().sum()),
-        _ => bail!("process {process_id} does not tell its private memory"),
     }
 }

@@ -7,7 +7,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::MEMORY_MIB;
-use crate::guests::{Guests, private_kib};
+use crate::guests::Guests;
 
 const PARENT: &str = "shop";
 /// pgbench's scale: 150 MB, which fit into the pool.
@@ -85,9 +85,10 @@ impl Site {
         Ok(counts.transactions_per_second)
     }
 
-    fn private_mib(&self, name: &str) -> anyhow::Result<f64> {
-        let process = self.guests.machine(name)?.process_id().with_context(|| format!("{name} does not run"))?;
-        Ok(private_kib(process)? as f64 / 1024.0)
+    /// Of the guest's memory: what it has in common with nobody. QEMU's own is not in it.
+    async fn private_mib(&self, name: &str) -> anyhow::Result<f64> {
+        let observed = self.guests.machine(name)?.observe().await.with_context(|| format!("{name} is not there"))?;
+        Ok(observed.footprint.private_bytes as f64 / f64::from(1 << 20))
     }
 
     /// Makes a fork, and lets it read.
@@ -102,11 +103,11 @@ impl Site {
         let server_s = begun.elapsed().as_secs_f64();
         self.guests.answers(&name, HOT).await?;
         let hot_s = begun.elapsed().as_secs_f64();
-        let private_mib = self.private_mib(&name)?;
+        let private_mib = self.private_mib(&name).await?;
         let per_second = self.rate(&name).await?;
         let more = seconds.saturating_sub(RATE_SECONDS).max(1);
         self.guests.pgbench(&name, &format!("-S -c{CLIENTS} -T{more}")).await?;
-        let private_later_mib = self.private_mib(&name)?;
+        let private_later_mib = self.private_mib(&name).await?;
         self.guests.remove(&name)?;
         let pause_ms = taken.pause_us as f64 / 1000.0;
         Ok(Forked {
@@ -151,7 +152,7 @@ impl Site {
         let hot_s = begun.elapsed().as_secs_f64() - left_out;
         let said = self.guests.guest(&name, &format!("{client}pgbench -n -S -c{CLIENTS} -T{RATE_SECONDS}")).await?;
         let per_second = crate::pgbench::parse(&said)?.transactions_per_second;
-        let private_mib = self.private_mib(&name)?;
+        let private_mib = self.private_mib(&name).await?;
         self.guests.remove(&name)?;
         Ok(Booted { round, agent_s, server_s, hot_s, per_second, private_mib })
     }

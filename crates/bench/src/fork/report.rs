@@ -107,14 +107,14 @@ impl Report {
                 ">= 95",
             ),
             (
-                "memory of its own at once, %",
+                "of the guest's memory its own at once, %",
                 cell(self.fork(|one| share(one.private_mib)), 1),
                 cell(self.boot(|one| share(one.private_mib)), 1),
                 String::new(),
                 "<= 5",
             ),
             (
-                "memory of its own after reads, %",
+                "of the guest's memory its own after reads, %",
                 cell(self.fork(|one| share(one.private_later_mib)), 1),
                 String::new(),
                 String::new(),
