@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use crate::migration::SharedDisk;
 use crate::{MachineHome, SnapshotServer};
 
-/// How long a read of a snapshot may take: storage that hangs ends the migration.
+/// How long a read of a snapshot may take: storage that hangs is not read any more, and what it holds travels.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a look into the page map may take: the machine may stand meanwhile, and without it nothing is wrong.

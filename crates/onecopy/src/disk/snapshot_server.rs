@@ -74,8 +74,8 @@ impl SnapshotServer {
         Ok(())
     }
 
-    /// From here on this process reads files beneath the directory, where it may lock a snapshot, listens where it
-    /// shall, and reaches nobody by TCP: for the kernel it is the same what a link or a header names. Source:
+    /// From here on this process reads files beneath the directory alone, where it may lock a snapshot; it listens on
+    /// its Unix socket, and uses no TCP. The kernel sees to that, whatever a link or a header names. Source:
     /// landlock(7).
     fn confine(&self, directory: &Path) -> anyhow::Result<()> {
         let abi = ABI::V4;
