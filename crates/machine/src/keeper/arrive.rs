@@ -9,57 +9,39 @@
 //! has said that it goes on there, or where it cannot run any more. In between it stands, and the source's host is
 //! asked again and again, by whichever keeper there is.
 
-use std::fs::{self, OpenOptions};
-use std::io;
+use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use onecopy_checkpoint::delta::{Blocks, Decoder, Held, NoBlocks, Shape};
 use onecopy_checkpoint::link::{FailureSender, Received, Receiving};
 use onecopy_checkpoint::memory::GuestMemory;
 use onecopy_checkpoint::restore::{Prefix, stream};
-use onecopy_clone::network::client::Stream;
-use onecopy_disk::source::LocalCopy;
-use onecopy_disk::{BaseSpecification, CreateOptions, Disk};
-use onecopy_disk_server::DiskClient;
 use onecopy_hypervisor::Machine;
 use onecopy_postgres::ServiceUser;
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
-use tokio::io::copy_bidirectional;
-use tokio::net::UnixListener;
-use tokio::sync::{Mutex, Semaphore, watch};
+use tokio::sync::watch;
 
+use super::arriving_disk::{make_disk, serve_source};
 use super::link::{Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::memory_file::MemoryFile;
 use super::migrate::words;
 use super::restore::{self, Restored};
 use super::server::{Launch, Server};
 use super::service::Kept;
-use super::shared_disk::{SharedSnapshot, nbd_url};
+use super::shared_disk::SharedSnapshot;
 use super::{checkpoint, guest, memory};
 use crate::desired_state;
 use crate::hardware::Hardware;
-use crate::home::give_all;
-use crate::migration::{self, Arrival, ArrivalState, HostOrder, SharedDisk, Verdict};
-use crate::{MachineError, MachineHome, SnapshotServer};
+use crate::migration::{self, Arrival, ArrivalState, HostOrder, Verdict};
+use crate::{MachineError, MachineHome};
 
 /// How long a keeper that was started for a machine that comes waits for it.
 const COME_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often the source's host is asked whether a machine was given away.
 const VERDICT_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Connections of a disk's server at once.
-const CONNECTIONS_MAX: usize = 32;
-
-/// A disk on shared storage that was not served is not tried again so soon: it comes over there meanwhile.
-const TRY_AGAIN_INTERVAL: Duration = Duration::from_secs(30);
-
-/// How often it is looked how much of the disk is here.
-const LOOK_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A machine that is on its way, all of whose memory was sent once.
 pub(super) struct Arriving {
@@ -244,18 +226,6 @@ fn epoch(
     }
 }
 
-/// Makes the disk over a snapshot that will be there.
-fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64) -> Result<(), MachineError> {
-    restore::give_up(home, 0)?;
-    let base = BaseSpecification::Nbd { url: nbd_url(&home.source_socket()), tls: None };
-    let (new, options) = (restore::new_disk(home), CreateOptions { size_bytes, base: Some(base), copy_base: true });
-    let _ = fs::remove_dir_all(&new);
-    Disk::create(&new, &options).map_err(home.disk_failed())?;
-    LocalCopy::begin(&new, size_bytes).map_err(|error| failed(home, error))?;
-    give_all(&new, user)?;
-    fs::rename(&new, home.numbered_disk(0)).map_err(MachineError::file("rename", &new))
-}
-
 impl Arriving {
     /// Takes what is left, gives it to a QEMU that waits, and lets it go when the source has given it away.
     pub(super) async fn finish(
@@ -426,139 +396,5 @@ async fn ask_until_decided(home: &MachineHome, record: &Arrival) -> Verdict {
             }
         }
         tokio::time::sleep(VERDICT_INTERVAL).await;
-    }
-}
-
-/// Leads the disk's server to the snapshot of the machine's last instant where it comes from, as soon as that is there.
-pub(super) fn serve_source(
-    home: &MachineHome,
-    user: &ServiceUser,
-    record: &Arrival,
-    has_snapshot: watch::Receiver<bool>,
-) -> Result<(), MachineError> {
-    let path = home.source_socket();
-    onecopy_control::socket::remove(&path).map_err(MachineError::file("remove", &path))?;
-    let listener = UnixListener::bind(&path).map_err(MachineError::file("listen on", &path))?;
-    // Only the disk's server connects. What an account may have put in its place is not followed.
-    let (owner, group) = (Uid::from_raw(user.user_id()), Gid::from_raw(user.group_id()));
-    give_socket(&path, owner, group).map_err(MachineError::file("give away", &path))?;
-    let account = user.user_id();
-    let source = Arc::new(DiskSource::new(home, user, record));
-    tokio::spawn(async move {
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        loop {
-            let place = Arc::clone(&places).acquire_owned().await;
-            let mut near = match listener.accept().await {
-                Ok((near, _)) if near.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == account) => near,
-                Ok(_) => continue,
-                Err(error) => {
-                    tracing::warn!(%error, "the disk's server is not let in");
-                    tokio::time::sleep(VERDICT_INTERVAL).await;
-                    continue;
-                }
-            };
-            let (source, mut has_snapshot) = (Arc::clone(&source), has_snapshot.clone());
-            tokio::spawn(async move {
-                let _place = place;
-                if has_snapshot.wait_for(|there| *there).await.is_err() {
-                    return;
-                }
-                match source.open().await {
-                    Ok(mut far) => {
-                        let _ = copy_bidirectional(&mut near, &mut far).await;
-                    }
-                    // It comes again.
-                    Err(reason) => tracing::info!(reason, "the disk's source is away"),
-                }
-            });
-        }
-    });
-    Ok(())
-}
-
-/// Where the disk of a machine that has come is read from.
-struct DiskSource {
-    home: MachineHome,
-    user: ServiceUser,
-    record: Arrival,
-    /// What serves it here, where its storage is here, too.
-    here: Mutex<ServedHere>,
-}
-
-#[derive(Default)]
-struct ServedHere {
-    server: Option<SnapshotServer>,
-    failed_at: Option<Instant>,
-}
-
-impl DiskSource {
-    fn new(home: &MachineHome, user: &ServiceUser, record: &Arrival) -> DiskSource {
-        let here = Mutex::default();
-        DiskSource { home: home.clone(), user: user.clone(), record: record.clone(), here }
-    }
-
-    /// A connection to what serves the snapshot of its last instant where it comes from: here, or else there.
-    async fn open(&self) -> Result<Box<dyn Stream>, String> {
-        let record = &self.record;
-        if let Some(disk) = &record.shared_disk {
-            match self.open_here(disk).await {
-                Ok(stream) => return Ok(Box::new(stream)),
-                Err(reason) => tracing::warn!(reason, "the disk on shared storage is not served, and comes over there"),
-            }
-        }
-        let opened = migration::open(&record.origin, &record.keys, &HostOrder::Disk(record.which(&self.home))).await;
-        opened.map_err(|reason| format!("{}: {reason}", record.origin))
-    }
-
-    async fn open_here(&self, disk: &SharedDisk) -> Result<tokio::net::UnixStream, String> {
-        let mut here = self.here.lock().await;
-        if here.failed_at.is_some_and(|failed| failed.elapsed() < TRY_AGAIN_INTERVAL) {
-            return Err("it was not served a moment ago".to_owned());
-        }
-        if !here.server.as_mut().is_some_and(SnapshotServer::is_alive) {
-            // Dropped, the one of before is killed.
-            drop(here.server.take());
-            let socket = self.home.snapshot_socket(&self.record.token);
-            let started = SnapshotServer::start(&self.home, &self.user, socket, disk.snapshot(&disk.last));
-            here.server = Some(started.map_err(words)?);
-        }
-        let connected = here.server.as_mut().ok_or("it is not served")?.connect().await;
-        if connected.is_err() {
-            (here.server, here.failed_at) = (None, Some(Instant::now()));
-        }
-        connected
-    }
-}
-
-/// Gives a socket that root has just made to the account: that socket, and nothing that the account has laid there.
-fn give_socket(path: &Path, owner: Uid, group: Gid) -> io::Result<()> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let socket = rustix::fs::open(path, flags, Mode::empty())?;
-    let found = rustix::fs::fstat(&socket)?;
-    let is_ours = found.st_uid == rustix::process::geteuid().as_raw() && found.st_nlink == 1;
-    if FileType::from_raw_mode(found.st_mode) != FileType::Socket || !is_ours {
-        return Err(io::Error::other("something else has taken its name"));
-    }
-    Ok(rustix::fs::chownat(&socket, c"", Some(owner), Some(group), AtFlags::EMPTY_PATH)?)
-}
-
-/// For a machine that has come: leads its disk to where it comes from until all of it is here, and says so there.
-pub(super) async fn look_after_disk(home: MachineHome, record: Arrival) {
-    loop {
-        tokio::time::sleep(LOOK_INTERVAL).await;
-        let disk = home.disk();
-        let looked = tokio::task::spawn_blocking(move || DiskClient::connect(&disk)?.info()).await;
-        if looked.is_ok_and(|info| info.is_ok_and(|info| info.hydration.is_some_and(|state| state.is_whole))) {
-            break;
-        }
-    }
-    tracing::info!(origin = record.origin, "all of the disk is here");
-    let order = HostOrder::Whole(record.which(&home));
-    while let Err(reason) = migration::ask::<()>(&record.origin, &record.keys, &order).await {
-        tracing::info!(origin = record.origin, %reason, "the source does not know yet that its disk is needed no more");
-        tokio::time::sleep(LOOK_INTERVAL * 15).await;
-    }
-    if let Err(error) = (Arrival { is_whole: true, ..record }).write(&home) {
-        tracing::warn!(%error, "it is not written down that all of the disk is here");
     }
 }

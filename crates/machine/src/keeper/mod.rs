@@ -1,6 +1,7 @@
 //! The process that looks after one machine.
 
 pub(crate) mod arrive;
+mod arriving_disk;
 mod checkpoint;
 mod conclude;
 mod frozen;

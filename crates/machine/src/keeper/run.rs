@@ -21,7 +21,9 @@ use super::guest::Begun;
 use super::server::{Launch, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
-use super::{MachineState, arrive, conclude, guest, memory, migrate, network, parts, restore, unresponsive};
+use super::{
+    MachineState, arrive, arriving_disk, conclude, guest, memory, migrate, network, parts, restore, unresponsive,
+};
 use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
 use crate::migration::{Arrival, ArrivalState, Departure, DepartureState};
@@ -151,11 +153,11 @@ async fn keep(
     // One that comes just now leads its disk there itself.
     let come = arrival_of(home).filter(|record| !record.is_whole && (is_there || record.state == ArrivalState::Here));
     if let Some(record) = come {
-        if let Err(error) = arrive::serve_source(home, user, &record, watch::channel(true).1) {
+        if let Err(error) = arriving_disk::serve_source(home, user, &record, watch::channel(true).1) {
             tracing::error!(%error, "what is not here yet of the disk cannot be read");
         }
         if !desired_state::is_arriving(home) {
-            tokio::spawn(arrive::look_after_disk(home.clone(), record));
+            tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
         }
     }
     kept.change(|status| status.memory_process_id = served.as_ref().and_then(Server::process_id));
@@ -228,7 +230,7 @@ async fn keep(
         tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
     }
     if let Some(record) = arrival_of(home).filter(|record| begins_here && !record.is_whole) {
-        tokio::spawn(arrive::look_after_disk(home.clone(), record));
+        tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
     }
     let (became_unresponsive, mut unresponsive) = mpsc::channel(1);
     let patience = Patience::of(home);
