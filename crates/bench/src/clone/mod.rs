@@ -1,12 +1,13 @@
 //! How soon a clone answers, is up to date, is whole and is as fast as its source, by each method; and what that costs
 //! the source.
 //!
-//! Two experiments, both on one XFS in a file, so that every method has the same disk. Under load: a primary at a fixed
-//! rate of updates is cloned. Cold: the page cache is empty and the disk is slow, and clients read from the clone what
-//! they read from the source. One round makes a clone by every method, neighbours in time next to each other; a ratio
-//! is always formed within one round.
+//! The experiments are on one XFS in a file, so that every method has the same disk. Under load: a primary at a fixed
+//! rate of updates is cloned. At full load: one that its clients keep busy is cloned lazily. Cold: the page cache is
+//! empty and the disk is slow, and clients read from the clone what they read from the source. One round makes a clone
+//! by every method, neighbours in time next to each other; a ratio is always formed within one round.
 
 mod cold;
+mod full;
 mod method;
 mod report;
 mod site;
@@ -154,10 +155,12 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
     let program = program(&options)?;
     let machine = Machine::observe();
     let site = Site::make(options.scale(), program).await?;
-    let (mut creations, mut warm_ups, mut failures) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut creations, mut busy_creations, mut warm_ups) = (Vec::new(), Vec::new(), Vec::new());
+    let mut failures = Vec::new();
     for round in 1..=options.rounds() {
         for method in BenchMethod::ALL {
-            match updates::measure(&site, method, round, options.rate).await {
+            let load = updates::Load::updates(&site, options.rate).await?;
+            match updates::measure(&site, method, round, load).await {
                 Ok(creation) => {
                     say(format_args!(
                         "round {round} {method}: answers after {:.2} s, whole after {:.2} s",
@@ -166,6 +169,20 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
                     creations.push(creation);
                 }
                 Err(error) => failures.push(failed(round, method, &error)),
+            }
+        }
+        for load in full::FullLoad::ALL {
+            match full::measure(&site, load, round).await {
+                Ok(busy) => {
+                    say(format_args!(
+                        "round {round} {load}: answers after {:.2} s, {:.2} of the rate, {:.1} times the p99",
+                        busy.creation.first_answer_seconds,
+                        busy.rate_kept(),
+                        busy.p99_grown()
+                    ));
+                    busy_creations.push(busy);
+                }
+                Err(error) => failures.push(failed(round, load, &error)),
             }
         }
         for (method, is_warmed) in cold::VARIANTS {
@@ -200,6 +217,7 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
         rate: options.rate,
         slow_reads_per_second: options.slow_reads_per_second,
         creations,
+        busy_creations,
         warm_ups,
         answers,
         failures,
@@ -223,8 +241,8 @@ fn program(options: &CloneOptions) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-fn failed(round: u32, method: BenchMethod, error: &anyhow::Error) -> String {
-    let failure = format!("round {round} {method}: {error:#}");
+fn failed(round: u32, of: impl std::fmt::Display, error: &anyhow::Error) -> String {
+    let failure = format!("round {round} {of}: {error:#}");
     say(format_args!("failed: {failure}"));
     failure
 }

@@ -7,6 +7,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use super::cold::VARIANTS;
+use super::full::{BusyCreation, FullLoad};
 use super::method::BenchMethod;
 use super::{Answer, Creation, WarmUp};
 use crate::machine::Machine;
@@ -42,6 +43,8 @@ pub struct Report {
     pub slow_reads_per_second: u32,
     /// Clones under load.
     pub creations: Vec<Creation>,
+    /// Lazy clones of a busy source.
+    pub busy_creations: Vec<BusyCreation>,
     /// Clones from a cold disk.
     pub warm_ups: Vec<WarmUp>,
     /// Clones of a small and a large source.
@@ -125,6 +128,7 @@ impl Report {
                 cell(&|one| Some(one.during.p99_ms)),
             )?;
         }
+        self.write_busy(text)?;
         writeln!(text, "\n## On a slow disk\n")?;
         writeln!(
             text,
@@ -153,6 +157,36 @@ impl Report {
         )?;
         for failure in &self.failures {
             writeln!(text, "\nFailed: {failure}")?;
+        }
+        Ok(())
+    }
+
+    fn write_busy(&self, text: &mut String) -> std::fmt::Result {
+        writeln!(
+            text,
+            "\n## At full load\n\nNine reads to one update, without a pause; lazy clones. *Meanwhile*: until the clone \
+             is whole. Bar: first answer within 1.5 s, 0.9 of the rate, twice the p99.\n\n\
+             | clients | first answer, s | whole, s | source waits, ms | tps before | tps meanwhile | rate kept | \
+             p99 before, ms | meanwhile | times |\n|---|---|---|---|---|---|---|---|---|---|"
+        )?;
+        for load in FullLoad::ALL {
+            let cell = |value: &dyn Fn(&BusyCreation) -> Option<f64>| {
+                let values = self.busy_creations.iter().filter(|one| one.load == load).filter_map(value);
+                cell(Spread::of(&values.collect::<Vec<f64>>()))
+            };
+            writeln!(
+                text,
+                "| {load} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                cell(&|one| Some(one.creation.first_answer_seconds)),
+                cell(&|one| Some(one.creation.whole_seconds)),
+                cell(&|one| one.creation.pause_ms),
+                cell(&|one| Some(one.creation.before.per_second)),
+                cell(&|one| Some(one.creation.during.per_second)),
+                cell(&|one| Some(one.rate_kept())),
+                cell(&|one| Some(one.creation.before.p99_ms)),
+                cell(&|one| Some(one.creation.during.p99_ms)),
+                cell(&|one| Some(one.p99_grown())),
+            )?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A primary at a fixed rate of updates, and what it makes of being cloned.
+//! A primary under load, and what it makes of being cloned; and a load at a fixed rate of updates.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use rand::RngExt;
 use serde::Serialize;
 use tokio::task::JoinSet;
-use tokio_postgres::Client;
+use tokio_postgres::{Client, Statement};
 
 use super::Creation;
 use super::method::{BenchMethod, Clone};
@@ -44,25 +44,40 @@ impl Service {
     }
 }
 
-/// A load that runs until it is dropped: each transaction is due at its time, whether the one before is over or not.
-struct Updates {
-    tasks: JoinSet<anyhow::Result<()>>,
-    ended: Arc<Mutex<Vec<(Instant, f64)>>>,
+/// When transactions ended, and how many milliseconds each took.
+#[derive(Debug, Clone, Default)]
+pub struct Ended(Arc<Mutex<Vec<(Instant, f64)>>>);
+
+impl Ended {
+    /// One that was due at `due` has ended.
+    pub fn push(&self, due: Instant) {
+        let now = Instant::now();
+        if let Ok(mut ended) = self.0.lock() {
+            ended.push((now, (now - due).as_secs_f64() * 1000.0));
+        }
+    }
 }
 
-impl Updates {
-    async fn start(site: &Site, rate: u32) -> anyhow::Result<Updates> {
-        let (mut tasks, ended) = (JoinSet::new(), Arc::new(Mutex::new(Vec::new())));
-        let accounts = {
-            let client = site.source.connection().with_database(DATABASE).connect_as_client().await?;
-            client.query_one("SELECT max(aid) FROM pgbench_accounts", &[]).await?.get::<_, i32>(0)
-        };
+/// Clients of the source, until it is dropped.
+#[derive(Default)]
+pub struct Load {
+    /// One each.
+    pub tasks: JoinSet<anyhow::Result<()>>,
+    /// Of all of them.
+    pub ended: Ended,
+}
+
+impl Load {
+    /// Each transaction is due at its time, whether the one before is over or not.
+    pub async fn updates(site: &Site, rate: u32) -> anyhow::Result<Load> {
+        let mut load = Load::default();
+        let accounts = accounts(site).await?;
         for _ in 0..CLIENTS {
             let client = site.source.connection().with_database(DATABASE).connect_as_client().await?;
             let interval = Duration::from_secs_f64(f64::from(CLIENTS) / f64::from(rate));
-            tasks.spawn(update(client, interval, accounts, ended.clone()));
+            load.tasks.spawn(update(client, interval, accounts, load.ended.clone()));
         }
-        Ok(Updates { tasks, ended })
+        Ok(load)
     }
 
     /// What was done between two moments.
@@ -71,50 +86,66 @@ impl Updates {
             ended??;
             bail!("a client of the source has stopped");
         }
-        let ended = self.ended.lock().map_err(|_| anyhow::anyhow!("a client of the source has panicked"))?;
+        let ended = self.ended.0.lock().map_err(|_| anyhow::anyhow!("a client of the source has panicked"))?;
         let within = ended.iter().filter(|(at, _)| (begin..end).contains(at));
         let mut latencies_ms: Vec<f64> = within.map(|(_, latency_ms)| *latency_ms).collect();
         Service::of(&mut latencies_ms, end - begin).context("the source has done nothing")
     }
 }
 
-async fn update(
-    client: Client,
-    interval: Duration,
-    accounts: i32,
-    ended: Arc<Mutex<Vec<(Instant, f64)>>>,
-) -> anyhow::Result<()> {
-    let update = client.prepare("UPDATE pgbench_accounts SET abalance = abalance + $1 WHERE aid = $2").await?;
-    let insert =
-        client.prepare("INSERT INTO pgbench_history (tid, bid, aid, delta, mtime) VALUES (1, 1, $1, $2, now())");
-    let insert = insert.await?;
+/// How many accounts there are.
+pub async fn accounts(site: &Site) -> anyhow::Result<i32> {
+    let client = site.source.connection().with_database(DATABASE).connect_as_client().await?;
+    Ok(client.query_one("SELECT max(aid) FROM pgbench_accounts", &[]).await?.get(0))
+}
+
+/// The transaction that updates.
+pub struct Update {
+    update: Statement,
+    insert: Statement,
+}
+
+impl Update {
+    /// Prepares it.
+    pub async fn prepare(client: &Client) -> anyhow::Result<Update> {
+        let update = client.prepare("UPDATE pgbench_accounts SET abalance = abalance + $1 WHERE aid = $2").await?;
+        let insert =
+            client.prepare("INSERT INTO pgbench_history (tid, bid, aid, delta, mtime) VALUES (1, 1, $1, $2, now())");
+        Ok(Update { update, insert: insert.await? })
+    }
+
+    /// Runs it.
+    pub async fn run(&self, client: &Client, account: i32) -> anyhow::Result<()> {
+        let delta = rand::rng().random_range(-5000..5000);
+        client.batch_execute("BEGIN").await?;
+        client.execute(&self.update, &[&delta, &account]).await?;
+        client.execute(&self.insert, &[&account, &delta]).await?;
+        Ok(client.batch_execute("COMMIT").await?)
+    }
+}
+
+async fn update(client: Client, interval: Duration, accounts: i32, ended: Ended) -> anyhow::Result<()> {
+    let update = Update::prepare(&client).await?;
     let mut due = Instant::now();
     loop {
         tokio::time::sleep_until(due.into()).await;
-        let (account, delta) = (rand::rng().random_range(1..=accounts), rand::rng().random_range(-5000..5000));
-        client.batch_execute("BEGIN").await?;
-        client.execute(&update, &[&delta, &account]).await?;
-        client.execute(&insert, &[&account, &delta]).await?;
-        client.batch_execute("COMMIT").await?;
-        let now = Instant::now();
-        if let Ok(mut ended) = ended.lock() {
-            // From when it was due: what it waited for its predecessor counts, else a pause would be seen once only.
-            ended.push((now, (now - due).as_secs_f64() * 1000.0));
-        }
+        let account = rand::rng().random_range(1..=accounts);
+        update.run(&client, account).await?;
+        // From when it was due: what it waited for its predecessor counts, else a pause would be seen once only.
+        ended.push(due);
         due += interval;
     }
 }
 
-/// Clones the source under updates.
-pub async fn measure(site: &Site, method: BenchMethod, round: u32, rate: u32) -> anyhow::Result<Creation> {
-    let mut updates = Updates::start(site, rate).await?;
+/// Clones the source under a load.
+pub async fn measure(site: &Site, method: BenchMethod, round: u32, mut load: Load) -> anyhow::Result<Creation> {
     tokio::time::sleep(BEFORE).await;
     let clone = Clone::make(site, method, false).await?;
     let measured = async {
-        let before = updates.between(clone.begin - BEFORE, clone.begin)?;
+        let before = load.between(clone.begin - BEFORE, clone.begin)?;
         let caught_up = clone.wait_caught_up(site).await?;
         let whole = clone.wait_whole().await?.max(clone.first_answer);
-        let during = updates.between(clone.begin, clone.begin + whole)?;
+        let during = load.between(clone.begin, clone.begin + whole)?;
         anyhow::Ok(Creation {
             method,
             round,
