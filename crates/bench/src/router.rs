@@ -14,7 +14,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cluster::Cluster;
 use crate::exposition::{self, Samples};
-use crate::machine::{self, Machine};
+use crate::head::Head;
 use crate::pgbench::{Counts, Protocol, Run, Script};
 use crate::proxy::Proxy;
 use crate::router_report::Report;
@@ -174,28 +174,24 @@ pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
         .permissions(Permissions::from_mode(0o711))
         .tempdir()
         .context("cannot make a directory for the servers")?;
-    let machine = Machine::observe();
+    let mut head = Head::new("router", options.command(), Vec::new());
     let onecopy = if options.without_onecopy { None } else { Some(onecopy_program(&options)?) };
     let mut cluster = Cluster::new(directory.path())?;
     let outcome = tokio::select! {
-        outcome = fill_and_measure(&options, onecopy.as_deref(), &mut cluster, directory.path()) => outcome,
+        outcome = fill_and_measure(&options, onecopy.as_deref(), &mut cluster, directory.path(), &mut head) => outcome,
         interruption = interruption() => Err(interruption),
     };
     cluster.stop().await?;
-    let (measurements, failures, proxies) = outcome?;
+    let measurements = outcome?;
+    head.end();
     let report = Report {
-        experiment: "router",
-        command: options.command(),
-        machine,
-        load_after: machine::load(),
-        versions: proxies,
+        head,
         clients: options.clients,
         seconds: options.seconds(),
         pairs: options.pairs(),
         scale: options.scale,
         followers: FOLLOWERS,
         measurements,
-        failures,
     };
     if options.json {
         println!("{}", serde_json::to_string(&report.to_json())?);
@@ -206,13 +202,11 @@ pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
         report.write(output)?;
         say(format_args!("wrote {0}/router.md and {0}/router.png", output.display()));
     }
-    if !report.failures.is_empty() {
-        bail!("{} runs failed, first: {}", report.failures.len(), report.failures[0]);
+    if !report.head.failures.is_empty() {
+        bail!("{} runs failed, first: {}", report.head.failures.len(), report.head.failures[0]);
     }
     Ok(())
 }
-
-type Outcome = (Vec<Measurement>, Vec<String>, Vec<String>);
 
 /// Ends when somebody wants the experiment to end.
 async fn interruption() -> anyhow::Error {
@@ -229,10 +223,11 @@ async fn fill_and_measure(
     onecopy: Option<&Path>,
     cluster: &mut Cluster,
     directory: &Path,
-) -> anyhow::Result<Outcome> {
+    head: &mut Head,
+) -> anyhow::Result<Vec<Measurement>> {
     say(format_args!("making a leader and {FOLLOWERS} followers, scale {}", options.scale));
     cluster.fill(options.scale, FOLLOWERS).await?;
-    measure(options, onecopy, cluster, directory).await
+    measure(options, onecopy, cluster, directory, head).await
 }
 
 async fn measure(
@@ -240,41 +235,36 @@ async fn measure(
     onecopy: Option<&Path>,
     cluster: &Cluster,
     directory: &Path,
-) -> anyhow::Result<Outcome> {
+    head: &mut Head,
+) -> anyhow::Result<Vec<Measurement>> {
     let clients = usize::from(options.clients);
     let mut proxies = vec![Proxy::direct(cluster), Proxy::pgbouncer(cluster, directory, clients).await?];
     if let Some(program) = onecopy {
         proxies.push(Proxy::onecopy(cluster, directory, program).await?);
     }
     let pgbench = cluster.binaries.program("pgbench");
-    let mut failures = Vec::new();
+    head.versions = proxies.iter().map(|proxy| proxy.version.clone()).collect();
     for proxy in &proxies {
         for script in [Script::SelectOnly, Script::TpcbLike] {
             let warm_up = Run { seconds: WARM_UP_SECONDS, ..options.run(script, Protocol::Simple) };
-            if let Err(error) = warm_up.against(&pgbench, proxy.port).await {
-                failures.push(failure(proxy, &error));
-            }
+            let warmed_up = warm_up.against(&pgbench, proxy.port).await.map_err(|error| with_log(error, proxy));
+            let _ = head.keep(&format!("{}, warming up", proxy.name), warmed_up);
         }
     }
     let mut measurements = Vec::new();
     for round in 1..=options.pairs() {
         for (script, protocol) in WORKLOADS {
             for proxy in proxies.iter().filter(|proxy| proxy.protocols.contains(&protocol)) {
-                match measure_once(options.run(script, protocol), proxy, cluster, &pgbench, round).await {
-                    Ok(measurement) => {
-                        say_measured(&measurement, options.pairs());
-                        measurements.push(measurement);
-                    }
-                    Err(error) => {
-                        let failure = failure(proxy, &error);
-                        say(format_args!("failed: {failure}"));
-                        failures.push(failure);
-                    }
+                let measured = measure_once(options.run(script, protocol), proxy, cluster, &pgbench, round).await;
+                let measured = measured.map_err(|error| with_log(error, proxy));
+                if let Some(measurement) = head.keep(&format!("{}, round {round}", proxy.name), measured) {
+                    say_measured(&measurement, options.pairs());
+                    measurements.push(measurement);
                 }
             }
         }
     }
-    Ok((measurements, failures, proxies.iter().map(|proxy| proxy.version.clone()).collect()))
+    Ok(measurements)
 }
 
 async fn measure_once(
@@ -349,10 +339,10 @@ fn onecopy_program(options: &RouterOptions) -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-fn failure(proxy: &Proxy, error: &anyhow::Error) -> String {
+/// The error of a run, with the end of the proxy's log.
+fn with_log(error: anyhow::Error, proxy: &Proxy) -> anyhow::Error {
     let words = proxy.last_words();
-    let log = if words.is_empty() { String::new() } else { format!("; its log ends: {words}") };
-    format!("{}: {error:#}{log}", proxy.name)
+    if words.is_empty() { error } else { anyhow!("{error:#}; its log ends: {words}") }
 }
 
 /// Progress goes to standard error: standard output is the report's.

@@ -1,14 +1,11 @@
 //! The router experiment as tables, as JSON and as a page with a plot.
 
-use std::fmt::Write as _;
-use std::fs;
 use std::path::Path;
 
-use anyhow::Context;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::machine::Machine;
+use crate::head::Head;
 use crate::pgbench::{Protocol, Script};
 use crate::plot::{Bar, Panel, draw};
 use crate::router::{Gates, Measurement, WORKLOADS};
@@ -41,16 +38,9 @@ const BARS: [(&str, &str); 6] = [
 /// Everything that one experiment gave.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Its name.
-    pub experiment: &'static str,
-    /// The command that makes it again.
-    pub command: String,
-    /// On what it ran.
-    pub machine: Machine,
-    /// Load average over the last minute of the experiment, its own work included.
-    pub load_after: f64,
-    /// What ran.
-    pub versions: Vec<String>,
+    /// Its head.
+    #[serde(flatten)]
+    pub head: Head,
     /// Connections of pgbench.
     pub clients: u16,
     /// Length of one run.
@@ -63,8 +53,6 @@ pub struct Report {
     pub followers: usize,
     /// Every run that ended well.
     pub measurements: Vec<Measurement>,
-    /// Every run that did not, with its reason.
-    pub failures: Vec<String>,
 }
 
 /// The runs of one workload over one proxy, taken together.
@@ -143,80 +131,53 @@ impl Report {
         text
     }
 
-    fn to_page(&self) -> String {
-        let machine = &self.machine;
-        let mut page = format!(
-            "# Router: price and gain\n\n\
-             pgbench with {} clients, {} s a run, {} interleaved rounds, \
-             scale {} ({} accounts, {} branches), one leader and\n\
-             {} followers on the same machine. \
-             Every figure is the median of the rounds, with the smallest and the largest in\n\
-             parentheses; ratios are formed within a round. \
-             *direct* is the physical limit of this machine without a proxy: clients,\n\
-             servers and proxies share its processors, so whatever a proxy uses is missing elsewhere.\n\n\
-             - Command: `{}`\n- Machine: {}, {} processors, {} MiB memory, Linux {}; \
-             load {:.1} before, {:.1} at the end\n- Versions: {}\n\n",
-            self.clients,
-            self.seconds,
-            self.pairs,
-            self.scale,
-            u64::from(self.scale) * 100_000,
-            self.scale,
-            self.followers,
-            self.command,
-            machine.processor,
-            machine.processors,
-            machine.memory_mib,
-            machine.kernel,
-            machine.load_before,
-            self.load_after,
-            self.versions.join("; "),
-        );
+    /// Writes the page.
+    pub fn write(&self, directory: &Path) -> anyhow::Result<()> {
+        let mut notes = vec![
+            format!(
+                "pgbench with {} clients, {} s a run, {} interleaved rounds, scale {}; one leader and {} followers on \
+                 the same machine",
+                self.clients, self.seconds, self.pairs, self.scale, self.followers,
+            ),
+            "medians, with the smallest and the largest; ratios are formed within one round".to_owned(),
+            "*direct* is the physical limit of this machine without a proxy: clients, servers and proxies share its \
+             processors, so whatever a proxy uses is missing elsewhere"
+                .to_owned(),
+        ];
         // Half a processor's worth of other work is enough to blur a comparison of wall times.
-        if machine.load_before > 0.5 {
-            page.push_str(
-                "**The machine had other work during this experiment**: \
-                 its throughputs and their ratios are blurred, as their\n\
-                 spread shows, and so are times of gates; processor times stand.\n\n",
+        if self.head.machine.load_before > 0.5 {
+            notes.push(
+                "**the machine had other work during this experiment**: its throughputs and their ratios are blurred, \
+                 as their spread shows, and so are times of gates; processor times stand"
+                    .to_owned(),
             );
         }
-        page.push_str("![throughput and processor time](router.png)\n\n## Throughput and processor time\n\n");
+        let title = ("Router: price and gain", &notes[..], &*self.page_tables());
+        self.head.write(directory, title, |path| draw(path, &self.panels()))
+    }
+
+    fn page_tables(&self) -> String {
+        let mut page = "## Throughput and processor time\n\n".to_owned();
         page.push_str(&table(&ROW_HEAD, &self.rows().iter().map(row_cells).collect::<Vec<_>>()));
         page.push_str(
-            "\n`select-only` is one read by primary key, autocommit, \
-             READ COMMITTED for direct and pgbouncer and serializable\n\
-             through onecopy. `tpcb-like` is SERIALIZABLE everywhere and tried again after 40001; \
-             `mixed` is nine reads to one such\n\
-             transaction, all SERIALIZABLE. PgBouncer has no row for named statements: \
-             before 1.21 it cannot pool them.\n",
+            "\n`select-only` is one read by primary key, autocommit, READ COMMITTED for direct and pgbouncer and \
+             serializable\nthrough onecopy. `tpcb-like` is SERIALIZABLE everywhere and tried again after 40001; \
+             `mixed` is nine reads to one such\ntransaction, all SERIALIZABLE. PgBouncer has no row for named \
+             statements: before 1.21 it cannot pool them.\n",
         );
         let gates = self.gate_rows();
         if !gates.is_empty() {
             page.push_str("\n## Gates and tripwire\n\n");
             page.push_str(&table(&GATE_HEAD, &gates.iter().map(gate_cells).collect::<Vec<_>>()));
             page.push_str(
-                "\n*closed*: commits wait while a gate takes the epoch on all servers. \
-                 An epoch that lacks no commit stays fresh however\n\
-                 old it is, and nobody makes a new one while nobody reads. `-`: nothing of the kind happened.\n",
+                "\n*closed*: commits wait while a gate takes the epoch on all servers. An epoch that lacks no commit \
+                 stays fresh however\nold it is, and nobody makes a new one while nobody reads. `-`: nothing of the \
+                 kind happened.\n",
             );
         }
         page.push_str("\n## The bars\n\n");
         page.push_str(&table(&["what", "bar"], &BARS.map(|(what, bar)| vec![what.to_owned(), bar.to_owned()])));
-        if !self.failures.is_empty() {
-            page.push_str("\n## Runs that failed, left out above\n\n");
-            for failure in &self.failures {
-                let _ = writeln!(page, "- {}", failure.replace('\n', " / "));
-            }
-        }
         page
-    }
-
-    /// Writes `router.md` and `router.png`.
-    pub fn write(&self, directory: &Path) -> anyhow::Result<()> {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
-        let page = directory.join("router.md");
-        fs::write(&page, self.to_page()).with_context(|| format!("cannot write {}", page.display()))?;
-        draw(&directory.join("router.png"), &self.panels())
     }
 
     fn panels(&self) -> [Panel; 2] {
@@ -381,11 +342,7 @@ mod tests {
 
     fn report() -> Report {
         Report {
-            experiment: "router",
-            command: "onecopy-bench router".to_owned(),
-            machine: Machine { load_before: 3.0, ..Machine::observe() },
-            load_after: 4.0,
-            versions: vec!["PostgreSQL 15".to_owned()],
+            head: Head::new("router", "onecopy-bench router".to_owned(), vec!["PostgreSQL 15".to_owned()]),
             clients: 8,
             seconds: 1,
             pairs: 3,
@@ -399,7 +356,6 @@ mod tests {
                 // Its partner failed: it counts for speed, not for the ratio.
                 measurement("onecopy", 3, 400.0),
             ],
-            failures: vec!["direct: broke\ntwice".to_owned()],
         }
     }
 
@@ -416,16 +372,14 @@ mod tests {
     }
 
     #[test]
-    fn the_page_names_command_machine_bars_and_failures() {
-        let report = report();
-        let page = report.to_page();
-        for expected in
-            ["`onecopy-bench router`", &report.machine.kernel, "<= 15 us", "direct: broke / twice", "other work"]
-        {
-            assert!(page.contains(expected), "{expected}");
-        }
-        let lines: Vec<&str> = page.lines().filter(|line| line.starts_with("| select-only simple")).collect();
-        assert_eq!(lines.len(), 3);
+    fn the_page_has_all_ways_and_the_bars() {
+        let page = report().page_tables();
+        assert!(page.contains("<= 15 us"), "{page}");
+        let (throughput, gates) = page.split_once("## Gates").expect("both tables");
+        let is_row = |line: &&str| line.starts_with("| select-only simple");
+        assert_eq!(gates.lines().filter(is_row).count(), 1, "{page}");
+        let lines: Vec<&str> = throughput.lines().filter(is_row).collect();
+        assert_eq!(lines.len(), 2, "{page}");
         assert!(lines[1].contains("1.00 (0.50-1.50)"), "{}", lines[1]);
     }
 

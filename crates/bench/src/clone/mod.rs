@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use serde::Serialize;
 
-use crate::machine::{self, Machine};
+use crate::head::Head;
 use method::BenchMethod;
 use report::Report;
 use site::Site;
@@ -153,81 +153,66 @@ impl Answer {
 /// What cannot be set up: root, XFS and the program are needed. A clone that fails is part of the report.
 pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
     let program = program(&options)?;
-    let machine = Machine::observe();
     let site = Site::make(options.scale(), program).await?;
-    let (mut creations, mut busy_creations, mut warm_ups) = (Vec::new(), Vec::new(), Vec::new());
-    let mut failures = Vec::new();
+    let versions = vec![format!("PostgreSQL {}", site.version())];
+    let mut report = Report {
+        head: Head::new("clone", options.command(), versions),
+        data_bytes: site.data_bytes()?,
+        rate: options.rate,
+        slow_reads_per_second: options.slow_reads_per_second,
+        creations: Vec::new(),
+        busy_creations: Vec::new(),
+        warm_ups: Vec::new(),
+        answers: Vec::new(),
+    };
     for round in 1..=options.rounds() {
         for method in BenchMethod::ALL {
             let load = updates::Load::updates(&site, options.rate).await?;
-            match updates::measure(&site, method, round, load).await {
-                Ok(creation) => {
-                    say(format_args!(
-                        "round {round} {method}: answers after {:.2} s, whole after {:.2} s",
-                        creation.first_answer_seconds, creation.whole_seconds
-                    ));
-                    creations.push(creation);
-                }
-                Err(error) => failures.push(failed(round, method, &error)),
+            let measured = updates::measure(&site, method, round, load).await;
+            if let Some(creation) = report.head.keep(&format!("round {round} {method}"), measured) {
+                say(format_args!(
+                    "round {round} {method}: answers after {:.2} s, whole after {:.2} s",
+                    creation.first_answer_seconds, creation.whole_seconds
+                ));
+                report.creations.push(creation);
             }
         }
         for load in full::FullLoad::ALL {
-            match full::measure(&site, load, round).await {
-                Ok(busy) => {
-                    say(format_args!(
-                        "round {round} {load}: answers after {:.2} s, {:.2} of the rate, {:.1} times the p99",
-                        busy.creation.first_answer_seconds,
-                        busy.rate_kept(),
-                        busy.p99_grown()
-                    ));
-                    busy_creations.push(busy);
-                }
-                Err(error) => failures.push(failed(round, load, &error)),
+            let measured = full::measure(&site, load, round).await;
+            if let Some(busy) = report.head.keep(&format!("round {round} {load}"), measured) {
+                say(format_args!(
+                    "round {round} {load}: answers after {:.2} s, {:.2} of the rate, {:.1} times the p99",
+                    busy.creation.first_answer_seconds,
+                    busy.rate_kept(),
+                    busy.p99_grown()
+                ));
+                report.busy_creations.push(busy);
             }
         }
         for (method, is_warmed) in cold::VARIANTS {
-            match cold::measure(&site, method, is_warmed, round, options.slow_reads_per_second).await {
-                Ok(warm_up) => {
-                    say(format_args!("round {round} {method} cold: as fast after {:?} s", warm_up.as_fast_seconds));
-                    warm_ups.push(warm_up);
-                }
-                Err(error) => failures.push(failed(round, method, &error)),
+            let measured = cold::measure(&site, method, is_warmed, round, options.slow_reads_per_second).await;
+            if let Some(warm_up) = report.head.keep(&format!("round {round} {method} cold"), measured) {
+                say(format_args!("round {round} {method} cold: as fast after {:?} s", warm_up.as_fast_seconds));
+                report.warm_ups.push(warm_up);
             }
         }
     }
-    let mut answers = Vec::new();
     if options.large_gb > 0 && !options.quick {
         let large = Site::make(options.scale(), site.program.clone()).await?;
         large.grow(options.large_gb).await?;
         for round in 1..=options.rounds() {
-            match sizes::measure(&[&site, &large], round).await {
-                Ok(both) => answers.extend(both),
-                Err(error) => failures.push(failed(round, BenchMethod::Lazy, &error)),
-            }
+            let measured = sizes::measure(&[&site, &large], round).await;
+            report.answers.extend(report.head.keep(&format!("round {round} by size"), measured).unwrap_or_default());
         }
         large.stop().await?;
     }
-    let report = Report {
-        experiment: "clone",
-        command: options.command(),
-        machine,
-        load_after: machine::load(),
-        version: site.version(),
-        data_bytes: site.data_bytes()?,
-        rate: options.rate,
-        slow_reads_per_second: options.slow_reads_per_second,
-        creations,
-        busy_creations,
-        warm_ups,
-        answers,
-        failures,
-    };
+    report.head.end();
     site.stop().await?;
     report.print(options.json)?;
     if let Some(directory) = options.output() {
         report.write(directory)?;
     }
-    if report.creations.is_empty() { bail!("not one clone was made: {:?}", report.failures) } else { Ok(()) }
+    if report.creations.is_empty() { bail!("not one clone was made: {:?}", report.head.failures) } else { Ok(()) }
 }
 
 fn program(options: &CloneOptions) -> anyhow::Result<PathBuf> {
@@ -239,12 +224,6 @@ fn program(options: &CloneOptions) -> anyhow::Result<PathBuf> {
         bail!("{} does not exist: run `cargo build --release -p onecopy`, or give --onecopy PATH", program.display());
     }
     Ok(program)
-}
-
-fn failed(round: u32, of: impl std::fmt::Display, error: &anyhow::Error) -> String {
-    let failure = format!("round {round} {of}: {error:#}");
-    say(format_args!("failed: {failure}"));
-    failure
 }
 
 /// Progress goes to standard error: standard output is the report's.

@@ -3,14 +3,13 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::Context;
 use serde::Serialize;
 
 use super::cold::VARIANTS;
 use super::full::{BusyCreation, FullLoad};
 use super::method::BenchMethod;
 use super::{Answer, Creation, WarmUp};
-use crate::machine::Machine;
+use crate::head::Head;
 use crate::plot::{Panel, draw};
 use crate::statistics::Spread;
 
@@ -25,16 +24,9 @@ const PAPER: [(&str, &str); 3] = [
 /// Everything that one experiment gave.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Its name.
-    pub experiment: &'static str,
-    /// The command that makes it again.
-    pub command: String,
-    /// On what it ran.
-    pub machine: Machine,
-    /// Load average over the last minute of the experiment, its own work included.
-    pub load_after: f64,
-    /// PostgreSQL's version.
-    pub version: String,
+    /// Its head.
+    #[serde(flatten)]
+    pub head: Head,
     /// The source's size without its log.
     pub data_bytes: u64,
     /// Update transactions a second that the source was asked for.
@@ -49,8 +41,6 @@ pub struct Report {
     pub warm_ups: Vec<WarmUp>,
     /// Clones of a small and a large source.
     pub answers: Vec<Answer>,
-    /// What did not end well, with its reason.
-    pub failures: Vec<String>,
 }
 
 impl Report {
@@ -64,39 +54,25 @@ impl Report {
         Ok(())
     }
 
-    /// Writes `clone.md` and `clone.png`.
+    /// Writes the page.
     pub fn write(&self, directory: &Path) -> anyhow::Result<()> {
-        std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-        draw(&directory.join("clone.png"), &self.panels())?;
-        let path = directory.join("clone.md");
-        std::fs::write(&path, self.page()).with_context(|| path.display().to_string())
-    }
-
-    fn page(&self) -> String {
-        let machine = &self.machine;
-        format!(
-            "# Clones: measured\n\nMade by `{}`\n\n- {} ({} processors, {} MiB), Linux {}, PostgreSQL {}; \
-             load average {:.1} before, {:.1} after\n\
-             - source: {:.0} MB of data, on an XFS in a file of its own; \
-             {} update transactions a second while it is cloned\n\
-             - slow disk: {} reads a second; of the source only what its clients read is in memory, of a copy that was \
-             written nothing (the data is taken for larger than the memory); 4 clients read, 95 of 100 reads go to a \
-             tenth of the rows\n\
-             - medians, with the smallest and the largest; ratios are formed within one round\n\n\
-             ![clone](clone.png)\n\n{}",
-            self.command,
-            machine.processor,
-            machine.processors,
-            machine.memory_mib,
-            machine.kernel,
-            self.version,
-            machine.load_before,
-            self.load_after,
-            self.data_bytes as f64 / 1e6,
-            self.rate,
-            self.slow_reads_per_second,
-            self.tables()
-        )
+        let notes = [
+            format!(
+                "source: {:.0} MB of data, on an XFS in a file of its own; {} update transactions a second while it is \
+                 cloned",
+                self.data_bytes as f64 / 1e6,
+                self.rate
+            ),
+            format!(
+                "slow disk: {} reads a second; of the source only what its clients read is in memory, of a copy that \
+                 was written nothing (the data is taken for larger than the memory); 4 clients read, 95 of 100 reads \
+                 go to a tenth of the rows",
+                self.slow_reads_per_second
+            ),
+            "medians, with the smallest and the largest; ratios are formed within one round".to_owned(),
+        ];
+        let title = ("Clones: measured", &notes[..], &*self.tables());
+        self.head.write(directory, title, |path| draw(path, &self.panels()))
     }
 
     fn tables(&self) -> String {
@@ -155,9 +131,6 @@ impl Report {
             "\nAll clones here are made while the source is written to: \
              the first and the last line are the same figure."
         )?;
-        for failure in &self.failures {
-            writeln!(text, "\nFailed: {failure}")?;
-        }
         Ok(())
     }
 

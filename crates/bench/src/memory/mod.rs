@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 
-use crate::machine::{self, Machine};
 use report::Report;
 use site::Site;
 use squeeze::Method;
@@ -105,7 +104,7 @@ pub async fn run(options: MemoryOptions) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("this experiment mounts a disk, limits memory and swaps: run it as root");
     }
-    let mut report = Report::new(options.command(), Machine::observe(), &options);
+    let mut report = Report::new(&options);
     if options.includes(1) {
         squeeze(&options, &mut report).await?;
     }
@@ -115,12 +114,12 @@ pub async fn run(options: MemoryOptions) -> anyhow::Result<()> {
     if options.includes(3) {
         give(&options, &mut report).await?;
     }
-    report.load_after = machine::load();
+    report.head.end();
     report.print(options.json)?;
     if let Some(directory) = options.output() {
         report.write(directory)?;
     }
-    if report.is_empty() { bail!("nothing was measured: {:?}", report.failures) } else { Ok(()) }
+    if report.is_empty() { bail!("nothing was measured: {:?}", report.head.failures) } else { Ok(()) }
 }
 
 async fn squeeze(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()> {
@@ -128,7 +127,7 @@ async fn squeeze(options: &MemoryOptions, report: &mut Report) -> anyhow::Result
     for round in 1..=options.rounds() {
         for method in options.methods() {
             let run = squeeze::measure(&site, method, round, options.seconds(), options.disk_per_second).await;
-            if let Some(run) = report.keep(format!("round {round} {}", method.name()), run) {
+            if let Some(run) = report.head.keep(&format!("round {round} {}", method.name()), run) {
                 let rates: Vec<u64> = run.parts.iter().map(|part| part.per_second as u64).collect();
                 say(format_args!("round {round} {}: {rates:?} tps", method.name()));
                 report.squeezes.push(run);
@@ -144,7 +143,7 @@ async fn analyse(options: &MemoryOptions, report: &mut Report) -> anyhow::Result
     for round in 1..=options.rounds() {
         for size in analysis::SIZES_BYTES {
             let both = analysis::measure(&site, size, round).await;
-            if let Some(both) = report.keep(format!("round {round} queries at {} MB", size / MIB), both) {
+            if let Some(both) = report.head.keep(&format!("round {round} queries at {} MB", size / MIB), both) {
                 say(format_args!("round {round} queries at {} MB: done", size / MIB));
                 report.analyses.extend(both);
             }
@@ -159,16 +158,16 @@ async fn give(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()
         let huge = (load::Work::Idle, true);
         for (work, huge_pages) in shrink::WORKS.map(|work| (work, false)).into_iter().chain([huge]) {
             let shrink = shrink::measure(&site, work, huge_pages, round).await;
-            if let Some(shrink) = report.keep(format!("round {round} {}", work.name()), shrink) {
+            if let Some(shrink) = report.head.keep(&format!("round {round} {}", work.name()), shrink) {
                 say(format_args!("round {round} {}: half of the pool in {:.2} s", shrink.work, shrink.seconds));
                 report.shrinks.push(shrink);
             }
         }
         let taking = shrink::take(&site, round).await;
-        let taking = report.keep(format!("round {round} taking"), taking);
+        let taking = report.head.keep(&format!("round {round} taking"), taking);
         report.takings.extend(taking);
         let shrink = mariadb::measure(round).await;
-        if let Some(shrink) = report.keep(format!("round {round} MariaDB"), shrink) {
+        if let Some(shrink) = report.head.keep(&format!("round {round} MariaDB"), shrink) {
             say(format_args!("round {round} MariaDB: half of the pool in {:.2} s", shrink.seconds));
             report.mariadb.push(shrink);
         }
@@ -179,7 +178,7 @@ async fn give(options: &MemoryOptions, report: &mut Report) -> anyhow::Result<()
 async fn filled(scale: u32, report: &mut Report) -> anyhow::Result<Site> {
     say(format_args!("filling pgbench's tables, scale {scale}"));
     let site = Site::make().await?;
-    report.version = site.server.options().binaries.version().to_owned();
+    report.head.versions = vec![format!("PostgreSQL {}", site.server.options().binaries.version())];
     site.start(site::Start::plain(512 * MIB)).await?;
     site.fill(scale).await?;
     Ok(site)

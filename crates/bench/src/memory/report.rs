@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::Context;
 use serde::Serialize;
 
 use super::MIB;
@@ -13,7 +12,7 @@ use super::mariadb::Shrink;
 use super::shrink::{POOL_BYTES, PoolShrink, Taking};
 use super::squeeze::{Method, Squeeze};
 use super::tables::QUERIES;
-use crate::machine::Machine;
+use crate::head::Head;
 use crate::plot::{Lines, draw_lines};
 use crate::statistics::Spread;
 
@@ -23,16 +22,9 @@ const HALF_BLOCKS: f64 = 65_536.0;
 /// Everything that the experiments gave.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Its name.
-    pub experiment: &'static str,
-    /// The command that makes it again.
-    pub command: String,
-    /// On what it ran.
-    pub machine: Machine,
-    /// Load average over the last minute, its own work included.
-    pub load_after: f64,
-    /// PostgreSQL's version.
-    pub version: String,
+    /// Its head.
+    #[serde(flatten)]
+    pub head: Head,
     /// Reads and writes a second of the slow disk.
     pub disk_per_second: u32,
     /// Seconds of a part of the first experiment.
@@ -47,19 +39,13 @@ pub struct Report {
     pub takings: Vec<Taking>,
     /// MariaDB's own method.
     pub mariadb: Vec<Shrink>,
-    /// What did not end well, with its reason.
-    pub failures: Vec<String>,
 }
 
 impl Report {
     /// Without any figure as yet.
-    pub fn new(command: String, machine: Machine, options: &MemoryOptions) -> Report {
+    pub fn new(options: &MemoryOptions) -> Report {
         Report {
-            experiment: "memory",
-            command,
-            machine,
-            load_after: f64::NAN,
-            version: String::new(),
+            head: Head::new("memory", options.command(), Vec::new()),
             disk_per_second: options.disk_per_second,
             part_seconds: options.seconds(),
             squeezes: Vec::new(),
@@ -67,20 +53,6 @@ impl Report {
             shrinks: Vec::new(),
             takings: Vec::new(),
             mariadb: Vec::new(),
-            failures: Vec::new(),
-        }
-    }
-
-    /// The result of a run; what has failed is noted.
-    pub fn keep<T>(&mut self, run: String, result: anyhow::Result<T>) -> Option<T> {
-        match result {
-            Ok(value) => Some(value),
-            Err(error) => {
-                let failure = format!("{run}: {error:#}");
-                super::say(format_args!("failed: {failure}"));
-                self.failures.push(failure);
-                None
-            }
         }
     }
 
@@ -99,31 +71,11 @@ impl Report {
         Ok(())
     }
 
-    /// Writes `memory.md` and `memory.png`.
+    /// Writes the page.
     pub fn write(&self, directory: &Path) -> anyhow::Result<()> {
-        std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-        draw_lines(&directory.join("memory.png"), &self.lines())?;
-        let path = directory.join("memory.md");
-        std::fs::write(&path, self.page()).with_context(|| path.display().to_string())
-    }
-
-    fn page(&self) -> String {
-        let machine = &self.machine;
-        format!(
-            "# Memory: measured\n\nMade by `{}`\n\n- {} ({} processors, {} MiB), Linux {}, PostgreSQL {}; \
-             load average {:.1} before, {:.1} after\n\
-             - medians, with the smallest and the largest; ratios are formed within one round\n\n\
-             ![memory](memory.png)\n\n{}",
-            self.command,
-            machine.processor,
-            machine.processors,
-            machine.memory_mib,
-            machine.kernel,
-            self.version,
-            machine.load_before,
-            self.load_after,
-            self.tables()
-        )
+        let notes = ["medians, with the smallest and the largest; ratios are formed within one round".to_owned()];
+        let title = ("Memory: measured", &notes[..], &*self.tables());
+        self.head.write(directory, title, |path| draw_lines(path, &self.lines()))
     }
 
     fn tables(&self) -> String {
@@ -132,9 +84,6 @@ impl Report {
         let _ = self.write_squeezes(&mut text);
         let _ = self.write_analyses(&mut text);
         let _ = self.write_shrinks(&mut text);
-        for failure in &self.failures {
-            let _ = writeln!(text, "\nFailed: {failure}");
-        }
         text
     }
 
