@@ -83,11 +83,12 @@ async fn drive(
     }
 }
 
-/// Statements and commits that wait on any server.
+/// Statements and commits of sessions that wait on any server. Gates sleep, too, while they wait for a follower.
 async fn sleepers(cluster: &TestCluster) -> anyhow::Result<i64> {
     let mut count = 0;
     for server in cluster.servers.all() {
-        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event IN ('PgSleep', 'SyncRep')";
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event IN ('PgSleep', 'SyncRep') \
+             AND application_name <> 'onecopy epoch'";
         count += server.connect("observer").await?.run(sql).await?.number()?;
     }
     Ok(count)
