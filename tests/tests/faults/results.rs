@@ -1,9 +1,10 @@
 //! Values, notices and errors come through the router as the server sent them.
 
+use onecopy_router::wire::ErrorFields;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
 use crate::harness::start_usual;
-use crate::wire::{Wire, bind_in, describe, execute, message, parse, sync};
+use crate::wire::{Wire, bind_in, describe, execute, message, parse, query, run_extended, sync};
 
 /// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -107,6 +108,67 @@ async fn errors_and_notices_keep_all_their_fields() -> anyhow::Result<()> {
     fields(&[('C', "42703"), ('P', "33")], answer.fields(b'E')?);
     let answer = wire.query("DROP TABLE IF EXISTS missing").await?;
     fields(&[('C', "00000"), ('S', "NOTICE")], answer.fields(b'N')?);
+    Ok(())
+}
+
+/// A notice tells how far a statement is: it comes while the statement runs, whatever of the answer is held back.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_notice_comes_before_its_statement_has_ended() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let (mut wire, mut holder) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+    wire.query(
+        "CREATE FUNCTION tell_and_wait() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+            RAISE NOTICE 'first'; RAISE NOTICE 'second'; LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE; END $$",
+    )
+    .await?;
+    let extended = [run_extended("SELECT tell_and_wait()", &[]), sync()].concat();
+    for (begin, statement) in [
+        ("SELECT", query("SELECT tell_and_wait()")),
+        ("SELECT", extended.clone()),
+        ("BEGIN", query("SELECT tell_and_wait()")),
+        ("BEGIN", extended),
+    ] {
+        wire.query(begin).await?;
+        holder.query("BEGIN; LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE").await?;
+        wire.send(&statement).await?;
+        for expected in ["first", "second"] {
+            let frame = wire.next().await?;
+            assert_eq!((frame.tag, ErrorFields::parse(&frame.body()).message.as_str()), (b'N', expected), "{begin}");
+        }
+        holder.query("COMMIT").await?;
+        let answer = wire.answer().await?;
+        assert!(answer.errors().is_empty() && answer.commands() == ["SELECT 1"], "{begin}: {answer:?}");
+        wire.query("ROLLBACK").await?;
+    }
+    Ok(())
+}
+
+/// No notice comes in the middle of another message, also where long rows have gone out in parts.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn notices_between_long_rows_are_messages_of_their_own() -> anyhow::Result<()> {
+    const ROW_BYTES: usize = 300_000;
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.query(&format!(
+        "CREATE FUNCTION loud(n int) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+            UPDATE numbers SET value = value; RAISE NOTICE 'row %', n; RETURN repeat('x', {ROW_BYTES} + n); END $$"
+    ))
+    .await?;
+    for begin in ["SELECT", "BEGIN"] {
+        wire.query(begin).await?;
+        let loud = "SELECT loud(n) FROM generate_series(1, 9) AS n";
+        let answer = wire.ask(&[query(&format!("{loud}; {loud}"))].concat()).await?;
+        assert!(answer.errors().is_empty(), "{begin}: {:?}", answer.errors());
+        let lengths: Vec<usize> = answer.text_rows().iter().map(String::len).collect();
+        let expected: Vec<usize> = (1..=9).chain(1..=9).map(|n| ROW_BYTES + n).collect();
+        assert_eq!(lengths, expected, "{begin}");
+        assert_eq!(answer.tags().matches('N').count(), 18, "{begin}");
+        wire.query("ROLLBACK").await?;
+    }
     Ok(())
 }
 

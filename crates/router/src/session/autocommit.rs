@@ -97,7 +97,7 @@ impl Session {
             }
             put_own(&mut backend, "COMMIT", false, &mut expected);
             let Ended { result, went_out, start, final_error, .. } =
-                self.relay(&mut backend, expected, Hold::Briefly).await;
+                self.relay(&mut backend, expected, Hold::Tentatively).await;
             self.statement_ended();
             let taken_back = if went_out { 0 } else { start };
             let relayed = match result {

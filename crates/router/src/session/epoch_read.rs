@@ -216,7 +216,7 @@ impl Session {
         request.encode(&mut backend, &mut expected);
         backend.stale_plans |= has_own_settings;
         let start = self.client.output.len();
-        let Ended { result, went_out, final_error, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
+        let Ended { result, went_out, final_error, .. } = self.relay(&mut backend, expected, Hold::Tentatively).await;
         self.statement_ended();
         let reusable = !std::mem::take(&mut self.may_be_cancelled_late);
         let relayed = match result {

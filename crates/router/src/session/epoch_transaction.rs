@@ -104,7 +104,7 @@ impl Session {
             put_own(backend, FORGET_PLANS, false, &mut expected);
         }
         request.encode(backend, &mut expected);
-        let Ended { result, went_out, start, final_error, .. } = self.relay(backend, expected, Hold::Briefly).await;
+        let Ended { result, went_out, start, final_error, .. } = self.relay(backend, expected, Hold::Tentatively).await;
         self.statement_ended();
         let server = backend.server.clone();
         let taken_back = if went_out { 0 } else { start };

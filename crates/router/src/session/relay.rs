@@ -1,7 +1,7 @@
 //! Carries a server's answers to the client.
 //!
 //! Answers are held back up to [`HELD_BYTES_MAX`], so that most statements can be run again elsewhere without the
-//! client having seen anything of the first try.
+//! client having seen anything of the first try. Notices are not: they tell how far a statement is, and may come again.
 
 use std::collections::VecDeque;
 use std::task::Poll;
@@ -37,9 +37,11 @@ pub const CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Whether answers may go out before the statement has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
-    /// As soon as there is much of them.
+    /// As soon as there is much of them; notices at once.
     Briefly,
-    /// Only when there is very much of them: while the client is waited for, no gate can close.
+    /// As soon as there is much of them. It is likely that the statement runs again elsewhere: its notices wait, too.
+    Tentatively,
+    /// Only when there is very much of them: while the client is waited for, no gate can close. Notices at once.
     InCommitBarrier,
 }
 
@@ -191,6 +193,9 @@ impl<'a> Relay<'a> {
         tokio::select! {
             biased;
             moved = self.backend.channel.exchange_some() => moved.map_err(|error| RelayError::Server(error.into())),
+            written = self.client.flush_before(), if self.client.has_before() => {
+                written.map_err(|error| RelayError::Client(error.into()))
+            }
             error = given_up(&server) => Err(error),
         }
     }
@@ -209,7 +214,9 @@ impl<'a> Relay<'a> {
             b'N' | b'S' | b'A' => {
                 self.note_parameter(&frame)?;
                 let own = matches!(self.expected.front(), Some(Expected::Own { heard: false }));
-                if frame.tag == b'A' || !own {
+                if frame.tag == b'N' && !own {
+                    self.give_notice(&frame).await?;
+                } else if frame.tag == b'A' || !own {
                     let frame = self.backend.told(frame);
                     self.give(&frame).await?;
                 }
@@ -334,17 +341,31 @@ impl<'a> Relay<'a> {
             return Ok(());
         }
         let held = self.client.output.len() - self.start.min(self.client.output.len()) + bytes.len();
-        let held_max = match self.hold {
-            Hold::InCommitBarrier => HELD_IN_BARRIER_BYTES_MAX,
-            Hold::Briefly => HELD_BYTES_MAX,
-        };
-        if held <= held_max {
+        if held <= self.held_bytes_max() {
             self.client.output.put_slice(bytes);
             self.client.note_buffered();
             return Ok(());
         }
         self.client.put(bytes);
         self.flush_client().await
+    }
+
+    fn held_bytes_max(&self) -> usize {
+        match self.hold {
+            Hold::InCommitBarrier => HELD_IN_BARRIER_BYTES_MAX,
+            Hold::Briefly | Hold::Tentatively => HELD_BYTES_MAX,
+        }
+    }
+
+    /// A notice goes out before what is held back, if that begins with this answer: what is left of an earlier one may
+    /// be the end of a message. A client that takes none is waited for as for other answers.
+    async fn give_notice(&mut self, frame: &Frame) -> Result<(), RelayError> {
+        let goes_first = self.start == 0 && !self.went_out && self.hold != Hold::Tentatively;
+        if goes_first && self.client.unwritten() + frame.bytes.len() <= self.held_bytes_max() {
+            self.client.put_before(frame.bytes.clone());
+            return Ok(());
+        }
+        self.give(frame).await
     }
 
     async fn flush_client(&mut self) -> Result<(), RelayError> {

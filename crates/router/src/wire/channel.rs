@@ -265,6 +265,31 @@ impl Channel {
         self.shared.push_back(bytes.clone());
     }
 
+    /// Has `bytes` written before [`Channel::output`], which must begin with a message.
+    pub fn put_before(&mut self, bytes: Bytes) {
+        self.shared.push_back(bytes);
+    }
+
+    /// Whether something is to be written before [`Channel::output`].
+    pub fn has_before(&self) -> bool {
+        !self.shared.is_empty()
+    }
+
+    /// Writes what is to be written before [`Channel::output`], and nothing of that.
+    pub async fn flush_before(&mut self) -> io::Result<()> {
+        std::future::poll_fn(|context| {
+            while let Some(next) = self.shared.front() {
+                match std::task::ready!(Pin::new(&mut self.socket).poll_write(context, next))? {
+                    0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                    count => self.written(count),
+                }
+            }
+            self.note_buffered();
+            Poll::Ready(Ok(()))
+        })
+        .await
+    }
+
     /// How many bytes are to be written.
     pub fn unwritten(&self) -> usize {
         self.output.len() + self.shared.iter().map(Bytes::len).sum::<usize>()
