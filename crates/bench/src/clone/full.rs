@@ -88,7 +88,7 @@ impl BusyCreation {
 
 /// Clones the source under a load.
 pub async fn measure(site: &Site, load: FullLoad, round: u32) -> anyhow::Result<BusyCreation> {
-    let creation = updates::measure(site, BenchMethod::Lazy, round, load.start(site).await?).await?;
+    let creation = updates::measure(site, BenchMethod::Lazy, round, load.start(site)).await?;
     Ok(BusyCreation { load, creation })
 }
 

@@ -167,8 +167,7 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
     };
     for round in 1..=options.rounds() {
         for method in BenchMethod::ALL {
-            let load = updates::Load::updates(&site, options.rate).await?;
-            let measured = updates::measure(&site, method, round, load).await;
+            let measured = updates::measure(&site, method, round, updates::Load::updates(&site, options.rate)).await;
             if let Some(creation) = report.head.keep(&format!("round {round} {method}"), measured) {
                 say(format_args!(
                     "round {round} {method}: answers after {:.2} s, whole after {:.2} s",

@@ -25,7 +25,7 @@ const BEFORE: Duration = Duration::from_secs(5);
 pub struct Service {
     /// Transactions a second.
     pub per_second: f64,
-    /// Half took at most this, from when they were due.
+    /// Half took at most this, from when they were due; a client without a pause is due when it has ended the one before.
     pub p50_ms: f64,
     /// 99 of 100.
     pub p99_ms: f64,
@@ -80,7 +80,7 @@ impl Load {
         Ok(load)
     }
 
-    /// What was done between two moments.
+    /// What ended between two moments.
     fn between(&mut self, begin: Instant, end: Instant) -> anyhow::Result<Service> {
         if let Some(ended) = self.tasks.try_join_next() {
             ended??;
@@ -138,13 +138,19 @@ async fn update(client: Client, interval: Duration, accounts: i32, ended: Ended)
 }
 
 /// Clones the source under a load.
-pub async fn measure(site: &Site, method: BenchMethod, round: u32, mut load: Load) -> anyhow::Result<Creation> {
+pub async fn measure(
+    site: &Site,
+    method: BenchMethod,
+    round: u32,
+    load: impl Future<Output = anyhow::Result<Load>>,
+) -> anyhow::Result<Creation> {
+    let mut load = load.await?;
     tokio::time::sleep(BEFORE).await;
     let clone = Clone::make(site, method, false).await?;
     let measured = async {
         let before = load.between(clone.begin - BEFORE, clone.begin)?;
-        let caught_up = clone.wait_caught_up(site).await?;
-        let whole = clone.wait_whole().await?.max(clone.first_answer);
+        let (caught_up, whole) = tokio::try_join!(clone.wait_caught_up(site), clone.wait_whole())?;
+        let whole = whole.max(clone.first_answer);
         let during = load.between(clone.begin, clone.begin + whole)?;
         anyhow::Ok(Creation {
             method,
