@@ -145,6 +145,35 @@ async fn a_notice_comes_before_its_statement_has_ended() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What triggers say at the end of a transaction is heard, however it ends.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn notices_of_deferred_triggers_are_told_once() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    for sql in [
+        "CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE NOTICE 'x'; RETURN NULL; END $$",
+        "CREATE TABLE watched (id int)",
+        "CREATE CONSTRAINT TRIGGER watch AFTER INSERT ON watched DEFERRABLE INITIALLY DEFERRED
+         FOR EACH ROW EXECUTE FUNCTION at_commit()",
+    ] {
+        assert!(wire.query(sql).await?.errors().is_empty(), "{sql}");
+    }
+    let insert = "INSERT INTO watched VALUES (1)";
+    // PostgreSQL commits what commits by itself before it answers, the router behind that.
+    for (statements, tags) in [
+        (query(insert), "CNZ"),
+        ([run_extended(insert, &[]), sync()].concat(), "12nCNZ"),
+        (query(&format!("{insert}; {insert}")), "CCNNZ"),
+        (query(&format!("BEGIN; {insert}; COMMIT")), "CCNCZ"),
+        (query(&format!("BEGIN; {insert}; SET CONSTRAINTS ALL IMMEDIATE; COMMIT")), "CCNCCZ"),
+    ] {
+        assert_eq!(wire.ask(&statements).await?.tags(), tags);
+    }
+    Ok(())
+}
+
 /// No notice comes in the middle of another message, also where long rows have gone out in parts.
 ///
 /// Spec: I4

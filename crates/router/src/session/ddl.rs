@@ -194,7 +194,8 @@ impl Session {
         if !leader.opaque {
             return Ok(Ok(Change::Nothing));
         }
-        let relayed = match self.own_statement(&mut leader.backend, CHANGED, false).await? {
+        // What deferred triggers say is for the client.
+        let relayed = match self.own_statement(&mut leader.backend, CHANGED, true).await? {
             Ok(Relayed { own_error: Some(fields), .. }) => {
                 return Ok(Err(NotSent::Refused(SqlError::error(&fields.code, fields.message))));
             }
