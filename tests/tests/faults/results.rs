@@ -4,7 +4,7 @@ use onecopy_router::wire::ErrorFields;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
 use crate::harness::start_usual;
-use crate::wire::{Wire, bind_in, describe, execute, message, parse, query, run_extended, sync};
+use crate::wire::{Wire, bind, bind_in, describe, execute, message, parse, query, run_extended, sync};
 
 /// Spec: I4
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,29 +118,69 @@ async fn errors_and_notices_keep_all_their_fields() -> anyhow::Result<()> {
 async fn a_notice_comes_before_its_statement_has_ended() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
     let (mut wire, mut holder) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
-    wire.query(
-        "CREATE FUNCTION tell_and_wait() RETURNS void LANGUAGE plpgsql AS $$ BEGIN
-            RAISE NOTICE 'first'; RAISE NOTICE 'second'; LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE; END $$",
-    )
-    .await?;
+    const TELLS_AND_WAITS: &str =
+        "BEGIN RAISE NOTICE 'first'; RAISE NOTICE 'second'; LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE;";
+    for sql in [
+        format!("CREATE FUNCTION tell_and_wait() RETURNS void LANGUAGE plpgsql AS $$ {TELLS_AND_WAITS} END $$"),
+        format!("CREATE PROCEDURE call_and_wait() LANGUAGE plpgsql AS $$ {TELLS_AND_WAITS} END $$"),
+        format!(
+            "CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$ {TELLS_AND_WAITS} RETURN NULL; END $$"
+        ),
+        "CREATE TABLE watched (id int)".to_owned(),
+        "CREATE CONSTRAINT TRIGGER watch AFTER INSERT ON watched DEFERRABLE INITIALLY DEFERRED
+         FOR EACH ROW EXECUTE FUNCTION at_commit()"
+            .to_owned(),
+    ] {
+        assert!(wire.query(&sql).await?.errors().is_empty(), "{sql}");
+    }
     let extended = [run_extended("SELECT tell_and_wait()", &[]), sync()].concat();
-    for (begin, statement) in [
-        ("SELECT", query("SELECT tell_and_wait()")),
-        ("SELECT", extended.clone()),
-        ("BEGIN", query("SELECT tell_and_wait()")),
-        ("BEGIN", extended),
+    for (begin, statement, command) in [
+        ("SELECT", query("SELECT tell_and_wait()"), "SELECT 1"),
+        ("SELECT", extended.clone(), "SELECT 1"),
+        ("SELECT", query(&format!("DO $$ {TELLS_AND_WAITS} END $$")), "DO"),
+        ("SELECT", query("CALL call_and_wait()"), "CALL"),
+        ("BEGIN", query("SELECT tell_and_wait()"), "SELECT 1"),
+        ("BEGIN", extended, "SELECT 1"),
+        ("BEGIN; INSERT INTO watched VALUES (1)", query("COMMIT"), "COMMIT"),
     ] {
         wire.query(begin).await?;
         holder.query("BEGIN; LOCK TABLE numbers IN ACCESS EXCLUSIVE MODE").await?;
         wire.send(&statement).await?;
         for expected in ["first", "second"] {
             let frame = wire.next().await?;
-            assert_eq!((frame.tag, ErrorFields::parse(&frame.body()).message.as_str()), (b'N', expected), "{begin}");
+            let message = ErrorFields::parse(&frame.body()).message;
+            assert_eq!((frame.tag, message.as_str()), (b'N', expected), "{begin}, {command}");
         }
         holder.query("COMMIT").await?;
         let answer = wire.answer().await?;
-        assert!(answer.errors().is_empty() && answer.commands() == ["SELECT 1"], "{begin}: {answer:?}");
+        assert!(answer.errors().is_empty() && answer.commands() == [command], "{begin}, {command}: {answer:?}");
         wire.query("ROLLBACK").await?;
+    }
+    Ok(())
+}
+
+/// A notice may overtake the rows of its own statement, and no answer of another.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_notice_stays_behind_the_answers_of_earlier_statements() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.query("CREATE TABLE told (id int)").await?;
+    wire.query(
+        "CREATE FUNCTION tell() RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO told VALUES (1); RAISE NOTICE 'told'; RETURN 1; END $$",
+    )
+    .await?;
+    let in_one_batch = [run_extended("SELECT 1", &[]), run_extended("SELECT tell()", &[]), sync()].concat();
+    for begin in ["SELECT", "BEGIN"] {
+        for (statements, tags) in
+            [(query("SELECT 1; SELECT tell(); SELECT 2"), "TDCTNDCTDCZ"), (in_one_batch.clone(), "12TDC12TNDCZ")]
+        {
+            wire.query(begin).await?;
+            assert_eq!(wire.ask(&statements).await?.tags(), tags, "{begin}");
+            wire.query("ROLLBACK").await?;
+        }
     }
     Ok(())
 }
@@ -171,6 +211,29 @@ async fn notices_of_deferred_triggers_are_told_once() -> anyhow::Result<()> {
     ] {
         assert_eq!(wire.ask(&statements).await?.tags(), tags);
     }
+    Ok(())
+}
+
+/// A statement is parsed again on each server that runs it, and its client hears of that once.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_is_parsed_again_tells_its_notices_once() -> anyhow::Result<()> {
+    let cluster = start_usual(2).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let long_name = "n".repeat(70);
+    let mut tags = wire.ask(&[parse("kept", &format!("SELECT 1 AS {long_name}")), sync()].concat()).await?.tags();
+    for _ in 0..3 {
+        for begin in ["SELECT", "BEGIN READ ONLY", "BEGIN; INSERT INTO numbers VALUES (1000, 1)"] {
+            wire.query(begin).await?;
+            let answer = wire.ask(&[bind("", "kept", &[]), execute("", 0), sync()].concat()).await?;
+            assert_eq!(answer.text_rows(), ["1"], "{begin}: {answer:?}");
+            tags.push_str(&answer.tags());
+            wire.query("ROLLBACK").await?;
+        }
+        wire.query("ALTER TABLE numbers ALTER COLUMN value SET STATISTICS 50").await?;
+    }
+    assert_eq!(tags.matches('N').count(), 1, "{tags}");
     Ok(())
 }
 

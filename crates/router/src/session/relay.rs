@@ -113,6 +113,10 @@ pub struct Relay<'a> {
     in_parts: bool,
     relayed: Relayed,
     went_out: bool,
+    /// A statement of the client's has been answered in whole, which no notice of the next goes before.
+    answered: bool,
+    /// A notice could not be written: what ends the session for it finds that out, too.
+    is_deaf: bool,
     parsed: usize,
     /// The client's output is written beside everything else: nobody waits for it.
     streams: bool,
@@ -142,6 +146,8 @@ impl<'a> Relay<'a> {
             in_parts,
             relayed: Relayed::default(),
             went_out: false,
+            answered: false,
+            is_deaf: false,
             parsed: 0,
             streams: false,
             refused: false,
@@ -193,8 +199,10 @@ impl<'a> Relay<'a> {
         tokio::select! {
             biased;
             moved = self.backend.channel.exchange_some() => moved.map_err(|error| RelayError::Server(error.into())),
-            written = self.client.flush_before(), if self.client.has_before() => {
-                written.map_err(|error| RelayError::Client(error.into()))
+            // Were the relay to end here, nobody would hear what has become of the statement, perhaps of a commit.
+            written = self.client.flush_before(), if self.client.has_before() && !self.is_deaf => {
+                self.is_deaf = written.is_err();
+                Ok(())
             }
             error = given_up(&server) => Err(error),
         }
@@ -213,7 +221,10 @@ impl<'a> Relay<'a> {
         match frame.tag {
             b'N' | b'S' | b'A' => {
                 self.note_parameter(&frame)?;
-                let own = matches!(self.expected.front(), Some(Expected::Own { heard: false }));
+                let own = matches!(
+                    self.expected.front(),
+                    Some(Expected::Own { heard: false } | Expected::Parse { visible: false, .. })
+                );
                 if frame.tag == b'N' && !own {
                     self.give_notice(&frame).await?;
                 } else if frame.tag == b'A' || !own {
@@ -265,6 +276,7 @@ impl<'a> Relay<'a> {
             _ => (true, false),
         };
         if visible && !self.refused {
+            self.answered |= matches!(frame.tag, b'C' | b's' | b'I');
             self.give(&frame).await?;
             self.give_rest().await?;
         }
@@ -307,6 +319,7 @@ impl<'a> Relay<'a> {
             self.relayed.own_error.get_or_insert(fields);
             return Ok(());
         }
+        self.answered = true;
         if matches!(self.expected.front(), Some(Expected::Simple)) {
             self.relayed.error.get_or_insert(fields);
             return self.give(&frame).await;
@@ -340,7 +353,7 @@ impl<'a> Relay<'a> {
             self.client.put(bytes);
             return Ok(());
         }
-        let held = self.client.output.len() - self.start.min(self.client.output.len()) + bytes.len();
+        let held = self.client.unwritten().saturating_sub(self.start) + bytes.len();
         if held <= self.held_bytes_max() {
             self.client.output.put_slice(bytes);
             self.client.note_buffered();
@@ -357,15 +370,20 @@ impl<'a> Relay<'a> {
         }
     }
 
-    /// A notice goes out before what is held back, if that begins with this answer: what is left of an earlier one may
-    /// be the end of a message. A client that takes none is waited for as for other answers.
+    /// A notice goes out before what is held back of its statement's answer, if there is nothing else there: what is
+    /// left of an earlier one may be the end of a message. A client that takes none is waited for as for other answers.
     async fn give_notice(&mut self, frame: &Frame) -> Result<(), RelayError> {
-        let goes_first = self.start == 0 && !self.went_out && self.hold != Hold::Tentatively;
+        let goes_first =
+            self.start == 0 && !self.went_out && !self.answered && self.hold != Hold::Tentatively && !self.is_deaf;
         if goes_first && self.client.unwritten() + frame.bytes.len() <= self.held_bytes_max() {
-            self.client.put_before(frame.bytes.clone());
+            self.client.put_before(&frame.bytes);
             return Ok(());
         }
-        self.give(frame).await
+        self.give(frame).await?;
+        if self.went_out && !self.streams && self.hold == Hold::Briefly {
+            return self.flush_client().await;
+        }
+        Ok(())
     }
 
     async fn flush_client(&mut self) -> Result<(), RelayError> {

@@ -69,6 +69,8 @@ pub enum ChannelError {
 pub struct Channel {
     socket: Socket,
     input: BytesMut,
+    /// Written before all else.
+    before: BytesMut,
     /// Written before `output`: long bytes that somebody else holds as well, and what goes before them.
     shared: VecDeque<Bytes>,
     /// What is to be written with the next [`Channel::flush`].
@@ -91,6 +93,7 @@ impl Channel {
         Channel {
             socket,
             input: BytesMut::new(),
+            before: BytesMut::new(),
             shared: VecDeque::new(),
             output: BytesMut::new(),
             output_was_long: false,
@@ -207,7 +210,7 @@ impl Channel {
     /// Counts what is in the buffers now. Long bytes that somebody else holds as well are counted already.
     pub fn note_buffered(&mut self) {
         let short = self.shared.iter().map(Bytes::len).filter(|bytes| *bytes <= BUFFER_KEEP_BYTES_MAX);
-        self.tally.note(self.input.len() + self.output.len() + short.sum::<usize>());
+        self.tally.note(self.input.len() + self.before.len() + self.output.len() + short.sum::<usize>());
     }
 
     /// The next frame, waited for while what is to be written goes out: a peer that writes before it has read
@@ -265,21 +268,23 @@ impl Channel {
         self.shared.push_back(bytes.clone());
     }
 
-    /// Has `bytes` written before [`Channel::output`], which must begin with a message.
-    pub fn put_before(&mut self, bytes: Bytes) {
-        self.shared.push_back(bytes);
+    /// Has `bytes` written before all that is to be written, which must begin with a message.
+    pub fn put_before(&mut self, bytes: &[u8]) {
+        debug_assert!(self.shared.is_empty(), "what has begun to go out ends first");
+        self.before.extend_from_slice(bytes);
+        self.note_buffered();
     }
 
-    /// Whether something is to be written before [`Channel::output`].
+    /// Whether something is to be written before all else.
     pub fn has_before(&self) -> bool {
-        !self.shared.is_empty()
+        !self.before.is_empty()
     }
 
-    /// Writes what is to be written before [`Channel::output`], and nothing of that.
+    /// Writes what is to be written before all else, and nothing of the rest.
     pub async fn flush_before(&mut self) -> io::Result<()> {
         std::future::poll_fn(|context| {
-            while let Some(next) = self.shared.front() {
-                match std::task::ready!(Pin::new(&mut self.socket).poll_write(context, next))? {
+            while self.has_before() {
+                match std::task::ready!(Pin::new(&mut self.socket).poll_write(context, &self.before))? {
                     0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                     count => self.written(count),
                 }
@@ -292,7 +297,7 @@ impl Channel {
 
     /// How many bytes are to be written.
     pub fn unwritten(&self) -> usize {
-        self.output.len() + self.shared.iter().map(Bytes::len).sum::<usize>()
+        self.before.len() + self.output.len() + self.shared.iter().map(Bytes::len).sum::<usize>()
     }
 
     /// Writes what the socket takes.
@@ -300,7 +305,11 @@ impl Channel {
         self.output_was_long |= self.output.len() > BUFFER_KEEP_BYTES_MAX;
         let mut done = false;
         loop {
-            let next = self.shared.front().map_or(&self.output[..], |shared| &shared[..]);
+            let next = match self.shared.front() {
+                _ if self.has_before() => &self.before[..],
+                Some(shared) => &shared[..],
+                None => &self.output[..],
+            };
             if next.is_empty() {
                 break;
             }
@@ -323,6 +332,12 @@ impl Channel {
 
     fn written(&mut self, count: usize) {
         match self.shared.front_mut() {
+            _ if !self.before.is_empty() => {
+                self.before.advance(count);
+                if self.before.is_empty() {
+                    self.before = BytesMut::new();
+                }
+            }
             Some(shared) => {
                 shared.advance(count);
                 if shared.is_empty() {
@@ -428,6 +443,24 @@ mod tests {
                 assert_eq!(whole.len() + if takes_all { 0 } else { rest }, bytes + 5);
                 assert!(whole[5..].iter().enumerate().all(|(number, byte)| *byte == number as u8));
             }
+        }
+    }
+
+    /// What goes before all else is copied: a few bytes do not keep the buffer that they were read into.
+    #[tokio::test]
+    async fn what_goes_before_is_written_first_and_alone() {
+        let (mut sender, mut receiver) = channels();
+        sender.output.message(b'D', b"row");
+        sender.put_before(b"N\0\0\0\x05x");
+        sender.put_before(b"N\0\0\0\x05y");
+        assert!(sender.has_before() && sender.unwritten() == 6 + 6 + 8);
+        sender.flush_before().await.unwrap();
+        assert!(!sender.has_before() && sender.unwritten() == 8 && sender.before.capacity() == 0);
+        sender.put_before(b"N\0\0\0\x05z");
+        sender.flush().await.unwrap();
+        for (tag, body) in [(b'N', "x"), (b'N', "y"), (b'N', "z"), (b'D', "row")] {
+            let frame = receiver.frame().await.unwrap();
+            assert_eq!((frame.tag, &*frame.body()), (tag, body.as_bytes()));
         }
     }
 
