@@ -15,6 +15,7 @@ use crate::servers::Server;
 use crate::settings::is_readable_with;
 use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply, SqlError, sqlstate};
 
+mod copy;
 mod parts;
 
 pub use parts::FROM_CLIENT_IN_PARTS;
@@ -392,64 +393,6 @@ impl<'a> Relay<'a> {
         flush(self.client).await.map_err(RelayError::Client)
     }
 
-    /// COPY FROM STDIN: the client's data goes to the server until either ends it. Whatever the server says meanwhile
-    /// goes to the client at the same time: a server whose notices nobody takes would take no data.
-    async fn copy_in(&mut self, frame: Frame) -> Result<(), RelayError> {
-        if self.client.rest() > 0 {
-            // What the batch goes on with is no data, and the server would read it as messages of the router's.
-            return Err(unexpected_in_copy());
-        }
-        (self.streams, self.went_out, self.start) = (true, true, 0);
-        self.backend.channel.in_parts = &[];
-        let copied = match self.give(&frame).await {
-            Ok(()) => self.copy().await,
-            Err(error) => Err(error),
-        };
-        self.streams = false;
-        if matches!(copied, Err(RelayError::Client(_))) {
-            return copied;
-        }
-        // A message of which half has gone out could not be taken back.
-        self.flush_client().await?;
-        copied
-    }
-
-    async fn copy(&mut self) -> Result<(), RelayError> {
-        loop {
-            while let Some(frame) = self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
-                let failed = frame.tag == b'E';
-                if failed && self.extended {
-                    self.take_error(frame).await?;
-                    self.pass_rest().await?;
-                    return self.finish_copy().await;
-                }
-                Box::pin(self.take(frame)).await?;
-                if failed {
-                    return self.pass_rest().await;
-                }
-            }
-            while self.backend.channel.unwritten() < STREAM_BYTES_MAX {
-                if self.client.rest() > 0 {
-                    let Some(part) = self.client.buffered_part() else { break };
-                    self.backend.channel.put(&part);
-                    continue;
-                }
-                let Some(frame) = self.client.buffered_frame().map_err(RelayError::Client)? else { break };
-                match frame.tag {
-                    b'd' => self.backend.channel.put(&frame.bytes),
-                    b'c' | b'f' => {
-                        self.backend.channel.put(&frame.bytes);
-                        return if self.extended { self.finish_copy().await } else { Ok(()) };
-                    }
-                    // The server ignores these during COPY as well.
-                    b'H' | b'S' => {}
-                    _ => return Err(unexpected_in_copy()),
-                }
-            }
-            self.flow(true).await?;
-        }
-    }
-
     /// Moves something in one direction or the other, whatever the rest of them waits for. `listens`: the client has
     /// something to say.
     async fn flow(&mut self, listens: bool) -> Result<(), RelayError> {
@@ -481,52 +424,6 @@ impl<'a> Relay<'a> {
             }
         }
     }
-
-    /// COPY in the extended protocol is over, or has failed. The server has ignored the `Sync` that was sent with it,
-    /// or not, depending on when it failed; the client sends another. After that an empty query marks where all is
-    /// over.
-    async fn finish_copy(&mut self) -> Result<(), RelayError> {
-        let mut marker = Marker::NotSent;
-        loop {
-            while let Some(frame) = self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
-                match frame.tag {
-                    b'I' => marker = Marker::Passed,
-                    b'Z' if marker == Marker::Passed => {
-                        self.note_status(&frame);
-                        self.expected.clear();
-                        return Ok(());
-                    }
-                    b'Z' => {}
-                    b'E' => {
-                        self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
-                        self.give(&frame).await?;
-                    }
-                    _ => {
-                        self.note_parameter(&frame)?;
-                        self.give(&frame).await?;
-                    }
-                }
-            }
-            while marker == Marker::NotSent {
-                let Some(frame) = self.client.buffered_frame().map_err(RelayError::Client)? else { break };
-                if frame.tag == b'S' {
-                    self.backend.channel.output.put_slice(&frame.bytes);
-                    self.backend.channel.output.query("");
-                    self.backend.prepared.unnamed = None;
-                    marker = Marker::Sent;
-                }
-            }
-            self.flow(marker == Marker::NotSent).await?;
-        }
-    }
-}
-
-/// The empty query that marks where an extended COPY is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Marker {
-    NotSent,
-    Sent,
-    Passed,
 }
 
 /// What PostgreSQL says when a prepared statement's result is another than when it was prepared (`plancache.c`).
@@ -551,10 +448,6 @@ fn does_not_read() -> ChannelError {
 
 fn speaks_in_part_only() -> ChannelError {
     std::io::Error::new(std::io::ErrorKind::TimedOut, "the client sends a part of a message and no more").into()
-}
-
-fn unexpected_in_copy() -> RelayError {
-    RelayError::Client(ChannelError::Unexpected("unexpected message during COPY"))
 }
 
 /// Waits until nothing is to be expected of `server` any more.
