@@ -1,9 +1,11 @@
 //! Values, notices and errors come through the router as the server sent them.
 
+use std::time::Duration;
+
 use onecopy_router::wire::ErrorFields;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
-use crate::harness::start_usual;
+use crate::harness::{bounded, leader, start_usual};
 use crate::wire::{Wire, bind, bind_in, describe, execute, message, parse, query, run_extended, sync};
 
 /// Spec: I4
@@ -193,7 +195,8 @@ async fn notices_of_deferred_triggers_are_told_once() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
     let mut wire = Wire::connect(&cluster).await?;
     for sql in [
-        "CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE NOTICE 'x'; RETURN NULL; END $$",
+        "CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql
+         AS $$ BEGIN RAISE NOTICE 'x'; RETURN NULL; END $$",
         "CREATE TABLE watched (id int)",
         "CREATE CONSTRAINT TRIGGER watch AFTER INSERT ON watched DEFERRABLE INITIALLY DEFERRED
          FOR EACH ROW EXECUTE FUNCTION at_commit()",
@@ -259,6 +262,42 @@ async fn notices_between_long_rows_are_messages_of_their_own() -> anyhow::Result
         let expected: Vec<usize> = (1..=9).chain(1..=9).map(|n| ROW_BYTES + n).collect();
         assert_eq!(lengths, expected, "{begin}");
         assert_eq!(answer.tags().matches('N').count(), 18, "{begin}");
+        wire.query("ROLLBACK").await?;
+    }
+    Ok(())
+}
+
+/// Of a row of which the beginning has gone out the end goes out, too, whatever becomes of its server behind it.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_long_row_is_whole_before_its_server_is_lost() -> anyhow::Result<()> {
+    const ROW_BYTES: usize = 300_000;
+    let cluster = start_usual(1).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+    for begin in ["SELECT", "BEGIN; UPDATE numbers SET value = value WHERE id = 1"] {
+        wire.query(begin).await?;
+        let row_and_wait = format!(
+            "SELECT CASE n WHEN 1 THEN repeat('x', {ROW_BYTES}) ELSE pg_sleep(60)::text END
+             FROM generate_series(1, 2) n"
+        );
+        wire.send(&query(&row_and_wait)).await?;
+        bounded("a sleeping back end", async {
+            let mut sleeping = [leader(&cluster).await?, cluster.servers.followers()[0].connect("observer").await?];
+            loop {
+                for server in &mut sleeping {
+                    if server.run(end).await?.number()? > 0 {
+                        return anyhow::Ok(());
+                    }
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await??;
+        let answer = bounded("a long row", wire.answer()).await??;
+        assert_eq!(answer.text_rows(), ["x".repeat(ROW_BYTES)], "{begin}");
+        assert_eq!(answer.tags().chars().last(), Some('Z'), "{begin}");
         wire.query("ROLLBACK").await?;
     }
     Ok(())

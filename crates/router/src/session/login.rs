@@ -203,6 +203,7 @@ impl LoggedIn {
             in_doubt: None,
             in_extended_batch: false,
             may_be_cancelled_late: false,
+            went_out: false,
             endings: self.database.servers.leader().watch_endings(),
             ends_processes: false,
             ended_by: None,

@@ -186,6 +186,8 @@ pub struct Session {
     cancel: Arc<CancelSlot>,
     presence: Arc<Presence>,
     may_be_cancelled_late: bool,
+    /// Something of the answer to what runs has gone out to the client: the rest of the output is what is left of it.
+    went_out: bool,
     /// Tells when server processes may have been ended on purpose.
     endings: watch::Receiver<u64>,
     /// Its own newest statement may end server processes.

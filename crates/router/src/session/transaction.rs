@@ -32,8 +32,6 @@ pub(super) struct Transaction {
     pub implicit: bool,
     /// Only ROLLBACK can follow.
     pub failed: bool,
-    /// Some of its answers have reached the client before their statement had ended.
-    pub went_out: bool,
     /// Savepoints that are open.
     pub savepoints: usize,
     /// How far settings reach that hold inside it only, as far as the router does not know them.
@@ -92,7 +90,6 @@ impl Transaction {
             characteristics,
             implicit,
             failed: false,
-            went_out: false,
             savepoints: 0,
             local_settings: Reach::Nothing,
             stale_plans: false,
@@ -309,7 +306,6 @@ impl Session {
             self.client.output.truncate(if went_out { 0 } else { start });
             return Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))));
         }
-        transaction.went_out |= went_out;
         if let Some(fields) = relayed.error {
             return Ok(Err(Reported::ByServer(fields.code)));
         }

@@ -54,12 +54,13 @@ impl Session {
         let _ending = self.ending_around(&traits);
         let stand_ins = self.put_stand_ins(&mut request, traits.text.as_ref()).await;
         let start = self.client.output.len();
+        self.went_out = false;
         let outcome = self.run_where_it_belongs(&request, &traits).await;
         for stand_in in stand_ins.into_iter().filter(|_| matches!(outcome, Ok(Outcome::Done))) {
             stand_in.pass_on().await;
         }
         if self.cancel.is_ended() {
-            self.client.output.truncate(start);
+            self.client.output.truncate(if self.went_out { 0 } else { start });
             return Err(SessionEnd::Fatal(terminated()));
         }
         outcome
@@ -91,10 +92,9 @@ impl Session {
             self.failed_with.clear();
             self.transaction = Some(Transaction::implicit(self));
             let outcome = self.run_in_transaction(request, traits).await?;
-            let went_out = self.transaction.as_ref().is_some_and(|transaction| transaction.went_out);
             let outcome = self.end_implicit(outcome).await?;
             let refused = outcome == Outcome::Failed && self.failed_with == sqlstate::SERIALIZATION_FAILURE;
-            if !refused || went_out || !traits.leaves_nothing_behind() || attempt == LEADER_TRIES_MAX {
+            if !refused || self.went_out || !traits.leaves_nothing_behind() || attempt == LEADER_TRIES_MAX {
                 return Ok(outcome);
             }
             self.client.output.truncate(start);
@@ -126,6 +126,7 @@ impl Session {
         let endings = backend.server.endings();
         let mut ended = Relay::new(&mut self.client, backend, expected, hold).run().await;
         self.may_be_cancelled_late |= !self.cancel.end().await;
+        self.went_out |= ended.went_out;
         if ended.result.is_ok() {
             backend.endings = endings;
         }

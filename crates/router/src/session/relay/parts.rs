@@ -33,6 +33,9 @@ impl Relay<'_> {
 
     /// The rest of a message of which the first part was given.
     pub(super) async fn give_rest(&mut self) -> Result<(), RelayError> {
+        if self.backend.channel.rest() == 0 {
+            return Ok(());
+        }
         while self.backend.channel.rest() > 0 {
             let moved = match self.backend.channel.buffered_part() {
                 Some(part) => self.give_bytes(&part).await,
@@ -47,7 +50,8 @@ impl Relay<'_> {
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        // A message of which half has gone out could not be taken back.
+        if self.went_out && !self.streams { self.flush_client().await } else { Ok(()) }
     }
 
     /// Sends the rest of the client's message, of which the server has had the first part, whatever it says meanwhile.
