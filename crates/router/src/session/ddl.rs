@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::batch_traits::BatchTraits;
 use super::relay::{Ended, Hold, RelayError, Relayed};
-use super::request::put_own;
+use super::request::{Expected, put_own};
 use super::setting::first_value;
 use super::transaction::LeaderTransaction;
 use super::{Session, SessionEnd};
@@ -31,11 +31,13 @@ pub(super) const OVERTAKEN: &str = "SELECT 1 \
      AND c.relfilenode IS DISTINCT FROM pg_catalog.pg_relation_filenode(l.relation) \
      AND c.relfilenode IS DISTINCT FROM 0 LIMIT 1";
 
-/// Deferred triggers run before the look. Then, of all relations that this transaction has locked as DDL and TRUNCATE
+/// Has deferred triggers run, for a look at what they have changed.
+const RUN_DEFERRED: &str = "SET CONSTRAINTS ALL IMMEDIATE";
+
+/// Of all relations that this transaction has locked as DDL and TRUNCATE
 /// do, temporary ones aside: the condition that finds them, or others of their names, in the catalog that others see.
 /// One that is dropped has no name any more, and whether it was temporary only others know.
-const CHANGED: &str = "SET CONSTRAINTS ALL IMMEDIATE; \
-     SELECT pg_catalog.string_agg(pg_catalog.format( \
+const CHANGED: &str = "SELECT pg_catalog.string_agg(pg_catalog.format( \
          CASE WHEN c.oid IS NULL THEN 'oid = %s' ELSE 'oid = %s OR relname = %L' END, l.relation, c.relname), ' OR ') \
      FROM pg_catalog.pg_locks l LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation \
      WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock' \
@@ -194,8 +196,11 @@ impl Session {
         if !leader.opaque {
             return Ok(Ok(Change::Nothing));
         }
+        let mut expected = VecDeque::new();
         // What deferred triggers say is for the client.
-        let relayed = match self.own_statement(&mut leader.backend, CHANGED, true).await? {
+        put_own(&mut leader.backend, RUN_DEFERRED, true, &mut expected);
+        put_own(&mut leader.backend, CHANGED, false, &mut expected);
+        let relayed = match self.own_statements(&mut leader.backend, expected).await? {
             Ok(Relayed { own_error: Some(fields), .. }) => {
                 return Ok(Err(NotSent::Refused(SqlError::error(&fields.code, fields.message))));
             }
@@ -237,6 +242,15 @@ impl Session {
     ) -> Result<Result<Relayed, RelayError>, SessionEnd> {
         let mut expected = VecDeque::new();
         put_own(backend, sql, heard, &mut expected);
+        self.own_statements(backend, expected).await
+    }
+
+    /// Carries what comes of statements of the router's own that are encoded.
+    async fn own_statements(
+        &mut self,
+        backend: &mut Backend,
+        expected: VecDeque<Expected>,
+    ) -> Result<Result<Relayed, RelayError>, SessionEnd> {
         let Ended { result, .. } = self.relay(backend, expected, Hold::InCommitBarrier).await;
         self.statement_ended();
         match result {

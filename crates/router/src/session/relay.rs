@@ -226,8 +226,11 @@ impl<'a> Relay<'a> {
                     self.expected.front(),
                     Some(Expected::Own { heard: false } | Expected::Parse { visible: false, .. })
                 );
-                if frame.tag == b'N' && !own {
-                    self.give_notice(&frame).await?;
+                if frame.tag == b'N' {
+                    // What was refused runs on there, and would not with PostgreSQL.
+                    if !own && !self.refused {
+                        self.give_notice(&frame).await?;
+                    }
                 } else if frame.tag == b'A' || !own {
                     let frame = self.backend.told(frame);
                     self.give(&frame).await?;
@@ -294,7 +297,7 @@ impl<'a> Relay<'a> {
         let frame = Frame::whole(b'E', bytes.freeze());
         self.client.output.put_slice(&frame.bytes);
         self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
-        self.refused = true;
+        (self.refused, self.answered) = (true, true);
     }
 
     /// The server reports a setting, behind whatever has changed it and before it takes another message.
