@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use onecopy_clone::plan::{FillOptions, Warm};
 use onecopy_postgres::{ConnectionParameters, StopMode};
 use rand::RngExt;
 use tokio::task::JoinSet;
 
 use super::WarmUp;
-use super::method::{BenchMethod, Clone};
+use super::method::{BenchMethod, Clone, UNBOUNDED};
 use super::site::Site;
 use crate::cluster::DATABASE;
 use crate::disk::{SlowDisk, drop_caches};
@@ -91,7 +92,8 @@ pub async fn measure(
     drop_caches()?;
     let source_per_second = source_rate(site).await?;
     let slow = SlowDisk::reads(site.device()?, reads_per_second)?;
-    let clone = Clone::make(site, method, is_warmed).await?;
+    let warm = if is_warmed { Warm::Full } else { Warm::Off };
+    let clone = Clone::make(site, method, FillOptions { warm, ..UNBOUNDED }).await?;
     if method == BenchMethod::Copy {
         forget(clone.server.data_directory())?;
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Instant;
 
+use onecopy_clone::plan::FillOptions;
 use rand::RngExt;
 use serde::Serialize;
 use tokio_postgres::Client;
@@ -80,15 +81,20 @@ impl BusyCreation {
         self.creation.during.per_second / self.creation.before.per_second
     }
 
+    /// What it did with the clone behind it, in parts of what it did before.
+    pub fn rate_after(&self) -> f64 {
+        self.creation.after.per_second / self.creation.before.per_second
+    }
+
     /// How many times longer the slowest of a hundred took meanwhile.
     pub fn p99_grown(&self) -> f64 {
         self.creation.during.p99_ms / self.creation.before.p99_ms
     }
 }
 
-/// Clones the source under a load.
+/// Clones the source under a load, filled as by default.
 pub async fn measure(site: &Site, load: FullLoad, round: u32) -> anyhow::Result<BusyCreation> {
-    let creation = updates::measure(site, BenchMethod::Lazy, round, load.start(site)).await?;
+    let creation = updates::measure(site, (BenchMethod::Lazy, FillOptions::default()), round, load.start(site)).await?;
     Ok(BusyCreation { load, creation })
 }
 

@@ -57,6 +57,9 @@ impl fmt::Display for BenchMethod {
     }
 }
 
+/// As fast as it goes, hot pages not before others.
+pub const UNBOUNDED: FillOptions = FillOptions { limit_bytes_per_second: None, warm: Warm::Off };
+
 /// A clone that has answered.
 pub struct Clone {
     /// Its server.
@@ -73,12 +76,12 @@ pub struct Clone {
 
 impl Clone {
     /// Makes a clone and waits for its first answer.
-    pub async fn make(site: &Site, method: BenchMethod, is_warmed: bool) -> anyhow::Result<Clone> {
+    pub async fn make(site: &Site, method: BenchMethod, fill: FillOptions) -> anyhow::Result<Clone> {
         let options = site.options(NAME)?;
         options.user.create_directory(&options.home)?;
-        let plan = plan(site, &options.home, is_warmed);
+        let plan = plan(site, &options.home, fill);
         let begin = Instant::now();
-        let prewarming = is_warmed.then(|| Prewarming::begin(plan.source.connection.clone()));
+        let prewarming = (fill.warm == Warm::Full).then(|| Prewarming::begin(plan.source.connection.clone()));
         let mut service = None;
         let (inherited, pause) = match method {
             BenchMethod::Lazy => {
@@ -161,8 +164,7 @@ async fn drop_slot(site: &Site) -> anyhow::Result<()> {
     }
 }
 
-fn plan(site: &Site, home: &Path, is_warmed: bool) -> Plan {
-    let warm = if is_warmed { Warm::Full } else { Warm::Off };
+fn plan(site: &Site, home: &Path, fill: FillOptions) -> Plan {
     Plan {
         source: SourceServer {
             connection: site.source.connection(),
@@ -175,7 +177,7 @@ fn plan(site: &Site, home: &Path, is_warmed: bool) -> Plan {
         user_name: site.source.options().user.name().to_owned(),
         slot: NAME.to_owned(),
         recovery: Recovery::Auto,
-        fill: FillOptions { limit_bytes_per_second: None, warm },
+        fill,
         wal_keep_bytes_max: WAL_KEEP_BYTES_MAX,
     }
 }

@@ -17,10 +17,11 @@ mod updates;
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
+use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::head::Head;
-use method::BenchMethod;
+use method::{BenchMethod, UNBOUNDED};
 use report::Report;
 use site::Site;
 
@@ -48,6 +49,9 @@ pub struct CloneOptions {
     /// Gigabytes of the source that is compared with a small one, in whole segments of a relation [quick: none]
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(0..=1000))]
     large_gb: u32,
+    /// One part of it; writes files only with --output
+    #[arg(long)]
+    only: Option<Part>,
     /// Directory for clone.md and clone.png [default: docs/results, quick: none]
     #[arg(long)]
     output: Option<PathBuf>,
@@ -56,7 +60,24 @@ pub struct CloneOptions {
     onecopy: Option<PathBuf>,
 }
 
+/// A part of the experiment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// A fixed rate of updates
+    UnderLoad,
+    /// Clients without a pause
+    FullLoad,
+    /// Until a clone on a slow disk is as fast as its source
+    SlowDisk,
+    /// A small and a large source at rest
+    Sizes,
+}
+
 impl CloneOptions {
+    fn runs(&self, part: Part) -> bool {
+        self.only.is_none_or(|only| only == part)
+    }
+
     fn rounds(&self) -> u32 {
         self.rounds.unwrap_or(if self.quick { 1 } else { 5 })
     }
@@ -66,14 +87,16 @@ impl CloneOptions {
     }
 
     fn output(&self) -> Option<&Path> {
-        self.output.as_deref().or((!self.quick).then_some(Path::new("docs/results")))
+        self.output.as_deref().or((!self.quick && self.only.is_none()).then_some(Path::new("docs/results")))
     }
 
     /// The command that makes the same figures.
     fn command(&self) -> String {
+        let only = self.only.and_then(|part| part.to_possible_value());
+        let only = only.map_or(String::new(), |part| format!(" --only {}", part.get_name()));
         format!(
             "cargo run --release -p onecopy-bench -- clone --rounds {} --scale {} --rate {} --slow-reads-per-second {} \
-             --large-gb {}",
+             --large-gb {}{only}",
             self.rounds(),
             self.scale(),
             self.rate,
@@ -102,6 +125,8 @@ pub struct Creation {
     pub before: updates::Service,
     /// The source until the clone was whole.
     pub during: updates::Service,
+    /// The source then, with a standby more that follows it.
+    pub after: updates::Service,
 }
 
 /// One clone on a slow disk, and clients that read from it.
@@ -166,8 +191,9 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
         answers: Vec::new(),
     };
     for round in 1..=options.rounds() {
-        for method in BenchMethod::ALL {
-            let measured = updates::measure(&site, method, round, updates::Load::updates(&site, options.rate)).await;
+        for method in BenchMethod::ALL.into_iter().filter(|_| options.runs(Part::UnderLoad)) {
+            let load = updates::Load::updates(&site, options.rate);
+            let measured = updates::measure(&site, (method, UNBOUNDED), round, load).await;
             if let Some(creation) = report.head.keep(&format!("round {round} {method}"), measured) {
                 say(format_args!(
                     "round {round} {method}: answers after {:.2} s, whole after {:.2} s",
@@ -176,7 +202,7 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
                 report.creations.push(creation);
             }
         }
-        for load in full::FullLoad::ALL {
+        for load in full::FullLoad::ALL.into_iter().filter(|_| options.runs(Part::FullLoad)) {
             let measured = full::measure(&site, load, round).await;
             if let Some(busy) = report.head.keep(&format!("round {round} {load}"), measured) {
                 say(format_args!(
@@ -188,7 +214,7 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
                 report.busy_creations.push(busy);
             }
         }
-        for (method, is_warmed) in cold::VARIANTS {
+        for (method, is_warmed) in cold::VARIANTS.into_iter().filter(|_| options.runs(Part::SlowDisk)) {
             let measured = cold::measure(&site, method, is_warmed, round, options.slow_reads_per_second).await;
             if let Some(warm_up) = report.head.keep(&format!("round {round} {method} cold"), measured) {
                 say(format_args!("round {round} {method} cold: as fast after {:?} s", warm_up.as_fast_seconds));
@@ -196,7 +222,7 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
             }
         }
     }
-    if options.large_gb > 0 && !options.quick {
+    if options.large_gb > 0 && !options.quick && options.runs(Part::Sizes) {
         let large = Site::make(options.scale(), site.program.clone()).await?;
         large.grow(options.large_gb).await?;
         for round in 1..=options.rounds() {
@@ -211,7 +237,7 @@ pub async fn run(options: CloneOptions) -> anyhow::Result<()> {
     if let Some(directory) = options.output() {
         report.write(directory)?;
     }
-    if report.creations.is_empty() { bail!("not one clone was made: {:?}", report.head.failures) } else { Ok(()) }
+    if report.has_clones() { Ok(()) } else { bail!("not one clone was made: {:?}", report.head.failures) }
 }
 
 fn program(options: &CloneOptions) -> anyhow::Result<PathBuf> {

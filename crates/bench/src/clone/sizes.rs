@@ -3,7 +3,7 @@
 //! The large source has a table of empty pages that take no room on the disk: to a clone they are bytes like all
 //! others.
 
-use super::method::{BenchMethod, Clone};
+use super::method::{BenchMethod, Clone, UNBOUNDED};
 use super::site::Site;
 use super::{Answer, say};
 
@@ -11,7 +11,7 @@ use super::{Answer, say};
 pub async fn measure(sites: &[&Site], round: u32) -> anyhow::Result<Vec<Answer>> {
     let mut answers = Vec::new();
     for site in sites {
-        let clone = Clone::make(site, BenchMethod::Lazy, false).await?;
+        let clone = Clone::make(site, BenchMethod::Lazy, UNBOUNDED).await?;
         let answer = Answer {
             data_bytes: site.data_bytes()?,
             round,

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use onecopy_clone::plan::FillOptions;
 use rand::RngExt;
 use serde::Serialize;
 use tokio::task::JoinSet;
@@ -17,15 +18,17 @@ use crate::cluster::DATABASE;
 
 /// Connections that update.
 const CLIENTS: u32 = 4;
-/// How long the source is looked at before it is cloned.
+/// How long the source is looked at before it is cloned, and when its clone is whole.
 const BEFORE: Duration = Duration::from_secs(5);
+const AFTER: Duration = Duration::from_secs(5);
 
 /// What clients of the source got in some time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Service {
     /// Transactions a second.
     pub per_second: f64,
-    /// Half took at most this, from when they were due; a client without a pause is due when it has ended the one before.
+    /// Half took at most this, from when they were due. Where clients make no pause that is when they have ended the
+    /// one before.
     pub p50_ms: f64,
     /// 99 of 100.
     pub p99_ms: f64,
@@ -140,18 +143,20 @@ async fn update(client: Client, interval: Duration, accounts: i32, ended: Ended)
 /// Clones the source under a load.
 pub async fn measure(
     site: &Site,
-    method: BenchMethod,
+    (method, fill): (BenchMethod, FillOptions),
     round: u32,
     load: impl Future<Output = anyhow::Result<Load>>,
 ) -> anyhow::Result<Creation> {
     let mut load = load.await?;
     tokio::time::sleep(BEFORE).await;
-    let clone = Clone::make(site, method, false).await?;
+    let clone = Clone::make(site, method, fill).await?;
     let measured = async {
         let before = load.between(clone.begin - BEFORE, clone.begin)?;
         let (caught_up, whole) = tokio::try_join!(clone.wait_caught_up(site), clone.wait_whole())?;
         let whole = whole.max(clone.first_answer);
         let during = load.between(clone.begin, clone.begin + whole)?;
+        tokio::time::sleep(AFTER).await;
+        let after = load.between(clone.begin + whole, clone.begin + whole + AFTER)?;
         anyhow::Ok(Creation {
             method,
             round,
@@ -161,6 +166,7 @@ pub async fn measure(
             pause_ms: clone.pause.map(|pause| pause.as_secs_f64() * 1000.0),
             before,
             during,
+            after,
         })
     }
     .await;
