@@ -12,8 +12,6 @@ const LIMIT_TRIES_MAX: u32 = 600;
 const LIMIT_PAUSE: Duration = Duration::from_millis(50);
 /// A group can be removed when its last process is reaped.
 const REMOVE_TRIES_MAX: u32 = 200;
-/// Whoever has it is not killed for want of memory; children inherit it.
-const OOM_SCORE_ADJ_MIN: &str = "-1000";
 const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 
 /// A group; removed with the value, its processes go to the root's.
@@ -21,25 +19,24 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 pub struct Group(PathBuf);
 
 impl Group {
-    /// Makes one without a limit.
+    /// Makes one without a limit, of which nobody is killed for want of memory: who needs some waits until some is
+    /// swapped out (`memory.oom_control`, the kernel's Documentation/admin-guide/cgroup-v1/memory.rst).
     pub fn make() -> anyhow::Result<Group> {
         let directory = PathBuf::from(HIERARCHY).join(format!("onecopy-bench-{}", std::process::id()));
         std::fs::create_dir(&directory)
             .with_context(|| format!("{}: needs root and control groups of version 1", directory.display()))?;
-        Ok(Group(directory))
+        let group = Group(directory);
+        group.write("memory.oom_control", 1)?;
+        Ok(group)
     }
 
-    /// Takes in a server with all its processes, none of which is killed for want of memory: it swaps instead.
+    /// Takes in a server with all its processes.
     pub fn take(&self, server: &Server) -> anyhow::Result<()> {
         // The postmaster first: its later children are born here.
-        let postmaster = server.process_id().context("the server does not run")?;
-        self.write("cgroup.procs", postmaster)?;
-        let unkillable = format!("/proc/{postmaster}/oom_score_adj");
-        std::fs::write(&unkillable, OOM_SCORE_ADJ_MIN).with_context(|| unkillable.clone())?;
+        self.write("cgroup.procs", server.process_id().context("the server does not run")?)?;
         for process in processes_of(server.data_directory()) {
             // One that has ended meanwhile needs no place.
             let _ = self.write("cgroup.procs", process);
-            let _ = std::fs::write(format!("/proc/{process}/oom_score_adj"), OOM_SCORE_ADJ_MIN);
         }
         Ok(())
     }
