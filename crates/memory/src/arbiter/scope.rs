@@ -71,8 +71,15 @@ fn groups<'a>(pressure: &'a HostPressure, allocations: &[Allocation<'a>]) -> Vec
     for at in in_ordinary_memory(allocations) {
         for limit in &allocations[at].seen.limits {
             match groups.iter_mut().find(|(group, _)| group.cgroup == limit.cgroup) {
-                Some((_, members)) if members.last() != Some(&at) => members.push(at),
-                Some(_) => {}
+                Some((known, members)) => {
+                    // What one that does not answer knew of it last is old, and would press the others for good.
+                    if allocations[at].seen.answered {
+                        *known = limit;
+                    }
+                    if members.last() != Some(&at) {
+                        members.push(at);
+                    }
+                }
                 None => groups.push((limit, vec![at])),
             }
         }

@@ -282,6 +282,29 @@ fn who_does_not_answer_is_counted_and_not_changed() {
     assert!((0..200).all(|_| round().is_empty()), "it is said once");
 }
 
+/// Spec: A6
+#[test]
+fn a_cgroup_is_as_full_as_those_say_who_answer() {
+    let member = |instance, usage_mib| Observation {
+        limits: vec![limit("/both", 1000, usage_mib)],
+        ..resting(instance, 300, 1024)
+    };
+    for first in [true, false] {
+        let decide = |stale_mib, usage_mib| {
+            let frozen = Observation { answered: false, ..member("frozen", stale_mib) };
+            let mut seen = vec![frozen, member("healthy", usage_mib)];
+            if !first {
+                seen.reverse();
+            }
+            let mut decisions = once(&policy(6144), &calm(), &seen);
+            decisions.retain(|decision| decision.instance.as_str() == "healthy");
+            decisions
+        };
+        assert_eq!(decide(1000, 400), [], "it was full when that one answered last");
+        assert_eq!(decide(400, 1000).len(), 1, "and is full now");
+    }
+}
+
 #[test]
 fn two_servers_trade_memory_when_their_loads_swap() {
     let busy = Load { set_bytes: 1500 * MIB, accesses_per_second: 20_000.0, evenness: 0.7 };
