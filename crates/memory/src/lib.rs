@@ -23,7 +23,7 @@ pub mod pressure;
 pub mod published;
 mod segment;
 pub mod size;
-mod untrusted_file;
+pub mod untrusted_file;
 
 pub use error::MemoryError;
 pub use instance::{InstanceName, Kind, Level};

@@ -13,7 +13,7 @@ const FILE_BYTES_MAX: u64 = 4096;
 ///
 /// # Errors
 /// It is not there, is a link or no file, or is not text.
-pub(crate) fn read(path: &Path) -> io::Result<String> {
+pub fn read(path: &Path) -> io::Result<String> {
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use onecopy_memory::engine::{Engine, ExtensionEngine, MariaDbAccess, MariaDbEngine, PlainEngine};
 use onecopy_memory::own::Consent;
-use onecopy_memory::{Bytes, InstanceName, Kind, Level};
+use onecopy_memory::{Bytes, InstanceName, Kind, Level, untrusted_file};
 use onecopy_postgres::{ConnectionParameters, Server};
 
 use super::configuration::{InstanceMemory, MemoryConfiguration};
@@ -94,7 +94,7 @@ fn connection(instance: &InstanceMemory) -> Result<ConnectionParameters, HostErr
 /// Source: PostgreSQL, `src/include/utils/pidfile.h`: port, socket directory, first address are the lines 4, 5 and 6.
 fn of_running(directory: &Path) -> Result<ConnectionParameters, String> {
     let path = directory.join("postmaster.pid");
-    let text = fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let text = untrusted_file::read(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
     let line = |number: usize| text.lines().nth(number - 1).map(str::trim).filter(|line| !line.is_empty());
     let port = line(4).and_then(|port| port.parse().ok()).ok_or("the server is only starting")?;
     Ok(ConnectionParameters {
@@ -140,7 +140,15 @@ mod tests {
         );
         let Err(error) = engine(&text) else { panic!("nothing runs there") };
         assert!(error.to_string().contains("postmaster.pid") && error.to_string().contains("`dsn`"), "{error}");
-        fs::write(directory.path().join("postmaster.pid"), "1\n/data\n0\n5439\n/run/pg\n*\n").unwrap();
+        // The server's account may put there what never ends, or what is never written.
+        let file = directory.path().join("postmaster.pid");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::RUSR).unwrap();
+        assert!(engine(&text).is_err(), "a pipe");
+        fs::remove_file(&file).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
+        assert!(engine(&text).is_err(), "a link");
+        fs::remove_file(&file).unwrap();
+        fs::write(file, "1\n/data\n0\n5439\n/run/pg\n*\n").unwrap();
         fs::write(directory.path().join("password"), "secret\nmore\n").unwrap();
         let found = connection(&instance(&text)).unwrap();
         assert_eq!((found.host.as_str(), found.port, found.user.as_str()), ("/run/pg", 5439, "keeper"));
