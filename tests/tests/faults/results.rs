@@ -5,7 +5,7 @@ use std::time::Duration;
 use onecopy_router::wire::ErrorFields;
 use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
 
-use crate::harness::{bounded, leader, start_usual};
+use crate::harness::{bounded, leader, on_leader, start_usual, wait_until};
 use crate::wire::{Wire, bind, bind_in, describe, execute, message, parse, query, run_extended, sync};
 
 /// Spec: I4
@@ -237,6 +237,50 @@ async fn a_statement_that_is_parsed_again_tells_its_notices_once() -> anyhow::Re
         wire.query("ALTER TABLE numbers ALTER COLUMN value SET STATISTICS 50").await?;
     }
     assert_eq!(tags.matches('N').count(), 1, "{tags}");
+    Ok(())
+}
+
+/// An answer that is taken back because its statement runs again takes no notification with it.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_notification_outlives_the_first_try_of_a_statement() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let (mut wire, mut holder) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+    wire.query("LISTEN news").await?;
+    holder.query("BEGIN; UPDATE numbers SET value = 1 WHERE id = 1").await?;
+    wire.send(&query("UPDATE numbers SET value = 2 WHERE id = 1")).await?;
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    wait_until("it waits for the row", async || Ok(on_leader(&cluster, waiting).await?.number()? == 1)).await?;
+    Wire::connect(&cluster).await?.query("NOTIFY news, 'one'").await?;
+    holder.query("COMMIT").await?;
+    let answer = bounded("the second try", wire.answer()).await??;
+    assert_eq!(answer.commands(), ["UPDATE 1"], "{answer:?}");
+    let later = wire.query("SELECT 1").await?;
+    let told = format!("{}{}", answer.tags(), later.tags());
+    assert_eq!(told.matches('A').count(), 1, "{told}");
+    Ok(())
+}
+
+/// What was told of a statement that was prepared, and was taken back, is not so for the session either.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_whose_preparation_was_taken_back_can_be_prepared_again() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let (mut wire, mut other) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+    other.query("CREATE TABLE emptied (id int)").await?;
+    let batch = [parse("kept", "SELECT * FROM emptied"), bind("", "kept", &[]), execute("", 0), sync()].concat();
+    for begin in ["BEGIN", "BEGIN READ ONLY"] {
+        wire.query(&format!("{begin}; SELECT count(*) FROM numbers")).await?;
+        other.query("TRUNCATE emptied").await?;
+        let answer = wire.ask(&batch).await?;
+        assert_eq!((answer.code().as_str(), answer.tags().as_str()), ("40001", "EZ"), "{begin}");
+        wire.query("ROLLBACK").await?;
+        let answer = wire.ask(&batch).await?;
+        assert_eq!(answer.code(), "00000", "{begin}: {:?}", answer.errors());
+        wire.query("DEALLOCATE kept").await?;
+    }
     Ok(())
 }
 

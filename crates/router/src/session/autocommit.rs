@@ -99,12 +99,11 @@ impl Session {
             let Ended { result, went_out, start, final_error, .. } =
                 self.relay(&mut backend, expected, Hold::Tentatively).await;
             self.statement_ended();
-            let taken_back = if went_out { 0 } else { start };
             let relayed = match result {
                 Ok(relayed) => relayed,
                 Err(RelayError::Client(error)) => return Err(error.into()),
                 Err(error) => {
-                    self.client.output.truncate(taken_back);
+                    self.take_back(start, went_out);
                     return self.leader_lost(traits, &error, final_error);
                 }
             };
@@ -123,7 +122,7 @@ impl Session {
             let failed = relayed.error.or(relayed.own_error);
             match failed.as_ref().map(|fields| fields.code.as_str()) {
                 None if is_overtaken => {
-                    self.client.output.truncate(taken_back);
+                    self.take_back(start, went_out);
                     if went_out || attempt == LEADER_TRIES_MAX {
                         self.fail(closed_by_ddl());
                         return Ok(Outcome::Failed);
@@ -136,14 +135,14 @@ impl Session {
                     return Ok(Outcome::Done);
                 }
                 Some(sqlstate::READ_ONLY_SQL_TRANSACTION) if !went_out => {
-                    self.client.output.truncate(start);
+                    self.take_back(start, false);
                     let traits = BatchTraits { reads_only: false, writes: true, opaque: true, ..traits.clone() };
                     return self.run_wrapped(request, &traits).await;
                 }
                 Some(sqlstate::SERIALIZATION_FAILURE)
                     if !went_out && traits.reads_only && attempt < LEADER_TRIES_MAX =>
                 {
-                    self.client.output.truncate(start);
+                    self.take_back(start, false);
                     self.router.counters.read_retries.fetch_add(1, Relaxed);
                     // It would be refused again until the transaction has ended that stands in its way.
                     tokio::time::sleep(pause).await;
@@ -156,7 +155,7 @@ impl Session {
                 Some(code) => {
                     let message = failed.as_ref().map(|fields| fields.message.clone()).unwrap_or_default();
                     let error = SqlError::error(code, message);
-                    self.client.output.truncate(taken_back);
+                    self.take_back(start, went_out);
                     self.fail(error);
                     return Ok(Outcome::Failed);
                 }
@@ -281,11 +280,7 @@ impl Session {
                     self.in_doubt = Some(backend.process());
                 }
                 drop(scope);
-                if went_out {
-                    self.client.output.clear();
-                } else {
-                    self.client.output.truncate(start);
-                }
+                self.take_back(start, went_out);
                 return self.leader_lost(traits, &error, final_error).map(Some);
             }
         };
@@ -301,7 +296,7 @@ impl Session {
         match code {
             None => Ok(Some(Outcome::Done)),
             Some(sqlstate::SERIALIZATION_FAILURE) if may_retry && !went_out => {
-                self.client.output.truncate(start);
+                self.take_back(start, false);
                 Ok(None)
             }
             Some(_) => {

@@ -223,12 +223,12 @@ impl Session {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) if went_out => {
-                self.client.output.clear();
+                self.take_back(start, went_out);
                 self.fail(self.server_lost(&server.name, &error, final_error));
                 return Ok(Tried::Done(Outcome::Failed));
             }
             Err(_) => {
-                self.client.output.truncate(start);
+                self.take_back(start, false);
                 return Ok(again());
             }
         };
@@ -270,10 +270,10 @@ impl Session {
     /// The epoch could not be opened there, or DDL has committed while the read ran: what it saw is not believed.
     fn read_was_doomed(&mut self, start: usize, went_out: bool) -> Tried {
         if !went_out {
-            self.client.output.truncate(start);
+            self.take_back(start, false);
             return Tried::Again { avoid: None };
         }
-        self.client.output.clear();
+        self.take_back(start, went_out);
         self.fail(closed_by_ddl());
         Tried::Done(Outcome::Failed)
     }
@@ -299,7 +299,7 @@ impl Session {
         };
         match again {
             Some(again) if !went_out => {
-                self.client.output.truncate(start);
+                self.take_back(start, false);
                 again
             }
             _ => {

@@ -107,21 +107,20 @@ impl Session {
         let Ended { result, went_out, start, final_error, .. } = self.relay(backend, expected, Hold::Tentatively).await;
         self.statement_ended();
         let server = backend.server.clone();
-        let taken_back = if went_out { 0 } else { start };
         match result {
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => {
                 transaction.placement = Placement::Lost;
-                self.client.output.truncate(taken_back);
+                self.take_back(start, went_out);
                 Ok(Err(Reported::Here(self.server_lost(&server.name, &error, final_error))))
             }
             Ok(_) if epoch.is_doomed() => {
-                self.client.output.truncate(taken_back);
+                self.take_back(start, went_out);
                 Ok(Err(Reported::Here(closed_by_ddl())))
             }
             Ok(Relayed { error: Some(fields), .. }) => Ok(Err(Reported::ByServer(fields.code))),
             Ok(_) if self.looks_at_what_is_newer(backend, *change_counter).await? => {
-                self.client.output.truncate(taken_back);
+                self.take_back(start, went_out);
                 Ok(Err(Reported::Here(closed_by_ddl())))
             }
             Ok(_) => {
@@ -184,7 +183,7 @@ impl Session {
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => {
                 let start = self.client.output.len();
-                self.lost_in_transaction(transaction, &error, None, start)
+                self.lost_in_transaction(transaction, &error, None, (start, false))
             }
         }
     }

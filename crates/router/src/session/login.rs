@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes};
+use bytes::{BufMut, Bytes, BytesMut};
 
 use super::cancel::{CancelSlot, cancel, cancels, process_id};
 use super::epoch_read::InFlight;
@@ -204,6 +204,7 @@ impl LoggedIn {
             in_extended_batch: false,
             may_be_cancelled_late: false,
             went_out: false,
+            notifications: BytesMut::new(),
             endings: self.database.servers.leader().watch_endings(),
             ends_processes: false,
             ended_by: None,

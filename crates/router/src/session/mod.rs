@@ -46,7 +46,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -188,6 +188,8 @@ pub struct Session {
     may_be_cancelled_late: bool,
     /// Something of the answer to what runs has gone out to the client: the rest of the output is what is left of it.
     went_out: bool,
+    /// What servers have told of notifications: no answer that is taken back takes them with it.
+    notifications: BytesMut,
     /// Tells when server processes may have been ended on purpose.
     endings: watch::Receiver<u64>,
     /// Its own newest statement may end server processes.
@@ -365,6 +367,8 @@ impl Session {
             Some(transaction) if transaction.failed => b'E',
             Some(_) => b'T',
         };
+        let notifications = self.notifications.split();
+        self.client.output.extend_from_slice(&notifications);
         self.client.output.ready_for_query(status);
     }
 

@@ -99,6 +99,8 @@ pub struct Ended {
     pub final_error: Option<ErrorFields>,
     /// How many of the client's `Parse` messages have succeeded, of those that went to the server.
     pub parsed: usize,
+    /// What the server told of notifications, for the client: not in its output, which may be taken back.
+    pub notifications: BytesMut,
 }
 
 /// Carries answers from `backend` to `client` until all that is `expected` is there.
@@ -119,6 +121,7 @@ pub struct Relay<'a> {
     /// A notice could not be written: what ends the session for it finds that out, too.
     is_deaf: bool,
     parsed: usize,
+    notifications: BytesMut,
     /// The client's output is written beside everything else: nobody waits for it.
     streams: bool,
     /// The client has been told of an error that the server does not know of: what this one answers up to `Sync` is not
@@ -150,6 +153,7 @@ impl<'a> Relay<'a> {
             answered: false,
             is_deaf: false,
             parsed: 0,
+            notifications: BytesMut::new(),
             streams: false,
             refused: false,
         }
@@ -162,7 +166,14 @@ impl<'a> Relay<'a> {
         let relayed = std::mem::take(&mut self.relayed);
         let final_error = relayed.error.clone().or_else(|| relayed.own_error.clone());
         let result = result.map(|()| relayed);
-        Ended { result, went_out: self.went_out, start: self.start, final_error, parsed: self.parsed }
+        Ended {
+            result,
+            went_out: self.went_out,
+            start: self.start,
+            final_error,
+            parsed: self.parsed,
+            notifications: self.notifications,
+        }
     }
 
     async fn answers(&mut self) -> Result<(), RelayError> {
@@ -231,8 +242,10 @@ impl<'a> Relay<'a> {
                     if !own && !self.refused {
                         self.give_notice(&frame).await?;
                     }
-                } else if frame.tag == b'A' || !own {
+                } else if frame.tag == b'A' {
                     let frame = self.backend.told(frame);
+                    self.give_notification(&frame).await?;
+                } else if !own {
                     self.give(&frame).await?;
                 }
                 return Ok(());
@@ -388,6 +401,19 @@ impl<'a> Relay<'a> {
             return self.flush_client().await;
         }
         Ok(())
+    }
+
+    /// A notification comes with the end of the answer, as PostgreSQL sends it between transactions; many of them go
+    /// out at once.
+    async fn give_notification(&mut self, frame: &Frame) -> Result<(), RelayError> {
+        if self.notifications.len() + frame.bytes.len() <= self.held_bytes_max() {
+            self.notifications.extend_from_slice(&frame.bytes);
+            return Ok(());
+        }
+        let before = self.notifications.split().freeze();
+        self.give_bytes(&before).await?;
+        self.give(frame).await?;
+        self.flush_client().await
     }
 
     async fn flush_client(&mut self) -> Result<(), RelayError> {

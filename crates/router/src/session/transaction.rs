@@ -298,12 +298,12 @@ impl Session {
             Ok(relayed) => relayed,
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
-                return self.lost_in_transaction(transaction, &error, final_error, if went_out { 0 } else { start });
+                return self.lost_in_transaction(transaction, &error, final_error, (start, went_out));
             }
         };
         self.after_leader_statement(traits, relayed.error.is_none());
         if let Some(fields) = relayed.own_error {
-            self.client.output.truncate(if went_out { 0 } else { start });
+            self.take_back(start, went_out);
             return Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))));
         }
         if let Some(fields) = relayed.error {
@@ -312,10 +312,10 @@ impl Session {
         match self.is_overtaken(leader, traits).await? {
             Ok(false) => Ok(Ok(())),
             Ok(true) => {
-                self.client.output.truncate(if went_out { 0 } else { start });
+                self.take_back(start, went_out);
                 Ok(Err(Reported::Here(closed_by_ddl())))
             }
-            Err(error) => self.lost_in_transaction(transaction, &error, None, if went_out { 0 } else { start }),
+            Err(error) => self.lost_in_transaction(transaction, &error, None, (start, went_out)),
         }
     }
 
@@ -339,18 +339,18 @@ impl Session {
         Ok(Err(Reported::Here(unfit.error)))
     }
 
-    /// The leader was lost under a transaction that has not committed; `start`: what stands behind in the client's
-    /// output is taken back.
+    /// The leader was lost under a transaction that has not committed; its answer is taken back as by
+    /// [`Session::take_back`].
     pub(super) fn lost_in_transaction(
         &mut self,
         transaction: &mut Transaction,
         error: &RelayError,
         final_error: Option<ErrorFields>,
-        start: usize,
+        (start, went_out): (usize, bool),
     ) -> Result<Result<(), Reported>, SessionEnd> {
         transaction.placement = Placement::Lost;
         self.commits_seen = self.commits_seen.max(self.database.commit_barrier.commits_begun());
-        self.client.output.truncate(start);
+        self.take_back(start, went_out);
         let lost = self.server_lost(&self.database.servers.leader().name, error, final_error);
         if self.pinned.is_some() {
             return Err(SessionEnd::Fatal(SqlError { severity: "FATAL", ..lost }));

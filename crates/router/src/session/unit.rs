@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::autocommit::{LEADER_TRIES_MAX, RETRY_PAUSE};
 use super::batch_traits::BatchTraits;
 use super::ending::terminated;
-use super::relay::{Ended, Hold, Relay, RelayError, Relayed};
+use super::relay::{Ended, HELD_BYTES_MAX, Hold, Relay, RelayError, Relayed};
 use super::request::{Expected, Request, put_own};
 use super::transaction::Transaction;
 use super::{Session, SessionEnd};
@@ -59,8 +59,9 @@ impl Session {
         for stand_in in stand_ins.into_iter().filter(|_| matches!(outcome, Ok(Outcome::Done))) {
             stand_in.pass_on().await;
         }
-        if self.cancel.is_ended() {
-            self.client.output.truncate(if self.went_out { 0 } else { start });
+        // Behind half a message nothing can be said.
+        if self.cancel.is_ended() && !matches!(outcome, Err(SessionEnd::Client(_))) {
+            self.take_back(start, self.went_out);
             return Err(SessionEnd::Fatal(terminated()));
         }
         outcome
@@ -97,7 +98,7 @@ impl Session {
             if !refused || self.went_out || !traits.leaves_nothing_behind() || attempt == LEADER_TRIES_MAX {
                 return Ok(outcome);
             }
-            self.client.output.truncate(start);
+            self.take_back(start, false);
             self.skips_until_sync = false;
             self.router.counters.update_retries.fetch_add(1, Relaxed);
             tokio::time::sleep(pause).await;
@@ -130,8 +131,14 @@ impl Session {
         if ended.result.is_ok() {
             backend.endings = endings;
         }
-        if let Some(error) = self.ended_on_purpose(backend, &ended) {
-            self.client.output.truncate(if ended.went_out { 0 } else { ended.start });
+        self.notifications.extend_from_slice(&ended.notifications);
+        if self.notifications.len() > HELD_BYTES_MAX {
+            let notifications = self.notifications.split();
+            self.client.output.extend_from_slice(&notifications);
+        }
+        let lost_client = matches!(ended.result, Err(RelayError::Client(_)));
+        if let Some(error) = self.ended_on_purpose(backend, &ended).filter(|_| !lost_client) {
+            self.take_back(ended.start, ended.went_out);
             self.ended_by = Some(error);
             // As when the client is lost: nothing is tried again, and nothing else is told.
             let is_over = std::io::Error::from(std::io::ErrorKind::ConnectionAborted);
@@ -141,6 +148,15 @@ impl Session {
             self.parsed = ended.parsed;
         }
         ended
+    }
+
+    /// Takes back what stands behind `start` in the client's output, with the preparations that it tells of; or, where
+    /// something has gone out since, all that has not.
+    pub(super) fn take_back(&mut self, start: usize, went_out: bool) {
+        self.client.output.truncate(if went_out { 0 } else { start });
+        if !went_out {
+            self.parsed = 0;
+        }
     }
 
     /// Gives `backend` this session's settings. It is a step of its own: what the client has said is sent only to a
