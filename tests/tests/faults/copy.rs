@@ -3,7 +3,7 @@
 use anyhow::Context;
 
 use crate::harness::{busy_back_ends, start_usual, wait_until};
-use crate::wire::{Wire, bind, execute, message, parse, query, run_extended, sync};
+use crate::wire::{Wire, bind, execute, flush, message, parse, query, run_extended, sync};
 
 fn data(text: &str) -> Vec<u8> {
     message(b'd', text.as_bytes())
@@ -29,11 +29,16 @@ async fn copy_in_ends_as_the_client_ends_it() -> anyhow::Result<()> {
     let mut wire = Wire::connect(&cluster).await?;
     let mut id = 1000;
     for begin in ["SELECT", "BEGIN"] {
-        for extended in [false, true] {
-            let what = format!("{begin}, extended {extended}");
-            let end = if extended { sync() } else { Vec::new() };
+        // Behind Flush the Sync after the data is the first one.
+        let flushed = [parse("", "COPY numbers FROM STDIN"), bind("", "", &[]), execute("", 0), flush()].concat();
+        for (way, copy, end) in [
+            ("simple", copy_in(false), Vec::new()),
+            ("extended", copy_in(true), sync()),
+            ("extended with Flush", flushed, sync()),
+        ] {
+            let what = format!("{begin}, {way}");
             wire.query(begin).await?;
-            wire.send(&copy_in(extended)).await?;
+            wire.send(&copy).await?;
             until(&mut wire, b'G').await?;
             wire.send(&data(&format!("{id}\t1\n{}\t", id + 1))).await?;
             wire.send(&[data("2\n"), message(DONE, b""), end.clone()].concat()).await?;
@@ -45,7 +50,7 @@ async fn copy_in_ends_as_the_client_ends_it() -> anyhow::Result<()> {
                 (data(&format!("{id}\t1\n")), "23505"),
                 (message(FAIL, b"no more\0"), "57014"),
             ] {
-                wire.send(&copy_in(extended)).await?;
+                wire.send(&copy).await?;
                 until(&mut wire, b'G').await?;
                 let done = if bytes[0] == b'd' { message(DONE, b"") } else { Vec::new() };
                 wire.send(&[bytes, done, end.clone()].concat()).await?;
@@ -57,7 +62,7 @@ async fn copy_in_ends_as_the_client_ends_it() -> anyhow::Result<()> {
             id += 10;
         }
     }
-    assert_eq!(wire.query("SELECT count(*) FROM numbers WHERE id >= 1000").await?.text_rows(), ["8"]);
+    assert_eq!(wire.query("SELECT count(*) FROM numbers WHERE id >= 1000").await?.text_rows(), ["12"]);
     // The router may still be putting one in order for the next client.
     wait_until("no back end is busy", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
 }

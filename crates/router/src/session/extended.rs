@@ -115,10 +115,11 @@ impl Session {
                 }
             };
         };
-        self.in_extended_batch = true;
+        (self.in_extended_batch, self.took_sync) = (true, false);
         self.run_batch(frames, end).await?;
         match end {
             End::Sync => self.sync().await?,
+            _ if self.took_sync => self.sync().await?,
             End::Flush => relay::flush(&mut self.client).await?,
             End::Size => {}
         }

@@ -204,6 +204,7 @@ impl LoggedIn {
             in_extended_batch: false,
             may_be_cancelled_late: false,
             went_out: false,
+            took_sync: false,
             notifications: BytesMut::new(),
             endings: self.database.servers.leader().watch_endings(),
             ends_processes: false,

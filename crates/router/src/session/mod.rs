@@ -188,6 +188,8 @@ pub struct Session {
     may_be_cancelled_late: bool,
     /// Something of the answer to what runs has gone out to the client: the rest of the output is what is left of it.
     went_out: bool,
+    /// COPY has taken the client's `Sync`.
+    took_sync: bool,
     /// What servers have told of notifications: no answer that is taken back takes them with it.
     notifications: BytesMut,
     /// Tells when server processes may have been ended on purpose.

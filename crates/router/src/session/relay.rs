@@ -99,6 +99,8 @@ pub struct Ended {
     pub final_error: Option<ErrorFields>,
     /// How many of the client's `Parse` messages have succeeded, of those that went to the server.
     pub parsed: usize,
+    /// COPY has taken the client's `Sync`.
+    pub took_sync: bool,
     /// What the server told of notifications, for the client: not in its output, which may be taken back.
     pub notifications: BytesMut,
 }
@@ -121,6 +123,7 @@ pub struct Relay<'a> {
     /// A notice could not be written: what ends the session for it finds that out, too.
     is_deaf: bool,
     parsed: usize,
+    took_sync: bool,
     notifications: BytesMut,
     /// The client's output is written beside everything else: nobody waits for it.
     streams: bool,
@@ -153,6 +156,7 @@ impl<'a> Relay<'a> {
             answered: false,
             is_deaf: false,
             parsed: 0,
+            took_sync: false,
             notifications: BytesMut::new(),
             streams: false,
             refused: false,
@@ -172,6 +176,7 @@ impl<'a> Relay<'a> {
             start: self.start,
             final_error,
             parsed: self.parsed,
+            took_sync: self.took_sync,
             notifications: self.notifications,
         }
     }

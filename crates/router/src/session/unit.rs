@@ -131,6 +131,7 @@ impl Session {
         if ended.result.is_ok() {
             backend.endings = endings;
         }
+        self.took_sync |= ended.took_sync;
         self.notifications.extend_from_slice(&ended.notifications);
         if self.notifications.len() > HELD_BYTES_MAX {
             let notifications = self.notifications.split();

@@ -92,6 +92,7 @@ impl Relay<'_> {
             while marker == Marker::NotSent {
                 let Some(frame) = self.client.buffered_frame().map_err(RelayError::Client)? else { break };
                 if frame.tag == b'S' {
+                    self.took_sync = true;
                     self.backend.channel.output.put_slice(&frame.bytes);
                     self.backend.channel.output.query("");
                     self.backend.prepared.unnamed = None;
