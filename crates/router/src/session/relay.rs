@@ -121,7 +121,7 @@ pub struct Relay<'a> {
     /// A statement of the client's has been answered in whole, which no notice of the next goes before.
     answered: bool,
     /// A notice could not be written: what ends the session for it finds that out, too.
-    is_deaf: bool,
+    write_failed: bool,
     parsed: usize,
     took_sync: bool,
     notifications: BytesMut,
@@ -154,7 +154,7 @@ impl<'a> Relay<'a> {
             relayed: Relayed::default(),
             went_out: false,
             answered: false,
-            is_deaf: false,
+            write_failed: false,
             parsed: 0,
             took_sync: false,
             notifications: BytesMut::new(),
@@ -217,8 +217,8 @@ impl<'a> Relay<'a> {
             biased;
             moved = self.backend.channel.exchange_some() => moved.map_err(|error| RelayError::Server(error.into())),
             // Were the relay to end here, nobody would hear what has become of the statement, perhaps of a commit.
-            written = self.client.flush_before(), if self.client.has_before() && !self.is_deaf => {
-                self.is_deaf = written.is_err();
+            written = self.client.flush_before(), if self.client.has_before() && !self.write_failed => {
+                self.write_failed = written.is_err();
                 Ok(())
             }
             error = given_up(&server) => Err(error),
@@ -396,7 +396,7 @@ impl<'a> Relay<'a> {
     /// left of an earlier one may be the end of a message. A client that takes none is waited for as for other answers.
     async fn give_notice(&mut self, frame: &Frame) -> Result<(), RelayError> {
         let goes_first =
-            self.start == 0 && !self.went_out && !self.answered && self.hold != Hold::Tentatively && !self.is_deaf;
+            self.start == 0 && !self.went_out && !self.answered && self.hold != Hold::Tentatively && !self.write_failed;
         if goes_first && self.client.unwritten() + frame.bytes.len() <= self.held_bytes_max() {
             self.client.put_before(&frame.bytes);
             return Ok(());
