@@ -17,6 +17,7 @@ mod long_messages;
 mod lost_back_ends;
 mod lost_leader;
 mod malformed;
+mod own_statements;
 mod pipelines;
 mod refused_settings;
 mod results;

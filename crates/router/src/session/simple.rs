@@ -102,7 +102,9 @@ impl Session {
         sql: &Bytes,
     ) -> Result<(), SessionEnd> {
         let reads_only = statements.iter().all(|statement| statement.action.is_read());
+        let mut start = self.client.output.len();
         for statement in statements.iter() {
+            (start, self.went_out) = (self.client.output.len(), false);
             if self.transaction.is_none() && !matches!(statement.action, Action::Begin(_)) {
                 let mut transaction = Transaction::implicit(self);
                 transaction.characteristics.read_only |= reads_only;
@@ -116,7 +118,7 @@ impl Session {
         }
         if let Some(transaction) = self.transaction.as_ref().filter(|transaction| transaction.implicit) {
             let outcome = if transaction.failed { Outcome::Failed } else { Outcome::Done };
-            self.end_implicit(outcome).await?;
+            self.end_implicit_and_tell(outcome, start).await?;
         }
         Ok(())
     }

@@ -93,7 +93,11 @@ impl Session {
             self.failed_with.clear();
             self.transaction = Some(Transaction::implicit(self));
             let outcome = self.run_in_transaction(request, traits).await?;
-            let outcome = self.end_implicit(outcome).await?;
+            let outcome = if request.is_extended() {
+                self.end_implicit(outcome).await?
+            } else {
+                self.end_implicit_and_tell(outcome, start).await?
+            };
             let refused = outcome == Outcome::Failed && self.failed_with == sqlstate::SERIALIZATION_FAILURE;
             if !refused || self.went_out || !traits.leaves_nothing_behind() || attempt == LEADER_TRIES_MAX {
                 return Ok(outcome);
@@ -115,6 +119,23 @@ impl Session {
             self.roll_back(false).await?;
             Ok(Outcome::Failed)
         }
+    }
+
+    /// The same in the simple protocol, where PostgreSQL says that the last statement is complete only behind its
+    /// commit. `start`: where the answer to that one begins in the client's output.
+    pub(super) async fn end_implicit_and_tell(
+        &mut self,
+        outcome: Outcome,
+        start: usize,
+    ) -> Result<Outcome, SessionEnd> {
+        let start = if self.went_out { 0 } else { start };
+        let answer = self.client.output.get(start..).filter(|_| outcome == Outcome::Done);
+        let complete = answer.and_then(last_complete).map(|offset| self.client.output.split_off(start + offset));
+        let ended = self.end_implicit(outcome).await?;
+        if let Some(complete) = complete.filter(|_| ended == Outcome::Done) {
+            self.client.output.extend_from_slice(&complete);
+        }
+        Ok(ended)
     }
 
     /// Sends what is encoded and carries the answers back.
@@ -251,6 +272,20 @@ impl Session {
             self.skips_until_sync = true;
         }
     }
+}
+
+/// Where among these whole messages the last `CommandComplete` or `EmptyQueryResponse` begins.
+fn last_complete(messages: &[u8]) -> Option<usize> {
+    let mut last = None;
+    let mut offset = 0;
+    while let Some((&tag, rest)) = messages.get(offset..).and_then(<[u8]>::split_first) {
+        if matches!(tag, b'C' | b'I') {
+            last = Some(offset);
+        }
+        let Some(length) = rest.first_chunk::<4>() else { break };
+        offset += 1 + u32::from_be_bytes(*length) as usize;
+    }
+    last
 }
 
 /// The statement that gives `backend` these settings, and has it forget what it has planned under others: functions
