@@ -129,10 +129,15 @@ impl Settings {
         self.values.keys().map(String::as_str)
     }
 
+    /// Whether `name` can be set; there are no more than [`SETTINGS_MAX`].
+    pub fn has_room_for(&self, name: &str) -> bool {
+        self.values.len() < SETTINGS_MAX || self.values.contains_key(name)
+    }
+
     /// Sets `name`; false when there are too many.
     #[must_use]
     pub fn set(self: &mut Arc<Self>, name: &str, value: String) -> bool {
-        if self.values.len() >= SETTINGS_MAX && !self.values.contains_key(name) {
+        if !self.has_room_for(name) {
             return false;
         }
         if self.get(name) != Some(&value) {

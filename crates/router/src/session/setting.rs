@@ -90,6 +90,9 @@ impl Session {
 
     /// Runs SET where it is checked, reads the effective value back, and lets it follow the session.
     async fn set_and_follow(&mut self, name: &str, text: &str) -> Result<Outcome, SessionEnd> {
+        if !self.settings.has_room_for(name) {
+            return Ok(self.too_many_settings());
+        }
         let read_back = format!("SELECT pg_catalog.current_setting({})", quote(name));
         if self.transaction.is_some() {
             return self.set_in_transaction(name, text, &read_back).await;
@@ -141,15 +144,15 @@ impl Session {
         }
         let value = first_value(relayed.own_rows.last());
         self.note_transaction_default(name, &value);
-        if !self.settings.set(name, value) {
-            return Ok(self.too_many_settings());
-        }
+        // There is room for it.
+        let _ = self.settings.set(name, value);
         backend.settings = self.settings.clone();
         self.give_back_any(backend, reader);
         Ok(Outcome::Done)
     }
 
     async fn set_in_transaction(&mut self, name: &str, text: &str, read_back: &str) -> Result<Outcome, SessionEnd> {
+        let start = self.client.output.len();
         if self.run_text_in_transaction(text).await? == Outcome::Failed {
             return Ok(Outcome::Failed);
         }
@@ -160,20 +163,21 @@ impl Session {
         }
         match self.ask_in_transaction(read_back).await {
             Ok(Relayed { own_error: Some(fields), .. }) => {
+                self.client.output.truncate(start);
                 self.fail(SqlError::error(&fields.code, fields.message));
                 Ok(Outcome::Failed)
             }
             Ok(relayed) => {
                 let value = first_value(relayed.own_rows.last());
                 self.note_transaction_default(name, &value);
-                if !self.settings.set(name, value) {
-                    return Ok(self.too_many_settings());
-                }
+                // There is room for it.
+                let _ = self.settings.set(name, value);
                 self.note_settings_there(self.settings.clone());
                 Ok(Outcome::Done)
             }
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => {
+                self.client.output.truncate(start);
                 self.fail(self.server_lost("the server", &error, None));
                 Ok(Outcome::Failed)
             }
