@@ -8,6 +8,7 @@ use super::transaction::{LeaderTransaction, Placement, aborted, cut_off, too_man
 use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
+use crate::sql::PinReason;
 use crate::wire::{ErrorFields, Reply, SqlError, sqlstate};
 
 /// Whether the transaction has a number, as everything that writes has.
@@ -29,8 +30,14 @@ impl Session {
         match std::mem::replace(&mut transaction.placement, Placement::Lost) {
             Placement::Nowhere => {}
             Placement::AtEpoch { mut backend, .. } => {
-                if transaction.savepoints > 0 && self.settings != transaction.settings_before {
-                    self.read_settings_back(&mut backend).await?;
+                if transaction.savepoints > 0
+                    && self.settings != transaction.settings_before
+                    && let Err(error) = self.read_settings_back(&mut backend).await?
+                {
+                    self.settings = transaction.settings_before;
+                    self.characteristics = transaction.characteristics_before;
+                    self.fail(error);
+                    return Ok(Outcome::Failed);
                 }
                 backend.stale_plans |= transaction.stale_plans;
                 self.give_back_reader(*backend);
@@ -40,17 +47,24 @@ impl Session {
                     // A session whose settings savepoints may have taken back keeps its back end, which knows them.
                     Committed::Yes if self.settings != transaction.settings_before => {
                         if let Some(mut backend) = self.own_backend.take() {
-                            self.read_settings_back(&mut backend).await?;
-                            self.own_backend = Some(backend);
+                            match self.read_settings_back(&mut backend).await {
+                                Ok(Ok(())) => self.own_backend = Some(backend),
+                                Err(end) if self.ended_by.is_none() => return Err(end),
+                                // Its client is told of the commit first, and with its next statement that its state
+                                // is lost.
+                                _ => self.pin(PinReason::HiddenSetting),
+                            }
                         }
                     }
                     Committed::Yes => {}
                     Committed::RolledBack => {
                         self.settings = transaction.settings_before;
                         self.characteristics = transaction.characteristics_before;
-                        if answers {
-                            self.client.output.command_complete("ROLLBACK");
+                        if !answers {
+                            self.fail(aborted());
+                            return Ok(Outcome::Failed);
                         }
+                        self.client.output.command_complete("ROLLBACK");
                         return Ok(Outcome::Done);
                     }
                     Committed::Error(error) => {
@@ -89,12 +103,7 @@ impl Session {
         }
         let change = match self.change_of(&mut leader).await? {
             Ok(change) => change,
-            Err(NotSent::Refused(refusal)) => {
-                if self.own_statement(&mut leader.backend, "ROLLBACK", false).await?.is_ok() {
-                    self.return_leader(leader.backend);
-                }
-                return Ok(Committed::Error(refusal));
-            }
+            Err(NotSent::Refused(refusal)) => return self.refused(leader.backend, refusal).await,
             Err(NotSent::Lost(error)) => {
                 return Ok(Committed::Error(self.server_lost(&leader.backend.server.name, &error, None)));
             }
@@ -113,6 +122,10 @@ impl Session {
                     return self.committed(leader, Err(error), false).await;
                 }
             };
+            if let Some(fields) = relayed.own_error {
+                uncounted.leave();
+                return self.refused(leader.backend, SqlError::error(&fields.code, fields.message)).await;
+            }
             let commit = if has_written(&relayed.own_rows) {
                 uncounted.into_commit()
             } else {
@@ -147,6 +160,14 @@ impl Session {
             self.in_doubt = Some(leader.backend.process());
         }
         self.committed(leader, relayed, true).await
+    }
+
+    /// The transaction cannot commit.
+    async fn refused(&mut self, mut backend: Backend, refusal: SqlError) -> Result<Committed, SessionEnd> {
+        if self.own_statement(&mut backend, "ROLLBACK", false).await?.is_ok() {
+            self.return_leader(backend);
+        }
+        Ok(Committed::Error(refusal))
     }
 
     /// What came of a COMMIT.

@@ -200,8 +200,12 @@ impl Session {
         result
     }
 
-    /// Ends the transaction on `backend` and learns what its savepoints have left of the session's settings.
-    pub(super) async fn read_settings_back(&mut self, backend: &mut Backend) -> Result<(), SessionEnd> {
+    /// Ends the transaction on `backend` and learns what its savepoints have left of the session's settings. After an
+    /// error they are not known.
+    pub(super) async fn read_settings_back(
+        &mut self,
+        backend: &mut Backend,
+    ) -> Result<Result<(), SqlError>, SessionEnd> {
         let names: Vec<String> = self.settings.names().map(str::to_owned).collect();
         let mut expected = VecDeque::new();
         put_own(backend, "COMMIT", false, &mut expected);
@@ -216,7 +220,7 @@ impl Session {
         let Ended { result, .. } = self.relay(backend, expected, Hold::InCommitBarrier).await;
         self.statement_ended();
         match result {
-            Ok(relayed) if relayed.own_error.is_none() => {
+            Ok(relayed @ Relayed { own_error: None, .. }) => {
                 for (name, row) in names.iter().zip(&relayed.own_rows) {
                     let value = first_value(Some(row));
                     self.note_transaction_default(name, &value);
@@ -224,13 +228,11 @@ impl Session {
                     let _ = self.settings.set(name, value);
                 }
                 backend.settings = self.settings.clone();
-                Ok(())
+                Ok(Ok(()))
             }
+            Ok(Relayed { own_error: Some(fields), .. }) => Ok(Err(SqlError::error(&fields.code, fields.message))),
             Err(RelayError::Client(error)) => Err(error.into()),
-            _ => Err(SessionEnd::Fatal(
-                SqlError::fatal(sqlstate::ADMIN_SHUTDOWN, "lost the server that knew the session's settings")
-                    .hint("Connect again."),
-            )),
+            Err(error) => Ok(Err(self.server_lost(&backend.server.name, &error, None))),
         }
     }
 
