@@ -1,10 +1,17 @@
 //! What the router runs on its own around a client's statement fails, or comes too late: the client is told what has
 //! become of its statement, and of no other.
 
-use onecopy_tests::cluster::TestCluster;
+use std::time::Duration;
 
-use crate::harness::{on_leader, start_usual};
-use crate::wire::{Wire, query, run_extended, sync};
+use anyhow::Context;
+use onecopy_postgres::StopMode;
+use onecopy_testing::Frozen;
+use onecopy_testing::process::children_of;
+use onecopy_tests::cluster::TestCluster;
+use onecopy_tests::servers::Servers;
+
+use crate::harness::{bounded, on_leader, start_usual, wait_until};
+use crate::wire::{Wire, bind, execute, parse, query, run_extended, sync};
 
 /// A table whose deferred trigger runs `body` at COMMIT.
 async fn watched(wire: &mut Wire, body: &str) -> anyhow::Result<()> {
@@ -49,5 +56,86 @@ async fn a_statement_whose_commit_fails_is_not_told_to_be_complete() -> anyhow::
         assert_eq!(wire.ask(&statements).await?.tags(), tags);
     }
     assert_eq!(on_leader(&cluster, "SELECT count(*) FROM watched").await?.number()?, 0);
+    Ok(())
+}
+
+/// Processes of the leader that wait for whoever writes its log.
+fn waiting_for_the_log(cluster: &TestCluster) -> usize {
+    let processes = cluster.servers.leader().server.process_id().map(children_of).unwrap_or_default();
+    let waits = |process: &u32| {
+        std::fs::read_to_string(format!("/proc/{process}/wchan")).is_ok_and(|place| place.contains("pipe_write"))
+    };
+    processes.iter().filter(|process| waits(process)).count()
+}
+
+/// A server whose log stands still waits in the middle of the router's BEGIN, until `statement_timeout` ends that.
+///
+/// Nothing of a transaction runs that was not begun.
+///
+/// Spec: C2
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_runs_in_a_transaction_that_was_not_begun() -> anyhow::Result<()> {
+    const STATEMENT_TIMEOUT: Duration = Duration::from_millis(200);
+    let servers = Servers::start(0).await?;
+    servers.leader().connect("setup").await?.run("ALTER SYSTEM SET logging_collector = on").await?;
+    servers.leader().server.restart(StopMode::Fast).await?;
+    let mut cluster = TestCluster::before(servers).await?;
+    cluster.start_router(|_| {}).await?;
+    let mut setup = Wire::connect(&cluster).await?;
+    for sql in [
+        "CREATE TABLE marks (id int)",
+        "CREATE FUNCTION mark() RETURNS int LANGUAGE sql AS 'INSERT INTO marks VALUES (1) RETURNING id'",
+        "CREATE FUNCTION only_looks() RETURNS int STABLE LANGUAGE plpgsql AS 'BEGIN RETURN mark(); END'",
+    ] {
+        assert!(setup.query(sql).await?.errors().is_empty(), "{sql}");
+    }
+    let leader = cluster.servers.leader().server.process_id().context("the leader runs")?;
+    let is_logger = |process: &u32| {
+        std::fs::read_to_string(format!("/proc/{process}/cmdline")).is_ok_and(|line| line.contains("logger"))
+    };
+    let logger = children_of(leader).into_iter().find(is_logger).context("somebody writes the log")?;
+    let insert = "INSERT INTO marks VALUES (1)";
+    let extended = [parse("", insert), bind("", "", &[]), execute("", 0), sync()].concat();
+    for (begin, statement) in [
+        ("BEGIN", query(insert)),
+        ("BEGIN", extended),
+        ("BEGIN", query("COPY marks FROM STDIN")),
+        ("SELECT", query("SELECT mark()")),
+        ("SELECT", query(&format!("{insert}; {insert}"))),
+        ("SELECT", query("SELECT only_looks()")),
+        // Before the COMMIT of what looks like reads the server is asked whether it has written.
+        ("BEGIN; SELECT count(*) FROM marks", query("COMMIT")),
+    ] {
+        let what = format!("{begin}, {}", String::from_utf8_lossy(&statement));
+        let mut wire = Wire::connect(&cluster).await?;
+        for sql in [
+            "SET log_statement = 'all'".to_owned(),
+            format!("SET statement_timeout = {}", STATEMENT_TIMEOUT.as_millis()),
+            // Its back end has these from here on.
+            "UPDATE marks SET id = id".to_owned(),
+            begin.to_owned(),
+        ] {
+            assert!(wire.query(&sql).await?.errors().is_empty(), "{what}: {sql}");
+        }
+        let frozen = Frozen::of([logger]);
+        let mut filler = direct(&cluster).await?;
+        // So long that it fills the pipe by whole pages: nothing can be added to the last one.
+        filler.send(&query("DO $$ BEGIN RAISE LOG '%', repeat('x', 1000000); END $$")).await?;
+        wait_until("the log is full", async || Ok(waiting_for_the_log(&cluster) == 1)).await?;
+        wire.send(&statement).await?;
+        wait_until("the statement waits", async || Ok(waiting_for_the_log(&cluster) == 2)).await?;
+        tokio::time::sleep(STATEMENT_TIMEOUT * 2).await;
+        drop(frozen);
+        let answer = bounded(&what, wire.answer()).await??;
+        // What was to be read at an epoch, and could not be, runs again elsewhere.
+        let runs_again = what.contains("only_looks") && answer.tags() == "TDCZ";
+        let due = if runs_again { ("TDCZ", "00000", 1) } else { ("EZ", "57014", 0) };
+        wire.query("ROLLBACK").await?;
+        filler.answer().await?;
+        let rows = on_leader(&cluster, "SELECT count(*) FROM marks").await?.number()?;
+        assert_eq!((answer.tags().as_str(), answer.code().as_str(), rows), due, "{what}: {answer:?}");
+        assert_eq!(wire.query("SELECT mark()").await?.text_rows(), ["1"], "{what}: it goes on");
+        setup.query("DELETE FROM marks").await?;
+    }
     Ok(())
 }

@@ -90,8 +90,8 @@ impl Session {
             let mut expected = VecDeque::new();
             let change_counter = self.database.epochs.change_counter();
             let looks = attempt > 1 || !self.database.epochs.snapshot_stands(change_counter);
-            put_own(&mut backend, "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY", false, &mut expected);
-            request.encode(&mut backend, &mut expected);
+            let begin = "BEGIN ISOLATION LEVEL SERIALIZABLE READ ONLY".to_owned();
+            request.encode_behind(&[begin], &mut backend, &mut expected);
             if looks {
                 put_own(&mut backend, OVERTAKEN, false, &mut expected);
             }

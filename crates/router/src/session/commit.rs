@@ -213,6 +213,8 @@ impl Session {
                 backend.stale_plans |= transaction.stale_plans;
                 self.give_back_reader(*backend);
             }
+            // Its BEGIN was refused.
+            Placement::OnLeader(leader) if !leader.backend.in_transaction => self.return_leader(leader.backend),
             Placement::OnLeader(mut leader) => {
                 self.commits_seen = self.commits_seen.max(self.database.commit_barrier.commits_begun());
                 let settings = self.settings.clone();

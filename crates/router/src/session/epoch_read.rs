@@ -212,8 +212,8 @@ impl Session {
             return Ok(self.reader_is_unfit(backend, unfit));
         }
         let mut expected = VecDeque::new();
-        self.put_epoch(&mut backend, epoch, own_transaction, &mut expected);
-        request.encode(&mut backend, &mut expected);
+        let guard = self.opening_of(epoch, &mut backend, own_transaction);
+        request.encode_behind(&guard, &mut backend, &mut expected);
         backend.stale_plans |= has_own_settings;
         let start = self.client.output.len();
         let Ended { result, went_out, final_error, .. } = self.relay(&mut backend, expected, Hold::Tentatively).await;

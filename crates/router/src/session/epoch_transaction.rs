@@ -8,7 +8,7 @@ use super::batch_traits::BatchTraits;
 use super::ddl::closed_by_ddl;
 use super::epoch_read::{InFlight, NotAtEpoch};
 use super::relay::{Ended, Hold, RelayError, Relayed};
-use super::request::{Request, put_own};
+use super::request::{Request, put_guard, put_own, put_sync};
 use super::served_by::ServedBy;
 use super::transaction::{Placement, Reported, Transaction, aborted};
 use super::{Session, SessionEnd};
@@ -56,7 +56,9 @@ impl Session {
             }
             // The epoch is opened in a step of its own, so that the client's statement runs only if it is open.
             let mut expected = VecDeque::new();
-            self.put_epoch(&mut backend, &epoch, true, &mut expected);
+            let opening = self.opening_of(&epoch, &mut backend, true);
+            put_guard(&mut backend, &opening, &mut expected);
+            put_sync(&mut backend, &mut expected);
             let start = self.client.output.len();
             let Ended { result, .. } = self.relay(&mut backend, expected, Hold::Briefly).await;
             self.statement_ended();
@@ -170,9 +172,9 @@ impl Session {
             return self.leave_unfit_leader(transaction, unfit);
         }
         let mut expected = VecDeque::new();
-        for text in leader.begin.take().iter().chain(settings) {
-            put_own(&mut leader.backend, text, false, &mut expected);
-        }
+        put_guard(&mut leader.backend, leader.begin.take().as_slice(), &mut expected);
+        put_guard(&mut leader.backend, settings, &mut expected);
+        put_sync(&mut leader.backend, &mut expected);
         let Ended { result, .. } = self.relay(&mut leader.backend, expected, Hold::Briefly).await;
         self.statement_ended();
         match result {

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use super::batch_traits::BatchTraits;
 use super::extended::Piece;
 use super::relay::{Ended, Hold, RelayError};
-use super::request::{Expected, Item, Request, put_named, put_own};
+use super::request::{Item, Request, put_named, put_own, put_sync};
 use super::transaction::Transaction;
 use super::unit::Unfit;
 use super::{ClientStatement, Kept, Session};
@@ -23,7 +23,7 @@ use crate::backend::Backend;
 use crate::prepared_text::PreparedText;
 use crate::settings::{Reach, Settings, has_constants};
 use crate::sql::Statement;
-use crate::wire::{Parse, Reply, SqlError, sqlstate};
+use crate::wire::{Parse, SqlError, sqlstate};
 
 impl Session {
     /// The text of a statement that the client parses now, after `before`, and whether its back end is kept for it.
@@ -225,8 +225,7 @@ impl Session {
         let settings = text.settings.for_a_moment(&self.settings_of_statements());
         put_own(backend, &format!("{enter}; {settings}"), false, &mut expected);
         put_named(backend, text, false, &mut expected);
-        backend.channel.output.message(b'S', b"");
-        expected.push_back(Expected::Sync);
+        put_sync(backend, &mut expected);
         put_own(backend, leave, false, &mut expected);
         let Ended { result, .. } = self.relay(backend, expected, Hold::InCommitBarrier).await;
         self.statement_ended();

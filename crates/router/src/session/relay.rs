@@ -240,7 +240,7 @@ impl<'a> Relay<'a> {
                 self.note_parameter(&frame)?;
                 let own = matches!(
                     self.expected.front(),
-                    Some(Expected::Own { heard: false } | Expected::Parse { visible: false, .. })
+                    Some(Expected::Own { heard: false } | Expected::Guard | Expected::Parse { visible: false, .. })
                 );
                 if frame.tag == b'N' {
                     // What was refused runs on there, and would not with PostgreSQL.
@@ -274,7 +274,8 @@ impl<'a> Relay<'a> {
                 self.note_status(&frame);
                 (false, true)
             }
-            (Expected::Own { .. }, _) => (false, false),
+            (Expected::Guard, b'C') => (false, true),
+            (Expected::Own { .. } | Expected::Guard, _) => (false, false),
             (Expected::Parse { visible, .. }, b'1') => {
                 self.parsed += usize::from(*visible && !self.refused);
                 (*visible, true)
@@ -341,15 +342,26 @@ impl<'a> Relay<'a> {
             self.relayed.own_error.get_or_insert(fields);
             return Ok(());
         }
+        if matches!(self.expected.front(), Some(Expected::Guard)) {
+            self.relayed.own_error.get_or_insert(fields);
+            self.skip_to_sync();
+            return Ok(());
+        }
         self.answered = true;
         if matches!(self.expected.front(), Some(Expected::Simple)) {
             self.relayed.error.get_or_insert(fields);
             return self.give(&frame).await;
         }
-        // In the extended protocol the server skips everything up to Sync.
+        self.skip_to_sync();
+        self.relayed.error.get_or_insert(fields);
+        if self.refused { Ok(()) } else { self.give(&frame).await }
+    }
+
+    /// After an error in the extended protocol the server skips everything up to `Sync`.
+    fn skip_to_sync(&mut self) {
         while let Some(expected) = self.expected.front() {
             match expected {
-                Expected::Sync | Expected::Own { .. } | Expected::Simple => break,
+                Expected::Sync | Expected::Own { .. } => break,
                 Expected::Parse { number, .. } => {
                     self.backend.prepared.remove(*number);
                     if self.backend.prepared.unnamed == Some(*number) {
@@ -362,8 +374,6 @@ impl<'a> Relay<'a> {
             }
             self.expected.pop_front();
         }
-        self.relayed.error.get_or_insert(fields);
-        if self.refused { Ok(()) } else { self.give(&frame).await }
     }
 
     async fn give(&mut self, frame: &Frame) -> Result<(), RelayError> {

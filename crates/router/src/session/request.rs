@@ -72,6 +72,9 @@ pub enum Expected {
         /// Notices and parameter changes are the client's: it asked for the like of it (COMMIT, ROLLBACK).
         heard: bool,
     },
+    /// A statement of the router's own without which nothing may run up to the next `Sync`; up to its
+    /// `CommandComplete`.
+    Guard,
     /// A simple query of the client, up to its `ReadyForQuery`.
     Simple,
     /// `ParseComplete`, for the client or not; on an error the statement is not prepared.
@@ -192,6 +195,36 @@ impl Request {
             expected.push_back(Expected::Sync);
         }
     }
+
+    /// The same behind statements of the router's own, in one flight: it runs only where they have succeeded. It must
+    /// not be a simple query that waits for the client, where the server would take the `Sync` behind it for a part of
+    /// the data.
+    pub fn encode_behind(&self, guard: &[String], backend: &mut Backend, expected: &mut VecDeque<Expected>) {
+        put_guard(backend, guard, expected);
+        self.encode(backend, expected);
+        if !guard.is_empty() && !self.is_extended() {
+            put_sync(backend, expected);
+        }
+    }
+}
+
+/// Sends statements of the router's own, of the extended protocol. After an error in one the server skips, in either
+/// protocol, what follows up to the next `Sync`.
+pub(super) fn put_guard(backend: &mut Backend, statements: &[String], expected: &mut VecDeque<Expected>) {
+    for sql in statements {
+        Parse::encode_as(&Bytes::copy_from_slice(sql.as_bytes()), &[0, 0], "", &mut backend.channel);
+        // The unnamed portal of the unnamed statement, without values, formats and a limit.
+        backend.channel.output.message(b'B', &[0; 8]);
+        backend.channel.output.message(b'E', &[0; 5]);
+        backend.prepared.unnamed = None;
+        expected.push_back(Expected::Guard);
+    }
+}
+
+/// Ends a batch of the extended protocol.
+pub(super) fn put_sync(backend: &mut Backend, expected: &mut VecDeque<Expected>) {
+    backend.channel.output.message(b'S', b"");
+    expected.push_back(Expected::Sync);
 }
 
 fn put_unnamed(backend: &mut Backend, text: &Arc<PreparedText>, visible: bool, expected: &mut VecDeque<Expected>) {

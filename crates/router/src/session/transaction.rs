@@ -14,7 +14,7 @@ use super::batch_traits::BatchTraits;
 use super::ddl::{DdlInProgress, closed_by_ddl};
 use super::epoch_read::InFlight;
 use super::relay::{Ended, Hold, RelayError};
-use super::request::{Request, put_own};
+use super::request::Request;
 use super::served_by::ServedBy;
 use super::unit::{Outcome, Unfit};
 use super::{Characteristics, Session, SessionEnd};
@@ -286,11 +286,14 @@ impl Session {
         {
             return self.leave_unfit_leader(transaction, unfit);
         }
-        let mut expected = VecDeque::new();
-        if let Some(begin) = leader.begin.take() {
-            put_own(&mut leader.backend, &begin, false, &mut expected);
+        let mut begin = leader.begin.take();
+        if let Some(begin) = begin.take_if(|_| traits.waits_for_client)
+            && let Err(unfit) = self.prepare(&mut leader.backend, &begin).await?
+        {
+            return self.leave_unfit_leader(transaction, unfit);
         }
-        request.encode(&mut leader.backend, &mut expected);
+        let mut expected = VecDeque::new();
+        request.encode_behind(begin.as_slice(), &mut leader.backend, &mut expected);
         let Ended { result, went_out, start, final_error, .. } =
             self.relay(&mut leader.backend, expected, Hold::Briefly).await;
         self.statement_ended();
@@ -301,11 +304,11 @@ impl Session {
                 return self.lost_in_transaction(transaction, &error, final_error, (start, went_out));
             }
         };
-        self.after_leader_statement(traits, relayed.error.is_none());
         if let Some(fields) = relayed.own_error {
             self.take_back(start, went_out);
             return Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))));
         }
+        self.after_leader_statement(traits, relayed.error.is_none());
         if let Some(fields) = relayed.error {
             return Ok(Err(Reported::ByServer(fields.code)));
         }

@@ -224,26 +224,21 @@ impl Session {
         })
     }
 
-    /// Encodes what opens `epoch` on `backend`, unless it has it open and may share it.
-    pub(super) fn put_epoch(
-        &self,
-        backend: &mut Backend,
-        epoch: &Arc<Epoch>,
-        own_transaction: bool,
-        expected: &mut VecDeque<Expected>,
-    ) {
+    /// The statements that open `epoch` on `backend`, which takes it for open from now on; none if it has it open and
+    /// may share it.
+    pub(super) fn opening_of(&self, epoch: &Arc<Epoch>, backend: &mut Backend, own_transaction: bool) -> Vec<String> {
         if backend.in_transaction && backend.epoch == Some(epoch.id) && !own_transaction {
-            return;
+            return vec![];
         }
-        let end = if backend.in_transaction { "ROLLBACK; " } else { "" };
-        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY";
+        let end = backend.in_transaction.then(|| "ROLLBACK".to_owned());
+        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY".to_owned();
         let snapshot = match (epoch.snapshot_on(&backend.server), self.database.settings.unsafe_without_epochs) {
-            (Some(snapshot), false) => format!("; SET TRANSACTION SNAPSHOT '{snapshot}'"),
-            _ => String::new(),
+            (Some(snapshot), false) => Some(format!("SET TRANSACTION SNAPSHOT '{snapshot}'")),
+            _ => None,
         };
-        put_own(backend, &format!("{end}{begin}{snapshot}"), false, expected);
         backend.in_transaction = true;
         backend.epoch = Some(epoch.id);
+        end.into_iter().chain([begin]).chain(snapshot).collect()
     }
 
     /// What a client is told when the server was lost under its statement; the server's own last words if it had any.
