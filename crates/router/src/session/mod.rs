@@ -275,6 +275,10 @@ impl Session {
                     return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, text)));
                 }
             }
+            // Nobody need say anything more for it.
+            if self.cancel.is_ended() {
+                return Err(SessionEnd::Fatal(ending::terminated()));
+            }
         }
     }
 

@@ -61,6 +61,13 @@ pub struct Relayed {
     pub own_tag: Bytes,
 }
 
+impl Relayed {
+    /// Whether no statement has failed.
+    pub fn has_succeeded(&self) -> bool {
+        self.error.is_none() && self.own_error.is_none()
+    }
+}
+
 /// Why an answer did not end.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {

@@ -46,6 +46,9 @@ impl Session {
             }
             return Ok(Outcome::Done);
         }
+        if self.cancel.is_ended() {
+            return Err(SessionEnd::Fatal(terminated()));
+        }
         if self.cancel.take_wanted() {
             self.fail(SqlError::error(sqlstate::QUERY_CANCELED, "canceling statement due to user request"));
             return Ok(Outcome::Failed);
@@ -59,8 +62,9 @@ impl Session {
         for stand_in in stand_ins.into_iter().filter(|_| matches!(outcome, Ok(Outcome::Done))) {
             stand_in.pass_on().await;
         }
-        // Behind half a message nothing can be said.
-        if self.cancel.is_ended() && !matches!(outcome, Err(SessionEnd::Client(_))) {
+        // What is done is told, unless it was that; behind half a message nothing can be said.
+        let is_done = matches!(outcome, Ok(Outcome::Done)) && self.transaction.is_none() && !self.ends_processes;
+        if self.cancel.is_ended() && !is_done && !matches!(outcome, Err(SessionEnd::Client(_))) {
             self.take_back(start, self.went_out);
             return Err(SessionEnd::Fatal(terminated()));
         }
@@ -145,6 +149,10 @@ impl Session {
         let prepares = expected
             .iter()
             .any(|expected| matches!(expected, Expected::Parse { visible: true, .. } | Expected::ParseAnswer));
+        let tells = |expected: &Expected| {
+            matches!(expected, Expected::Simple | Expected::Execute | Expected::Own { heard: true })
+        };
+        let tells = expected.iter().any(tells);
         let endings = backend.server.endings();
         let mut ended = Relay::new(&mut self.client, backend, expected, hold).run().await;
         self.may_be_cancelled_late |= !self.cancel.end().await;
@@ -159,7 +167,11 @@ impl Session {
             self.client.output.extend_from_slice(&notifications);
         }
         let lost_client = matches!(ended.result, Err(RelayError::Client(_)));
-        if let Some(error) = self.ended_on_purpose(backend, &ended).filter(|_| !lost_client) {
+        let is_done = tells
+            && !self.ends_processes
+            && !backend.in_transaction
+            && ended.result.as_ref().is_ok_and(Relayed::has_succeeded);
+        if let Some(error) = self.ended_on_purpose(backend, &ended).filter(|_| !lost_client && !is_done) {
             self.take_back(ended.start, ended.went_out);
             self.ended_by = Some(error);
             // As when the client is lost: nothing is tried again, and nothing else is told.
