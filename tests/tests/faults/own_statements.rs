@@ -184,3 +184,33 @@ async fn a_session_that_is_ended_hears_what_has_committed() -> anyhow::Result<()
     }
     Ok(())
 }
+
+/// A SET that the router cannot keep is refused before it is in force, and its session goes on.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_setting_too_many_is_refused_and_changes_nothing() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    for before in ["SELECT 1", "CREATE TEMPORARY TABLE own (id int)"] {
+        let mut wire = Wire::connect(&cluster).await?;
+        wire.query(before).await?;
+        let mut set = 0;
+        let refusal = loop {
+            let answer = wire.query(&format!("SET own.setting_{set} = 'a'")).await?;
+            if answer.code() != "00000" {
+                break answer;
+            }
+            set += 1;
+        };
+        assert!(set > 50, "{set}");
+        assert_eq!((refusal.tags().as_str(), refusal.code().as_str()), ("EZ", "54000"), "{before}");
+        let value = format!("SELECT current_setting('own.setting_{set}', true)");
+        assert_eq!(wire.query(&value).await?.text_rows(), ["~"], "{before}: it is not set");
+        wire.query("BEGIN; UPDATE numbers SET value = 1 WHERE id = 1").await?;
+        let refusal = wire.query(&format!("SET own.setting_{set} = 'a'")).await?;
+        assert_eq!((refusal.tags().as_str(), refusal.code().as_str()), ("EZ", "54000"), "{before}");
+        wire.query("ROLLBACK").await?;
+        assert_eq!(wire.query("SET own.setting_0 = 'b'; SHOW own.setting_0").await?.text_rows(), ["b"], "{before}");
+    }
+    Ok(())
+}
