@@ -112,7 +112,7 @@ pub enum HostError {
     MemoryAgentRuns { socket: PathBuf },
     #[error("{0}")]
     InvalidMemory(String),
-    #[error("[[memory.instance]] {name:?}: {reason}; start the server, or write its `dsn`")]
+    #[error("[[memory.instance]] {name:?}: {reason}")]
     InstanceUnreachable { name: String, reason: String },
     #[error(
         "no onecopy looks after memory behind {socket}; \

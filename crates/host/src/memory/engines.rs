@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use onecopy_memory::engine::{Engine, ExtensionEngine, MariaDbAccess, MariaDbEngine, PlainEngine};
+use onecopy_memory::engine::{Engine, ExtensionEngine, MariaDbAccess, MariaDbEngine, PlainEngine, Reach};
 use onecopy_memory::own::Consent;
 use onecopy_memory::{Bytes, InstanceName, Kind, Level, untrusted_file};
 use onecopy_postgres::{ConnectionParameters, Server};
@@ -52,11 +52,11 @@ pub(super) fn of_instance(
     let level = instance.level.unwrap_or(configuration.level);
     match instance.kind {
         Kind::PostgreSql => {
-            let connection = connection(instance)?.with_application_name(APPLICATION_NAME);
+            let reach = reach(instance)?;
             let directory = instance.data_directory.clone();
             match level {
-                Level::Own => Ok(Arc::new(PlainEngine::new(name, &connection, directory, Consent::Given)?)),
-                _ => Ok(Arc::new(ExtensionEngine::new(name, level, &connection, directory)?)),
+                Level::Own => Ok(Arc::new(PlainEngine::new(name, reach, directory, Consent::Given)?)),
+                _ => Ok(Arc::new(ExtensionEngine::new(name, level, reach, directory)?)),
             }
         }
         Kind::MariaDb | Kind::MySql => {
@@ -72,21 +72,30 @@ pub(super) fn of_instance(
     }
 }
 
-fn connection(instance: &InstanceMemory) -> Result<ConnectionParameters, HostError> {
-    let unreachable = |reason: String| HostError::InstanceUnreachable { name: instance.name.to_string(), reason };
-    let mut connection = match (&instance.dsn, &instance.data_directory) {
-        (Some(dsn), _) => dsn.parse::<ConnectionParameters>()?,
-        (None, Some(directory)) => of_running(directory).map_err(unreachable)?,
-        (None, None) => return Err(unreachable("neither `dsn` nor `data_directory` is written".to_owned())),
+/// How a server is reached that need not run yet: one that is known by its data directory only is looked for there
+/// before each try.
+fn reach(instance: &InstanceMemory) -> Result<Reach, HostError> {
+    let user = instance.user.clone();
+    let password = match &instance.password_file {
+        Some(file) => {
+            let text = fs::read_to_string(file).map_err(HostError::file("read", file))?;
+            text.lines().next().map(str::to_owned)
+        }
+        None => None,
     };
-    if let Some(user) = &instance.user {
-        connection.user.clone_from(user);
+    let completed = move |mut connection: ConnectionParameters| {
+        connection.user = user.clone().unwrap_or(connection.user);
+        connection.password = password.clone().or(connection.password);
+        connection.with_application_name(APPLICATION_NAME)
+    };
+    match (&instance.dsn, instance.data_directory.clone()) {
+        (Some(dsn), _) => Ok(Reach::from(&completed(dsn.parse::<ConnectionParameters>()?))),
+        (None, Some(directory)) => Ok(Reach::found_by(move || of_running(&directory).map(&completed))),
+        (None, None) => Err(HostError::InstanceUnreachable {
+            name: instance.name.to_string(),
+            reason: "neither `dsn` nor `data_directory` is written; write one of them".to_owned(),
+        }),
     }
-    if let Some(file) = &instance.password_file {
-        let text = fs::read_to_string(file).map_err(HostError::file("read", file))?;
-        connection.password = text.lines().next().map(str::to_owned);
-    }
-    Ok(connection)
 }
 
 /// Where the server in a data directory listens now.
@@ -138,19 +147,26 @@ mod tests {
             "kind = \"postgresql\"\ndata_directory = \"{0}\"\nuser = \"keeper\"\npassword_file = \"{0}/password\"",
             directory.path().display()
         );
-        let Err(error) = engine(&text) else { panic!("nothing runs there") };
-        assert!(error.to_string().contains("postmaster.pid") && error.to_string().contains("`dsn`"), "{error}");
+        let Err(error) = engine(&text) else { panic!("without the password") };
+        assert!(error.to_string().contains("password"), "{error}");
+        fs::write(directory.path().join("password"), "secret\nmore\n").unwrap();
+        // It need not run yet, and may come back elsewhere.
+        assert!(engine(&text).is_ok());
+        let reach = reach(&instance(&text)).unwrap();
+        let reason = || reach.find().err().unwrap_or_else(|| panic!("nothing runs there"));
+        assert!(reason().contains("postmaster.pid"), "{}", reason());
         // The server's account may put there what never ends, or what is never written.
         let file = directory.path().join("postmaster.pid");
         rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::RUSR).unwrap();
-        assert!(engine(&text).is_err(), "a pipe");
+        assert!(reason().contains("postmaster.pid"), "a pipe");
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &file).unwrap();
-        assert!(engine(&text).is_err(), "a link");
+        assert!(reason().contains("postmaster.pid"), "a link");
         fs::remove_file(&file).unwrap();
+        fs::write(&file, "1\n/data\n0\n5438\n").unwrap();
+        assert_eq!(reach.find().unwrap().port, 5438);
         fs::write(file, "1\n/data\n0\n5439\n/run/pg\n*\n").unwrap();
-        fs::write(directory.path().join("password"), "secret\nmore\n").unwrap();
-        let found = connection(&instance(&text)).unwrap();
+        let found = reach.find().unwrap();
         assert_eq!((found.host.as_str(), found.port, found.user.as_str()), ("/run/pg", 5439, "keeper"));
         assert_eq!(found.password.as_deref(), Some("secret"));
     }

@@ -3,9 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use onecopy_postgres::ConnectionParameters;
-
-use super::session::Session;
+use super::session::{Reach, Session};
 use crate::InstanceName;
 
 /// Between two of them: each writes all that is dirty, which the server would rather spread.
@@ -20,8 +18,8 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    pub(super) fn new(instance: InstanceName, parameters: &ConnectionParameters) -> Checkpoints {
-        let session = Arc::new(Session::new(instance.clone(), parameters));
+    pub(super) fn new(instance: InstanceName, reach: Reach) -> Checkpoints {
+        let session = Arc::new(Session::new(instance.clone(), reach));
         Checkpoints { instance, session, last: Mutex::new(None) }
     }
 

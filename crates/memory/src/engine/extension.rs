@@ -6,11 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use onecopy_postgres::ConnectionParameters;
-
 use super::processes::Outside;
 use super::rates::Counters;
-use super::session::Session;
+use super::session::{Reach, Session};
 use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
 use crate::published::Published;
 use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
@@ -38,7 +36,7 @@ pub struct ExtensionEngine {
 }
 
 impl ExtensionEngine {
-    /// The server that `connection` reaches; it need not run yet. The extension must be made in the database that is
+    /// The server that `reach` finds; it need not run yet. The extension must be made in the database that is
     /// logged in to, and the role be allowed to call it. `data_directory` tells where it is on this host; none when it
     /// is elsewhere: then what its processes have in RAM is not known, and level `publish` is not possible.
     ///
@@ -47,7 +45,7 @@ impl ExtensionEngine {
     pub fn new(
         instance: InstanceName,
         level: Level,
-        connection: &ConnectionParameters,
+        reach: impl Into<Reach>,
         data_directory: Option<PathBuf>,
     ) -> Result<ExtensionEngine, MemoryError> {
         let action = match (level, &data_directory) {
@@ -58,7 +56,7 @@ impl ExtensionEngine {
         if let Some(action) = action {
             return Err(MemoryError::WrongLevel { instance, level, action });
         }
-        let session = Session::new(instance.clone(), connection);
+        let session = Session::new(instance.clone(), reach.into());
         Ok(ExtensionEngine {
             instance,
             level,

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use extension::ExtensionEngine;
 pub use mariadb::{MariaDbAccess, MariaDbEngine};
 pub use plain::PlainEngine;
+pub use session::Reach;
 
 use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation, size};
 

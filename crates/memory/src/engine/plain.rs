@@ -6,12 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use onecopy_postgres::ConnectionParameters;
-
 use super::checkpoints::Checkpoints;
 use super::processes::Outside;
 use super::rates::Counters;
-use super::session::Session;
+use super::session::{Reach, Session};
 use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
 use crate::own::{Consent, Figures, Own};
 use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
@@ -63,14 +61,14 @@ struct ReportedState {
 }
 
 impl PlainEngine {
-    /// The server that `connection` reaches; it need not run yet. `data_directory` tells where it is on this host. With
+    /// The server that `reach` finds; it need not run yet. `data_directory` tells where it is on this host. With
     /// [`Consent::Given`] the level is `own`, else its pool cannot be changed.
     ///
     /// # Errors
     /// [`MemoryError::WrongLevel`] for consent without a data directory.
     pub fn new(
         instance: InstanceName,
-        connection: &ConnectionParameters,
+        reach: impl Into<Reach>,
         data_directory: Option<PathBuf>,
         consent: Consent,
     ) -> Result<PlainEngine, MemoryError> {
@@ -78,8 +76,9 @@ impl PlainEngine {
             let action = "be used without the server's data directory on this host";
             return Err(MemoryError::WrongLevel { instance, level: Level::Own, action });
         }
-        let session = Session::new(instance.clone(), connection);
-        let checkpoints = Checkpoints::new(instance.clone(), connection);
+        let reach = reach.into();
+        let session = Session::new(instance.clone(), reach.clone());
+        let checkpoints = Checkpoints::new(instance.clone(), reach);
         Ok(PlainEngine {
             instance,
             data_directory,

@@ -20,10 +20,36 @@ const SETUP: &str =
 /// What the server's list of connections shows.
 const APPLICATION_NAME: &str = "onecopy memory";
 
+/// How a server is reached: asked before each try to connect, since it may listen elsewhere after a restart.
+#[derive(Clone)]
+pub struct Reach(Arc<dyn Fn() -> Result<ConnectionParameters, String> + Send + Sync>);
+
+impl Reach {
+    /// As `find` says each time, or why not. It must not take long: it reads a file at most.
+    pub fn found_by(find: impl Fn() -> Result<ConnectionParameters, String> + Send + Sync + 'static) -> Reach {
+        Reach(Arc::new(find))
+    }
+
+    /// Where the server listens now.
+    ///
+    /// # Errors
+    /// Why that is not known.
+    pub fn find(&self) -> Result<ConnectionParameters, String> {
+        (self.0)()
+    }
+}
+
+impl From<&ConnectionParameters> for Reach {
+    fn from(parameters: &ConnectionParameters) -> Reach {
+        let parameters = parameters.clone();
+        Reach::found_by(move || Ok(parameters.clone()))
+    }
+}
+
 /// A server, its connection and what came of the last tries.
 pub(super) struct Session {
     instance: InstanceName,
-    parameters: ConnectionParameters,
+    reach: Reach,
     /// Held while connecting: several who want a connection share one try.
     connecting: tokio::sync::Mutex<()>,
     /// Locked for moments only, never over an await.
@@ -39,12 +65,8 @@ struct State {
 }
 
 impl Session {
-    pub(super) fn new(instance: InstanceName, parameters: &ConnectionParameters) -> Session {
-        let parameters = match parameters.application_name {
-            Some(_) => parameters.clone(),
-            None => parameters.with_application_name(APPLICATION_NAME),
-        };
-        Session { instance, parameters, connecting: tokio::sync::Mutex::new(()), state: Mutex::default() }
+    pub(super) fn new(instance: InstanceName, reach: Reach) -> Session {
+        Session { instance, reach, connecting: tokio::sync::Mutex::new(()), state: Mutex::default() }
     }
 
     /// Runs statements. `action` is what is wanted, as a verb. Whoever stops waiting leaves an answer behind that
@@ -103,7 +125,9 @@ impl Session {
     }
 
     async fn connect(&self) -> Result<Client, String> {
-        let client = self.parameters.connect().await.map_err(|error| error.to_string())?;
+        let mut parameters = self.reach.find()?;
+        parameters.application_name.get_or_insert_with(|| APPLICATION_NAME.to_owned());
+        let client = parameters.connect().await.map_err(|error| error.to_string())?;
         client.batch_execute(SETUP).await.map_err(|error| reason(&error))?;
         Ok(client)
     }
