@@ -5,31 +5,36 @@ use std::sync::Arc;
 
 use super::members::Member;
 use super::{Agent, Mode};
-use crate::arbiter::Policy;
-use crate::engine::Engine;
-use crate::{Bytes, HostPressure, Level};
+use crate::arbiter::{self, Policy};
+use crate::{BindingLimit, Bytes, HostPressure, Level};
 
 /// Of the last 10 s all tasks have waited for memory for more than this share, 0 to 100: then everything published is
 /// wanted.
 const FULL_STALL_MAX: f64 = 10.0;
 
 impl Agent {
-    /// Takes what the host is short of from servers that cannot be asked; the arbiter leaves those alone.
+    /// Takes what the host, or a cgroup above them, is short of from servers that cannot be asked, down to their floors;
+    /// the arbiter leaves those alone.
     pub(super) async fn take_unasked(&self, pressure: &HostPressure) {
-        let (mut wanted_bytes, unasked) = {
+        let (policy, unasked) = {
             let state = self.lock();
-            // A server that is only watched keeps what it has; huge pages would go where the host does not have them.
+            // Huge pages would go where the host does not have them.
             let has_huge_pages = |member: &Member| member.observation.as_ref().is_some_and(|seen| seen.huge_pages);
-            let members = state.members.iter().map(|(_, member)| member);
-            let members = members.filter(|member| member.mode != Mode::Watched && !has_huge_pages(member));
+            // What is set by hand, or only watched, keeps its size.
+            let may_shrink = |member: &Member| member.mode == Mode::Automatic && !has_huge_pages(member);
             let is_unresponsive = |member: &Member| member.unanswered > 0 && member.engine.level() == Level::Publish;
-            let engines: Vec<Arc<dyn Engine>> =
-                members.filter(|member| is_unresponsive(member)).map(|member| Arc::clone(&member.engine)).collect();
-            (shortage_bytes(&state.policy, pressure), engines)
+            let members = state.members.iter().map(|(_, member)| member);
+            let unasked = members.filter(|member| is_unresponsive(member) && may_shrink(member));
+            let unasked = unasked.map(|member| (Arc::clone(&member.engine), above_floor_bytes(member, &state.policy)));
+            (state.policy.clone(), unasked.collect::<Vec<_>>())
         };
-        for engine in unasked {
+        let mut host_bytes = shortage_bytes(&policy, pressure);
+        for (engine, most_bytes) in unasked {
+            let groups = engine.limits();
+            let group_bytes = groups.iter().map(|limit| group_shortage_bytes(&policy, pressure, limit)).max();
+            let wanted_bytes = host_bytes.max(group_bytes.unwrap_or(0)).min(most_bytes);
             if wanted_bytes == 0 {
-                return;
+                continue;
             }
             let take = engine.take(wanted_bytes);
             let taken = tokio::time::timeout(self.shared.rhythm.answer_timeout, take).await;
@@ -37,8 +42,13 @@ impl Agent {
             match taken {
                 Ok(Ok(taken)) => {
                     tracing::info!(%instance, bytes = taken.bytes, "memory: taken without asking");
-                    wanted_bytes = wanted_bytes.saturating_sub(taken.bytes);
-                    self.lock().figures.taken_bytes += taken.bytes;
+                    host_bytes = host_bytes.saturating_sub(taken.bytes);
+                    let mut state = self.lock();
+                    state.figures.taken_bytes += taken.bytes;
+                    let member = state.members.get_mut(instance).ok();
+                    if let Some(seen) = member.and_then(|member| member.observation.as_mut()) {
+                        seen.pool_bytes = seen.pool_bytes.saturating_sub(taken.bytes);
+                    }
                 }
                 Ok(Err(error)) => tracing::warn!(%instance, %error, "memory: nothing could be taken"),
                 Err(_) => tracing::warn!(%instance, "memory: taking it did not end in time"),
@@ -47,26 +57,35 @@ impl Agent {
     }
 }
 
+/// What a server has above its floor, as far as it has ever said what it has.
+fn above_floor_bytes(member: &Member, policy: &Policy) -> Bytes {
+    member.observation.as_ref().map_or(Bytes::MAX, |seen| {
+        let own_bytes = policy.instances.get(&seen.instance).map_or(0, |own| own.floor_bytes);
+        seen.pool_bytes.saturating_sub(own_bytes.max(seen.floor_bytes))
+    })
+}
+
 /// What the host lacks of what shall stay available.
 fn shortage_bytes(policy: &Policy, pressure: &HostPressure) -> Bytes {
-    if pressure.psi_full_avg10.is_some_and(|share| share > FULL_STALL_MAX) {
+    let is_stalled = pressure.psi_full_avg10.is_some_and(|share| share > FULL_STALL_MAX);
+    if is_stalled && arbiter::is_short(pressure) {
         return Bytes::MAX;
     }
-    let host_bytes = policy.reserve_bytes.saturating_sub(pressure.available_bytes);
-    // The same share of a cgroup shall stay available as of the host.
-    let limit_bytes = pressure.limit.as_ref().map_or(0, |limit| {
-        let share = u128::from(policy.reserve_bytes) * u128::from(limit.bound_bytes());
-        let reserve_bytes = share / u128::from(pressure.total_bytes.max(1));
-        let reserve_bytes = Bytes::try_from(reserve_bytes).unwrap_or(Bytes::MAX).min(limit.bound_bytes());
-        reserve_bytes.saturating_sub(limit.available_bytes())
-    });
-    host_bytes.max(limit_bytes)
+    let groups_bytes = pressure.limit.as_ref().map_or(0, |limit| group_shortage_bytes(policy, pressure, limit));
+    policy.reserve_bytes.saturating_sub(pressure.available_bytes).max(groups_bytes)
+}
+
+/// The same of a cgroup, of which the same share shall stay available as of the host.
+fn group_shortage_bytes(policy: &Policy, pressure: &HostPressure, limit: &BindingLimit) -> Bytes {
+    let share = u128::from(policy.reserve_bytes) * u128::from(limit.bound_bytes());
+    let reserve_bytes = share / u128::from(pressure.total_bytes.max(1));
+    let reserve_bytes = Bytes::try_from(reserve_bytes).unwrap_or(Bytes::MAX).min(limit.bound_bytes());
+    reserve_bytes.saturating_sub(limit.available_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::BindingLimit;
 
     const MIB: Bytes = 1 << 20;
 
@@ -91,5 +110,7 @@ mod tests {
         assert_eq!(shortage_bytes(&policy, &pressure), 40 * MIB);
         pressure.psi_full_avg10 = Some(11.0);
         assert_eq!(shortage_bytes(&policy, &pressure), Bytes::MAX);
+        pressure.available_bytes = 900 * MIB;
+        assert_eq!(shortage_bytes(&policy, &pressure), 40 * MIB, "they stall in a cgroup, not for the host's memory");
     }
 }

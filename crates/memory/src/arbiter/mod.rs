@@ -35,7 +35,7 @@ pub use state::ArbiterState;
 use allocation::Allocation;
 use growth::Growth;
 use scope::MemoryScope;
-pub(crate) use scope::group_reserve_bytes;
+pub(crate) use scope::{group_reserve_bytes, is_short};
 
 const MIB: Bytes = 1 << 20;
 

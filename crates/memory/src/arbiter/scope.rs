@@ -54,6 +54,11 @@ pub(super) fn host_reserve_bytes(policy: &Policy, pressure: &HostPressure) -> By
     policy.reserve_bytes.min(pressure.total_bytes / 2)
 }
 
+/// Whether so little of the host's memory is available that its stalls and swapping may be for lack of it.
+pub(crate) fn is_short(pressure: &HostPressure) -> bool {
+    pressure.available_bytes <= pressure.total_bytes / SHORT_PART
+}
+
 /// What of a cgroup's limit is kept free.
 pub(crate) fn group_reserve_bytes(limit_bytes: Bytes) -> Bytes {
     limit_bytes / GROUP_RESERVE_PART
@@ -107,7 +112,7 @@ fn host(
         let want_bytes = scaled(reserve_bytes, RESERVE_RESTORED).saturating_sub(available_bytes);
         wants.push((want_bytes, Cause::LowMemory { available_bytes, reserve_bytes }));
     }
-    if available_bytes <= pressure.total_bytes / SHORT_PART {
+    if is_short(pressure) {
         let some_avg10 = pressure.psi_some_avg10.unwrap_or(0.0);
         let full_avg10 = pressure.psi_full_avg10.unwrap_or(0.0);
         wants.extend(stalled(None, some_avg10, full_avg10, &members, allocations, state));

@@ -11,7 +11,7 @@ use super::rates::Counters;
 use super::session::{Reach, Session};
 use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
 use crate::published::Published;
-use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
+use crate::{BindingLimit, Bytes, InstanceName, Kind, Level, MemoryError, Observation};
 
 use status_row::{StatusRow, bytes};
 
@@ -115,8 +115,7 @@ impl ExtensionEngine {
             blocked_by: status.blocked_by,
             limits: Vec::new(),
         };
-        let pid_file = self.data_directory.as_ref().map(|path| path.join("postmaster.pid"));
-        self.outside.add_to(&mut observation, pid_file.as_deref());
+        self.outside.add_server_to(&mut observation, self.data_directory.as_deref());
         observation
     }
 
@@ -207,6 +206,10 @@ impl Engine for ExtensionEngine {
 
     fn reach<'a>(&'a self, target_bytes: Bytes, report: Report<'a>) -> EngineFuture<'a, Change> {
         Box::pin(self.watch(target_bytes, report))
+    }
+
+    fn limits(&self) -> Vec<BindingLimit> {
+        self.data_directory.as_deref().map(|directory| self.outside.limits_of_server(directory)).unwrap_or_default()
     }
 
     fn take(&self, bytes: Bytes) -> EngineFuture<'_, Taken> {

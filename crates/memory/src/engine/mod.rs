@@ -18,7 +18,7 @@ pub use mariadb::{MariaDbAccess, MariaDbEngine};
 pub use plain::PlainEngine;
 pub use session::Reach;
 
-use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation, size};
+use crate::{BindingLimit, Bytes, InstanceName, Kind, Level, MemoryError, Observation, size};
 
 /// What the methods of [`Engine`] return. Dropping it stops waiting; what the server was told holds.
 pub type EngineFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, MemoryError>> + Send + 'a>>;
@@ -92,6 +92,11 @@ pub trait Engine: Send + Sync {
     /// # Errors
     /// [`MemoryError::Unable`] when somebody else gave it another target meanwhile.
     fn reach<'a>(&'a self, target_bytes: Bytes, report: Report<'a>) -> EngineFuture<'a, Change>;
+
+    /// The limits of cgroups above it now, seen from outside, whether it answers or not; empty where that is not known.
+    fn limits(&self) -> Vec<BindingLimit> {
+        Vec::new()
+    }
 
     /// Takes up to `bytes` without asking, at levels `publish` and `own`.
     ///

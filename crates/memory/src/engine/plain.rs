@@ -138,8 +138,7 @@ impl PlainEngine {
             blocked_by: figures.and_then(|figures| hindrance(&figures, target_bytes)),
             limits: Vec::new(),
         };
-        let pid_file = self.data_directory.as_ref().map(|path| path.join("postmaster.pid"));
-        self.outside.add_to(&mut observation, pid_file.as_deref());
+        self.outside.add_server_to(&mut observation, self.data_directory.as_deref());
         Ok(observation)
     }
 

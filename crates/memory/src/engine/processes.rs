@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::pressure::Host;
-use crate::segment::shared_memory_bytes;
+use crate::segment::{Postmaster, shared_memory_bytes};
 use crate::{BindingLimit, Bytes, Observation, untrusted_file};
 
 /// More processes are not looked at: reading each costs some microseconds, and a server with so many has other
@@ -33,9 +33,27 @@ impl Outside {
         Outside { host: host.ok() }
     }
 
+    /// Adds what is seen of the PostgreSQL server of this data directory, also when it runs in a container; nothing when
+    /// it does not run on this host, or its processes are not ours to look at.
+    pub(super) fn add_server_to(&self, observation: &mut Observation, data_directory: Option<&Path>) {
+        if let Some(server) = data_directory.and_then(|directory| Postmaster::find(directory).ok()) {
+            self.add_process_to(observation, server.process_id);
+        }
+    }
+
+    /// The limits above the PostgreSQL server of this data directory.
+    pub(super) fn limits_of_server(&self, data_directory: &Path) -> Vec<BindingLimit> {
+        Postmaster::find(data_directory).map(|server| self.limits_of(server.process_id)).unwrap_or_default()
+    }
+
     /// Adds what is seen of the server whose process id stands in this file; nothing when it does not run on this host.
     pub(super) fn add_to(&self, observation: &mut Observation, pid_file: Option<&Path>) {
-        let Some(process_id) = pid_file.and_then(read_pid) else { return };
+        if let Some(process_id) = pid_file.and_then(read_pid) {
+            self.add_process_to(observation, process_id);
+        }
+    }
+
+    fn add_process_to(&self, observation: &mut Observation, process_id: u32) {
         let Some(resident) = resident(process_id) else { return };
         observation.resident_bytes = Some(resident.resident_bytes);
         observation.swap_bytes = Some(resident.swap_bytes);

@@ -134,6 +134,10 @@ impl Engine for FakeEngine {
         unreachable!("the agent watches by itself")
     }
 
+    fn limits(&self) -> Vec<BindingLimit> {
+        self.lock().limits.clone()
+    }
+
     fn take(&self, bytes: Bytes) -> EngineFuture<'_, Taken> {
         self.lock().calls.push(format!("take {}", bytes / MIB));
         Box::pin(std::future::ready(Ok(Taken { bytes: bytes / 2, microseconds: 1 })))

@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::fake::{ANSWER_TIMEOUT, FakeEngine, MIB, agent, change, pins_only};
-use crate::agent::Outcome;
+use crate::agent::{Mode, Outcome};
 use crate::arbiter::{ArbiterState, Decision, Policy};
-use crate::{HostPressure, Level, Observation};
+use crate::engine::Engine;
+use crate::{BindingLimit, Bytes, HostPressure, Level, Observation};
 
 /// More than a busy machine could hold up by itself.
 const ROUNDS: u32 = 300;
@@ -134,6 +135,60 @@ async fn what_is_published_is_taken_from_a_server_that_hangs_while_memory_is_sho
     agent.round().await;
     assert_eq!(server.calls(), ["take 100"]);
     assert_eq!(agent.status().figures.taken_bytes, 50 * MIB);
+}
+
+/// A cgroup of 1000 MiB of which so many are available.
+fn group_with(available: Bytes) -> BindingLimit {
+    BindingLimit {
+        cgroup: "/pod".to_owned(),
+        limit_bytes: Some(1000 * MIB),
+        high_bytes: None,
+        usage_bytes: (1000 - available) * MIB,
+        reclaimable_bytes: 0,
+        swap_bytes: None,
+        oom_kills: 0,
+        psi_some_avg10: None,
+    }
+}
+
+#[tokio::test]
+async fn what_is_taken_unasked_respects_floors_and_hands_and_sees_the_servers_own_cgroup() {
+    let server = FakeEngine::at_level("server", 100, Level::Publish);
+    let (agent, host) = agent(pins_only, 1000, &[&server]);
+    agent.round().await;
+    server.lock().hangs = true;
+    // The reserve is a twentieth of the host, and of the cgroup.
+    server.lock().limits = vec![group_with(20)];
+    agent.round().await;
+    assert_eq!(server.calls(), ["take 30"], "the cgroup is short by that, the host is not");
+    host.is_short.store(true, Ordering::Relaxed);
+    for expected in [&["take 21"][..], &["take 10"]] {
+        agent.round().await;
+        assert_eq!(server.calls(), expected, "half of what was wanted has come each time; the floor is 64");
+    }
+    agent.lock().members.get_mut(server.instance()).expect("a server").mode = Mode::Pinned { target_bytes: 100 * MIB };
+    agent.round().await;
+    assert!(server.calls().is_empty(), "somebody has set its size by hand");
+}
+
+#[tokio::test]
+async fn nobody_grows_while_a_server_has_never_answered_that_is_there() {
+    let (silent, other) = (FakeEngine::new("silent", 600), FakeEngine::new("other", 300));
+    silent.lock().hangs = true;
+    let (agent, _) = agent(pins_only, 1000, &[&silent, &other]);
+    agent.round().await;
+    agent.set(other.instance(), 900 * MIB).await.expect("it may come");
+    assert!(other.calls().is_empty(), "the silent one may have most of the budget");
+    assert!(agent.status().figures.postponed > 0);
+    silent.lock().hangs = false;
+    while agent.status().instances.iter().any(|instance| instance.failure.is_some()) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        agent.round().await;
+    }
+    agent.round().await;
+    assert!(other.calls().is_empty(), "the 600 that are known now leave no room for 900");
+    agent.set(other.instance(), 400 * MIB).await.expect("there is room");
+    assert_eq!(other.calls(), ["set 400"]);
 }
 
 #[tokio::test]
