@@ -34,6 +34,8 @@ pub(super) struct Member {
     pub(super) failure: Option<String>,
     /// Questions without an answer since the last one.
     pub(super) unanswered: u64,
+    /// It is there, and has never said what it has.
+    pub(super) is_unknown: bool,
     /// A question is under way that no round waits for.
     pub(super) is_asked: bool,
 }
@@ -51,8 +53,15 @@ impl Members {
 
     pub(super) fn add(&mut self, engine: Arc<dyn Engine>) {
         let name = engine.instance().clone();
-        let member =
-            Member { engine, mode: self.mode_of_new, observation: None, failure: None, unanswered: 0, is_asked: false };
+        let member = Member {
+            engine,
+            mode: self.mode_of_new,
+            observation: None,
+            failure: None,
+            unanswered: 0,
+            is_unknown: false,
+            is_asked: false,
+        };
         self.by_name.insert(name, member);
     }
 
@@ -114,6 +123,11 @@ impl Members {
     pub(super) fn committed_bytes(&self) -> Bytes {
         let known = self.by_name.values().filter_map(|member| member.observation.as_ref());
         known.map(Observation::committed_bytes).fold(0, Bytes::saturating_add)
+    }
+
+    /// Whether one of them may have any part of the budget.
+    pub(super) fn has_unknown(&self) -> bool {
+        self.by_name.values().any(|member| member.is_unknown)
     }
 
     /// The policy as the arbiter shall see it: who is not automatic is pinned, to what was set or to what it has.

@@ -108,13 +108,16 @@ impl Agent {
                     tracing::info!(%instance, after = member.unanswered, "memory: the server answers again");
                 }
                 (member.observation, member.failure, member.unanswered) = (Some(observation), None, 0);
+                member.is_unknown = false;
             }
             Err(error) => {
                 if member.unanswered == 0 {
                     tracing::warn!(%instance, %error, "memory: the server does not answer; it is counted as it was");
                 }
-                if let Some(observation) = &mut member.observation {
-                    observation.answered = false;
+                match &mut member.observation {
+                    Some(observation) => observation.answered = false,
+                    // One that cannot be reached has nothing.
+                    None => member.is_unknown = matches!(error, MemoryError::NoAnswer { .. }),
                 }
                 member.failure = Some(error.to_string());
                 member.unanswered += 1;
