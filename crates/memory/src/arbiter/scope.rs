@@ -181,11 +181,11 @@ impl MemoryScope {
         scope
     }
 
-    /// Sets the room: what is available beyond the reserve and beyond what was promised.
+    /// Sets the room: what is available beyond the reserve and beyond what its members will take in any case.
     fn leave(&mut self, available_bytes: Bytes, reserve_bytes: Bytes, allocations: &[Allocation<'_>]) {
         if self.is_calm {
-            let promised_bytes = self.sum(allocations, |allocation| allocation.promised_bytes());
-            let kept_bytes = scaled(reserve_bytes, RESERVE_FOR_GROWTH).saturating_add(promised_bytes);
+            let untouched_bytes = self.sum(allocations, |allocation| allocation.untouched_bytes());
+            let kept_bytes = scaled(reserve_bytes, RESERVE_FOR_GROWTH).saturating_add(untouched_bytes);
             self.room_bytes = available_bytes.saturating_sub(kept_bytes);
         }
     }
