@@ -201,9 +201,10 @@ impl PlainEngine {
         if target_bytes > ceiling_bytes {
             return Err(MemoryError::AboveCeiling { instance, target_bytes, ceiling_bytes });
         }
-        let before = self.target_bytes.swap(target_bytes, Ordering::Relaxed).min(ceiling_bytes);
-        let pool_bytes = self.hold().await?.resident_bytes.max(target_bytes);
-        Ok(Change { from_bytes: before, target_bytes, pool_bytes })
+        let before = self.target_bytes.swap(target_bytes, Ordering::Relaxed);
+        let held = self.hold().await.inspect_err(|_| self.target_bytes.store(before, Ordering::Relaxed))?;
+        let from_bytes = before.min(ceiling_bytes);
+        Ok(Change { from_bytes, target_bytes, pool_bytes: held.resident_bytes.max(target_bytes) })
     }
 
     async fn watch(&self, target_bytes: Bytes, report: Report<'_>) -> Result<Change, MemoryError> {
