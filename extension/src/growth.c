@@ -3,9 +3,12 @@
  * growth.c
  *	  Brings parked chunks back into the pool.
  *
- * Memory is taken from the system before the first buffer is free again, by
- * the worker, so that no back end ever pays for it, and a failure is an error
- * code here and not a signal there.
+ * Huge pages, and what is offered to the agent, are taken from the system
+ * before the first buffer is free again: a failure is an error code here and
+ * not a signal there.  Of ordinary pages the touch itself waits for memory,
+ * whoever makes it, so their buffers are free at once, and the worker
+ * populates them behind: growth is usable before the kernel has cleared all of
+ * its pages.  That there is room for them was asked before.
  *
  *-------------------------------------------------------------------------
  */
@@ -21,6 +24,13 @@
  * them then, and the kernel, where memory is short, kills the largest process.
  */
 #define CHUNKS_FILLED_A_CALL 4
+
+/* Chunks of the pool that are not populated yet: [first, end). */
+static struct
+{
+	uint32		first;
+	uint32		end;
+}			behind = {0, 0};
 
 /*
  * For kernels without MADV_POPULATE_WRITE: adds zero to a word of each page,
@@ -56,12 +66,8 @@ populate(char *start, char *end, char *problem)
 	return false;
 }
 
-/*
- * Takes memory for the chunks [first, end), which are FILLING now.  Without it
- * they are what they were before.
- */
 static bool
-fill(uint32 first, uint32 end, uint32 was, OnecopyChange *change, char *problem)
+populate_chunks(uint32 first, uint32 end, char *problem)
 {
 	int			first_buffer = onecopy_chunk_first(first);
 	int			end_buffer = onecopy_chunk_end(end - 1);
@@ -69,11 +75,22 @@ fill(uint32 first, uint32 end, uint32 was, OnecopyChange *change, char *problem)
 	uintptr_t	to = (uintptr_t) BufferBlocks + (Size) end_buffer * BLCKSZ;
 	char	   *start = (char *) TYPEALIGN_DOWN(onecopy->page_bytes, from);
 	Size		length = TYPEALIGN(onecopy->page_bytes, to) - (uintptr_t) start;
-	int64		started_us = onecopy_now_us();
-	bool		populated;
+	bool		populated = populate(start, start + length, problem);
 
-	populated = populate(start, start + length, problem);
 	onecopy_mapping_drop(first_buffer, end_buffer);
+	return populated;
+}
+
+/*
+ * Takes memory for the chunks [first, end), which are FILLING now.  Without it
+ * they are what they were before.
+ */
+static bool
+fill(uint32 first, uint32 end, uint32 was, OnecopyChange *change, char *problem)
+{
+	int64		started_us = onecopy_now_us();
+	bool		populated = populate_chunks(first, end, problem);
+
 	change->populate_us += onecopy_now_us() - started_us;
 	if (!populated && was == ONECOPY_CHUNK_RETURNED)
 		onecopy_return_chunks(first, end, change);
@@ -109,17 +126,76 @@ onecopy_fill_chunks(uint32 first, uint32 end, OnecopyChange *change, char *probl
 }
 
 bool
+onecopy_populates_behind(void)
+{
+	return onecopy->huge_page_bytes == 0;
+}
+
+/* The pool grows upwards; what it has lost again meanwhile is left out later. */
+static void
+note_behind(uint32 chunk)
+{
+	if (behind.first >= behind.end || chunk < behind.first)
+		behind.first = chunk;
+	behind.end = Max(behind.end, chunk + 1);
+}
+
+/* What is still in the pool of that. */
+static uint32
+end_of_behind(void)
+{
+	return Min(behind.end, pg_atomic_read_u32(&onecopy->active_chunks));
+}
+
+uint64
+onecopy_behind_bytes(void)
+{
+	uint32		end = end_of_behind();
+
+	return end <= behind.first ? 0 :
+		onecopy_bytes_of_chunks(end) - onecopy_bytes_of_chunks(behind.first);
+}
+
+bool
+onecopy_populate_behind(void)
+{
+	uint32		end = Min(end_of_behind(), behind.first + CHUNKS_FILLED_A_CALL);
+	char		problem[ONECOPY_REASON_BYTES];
+
+	if (end <= behind.first)
+	{
+		behind.first = behind.end = 0;
+		return false;
+	}
+	if (!populate_chunks(behind.first, end, problem))
+	{
+		ereport(LOG,
+				(errmsg("onecopy leaves the memory of the buffer pool to those who use it first"),
+				 errdetail_internal("%s", problem)));
+		end = behind.end;
+	}
+	behind.first = end;
+	return true;
+}
+
+bool
 onecopy_grow_chunk(uint32 chunk, OnecopyChange *change, char *problem)
 {
 	uint32		was = onecopy_chunk_state(chunk);
+	bool		lacks_memory = onecopy_returned_bytes(chunk, chunk + 1) > 0;
 
-	Assert(was == ONECOPY_CHUNK_PARKED || was == ONECOPY_CHUNK_CAPTURING);
+	Assert(was == ONECOPY_CHUNK_PARKED || was == ONECOPY_CHUNK_CAPTURING ||
+		   (was == ONECOPY_CHUNK_RETURNED && onecopy_populates_behind()));
 	if (!onecopy_chunk_transition(chunk, was, ONECOPY_CHUNK_FILLING))
 		return false;
-	/* Parked memory is there, but for huge pages that were never touched. */
-	if ((was == ONECOPY_CHUNK_CAPTURING || onecopy->huge_page_bytes != 0 ||
-		 onecopy_is_returned_in_part(chunk)) &&
-		!fill(chunk, chunk + 1, was, change, problem))
+	if (onecopy_populates_behind())
+	{
+		onecopy_forget_returned_part(chunk);
+		if (lacks_memory)
+			note_behind(chunk);
+	}
+	/* Huge pages of a parked chunk may never have been touched. */
+	else if (!fill(chunk, chunk + 1, was, change, problem))
 		return false;
 
 	/* The free list is a stack: the lowest shall be used first. */

@@ -237,7 +237,8 @@ refuse_growth(uint32 there, const char *problem)
 static bool
 has_headroom(uint32 first, uint32 end, char *problem)
 {
-	return onecopy_headroom_for(onecopy_returned_bytes(first, end), onecopy->huge_page_bytes, problem);
+	return onecopy_headroom_for(onecopy_returned_bytes(first, end) + onecopy_behind_bytes(),
+								onecopy->huge_page_bytes, problem);
 }
 
 /*
@@ -278,7 +279,7 @@ grow_step(uint32 active, uint32 wanted)
 	if (onecopy_returned_bytes(active, active + 1) > 0 && !has_headroom(active, wanted, problem))
 		return refuse_growth(active, problem);
 	problem[0] = '\0';
-	if (onecopy_chunk_state(active) == ONECOPY_CHUNK_RETURNED &&
+	if (onecopy_chunk_state(active) == ONECOPY_CHUNK_RETURNED && !onecopy_populates_behind() &&
 		!onecopy_fill_chunks(active, wanted, &change, problem))
 		return refuse_growth(active, problem);
 	if (!onecopy_grow_chunk(active, &change, problem))

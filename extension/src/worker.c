@@ -15,6 +15,7 @@
 #include "capture.h"
 #include "ghost.h"
 #include "clock_sweep.h"
+#include "growth.h"
 #include "history.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -162,8 +163,6 @@ tick(void)
 static void
 announce(uint64 request)
 {
-	if (pg_atomic_read_u32(&onecopy->activity) != ONECOPY_STEADY)
-		onecopy_set_activity(ONECOPY_STEADY, NULL);
 	if (pg_atomic_read_u64(&onecopy->reached_request) != request)
 	{
 		pg_atomic_write_u64(&onecopy->reached_request, request);
@@ -197,6 +196,10 @@ turn(void)
 	retry_ms = RETRY_MS_MIN;
 	error_pause_ms = ERROR_PAUSE_MS_MIN;
 	announce(request);
+	if (onecopy_populate_behind())
+		return 0;
+	if (pg_atomic_read_u32(&onecopy->activity) != ONECOPY_STEADY)
+		onecopy_set_activity(ONECOPY_STEADY, NULL);
 	return TICK_MS;
 }
 

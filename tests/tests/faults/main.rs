@@ -8,6 +8,7 @@ mod admission;
 mod cancels;
 mod copy;
 mod ddl;
+mod ended_sessions;
 mod frozen_followers;
 mod gone_clients;
 mod idle_clients;

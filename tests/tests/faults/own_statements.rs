@@ -140,51 +140,6 @@ async fn nothing_runs_in_a_transaction_that_was_not_begun() -> anyhow::Result<()
     Ok(())
 }
 
-/// What has committed is told to a session that is ended meanwhile, and then its end.
-///
-/// Spec: C2
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_is_ended_hears_what_has_committed() -> anyhow::Result<()> {
-    let cluster = start_usual(0).await?;
-    let mut killer = Wire::connect(&cluster).await?;
-    const STUBBORN: &str =
-        "BEGIN PERFORM pg_sleep(600); EXCEPTION WHEN query_canceled THEN INSERT INTO numbers VALUES (100, 1); END;";
-    assert!(
-        killer
-            .query(&format!(
-                "CREATE PROCEDURE stubborn() LANGUAGE plpgsql AS $$ BEGIN {STUBBORN} END $$;
-                 CREATE FUNCTION stubborn_too() RETURNS int LANGUAGE plpgsql AS $$ BEGIN {STUBBORN} RETURN 1; END $$"
-            ))
-            .await?
-            .errors()
-            .is_empty()
-    );
-    for (begin, statement, tags, rows) in [
-        ("SELECT", "CALL stubborn()", "CZE", 1),
-        // Wrapped by the router, which commits nothing of an ended session.
-        ("SELECT", "SELECT stubborn_too()", "E", 0),
-        ("BEGIN", "CALL stubborn()", "E", 0),
-    ] {
-        let mut victim = Wire::connect(&cluster).await?;
-        let number = u32::from_be_bytes(victim.cancel_key[..4].try_into().expect("four bytes"));
-        victim.query(begin).await?;
-        victim.send(&query(statement)).await?;
-        wait_until("it sleeps", async || {
-            let sleepers = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
-            Ok(on_leader(&cluster, sleepers).await?.number()? == 1)
-        })
-        .await?;
-        assert_eq!(killer.query(&format!("SELECT pg_terminate_backend({number})")).await?.text_rows(), ["t"]);
-        let answer = bounded("its end", victim.until_closed()).await??;
-        assert_eq!((answer.tags().as_str(), answer.code().as_str()), (tags, "57P01"), "{begin}, {statement}");
-        let inserted = "SELECT count(*) FROM numbers WHERE id = 100";
-        wait_until("what it left is known", async || Ok(on_leader(&cluster, inserted).await?.number()? == rows))
-            .await?;
-        on_leader(&cluster, "DELETE FROM numbers WHERE id = 100").await?;
-    }
-    Ok(())
-}
-
 /// A SET that the router cannot keep is refused before it is in force, and its session goes on.
 ///
 /// Spec: I4

@@ -3,19 +3,9 @@
 use onecopy_tests::cluster::TestCluster;
 
 use crate::harness::{session_back_ends, start, start_usual, wait_until};
-use crate::wire::{Wire, message, run_extended, sync};
+use crate::wire::{Wire, expect, message};
 
 const SERVERS: [&str; 3] = ["leader", "follower-1", "follower-2"];
-
-async fn expect(wire: &mut Wire, sql: &str, rows: &[&str]) -> anyhow::Result<()> {
-    let answer = wire.query(sql).await?;
-    assert_eq!(
-        (answer.code().as_str(), answer.text_rows()),
-        ("00000", rows.iter().map(|row| (*row).to_owned()).collect()),
-        "{sql}"
-    );
-    Ok(())
-}
 
 async fn expect_everywhere(wire: &mut Wire, sql: &str, value: &str) -> anyhow::Result<()> {
     for server in SERVERS {
@@ -198,72 +188,6 @@ async fn f66_a_notification_comes_from_the_session_that_its_client_knows() -> an
     expect(&mut listener, "SELECT pg_terminate_backend(2147483647)", &["f"]).await
 }
 
-/// The number that a client gets at log-in names its session to `pg_terminate_backend` and `pg_cancel_backend`, as
-/// text and as a value: the session ends, or what it runs is cancelled, if the server lets the caller do that.
-///
-/// Spec: I4
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_is_ended_and_cancelled_by_the_number_that_its_client_knows() -> anyhow::Result<()> {
-    let cluster = start_usual(1).await?;
-    let mut killer = Wire::connect(&cluster).await?;
-    let number_of = |wire: &Wire| u32::from_be_bytes(wire.cancel_key[..4].try_into().expect("four bytes"));
-    let sleeps = || async {
-        wait_until("it sleeps", || async {
-            let sql = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)'";
-            Ok(crate::harness::on_leader(&cluster, sql).await?.number()? == 1)
-        })
-        .await
-    };
-    for before in [&["SELECT 1"][..], &["BEGIN", "UPDATE numbers SET value = 7 WHERE id = 1"]] {
-        for running in [false, true] {
-            for (own, by_value) in [(false, false), (false, true), (true, false)] {
-                let what = format!("{before:?}, running {running}, by itself {own}, by value {by_value}");
-                let mut victim = Wire::connect(&cluster).await?;
-                for sql in before {
-                    victim.query(sql).await?;
-                }
-                let number = number_of(&victim);
-                let end = format!("SELECT pg_terminate_backend({number})");
-                match (own, running) {
-                    (true, true) => continue,
-                    (true, false) => victim.send(&crate::wire::query(&end)).await?,
-                    (false, _) => {
-                        if running {
-                            victim.send(&crate::wire::query("SELECT pg_sleep(600)")).await?;
-                            sleeps().await?;
-                        }
-                        if by_value {
-                            let sql = "SELECT pg_terminate_backend($1)";
-                            let answer =
-                                killer.ask(&[run_extended(sql, &[&number.to_string()]), sync()].concat()).await?;
-                            assert_eq!(answer.text_rows(), ["t"], "{what}");
-                        } else {
-                            expect(&mut killer, &end, &["t"]).await?;
-                        }
-                    }
-                }
-                let answer = victim.until_closed().await?;
-                let last = answer.errors().pop().unwrap_or_else(|| panic!("{what}: it ended without a word"));
-                assert_eq!((last.code.as_str(), last.severity.as_str()), ("57P01", "FATAL"), "{what}: {answer:?}");
-                assert_eq!(answer.text_rows(), [""; 0], "{what}");
-            }
-        }
-    }
-    let mut victim = Wire::connect(&cluster).await?;
-    let number = number_of(&victim);
-    victim.send(&crate::wire::query("SELECT pg_sleep(600)")).await?;
-    sleeps().await?;
-    expect(&mut killer, &format!("SELECT pg_cancel_backend({number})"), &["t"]).await?;
-    assert_eq!(victim.answer().await?.code(), "57014");
-    // Who may not end a server process of that role may not end its session.
-    killer.query("CREATE ROLE nobody").await?;
-    killer.query("SET ROLE nobody").await?;
-    for function in ["pg_terminate_backend", "pg_cancel_backend"] {
-        assert_eq!(killer.query(&format!("SELECT {function}({number})")).await?.code(), "42501");
-    }
-    expect(&mut victim, "SELECT count(*) FROM numbers WHERE value = 7", &["0"]).await
-}
-
 /// What a client is told at log-in is in force, also where another session has had the same settings before.
 ///
 /// The settings that are reported at log-in are those in force; a parameter counts more than the same among the
@@ -306,69 +230,6 @@ async fn f67_what_is_reported_at_log_in_is_in_force() -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-/// Whoever is ended by `pg_terminate_backend` through the router is told so and ends, in whatever state, and nobody
-/// else.
-///
-/// A session whose server process is ended by `pg_terminate_backend` through the router gets 57P01 as FATAL and ends,
-/// in whatever state, at once when it waits outside of a transaction; what ends on the server by itself is replaced
-/// (F21).
-///
-/// Spec: I4
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f68_a_session_that_is_ended_on_purpose_ends_as_on_one_server() -> anyhow::Result<()> {
-    let cluster = start_usual(1).await?;
-    let (mut killer, mut bystander) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
-    let update = "UPDATE numbers SET value = value + 1 WHERE id = 2";
-    bystander.query(update).await?;
-    let is_told = |answer: &crate::wire::Answer, what: &str| {
-        let last = answer.errors().pop().unwrap_or_else(|| panic!("{what}: it ended without a word"));
-        assert_eq!((last.code.as_str(), last.severity.as_str()), ("57P01", "FATAL"), "{what}: {answer:?}");
-    };
-    let before: [&[&str]; 5] = [
-        &[],
-        &["LISTEN news"],
-        &["BEGIN"],
-        &["BEGIN", "UPDATE numbers SET value = 1 WHERE id = 1"],
-        &["BEGIN", "SELECT 1 / 0"],
-    ];
-    for statements in before {
-        for (own, running) in [(true, false), (false, false), (false, true)] {
-            let what = format!("{statements:?}, by itself {own}, running {running}");
-            let mut victim = Wire::connect(&cluster).await?;
-            for sql in statements {
-                victim.query(sql).await?;
-            }
-            if statements.last().is_some_and(|sql| sql.contains('/')) {
-                victim.query("ROLLBACK").await?;
-            }
-            let process = victim.query("SELECT pg_backend_pid()").await?.text_rows()[0].clone();
-            let end = format!("SELECT pg_terminate_backend({process})");
-            if own {
-                victim.send(&crate::wire::query(&end)).await?;
-            } else {
-                if running {
-                    victim.send(&crate::wire::query("SELECT pg_sleep(600)")).await?;
-                    wait_until("it sleeps", || async {
-                        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
-                        Ok(crate::harness::on_leader(&cluster, sql).await?.number()? == 1)
-                    })
-                    .await?;
-                }
-                expect(&mut killer, &end, &["t"]).await?;
-                // Who waits outside of a transaction is told at once.
-                if !running && statements.contains(&"BEGIN") && !statements.contains(&"SELECT 1 / 0") {
-                    victim.send(&crate::wire::query("SELECT 'too late'")).await?;
-                }
-            }
-            let answer = victim.until_closed().await?;
-            is_told(&answer, &what);
-            assert_eq!(answer.text_rows(), [""; 0], "{what}");
-        }
-    }
-    assert_eq!(bystander.query(update).await?.commands(), ["UPDATE 1"]);
-    expect(&mut killer, "SELECT count(*) FROM numbers WHERE value > 1", &["1"]).await
 }
 
 /// Spec: I4

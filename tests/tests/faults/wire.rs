@@ -313,3 +313,14 @@ fn values(body: &Bytes) -> Vec<Option<Bytes>> {
     }
     values
 }
+
+/// Runs `sql`, which must give these rows.
+pub async fn expect(wire: &mut Wire, sql: &str, rows: &[&str]) -> anyhow::Result<()> {
+    let answer = wire.query(sql).await?;
+    assert_eq!(
+        (answer.code().as_str(), answer.text_rows()),
+        ("00000", rows.iter().map(|row| (*row).to_owned()).collect()),
+        "{sql}"
+    );
+    Ok(())
+}

@@ -118,6 +118,7 @@ async fn m28_what_lies_around_a_held_page_is_given_back_and_counted() -> anyhow:
     // All of it is there.
     for size in [TARGET_BYTES, CEILING_BYTES] {
         pool.resize(size).await?;
+        pool.steady().await?;
     }
     pages::read_all(leader).await?;
     let full = segment.present_bytes()?;
@@ -160,6 +161,7 @@ async fn m28_what_is_published_is_there() -> anyhow::Result<()> {
     pages::make(leader, ROWS).await?;
     for size in [96 * MIB, CEILING_BYTES] {
         pool.resize(size).await?;
+        pool.steady().await?;
     }
     pages::read_all(leader).await?;
     let full = segment.present_bytes()?;
