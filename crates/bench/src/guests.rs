@@ -140,12 +140,7 @@ impl Guests {
 
 impl Drop for Guests {
     fn drop(&mut self) {
-        let root = self.root.to_string_lossy().into_owned();
-        let of_this = || {
-            let is_own = |number: &u32| process::arguments(*number).iter().any(|word| word.contains(&root));
-            process::all().filter(|number| *number != std::process::id()).filter(is_own).collect::<Vec<u32>>()
-        };
-        process::kill_all(of_this);
+        process::kill_all(|| process::of_directory(&self.root));
         for entry in std::fs::read_dir(self.root.join("machines")).into_iter().flatten().flatten() {
             // One without a mount complains.
             let mut unmount = Command::new("umount");

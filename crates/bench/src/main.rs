@@ -9,6 +9,7 @@ mod exposition;
 mod fork;
 mod guests;
 mod head;
+mod interruption;
 mod machine;
 mod memory;
 mod pgbench;
@@ -23,6 +24,7 @@ mod virtual_disk;
 use std::process::ExitCode;
 
 use clap::Parser;
+use interruption::until_interrupted;
 
 /// The experiments.
 #[derive(Debug, Parser)]
@@ -63,11 +65,11 @@ fn run(experiment: Experiment) -> anyhow::Result<()> {
     runtime.block_on(async {
         match experiment {
             Experiment::Router(options) => router::run(options).await,
-            Experiment::Clone(options) => clone::run(options).await,
-            Experiment::Memory(options) => memory::run(options).await,
-            Experiment::Disk(options) => virtual_disk::run(&options).await,
-            Experiment::Checkpoint(options) => checkpoint::run(&options).await,
-            Experiment::Fork(options) => fork::run(&options).await,
+            Experiment::Clone(options) => until_interrupted(clone::run(options)).await,
+            Experiment::Memory(options) => until_interrupted(memory::run(options)).await,
+            Experiment::Disk(options) => until_interrupted(virtual_disk::run(&options)).await,
+            Experiment::Checkpoint(options) => until_interrupted(checkpoint::run(&options)).await,
+            Experiment::Fork(options) => until_interrupted(fork::run(&options)).await,
             Experiment::DiskServer(options) => virtual_disk::serve(&options),
             Experiment::Demo(options) => demo::run(options).await,
         }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
 
+use crate::interruption::until_interrupted;
 use crate::cluster::Cluster;
 use crate::exposition::{self, Samples};
 use crate::head::Head;
@@ -177,10 +177,8 @@ pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
     let mut head = Head::new("router", options.command(), Vec::new());
     let onecopy = if options.without_onecopy { None } else { Some(onecopy_program(&options)?) };
     let mut cluster = Cluster::new(directory.path())?;
-    let outcome = tokio::select! {
-        outcome = fill_and_measure(&options, onecopy.as_deref(), &mut cluster, directory.path(), &mut head) => outcome,
-        interruption = interruption() => Err(interruption),
-    };
+    let measuring = fill_and_measure(&options, onecopy.as_deref(), &mut cluster, directory.path(), &mut head);
+    let outcome = until_interrupted(measuring).await;
     cluster.stop().await?;
     let measurements = outcome?;
     head.end();
@@ -206,16 +204,6 @@ pub async fn run(options: RouterOptions) -> anyhow::Result<()> {
         bail!("{} runs failed, first: {}", report.head.failures.len(), report.head.failures[0]);
     }
     Ok(())
-}
-
-/// Ends when somebody wants the experiment to end.
-async fn interruption() -> anyhow::Error {
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return anyhow!("cannot wait for signals") };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
-    anyhow!("interrupted")
 }
 
 async fn fill_and_measure(

@@ -33,6 +33,15 @@ pub fn with_argument(word: &str) -> Vec<u32> {
     all().filter(|process| arguments(*process).iter().any(|argument| argument == word)).collect()
 }
 
+/// The processes that work in `directory` or have a path in it in their command lines, but this one.
+pub fn of_directory(directory: &Path) -> Vec<u32> {
+    let name = directory.to_string_lossy();
+    let mut found = working_in(directory);
+    found.extend(all().filter(|process| arguments(*process).iter().any(|word| word.contains(&*name))));
+    found.retain(|process| *process != std::process::id());
+    found
+}
+
 /// The words of a process's command line, its program the first; none once it has ended.
 pub fn arguments(process: u32) -> Vec<String> {
     let line = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();

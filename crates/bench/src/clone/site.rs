@@ -20,7 +20,7 @@ pub struct Site {
     pub program: PathBuf,
     // Before the directory, which it is in.
     mount: Mount,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Site {
@@ -31,7 +31,7 @@ impl Site {
         let mount = Mount::make(directory.path(), (u64::from(scale) * BYTES_A_SCALE).max(BYTES_MIN))?;
         let options = options(mount.place(), "source", Role::Leader)?;
         let source = Server::create(options).await?;
-        let site = Site { source, program, mount, _directory: directory };
+        let site = Site { source, program, mount, directory };
         site.source.start().await?;
         let client = site.source.connection().connect_as_client().await?;
         client.batch_execute(&format!("CREATE DATABASE {DATABASE}")).await?;
@@ -100,6 +100,13 @@ impl Site {
     /// Stops the primary.
     pub async fn stop(&self) -> anyhow::Result<()> {
         Ok(self.source.stop(StopMode::Immediate).await?)
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        // The file system goes away below them: there is nothing to be saved.
+        onecopy_testing::process::kill_all(|| onecopy_testing::process::of_directory(self.directory.path()));
     }
 }
 

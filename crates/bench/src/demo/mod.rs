@@ -26,11 +26,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, anyhow, bail};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use claims::{Claims, grouped};
 use cluster::Cluster;
 use load::Load;
+
+use crate::interruption::Interruption;
 
 /// Followers behind the leader.
 const FOLLOWERS: usize = 2;
@@ -136,26 +137,4 @@ async fn conclude(keep: bool, cluster: Cluster, claims: &Claims) -> anyhow::Resu
 
 fn heading(number: u32, text: &str) {
     say!("\n{number}. {text}\n");
-}
-
-/// Ctrl-C, a terminal that goes away, and kill.
-struct Interruption {
-    signals: [Signal; 3],
-}
-
-impl Interruption {
-    fn listen() -> anyhow::Result<Interruption> {
-        let kinds = [SignalKind::interrupt(), SignalKind::hangup(), SignalKind::terminate()];
-        let [one, two, three] = kinds.map(|kind| signal(kind).context("cannot listen for signals"));
-        Ok(Interruption { signals: [one?, two?, three?] })
-    }
-
-    async fn received(&mut self) {
-        let [interrupt, hang_up, terminate] = &mut self.signals;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = hang_up.recv() => {}
-            _ = terminate.recv() => {}
-        }
-    }
 }
