@@ -25,13 +25,6 @@
  */
 #define CHUNKS_FILLED_A_CALL 4
 
-/* Chunks of the pool that are not populated yet: [first, end). */
-static struct
-{
-	uint32		first;
-	uint32		end;
-}			behind = {0, 0};
-
 /*
  * For kernels without MADV_POPULATE_WRITE: adds zero to a word of each page,
  * which changes nothing, whoever else uses the page.
@@ -133,48 +126,32 @@ onecopy_populates_behind(void)
 
 /* The pool grows upwards; what it has lost again meanwhile is left out later. */
 static void
-note_behind(uint32 chunk)
+note_unpopulated(uint32 chunk)
 {
-	if (behind.first >= behind.end || chunk < behind.first)
-		behind.first = chunk;
-	behind.end = Max(behind.end, chunk + 1);
-}
+	uint32		first = pg_atomic_read_u32(&onecopy->unpopulated_first);
+	uint32		end = pg_atomic_read_u32(&onecopy->unpopulated_end);
 
-/* What is still in the pool of that. */
-static uint32
-end_of_behind(void)
-{
-	return Min(behind.end, pg_atomic_read_u32(&onecopy->active_chunks));
-}
-
-uint64
-onecopy_behind_bytes(void)
-{
-	uint32		end = end_of_behind();
-
-	return end <= behind.first ? 0 :
-		onecopy_bytes_of_chunks(end) - onecopy_bytes_of_chunks(behind.first);
+	/* Widened: a worker that dies in between leaves a range that is too large. */
+	if (first >= end)
+		first = end = chunk;
+	pg_atomic_write_u32(&onecopy->unpopulated_first, Min(first, chunk));
+	pg_atomic_write_u32(&onecopy->unpopulated_end, Max(end, chunk + 1));
 }
 
 bool
-onecopy_populate_behind(void)
+onecopy_next_unpopulated(uint32 *first, uint32 *end)
 {
-	uint32		end = Min(end_of_behind(), behind.first + CHUNKS_FILLED_A_CALL);
-	char		problem[ONECOPY_REASON_BYTES];
+	*first = pg_atomic_read_u32(&onecopy->unpopulated_first);
+	*end = Min(onecopy_end_of_unpopulated(), *first + CHUNKS_FILLED_A_CALL);
+	return *first < *end;
+}
 
-	if (end <= behind.first)
-	{
-		behind.first = behind.end = 0;
+bool
+onecopy_populate(uint32 first, uint32 end, char *problem)
+{
+	if (!populate_chunks(first, end, problem))
 		return false;
-	}
-	if (!populate_chunks(behind.first, end, problem))
-	{
-		ereport(LOG,
-				(errmsg("onecopy leaves the memory of the buffer pool to those who use it first"),
-				 errdetail_internal("%s", problem)));
-		end = behind.end;
-	}
-	behind.first = end;
+	pg_atomic_write_u32(&onecopy->unpopulated_first, end);
 	return true;
 }
 
@@ -182,7 +159,7 @@ bool
 onecopy_grow_chunk(uint32 chunk, OnecopyChange *change, char *problem)
 {
 	uint32		was = onecopy_chunk_state(chunk);
-	bool		lacks_memory = onecopy_returned_bytes(chunk, chunk + 1) > 0;
+	bool		lacks_memory = was == ONECOPY_CHUNK_RETURNED || onecopy_is_returned_in_part(chunk);
 
 	Assert(was == ONECOPY_CHUNK_PARKED || was == ONECOPY_CHUNK_CAPTURING ||
 		   (was == ONECOPY_CHUNK_RETURNED && onecopy_populates_behind()));
@@ -190,9 +167,9 @@ onecopy_grow_chunk(uint32 chunk, OnecopyChange *change, char *problem)
 		return false;
 	if (onecopy_populates_behind())
 	{
-		onecopy_forget_returned_part(chunk);
 		if (lacks_memory)
-			note_behind(chunk);
+			note_unpopulated(chunk);
+		onecopy_forget_returned_part(chunk);
 	}
 	/* Huge pages of a parked chunk may never have been touched. */
 	else if (!fill(chunk, chunk + 1, was, change, problem))

@@ -28,10 +28,10 @@ extern bool onecopy_grow_chunk(uint32 chunk, OnecopyChange *change, char *proble
  */
 extern bool onecopy_fill_chunks(uint32 first, uint32 end, OnecopyChange *change, char *problem);
 
-/* How much of the pool is not populated yet. */
-extern uint64 onecopy_behind_bytes(void);
+/* Some chunks of the pool that are not populated yet, the lowest; false when all are. */
+extern bool onecopy_next_unpopulated(uint32 *first, uint32 *end);
 
-/* Populates some of that; false when nothing was left. */
-extern bool onecopy_populate_behind(void);
+/* Populates those; false when the system has no memory for them, *problem as above. */
+extern bool onecopy_populate(uint32 first, uint32 end, char *problem);
 
 #endif							/* ONECOPY_GROWTH_H */

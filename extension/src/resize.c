@@ -38,6 +38,7 @@ typedef enum Direction
 static Direction direction = NOT_RESIZING;
 static OnecopyChange change;
 static uint32 wanted_of_change = 0;
+static bool has_asked_for_room = false;
 static int	vain_passes = 0;
 
 /*
@@ -124,6 +125,7 @@ begin_change(Direction wanted_direction, uint32 wanted)
 		direction = wanted_direction;
 	}
 	wanted_of_change = wanted;
+	has_asked_for_room = false;
 	if (direction == SHRINKING)
 		onecopy_relocate_begin(onecopy_chunk_first(wanted), onecopy_chunk_end(active - 1),
 							   onecopy_chunk_first(wanted));
@@ -176,6 +178,9 @@ vacate(uint32 chunk)
 	onecopy_flush_chunk(chunk, &change);
 	onecopy_relocate_range(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk), &change);
 	left = onecopy_capture_chunk(chunk, &change);
+	if (chunk >= pg_atomic_read_u32(&onecopy->unpopulated_first) &&
+		chunk < pg_atomic_read_u32(&onecopy->unpopulated_end))
+		onecopy_doubt_memory(chunk);
 	if (left == 0)
 		onecopy_chunk_transition(chunk, ONECOPY_CHUNK_CAPTURING, ONECOPY_CHUNK_PARKED);
 	onecopy_mapping_drop(onecopy_chunk_first(chunk), onecopy_chunk_end(chunk));
@@ -237,7 +242,7 @@ refuse_growth(uint32 there, const char *problem)
 static bool
 has_headroom(uint32 first, uint32 end, char *problem)
 {
-	return onecopy_headroom_for(onecopy_returned_bytes(first, end) + onecopy_behind_bytes(),
+	return onecopy_headroom_for(onecopy_returned_bytes(first, end) + onecopy_unpopulated_bytes(),
 								onecopy->huge_page_bytes, problem);
 }
 
@@ -276,8 +281,13 @@ grow_step(uint32 active, uint32 wanted)
 			break;
 	}
 	/* Also a chunk that is still used in part may lack memory. */
-	if (onecopy_returned_bytes(active, active + 1) > 0 && !has_headroom(active, wanted, problem))
-		return refuse_growth(active, problem);
+	if (!has_asked_for_room && onecopy_returned_bytes(active, active + 1) > 0)
+	{
+		if (!has_headroom(active, wanted, problem))
+			return refuse_growth(active, problem);
+		/* What is taken behind is asked for again, piece by piece. */
+		has_asked_for_room = onecopy_populates_behind();
+	}
 	problem[0] = '\0';
 	if (onecopy_chunk_state(active) == ONECOPY_CHUNK_RETURNED && !onecopy_populates_behind() &&
 		!onecopy_fill_chunks(active, wanted, &change, problem))
@@ -376,6 +386,26 @@ onecopy_resize_step(void)
 	if (active < wanted)
 		return grow_step(active, wanted);
 	return settle(active);
+}
+
+/*
+ * Takes the memory of some chunks that are in use already.  Where there is no
+ * room for it any more they leave the pool again.
+ */
+bool
+onecopy_resize_populate(void)
+{
+	uint32		first;
+	uint32		end;
+	char		problem[ONECOPY_REASON_BYTES];
+
+	if (!onecopy_next_unpopulated(&first, &end))
+		return false;
+	if (!onecopy_headroom_for(onecopy_bytes_of_chunks(end) - onecopy_bytes_of_chunks(first),
+							  onecopy->huge_page_bytes, problem) ||
+		!onecopy_populate(first, end, problem))
+		(void) refuse_growth(first, problem);
+	return true;
 }
 
 /*

@@ -20,6 +20,9 @@ typedef enum ResizeResult
 /* One step: at most one chunk. */
 extern ResizeResult onecopy_resize_step(void);
 
+/* Populates some of what has grown; false when nothing is left to populate. */
+extern bool onecopy_resize_populate(void);
+
 /*
  * Puts in order what an error, or the end of an earlier worker, has left
  * half done.

@@ -143,6 +143,21 @@ onecopy_returned_bytes(uint32 first, uint32 end)
 	return bytes;
 }
 
+uint32
+onecopy_end_of_unpopulated(void)
+{
+	return Min(pg_atomic_read_u32(&onecopy->unpopulated_end), pg_atomic_read_u32(&onecopy->active_chunks));
+}
+
+uint64
+onecopy_unpopulated_bytes(void)
+{
+	uint32		first = pg_atomic_read_u32(&onecopy->unpopulated_first);
+	uint32		end = onecopy_end_of_unpopulated();
+
+	return first < end ? onecopy_bytes_of_chunks(end) - onecopy_bytes_of_chunks(first) : 0;
+}
+
 /* Where the mapping that holds the pool begins and ends, and its page size. */
 static void
 find_mapping(uintptr_t *start, uintptr_t *end, uint32 *huge_page_bytes)
@@ -223,6 +238,8 @@ init_state(void)
 	pg_atomic_init_u64(&onecopy->moved_pages, 0);
 	pg_atomic_init_u64(&onecopy->written_pages, 0);
 	pg_atomic_init_u64(&onecopy->evicted_pages, 0);
+	pg_atomic_init_u32(&onecopy->unpopulated_first, 0);
+	pg_atomic_init_u32(&onecopy->unpopulated_end, 0);
 	ConditionVariableInit(&onecopy->changed);
 	SpinLockInit(&onecopy->mutex);
 	onecopy->worker_pid = 0;

@@ -71,6 +71,10 @@ typedef struct OnecopyState
 	pg_atomic_uint64 written_pages;
 	pg_atomic_uint64 evicted_pages;
 
+	/* Chunks of the pool whose memory is taken behind growth: [first, end). */
+	pg_atomic_uint32 unpopulated_first;
+	pg_atomic_uint32 unpopulated_end;
+
 	/* Broadcast when the worker has reached or refused a target. */
 	ConditionVariable changed;
 
@@ -200,6 +204,10 @@ extern uint32 onecopy_floor_chunks(void);
 
 /* Bytes of the chunks [first, end) whose memory is given back. */
 extern uint64 onecopy_returned_bytes(uint32 first, uint32 end);
+
+/* Where those end that the pool has and that are not populated yet, and their bytes. */
+extern uint32 onecopy_end_of_unpopulated(void);
+extern uint64 onecopy_unpopulated_bytes(void);
 
 /* Reserve to be kept published, in chunks. */
 extern uint32 onecopy_reserve_chunks(void);

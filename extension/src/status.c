@@ -94,7 +94,7 @@ onecopy_memory_status(PG_FUNCTION_ARGS)
 	SpinLockRelease(&onecopy->mutex);
 	activity = pg_atomic_read_u32(&onecopy->activity);
 	published_bytes = sum_published();
-	returned_bytes = onecopy_returned_bytes(0, onecopy->chunks);
+	returned_bytes = onecopy_returned_bytes(0, onecopy->chunks) + onecopy_unpopulated_bytes();
 	pool_bytes = onecopy_history_pool_bytes();
 
 	values[i++] = Int64GetDatum((int64) ceiling_bytes);

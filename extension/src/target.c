@@ -87,6 +87,8 @@ check_headroom(uint32 chunks)
 	char		problem[ONECOPY_REASON_BYTES];
 	uint64		missing = onecopy_returned_bytes(pg_atomic_read_u32(&onecopy->active_chunks), chunks);
 
+	if (missing != 0)
+		missing += onecopy_unpopulated_bytes();
 	if (missing != 0 && !onecopy_headroom_for(missing, onecopy->huge_page_bytes, problem))
 		refuse(problem);
 }

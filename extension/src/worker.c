@@ -15,7 +15,6 @@
 #include "capture.h"
 #include "ghost.h"
 #include "clock_sweep.h"
-#include "growth.h"
 #include "history.h"
 #include "miscadmin.h"
 #include "pgstat.h"
@@ -163,6 +162,10 @@ tick(void)
 static void
 announce(uint64 request)
 {
+	OnecopyActivity activity = onecopy_unpopulated_bytes() > 0 ? ONECOPY_GROWING : ONECOPY_STEADY;
+
+	if (pg_atomic_read_u32(&onecopy->activity) != activity)
+		onecopy_set_activity(activity, NULL);
 	if (pg_atomic_read_u64(&onecopy->reached_request) != request)
 	{
 		pg_atomic_write_u64(&onecopy->reached_request, request);
@@ -188,6 +191,8 @@ turn(void)
 			retry_ms = RETRY_MS_MIN;
 			return 0;
 		case RESIZE_BLOCKED:
+			if (onecopy_resize_populate())
+				return 0;
 			retry_ms = Min(retry_ms * 2, RETRY_MS_MAX);
 			return retry_ms;
 		case RESIZE_SETTLED:
@@ -196,11 +201,7 @@ turn(void)
 	retry_ms = RETRY_MS_MIN;
 	error_pause_ms = ERROR_PAUSE_MS_MIN;
 	announce(request);
-	if (onecopy_populate_behind())
-		return 0;
-	if (pg_atomic_read_u32(&onecopy->activity) != ONECOPY_STEADY)
-		onecopy_set_activity(ONECOPY_STEADY, NULL);
-	return TICK_MS;
+	return onecopy_resize_populate() ? 0 : TICK_MS;
 }
 
 /* Ends at once when told to; not with 0, which would mean: never again. */

@@ -94,6 +94,39 @@ async fn m1_memory_is_returned_on_17() -> anyhow::Result<()> {
     memory_is_returned(Version::Seventeen).await
 }
 
+/// A pool is as large as it was told to be before its memory has come, and gives back what has come by then.
+///
+/// Spec: A6
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn m1_what_has_grown_goes_back_before_it_is_populated() -> anyhow::Result<()> {
+    let harness = Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES)).await?;
+    let leader = harness.leader();
+    pages::make(leader, ROWS).await?;
+    let (pool, segment) = (harness.pool().await?, Segment::of(leader)?);
+    pages::read_all(leader).await?;
+    pool.resize(64 * MIB).await?;
+    pool.steady().await?;
+    let small = segment.present_bytes()?;
+    let mut left = 0;
+    for round in 0..20 {
+        assert_eq!(pool.resize(CEILING_BYTES).await?, CEILING_BYTES);
+        left += u32::from(segment.present_bytes()? < CEILING_BYTES);
+        if round % 2 == 1 {
+            pages::read_all(leader).await?;
+        }
+        pool.resize(64 * MIB).await?;
+        let status = pool.steady().await?;
+        assert_eq!(status.returned_bytes, CEILING_BYTES - 64 * MIB, "{status:?}");
+        let present = segment.present_bytes()?;
+        ensure!(present <= small + BESIDE_BYTES_MAX, "{present} bytes are there at 64 MiB, {small} were");
+    }
+    ensure!(left > 0, "the memory was always there before the size was told");
+    pool.resize(CEILING_BYTES).await?;
+    let status = pool.steady().await?;
+    ensure!(status.returned_bytes == 0 && segment.present_bytes()? >= CEILING_BYTES, "{status:?}");
+    Ok(())
+}
+
 /// Spec: A6
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn m1_the_machine_has_what_is_returned() -> anyhow::Result<()> {
