@@ -281,7 +281,7 @@ impl<'a> Relay<'a> {
                 self.note_status(&frame);
                 (false, true)
             }
-            (Expected::Guard, b'C') => (false, true),
+            (Expected::Guard, b'3') => (false, true),
             (Expected::Own { .. } | Expected::Guard, _) => (false, false),
             (Expected::Parse { visible, .. }, b'1') => {
                 self.parsed += usize::from(*visible && !self.refused);

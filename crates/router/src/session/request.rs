@@ -72,8 +72,8 @@ pub enum Expected {
         /// Notices and parameter changes are the client's: it asked for the like of it (COMMIT, ROLLBACK).
         heard: bool,
     },
-    /// A statement of the router's own without which nothing may run up to the next `Sync`; up to its
-    /// `CommandComplete`.
+    /// A statement of the router's own without which nothing may run up to the next `Sync`; up to `CloseComplete` of
+    /// its portal.
     Guard,
     /// A simple query of the client, up to its `ReadyForQuery`.
     Simple,
@@ -216,6 +216,8 @@ pub(super) fn put_guard(backend: &mut Backend, statements: &[String], expected: 
         // The unnamed portal of the unnamed statement, without values, formats and a limit.
         backend.channel.output.message(b'B', &[0; 8]);
         backend.channel.output.message(b'E', &[0; 5]);
+        // `CommandComplete` does not end it: the server may log behind it, and is cancelled there.
+        backend.channel.output.message(b'C', b"P\0");
         backend.prepared.unnamed = None;
         expected.push_back(Expected::Guard);
     }
