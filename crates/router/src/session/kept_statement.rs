@@ -221,9 +221,17 @@ impl Session {
                 Err(end) => return Err(lost(SqlError::error("08006", end.to_string()))),
             }
         }
-        let mut expected = VecDeque::new();
         let settings = text.settings.for_a_moment(&self.settings_of_statements());
-        put_own(backend, &format!("{enter}; {settings}"), false, &mut expected);
+        let entered = self.prepare(backend, &format!("{enter}; {settings}")).await;
+        match entered.unwrap_or_else(|end| Err(lost(SqlError::error("08006", end.to_string())))) {
+            Ok(()) => {}
+            Err(unfit) if unfit.is_whole => {
+                let left = self.prepare(backend, leave).await;
+                return Err(Unfit { is_whole: matches!(left, Ok(Ok(()))), ..unfit });
+            }
+            Err(unfit) => return Err(unfit),
+        }
+        let mut expected = VecDeque::new();
         put_named(backend, text, false, &mut expected);
         put_sync(backend, &mut expected);
         put_own(backend, leave, false, &mut expected);
