@@ -28,6 +28,8 @@ pub const IDLE_MAX: Duration = Duration::from_secs(60);
 pub enum PoolError {
     #[error(transparent)]
     Backend(#[from] BackendError),
+    #[error("the server process that holds this session's state has ended")]
+    StateLost,
     #[error("it is not known yet what has become of this session's last commit")]
     InDoubt,
     #[error("all {limit} back ends of {server} are in use")]
@@ -39,6 +41,7 @@ impl PoolError {
     pub fn to_sql(&self) -> SqlError {
         match self {
             PoolError::Backend(error) => error.to_sql(),
+            PoolError::StateLost => SqlError::error(sqlstate::ADMIN_SHUTDOWN, self.to_string()).hint("Connect again."),
             PoolError::InDoubt => SqlError::error(sqlstate::CANNOT_CONNECT_NOW, self.to_string())
                 .hint("Try again when the leader is back."),
             PoolError::Exhausted { .. } => SqlError::error(sqlstate::TOO_MANY_CONNECTIONS, self.to_string())

@@ -120,6 +120,8 @@ impl Session {
             self.client.output.command_complete(tag);
             return Ok(Outcome::Done);
         };
+        // What comes of it is told, whoever the statements before it have ended.
+        self.ends_processes &= transaction.implicit;
         let mut characteristics = transaction.characteristics;
         if chain
             && transaction.is_on_leader()

@@ -401,6 +401,9 @@ impl Session {
         if let Some(backend) = self.own_backend.take() {
             return Ok(backend);
         }
+        if self.has_state_there && self.pinned.is_some() {
+            return Err(PoolError::StateLost);
+        }
         let wait = Duration::from_millis(self.database.settings.backend_wait_ms);
         let mut backend = self.database.leader.take(self.number, &self.credentials, wait).await?;
         let session = process_id(self.number);
