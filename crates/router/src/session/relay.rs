@@ -419,7 +419,9 @@ impl<'a> Relay<'a> {
             return Ok(());
         }
         self.give(frame).await?;
-        if self.went_out && !self.streams && self.hold == Hold::Briefly {
+        // Behind a simple statement's own answer nothing goes out before its transaction is known to have committed.
+        let is_complete = self.answered && matches!(self.expected.front(), Some(Expected::Simple));
+        if self.went_out && !self.streams && !is_complete && self.hold == Hold::Briefly {
             return self.flush_client().await;
         }
         Ok(())
