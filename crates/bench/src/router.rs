@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
 
-use crate::interruption::until_interrupted;
 use crate::cluster::Cluster;
 use crate::exposition::{self, Samples};
 use crate::head::Head;
+use crate::interruption::until_interrupted;
 use crate::pgbench::{Counts, Protocol, Run, Script};
 use crate::proxy::Proxy;
 use crate::router_report::Report;
