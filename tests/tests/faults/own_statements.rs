@@ -169,3 +169,40 @@ async fn one_setting_too_many_is_refused_and_changes_nothing() -> anyhow::Result
     }
     Ok(())
 }
+
+/// A setting that was reset behind a savepoint is again what it was when that is taken back, wherever it is asked for.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reset_that_a_savepoint_takes_back_is_taken_back_everywhere() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut setup = Wire::connect(&cluster).await?;
+    let tables = "CREATE TABLE place (name text); INSERT INTO place VALUES ('public'); CREATE SCHEMA tenant;
+        CREATE TABLE tenant.place (name text); INSERT INTO tenant.place VALUES ('tenant')";
+    assert!(setup.query(tables).await?.errors().is_empty());
+    for (reset, taken_back, place) in [
+        ("RESET search_path", "ROLLBACK TO s", "tenant"),
+        ("RESET ALL", "ROLLBACK TO s", "tenant"),
+        ("RESET search_path", "RELEASE s", "public"),
+        ("RESET ALL", "RELEASE s", "public"),
+    ] {
+        let mut wire = Wire::connect(&cluster).await?;
+        for sql in [
+            "SET search_path = tenant",
+            "BEGIN",
+            "UPDATE public.numbers SET value = value WHERE id = 1",
+            "SAVEPOINT s",
+            reset,
+            taken_back,
+            "COMMIT",
+        ] {
+            assert_eq!(wire.query(sql).await?.code(), "00000", "{reset}, {taken_back}: {sql}");
+        }
+        for server in ["leader", "follower-1"] {
+            wire.query(&format!("SET onecopy.server = '{server}'")).await?;
+            let answer = wire.query("SELECT name FROM place").await?;
+            assert_eq!(answer.text_rows(), [place], "{reset}, {taken_back}, {server}");
+        }
+    }
+    Ok(())
+}

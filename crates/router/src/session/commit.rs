@@ -32,7 +32,7 @@ impl Session {
             Placement::AtEpoch { mut backend, .. } => {
                 if transaction.savepoints > 0
                     && self.settings != transaction.settings_before
-                    && let Err(error) = self.read_settings_back(&mut backend).await?
+                    && let Err(error) = self.read_settings_back(&mut backend, &transaction.settings_before).await?
                 {
                     self.settings = transaction.settings_before;
                     self.characteristics = transaction.characteristics_before;
@@ -47,7 +47,7 @@ impl Session {
                     // A session whose settings savepoints may have taken back keeps its back end, which knows them.
                     Committed::Yes if self.settings != transaction.settings_before => {
                         if let Some(mut backend) = self.own_backend.take() {
-                            match self.read_settings_back(&mut backend).await {
+                            match self.read_settings_back(&mut backend, &transaction.settings_before).await {
                                 Ok(Ok(())) => self.own_backend = Some(backend),
                                 Err(end) if self.ended_by.is_none() => return Err(end),
                                 // Its client is told of the commit first, and with its next statement that its state

@@ -156,11 +156,7 @@ impl Session {
         if self.run_text_in_transaction(text).await? == Outcome::Failed {
             return Ok(Outcome::Failed);
         }
-        if self.transaction.as_ref().is_some_and(|transaction| transaction.savepoints > 0 && transaction.is_on_leader())
-        {
-            // ROLLBACK TO may take the setting back without our knowing to which value.
-            self.pin(PinReason::HiddenSetting);
-        }
+        self.pin_for_savepoints();
         match self.ask_in_transaction(read_back).await {
             Ok(Relayed { own_error: Some(fields), .. }) => {
                 self.client.output.truncate(start);
@@ -184,6 +180,14 @@ impl Session {
         }
     }
 
+    /// ROLLBACK TO may take a setting back without our knowing to which value.
+    fn pin_for_savepoints(&mut self) {
+        if self.transaction.as_ref().is_some_and(|transaction| transaction.savepoints > 0 && transaction.is_on_leader())
+        {
+            self.pin(PinReason::HiddenSetting);
+        }
+    }
+
     /// Runs a statement of the router's own in the open transaction.
     pub(super) async fn ask_in_transaction(&mut self, sql: &str) -> Result<Relayed, RelayError> {
         let Some(mut transaction) = self.transaction.take() else { return Ok(Relayed::default()) };
@@ -200,13 +204,16 @@ impl Session {
         result
     }
 
-    /// Ends the transaction on `backend` and learns what its savepoints have left of the session's settings. After an
-    /// error they are not known.
+    /// Ends the transaction on `backend`, before which the session's settings were `before`, and learns what its
+    /// savepoints have left of them. After an error they are not known.
     pub(super) async fn read_settings_back(
         &mut self,
         backend: &mut Backend,
+        before: &Settings,
     ) -> Result<Result<(), SqlError>, SessionEnd> {
-        let names: Vec<String> = self.settings.names().map(str::to_owned).collect();
+        // What was reset may be set again.
+        let was_reset = before.names().filter(|name| self.settings.get(name).is_none());
+        let names: Vec<String> = self.settings.names().chain(was_reset).map(str::to_owned).collect();
         let mut expected = VecDeque::new();
         put_own(backend, "COMMIT", false, &mut expected);
         for name in &names {
@@ -224,7 +231,7 @@ impl Session {
                 for (name, row) in names.iter().zip(&relayed.own_rows) {
                     let value = first_value(Some(row));
                     self.note_transaction_default(name, &value);
-                    // None is added, so there cannot be too many.
+                    // Where there is no room for it, it stays what the server has by itself.
                     let _ = self.settings.set(name, value);
                 }
                 backend.settings = self.settings.clone();
@@ -331,6 +338,7 @@ impl Session {
             None => self.run_text_on_leader(text).await?,
         };
         if outcome == Outcome::Done {
+            self.pin_for_savepoints();
             self.settings.reset(name);
             self.note_settings_there(self.settings.clone());
             match name {
@@ -350,19 +358,23 @@ impl Session {
     /// RESET ALL.
     pub(super) async fn reset_all(&mut self) -> Result<Outcome, SessionEnd> {
         if self.transaction.is_some() {
+            let start = self.client.output.len();
             if self.run_text_in_transaction("RESET ALL").await? == Outcome::Failed {
                 return Ok(Outcome::Failed);
             }
+            self.pin_for_savepoints();
             // The server knows its own defaults, not those of the client's log-in.
             let change = Settings::default().change_to(&self.settings_at_login);
             match self.ask_in_transaction(change.as_deref().unwrap_or_default()).await {
                 Ok(Relayed { own_error: Some(fields), .. }) => {
+                    self.client.output.truncate(start);
                     self.fail(SqlError::error(&fields.code, fields.message));
                     return Ok(Outcome::Failed);
                 }
                 Ok(_) => self.note_settings_there(self.settings_at_login.clone()),
                 Err(RelayError::Client(error)) => return Err(error.into()),
                 Err(error) => {
+                    self.client.output.truncate(start);
                     self.fail(self.server_lost("the server", &error, None));
                     return Ok(Outcome::Failed);
                 }
