@@ -206,3 +206,24 @@ async fn a_reset_that_a_savepoint_takes_back_is_taken_back_everywhere() -> anyho
     }
     Ok(())
 }
+
+/// A statement that has a name stays prepared when the same text, without one, was skipped behind an error.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_named_statement_outlives_the_same_text_that_was_skipped() -> anyhow::Result<()> {
+    let cluster = start_usual(0).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    let text = "UPDATE numbers SET value = value WHERE id = 3";
+    let kept = [bind("", "kept", &[]), execute("", 0), sync()].concat();
+    wire.query("BEGIN").await?;
+    assert_eq!(wire.ask(&[parse("kept", text), kept.clone()].concat()).await?.commands(), ["UPDATE 1"]);
+    let fails = [run_extended("SELECT 1 / 0", &[]), run_extended(text, &[]), sync()].concat();
+    assert_eq!(wire.ask(&fails).await?.code(), "22012");
+    for begin in ["ROLLBACK", "BEGIN"] {
+        wire.query(begin).await?;
+        let answer = wire.ask(&kept).await?;
+        assert_eq!(answer.commands(), ["UPDATE 1"], "{begin}: {:?}", answer.errors());
+    }
+    Ok(())
+}

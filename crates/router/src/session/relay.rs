@@ -369,12 +369,8 @@ impl<'a> Relay<'a> {
         while let Some(expected) = self.expected.front() {
             match expected {
                 Expected::Sync | Expected::Own { .. } => break,
-                Expected::Parse { number, .. } => {
-                    self.backend.prepared.remove(*number);
-                    if self.backend.prepared.unnamed == Some(*number) {
-                        self.backend.prepared.unnamed = None;
-                    }
-                }
+                Expected::Parse { named: true, number, .. } => self.backend.prepared.remove(*number),
+                Expected::Parse { .. } => self.backend.prepared.unnamed = None,
                 // Its Close was skipped: the server has it still.
                 Expected::Evicted { number } => self.backend.prepared.restore(*number),
                 _ => {}

@@ -78,7 +78,7 @@ pub enum Expected {
     /// A simple query of the client, up to its `ReadyForQuery`.
     Simple,
     /// `ParseComplete`, for the client or not; on an error the statement is not prepared.
-    Parse { visible: bool, number: u64 },
+    Parse { visible: bool, named: bool, number: u64 },
     /// `CloseComplete` for a statement that gave way.
     Evicted { number: u64 },
     /// `BindComplete`. `in_parts`: the message's rest is still with the client, and a `Sync` follows it.
@@ -232,7 +232,7 @@ pub(super) fn put_sync(backend: &mut Backend, expected: &mut VecDeque<Expected>)
 fn put_unnamed(backend: &mut Backend, text: &Arc<PreparedText>, visible: bool, expected: &mut VecDeque<Expected>) {
     Parse::encode_as(&text.sql, &text.types, "", &mut backend.channel);
     backend.prepared.unnamed = Some(text.number);
-    expected.push_back(Expected::Parse { visible, number: text.number });
+    expected.push_back(Expected::Parse { visible, named: false, number: text.number });
     ask_for_result(backend, text, "", visible, expected);
 }
 
@@ -248,7 +248,7 @@ pub(super) fn put_named(
     }
     let name = PreparedStatements::name(text.number);
     Parse::encode_as(&text.sql, &text.types, &name, &mut backend.channel);
-    expected.push_back(Expected::Parse { visible, number: text.number });
+    expected.push_back(Expected::Parse { visible, named: true, number: text.number });
     ask_for_result(backend, text, &name, visible, expected);
 }
 
