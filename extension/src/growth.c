@@ -131,7 +131,7 @@ note_unpopulated(uint32 chunk)
 	uint32		first = pg_atomic_read_u32(&onecopy->unpopulated_first);
 	uint32		end = pg_atomic_read_u32(&onecopy->unpopulated_end);
 
-	/* Widened: a worker that dies in between leaves a range that is too large. */
+	/* Widened: a worker that dies in between leaves too large a range. */
 	if (first >= end)
 		first = end = chunk;
 	pg_atomic_write_u32(&onecopy->unpopulated_first, Min(first, chunk));

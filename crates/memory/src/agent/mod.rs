@@ -12,9 +12,9 @@
 //! published is taken.
 //!
 //! It keeps nothing that must outlive it: a new agent begins with what the servers say. A server that does not answer
-//! is counted at its last known size and not grown; while one has never answered that is there, nobody grows. A server whose automatic is off is only watched; one that was set
-//! by hand keeps that size, also when it comes back from a restart with another, until it is given back to the
-//! automatic.
+//! is counted at its last known size and not grown; while one has never answered that is there, nobody grows. A server
+//! whose automatic is off is only watched; one that was set by hand keeps that size, also when it comes back from a
+//! restart with another, until it is given back to the automatic.
 
 mod act;
 mod decisions;

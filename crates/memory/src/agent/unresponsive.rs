@@ -13,8 +13,8 @@ use crate::{BindingLimit, Bytes, HostPressure, Level};
 const FULL_STALL_MAX: f64 = 10.0;
 
 impl Agent {
-    /// Takes what the host, or a cgroup above them, is short of from servers that cannot be asked, down to their floors;
-    /// the arbiter leaves those alone.
+    /// Takes what the host, or a cgroup above them, is short of from servers that cannot be asked, down to their
+    /// floors; the arbiter leaves those alone.
     pub(super) async fn take_unasked(&self, pressure: &HostPressure) {
         let (policy, unasked) = {
             let state = self.lock();

@@ -33,8 +33,8 @@ impl Outside {
         Outside { host: host.ok() }
     }
 
-    /// Adds what is seen of the PostgreSQL server of this data directory, also when it runs in a container; nothing when
-    /// it does not run on this host, or its processes are not ours to look at.
+    /// Adds what is seen of the PostgreSQL server of this data directory, also when it runs in a container; nothing
+    /// when it does not run on this host, or its processes are not ours to look at.
     pub(super) fn add_server_to(&self, observation: &mut Observation, data_directory: Option<&Path>) {
         if let Some(server) = data_directory.and_then(|directory| Postmaster::find(directory).ok()) {
             self.add_process_to(observation, server.process_id);

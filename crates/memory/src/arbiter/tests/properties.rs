@@ -166,7 +166,7 @@ proptest! {
             for limit in of.limits.iter().take(1) {
                 // What one knows of it that does not answer is old.
                 let answered = seen.iter().filter(|seen| seen.answered).flat_map(|seen| &seen.limits);
-                let newest = answered.filter(|newest| newest.cgroup == limit.cgroup).last();
+                let newest = answered.rev().find(|newest| newest.cgroup == limit.cgroup);
                 let newest = newest.expect("at least its own: only who answers grows");
                 prop_assert!(newest.available_bytes() >= grown_bytes, "{} in {:?}", growth, newest);
             }
