@@ -137,15 +137,15 @@ static bool
 goes_back(uint32 chunk, uint32 target)
 {
 	return onecopy_chunk_state(chunk) == ONECOPY_CHUNK_PARKED &&
-		(chunk >= target || onecopy_is_returned_in_part(chunk));
+		(chunk >= target || onecopy_is_returned_in_part(chunk) || !onecopy_has_memory(chunk));
 }
 
 /*
  * What becomes of parked chunks from this one on, one call of the system for
  * neighbours: above the target their memory goes back, below (they are of the
  * reserve then) they are offered to the agent.  What is offered has all of its
- * memory: a chunk that lost a part of it, while it was above the target, is
- * filled first.
+ * memory: a chunk that lost a part of it, while it was above the target, or
+ * that nobody has touched yet, is filled first.
  */
 static void
 place_parked(uint32 first)
@@ -390,7 +390,8 @@ onecopy_resize_step(void)
 
 /*
  * Takes the memory of some chunks that are in use already.  Where there is no
- * room for it any more they leave the pool again.
+ * room for it any more it is left to those who touch it first, as in a server
+ * that has just started.
  */
 bool
 onecopy_resize_populate(void)
@@ -401,11 +402,16 @@ onecopy_resize_populate(void)
 
 	if (!onecopy_next_unpopulated(&first, &end))
 		return false;
-	if (!onecopy_headroom_for(onecopy_bytes_of_chunks(end) - onecopy_bytes_of_chunks(first),
-							  onecopy->huge_page_bytes, problem) ||
-		!onecopy_populate(first, end, problem))
-		(void) refuse_growth(first, problem);
-	return true;
+	if (onecopy_headroom_for(onecopy_bytes_of_chunks(end) - onecopy_bytes_of_chunks(first),
+							 onecopy->huge_page_bytes, problem) &&
+		onecopy_populate(first, end, problem))
+		return true;
+	ereport(LOG,
+			(errmsg("onecopy leaves %llu MB of the buffer pool to those who use them first",
+					(unsigned long long) (onecopy_unpopulated_bytes() >> 20)),
+			 errdetail_internal("%s", problem)));
+	pg_atomic_write_u32(&onecopy->unpopulated_first, pg_atomic_read_u32(&onecopy->unpopulated_end));
+	return false;
 }
 
 /*

@@ -182,6 +182,35 @@ onecopy_is_returned_in_part(uint32 chunk)
 				  onecopy_chunk_end(chunk) - first) != NULL;
 }
 
+/*
+ * Memory that nobody has touched since the server started, or since the chunk
+ * was brought back, is not there.  mincore(2) tells of a shared mapping what
+ * is in memory, whoever has touched it.
+ */
+bool
+onecopy_has_memory(uint32 chunk)
+{
+	uintptr_t	from = (uintptr_t) block_address(onecopy_chunk_first(chunk));
+	uintptr_t	to = (uintptr_t) block_address(onecopy_chunk_end(chunk));
+	char	   *start = (char *) TYPEALIGN_DOWN(onecopy->page_bytes, from);
+	Size		length = TYPEALIGN(onecopy->page_bytes, to) - (uintptr_t) start;
+	Size		pages = length / onecopy->page_bytes;
+	unsigned char *present;
+	bool		all = true;
+
+	if (onecopy->huge_page_bytes != 0)
+		return true;
+	present = palloc(pages);
+	/* Who cannot be told believes what was believed before. */
+	if (mincore(start, length, present) == 0)
+	{
+		for (Size page = 0; page < pages && all; page++)
+			all = (present[page] & 1) != 0;
+	}
+	pfree(present);
+	return all;
+}
+
 void
 onecopy_doubt_memory(uint32 chunk)
 {

@@ -43,6 +43,9 @@ extern void onecopy_return_captured_runs(uint32 chunk, OnecopyChange *change);
 /* Was a part of this chunk given back? */
 extern bool onecopy_is_returned_in_part(uint32 chunk);
 
+/* Whether all memory of a chunk is there; of huge pages true. */
+extern bool onecopy_has_memory(uint32 chunk);
+
 /*
  * Its captured buffers may lack memory now: it is filled, or all of it is given
  * back, before anybody has it.

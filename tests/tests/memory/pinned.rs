@@ -158,6 +158,10 @@ async fn m28_what_is_published_is_there() -> anyhow::Result<()> {
     let harness =
         Harness::start(Plan::new(Version::Fifteen, CEILING_BYTES).set("onecopy.memory_reserve", "32MB")).await?;
     let (leader, pool, segment) = (harness.leader(), harness.pool().await?, Segment::of(harness.leader())?);
+    // Of a server that has just started nobody has touched the reserve.
+    let status = pool.steady().await?;
+    let present = segment.present_bytes()?;
+    ensure!(status.published_bytes == 32 * MIB && present >= 32 * MIB, "{present} bytes are there: {status:?}");
     pages::make(leader, ROWS).await?;
     for size in [96 * MIB, CEILING_BYTES] {
         pool.resize(size).await?;
