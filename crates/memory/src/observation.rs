@@ -48,6 +48,9 @@ pub struct Observation {
     pub resident_bytes: Option<Bytes>,
     /// Memory of the server that is in swap; none when it is not known.
     pub swap_bytes: Option<Bytes>,
+    /// Its shared memory that somebody has touched since it started, in RAM or in swap; none when it is not known.
+    #[serde(default)]
+    pub touched_bytes: Option<Bytes>,
     /// Why the pool does not get to its target, in the server's words; none when nothing hinders it.
     pub blocked_by: Option<String>,
     /// Every cgroup above the server that has a limit, from its own upwards (`pressure::limits_of`); empty where none

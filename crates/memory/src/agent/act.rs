@@ -58,7 +58,7 @@ impl Agent {
             let Ok(member) = state.members.get(&decision.instance) else { return };
             let own_bytes = member.observation.as_ref().map_or(0, crate::Observation::committed_bytes);
             let others_bytes = state.members.committed_bytes().saturating_sub(own_bytes);
-            let fits = !state.members.has_unknown()
+            let fits = state.members.unknown().is_none()
                 && others_bytes.saturating_add(decision.to_bytes) <= state.policy.budget_bytes;
             (Arc::clone(&member.engine), fits)
         };

@@ -95,7 +95,10 @@ impl Agent {
         let observation = member.observation.as_ref();
         let pool_bytes = observation.map_or(0, |observation| observation.pool_bytes);
         let waiting = state.decisions.last_of(instance).and_then(|last| match &last.outcome {
-            Outcome::Postponed => Some("the memory of others has not come back yet, or is not known".to_owned()),
+            Outcome::Postponed => Some(match state.members.unknown() {
+                Some(name) => format!("the server {name} has not told yet what it has"),
+                None => "the memory of others has not come back yet".to_owned(),
+            }),
             Outcome::Noted => Some(last.why.clone()),
             Outcome::Failed { reason } => Some(reason.clone()),
             Outcome::Told => None,

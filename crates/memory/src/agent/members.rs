@@ -78,12 +78,12 @@ impl Members {
     }
 
     pub(super) fn get(&self, instance: &InstanceName) -> Result<&Member, MemoryError> {
-        self.by_name.get(instance).ok_or_else(|| self.unknown(instance))
+        self.by_name.get(instance).ok_or_else(|| self.no_such(instance))
     }
 
     pub(super) fn get_mut(&mut self, instance: &InstanceName) -> Result<&mut Member, MemoryError> {
         if !self.by_name.contains_key(instance) {
-            return Err(self.unknown(instance));
+            return Err(self.no_such(instance));
         }
         Ok(self.by_name.get_mut(instance).expect("looked for above"))
     }
@@ -97,7 +97,7 @@ impl Members {
         if let Some(name) = instance
             && !self.by_name.contains_key(name)
         {
-            return Err(self.unknown(name));
+            return Err(self.no_such(name));
         }
         if instance.is_none() {
             self.mode_of_new = if on { Mode::Automatic } else { Mode::Watched };
@@ -125,9 +125,17 @@ impl Members {
         known.map(Observation::committed_bytes).fold(0, Bytes::saturating_add)
     }
 
-    /// Whether one of them may have any part of the budget.
-    pub(super) fn has_unknown(&self) -> bool {
-        self.by_name.values().any(|member| member.is_unknown)
+    /// One of which nobody knows what part of the budget it has.
+    pub(super) fn unknown(&self) -> Option<&InstanceName> {
+        self.by_name.iter().find(|(_, member)| member.is_unknown).map(|(name, _)| name)
+    }
+
+    /// The pool of a server that does not answer is smaller by so much.
+    pub(super) fn note_taken(&mut self, instance: &InstanceName, size_bytes: Bytes) {
+        let member = self.by_name.get_mut(instance);
+        if let Some(seen) = member.and_then(|member| member.observation.as_mut()) {
+            seen.pool_bytes = seen.pool_bytes.saturating_sub(size_bytes);
+        }
     }
 
     /// The policy as the arbiter shall see it: who is not automatic is pinned, to what was set or to what it has.
@@ -144,7 +152,7 @@ impl Members {
         policy
     }
 
-    fn unknown(&self, instance: &InstanceName) -> MemoryError {
+    fn no_such(&self, instance: &InstanceName) -> MemoryError {
         let names: Vec<&str> = self.by_name.keys().map(InstanceName::as_str).collect();
         let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         MemoryError::UnknownInstance { name: instance.to_string(), known }

@@ -72,7 +72,8 @@ impl Agent {
             let agent = self.clone();
             let question = async move {
                 let answer = ask(&engine, timeout).await;
-                agent.keep(&engine, answer);
+                let runs = answer.is_err() && runs_here(&engine, timeout).await;
+                agent.keep(&engine, answer, runs);
             };
             if is_unresponsive {
                 tokio::spawn(question);
@@ -95,7 +96,8 @@ impl Agent {
         .collect()
     }
 
-    fn keep(&self, engine: &Arc<dyn Engine>, answer: Result<Observation, MemoryError>) {
+    /// `runs`: it is seen on this host, though it does not answer.
+    fn keep(&self, engine: &Arc<dyn Engine>, answer: Result<Observation, MemoryError>, runs: bool) {
         let instance = engine.instance();
         let mut state = self.lock();
         // It may have been removed or replaced meanwhile.
@@ -116,8 +118,8 @@ impl Agent {
                 }
                 match &mut member.observation {
                     Some(observation) => observation.answered = false,
-                    // One that cannot be reached has nothing.
-                    None => member.is_unknown = matches!(error, MemoryError::NoAnswer { .. }),
+                    // One that does not run here has nothing of this host's.
+                    None => member.is_unknown = runs,
                 }
                 member.failure = Some(error.to_string());
                 member.unanswered += 1;
@@ -125,6 +127,12 @@ impl Agent {
             }
         }
     }
+}
+
+/// Whether a server is seen on this host.
+async fn runs_here(engine: &Arc<dyn Engine>, timeout: Duration) -> bool {
+    let limits = tokio::time::timeout(timeout, engine.limits()).await;
+    limits.is_ok_and(|limits| limits.is_ok_and(|limits| limits.is_some()))
 }
 
 /// One question, bounded in time. A fault of ours in it is no answer, and does not end the agent.

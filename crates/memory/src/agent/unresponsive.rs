@@ -30,25 +30,28 @@ impl Agent {
         };
         let mut host_bytes = shortage_bytes(&policy, pressure);
         for (engine, most_bytes) in unasked {
-            let groups = engine.limits();
+            let timeout = self.shared.rhythm.answer_timeout;
+            let groups = tokio::time::timeout(timeout, engine.limits()).await;
+            let groups = groups.ok().and_then(Result::ok).flatten().unwrap_or_default();
             let group_bytes = groups.iter().map(|limit| group_shortage_bytes(&policy, pressure, limit)).max();
             let wanted_bytes = host_bytes.max(group_bytes.unwrap_or(0)).min(most_bytes);
             if wanted_bytes == 0 {
                 continue;
             }
             let take = engine.take(wanted_bytes);
-            let taken = tokio::time::timeout(self.shared.rhythm.answer_timeout, take).await;
+            let taken = tokio::time::timeout(timeout, take).await;
             let instance = engine.instance();
+            // One that did not end in time goes on.
+            let size_bytes = match &taken {
+                Ok(taken) => taken.as_ref().map_or(0, |taken| taken.size_bytes),
+                Err(_) => wanted_bytes,
+            };
+            self.lock().members.note_taken(instance, size_bytes);
             match taken {
                 Ok(Ok(taken)) => {
                     tracing::info!(%instance, bytes = taken.bytes, "memory: taken without asking");
                     host_bytes = host_bytes.saturating_sub(taken.bytes);
-                    let mut state = self.lock();
-                    state.figures.taken_bytes += taken.bytes;
-                    let member = state.members.get_mut(instance).ok();
-                    if let Some(seen) = member.and_then(|member| member.observation.as_mut()) {
-                        seen.pool_bytes = seen.pool_bytes.saturating_sub(taken.bytes);
-                    }
+                    self.lock().figures.taken_bytes += taken.bytes;
                 }
                 Ok(Err(error)) => tracing::warn!(%instance, %error, "memory: nothing could be taken"),
                 Err(_) => tracing::warn!(%instance, "memory: taking it did not end in time"),

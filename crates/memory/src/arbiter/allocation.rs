@@ -100,13 +100,10 @@ impl<'a> Allocation<'a> {
     }
 
     /// What it will still take of the memory that is available now: what was promised, and what of its pool nobody has
-    /// touched yet, as far as its processes show that.
+    /// touched yet, where that is known.
     pub(super) fn untouched_bytes(&self) -> Bytes {
         let pool_bytes = self.seen.pool_bytes;
-        let touched_bytes = self.seen.resident_bytes.map_or(pool_bytes, |resident_bytes| {
-            resident_bytes.saturating_add(self.seen.swap_bytes.unwrap_or(0)).min(pool_bytes)
-        });
-        self.to_bytes.saturating_sub(touched_bytes)
+        self.to_bytes.saturating_sub(self.seen.touched_bytes.map_or(pool_bytes, |bytes| bytes.min(pool_bytes)))
     }
 
     /// What can be taken from it, coldest first; the losses are weighted.

@@ -112,6 +112,7 @@ impl ExtensionEngine {
             ghost: status.ghost,
             resident_bytes: None,
             swap_bytes: None,
+            touched_bytes: None,
             blocked_by: status.blocked_by,
             limits: Vec::new(),
         };
@@ -175,7 +176,8 @@ impl ExtensionEngine {
             reason: error.to_string(),
         })??;
         *self.published() = Some(published);
-        Ok(Taken { bytes: taken.bytes, microseconds: taken.microseconds })
+        let size_bytes = taken.size_bytes;
+        Ok(Taken { bytes: taken.bytes, size_bytes, microseconds: taken.microseconds })
     }
 
     fn published(&self) -> std::sync::MutexGuard<'_, Option<Arc<Published>>> {
@@ -208,8 +210,8 @@ impl Engine for ExtensionEngine {
         Box::pin(self.watch(target_bytes, report))
     }
 
-    fn limits(&self) -> Vec<BindingLimit> {
-        self.data_directory.as_deref().map(|directory| self.outside.limits_of_server(directory)).unwrap_or_default()
+    fn limits(&self) -> EngineFuture<'_, Option<Vec<BindingLimit>>> {
+        Box::pin(self.outside.limits_of(self.data_directory.as_deref()))
     }
 
     fn take(&self, bytes: Bytes) -> EngineFuture<'_, Taken> {

@@ -62,6 +62,9 @@ impl Change {
 pub struct Taken {
     /// How much really went back to the host; less than wanted when no more could be had.
     pub bytes: Bytes,
+    /// How much smaller the pool is: more than that where nobody had touched it.
+    #[serde(default)]
+    pub size_bytes: Bytes,
     /// How long it took.
     pub microseconds: u64,
 }
@@ -93,9 +96,10 @@ pub trait Engine: Send + Sync {
     /// [`MemoryError::Unable`] when somebody else gave it another target meanwhile.
     fn reach<'a>(&'a self, target_bytes: Bytes, report: Report<'a>) -> EngineFuture<'a, Change>;
 
-    /// The limits of cgroups above it now, seen from outside, whether it answers or not; empty where that is not known.
-    fn limits(&self) -> Vec<BindingLimit> {
-        Vec::new()
+    /// The limits of cgroups above it now, seen from outside, whether it answers or not; none when it is not known to run
+    /// on this host.
+    fn limits(&self) -> EngineFuture<'_, Option<Vec<BindingLimit>>> {
+        Box::pin(std::future::ready(Ok(None)))
     }
 
     /// Takes up to `bytes` without asking, at levels `publish` and `own`.

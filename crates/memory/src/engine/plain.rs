@@ -12,7 +12,7 @@ use super::rates::Counters;
 use super::session::{Reach, Session};
 use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
 use crate::own::{Consent, Figures, Own};
-use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
+use crate::{BindingLimit, Bytes, InstanceName, Kind, Level, MemoryError, Observation};
 
 /// The figures of a server without our extension. A connection counts 16 buffers in the floor: more than a query needs
 /// that pins none ahead.
@@ -135,6 +135,7 @@ impl PlainEngine {
             ghost: Vec::new(),
             resident_bytes: None,
             swap_bytes: None,
+            touched_bytes: None,
             blocked_by: figures.and_then(|figures| hindrance(&figures, target_bytes)),
             limits: Vec::new(),
         };
@@ -242,7 +243,7 @@ impl PlainEngine {
             })
             .await?;
         let microseconds = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX);
-        Ok(Taken { bytes, microseconds })
+        Ok(Taken { bytes, size_bytes: bytes, microseconds })
     }
 
     fn unable(&self) -> MemoryError {
@@ -287,6 +288,10 @@ impl Engine for PlainEngine {
 
     fn reach<'a>(&'a self, target_bytes: Bytes, report: Report<'a>) -> EngineFuture<'a, Change> {
         Box::pin(self.watch(target_bytes, report))
+    }
+
+    fn limits(&self) -> EngineFuture<'_, Option<Vec<BindingLimit>>> {
+        Box::pin(self.outside.limits_of(self.data_directory.as_deref()))
     }
 
     fn take(&self, bytes: Bytes) -> EngineFuture<'_, Taken> {

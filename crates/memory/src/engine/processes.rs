@@ -2,10 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use onecopy_postgres::{innermost_number, status_field};
 
 use crate::pressure::Host;
 use crate::segment::{Postmaster, shared_memory_bytes};
-use crate::{BindingLimit, Bytes, Observation, untrusted_file};
+use crate::{BindingLimit, Bytes, MemoryError, Observation, untrusted_file};
 
 /// More processes are not looked at: reading each costs some microseconds, and a server with so many has other
 /// troubles.
@@ -22,28 +25,41 @@ struct Resident {
 }
 
 /// Looks at a server from outside.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Outside {
-    host: Option<Host>,
+    host: Option<Arc<Host>>,
+    /// Held by who looks at limits, on a thread that may wait: a data directory may lie on storage that hangs.
+    looking: Arc<Mutex<()>>,
 }
 
 impl Outside {
     pub(super) fn new() -> Outside {
         let host = Host::new().inspect_err(|error| tracing::warn!(%error, "memory: limits of servers cannot be seen"));
-        Outside { host: host.ok() }
+        Outside { host: host.ok().map(Arc::new), looking: Arc::default() }
     }
 
     /// Adds what is seen of the PostgreSQL server of this data directory, also when it runs in a container; nothing
-    /// when it does not run on this host, or its processes are not ours to look at.
+    /// when it does not run on this host.
     pub(super) fn add_server_to(&self, observation: &mut Observation, data_directory: Option<&Path>) {
-        if let Some(server) = data_directory.and_then(|directory| Postmaster::find(directory).ok()) {
-            self.add_process_to(observation, server.process_id);
+        if let Some(process_id) = data_directory.and_then(postmaster_of) {
+            self.add_process_to(observation, process_id);
+            observation.touched_bytes = shared_memory_bytes(process_id);
         }
     }
 
-    /// The limits above the PostgreSQL server of this data directory.
-    pub(super) fn limits_of_server(&self, data_directory: &Path) -> Vec<BindingLimit> {
-        Postmaster::find(data_directory).map(|server| self.limits_of(server.process_id)).unwrap_or_default()
+    /// The limits above the PostgreSQL server of this data directory; none when none is seen on this host.
+    pub(super) async fn limits_of(
+        &self,
+        data_directory: Option<&Path>,
+    ) -> Result<Option<Vec<BindingLimit>>, MemoryError> {
+        let Some(directory) = data_directory.map(Path::to_owned) else { return Ok(None) };
+        let outside = self.clone();
+        let look = move || {
+            let _looking = outside.looking.try_lock().ok()?;
+            postmaster_of(&directory).map(|process_id| outside.limits_above(process_id))
+        };
+        // A fault of ours is no answer.
+        Ok(tokio::task::spawn_blocking(look).await.ok().flatten())
     }
 
     /// Adds what is seen of the server whose process id stands in this file; nothing when it does not run on this host.
@@ -57,10 +73,10 @@ impl Outside {
         let Some(resident) = resident(process_id) else { return };
         observation.resident_bytes = Some(resident.resident_bytes);
         observation.swap_bytes = Some(resident.swap_bytes);
-        observation.limits = self.limits_of(process_id);
+        observation.limits = self.limits_above(process_id);
     }
 
-    fn limits_of(&self, process_id: u32) -> Vec<BindingLimit> {
+    fn limits_above(&self, process_id: u32) -> Vec<BindingLimit> {
         let limits = self.host.as_ref().map(|host| host.limits_of(process_id));
         // It may have ended this moment: then the next answer tells.
         limits.and_then(Result::ok).unwrap_or_default()
@@ -85,6 +101,19 @@ fn resident(process_id: u32) -> Option<Resident> {
         touched_bytes => shared_memory_bytes(process_id).unwrap_or(touched_bytes),
     };
     Some(sum)
+}
+
+/// The postmaster of a data directory. Who may not look where processes work believes the number in its file, if the
+/// process has it also where it was written, and belongs to the directory's account.
+fn postmaster_of(data_directory: &Path) -> Option<u32> {
+    if let Ok(server) = Postmaster::find(data_directory) {
+        return Some(server.process_id);
+    }
+    let process_id = read_pid(&data_directory.join("postmaster.pid"))?;
+    let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(data_directory).ok()?);
+    let user = status_field(process_id, "Uid:")?.split_ascii_whitespace().next()?.parse::<u32>().ok()?;
+    let may_look = fs::read_link(format!("/proc/{process_id}/cwd")).is_ok();
+    (!may_look && user == owner && innermost_number(process_id) == Some(process_id)).then_some(process_id)
 }
 
 /// The process id in a server's own file.

@@ -51,6 +51,8 @@ pub struct Taken {
     pub microseconds: u64,
     /// How many chunks the server has less.
     pub chunks: u32,
+    /// Their size.
+    pub size_bytes: Bytes,
 }
 
 /// A point between two steps of taking, for who watches.
@@ -132,7 +134,9 @@ impl Published {
             watch(Step::Claimed);
             taken.bytes += attached.give_back(run.clone(), watch)?;
             taken.chunks += run.end - run.start;
-            wanted = wanted.saturating_sub(attached.layout.place_of(run.clone()).1);
+            let size_bytes = attached.layout.place_of(run.clone()).1;
+            taken.size_bytes += size_bytes;
+            wanted = wanted.saturating_sub(size_bytes);
             end = run.start;
         }
         taken.microseconds = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);

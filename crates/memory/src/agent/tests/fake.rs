@@ -107,6 +107,7 @@ impl Engine for FakeEngine {
                 ghost: Vec::new(),
                 resident_bytes: None,
                 swap_bytes: None,
+                touched_bytes: None,
                 blocked_by: None,
                 limits,
             })
@@ -134,13 +135,13 @@ impl Engine for FakeEngine {
         unreachable!("the agent watches by itself")
     }
 
-    fn limits(&self) -> Vec<BindingLimit> {
-        self.lock().limits.clone()
+    fn limits(&self) -> EngineFuture<'_, Option<Vec<BindingLimit>>> {
+        Box::pin(std::future::ready(Ok(Some(self.lock().limits.clone()))))
     }
 
     fn take(&self, bytes: Bytes) -> EngineFuture<'_, Taken> {
         self.lock().calls.push(format!("take {}", bytes / MIB));
-        Box::pin(std::future::ready(Ok(Taken { bytes: bytes / 2, microseconds: 1 })))
+        Box::pin(std::future::ready(Ok(Taken { bytes: bytes / 2, size_bytes: bytes, microseconds: 1 })))
     }
 }
 

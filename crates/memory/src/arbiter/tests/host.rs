@@ -32,6 +32,7 @@ pub(super) fn resting(instance: &str, pool_mib: Bytes, ceiling_mib: Bytes) -> Ob
         ghost: Vec::new(),
         resident_bytes: None,
         swap_bytes: None,
+        touched_bytes: None,
         blocked_by: None,
         limits: Vec::new(),
     }

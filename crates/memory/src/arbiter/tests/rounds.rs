@@ -221,7 +221,7 @@ fn growth_follows_need_and_takes_only_what_is_there() {
         [("a", 612)],
         "a quarter more than the reserve stays"
     );
-    let fresh = Observation { resident_bytes: Some(100 * MIB), ..resting("b", 150, 2048) };
+    let fresh = Observation { touched_bytes: Some(100 * MIB), ..resting("b", 150, 2048) };
     assert_eq!(sizes(&once(&policy(6144), &tight, &[needy.clone(), fresh])), [("a", 562)], "b will touch 50 MiB yet");
     needy.ghost[0].hits_per_second = 1.0;
     assert_eq!(

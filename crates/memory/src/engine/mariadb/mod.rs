@@ -100,6 +100,7 @@ impl MariaDbEngine {
             ghost: Vec::new(),
             resident_bytes: None,
             swap_bytes: None,
+            touched_bytes: None,
             blocked_by: self.blocked_by(figures),
             limits: Vec::new(),
         };
