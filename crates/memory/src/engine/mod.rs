@@ -96,8 +96,8 @@ pub trait Engine: Send + Sync {
     /// [`MemoryError::Unable`] when somebody else gave it another target meanwhile.
     fn reach<'a>(&'a self, target_bytes: Bytes, report: Report<'a>) -> EngineFuture<'a, Change>;
 
-    /// The limits of cgroups above it now, seen from outside, whether it answers or not; none when it is not known to run
-    /// on this host.
+    /// The limits of cgroups above it now, seen from outside, whether it answers or not; none when it is not known to
+    /// run on this host.
     fn limits(&self) -> EngineFuture<'_, Option<Vec<BindingLimit>>> {
         Box::pin(std::future::ready(Ok(None)))
     }
