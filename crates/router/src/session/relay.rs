@@ -16,8 +16,10 @@ use crate::settings::is_readable_with;
 use crate::wire::{Channel, ChannelError, ErrorFields, Frame, Reply, SqlError, sqlstate};
 
 mod copy;
+mod outcome;
 mod parts;
 
+pub use outcome::{Ended, RelayError, Relayed};
 pub use parts::FROM_CLIENT_IN_PARTS;
 use parts::FROM_SERVER_IN_PARTS;
 
@@ -44,72 +46,6 @@ pub enum Hold {
     Tentatively,
     /// Only when there is very much of them: while the client is waited for, no gate can close. Notices at once.
     InCommitBarrier,
-}
-
-/// How an answer ended.
-#[derive(Debug, Default)]
-pub struct Relayed {
-    /// What the server said of the transaction: `I`, `T`, `E`; 0 when no `ReadyForQuery` was due.
-    pub status: u8,
-    /// The client's statement failed with this; the message is in the client's output.
-    pub error: Option<ErrorFields>,
-    /// A statement of the router's own failed with this.
-    pub own_error: Option<ErrorFields>,
-    /// Bodies of the rows of the router's own queries.
-    pub own_rows: Vec<Bytes>,
-    /// Tag of the last command of the router's own.
-    pub own_tag: Bytes,
-}
-
-impl Relayed {
-    /// Whether no statement has failed.
-    pub fn has_succeeded(&self) -> bool {
-        self.error.is_none() && self.own_error.is_none()
-    }
-}
-
-/// Why an answer did not end.
-#[derive(Debug, thiserror::Error)]
-pub enum RelayError {
-    /// The server is lost.
-    #[error("lost the connection to the server: {0}")]
-    Server(ChannelError),
-    /// The server does not answer.
-    #[error("the server does not answer")]
-    Unresponsive,
-    /// The router has given the server up.
-    #[error("the server was removed from the router")]
-    Removed,
-    /// The server reads SQL by other rules than the router from now on; what has set them there is not known.
-    #[error("{name} = {value} is not supported: the router could misread SQL")]
-    Unreadable {
-        /// The setting that it reports.
-        name: String,
-        /// Its value.
-        value: String,
-    },
-    /// The client is lost.
-    #[error("lost the client: {0}")]
-    Client(ChannelError),
-}
-
-/// What became of an answer.
-#[derive(Debug)]
-pub struct Ended {
-    /// How it ended.
-    pub result: Result<Relayed, RelayError>,
-    /// Something of it has reached the client, so it cannot be taken back.
-    pub went_out: bool,
-    /// Where the answer, or what of it has not gone out, begins in the client's output.
-    pub start: usize,
-    /// What the server said before the connection broke.
-    pub final_error: Option<ErrorFields>,
-    /// How many of the client's `Parse` messages have succeeded, of those that went to the server.
-    pub parsed: usize,
-    /// COPY has taken the client's `Sync`.
-    pub took_sync: bool,
-    /// What the server told of notifications, for the client: not in its output, which may be taken back.
-    pub notifications: BytesMut,
 }
 
 /// Carries answers from `backend` to `client` until all that is `expected` is there.
