@@ -9,7 +9,7 @@ use super::choice::Worth;
 use super::format::{Begin, End, Form, Kind, PART_PIECES_MAX, write_part};
 use super::part::{Part, Plan, Planned, ZSTD_LEVEL, xor};
 use super::{
-    BlockAt, Changed, DeltaError, Different, Epoch, HELD_PAGES_MAX, Held, Known, Piece, Shape, Source, Space,
+    BlockAt, Changed, Counts, DeltaError, Different, Epoch, HELD_PAGES_MAX, Held, Known, Piece, Shape, Source, Space,
     VERSIONS_MAX, Version, Wanted, threads,
 };
 use crate::PAGE_BYTES;
@@ -40,61 +40,6 @@ impl Options {
     pub fn new(seed: u64) -> Options {
         let link_bytes_per_second = LINK_BYTES_PER_SECOND_DEFAULT;
         Options { seed, link_bytes_per_second, threads: 2, held_pages_max: HELD_PAGES_MAX }
-    }
-}
-
-/// What travelled, in pieces by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// That the other side had.
-    pub same: u64,
-    /// Zeros.
-    pub zero: u64,
-    /// Blocks of versions.
-    pub block: u64,
-    /// Content that was sent before.
-    pub held: u64,
-    /// Differences.
-    pub xor: u64,
-    /// Compressed.
-    pub zstd: u64,
-    /// As they are.
-    pub literal: u64,
-    /// Runs of all of them.
-    pub runs: u64,
-    /// Bytes that were written, all together.
-    pub bytes: u64,
-}
-
-impl Counts {
-    /// Pieces that were sent.
-    pub fn pieces(&self) -> u64 {
-        self.zero + self.block + self.held + self.xor + self.zstd + self.literal
-    }
-
-    pub(super) fn count(&mut self, form: Option<Form>) {
-        *match form {
-            None => &mut self.same,
-            Some(Form::Zero) => &mut self.zero,
-            Some(Form::Block { .. }) => &mut self.block,
-            Some(Form::Held { .. }) => &mut self.held,
-            Some(Form::Xor) => &mut self.xor,
-            Some(Form::Zstd) => &mut self.zstd,
-            Some(Form::Literal) => &mut self.literal,
-        } += 1;
-    }
-
-    /// Both.
-    pub fn add(&mut self, other: &Counts) {
-        self.same += other.same;
-        self.zero += other.zero;
-        self.block += other.block;
-        self.held += other.held;
-        self.xor += other.xor;
-        self.zstd += other.zstd;
-        self.literal += other.literal;
-        self.runs += other.runs;
-        self.bytes += other.bytes;
     }
 }
 

@@ -32,6 +32,7 @@
 //! The bytes: `docs/link-format.md`. Why it is so: `docs/decisions/0029-what-an-epoch-travels-as.md`.
 
 mod choice;
+mod counts;
 mod decoder;
 mod encoder;
 mod error;
@@ -48,8 +49,9 @@ mod threads;
 use std::fmt;
 use std::ops::Range;
 
+pub use counts::Counts;
 pub use decoder::Decoder;
-pub use encoder::{Counts, Encoder, Options};
+pub use encoder::{Encoder, Options};
 pub use error::DeltaError;
 pub use known::{Known, Mapped, NothingKnown, Wanted};
 
