@@ -8,12 +8,13 @@
 //!
 //! A process that is not root has no more rights than the account: nothing is looked at then, the kernel judges.
 
+mod errors;
 mod path_walk;
 mod tree;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use crate::ServiceUser;
+use errors::{absent_is_fine, explained, is_link, refused};
 use path_walk::{may_write, open_by_names, walk};
 pub(crate) use tree::{make_directory, remove_tree};
 
@@ -493,30 +495,6 @@ fn is_empty(directory: impl AsFd) -> io::Result<bool> {
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
-}
-
-/// A link where there must be none, in words.
-#[derive(Debug, thiserror::Error)]
-#[error("it is a symbolic link, or one is on the way to it")]
-struct LinkFound;
-
-fn explained(error: Errno) -> io::Error {
-    if error == Errno::LOOP { io::Error::other(LinkFound) } else { error.into() }
-}
-
-fn is_link(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|inner| inner.is::<LinkFound>())
-}
-
-fn refused(reason: &str) -> io::Error {
-    io::Error::other(reason)
-}
-
-fn absent_is_fine(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }
 
 #[cfg(test)]

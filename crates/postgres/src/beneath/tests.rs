@@ -1,6 +1,7 @@
 //! Directories in which somebody lays what does not belong there.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use tempfile::TempDir;
