@@ -1,0 +1,70 @@
+//! What the records of migrations allow.
+
+use std::fs;
+
+use super::*;
+
+#[test]
+fn who_is_not_given_away_is_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
+    let home = MachineHome::of(&machines.directory.machines(), &"web".parse().unwrap());
+    fs::create_dir_all(home.root()).unwrap();
+    fs::write(home.configuration_file(), "").unwrap();
+    let which = Which { name: "web".parse().unwrap(), token: "t".to_owned() };
+    assert!(machines.given_snapshot(&which).unwrap_err().to_string().contains("not given away"));
+    let departure = Departure {
+        token: "t".to_owned(),
+        to: "h:1".to_owned(),
+        keys: "/k".into(),
+        disk: "disk".to_owned(),
+        snapshot: "s".to_owned(),
+        state: DepartureState::Begun,
+        is_whole: false,
+        result: None,
+    };
+    departure.write(&home).unwrap();
+    machines.given_snapshot(&which).unwrap_err();
+    fs::write(home.root().join("standing.json"), r#"{"standing":"migrated","generation":0}"#).unwrap();
+    assert_eq!(machines.given_snapshot(&which).unwrap().1, departure);
+    let other = Which { token: "other".to_owned(), ..which };
+    machines.given_snapshot(&other).unwrap_err();
+}
+
+#[test]
+fn a_disk_is_shared_only_where_this_host_was_told_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("storage/web/disk");
+    let other = directory.path().join("other/web/disk");
+    for path in [&disk, &other] {
+        fs::create_dir_all(path).unwrap();
+    }
+    std::os::unix::fs::symlink(&other, directory.path().join("storage/planted")).unwrap();
+    let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
+    let storage = directory.path().join("storage");
+    let sharing = machines.clone().with_shared_storage(&[directory.path().join("storage")]).unwrap();
+    let of = |directory: &Path| SharedDisk {
+        directory: directory.to_owned(),
+        begun: "migration-1-2-begun".to_owned(),
+        last: "migration-1-2".to_owned(),
+        beneath: "/".into(),
+    };
+    let web: MachineName = "web".parse().unwrap();
+    let shared = |machines: &Machines, directory: &Path| machines.shared(&web, &of(directory));
+    assert_eq!(shared(&sharing, &disk).unwrap().directory, disk.canonicalize().unwrap());
+    assert_eq!(shared(&sharing, &disk).unwrap().beneath, storage.canonicalize().unwrap(), "whatever it says");
+    assert_eq!(shared(&machines, &disk), None);
+    assert_eq!(sharing.shared(&"other".parse().unwrap(), &of(&disk)), None, "another machine's");
+    for (begun, last) in [("checkpoint-1-2", "migration-1-2"), ("a-begun", "a"), ("migration-1-2", "migration-1-2")] {
+        let named = SharedDisk { begun: begun.to_owned(), last: last.to_owned(), ..of(&disk) };
+        assert_eq!(sharing.shared(&web, &named), None, "{begun} {last}");
+    }
+    let own = machines.directory.machines();
+    fs::create_dir_all(own.join("web/disk")).unwrap();
+    let all = machines.clone().with_shared_storage(&[directory.path().to_owned()]).unwrap();
+    assert_eq!(shared(&all, &own.join("web/disk")), None, "one of its own");
+    for refused in [&other, &storage.join("planted"), &storage.join("../other/web/disk"), &storage.join("none")] {
+        assert_eq!(shared(&sharing, refused), None, "{}", refused.display());
+    }
+    machines.with_shared_storage(&[directory.path().join("none")]).unwrap_err();
+}
