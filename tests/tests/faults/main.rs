@@ -18,6 +18,7 @@ mod long_messages;
 mod lost_back_ends;
 mod lost_leader;
 mod malformed;
+mod new_relations;
 mod own_statements;
 mod pipelines;
 mod refused_settings;
