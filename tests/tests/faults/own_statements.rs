@@ -227,3 +227,35 @@ async fn a_named_statement_outlives_the_same_text_that_was_skipped() -> anyhow::
     }
     Ok(())
 }
+
+/// The same where the transaction has set it, so that the router has nothing more and nothing less than before; also
+/// where it reads an epoch.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_setting_that_ends_as_it_was_is_read_back_too() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut setup = Wire::connect(&cluster).await?;
+    let tables = "CREATE TABLE place (name text); INSERT INTO place VALUES ('public'); CREATE SCHEMA tenant;
+        CREATE TABLE tenant.place (name text); INSERT INTO tenant.place VALUES ('tenant')";
+    assert!(setup.query(tables).await?.errors().is_empty());
+    for (begin, first) in [
+        ("BEGIN READ ONLY", "SELECT count(*) FROM public.numbers"),
+        ("BEGIN", "UPDATE public.numbers SET value = value WHERE id = 1"),
+    ] {
+        let mut wire = Wire::connect(&cluster).await?;
+        for sql in
+            [begin, first, "SET search_path = tenant", "SAVEPOINT s", "RESET search_path", "ROLLBACK TO s", "COMMIT"]
+        {
+            assert_eq!(wire.query(sql).await?.code(), "00000", "{begin}: {sql}");
+        }
+        assert_eq!(wire.query("SELECT name FROM place").await?.text_rows(), ["tenant"], "{begin}");
+        wire.query("RESET ALL").await?;
+        for again in ["SELECT", "BEGIN"] {
+            wire.query(again).await?;
+            assert_eq!(wire.query("SELECT name FROM place").await?.text_rows(), ["public"], "{begin}, {again}");
+            wire.query("ROLLBACK").await?;
+        }
+    }
+    Ok(())
+}

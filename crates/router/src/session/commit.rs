@@ -30,9 +30,8 @@ impl Session {
         match std::mem::replace(&mut transaction.placement, Placement::Lost) {
             Placement::Nowhere => {}
             Placement::AtEpoch { mut backend, .. } => {
-                if transaction.savepoints > 0
-                    && self.settings != transaction.settings_before
-                    && let Err(error) = self.read_settings_back(&mut backend, &transaction.settings_before).await?
+                if transaction.hides_settings()
+                    && let Err(error) = self.read_settings_back(&mut backend, &transaction).await?
                 {
                     self.settings = transaction.settings_before;
                     self.characteristics = transaction.characteristics_before;
@@ -43,11 +42,14 @@ impl Session {
                 self.give_back_reader(*backend);
             }
             Placement::OnLeader(leader) => {
-                match self.commit_on_leader(*leader).await? {
+                let committed = self.commit_on_leader(*leader).await?;
+                // What a session holds outside of transactions has gone with its back end, whatever became of COMMIT.
+                self.has_state_there |= self.pinned.is_some() && self.own_backend.is_none();
+                match committed {
                     // A session whose settings savepoints may have taken back keeps its back end, which knows them.
-                    Committed::Yes if self.settings != transaction.settings_before => {
+                    Committed::Yes if transaction.hides_settings() || self.settings != transaction.settings_before => {
                         if let Some(mut backend) = self.own_backend.take() {
-                            match self.read_settings_back(&mut backend, &transaction.settings_before).await {
+                            match self.read_settings_back(&mut backend, &transaction).await {
                                 Ok(Ok(())) => self.own_backend = Some(backend),
                                 Err(end) if self.ended_by.is_none() => return Err(end),
                                 // Its client is told of the commit first, and with its next statement that its state

@@ -4,7 +4,7 @@
 //! router's own (`own_setting.rs`), and a few belong to the session's identity and pin it to its back end on the
 //! leader.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use super::transaction::Transaction;
 use super::unit::Outcome;
 use super::{Session, SessionEnd};
 use crate::backend::Backend;
+use crate::pool::PoolError;
 use crate::servers::Health;
 use crate::settings::{FORGET_PLANS, Reach, Settings, is_readable_with, quote};
 use crate::sql::{Isolation, PinReason};
@@ -156,7 +157,7 @@ impl Session {
         if self.run_text_in_transaction(text).await? == Outcome::Failed {
             return Ok(Outcome::Failed);
         }
-        self.pin_for_savepoints();
+        self.note_touched([name.to_owned()]);
         match self.ask_in_transaction(read_back).await {
             Ok(Relayed { own_error: Some(fields), .. }) => {
                 self.client.output.truncate(start);
@@ -180,8 +181,12 @@ impl Session {
         }
     }
 
-    /// ROLLBACK TO may take a setting back without our knowing to which value.
-    fn pin_for_savepoints(&mut self) {
+    /// The open transaction, if there is one, changes these settings. ROLLBACK TO may take them back without our knowing
+    /// to which value.
+    fn note_touched(&mut self, names: impl IntoIterator<Item = String>) {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.touched_settings.extend(names);
+        }
         if self.transaction.as_ref().is_some_and(|transaction| transaction.savepoints > 0 && transaction.is_on_leader())
         {
             self.pin(PinReason::HiddenSetting);
@@ -204,16 +209,16 @@ impl Session {
         result
     }
 
-    /// Ends the transaction on `backend`, before which the session's settings were `before`, and learns what its
-    /// savepoints have left of them. After an error they are not known.
+    /// Ends `transaction` on `backend`, and learns what its savepoints have left of the session's settings. After an
+    /// error they are not known.
     pub(super) async fn read_settings_back(
         &mut self,
         backend: &mut Backend,
-        before: &Settings,
+        transaction: &Transaction,
     ) -> Result<Result<(), SqlError>, SessionEnd> {
         // What was reset may be set again.
-        let was_reset = before.names().filter(|name| self.settings.get(name).is_none());
-        let names: Vec<String> = self.settings.names().chain(was_reset).map(str::to_owned).collect();
+        let touched = transaction.touched_settings.iter().map(String::as_str);
+        let names: BTreeSet<String> = self.settings.names().chain(touched).map(str::to_owned).collect();
         let mut expected = VecDeque::new();
         put_own(backend, "COMMIT", false, &mut expected);
         for name in &names {
@@ -252,6 +257,7 @@ impl Session {
                     self.router.serializable.note_short();
                     return Ok((backend, None));
                 }
+                Err(error @ PoolError::StateLost) => return Err(error.to_sql()),
                 Err(error) if self.database.servers.current().followers.is_empty() => return Err(error.to_sql()),
                 Err(_) => {}
             }
@@ -338,7 +344,7 @@ impl Session {
             None => self.run_text_on_leader(text).await?,
         };
         if outcome == Outcome::Done {
-            self.pin_for_savepoints();
+            self.note_touched([name.to_owned()]);
             self.settings.reset(name);
             self.note_settings_there(self.settings.clone());
             match name {
@@ -362,7 +368,7 @@ impl Session {
             if self.run_text_in_transaction("RESET ALL").await? == Outcome::Failed {
                 return Ok(Outcome::Failed);
             }
-            self.pin_for_savepoints();
+            self.note_touched(self.settings.names().map(str::to_owned).collect::<Vec<_>>());
             // The server knows its own defaults, not those of the client's log-in.
             let change = Settings::default().change_to(&self.settings_at_login);
             match self.ask_in_transaction(change.as_deref().unwrap_or_default()).await {

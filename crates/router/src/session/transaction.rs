@@ -6,7 +6,7 @@
 //!  any --error--> failed --ROLLBACK or COMMIT--> rolled back
 //! ```
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ pub(super) struct Transaction {
     pub stale_plans: bool,
     /// What it has run at its epoch, as long as that is SET and the like only.
     pub settings_so_far: Option<Vec<String>>,
+    /// The names that SET and RESET have touched in it.
+    pub touched_settings: BTreeSet<String>,
     /// The session's settings before it.
     pub settings_before: Arc<Settings>,
     /// The session's characteristics before it.
@@ -94,6 +96,7 @@ impl Transaction {
             local_settings: Reach::Nothing,
             stale_plans: false,
             settings_so_far: Some(Vec::new()),
+            touched_settings: BTreeSet::new(),
             settings_before: session.settings.clone(),
             characteristics_before: session.characteristics,
             placement: Placement::Nowhere,
@@ -108,6 +111,11 @@ impl Transaction {
     /// One around the statements of a message.
     pub(super) fn implicit(session: &Session) -> Transaction {
         Transaction::new(session, session.characteristics, true)
+    }
+
+    /// Whether savepoints may have taken back what SET and RESET have done, without the router's knowing.
+    pub(super) fn hides_settings(&self) -> bool {
+        self.savepoints > 0 && !self.touched_settings.is_empty()
     }
 
     /// Whether a statement was sent already.
