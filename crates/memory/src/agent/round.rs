@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::{Agent, Mode};
 use crate::arbiter::{self, Decision, Policy};
-use crate::engine::Engine;
+use crate::engine::{Engine, Presence};
 use crate::{HostPressure, MemoryError, Observation};
 
 /// How targets are decided: [`arbiter::decide`].
@@ -72,7 +72,10 @@ impl Agent {
             let agent = self.clone();
             let question = async move {
                 let answer = ask(&engine, timeout).await;
-                let runs = answer.is_err() && runs_here(&engine, timeout).await;
+                let runs = match &answer {
+                    Ok(_) => true,
+                    Err(error) => may_run_here(&engine, error, timeout).await,
+                };
                 agent.keep(&engine, answer, runs);
             };
             if is_unresponsive {
@@ -96,7 +99,7 @@ impl Agent {
         .collect()
     }
 
-    /// `runs`: it is seen on this host, though it does not answer.
+    /// `runs`: it runs on this host, or may, though it does not answer.
     fn keep(&self, engine: &Arc<dyn Engine>, answer: Result<Observation, MemoryError>, runs: bool) {
         let instance = engine.instance();
         let mut state = self.lock();
@@ -129,10 +132,14 @@ impl Agent {
     }
 }
 
-/// Whether a server is seen on this host.
-async fn runs_here(engine: &Arc<dyn Engine>, timeout: Duration) -> bool {
-    let limits = tokio::time::timeout(timeout, engine.limits()).await;
-    limits.is_ok_and(|limits| limits.is_ok_and(|limits| limits.is_some()))
+/// Whether a server that does not answer may run on this host. Where that cannot be seen, one that hangs may, and one
+/// that cannot be reached does not.
+async fn may_run_here(engine: &Arc<dyn Engine>, error: &MemoryError, timeout: Duration) -> bool {
+    match tokio::time::timeout(timeout, engine.presence()).await {
+        Ok(Ok(Presence::Running(_))) => true,
+        Ok(Ok(Presence::Absent)) => false,
+        _ => matches!(error, MemoryError::NoAnswer { .. }),
+    }
 }
 
 /// One question, bounded in time. A fault of ours in it is no answer, and does not end the agent.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::members::Member;
 use super::{Agent, Mode};
 use crate::arbiter::{self, Policy};
+use crate::engine::Presence;
 use crate::{BindingLimit, Bytes, HostPressure, Level};
 
 /// Of the last 10 s all tasks have waited for memory for more than this share, 0 to 100: then everything published is
@@ -31,8 +32,10 @@ impl Agent {
         let mut host_bytes = shortage_bytes(&policy, pressure);
         for (engine, most_bytes) in unasked {
             let timeout = self.shared.rhythm.answer_timeout;
-            let groups = tokio::time::timeout(timeout, engine.limits()).await;
-            let groups = groups.ok().and_then(Result::ok).flatten().unwrap_or_default();
+            let groups = match tokio::time::timeout(timeout, engine.presence()).await {
+                Ok(Ok(Presence::Running(limits))) => limits,
+                _ => Vec::new(),
+            };
             let group_bytes = groups.iter().map(|limit| group_shortage_bytes(&policy, pressure, limit)).max();
             let wanted_bytes = host_bytes.max(group_bytes.unwrap_or(0)).min(most_bytes);
             if wanted_bytes == 0 {

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use super::processes::Outside;
 use super::rates::Counters;
 use super::session::{Reach, Session};
-use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
+use super::{Change, Engine, EngineFuture, Presence, Progress, Report, Taken, overtaken};
 use crate::published::Published;
-use crate::{BindingLimit, Bytes, InstanceName, Kind, Level, MemoryError, Observation};
+use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
 
 use status_row::{StatusRow, bytes};
 
@@ -210,8 +210,8 @@ impl Engine for ExtensionEngine {
         Box::pin(self.watch(target_bytes, report))
     }
 
-    fn limits(&self) -> EngineFuture<'_, Option<Vec<BindingLimit>>> {
-        Box::pin(self.outside.limits_of(self.data_directory.as_deref()))
+    fn presence(&self) -> EngineFuture<'_, Presence> {
+        Box::pin(self.outside.presence_of(self.data_directory.as_deref()))
     }
 
     fn take(&self, bytes: Bytes) -> EngineFuture<'_, Taken> {

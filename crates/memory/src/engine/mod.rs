@@ -69,6 +69,17 @@ pub struct Taken {
     pub microseconds: u64,
 }
 
+/// What is seen of a server from outside.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Presence {
+    /// It runs on this host, below these limits of cgroups.
+    Running(Vec<BindingLimit>),
+    /// It does not run on this host.
+    Absent,
+    /// Nobody can tell, or not yet.
+    Unclear,
+}
+
 /// A server whose pool can be watched and resized. All methods may be called at any time and by several tasks.
 pub trait Engine: Send + Sync {
     /// Its name.
@@ -96,10 +107,9 @@ pub trait Engine: Send + Sync {
     /// [`MemoryError::Unable`] when somebody else gave it another target meanwhile.
     fn reach<'a>(&'a self, target_bytes: Bytes, report: Report<'a>) -> EngineFuture<'a, Change>;
 
-    /// The limits of cgroups above it now, seen from outside, whether it answers or not; none when it is not known to
-    /// run on this host.
-    fn limits(&self) -> EngineFuture<'_, Option<Vec<BindingLimit>>> {
-        Box::pin(std::future::ready(Ok(None)))
+    /// Whether it is seen on this host, with the limits of cgroups above it, whether it answers or not.
+    fn presence(&self) -> EngineFuture<'_, Presence> {
+        Box::pin(std::future::ready(Ok(Presence::Unclear)))
     }
 
     /// Takes up to `bytes` without asking, at levels `publish` and `own`.

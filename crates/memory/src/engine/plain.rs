@@ -10,9 +10,9 @@ use super::checkpoints::Checkpoints;
 use super::processes::Outside;
 use super::rates::Counters;
 use super::session::{Reach, Session};
-use super::{Change, Engine, EngineFuture, Progress, Report, Taken, overtaken};
+use super::{Change, Engine, EngineFuture, Presence, Progress, Report, Taken, overtaken};
 use crate::own::{Consent, Figures, Own};
-use crate::{BindingLimit, Bytes, InstanceName, Kind, Level, MemoryError, Observation};
+use crate::{Bytes, InstanceName, Kind, Level, MemoryError, Observation};
 
 /// The figures of a server without our extension. A connection counts 16 buffers in the floor: more than a query needs
 /// that pins none ahead.
@@ -290,8 +290,8 @@ impl Engine for PlainEngine {
         Box::pin(self.watch(target_bytes, report))
     }
 
-    fn limits(&self) -> EngineFuture<'_, Option<Vec<BindingLimit>>> {
-        Box::pin(self.outside.limits_of(self.data_directory.as_deref()))
+    fn presence(&self) -> EngineFuture<'_, Presence> {
+        Box::pin(self.outside.presence_of(self.data_directory.as_deref()))
     }
 
     fn take(&self, bytes: Bytes) -> EngineFuture<'_, Taken> {

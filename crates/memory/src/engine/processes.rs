@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use onecopy_postgres::{innermost_number, status_field};
 
+use super::Presence;
 use crate::pressure::Host;
 use crate::segment::{Postmaster, shared_memory_bytes};
 use crate::{BindingLimit, Bytes, MemoryError, Observation, untrusted_file};
@@ -47,19 +48,18 @@ impl Outside {
         }
     }
 
-    /// The limits above the PostgreSQL server of this data directory; none when none is seen on this host.
-    pub(super) async fn limits_of(
-        &self,
-        data_directory: Option<&Path>,
-    ) -> Result<Option<Vec<BindingLimit>>, MemoryError> {
-        let Some(directory) = data_directory.map(Path::to_owned) else { return Ok(None) };
+    /// Whether the PostgreSQL server of this data directory is seen on this host. One without is taken for another
+    /// host's: its memory is no part of this one's.
+    pub(super) async fn presence_of(&self, data_directory: Option<&Path>) -> Result<Presence, MemoryError> {
+        let Some(directory) = data_directory.map(Path::to_owned) else { return Ok(Presence::Absent) };
         let outside = self.clone();
         let look = move || {
-            let _looking = outside.looking.try_lock().ok()?;
-            postmaster_of(&directory).map(|process_id| outside.limits_above(process_id))
+            let Ok(_looking) = outside.looking.try_lock() else { return Presence::Unclear };
+            let process_id = postmaster_of(&directory);
+            process_id.map_or(Presence::Absent, |process_id| Presence::Running(outside.limits_above(process_id)))
         };
         // A fault of ours is no answer.
-        Ok(tokio::task::spawn_blocking(look).await.ok().flatten())
+        Ok(tokio::task::spawn_blocking(look).await.unwrap_or(Presence::Unclear))
     }
 
     /// Adds what is seen of the server whose process id stands in this file; nothing when it does not run on this host.

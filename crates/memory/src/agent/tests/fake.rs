@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::agent::round::Decide;
 use crate::agent::{Agent, Rhythm};
 use crate::arbiter::{ArbiterState, Decision, Policy, Reason};
-use crate::engine::{Change, Engine, EngineFuture, Report, Taken};
+use crate::engine::{Change, Engine, EngineFuture, Presence, Report, Taken};
 use crate::pressure::Source;
 use crate::{BindingLimit, Bytes, HostPressure, InstanceName, Kind, Level, MemoryError, Observation};
 
@@ -135,8 +135,8 @@ impl Engine for FakeEngine {
         unreachable!("the agent watches by itself")
     }
 
-    fn limits(&self) -> EngineFuture<'_, Option<Vec<BindingLimit>>> {
-        Box::pin(std::future::ready(Ok(Some(self.lock().limits.clone()))))
+    fn presence(&self) -> EngineFuture<'_, Presence> {
+        Box::pin(std::future::ready(Ok(Presence::Running(self.lock().limits.clone()))))
     }
 
     fn take(&self, bytes: Bytes) -> EngineFuture<'_, Taken> {
