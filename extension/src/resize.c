@@ -132,12 +132,27 @@ begin_change(Direction wanted_direction, uint32 wanted)
 	onecopy_set_activity(direction == SHRINKING ? ONECOPY_SHRINKING : ONECOPY_GROWING, NULL);
 }
 
+/*
+ * Is it a chunk of the reserve that lacks memory, and is there room to fill
+ * the reserve from it up?  Without room it is offered as it is, and whoever
+ * takes it gets nothing.
+ */
+static bool
+is_to_be_filled(uint32 chunk, uint32 target)
+{
+	char		problem[ONECOPY_REASON_BYTES];
+
+	return !onecopy_has_memory(chunk) &&
+		onecopy_headroom_for(onecopy_bytes_of_chunks(target) - onecopy_bytes_of_chunks(chunk),
+							 onecopy->huge_page_bytes, problem);
+}
+
 /* A parked chunk whose memory goes back; any other is of the reserve. */
 static bool
 goes_back(uint32 chunk, uint32 target)
 {
 	return onecopy_chunk_state(chunk) == ONECOPY_CHUNK_PARKED &&
-		(chunk >= target || onecopy_is_returned_in_part(chunk) || !onecopy_has_memory(chunk));
+		(chunk >= target || onecopy_is_returned_in_part(chunk) || is_to_be_filled(chunk, target));
 }
 
 /*
