@@ -181,8 +181,8 @@ impl Session {
         }
     }
 
-    /// The open transaction, if there is one, changes these settings. ROLLBACK TO may take them back without our knowing
-    /// to which value.
+    /// The open transaction, if there is one, changes these settings. ROLLBACK TO may take them back without our
+    /// knowing to which value.
     fn note_touched(&mut self, names: impl IntoIterator<Item = String>) {
         if let Some(transaction) = &mut self.transaction {
             transaction.touched_settings.extend(names);
