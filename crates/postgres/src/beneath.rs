@@ -27,7 +27,7 @@ use rustix::io::Errno;
 
 use crate::ServiceUser;
 use errors::{absent_is_fine, explained, is_link, refused};
-use path_walk::{may_write, open_by_names, walk};
+use path_walk::{may_write, open_by_names, own_link, walk};
 pub(crate) use tree::{make_directory, remove_tree};
 
 /// What a file or a directory may have of a mode: no bit by which a program runs as somebody else.
@@ -441,22 +441,6 @@ impl AsFd for Directory {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
-}
-
-/// One of PostgreSQL's own links at the beginning of a path, and what comes behind it.
-fn own_link(relative: &Path) -> Option<(&Path, &Path)> {
-    let mut components = relative.components();
-    let link_end = |rest: &Path| relative.ancestors().nth(rest.components().count());
-    if components.next()?.as_os_str() == "pg_tblspc" {
-        let oid = components.next()?.as_os_str().to_str()?;
-        if oid.is_empty() || !oid.bytes().all(|byte| byte.is_ascii_digit()) {
-            return None;
-        }
-    } else if !relative.starts_with("pg_wal") {
-        return None;
-    }
-    let rest = components.as_path();
-    Some((link_end(rest)?, rest))
 }
 
 fn regular(file: &File) -> io::Result<Stat> {

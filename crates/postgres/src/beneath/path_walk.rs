@@ -78,3 +78,19 @@ pub(super) fn may_write(directory: &Stat, account: Option<(u32, u32)>) -> bool {
             None => directory.st_uid != 0 || (by_group && directory.st_gid != 0),
         }
 }
+
+/// One of PostgreSQL's own links at the beginning of a path, and what comes behind it.
+pub(super) fn own_link(relative: &Path) -> Option<(&Path, &Path)> {
+    let mut components = relative.components();
+    let link_end = |rest: &Path| relative.ancestors().nth(rest.components().count());
+    if components.next()?.as_os_str() == "pg_tblspc" {
+        let oid = components.next()?.as_os_str().to_str()?;
+        if oid.is_empty() || !oid.bytes().all(|byte| byte.is_ascii_digit()) {
+            return None;
+        }
+    } else if !relative.starts_with("pg_wal") {
+        return None;
+    }
+    let rest = components.as_path();
+    Some((link_end(rest)?, rest))
+}
