@@ -1,6 +1,7 @@
 //! What the processes of a server have in RAM and in swap, and which limits are above them.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -62,9 +63,11 @@ impl Outside {
         Ok(tokio::task::spawn_blocking(look).await.unwrap_or(Presence::Unclear))
     }
 
-    /// Adds what is seen of the server whose process id stands in this file; nothing when it does not run on this host.
+    /// Adds what is seen of the server whose process id stands in this file; nothing when it does not run on this host,
+    /// or when the process is not of the account that owns the file.
     pub(super) fn add_to(&self, observation: &mut Observation, pid_file: Option<&Path>) {
-        if let Some(process_id) = pid_file.and_then(read_pid) {
+        let process_id = pid_file.and_then(|path| read_pid(path).filter(|&process_id| is_of_owner(process_id, path)));
+        if let Some(process_id) = process_id {
             self.add_process_to(observation, process_id);
         }
     }
@@ -110,10 +113,16 @@ fn postmaster_of(data_directory: &Path) -> Option<u32> {
         return Some(server.process_id);
     }
     let process_id = read_pid(&data_directory.join("postmaster.pid"))?;
-    let owner = std::os::unix::fs::MetadataExt::uid(&fs::metadata(data_directory).ok()?);
-    let user = status_field(process_id, "Uid:")?.split_ascii_whitespace().next()?.parse::<u32>().ok()?;
     let may_look = fs::read_link(format!("/proc/{process_id}/cwd")).is_ok();
-    (!may_look && user == owner && innermost_number(process_id) == Some(process_id)).then_some(process_id)
+    (!may_look && is_of_owner(process_id, data_directory)).then_some(process_id)
+}
+
+/// Whether a process belongs to the account that owns `path`, and has its number also where that was written.
+fn is_of_owner(process_id: u32, path: &Path) -> bool {
+    let user = status_field(process_id, "Uid:")
+        .and_then(|users| users.split_ascii_whitespace().next().and_then(|user| user.parse::<u32>().ok()));
+    let owner = fs::metadata(path).map(|metadata| metadata.uid());
+    user.zip(owner.ok()).is_some_and(|(user, owner)| user == owner) && innermost_number(process_id) == Some(process_id)
 }
 
 /// The process id in a server's own file.
@@ -146,6 +155,23 @@ mod tests {
             (field_bytes(status, "VmSwap:"), field_bytes(status, "RssShmem:"), field_bytes("", "X:")),
             (0, 0, 0)
         );
+    }
+
+    #[test]
+    fn a_number_in_a_file_is_believed_when_the_process_is_of_its_owner() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("pid");
+        fs::write(&path, "1\n").expect("written");
+        let own = std::process::id();
+        assert!(is_of_owner(own, &path));
+        assert!(!is_of_owner(own, &directory.path().join("none")) && !is_of_owner(u32::MAX, &path));
+        // Root may give the file away; for anybody else the first process is another account's.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(65534), None).expect("given away");
+            assert!(!is_of_owner(own, &path));
+        } else {
+            assert!(!is_of_owner(1, &path));
+        }
     }
 
     #[test]
