@@ -197,6 +197,33 @@ async fn a_back_end_that_is_ended_in_any_state_is_reported_and_replaced() -> any
     Ok(())
 }
 
+/// A session whose state was on the server process that is lost, a temporary table, is told what has become of what was
+/// under way, and then that it ends; nothing of it runs on another process.
+///
+/// Spec: A1
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_loses_its_state_in_any_state_of_a_transaction_is_told_so() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    leader(&cluster).await?.run_all(&ENDLESS_COMMITS).await?;
+    for state in STATES {
+        let session = cluster.updater("session").await?;
+        run(&session, "CREATE TEMPORARY TABLE mine (id int)").await??;
+        let result = drive(&cluster, &session, state, async || end_sessions(&cluster).await).await?;
+        let codes_due: &[&str] = match state {
+            // Told while nothing was asked: this driver has a closed connection then.
+            State::Idle => &["08006"],
+            State::Begun => &["57P01"],
+            _ => due(state),
+        };
+        assert!(codes_due.contains(&code(&result).as_str()), "{state:?}: {result:?}");
+        let rolled_back = run(&session, "ROLLBACK").await?;
+        let read = run(&session, "SELECT count(*) FROM mine").await?;
+        let codes = [code(&rolled_back), code(&read), code(&run(&session, "SELECT 1").await?)];
+        assert!(["57P01", "08006"].contains(&codes[1].as_str()) && codes[2] == "08006", "{state:?}: {codes:?}");
+    }
+    Ok(())
+}
+
 /// SIGKILL of one process makes the postmaster end all of them and recover.
 ///
 /// Spec: A1
