@@ -21,7 +21,7 @@ use crate::{Bounds, PageMap, PageMapError};
 
 const MAGIC: [u8; 8] = *b"1CPYPMAP";
 /// Of the layout, and of [`content_hash`](crate::content_hash).
-const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 8 + 4 + 4 + 16 + 8 + 8 + 8;
 const FINGERPRINT_BYTES: usize = 8;
 const EXTENT_BYTES: usize = 4 + FINGERPRINT_BYTES * EXTENT_BLOCKS as usize;
