@@ -14,6 +14,7 @@ check() {
 
 check rustfmt cargo fmt --all --check
 check clippy cargo clippy --locked --workspace --all-targets --quiet -- -D warnings
+RUSTDOCFLAGS="-D warnings" check rustdoc cargo doc --locked --workspace --no-deps --quiet
 # Not `advisories`: that check downloads a database, and a build must not need one more network service.
 check cargo-deny cargo deny --log-level error check licenses bans sources
 mapfile -t scripts < <(git ls-files '*.sh' .ci/run)
@@ -28,5 +29,5 @@ if ((${#failed[@]})); then
     echo "lint: failed: ${failed[*]}"
     exit 1
 fi
-echo "lint: rustfmt, clippy, cargo-deny (licenses, bans, sources), guarantees, words, shellcheck," \
+echo "lint: rustfmt, clippy, rustdoc, cargo-deny (licenses, bans, sources), guarantees, words, shellcheck," \
     "the C compiler and pgindent are content"

@@ -40,7 +40,7 @@ pub enum HostOrder {
 pub struct Which {
     /// The machine, by its name on both hosts.
     pub name: MachineName,
-    /// [`Departure::token`].
+    /// [`Departure::token`](super::Departure::token).
     pub token: String,
 }
 

@@ -32,9 +32,14 @@ pub struct Create {
     /// Let a port of 127.0.0.1 lead to one of the guest; HOST 0: any free one; may be given again
     #[arg(long, value_name = "HOST:GUEST")]
     forward: Vec<Forward>,
-    /// QEMU's own network (user), or a card on a bridge of this host:
-    /// bridge=NAME[,mac=..][,address=ADDRESS/BITS][,gateway=ADDRESS][,filter=on|off]
-    #[arg(long, value_name = "NETWORK", default_value = "user")]
+    // No comment for documentation, to which brackets are links.
+    #[arg(
+        long,
+        value_name = "NETWORK",
+        default_value = "user",
+        help = "QEMU's own network (user), or a card on a bridge of this host: \
+                bridge=NAME[,mac=..][,address=ADDRESS/BITS][,gateway=ADDRESS][,filter=on|off]"
+    )]
     network: NetworkChoice,
     /// How its disk is attached: nbd, or vhost (the disk's process works in the guest's memory, without --checkpoints)
     #[arg(long, value_name = "TRANSPORT", default_value = "nbd")]
