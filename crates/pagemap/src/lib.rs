@@ -5,9 +5,9 @@
 //! the page cache and every buffer pool are found alike. The guest's address that was seen at the time of the I/O is a
 //! hint that makes the question cheaper.
 //!
-//! The answer is an index's answer: 64 bits of a fast hash agree, and the block may be overwritten in the next moment.
-//! Whoever relies on it compares the bytes, or a cryptographic hash of them, with what a version of the disk that does
-//! not change holds.
+//! The answer is an index's answer: 64 bits of the content hash agree, and the block may be overwritten in the next
+//! moment. Whoever relies on it compares the bytes, or a cryptographic hash of them, with what a version of the disk
+//! that does not change holds.
 //!
 //! ```text
 //!   block ──> contents: hash of what it holds          8 bytes a block, in extents of 4 MiB of disk

@@ -20,8 +20,8 @@
 //! | zstd | the content, zstd, 32 pieces at a time | it can be made smaller, and the link is slower than that |
 //! | literal | the content | - |
 //!
-//! **An index is no proof.** What a reference names is found by 64 bits of a fast hash, and may be rewritten before it
-//! is read. So each 32 pieces that are not zeros have their blake3, taken of what the sender read. An epoch counts
+//! **An index is no proof.** What a reference names is found by 64 bits of the content hash, and may be rewritten
+//! before it is read. So each 32 pieces that are not zeros have their blake3, of what the sender read. An epoch counts
 //! ([`Decoded::Whole`]) when all of them were right; else the other side names what differs, and gets it as it is
 //! ([`Encoder::repair`]). One epoch is under way at a time: the next one is encoded against what was acknowledged.
 //!
