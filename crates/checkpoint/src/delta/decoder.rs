@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::fetch::{Fetched, Parsed};
 use super::format::{Begin, DIGEST_PIECES, End, Form, Kind, Reader, Run, read_part};
 use super::part::{Digest, xor};
-use super::{Blocks, Decoded, DeltaError, Destination, Different, Held, Shape, Space};
+use super::{Blocks, Decoded, DeltaError, Destination, Different, HeldEpoch, Shape, Space};
 use crate::PAGE_BYTES;
 use crate::restore::DEVICES_BYTES_MAX;
 
@@ -28,7 +28,7 @@ const AHEAD_PARTS: usize = 8;
 /// are not what its sender says that they are. What the sender says is its own affair.
 pub struct Decoder {
     shape: Shape,
-    held: Held,
+    held: HeldEpoch,
     devices: Vec<u8>,
     open: Option<Open>,
     is_verified: bool,
@@ -37,7 +37,7 @@ pub struct Decoder {
 
 /// An epoch that has come and is not whole.
 struct Open {
-    held: Held,
+    held: HeldEpoch,
     begin: Begin,
     devices: Devices,
     different: Different,
@@ -53,11 +53,11 @@ struct Devices {
 impl Decoder {
     /// For a machine that holds nothing of the other side.
     pub fn new(shape: Shape) -> Decoder {
-        Decoder::holding(shape, Held::NOTHING, Vec::new())
+        Decoder::holding(shape, HeldEpoch::NOTHING, Vec::new())
     }
 
     /// For a machine that holds an epoch of the other side, with its devices.
-    pub fn holding(shape: Shape, held: Held, devices: Vec<u8>) -> Decoder {
+    pub fn holding(shape: Shape, held: HeldEpoch, devices: Vec<u8>) -> Decoder {
         Decoder { shape, held, devices, open: None, is_verified: true, is_end_checked: true }
     }
 
@@ -74,7 +74,7 @@ impl Decoder {
     }
 
     /// The epoch that is held: the last one that was whole.
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> HeldEpoch {
         self.held
     }
 
@@ -126,12 +126,12 @@ impl Decoder {
             )));
         }
         // Who begins anew says so, and this side forgets what it holds.
-        let is_anew = begin.since == Held::NOTHING;
+        let is_anew = begin.since == HeldEpoch::NOTHING;
         if !is_anew && begin.since != self.held || begin.epoch <= begin.since.epoch {
             return Err(DeltaError::Order { since: begin.since, held: self.held });
         }
         if is_anew {
-            (self.held, self.devices) = (Held::NOTHING, Vec::new());
+            (self.held, self.devices) = (HeldEpoch::NOTHING, Vec::new());
         }
         to.begin(begin.epoch, begin.since, &begin.versions).map_err(DeltaError::machine("begin an epoch"))?;
         let mut hasher = blake3::Hasher::new();
@@ -173,7 +173,7 @@ impl Decoder {
         self.check_end(coming.end, digest)?;
         let mut different = applied.different;
         different.devices = self.is_verified && coming.devices.is_different;
-        let held = Held { epoch: begin.epoch, digest };
+        let held = HeldEpoch { epoch: begin.epoch, digest };
         let open = Open { held, begin: begin.clone(), devices: coming.devices, different };
         Ok(self.finish(open))
     }

@@ -9,8 +9,8 @@ use super::choice::Worth;
 use super::format::{Begin, End, Form, Kind, PART_PIECES_MAX, write_part};
 use super::part::{Part, Plan, Planned, ZSTD_LEVEL, xor};
 use super::{
-    BlockAt, Changed, Counts, DeltaError, Different, Epoch, HELD_PAGES_MAX, Held, Known, Piece, Shape, Source, Space,
-    VERSIONS_MAX, Version, Wanted, threads,
+    BlockAt, Changed, Counts, DeltaError, Different, Epoch, HELD_PAGES_MAX, HeldEpoch, Known, Piece, Shape, Source,
+    Space, VERSIONS_MAX, Version, Wanted, threads,
 };
 use crate::PAGE_BYTES;
 use crate::restore::DEVICES_BYTES_MAX;
@@ -45,7 +45,7 @@ impl Options {
 
 /// An epoch that was sent and is not acknowledged.
 struct Sent {
-    held: Held,
+    held: HeldEpoch,
     devices: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ pub struct Encoder {
     options: Options,
     /// What each page of the other side's memory holds, by what was sent of it.
     held: PageMap,
-    acknowledged: Held,
+    acknowledged: HeldEpoch,
     devices: Vec<u8>,
     sent: Option<Sent>,
     /// Pages of the epoch under way: should it not arrive, it is not known what the other side holds of them.
@@ -82,7 +82,7 @@ impl Encoder {
             shape,
             options,
             held,
-            acknowledged: Held::NOTHING,
+            acknowledged: HeldEpoch::NOTHING,
             devices: Vec::new(),
             sent: None,
             under_way: Vec::new(),
@@ -95,17 +95,17 @@ impl Encoder {
     ///
     /// # Errors
     /// As [`Encoder::new`].
-    pub fn holding(shape: Shape, options: Options, held: Held) -> Result<Encoder, DeltaError> {
+    pub fn holding(shape: Shape, options: Options, held: HeldEpoch) -> Result<Encoder, DeltaError> {
         Ok(Encoder { acknowledged: held, ..Encoder::new(shape, options)? })
     }
 
     /// The epoch that the other side holds for certain.
-    pub fn acknowledged(&self) -> Held {
+    pub fn acknowledged(&self) -> HeldEpoch {
         self.acknowledged
     }
 
     #[cfg(test)]
-    pub(super) fn sent_held(&self) -> Held {
+    pub(super) fn sent_held(&self) -> HeldEpoch {
         self.sent.as_ref().expect("an epoch is under way").held
     }
 
@@ -157,7 +157,7 @@ impl Encoder {
         self.send_devices(epoch.devices, true, &mut out)?;
         let digest = *out.hasher.finalize().as_bytes();
         out.end(digest)?;
-        let held = Held { epoch: epoch.number, digest };
+        let held = HeldEpoch { epoch: epoch.number, digest };
         self.sent = Some(Sent { held, devices: epoch.devices.to_vec() });
         Ok(out.counts)
     }
@@ -367,7 +367,7 @@ impl Encoder {
     ///
     /// # Errors
     /// [`DeltaError::Order`]: it holds another one.
-    pub fn acknowledge(&mut self, held: Held) -> Result<(), DeltaError> {
+    pub fn acknowledge(&mut self, held: HeldEpoch) -> Result<(), DeltaError> {
         match self.sent.take_if(|sent| sent.held == held) {
             Some(sent) => {
                 (self.acknowledged, self.devices) = (sent.held, sent.devices);
@@ -385,7 +385,7 @@ impl Encoder {
     ///
     /// # Errors
     /// A size that no machine has here.
-    pub fn resume(&mut self, held: Held) -> Result<bool, DeltaError> {
+    pub fn resume(&mut self, held: HeldEpoch) -> Result<bool, DeltaError> {
         if self.acknowledge(held).is_ok() {
             return Ok(true);
         }
@@ -395,12 +395,12 @@ impl Encoder {
             for page in std::mem::take(&mut self.under_way) {
                 self.held.forget(page..page + 1);
             }
-            return Ok(held != Held::NOTHING);
+            return Ok(held != HeldEpoch::NOTHING);
         }
         self.held = index(self.shape, self.options)?;
         self.under_way.clear();
         self.devices.clear();
-        self.acknowledged = Held::NOTHING;
+        self.acknowledged = HeldEpoch::NOTHING;
         Ok(false)
     }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::Held;
+use super::HeldEpoch;
 use crate::take::Cause;
 
 /// Why an epoch was not encoded or decoded. It does not count; what the other side held before, it holds.
@@ -19,9 +19,9 @@ pub enum DeltaError {
     #[error("changes since {since:?} have come, and {held:?} is held: agree anew what is held")]
     Order {
         /// The epoch that it stands on.
-        since: Held,
+        since: HeldEpoch,
         /// The one that is held.
-        held: Held,
+        held: HeldEpoch,
     },
     /// What was sent again is not what it is said to be.
     #[error("of epoch {epoch} {pieces} pieces differ still after they were sent as they are")]

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use super::{DeltaError, Held, Shape, Space, VERSIONS_MAX, Version};
+use super::{DeltaError, HeldEpoch, Shape, Space, VERSIONS_MAX, Version};
 use crate::PAGE_BYTES;
 use crate::restore::DEVICES_BYTES_MAX;
 
@@ -89,7 +89,7 @@ pub(super) fn read_part(from: &mut impl Read) -> Result<(Kind, Vec<u8>), DeltaEr
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Begin {
     pub(super) epoch: u64,
-    pub(super) since: Held,
+    pub(super) since: HeldEpoch,
     pub(super) shape: Shape,
     pub(super) versions: Vec<Version>,
 }
@@ -125,7 +125,7 @@ impl Begin {
             return Err(DeltaError::malformed(format!("its format is {format}, and this version knows {FORMAT}")));
         }
         let epoch = u64::from_le_bytes(reader.array()?);
-        let since = Held::from_bytes(&reader.array()?);
+        let since = HeldEpoch::from_bytes(&reader.array()?);
         let (memory_bytes, disk_bytes) = (u64::from_le_bytes(reader.array()?), u64::from_le_bytes(reader.array()?));
         let [disk_travels, count] = reader.array()?;
         if disk_travels > 1 || usize::from(count) > VERSIONS_MAX {
@@ -156,7 +156,7 @@ impl Begin {
 pub(super) struct End {
     /// Pieces of both spaces that were sent.
     pub(super) pieces: u64,
-    /// The digest of [`Held`] once it counts.
+    /// The digest of [`HeldEpoch`] once it counts.
     pub(super) digest: [u8; DIGEST_BYTES],
 }
 
@@ -377,7 +377,7 @@ mod tests {
     fn begin() -> Begin {
         let shape = Shape { memory_bytes: 4096 << 12, disk_bytes: 4096 << 14, disk_travels: true };
         let versions = vec![Version::Snapshot("daily".to_owned()), Version::Epoch(7)];
-        Begin { epoch: 8, since: Held { epoch: 7, digest: [3; 32] }, shape, versions }
+        Begin { epoch: 8, since: HeldEpoch { epoch: 7, digest: [3; 32] }, shape, versions }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::format::{Begin, Kind, write_part};
-use super::{Blocks, Decoded, Decoder, Destination, Held, Shape, Space, Version};
+use super::{Blocks, Decoded, Decoder, Destination, HeldEpoch, Shape, Space, Version};
 use crate::PAGE_BYTES;
 use crate::take::Cause;
 
@@ -28,7 +28,7 @@ impl Machine {
 }
 
 impl Destination for Machine {
-    fn begin(&self, _: u64, _: Held, _: &[Version]) -> Result<(), Cause> {
+    fn begin(&self, _: u64, _: HeldEpoch, _: &[Version]) -> Result<(), Cause> {
         Ok(())
     }
 
@@ -70,7 +70,7 @@ pub(super) const SHAPE: Shape =
 pub fn play(input: &[u8]) {
     let machine = Machine(Mutex::new([vec![0; PIECES * PAGE_BYTES], vec![0; PIECES * PAGE_BYTES]]));
     let mut decoder = Decoder::new(SHAPE).believing_ends();
-    let begin = Begin { epoch: 1, since: Held::NOTHING, shape: SHAPE, versions: vec![Version::Epoch(1)] };
+    let begin = Begin { epoch: 1, since: HeldEpoch::NOTHING, shape: SHAPE, versions: vec![Version::Epoch(1)] };
     let mut bytes = Vec::new();
     write_part(&mut bytes, Kind::Begin, &begin.to_bytes()).expect("memory takes all");
     bytes.extend_from_slice(input);

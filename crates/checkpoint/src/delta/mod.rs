@@ -96,40 +96,40 @@ pub struct BlockAt {
 }
 
 /// An epoch that the other side holds: its number, and a digest of all that it came of, epoch by epoch. Two sides whose
-/// `Held` are equal hold the same machine.
+/// `HeldEpoch` are equal hold the same machine.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldEpoch {
     /// The sender's number of it; 0 is none.
     pub epoch: u64,
     /// Blake3.
     pub digest: [u8; 32],
 }
 
-impl Held {
+impl HeldEpoch {
     /// Nothing: memory and disk are zeros, or the disk is what both sides know it to be.
-    pub const NOTHING: Held = Held { epoch: 0, digest: [0; 32] };
+    pub const NOTHING: HeldEpoch = HeldEpoch { epoch: 0, digest: [0; 32] };
     /// As it travels.
     pub const BYTES: usize = 40;
 
     /// Its bytes: epoch, digest.
-    pub fn to_bytes(self) -> [u8; Held::BYTES] {
-        let mut bytes = [0; Held::BYTES];
+    pub fn to_bytes(self) -> [u8; HeldEpoch::BYTES] {
+        let mut bytes = [0; HeldEpoch::BYTES];
         bytes[..8].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[8..].copy_from_slice(&self.digest);
         bytes
     }
 
     /// Of such bytes.
-    pub fn from_bytes(bytes: &[u8; Held::BYTES]) -> Held {
+    pub fn from_bytes(bytes: &[u8; HeldEpoch::BYTES]) -> HeldEpoch {
         let (epoch, digest) = bytes.split_at(8);
-        Held {
+        HeldEpoch {
             epoch: u64::from_le_bytes(epoch.try_into().expect("eight bytes")),
             digest: digest.try_into().expect("thirty-two bytes"),
         }
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for HeldEpoch {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let start = u32::from_be_bytes([self.digest[0], self.digest[1], self.digest[2], self.digest[3]]);
         write!(formatter, "epoch {} ({start:08x})", self.epoch)
@@ -221,7 +221,7 @@ impl Different {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decoded {
     /// The epoch is there, and every piece is what the sender read.
-    Whole(Held),
+    Whole(HeldEpoch),
     /// All has come, and this is not what the sender read: it is to be sent again, by [`Encoder::repair`].
     Different(Different),
 }
@@ -233,11 +233,11 @@ pub enum Decoded {
 /// without its peer (of a migration) may write in place.
 pub trait Destination: Sync {
     /// An epoch begins that has what changed since `since`: what was written since that is void. Since
-    /// [`Held::NOTHING`]: all memory is zeros.
+    /// [`HeldEpoch::NOTHING`]: all memory is zeros.
     ///
     /// # Errors
     /// It is refused, as when a version is not there.
-    fn begin(&self, epoch: u64, since: Held, versions: &[Version]) -> Result<(), Cause>;
+    fn begin(&self, epoch: u64, since: HeldEpoch, versions: &[Version]) -> Result<(), Cause>;
 
     /// Reads pieces that follow each other, as they are by what was written of this epoch so far.
     ///

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 
 use super::{LinkError, Session};
-use crate::delta::{Different, Held, Shape, Space};
+use crate::delta::{Different, HeldEpoch, Shape, Space};
 
 /// The version of these bytes.
 const FORMAT: u32 = 1;
@@ -52,7 +52,7 @@ impl Kind {
     fn bytes_max(self) -> usize {
         match self {
             Kind::Hello => HELLO_BYTES,
-            Kind::Welcome | Kind::Acknowledged => Held::BYTES,
+            Kind::Welcome | Kind::Acknowledged => HeldEpoch::BYTES,
             Kind::Data => DATA_BYTES_MAX,
             Kind::Different => 2 + RUNS_MAX * RUN_BYTES,
             Kind::Message => MESSAGE_BYTES_MAX,
@@ -123,9 +123,9 @@ pub(super) fn parse_hello(payload: &[u8]) -> Result<Shape, LinkError> {
     Ok(Shape { memory_bytes: number(4), disk_bytes: number(12), disk_travels: bytes[20] == 1 })
 }
 
-pub(super) fn parse_held(payload: &[u8]) -> Result<Held, LinkError> {
+pub(super) fn parse_held(payload: &[u8]) -> Result<HeldEpoch, LinkError> {
     let bytes = payload.try_into().map_err(|_| LinkError::malformed("what is held has another length"))?;
-    Ok(Held::from_bytes(bytes))
+    Ok(HeldEpoch::from_bytes(bytes))
 }
 
 /// What differs, as payloads: whether it is the last one, whether the devices do, runs.

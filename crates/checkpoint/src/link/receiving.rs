@@ -8,14 +8,14 @@ use super::incoming::Incoming;
 use super::outgoing::Outgoing;
 use super::sending::say;
 use super::{Beating, HEARTBEAT, LinkError, Pace, Session};
-use crate::delta::{Blocks, Decoded, Decoder, Destination, Held, Shape};
+use crate::delta::{Blocks, Decoded, Decoder, Destination, HeldEpoch, Shape};
 
 /// What has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Received {
     /// An epoch, whole. It counts for the sender once [`Receiving::acknowledge`] has said so: the caller makes it last
     /// before.
-    Epoch(Held),
+    Epoch(HeldEpoch),
     /// Something of the caller's on the other side.
     Message(Vec<u8>),
 }
@@ -41,7 +41,7 @@ pub struct Receiving<R, W> {
     outgoing: Outgoing<W>,
     _beating: Beating,
     /// The epoch that is whole and not acknowledged.
-    unacknowledged: Option<Held>,
+    unacknowledged: Option<HeldEpoch>,
 }
 
 impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
@@ -75,7 +75,7 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
     ///
     /// # Errors
     /// The connection broke.
-    pub fn welcome(&mut self, held: Held) -> Result<(), LinkError> {
+    pub fn welcome(&mut self, held: HeldEpoch) -> Result<(), LinkError> {
         self.outgoing.frame(Kind::Welcome, held.epoch, &held.to_bytes())
     }
 
@@ -128,7 +128,7 @@ impl<R: Read, W: Write + Send + 'static> Receiving<R, W> {
     ///
     /// # Errors
     /// It is not the one that came last; the connection broke.
-    pub fn acknowledge(&mut self, held: Held) -> Result<(), LinkError> {
+    pub fn acknowledge(&mut self, held: HeldEpoch) -> Result<(), LinkError> {
         if self.unacknowledged.take_if(|own| *own == held).is_none() {
             return Err(LinkError::malformed(format!("{held:?} did not come last")));
         }

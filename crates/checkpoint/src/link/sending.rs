@@ -8,7 +8,7 @@ use super::frame::{self, Kind, MESSAGE_BYTES_MAX};
 use super::incoming::Incoming;
 use super::outgoing::{Data, Outgoing};
 use super::{Beating, HEARTBEAT, LinkError, Pace, Session};
-use crate::delta::{Counts, Different, Encoder, Epoch, Held, Known, Shape};
+use crate::delta::{Counts, Different, Encoder, Epoch, HeldEpoch, Known, Shape};
 
 /// Fewer bytes say nothing of a link's rate: sockets take them as they are.
 const RATED_BYTES_MIN: u64 = 8 << 20;
@@ -17,7 +17,7 @@ const RATED_BYTES_MIN: u64 = 8 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// What the other side holds now.
-    pub held: Held,
+    pub held: HeldEpoch,
     /// Pieces and bytes of the epoch.
     pub counts: Counts,
     /// Pieces that differed there and were sent again, with their bytes.
@@ -50,7 +50,7 @@ impl<R: Read, W: Write + Send + 'static> Sending<R, W> {
         to: W,
         pace: Arc<Pace>,
         answer_timeout: Duration,
-    ) -> Result<(Sending<R, W>, Held), LinkError> {
+    ) -> Result<(Sending<R, W>, HeldEpoch), LinkError> {
         let outgoing = Outgoing::new(to, session, pace);
         let mut incoming = Incoming::new(from, session, Some(answer_timeout));
         outgoing.frame(Kind::Hello, 0, &frame::hello(&shape))?;

@@ -14,8 +14,8 @@ use super::frame::{self, HEAD_BYTES, Kind, RUNS_MAX};
 use super::*;
 use crate::PAGE_BYTES;
 use crate::delta::{
-    BlockAt, Blocks, Changed, Decoder, Destination, Different, Encoder, Epoch, Held, Known, NoBlocks, NothingKnown,
-    Options, Piece, Shape, Source, Space, Version, Wanted,
+    BlockAt, Blocks, Changed, Decoder, Destination, Different, Encoder, Epoch, HeldEpoch, Known, NoBlocks,
+    NothingKnown, Options, Piece, Shape, Source, Space, Version, Wanted,
 };
 use crate::take::Cause;
 
@@ -57,7 +57,7 @@ impl Theirs {
 }
 
 impl Destination for Theirs {
-    fn begin(&self, _: u64, _: Held, _: &[Version]) -> Result<(), Cause> {
+    fn begin(&self, _: u64, _: HeldEpoch, _: &[Version]) -> Result<(), Cause> {
         Ok(())
     }
 
@@ -85,7 +85,7 @@ fn streams() -> (UnixStream, UnixStream) {
     (one, other)
 }
 
-fn send(stream: &UnixStream, session: Session) -> (Sending<UnixStream, UnixStream>, Held) {
+fn send(stream: &UnixStream, session: Session) -> (Sending<UnixStream, UnixStream>, HeldEpoch) {
     let halves = [stream, stream].map(|half| half.try_clone().unwrap());
     let [from, to] = halves;
     Sending::begin(session, SHAPE, from, to, Arc::new(Pace::new(None)), ANSWER_TIMEOUT).unwrap()
@@ -201,7 +201,7 @@ fn what_differs_is_asked_for_and_comes_before_the_epoch_counts() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut receiving = accept(&there);
-            receiving.welcome(Held::NOTHING).unwrap();
+            receiving.welcome(HeldEpoch::NOTHING).unwrap();
             let mut decoder = Decoder::new(SHAPE);
             let Received::Epoch(held) = receiving.receive(&mut decoder, &theirs, &Rewritten).unwrap() else { panic!() };
             receiving.acknowledge(held).unwrap();
@@ -236,7 +236,7 @@ fn a_side_that_waits_is_not_silent_and_one_that_hangs_is() {
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut receiving = accept(&there);
-            receiving.welcome(Held::NOTHING).unwrap();
+            receiving.welcome(HeldEpoch::NOTHING).unwrap();
             let received = receiving.receive(&mut Decoder::new(SHAPE), &Theirs::new(), &NoBlocks);
             there.shutdown(Shutdown::Both).unwrap();
             assert!(matches!(received, Err(LinkError::Silent)), "{received:?}");

@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onecopy_checkpoint::delta::{Blocks, Decoder, Held, NoBlocks, Shape};
+use onecopy_checkpoint::delta::{Blocks, Decoder, HeldEpoch, NoBlocks, Shape};
 use onecopy_checkpoint::link::{FailureSender, Received, Receiving};
 use onecopy_checkpoint::memory::GuestMemory;
 use onecopy_checkpoint::restore::{Prefix, stream};
@@ -170,7 +170,7 @@ fn first_rounds(
     mut link: DestinationLink,
     record: &Arrival,
 ) -> Result<First, String> {
-    link.welcome(Held::NOTHING).map_err(words)?;
+    link.welcome(HeldEpoch::NOTHING).map_err(words)?;
     let Said::Hello { token, hardware } = said(&mut link)? else {
         return Err("it does not say what it is".to_owned());
     };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use onecopy_checkpoint::PAGE_BYTES;
-use onecopy_checkpoint::delta::{Destination, Held, Space, Version};
+use onecopy_checkpoint::delta::{Destination, HeldEpoch, Space, Version};
 use onecopy_checkpoint::take::Cause;
 
 /// The file that is, or will be, the memory of the machine that comes. Without its source it is of no use: what comes
@@ -26,8 +26,8 @@ impl MemoryFile {
 }
 
 impl Destination for MemoryFile {
-    fn begin(&self, _: u64, since: Held, _: &[Version]) -> Result<(), Cause> {
-        match self.is_new == (since == Held::NOTHING) {
+    fn begin(&self, _: u64, since: HeldEpoch, _: &[Version]) -> Result<(), Cause> {
+        match self.is_new == (since == HeldEpoch::NOTHING) {
             true => Ok(()),
             false => Err("it begins anew in its middle".into()),
         }

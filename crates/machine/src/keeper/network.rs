@@ -149,7 +149,7 @@ pub(super) async fn announce(home: &MachineHome, addresses: Vec<std::net::IpAddr
 }
 
 /// The network's part of a take: what a machine sends that is held.
-pub(super) struct Held<'a> {
+pub(super) struct HeldOutput<'a> {
     home: &'a MachineHome,
     handle: &'a Handle,
     is_held: bool,
@@ -158,24 +158,24 @@ pub(super) struct Held<'a> {
 }
 
 /// Of a machine whose output is not held nothing is cut.
-pub(super) fn of<'a>(home: &'a MachineHome, handle: &'a Handle) -> Result<Held<'a>, String> {
+pub(super) fn of<'a>(home: &'a MachineHome, handle: &'a Handle) -> Result<HeldOutput<'a>, String> {
     let told = async { NetworkClient::connect(home).await?.ask::<ServedNetwork>(Request::Info).await };
     let is_held = match handle.block_on(told) {
         Ok(told) => told.statistics.holding,
         Err(reason) if is_to_hold(home) => return Err(reason),
         Err(_) => false,
     };
-    Ok(Held { home, handle, is_held, epoch: None })
+    Ok(HeldOutput { home, handle, is_held, epoch: None })
 }
 
-impl Held<'_> {
+impl HeldOutput<'_> {
     fn ask<T: serde::de::DeserializeOwned>(&self, request: Request) -> Result<T, Cause> {
         let asked = async { NetworkClient::connect(self.home).await?.ask(request).await };
         Ok(self.handle.block_on(asked)?)
     }
 }
 
-impl take::Network for Held<'_> {
+impl take::Network for HeldOutput<'_> {
     fn drain(&mut self) -> Result<(), Cause> {
         if self.is_held { self.ask(Request::Drain) } else { Ok(()) }
     }

@@ -54,7 +54,7 @@ fn an_epoch_of_another_machine_or_out_of_order_is_refused() {
 fn a_machine_that_cannot_be_written_ends_the_epoch() {
     struct Broken;
     impl Destination for Broken {
-        fn begin(&self, _: u64, _: Held, _: &[Version]) -> Result<(), Cause> {
+        fn begin(&self, _: u64, _: HeldEpoch, _: &[Version]) -> Result<(), Cause> {
             Ok(())
         }
         fn read(&self, _: Space, _: u64, _: &mut [u8]) -> Result<(), Cause> {

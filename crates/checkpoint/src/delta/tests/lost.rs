@@ -58,7 +58,7 @@ fn another_side_that_holds_something_else_gets_all() {
     let mut pair = Pair::new();
     pair.memory.now[..500].fill_with(|| text(&mut random));
     pair.send();
-    for held in [Held::NOTHING, Held { digest: [1; 32], ..pair.encoder.acknowledged() }] {
+    for held in [HeldEpoch::NOTHING, HeldEpoch { digest: [1; 32], ..pair.encoder.acknowledged() }] {
         assert!(!pair.encoder.resume(held).unwrap());
         pair.memory.acknowledged = zeros(PAGES);
         pair.theirs.spaces()[0].fill(noise(&mut random));
@@ -97,10 +97,10 @@ fn one_epoch_is_under_way_at_a_time() {
     let refused = encoder.encode(&epoch, &mut NothingKnown, &mut Vec::new()).unwrap_err();
     assert!(matches!(refused, DeltaError::Epoch { .. }), "{refused}");
     // Nor does one follow another that broke.
-    encoder.resume(Held::NOTHING).unwrap();
+    encoder.resume(HeldEpoch::NOTHING).unwrap();
     encoder.encode(&epoch, &mut NothingKnown, &mut Full).unwrap_err();
     encoder.encode(&epoch, &mut NothingKnown, &mut Vec::new()).unwrap_err();
-    encoder.resume(Held::NOTHING).unwrap();
+    encoder.resume(HeldEpoch::NOTHING).unwrap();
     encoder.encode(&epoch, &mut NothingKnown, &mut Vec::new()).unwrap();
 }
 

@@ -103,8 +103,8 @@ impl Theirs {
 }
 
 impl Destination for Theirs {
-    fn begin(&self, _: u64, since: Held, versions: &[Version]) -> Result<(), Cause> {
-        if since == Held::NOTHING {
+    fn begin(&self, _: u64, since: HeldEpoch, versions: &[Version]) -> Result<(), Cause> {
+        if since == HeldEpoch::NOTHING {
             self.spaces()[0] = zeros(PAGES);
         }
         match versions.iter().find(|version| !self.versions.lock().unwrap().contains_key(version)) {

@@ -30,7 +30,7 @@ fn a_block_that_is_rewritten_before_it_is_read_is_found_and_its_pages_travel_aga
     assert!(different.pages.contains(&40) && different.pages.contains(&299) && different.pages.contains(&1000));
     assert_eq!((&different.blocks[..], different.devices), (&[700][..], false));
     assert!(different.pages.len() <= 3 * 32, "those of three digests: {different:?}");
-    assert_eq!(pair.decoder.held(), Held::NOTHING, "it does not count");
+    assert_eq!(pair.decoder.held(), HeldEpoch::NOTHING, "it does not count");
     let again = pair.repair(&different);
     let decoded = pair.decode(&again).unwrap();
     pair.acknowledge(&decoded);
