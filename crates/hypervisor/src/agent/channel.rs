@@ -66,14 +66,14 @@ impl Shared {
     }
 
     /// Nobody is answered any more who waits now.
-    pub(super) fn forget(&self, reason: &str) {
+    fn forget(&self, reason: &str) {
         let forgotten = std::mem::take(&mut self.state().by_id).len();
         if forgotten > 0 {
             tracing::debug!(forgotten, reason, "requests to a guest's agent are lost");
         }
     }
 
-    fn lose(&self, reason: String) {
+    pub(super) fn lose(&self, reason: String) {
         self.lost.send_if_modified(|lost| match lost {
             Some(_) => false,
             None => {

@@ -3,9 +3,10 @@
 //! ```text
 //!            connect                    greeting
 //!  nothing ──────────> Greeting ───────────────────> Ready ──┐ requests, several at once
-//!                         ^  └─ hello again, each with an id of its own
-//!                         |          resync                  |
-//!                         └──────────────────────────────────┘ what was under way is lost
+//!                            └─ hello again, each with an id of its own
+//!                                                            | a probe's hello tells of another boot
+//!                                                            v
+//!                                                          Lost: what was under way, too
 //! ```
 //!
 //! The channel has no beginning: what an earlier host or an earlier life of the guest has left in it may come first, in
@@ -100,16 +101,6 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Begins anew on the same connection: after the guest was restored, copied or reset. What is under way is lost.
-    ///
-    /// # Errors
-    /// Those of [`Agent::connect`].
-    pub async fn resync(&self, timeout: Duration) -> Result<Greeting, HypervisorError> {
-        self.inner.shared.forget("the connection begins anew");
-        self.greet(Instant::now() + timeout, timeout).await?;
-        Ok(self.greeting())
-    }
-
     /// Who answers: versions, and the guest's boot.
     pub fn greeting(&self) -> Greeting {
         self.inner.shared.greeting().expect("an agent is made when it has answered")
@@ -125,7 +116,8 @@ impl Agent {
         self.inner.shared.wait_lost().await;
     }
 
-    /// Whether the agent answers at all: a hello, which waits behind no other request and for nothing in the guest.
+    /// Whether the agent answers at all: a hello, which waits behind no other request and for nothing in the guest. A
+    /// guest that has booted anew knows nothing of what was asked before: the connection is lost.
     ///
     /// # Errors
     /// [`HypervisorError::AgentUnresponsive`], [`HypervisorError::AgentLost`].
@@ -133,7 +125,13 @@ impl Agent {
         let command = Command::Hello(Hello { oldest: VERSION_OLDEST, newest: VERSION_NEWEST });
         let name = requests::name(&command);
         match tokio::time::timeout(timeout, self.exchange(name, command, |_| {})).await {
-            // Whatever it says, it is there.
+            Ok(Ok(Answer::Hello(greeting))) if bounded(greeting.clone()).boot_id != self.greeting().boot_id => {
+                self.inner.shared.lose("the guest has booted anew".to_owned());
+                // QEMU serves the next connection when this one is closed.
+                self.inner.tasks.iter().for_each(JoinHandle::abort);
+                Err(self.lost_error(name))
+            }
+            // Whatever else it says, it is there.
             Ok(Ok(_) | Err(HypervisorError::Agent { .. })) => Ok(()),
             Ok(Err(error)) => Err(error),
             Err(_) => Err(HypervisorError::AgentUnresponsive { command: name.to_owned(), waited: timeout }),
