@@ -1,9 +1,11 @@
 //! Machines with a server and a workload in each, made by a user's commands, in a directory that goes away.
 
+use std::ffi::OsString;
 use std::fs::Permissions;
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -63,6 +65,23 @@ impl Guests {
         let complaint = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "onecopy {}: {}", arguments.join(" "), complaint.trim());
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The directory of them all.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Begins a command that serves others, and says with its first line where; that is the last word of it.
+    pub fn serve(&self, arguments: &[OsString]) -> anyhow::Result<(Child, String)> {
+        let mut command = Command::new(&self.program);
+        command.args(arguments).env("ONECOPY_DIR", &self.root).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("it was piped")?).read_line(&mut line)?;
+        let address = line.trim().trim_end_matches('.').rsplit(' ').next().unwrap_or_default();
+        ensure!(address.contains(':'), "{arguments:?} does not serve");
+        Ok((child, address.to_owned()))
     }
 
     /// Makes a machine that runs, with the program of the workloads.

@@ -12,6 +12,7 @@ mod head;
 mod interruption;
 mod machine;
 mod memory;
+mod migration;
 mod pgbench;
 mod plot;
 mod process_cpu;
@@ -43,6 +44,8 @@ enum Experiment {
     Checkpoint(checkpoint::CheckpointOptions),
     /// Forks of a machine: how soon they answer, how fast they are, and what memory is their own.
     Fork(fork::ForkOptions),
+    /// A machine that goes to another host: seconds, bytes and pause, against QEMU's own migration.
+    Migration(migration::MigrationOptions),
     #[command(hide = true)]
     DiskServer(virtual_disk::ServeOptions),
     /// A cluster with two followers, a web shop's load, and an anomaly that does not happen.
@@ -70,6 +73,7 @@ fn run(experiment: Experiment) -> anyhow::Result<()> {
             Experiment::Disk(options) => until_interrupted(virtual_disk::run(&options)).await,
             Experiment::Checkpoint(options) => until_interrupted(checkpoint::run(&options)).await,
             Experiment::Fork(options) => until_interrupted(fork::run(&options)).await,
+            Experiment::Migration(options) => until_interrupted(migration::run(&options)).await,
             Experiment::DiskServer(options) => virtual_disk::serve(&options),
             Experiment::Demo(options) => demo::run(options).await,
         }
