@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io::Write;
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use onecopy_pagemap::{Bounds, Found, PageMap, content_hash};
 
 use super::choice::Worth;
 use super::format::{Begin, End, Form, Kind, PART_PIECES_MAX, write_part};
-use super::part::{Part, Plan, Planned, ZSTD_LEVEL, xor};
+use super::part::{Made, Part, Plan, Planned, ZSTD_LEVEL, xor};
 use super::{
     BlockAt, Changed, Counts, DeltaError, Different, Epoch, HELD_PAGES_MAX, HeldEpoch, Known, Piece, Shape, Source,
     Space, VERSIONS_MAX, Version, Wanted, threads,
@@ -15,7 +16,7 @@ use super::{
 use crate::PAGE_BYTES;
 use crate::restore::DEVICES_BYTES_MAX;
 
-/// Parts that are made at once: 8 MiB of content.
+/// Parts that are made at once, and as many wait to be written: 8 MiB of content each.
 const PARTS: usize = 4;
 /// Pieces of a part, if there are as many: a small epoch is work for all threads, too.
 const PART_PIECES_MIN: usize = 64;
@@ -129,7 +130,7 @@ impl Encoder {
         &mut self,
         epoch: &Epoch<'_>,
         known: &mut dyn Known,
-        to: &mut impl Write,
+        to: &mut (impl Write + Send),
     ) -> Result<Counts, DeltaError> {
         self.check(epoch)?;
         let begin = Begin {
@@ -145,15 +146,18 @@ impl Encoder {
         let changed_blocks = epoch.disk.map_or(&[][..], |disk| disk.numbers);
         self.under_way.clear();
         let worth = Worth::of(self.options.link_bytes_per_second, self.options.threads);
-        self.each_stride(Space::Memory, epoch.memory, &mut out, worth, |encoder, planned, hashes| {
-            encoder.plan_pages(planned, hashes, changed_blocks, epoch.versions.len(), known)
-        })?;
-        if let Some(disk) = epoch.disk {
-            self.each_stride(Space::Disk, disk, &mut out, worth, |encoder, planned, hashes| {
-                encoder.plan_blocks(planned, hashes);
-                Ok(())
+        out.while_made(|parts| {
+            self.each_stride(Space::Memory, epoch.memory, parts, worth, |encoder, planned, hashes| {
+                encoder.plan_pages(planned, hashes, changed_blocks, epoch.versions.len(), known)
             })?;
-        }
+            match epoch.disk {
+                Some(disk) => self.each_stride(Space::Disk, disk, parts, worth, |encoder, planned, hashes| {
+                    encoder.plan_blocks(planned, hashes);
+                    Ok(())
+                }),
+                None => Ok(()),
+            }
+        })?;
         self.send_devices(epoch.devices, true, &mut out)?;
         let digest = *out.hasher.finalize().as_bytes();
         out.end(digest)?;
@@ -193,12 +197,12 @@ impl Encoder {
         Ok(())
     }
 
-    /// Reads, plans and sends the pieces of a space, some parts at a time.
-    fn each_stride<W: Write>(
+    /// Reads and plans the pieces of a space and makes parts of them, some at a time.
+    fn each_stride(
         &mut self,
         space: Space,
         changed: Changed<'_>,
-        out: &mut Out<'_, W>,
+        made: &SyncSender<Made>,
         worth: Worth,
         mut plan: impl FnMut(&mut Encoder, &mut [Planned], &[u128]) -> Result<(), DeltaError>,
     ) -> Result<(), DeltaError> {
@@ -222,8 +226,9 @@ impl Encoder {
             let mut parts: Vec<Part<'_>> =
                 pieces.map(|(planned, content)| Part::new(space, planned, content)).collect();
             threads::each(threads, parts.iter_mut(), |part| part.make(changed.source, worth))?;
-            for part in &parts {
-                out.pieces(part)?;
+            for part in parts {
+                // Who does not take it any more has had an error, which is the one that is told.
+                made.send(part.into_made()).map_err(|_| DeltaError::malformed("given up"))?;
             }
         }
         Ok(())
@@ -315,7 +320,12 @@ impl Encoder {
         }
     }
 
-    fn send_devices<W: Write>(&self, devices: &[u8], may_differ: bool, out: &mut Out<'_, W>) -> Result<(), DeltaError> {
+    fn send_devices<W: Write + Send>(
+        &self,
+        devices: &[u8],
+        may_differ: bool,
+        out: &mut Out<'_, W>,
+    ) -> Result<(), DeltaError> {
         let is_difference = may_differ && devices.len() == self.devices.len() && !devices.is_empty();
         let mut plain = devices.to_vec();
         if is_difference {
@@ -337,7 +347,7 @@ impl Encoder {
         &mut self,
         epoch: &Epoch<'_>,
         different: &Different,
-        to: &mut impl Write,
+        to: &mut (impl Write + Send),
     ) -> Result<Counts, DeltaError> {
         let no = |what: &str| DeltaError::Epoch { epoch: epoch.number, what: what.to_owned() };
         let sent = self.sent.as_ref().filter(|sent| sent.held.epoch == epoch.number);
@@ -354,7 +364,7 @@ impl Encoder {
             }
             let again = Changed { numbers, ..*changed };
             // They are planned as they are read: zeros, or content.
-            self.each_stride(*space, again, &mut out, worth, |_, _, _| Ok(()))?;
+            out.while_made(|parts| self.each_stride(*space, again, parts, worth, |_, _, _| Ok(())))?;
         }
         if different.devices {
             self.send_devices(epoch.devices, false, &mut out)?;
@@ -454,14 +464,26 @@ struct Out<'a, W> {
     counts: Counts,
 }
 
-impl<W: Write> Out<'_, W> {
+impl<W: Write + Send> Out<'_, W> {
+    /// Writes parts while the next ones are made: a link that is slow holds nobody up before it must.
+    fn while_made(&mut self, make: impl FnOnce(&SyncSender<Made>) -> Result<(), DeltaError>) -> Result<(), DeltaError> {
+        std::thread::scope(|scope| {
+            let (parts, to_write) = sync_channel::<Made>(PARTS);
+            let writing = scope.spawn(move || to_write.iter().try_for_each(|part| self.pieces(&part)));
+            let made = make(&parts);
+            drop(parts);
+            let written = writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            written.and(made)
+        })
+    }
+
     fn part(&mut self, kind: Kind, body: &[u8]) -> Result<(), DeltaError> {
         write_part(self.to, kind, body)?;
         self.counts.bytes += 5 + body.len() as u64;
         Ok(())
     }
 
-    fn pieces(&mut self, part: &Part<'_>) -> Result<(), DeltaError> {
+    fn pieces(&mut self, part: &Made) -> Result<(), DeltaError> {
         self.counts.add(&part.counts);
         if part.is_empty() {
             return Ok(());

@@ -36,27 +36,24 @@ pub(super) struct Planned {
 
 /// A part being made.
 pub(super) struct Part<'a> {
-    pub(super) space: Space,
-    pub(super) planned: &'a [Planned],
+    space: Space,
+    planned: &'a [Planned],
     /// The content of each.
-    pub(super) content: &'a [Piece],
-    /// Runs and digests, for the epoch's digest; the whole.
+    content: &'a [Piece],
+    made: Made,
+}
+
+/// A part that was made.
+#[derive(Default)]
+pub(super) struct Made {
     pub(super) body: Vec<u8>,
-    pub(super) digests_at: usize,
-    pub(super) runs_bytes: usize,
+    digests_at: usize,
+    runs_bytes: usize,
     pub(super) counts: Counts,
 }
 
-/// Bytes before the runs.
-pub(super) const RUNS_AT: usize = 7;
-
-impl<'a> Part<'a> {
-    pub(super) fn new(space: Space, planned: &'a [Planned], content: &'a [Piece]) -> Part<'a> {
-        let counts = Counts::default();
-        Part { space, planned, content, body: Vec::new(), digests_at: 0, runs_bytes: 0, counts }
-    }
-
-    /// What belongs into the epoch's digest.
+impl Made {
+    /// What belongs into the epoch's digest: runs and digests.
     pub(super) fn told(&self) -> [&[u8]; 2] {
         [&self.body[..RUNS_AT + self.runs_bytes], &self.body[self.digests_at..]]
     }
@@ -64,6 +61,20 @@ impl<'a> Part<'a> {
     /// Whether all of its pieces are left out.
     pub(super) fn is_empty(&self) -> bool {
         self.body.is_empty()
+    }
+}
+
+/// Bytes before the runs.
+pub(super) const RUNS_AT: usize = 7;
+
+impl<'a> Part<'a> {
+    pub(super) fn new(space: Space, planned: &'a [Planned], content: &'a [Piece]) -> Part<'a> {
+        Part { space, planned, content, made: Made::default() }
+    }
+
+    /// What was made.
+    pub(super) fn into_made(self) -> Made {
+        self.made
     }
 
     /// Compresses what is to be, and puts the part together.
@@ -137,7 +148,7 @@ impl<'a> Part<'a> {
         let mut runs: Vec<Run> = Vec::new();
         let mut literals = 0;
         for (Planned { number, .. }, form) in self.planned.iter().zip(forms) {
-            self.counts.count(*form);
+            self.made.counts.count(*form);
             let Some(form) = *form else { continue };
             literals += usize::from(form == Form::Literal);
             if !runs.last_mut().is_some_and(|run| run.extend(*number, form)) {
@@ -149,11 +160,11 @@ impl<'a> Part<'a> {
         }
         let mut bytes = Vec::new();
         runs_to_bytes(&runs, &mut bytes);
-        self.runs_bytes = bytes.len();
-        self.counts.runs += runs.len() as u64;
+        self.made.runs_bytes = bytes.len();
+        self.made.counts.runs += runs.len() as u64;
         let compressed: usize = groups.iter().map(|group| 4 + group.len()).sum();
         let digests = forms.len().div_ceil(DIGEST_PIECES) * DIGEST_BYTES;
-        let body = &mut self.body;
+        let body = &mut self.made.body;
         body.reserve_exact(RUNS_AT + bytes.len() + compressed + literals * PAGE_BYTES + digests);
         body.push(space_byte(self.space));
         body.extend(u16::try_from(runs.len()).expect("a part has few pieces").to_le_bytes());
@@ -169,7 +180,7 @@ impl<'a> Part<'a> {
                 body.extend_from_slice(content);
             }
         }
-        self.digests_at = body.len();
+        self.made.digests_at = body.len();
         let mut digest = Digest::new(self.space);
         for ((Planned { number, .. }, content), form) in pieces() {
             if form.is_some_and(|form| form != Form::Zero)

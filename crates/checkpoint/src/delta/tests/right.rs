@@ -1,5 +1,9 @@
 //! What travels arrives, by the way that is the cheapest.
 
+use std::io::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
 use rand::SeedableRng;
 
 use super::*;
@@ -173,4 +177,55 @@ pub(super) fn change(pair: &mut Pair, random: &mut StdRng) {
             },
         }
     }
+}
+
+/// Pages that are counted as they are read.
+struct Counted(AtomicU64);
+
+impl Source for Counted {
+    fn read(&self, number: u64, into: &mut Piece) -> Result<(), Cause> {
+        self.0.fetch_add(1, Relaxed);
+        into.fill(u8::try_from(number % 251 + 1).expect("it fits"));
+        Ok(())
+    }
+
+    fn read_acknowledged(&self, _: u64, _: &mut Piece) -> Result<bool, Cause> {
+        Ok(false)
+    }
+}
+
+/// A link that takes no page before more of them were read than are made at once.
+struct Late<'a> {
+    read: &'a Counted,
+    awaited: u64,
+}
+
+impl Write for Late<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let until = Instant::now() + Duration::from_secs(60);
+        while (1..self.awaited).contains(&self.read.0.load(Relaxed)) {
+            assert!(Instant::now() < until, "nothing is read while the link takes nothing");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Spec: D6
+#[test]
+fn pages_are_read_and_compressed_while_the_link_takes_the_ones_before() {
+    let at_once = 2048;
+    let shape = Shape { memory_bytes: 3 * at_once * PAGE_BYTES as u64, disk_bytes: 0, disk_travels: false };
+    let memory = Counted(AtomicU64::new(0));
+    let numbers: Vec<u64> = (0..3 * at_once).collect();
+    let changed = Changed { numbers: &numbers, source: &memory };
+    let epoch = Epoch { number: 1, versions: &[], memory: changed, disk: None, devices: &[] };
+    let mut encoder = Encoder::new(shape, Options::new(SEED)).unwrap();
+    let mut link = Late { read: &memory, awaited: at_once + 1 };
+    let counts = encoder.encode(&epoch, &mut NothingKnown, &mut link).unwrap();
+    assert_eq!(counts.pieces(), 3 * at_once);
 }
