@@ -9,6 +9,7 @@ mod harness;
 #[path = "../faults/wire.rs"]
 mod wire;
 
+mod as_on_one_server;
 mod atomic_batches;
 mod changed_tables;
 mod commits_under_way;

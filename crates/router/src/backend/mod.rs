@@ -93,7 +93,7 @@ impl BackendError {
     /// What a client is told of it.
     pub fn to_sql(&self) -> SqlError {
         match self {
-            BackendError::Sql { fields, .. } => SqlError::error(&fields.code, fields.message.clone()),
+            BackendError::Sql { fields, .. } => SqlError::from(fields.clone()),
             BackendError::Connect { .. }
             | BackendError::TimedOut { .. }
             | BackendError::Removed { .. }

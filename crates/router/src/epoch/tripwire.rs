@@ -50,6 +50,6 @@ async fn refuse_foreign(leader: &mut Backend) -> Result<(), BackendError> {
          this database, and the router makes it anew"
     );
     let code = sqlstate::OBJECT_NOT_IN_PREREQUISITE_STATE.to_owned();
-    let fields = ErrorFields { severity: "ERROR".to_owned(), code, message };
+    let fields = ErrorFields { severity: "ERROR".to_owned(), code, message, ..ErrorFields::default() };
     Err(BackendError::Sql { server: leader.server.name.clone(), fields })
 }

@@ -126,7 +126,7 @@ impl Session {
             };
             if let Some(fields) = relayed.own_error {
                 uncounted.leave();
-                return self.refused(leader.backend, SqlError::error(&fields.code, fields.message)).await;
+                return self.refused(leader.backend, SqlError::from(fields)).await;
             }
             let commit = if has_written(&relayed.own_rows) {
                 uncounted.into_commit()
@@ -272,9 +272,11 @@ fn is_overtaken(error: &mut ErrorFields) -> bool {
 /// What came of a COMMIT that was answered.
 fn came_of(relayed: Relayed) -> Committed {
     match relayed.own_error {
-        Some(fields) => Committed::Error(
-            SqlError::error(&fields.code, fields.message).hint("The transaction might succeed if retried."),
-        ),
+        Some(fields) => {
+            let error = SqlError::from(fields);
+            let may_succeed = error.code.starts_with(sqlstate::TRANSACTION_ROLLBACK_CLASS) && !error.has_hint();
+            Committed::Error(if may_succeed { error.hint("The transaction might succeed if retried.") } else { error })
+        }
         None if relayed.own_tag.starts_with(b"ROLLBACK") => Committed::RolledBack,
         None => Committed::Yes,
     }

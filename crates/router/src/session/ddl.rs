@@ -202,7 +202,7 @@ impl Session {
         put_own(&mut leader.backend, CHANGED, false, &mut expected);
         let relayed = match self.own_statements(&mut leader.backend, expected).await? {
             Ok(Relayed { own_error: Some(fields), .. }) => {
-                return Ok(Err(NotSent::Refused(SqlError::error(&fields.code, fields.message))));
+                return Ok(Err(NotSent::Refused(SqlError::from(fields))));
             }
             Ok(relayed) => relayed,
             Err(error) => return Ok(Err(NotSent::Lost(error))),

@@ -179,9 +179,7 @@ impl Session {
         self.statement_ended();
         match result {
             Ok(Relayed { own_error: None, .. }) => Ok(Ok(())),
-            Ok(Relayed { own_error: Some(fields), .. }) => {
-                Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))))
-            }
+            Ok(Relayed { own_error: Some(fields), .. }) => Ok(Err(Reported::Here(SqlError::from(fields)))),
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => {
                 let start = self.client.output.len();

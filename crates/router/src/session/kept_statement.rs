@@ -240,7 +240,7 @@ impl Session {
         self.client.output.truncate(start);
         match result {
             Ok(relayed) => match relayed.error.or(relayed.own_error) {
-                Some(fields) => Err(Unfit { error: SqlError::error(&fields.code, fields.message), is_whole: true }),
+                Some(fields) => Err(Unfit { error: SqlError::from(fields), is_whole: true }),
                 None => Ok(()),
             },
             Err(RelayError::Client(error)) => Err(lost(SqlError::error("08006", error.to_string()))),

@@ -438,7 +438,7 @@ async fn greet(
             Ok(relayed) => {
                 if let Some(fields) = relayed.own_error {
                     client.output.clear();
-                    return Err(fatal(SqlError::error(&fields.code, fields.message)));
+                    return Err(fatal(SqlError::from(fields)));
                 }
             }
             Err(error) => return Err(fatal(SqlError::error(sqlstate::CANNOT_CONNECT_NOW, error.to_string()))),

@@ -314,7 +314,7 @@ impl Session {
         };
         if let Some(fields) = relayed.own_error {
             self.take_back(start, went_out);
-            return Ok(Err(Reported::Here(SqlError::error(&fields.code, fields.message))));
+            return Ok(Err(Reported::Here(SqlError::from(fields))));
         }
         self.after_leader_statement(traits, relayed.error.is_none());
         if let Some(fields) = relayed.error {

@@ -225,9 +225,7 @@ impl Session {
         self.statement_ended();
         Ok(match result {
             Ok(Relayed { own_error: None, .. }) => Ok(()),
-            Ok(Relayed { own_error: Some(fields), .. }) => {
-                Err(Unfit { error: SqlError::error(&fields.code, fields.message), is_whole: true })
-            }
+            Ok(Relayed { own_error: Some(fields), .. }) => Err(Unfit { error: SqlError::from(fields), is_whole: true }),
             Err(RelayError::Client(error)) => return Err(error.into()),
             Err(error) => {
                 let error = self.server_lost(&backend.server.name, &error, final_error);

@@ -32,12 +32,16 @@ pub mod sqlstate {
     pub const INVALID_AUTHORIZATION: &str = "28000";
     /// invalid_password
     pub const INVALID_PASSWORD: &str = "28P01";
+    /// What the codes of class 40, transaction_rollback, begin with.
+    pub const TRANSACTION_ROLLBACK_CLASS: &str = "40";
     /// serialization_failure
     pub const SERIALIZATION_FAILURE: &str = "40001";
     /// invalid_cursor_name
     pub const INVALID_CURSOR_NAME: &str = "34000";
     /// duplicate_prepared_statement
     pub const DUPLICATE_PREPARED_STATEMENT: &str = "42P05";
+    /// lock_not_available
+    pub const LOCK_NOT_AVAILABLE: &str = "55P03";
     /// cant_change_runtime_param
     pub const CANNOT_CHANGE_RUNTIME_PARAM: &str = "55P02";
     /// insufficient_privilege
@@ -72,16 +76,14 @@ pub struct SqlError {
     pub code: String,
     /// What failed, on what.
     pub message: String,
-    /// Why.
-    pub detail: Option<String>,
-    /// What to do.
-    pub hint: Option<String>,
+    /// The rest, by the fields' letters: why, what to do, the constraint's name, the context and so on.
+    pub others: Vec<(u8, Bytes)>,
 }
 
 impl SqlError {
     /// An error after which the session goes on.
     pub fn error(code: &str, message: impl Into<String>) -> SqlError {
-        SqlError { severity: "ERROR", code: code.to_owned(), message: message.into(), detail: None, hint: None }
+        SqlError { severity: "ERROR", code: code.to_owned(), message: message.into(), others: Vec::new() }
     }
 
     /// An error with which the session ends.
@@ -90,34 +92,40 @@ impl SqlError {
     }
 
     /// Adds the reason.
-    pub fn detail(mut self, detail: impl Into<String>) -> SqlError {
-        self.detail = Some(detail.into());
-        self
+    pub fn detail(self, detail: impl Into<String>) -> SqlError {
+        self.with(b'D', detail.into())
     }
 
     /// Adds the remedy.
-    pub fn hint(mut self, hint: impl Into<String>) -> SqlError {
-        self.hint = Some(hint.into());
+    pub fn hint(self, hint: impl Into<String>) -> SqlError {
+        self.with(b'H', hint.into())
+    }
+
+    /// Whether it says what to do.
+    pub fn has_hint(&self) -> bool {
+        self.others.iter().any(|(kind, _)| *kind == b'H')
+    }
+
+    fn with(mut self, kind: u8, text: String) -> SqlError {
+        self.others.retain(|(known, _)| *known != kind);
+        self.others.push((kind, text.into()));
         self
     }
 
     /// Appends the `ErrorResponse` message.
     pub fn encode(&self, output: &mut BytesMut) {
         let start = super::begin_message(output, b'E');
-        let mut field = |kind: u8, value: &str| {
+        let mut field = |kind: u8, value: &[u8]| {
             output.put_u8(kind);
-            output.put_slice(value.as_bytes());
+            output.put_slice(value);
             output.put_u8(0);
         };
-        field(b'S', self.severity);
-        field(b'V', self.severity);
-        field(b'C', &self.code);
-        field(b'M', &self.message);
-        if let Some(detail) = &self.detail {
-            field(b'D', detail);
-        }
-        if let Some(hint) = &self.hint {
-            field(b'H', hint);
+        field(b'S', self.severity.as_bytes());
+        field(b'V', self.severity.as_bytes());
+        field(b'C', self.code.as_bytes());
+        field(b'M', self.message.as_bytes());
+        for (kind, value) in &self.others {
+            field(*kind, value);
         }
         output.put_u8(0);
         super::end_message(output, start);
@@ -133,28 +141,40 @@ pub struct ErrorFields {
     pub code: String,
     /// The message.
     pub message: String,
+    /// The rest, by the fields' letters: detail, hint, the constraint's name and so on.
+    pub others: Box<[(u8, Bytes)]>,
+}
+
+/// A server's words of a statement of the router's own: where in that the error is says nothing to a client.
+impl From<ErrorFields> for SqlError {
+    fn from(fields: ErrorFields) -> SqlError {
+        let others = fields.others.into_iter().filter(|(kind, _)| *kind != b'P').collect();
+        SqlError { others, ..SqlError::error(&fields.code, fields.message) }
+    }
 }
 
 impl ErrorFields {
     /// Reads the fields of an `ErrorResponse` body; what is missing stays empty.
     pub fn parse(body: &Bytes) -> ErrorFields {
-        let mut fields = ErrorFields::default();
+        let (mut fields, mut others) = (ErrorFields::default(), Vec::new());
         let mut rest: &[u8] = body;
         while let Some((&kind, after)) = rest.split_first() {
             if kind == 0 {
                 break;
             }
             let Some(end) = after.iter().position(|&byte| byte == 0) else { break };
-            let value = String::from_utf8_lossy(&after[..end]).into_owned();
+            let value = &after[..end];
+            let text = || String::from_utf8_lossy(value).into_owned();
             match kind {
-                b'V' => fields.severity = value,
-                b'C' => fields.code = value,
-                b'M' => fields.message = value,
-                _ => {}
+                b'S' => {}
+                b'V' => fields.severity = text(),
+                b'C' => fields.code = text(),
+                b'M' => fields.message = text(),
+                _ => others.push((kind, body.slice_ref(value))),
             }
             rest = &after[end + 1..];
         }
-        fields
+        ErrorFields { others: others.into(), ..fields }
     }
 }
 
@@ -170,6 +190,33 @@ mod tests {
         assert_eq!(u32::from_be_bytes([output[1], output[2], output[3], output[4]]) as usize, output.len() - 1);
         let fields = ErrorFields::parse(&output.freeze().slice(5..));
         assert_eq!((fields.severity.as_str(), fields.code.as_str(), fields.message.as_str()), ("FATAL", "28P01", "no"));
+    }
+
+    #[test]
+    fn what_a_server_says_beside_its_message_goes_to_the_client() {
+        let said: [(u8, &str); 8] = [
+            (b'S', "FEHLER"),
+            (b'V', "ERROR"),
+            (b'C', "23505"),
+            (b'M', "duplicate key"),
+            (b'D', "Key (i)=(1) already exists."),
+            (b'P', "7"),
+            (b'n', "du_u"),
+            (b'R', "_bt_check_unique"),
+        ];
+        let mut body: Vec<u8> =
+            said.iter().flat_map(|(kind, text)| [&[*kind], text.as_bytes(), &[0]].concat()).collect();
+        body.push(0);
+        let mut output = BytesMut::new();
+        SqlError::from(ErrorFields::parse(&body.into())).encode(&mut output);
+        let again = ErrorFields::parse(&output.freeze().slice(5..));
+        assert_eq!((&*again.severity, &*again.code, &*again.message), ("ERROR", "23505", "duplicate key"));
+        let others = [(b'D', "Key (i)=(1) already exists."), (b'n', "du_u"), (b'R', "_bt_check_unique")];
+        assert_eq!(
+            *again.others,
+            others.map(|(kind, text)| (kind, Bytes::from(text))),
+            "but where in the router's words"
+        );
     }
 
     #[test]
