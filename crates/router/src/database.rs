@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::Semaphore;
@@ -25,6 +25,7 @@ use crate::sql::{
     classify_without_catalog, fingerprint_hash, readable,
 };
 use crate::state::SerializableTransactions;
+use crate::wire::sqlstate;
 
 /// Statements remembered as updates although they look like reads, or as long; forgotten all at once beyond this.
 const REMEMBERED_MAX: usize = 10_000;
@@ -44,6 +45,16 @@ const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 /// beyond what many thousands of tables take.
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How long the catalog waits for a lock. Who holds it may wait for the catalog itself, which PostgreSQL cannot see.
+const CATALOG_LOCK_TIMEOUT: &str = "SET lock_timeout = '100ms'";
+/// So often for what cannot be left out: tables of PostgreSQL's own catalog.
+const CATALOG_LOCK_TRIES_MAX: u32 = 100;
+
+/// A catalog in which something was locked is read anew after this.
+const PARTIAL_CATALOG_AGE_MAX: Duration = Duration::from_secs(1);
+/// And sooner, but not more often than this, before a statement counts as unknown code by it.
+const PARTIAL_CATALOG_AGE_MIN: Duration = Duration::from_millis(100);
+
 /// Server processes in this database that write, or run a statement that may write; dumps are let go on.
 const LEFT_RUNNING: &str = "FROM pg_catalog.pg_stat_activity WHERE datname = pg_catalog.current_database() \
      AND backend_type = 'client backend' AND pid <> pg_catalog.pg_backend_pid() \
@@ -57,11 +68,14 @@ struct Known {
     version: u64,
     /// Of the users' objects in it; none when the next catalog that is read shall take its place whatever is in it.
     fingerprint: Option<u64>,
+    is_partial: bool,
+    read_at: Instant,
 }
 
 impl Known {
     /// What is the same as before stays the same object: nothing need be classified anew.
     fn take(&mut self, loaded: Loaded) {
+        (self.is_partial, self.read_at) = (loaded.is_partial, Instant::now());
         if self.fingerprint != Some(loaded.fingerprint) {
             (self.catalog, self.fingerprint) = (Arc::new(loaded.catalog), Some(loaded.fingerprint));
         }
@@ -72,13 +86,16 @@ impl Known {
 struct Loaded {
     catalog: Catalog,
     fingerprint: u64,
+    /// Something was locked.
+    is_partial: bool,
 }
 
 impl Loaded {
     /// What users have made, beside what `initdb` has.
     async fn beside(builtin: Arc<Objects>, backend: &mut Backend) -> Result<Loaded, BackendError> {
         let (user, fingerprint) = load(backend, Scope::User).await?;
-        Ok(Loaded { catalog: Catalog::new(builtin, user), fingerprint })
+        let is_partial = user.is_partial();
+        Ok(Loaded { catalog: Catalog::new(builtin, user), fingerprint, is_partial })
     }
 }
 
@@ -147,6 +164,8 @@ impl Database {
             catalog: Arc::new(loaded.catalog),
             version: u64::from(leader_is_there),
             fingerprint: Some(loaded.fingerprint),
+            is_partial: loaded.is_partial,
+            read_at: Instant::now(),
         };
         let readers = ReaderPools::new(servers.clone(), name.clone(), settings.reader_backends_max);
         let leader = LeaderPool::new(servers.leader().clone(), name.clone(), settings.leader_backends_max);
@@ -239,6 +258,14 @@ impl Database {
             },
         };
         if sql.len() <= FINGERPRINT_BYTES_MAX {
+            let statements = classify_with(&self.classification, sql, &catalog)?;
+            let is_partial = lock(&self.catalog).is_partial;
+            if !is_partial || statements.iter().all(|statement| statement.pins.is_none()) {
+                return Ok(statements);
+            }
+            // What ties a session to the leader for good shall not be a lock that is gone.
+            self.complete_catalog().await;
+            let catalog = self.current_catalog().unwrap_or(catalog);
             return classify_with(&self.classification, sql, &catalog);
         }
         let turn = LONG_TEXT.acquire().await;
@@ -248,6 +275,26 @@ impl Database {
             classify_with(&classification, &sql, &catalog)
         });
         classified.await.unwrap_or_else(|error| Err(ParseError::Refused(error.to_string())))
+    }
+
+    /// Reads a catalog anew in which something was locked, unless somebody does so meanwhile.
+    async fn complete_catalog(&self) {
+        let asked_at = Instant::now();
+        let _reload = self.catalog_reload.lock().await;
+        let (is_partial, read_at) = {
+            let known = lock(&self.catalog);
+            (known.is_partial, known.read_at)
+        };
+        if !is_partial || read_at > asked_at {
+            return;
+        }
+        tokio::time::sleep(PARTIAL_CATALOG_AGE_MIN.saturating_sub(read_at.elapsed())).await;
+        self.refresh_catalog().await;
+        // It may be read beside the sessions just now.
+        let until = Instant::now() + PARTIAL_CATALOG_AGE_MAX;
+        while self.is_refreshing.load(SeqCst) && Instant::now() < until {
+            tokio::time::sleep(PARTIAL_CATALOG_AGE_MIN / 10).await;
+        }
     }
 
     /// The catalog with every change that this router has seen.
@@ -337,6 +384,7 @@ impl Database {
         match self.load_catalog().await {
             Ok(loaded) => {
                 let mut known = lock(&self.catalog);
+                known.read_at = Instant::now();
                 // DDL may have come through this router meanwhile: then whoever asks next reads it anew.
                 if known.version == version && known.fingerprint != Some(loaded.fingerprint) {
                     let next = version + 1;
@@ -429,7 +477,8 @@ async fn sweep(database: Weak<Database>) {
         database.leader.sweep();
         database.catalog_backend.sweep();
         catalog_age += SWEEP_INTERVAL;
-        if catalog_age > CATALOG_AGE_MAX {
+        let age_max = if lock(&database.catalog).is_partial { PARTIAL_CATALOG_AGE_MAX } else { CATALOG_AGE_MAX };
+        if catalog_age > age_max {
             catalog_age = Duration::ZERO;
             tokio::spawn(async move { database.refresh_catalog().await });
         }
@@ -468,12 +517,21 @@ async fn catalog_of_any(followers: &[Arc<Server>], database: &str) -> Option<Loa
     None
 }
 
-/// The objects of one scope, and the fingerprint of their rows.
+/// The objects of one scope, and the fingerprint of their rows. It does not wait for who has locked one of users'.
 async fn load(backend: &mut Backend, scope: Scope) -> Result<(Objects, u64), BackendError> {
     let (mut objects, mut fingerprint) = (Objects::default(), 0_u64);
-    let queries = Part::ALL.map(|part| part.query(scope));
-    let answers = backend.pipeline(&queries.each_ref().map(String::as_str)).await?;
-    for (part, rows) in Part::ALL.into_iter().zip(answers) {
+    let mut answers = ask(backend, scope).await;
+    for _ in 1..CATALOG_LOCK_TRIES_MAX {
+        match &answers {
+            Err(BackendError::Sql { fields, .. }) if fields.code == sqlstate::LOCK_NOT_AVAILABLE => {
+                let unread = if scope == Scope::User { Scope::UserUnread } else { scope };
+                answers = ask(backend, unread).await;
+            }
+            _ => break,
+        }
+    }
+    let answers = answers?;
+    for (part, rows) in Part::ALL.into_iter().zip(answers.into_iter().skip(1)) {
         for row in rows {
             fingerprint = fingerprint.wrapping_add(fingerprint_of(part, &row));
             objects.add(part, &row).map_err(|error| BackendError::Login {
@@ -483,6 +541,13 @@ async fn load(backend: &mut Backend, scope: Scope) -> Result<(Objects, u64), Bac
         }
     }
     Ok((objects, fingerprint))
+}
+
+/// The rows of all parts, behind none of the setting that is made first.
+async fn ask(backend: &mut Backend, scope: Scope) -> Result<Vec<Vec<Row>>, BackendError> {
+    let queries = Part::ALL.map(|part| part.query(scope));
+    let statements = std::iter::once(CATALOG_LOCK_TIMEOUT).chain(queries.iter().map(String::as_str));
+    backend.pipeline(&statements.collect::<Vec<_>>()).await
 }
 
 /// Rows come in any order, so theirs are added up. Nobody outside can find two that are alike: the keys are this

@@ -1,9 +1,14 @@
 //! What a client is told message by message, through the router and directly.
 
+use std::time::{Duration, Instant};
+
 use onecopy_tests::cluster::TestCluster;
 
 use super::harness::start_usual;
 use super::wire::{Answer, Wire, bind, execute, parse, query, sync};
+
+/// Far less than any bound of the router's for a lock.
+const AT_ONCE: Duration = Duration::from_secs(20);
 
 async fn direct(cluster: &TestCluster) -> anyhow::Result<Wire> {
     Wire::connect_to(cluster.servers.leader().port()).await
@@ -72,3 +77,67 @@ async fn an_error_at_commit_says_all_that_it_says_on_one_server() -> anyhow::Res
 
 /// What PostgreSQL does in several transactions is not wrapped into one.
 ///
+/// Spec: C5
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_locked_table_under_a_view_stops_nobody_else() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut setup = Wire::connect(&cluster).await?;
+    for sql in [
+        "CREATE TABLE base (a int)",
+        "CREATE VIEW over AS SELECT a FROM base",
+        "CREATE VIEW over_over AS SELECT a FROM over",
+        "CREATE FUNCTION sum_of_base() RETURNS bigint STABLE BEGIN ATOMIC SELECT sum(a) FROM base; END",
+        "CREATE TABLE secured (a int)",
+        "ALTER TABLE secured ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY visible ON secured USING (a > (SELECT count(*) FROM base))",
+        // What names a row type depends on no relation, and PostgreSQL locks it all the same.
+        "CREATE VIEW of_rows AS SELECT ROW(1)::base AS r",
+        "CREATE FUNCTION rows_of_base() RETURNS base STABLE BEGIN ATOMIC SELECT ROW(1)::base; END",
+    ] {
+        assert_eq!(setup.query(sql).await?.code(), "00000", "{sql}");
+    }
+    for (number, lock) in [
+        "ALTER TABLE base ADD COLUMN b int",
+        "LOCK TABLE secured IN ACCESS EXCLUSIVE MODE",
+        "LOCK TABLE over, base IN ACCESS EXCLUSIVE MODE",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let (mut holder, mut other) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+        // Nobody has the row type at hand any more.
+        assert_eq!(holder.query("ANALYZE base").await?.code(), "00000");
+        assert_eq!(holder.query("BEGIN").await?.code(), "00000");
+        assert_eq!(holder.query(lock).await?.code(), "00000", "{lock}");
+        // Somebody waits for it, and more would wait behind him.
+        let mut waiting = Wire::connect(&cluster).await?;
+        waiting.send(&query("SELECT count(*) FROM over_over, secured")).await?;
+        let begun = Instant::now();
+        assert_eq!(other.query(&format!("CREATE TABLE new{number} (a int)")).await?.code(), "00000");
+        let unrelated = "SELECT count(*) FROM numbers WHERE lower('A') = 'a'";
+        assert_eq!(other.query(unrelated).await?.text_rows(), ["10"]);
+        let mut latest = Wire::connect(&cluster).await?;
+        assert_eq!(latest.query(unrelated).await?.text_rows(), ["10"]);
+        // Who holds it waits for nothing that waits for him.
+        assert_eq!(holder.query("SELECT count(*) FROM pg_locks WHERE NOT granted").await?.code(), "00000");
+        assert!(begun.elapsed() < AT_ONCE, "{lock}: {:?}", begun.elapsed());
+        assert_eq!(holder.query("COMMIT").await?.code(), "00000");
+        assert_eq!(waiting.answer().await?.code(), "00000", "{lock}");
+    }
+    // What was not looked into is known again soon, by those who asked for it meanwhile as well: it is read at an epoch.
+    let mut sessions = Vec::new();
+    for read in ["SELECT count(*) FROM over_over", "SELECT sum_of_base()"] {
+        let mut wire = Wire::connect(&cluster).await?;
+        assert_eq!(wire.query(read).await?.code(), "00000");
+        sessions.push((wire, read));
+    }
+    let deadline = Instant::now() + AT_ONCE;
+    for (wire, read) in &mut sessions {
+        while !wire.query("SHOW onecopy.served_by").await?.text_rows()[0].contains("at epoch") {
+            assert!(Instant::now() < deadline, "{read} counts as unknown code still");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert_eq!(wire.query(read).await?.code(), "00000");
+        }
+    }
+    Ok(())
+}

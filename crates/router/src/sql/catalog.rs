@@ -71,12 +71,18 @@ pub(super) struct Relation {
     pub odd_descendants: bool,
     /// Names of the functions that writing to it runs, or reading it under row security; none for unknown code.
     hook_functions: Vec<Option<String>>,
-    /// Of a view its query, of a table with row security one of all that its policies look at.
+    /// Of a view its query, of a table with row security one of all that its policies look at; none where that was
+    /// locked.
     definition: Option<String>,
     definition_facts: OnceLock<Option<Facts>>,
 }
 
 impl Relation {
+    /// Its definition was locked.
+    fn lacks_definition(&self) -> bool {
+        self.definition.is_none() && (self.kind == b'v' || self.row_security)
+    }
+
     /// The facts of the definition; none when there is none or the parser refuses it.
     pub fn definition_facts(&self) -> Option<&Facts> {
         let parsed = || match parse(self.definition.as_deref()?).ok()?.as_mut_slice() {
@@ -102,6 +108,7 @@ pub struct Objects {
     conversion_functions: Vec<String>,
     count: usize,
     definition_bytes: usize,
+    is_partial: bool,
     /// Of the builtin half: what the code behind its relations may do, once it was asked for.
     relation_side_effects: OnceLock<HashMap<String, SideEffects>>,
 }
@@ -131,6 +138,7 @@ impl Objects {
                 self.add_function(text(0)?, text(1)?, functions);
                 if functions.user_defined {
                     self.count_bytes(part, row[5].as_ref())?;
+                    self.is_partial |= flag(7)?;
                     self.add_source(text(1)?, row[5].as_deref(), flag(4)?, row[6].as_deref().unwrap_or_default());
                 }
             }
@@ -150,6 +158,7 @@ impl Objects {
                     definition_facts: OnceLock::new(),
                 };
                 self.count_bytes(part, row[7].as_ref())?;
+                self.is_partial |= relation.lacks_definition();
                 self.relations.entry(text(1)?).or_default().push((text(0)?, relation));
             }
             Part::VolatileOperators => {
@@ -164,6 +173,11 @@ impl Objects {
             }
         }
         Ok(())
+    }
+
+    /// Whether a view, a policy or a function's SQL was locked: what it does is not known, and counts as the worst.
+    pub fn is_partial(&self) -> bool {
+        self.is_partial
     }
 
     fn count_bytes(&mut self, part: Part, text: Option<&String>) -> Result<(), CatalogError> {
@@ -215,6 +229,9 @@ impl Objects {
                 // What policies call is among the functions of the hooks.
                 let view = relation.definition.as_deref().filter(|_| !relation.row_security);
                 let mut code = view.map(Body::of).unwrap_or_default();
+                if relation.lacks_definition() {
+                    code.side_effects.join(SideEffects::WORST);
+                }
                 // Their content differs from server to server, or runs code that nobody looked into.
                 let own = !relation.permanent || relation.odd_descendants || relation.row_security;
                 code.side_effects.depends_on_server |= own || matches!(relation.kind, b'S' | b'f');
@@ -372,11 +389,14 @@ mod tests {
         let mut objects = Objects::default();
         assert_eq!(
             objects.add(Part::Functions, &[None]),
-            Err(CatalogError::Columns { part: Part::Functions, found: 1, expected: 7 })
+            Err(CatalogError::Columns { part: Part::Functions, found: 1, expected: 8 })
         );
         let text = |value: &str| Some(value.to_owned());
         assert_eq!(
-            objects.add(Part::Functions, &[text("s"), text("f"), text("yes"), text("t"), text("f"), None, None]),
+            objects.add(
+                Part::Functions,
+                &[text("s"), text("f"), text("yes"), text("t"), text("f"), None, None, text("f")]
+            ),
             Err(CatalogError::Value { part: Part::Functions, column: 2 })
         );
         let mut row = vec![text("s"), text("r"), text(""), text("p"), text("f"), text("f"), text("f"), None, text("?")];
@@ -401,7 +421,7 @@ mod tests {
         builtin.add(Part::Relations, &relation("pg_calm", "SELECT tenant(1)")).unwrap();
         let mut user = Objects::default();
         let code = text("SELECT set_config('a', 'b', false)");
-        let function = [text("s"), text("tenant"), text("t"), text("t"), text("f"), code, None];
+        let function = [text("s"), text("tenant"), text("t"), text("t"), text("f"), code, None, text("f")];
         user.add(Part::Functions, &function).unwrap();
         user.add(Part::Relations, &relation("over_both", "SELECT tenant(1) FROM pg_stat")).unwrap();
         let catalog = Catalog::new(Arc::new(builtin), user);

@@ -24,7 +24,7 @@ fn small_catalog() -> Catalog {
     for name in
         ["pg_advisory_lock", "pg_try_advisory_lock", "pg_advisory_xact_lock", "set_config", "setseed", "lo_open"]
     {
-        builtin.add(Part::Functions, &row(&["pg_catalog", name, "t", "f", "f", "-", ""])).unwrap();
+        builtin.add(Part::Functions, &row(&["pg_catalog", name, "t", "f", "f", "-", "", "f"])).unwrap();
     }
     let mut user = Objects::default();
     user.add(Part::Relations, &row(&["public", "t", "r", "p", "f", "f", "f", "-", "-"])).unwrap();

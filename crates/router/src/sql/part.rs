@@ -9,6 +9,9 @@ pub enum Scope {
     Builtin,
     /// Made later, extensions included.
     User,
+    /// The same without queries of views, policies and bodies that are SQL: PostgreSQL locks what those name, which
+    /// may be more than it has noted as their dependencies (a row type's relation, its own catalogs).
+    UserUnread,
 }
 
 /// The parts of a catalog; each is one query.
@@ -30,23 +33,26 @@ impl Part {
 
     /// The query that gives this part's rows. It needs no privileges and reads only system catalogs.
     pub fn query(self, scope: Scope) -> String {
-        let (text, condition) = match (self, scope) {
-            (Part::Functions, Scope::Builtin) => (FUNCTIONS, "p.oid < 16384"),
-            (Part::Functions, Scope::User) => (FUNCTIONS, "p.oid >= 16384"),
-            (Part::Relations, Scope::Builtin) => (RELATIONS, "c.oid < 16384"),
-            (Part::Relations, Scope::User) => (RELATIONS, "c.oid >= 16384"),
-            (Part::VolatileOperators, Scope::Builtin) => (OPERATORS, "o.oid < 16384"),
-            (Part::VolatileOperators, Scope::User) => (OPERATORS, "o.oid >= 16384"),
-            (Part::VolatileConversions, Scope::Builtin) => (CONVERSIONS, "false"),
-            (Part::VolatileConversions, Scope::User) => (CONVERSIONS, "true"),
+        let (text, object) = match self {
+            Part::Functions => (FUNCTIONS, "p.oid"),
+            Part::Relations => (RELATIONS, "c.oid"),
+            Part::VolatileOperators => (OPERATORS, "o.oid"),
+            Part::VolatileConversions => (CONVERSIONS, "p.oid"),
         };
-        text.replace("{scope}", condition).replace("{body_bytes_max}", &BODY_BYTES_MAX.to_string())
+        let (locked, unread, range) = match scope {
+            Scope::Builtin => (NOTHING_LOCKED, "false", "< 16384"),
+            Scope::User => (LOCKED, "false", ">= 16384"),
+            Scope::UserUnread => (NOTHING_LOCKED, "true", ">= 16384"),
+        };
+        let text = text.replace("{locked}", locked).replace("{unread}", unread);
+        let text = text.replace("{scope}", &format!("{object} {range}"));
+        text.replace("{body_bytes_max}", &BODY_BYTES_MAX.to_string())
     }
 
     /// Columns of the answer.
     pub(super) fn columns(self) -> usize {
         match self {
-            Part::Functions => 7,
+            Part::Functions => 8,
             Part::Relations => 9,
             Part::VolatileOperators => 3,
             Part::VolatileConversions => 2,
@@ -54,13 +60,25 @@ impl Part {
     }
 }
 
-/// schema, name, volatile, made by a user, may stand as `row.name`, body, settings of its own (SET clause); one row an
-/// overload. An aggregate is as volatile as its parts.
+/// For what nobody locks.
+const NOTHING_LOCKED: &str = "locked(relation) AS (SELECT NULL::oid WHERE false)";
+
+/// Relations that nobody may look at until another session's transaction has ended, who waits for that included:
+/// PostgreSQL locks what a view, a policy or a function's SQL refers to before it shows them.
+const LOCKED: &str = "
+locked(relation) AS MATERIALIZED (
+    SELECT l.relation FROM pg_catalog.pg_locks l WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock'
+      AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+)";
+
+/// schema, name, volatile, made by a user, may stand as `row.name`, body, settings of its own (SET clause), body not
+/// read; one row an overload. An aggregate is as volatile as its parts.
 ///
 /// The *body* of a user's function is code to be looked into. An aggregate's calls its parts, that of
 /// another name for a builtin function calls that one, one in C that comes with an
-/// extension is empty; none: nobody can look into it (other languages, a user's own C, too long).
+/// extension is empty; none: nobody can look into it (other languages, a user's own C, too long, of something locked).
 const FUNCTIONS: &str = "
+WITH {locked}
 SELECT n.nspname, p.proname,
        p.provolatile = 'v' OR EXISTS (
            SELECT 1 FROM pg_catalog.pg_aggregate a JOIN pg_catalog.pg_proc s
@@ -85,18 +103,26 @@ SELECT n.nspname, p.proname,
                 SELECT '' FROM pg_catalog.pg_depend d
                 WHERE d.classid = 'pg_catalog.pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e' LIMIT 1)
             WHEN l.lanname NOT IN ('sql', 'plpgsql') THEN NULL
+            WHEN unread.is_it THEN NULL
             WHEN p.prosqlbody IS NOT NULL THEN pg_catalog.pg_get_function_sqlbody(p.oid)
             WHEN pg_catalog.octet_length(p.prosrc) <= {body_bytes_max} THEN p.prosrc
        END,
-       (SELECT pg_catalog.string_agg(pg_catalog.split_part(c, '=', 1), ',') FROM pg_catalog.unnest(p.proconfig) c)
+       (SELECT pg_catalog.string_agg(pg_catalog.split_part(c, '=', 1), ',') FROM pg_catalog.unnest(p.proconfig) c),
+       unread.is_it
 FROM pg_catalog.pg_proc p
+CROSS JOIN LATERAL (
+    SELECT p.prosqlbody IS NOT NULL AND ({unread} OR EXISTS (
+        SELECT FROM locked JOIN pg_catalog.pg_depend d ON d.refobjid = locked.relation
+        WHERE d.refclassid = 'pg_catalog.pg_class'::regclass
+          AND d.classid = 'pg_catalog.pg_proc'::regclass AND d.objid = p.oid))) unread(is_it)
 JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 JOIN pg_catalog.pg_language l ON l.oid = p.prolang
 WHERE {scope}";
 
 /// schema, name, kind, persistence, row security, hooks, odd descendants, definition, functions of the hooks.
 ///
-/// The *definition* of a view is its query, that of a table with row security a query of all that its policies look at.
+/// The *definition* of a view is its query, that of a table with row security a query of all that its policies look at;
+/// none where that is locked.
 /// *Hooks*: writing to the relation may run a user's code - triggers, rules, defaults and constraints with volatile
 /// functions - on the relation itself, on its partitions or where a foreign key cascades. *Odd descendants*: a
 /// partition or child that is foreign, unlogged or temporary. *Functions of the hooks*: a JSON list of the names of all
@@ -106,7 +132,13 @@ WHERE {scope}";
 ///
 /// It is asked after each DDL: PostgreSQL's own functions are found by an index, each prefix by itself.
 const RELATIONS: &str = "
-WITH RECURSIVE edge AS (
+WITH RECURSIVE {locked}, unreadable(relation) AS MATERIALIZED (
+    SELECT relation FROM locked
+    UNION SELECT COALESCE(r.ev_class, p.polrelid) FROM locked
+      JOIN pg_catalog.pg_depend d ON d.refobjid = locked.relation AND d.refclassid = 'pg_catalog.pg_class'::regclass
+      LEFT JOIN pg_catalog.pg_rewrite r ON d.classid = 'pg_catalog.pg_rewrite'::regclass AND d.objid = r.oid
+      LEFT JOIN pg_catalog.pg_policy p ON d.classid = 'pg_catalog.pg_policy'::regclass AND d.objid = p.oid
+), edge AS (
     SELECT inhparent AS source, inhrelid AS target FROM pg_catalog.pg_inherits
     UNION SELECT confrelid, conrelid FROM pg_catalog.pg_constraint WHERE contype = 'f'
 ), leaving(pattern) AS (
@@ -147,7 +179,8 @@ WITH RECURSIVE edge AS (
 SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relrowsecurity,
        COALESCE(hook.hooks, false),
        EXISTS (SELECT 1 FROM odd WHERE relation = c.oid),
-       CASE WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid)
+       CASE WHEN {unread} OR c.oid IN (SELECT relation FROM unreadable) THEN NULL
+            WHEN c.relkind = 'v' THEN pg_catalog.pg_get_viewdef(c.oid)
             WHEN c.relrowsecurity THEN (
                 SELECT pg_catalog.concat('SELECT ',
                            pg_catalog.string_agg(pg_catalog.pg_get_expr(polqual, polrelid), ', '))
