@@ -271,6 +271,11 @@ pub fn is_on(value: &str) -> bool {
         || [("true", 1), ("yes", 1)].iter().any(|(word, least)| value.len() >= *least && word.starts_with(&value))
 }
 
+/// An SQL identifier.
+pub fn quote_identifier(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
 /// `text` as an SQL string constant that means the same whatever `standard_conforming_strings` says.
 pub fn quote(text: &str) -> String {
     let escaped = text.replace('\'', "''");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use onecopy_tests::cluster::TestCluster;
 
 use super::harness::start_usual;
-use super::wire::{Answer, Wire, bind, execute, parse, query, sync};
+use super::wire::{Answer, Wire, bind, execute, flush, parse, query, sync};
 
 /// Far less than any bound of the router's for a lock.
 const AT_ONCE: Duration = Duration::from_secs(20);
@@ -76,6 +76,174 @@ async fn an_error_at_commit_says_all_that_it_says_on_one_server() -> anyhow::Res
 }
 
 /// What PostgreSQL does in several transactions is not wrapped into one.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn partitioned_tables_are_clustered_and_indexed_anew() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut setup = Wire::connect(&cluster).await?;
+    for sql in [
+        "CREATE TABLE parted (a int) PARTITION BY LIST (a)",
+        "CREATE TABLE part1 PARTITION OF parted FOR VALUES IN (1)",
+        "CREATE INDEX parted_index ON parted (a)",
+    ] {
+        assert_eq!(setup.query(sql).await?.code(), "00000", "{sql}");
+    }
+    for sql in [
+        "CLUSTER parted USING parted_index",
+        "REINDEX TABLE parted",
+        "REINDEX INDEX parted_index",
+        "REINDEX TABLE part1",
+        "ANALYZE parted",
+        "SELECT 1; REINDEX TABLE parted",
+        "SELECT 1; REINDEX TABLE part1",
+        "SELECT 1; ANALYZE parted",
+    ] {
+        compare(&cluster, &[&query(sql)]).await?;
+        compare(&cluster, &[&query("BEGIN"), &query(sql), &query("ROLLBACK")]).await?;
+    }
+    // In a pipeline they are part of what comes or goes as a whole.
+    let run = |sql: &str| [parse("", sql), bind("", "", &[]), execute("", 0)].concat();
+    let insert = "INSERT INTO numbers VALUES (20, 0)";
+    for (first, second) in [(insert, "REINDEX TABLE part1"), ("ANALYZE numbers", insert), (insert, "ANALYZE parted")] {
+        let pipeline = [&*run(first), &run(second), &flush(), &run("SELECT 1/0"), &sync()].concat();
+        compare(&cluster, &[&pipeline, &query("SELECT 1 FROM numbers WHERE id = 20")]).await?;
+        let mut wire = Wire::connect(&cluster).await?;
+        for _ in 0..20 {
+            let increment = "UPDATE numbers SET value = value + 1 WHERE id = 1";
+            let before = wire.query("SELECT value FROM numbers WHERE id = 1").await?.text_rows()[0].parse::<i32>()?;
+            assert_eq!(wire.ask(&[&*run(increment), &run("ANALYZE part1"), &sync()].concat()).await?.code(), "00000");
+            let after = wire.query("SELECT value FROM numbers WHERE id = 1").await?.text_rows();
+            assert_eq!(after, [(before + 1).to_string()], "a session reads what it has written");
+        }
+    }
+    Ok(())
+}
+
+/// The transaction that a message of several statements makes is no block of the client's.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_implicit_transaction_is_no_block() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    for sql in [
+        "SELECT 1; SAVEPOINT s",
+        "SAVEPOINT s; SELECT 1",
+        "SAVEPOINT s",
+        "SELECT 1; COMMIT; SAVEPOINT s",
+        "ROLLBACK TO s; SELECT 2",
+        "SELECT 1; ROLLBACK TO SAVEPOINT s",
+        "SELECT 1; RELEASE s",
+        "SELECT 1; COMMIT; SELECT 2",
+        "SELECT 1; ROLLBACK; SELECT 2",
+        "COMMIT; SELECT 2",
+        "SELECT 1; BEGIN; SAVEPOINT s; COMMIT",
+        "SET TRANSACTION READ ONLY; CREATE TABLE never (a int)",
+        "SET TRANSACTION READ ONLY",
+        "SELECT 1; COMMIT AND CHAIN",
+    ] {
+        compare(&cluster, &[&query(sql), &query("ROLLBACK")]).await?;
+    }
+    let level = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ";
+    for before in ["SHOW server_version", "SET lock_timeout = 0", "SET app.tenant = 'x'", "SELECT 1", "SAVEPOINT s"] {
+        compare(&cluster, &[&query("BEGIN"), &query(before), &query(level), &query("SELECT 1"), &query("COMMIT")])
+            .await?;
+    }
+    let told = "SHOW transaction_isolation";
+    for before in ["SHOW work_mem", "LOCK TABLE numbers", "SET LOCAL work_mem = '6MB'"] {
+        for change in
+            [level, "SET LOCAL transaction_isolation = 'repeatable read'", "BEGIN ISOLATION LEVEL SERIALIZABLE"]
+        {
+            let messages = ["BEGIN", before, change, told, "SELECT 1", change, "COMMIT AND CHAIN", told, "ROLLBACK"];
+            let messages = messages.map(query);
+            compare(&cluster, &messages.each_ref().map(Vec::as_slice)).await?;
+        }
+    }
+    let failing = "INSERT INTO numbers VALUES (20, 0); BEGIN ISOLATION LEVEL SERIALIZABLE";
+    compare(&cluster, &[&query(failing), &query("SELECT 1")]).await?;
+    let run = |sql: &str| [parse("", sql), bind("", "", &[]), execute("", 0)].concat();
+    for statements in [
+        ["SELECT 1", "SAVEPOINT s"],
+        ["SAVEPOINT s", "SELECT 1"],
+        ["SELECT 1", "RELEASE s"],
+        ["INSERT INTO numbers VALUES (21, 0)", "PREPARE TRANSACTION 'x'"],
+        ["INSERT INTO numbers VALUES (22, 0)", "SET TRANSACTION READ ONLY"],
+    ] {
+        compare(&cluster, &[&query("DELETE FROM numbers WHERE id > 20")]).await?;
+        let (first, second) = (run(statements[0]), run(statements[1]));
+        let pipeline = [&*first, &flush(), &second, &run("SELECT 1"), &sync()].concat();
+        let left = query("SELECT count(*) FROM numbers WHERE id > 20");
+        compare(&cluster, &[&pipeline, &query("ROLLBACK"), &left, &query("DELETE FROM numbers WHERE id > 20")]).await?;
+    }
+    Ok(())
+}
+
+/// The router prepares no transaction, and a client that has asked for it has none any more.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_cannot_be_prepared_is_over() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let prepare = "PREPARE TRANSACTION 'x'";
+    compare(&cluster, &[&query(prepare)]).await?;
+    compare(&cluster, &[&query("BEGIN"), &query("SELECT 1/0"), &query(prepare), &query("SELECT 1")]).await?;
+    let (mut direct, mut routed) = (direct(&cluster).await?, Wire::connect(&cluster).await?);
+    for wire in [&mut direct, &mut routed] {
+        wire.query("BEGIN; UPDATE numbers SET value = 77").await?;
+        let refused = wire.query(prepare).await?;
+        assert_eq!((refused.tags(), refused.status()?), ("EZ".to_owned(), 'I'), "{refused:?}");
+        assert_eq!(wire.query("SELECT count(*) FROM numbers WHERE value = 77").await?.text_rows(), ["0"]);
+    }
+    Ok(())
+}
+
+/// SET takes no snapshot: who sets `lock_timeout`, waits for a lock and then reads, reads what the other has committed.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_sets_and_locks_reads_what_is_there_then() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    for set in ["SET lock_timeout = '60s'", "SET TIME ZONE 'UTC'", "SET app.tenant = 'x'", "SET LOCAL lock_timeout = 0"]
+    {
+        let (mut first, mut second) = (Wire::connect(&cluster).await?, Wire::connect(&cluster).await?);
+        first.query("BEGIN; UPDATE numbers SET value = value + 1").await?;
+        assert_eq!(second.query("BEGIN").await?.code(), "00000");
+        assert_eq!(second.query(set).await?.code(), "00000", "{set}");
+        second.send(&query("LOCK TABLE numbers IN EXCLUSIVE MODE")).await?;
+        let waiting = "SELECT FROM pg_locks WHERE NOT granted";
+        let mut looking = direct(&cluster).await?;
+        while looking.query(waiting).await?.text_rows().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(first.query("COMMIT").await?.code(), "00000");
+        assert_eq!(second.answer().await?.code(), "00000");
+        assert_eq!(second.query("UPDATE numbers SET value = value + 1").await?.code(), "00000", "{set}");
+        assert_eq!(second.query("COMMIT").await?.code(), "00000");
+    }
+    Ok(())
+}
+
+/// An answer that is there does not wait for what the client has said already: it may want to cancel that.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_does_not_wait_for_the_next_message_of_its_packet() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let update = "UPDATE numbers SET value = 1 WHERE id = 1";
+    let pipelined = [parse("", update), bind("", "", &[]), execute("", 0), sync()].concat();
+    for waiting in [query(update), pipelined] {
+        let (mut holder, mut wire) = (direct(&cluster).await?, Wire::connect(&cluster).await?);
+        holder.query("BEGIN; LOCK TABLE numbers").await?;
+        wire.send(&[query("SELECT 7"), waiting].concat()).await?;
+        assert_eq!(wire.answer().await?.text_rows(), ["7"]);
+        holder.query("COMMIT").await?;
+        assert_eq!(wire.answer().await?.commands(), ["UPDATE 1"]);
+    }
+    Ok(())
+}
+
+/// A table that a transaction has locked keeps nobody from what is not about it, whatever the router must ask anew: the
+/// views over it are not looked into meanwhile, nor waited for.
 ///
 /// Spec: C5
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

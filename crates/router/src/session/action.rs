@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::relay::RelayError;
 use super::setting::first_value;
 use super::transaction::Transaction;
 use super::unit::Outcome;
@@ -11,6 +12,14 @@ use crate::wire::{Reply, SqlError, sqlstate};
 
 /// How long DISCARD ALL waits for the session's own back end before that is closed all the same.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Refused by a server whose transaction has a snapshot.
+const TO_ANOTHER_LEVEL_AND_BACK: &str =
+    "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SET TRANSACTION ISOLATION LEVEL SERIALIZABLE";
+
+const NO_TRANSACTION: &str = "there is no transaction in progress";
+const NO_PREPARED_TRANSACTIONS: &str =
+    "prepared transactions are not supported: one that outlives its session could commit across epochs";
 
 impl Characteristics {
     fn with(mut self, modes: TransactionModes) -> Characteristics {
@@ -27,7 +36,8 @@ pub(super) fn is_routers_own(action: &Action) -> bool {
         Action::Begin(_)
         | Action::Commit { .. }
         | Action::Rollback { .. }
-        | Action::TwoPhase
+        | Action::PrepareTransaction
+        | Action::EndPrepared
         | Action::SetTransaction(_)
         | Action::SetTransactionSnapshot
         | Action::SetCharacteristics(_)
@@ -51,7 +61,8 @@ impl Session {
         describes: bool,
     ) -> Result<Outcome, SessionEnd> {
         let failed = self.transaction.as_ref().is_some_and(|transaction| transaction.failed);
-        if failed && !matches!(action, Action::Commit { .. } | Action::Rollback { .. }) {
+        let ends = matches!(action, Action::Commit { .. } | Action::Rollback { .. } | Action::PrepareTransaction);
+        if failed && !ends {
             self.fail(SqlError::error(
                 sqlstate::IN_FAILED_SQL_TRANSACTION,
                 "current transaction is aborted, commands ignored until end of transaction block",
@@ -62,9 +73,25 @@ impl Session {
             Action::Begin(modes) => self.begin(*modes).await,
             Action::Commit { chain } => self.end(*chain, true).await,
             Action::Rollback { chain } => self.end(*chain, false).await,
-            Action::TwoPhase => Ok(self.refuse(
-                "prepared transactions are not supported: one that outlives its session could commit across epochs",
-            )),
+            // As on a server whose transaction is none, or has failed: a ROLLBACK.
+            Action::PrepareTransaction if self.transaction.is_none() || failed => self.end(false, false).await,
+            // As COMMIT, but for its words.
+            Action::PrepareTransaction if self.is_pipeline() => {
+                self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, NO_TRANSACTION);
+                let outcome = self.commit(false).await?;
+                self.portals.clear();
+                if outcome == Outcome::Done {
+                    self.client.output.command_complete("ROLLBACK");
+                }
+                Ok(outcome)
+            }
+            Action::PrepareTransaction => {
+                // On a server that prepares none it is over as well.
+                self.roll_back(false).await?;
+                self.portals.clear();
+                Ok(self.refuse(NO_PREPARED_TRANSACTIONS))
+            }
+            Action::EndPrepared => Ok(self.refuse(NO_PREPARED_TRANSACTIONS)),
             Action::SetTransactionSnapshot => {
                 Ok(self.refuse("SET TRANSACTION SNAPSHOT is not supported: the router chooses the epoch"))
             }
@@ -83,6 +110,11 @@ impl Session {
         }
     }
 
+    /// Whether the open transaction is that of a batch of the extended protocol.
+    fn is_pipeline(&self) -> bool {
+        self.in_extended_batch && self.transaction.as_ref().is_some_and(|transaction| transaction.implicit)
+    }
+
     fn refuse(&mut self, message: &str) -> Outcome {
         self.fail(SqlError::error(sqlstate::FEATURE_NOT_SUPPORTED, message));
         Outcome::Failed
@@ -91,13 +123,17 @@ impl Session {
     async fn begin(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
         match &mut self.transaction {
             Some(transaction) => {
-                if !std::mem::take(&mut transaction.implicit) {
+                let was_implicit = std::mem::take(&mut transaction.implicit);
+                if !was_implicit {
                     let warning = "there is already a transaction in progress";
                     self.client.output.warning(sqlstate::ACTIVE_SQL_TRANSACTION, warning);
                 }
                 // Its modes count all the same, as those of SET TRANSACTION.
                 let start = self.client.output.len();
                 if self.change_modes(modes).await? == Outcome::Failed {
+                    if let Some(transaction) = &mut self.transaction {
+                        transaction.implicit = was_implicit;
+                    }
                     return Ok(Outcome::Failed);
                 }
                 self.client.output.truncate(start);
@@ -116,10 +152,13 @@ impl Session {
                 self.fail(SqlError::error(sqlstate::NO_ACTIVE_SQL_TRANSACTION, text));
                 return Ok(Outcome::Failed);
             }
-            self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, "there is no transaction in progress");
+            self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, NO_TRANSACTION);
             self.client.output.command_complete(tag);
             return Ok(Outcome::Done);
         };
+        if transaction.implicit {
+            self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, NO_TRANSACTION);
+        }
         // What comes of it is told, whoever the statements before it have ended.
         self.ends_processes &= transaction.implicit;
         let mut characteristics = transaction.characteristics;
@@ -145,9 +184,12 @@ impl Session {
     }
 
     async fn set_transaction(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {
-        if self.transaction.as_ref().is_none_or(|transaction| transaction.implicit) {
+        // That of a message of several statements is a block for it, and that of a pipeline is none.
+        if self.transaction.is_none() || self.is_pipeline() {
             let warning = "SET TRANSACTION can only be used in transaction blocks";
             self.client.output.warning(sqlstate::NO_ACTIVE_SQL_TRANSACTION, warning);
+        }
+        if self.transaction.is_none() {
             self.client.output.command_complete("SET");
             return Ok(Outcome::Done);
         }
@@ -162,26 +204,40 @@ impl Session {
             self.client.output.command_complete("SET");
             return Ok(Outcome::Done);
         }
-        if modes.isolation.is_some() && modes.isolation != transaction.characteristics.isolation {
-            self.fail(SqlError::error(
-                sqlstate::ACTIVE_SQL_TRANSACTION,
-                "SET TRANSACTION ISOLATION LEVEL must be called before any query",
-            ));
+        if modes.isolation.is_some()
+            && modes.isolation != transaction.characteristics.isolation
+            && let Err(error) = self.level_may_change().await?
+        {
+            self.fail(error);
             return Ok(Outcome::Failed);
         }
         // The level stays SERIALIZABLE whatever was asked for.
         let mut wanted = Vec::new();
         wanted.extend(modes.read_only.map(|on| if on { "READ ONLY" } else { "READ WRITE" }));
         wanted.extend(modes.deferrable.map(|on| if on { "DEFERRABLE" } else { "NOT DEFERRABLE" }));
-        if wanted.is_empty() {
+        let outcome = if wanted.is_empty() {
             self.client.output.command_complete("SET");
-            return Ok(Outcome::Done);
-        }
-        let outcome = self.run_text_in_transaction(&format!("SET TRANSACTION {}", wanted.join(", "))).await?;
+            Outcome::Done
+        } else {
+            self.run_text_in_transaction(&format!("SET TRANSACTION {}", wanted.join(", "))).await?
+        };
         if let (Outcome::Done, Some(transaction)) = (outcome, &mut self.transaction) {
             transaction.characteristics = transaction.characteristics.with(modes);
         }
         Ok(outcome)
+    }
+
+    /// Whether the transaction has no snapshot yet, or what the server says otherwise.
+    async fn level_may_change(&mut self) -> Result<Result<(), SqlError>, SessionEnd> {
+        if !self.transaction.as_ref().is_some_and(Transaction::is_on_leader) {
+            let refusal = "SET TRANSACTION ISOLATION LEVEL must be called before any query";
+            return Ok(Err(SqlError::error(sqlstate::ACTIVE_SQL_TRANSACTION, refusal)));
+        }
+        match self.ask_in_transaction(TO_ANOTHER_LEVEL_AND_BACK).await {
+            Ok(relayed) => Ok(relayed.own_error.map_or(Ok(()), |fields| Err(SqlError::from(fields)))),
+            Err(RelayError::Client(error)) => Err(error.into()),
+            Err(error) => Ok(Err(self.server_lost("the server", &error, None))),
+        }
     }
 
     async fn set_characteristics(&mut self, modes: TransactionModes) -> Result<Outcome, SessionEnd> {

@@ -152,11 +152,9 @@ impl Session {
                     self.note_failure();
                     return Ok(Outcome::Failed);
                 }
-                Some(code) => {
-                    let message = failed.as_ref().map(|fields| fields.message.clone()).unwrap_or_default();
-                    let error = SqlError::error(code, message);
+                Some(_) => {
                     self.take_back(start, went_out);
-                    self.fail(error);
+                    self.fail(failed.map(SqlError::from).unwrap_or_else(closed_by_ddl));
                     return Ok(Outcome::Failed);
                 }
             }

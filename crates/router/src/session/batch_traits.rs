@@ -144,6 +144,13 @@ impl BatchTraits {
         self.text = if first { other.text } else { None };
     }
 
+    /// The same outside of any transaction, of a lone statement that the server may have refused inside of one: CLUSTER
+    /// and REINDEX of a partitioned table commit behind each part.
+    pub fn alone(&self) -> Option<BatchTraits> {
+        let ddl = self.ddl.as_ref().filter(|ddl| ddl.harmless && self.statements == 1)?;
+        Some(BatchTraits { ddl: Some(DdlTraits { alone: true, ..ddl.clone() }), ..self.clone() })
+    }
+
     /// Whether it may run in a transaction that reads an epoch.
     pub fn fits_an_epoch(&self) -> bool {
         self.pins.is_none() && !self.opaque && self.ddl.is_none() && !self.waits_for_client

@@ -420,6 +420,9 @@ impl Session {
             }
             Some(statement) if is_routers_own(&statement.action) => Next::Run(statement, text.into_owned()),
             Some(statement) => {
+                if let Some(error) = self.without_block(&statement.action) {
+                    return Next::Error(error);
+                }
                 let traits = BatchTraits::of(&statement, &text, &portal.text.sql);
                 if let (Action::Savepoint(_), Some(transaction)) = (&statement.action, &mut self.transaction) {
                     transaction.savepoints += 1;

@@ -275,6 +275,8 @@ impl Session {
                     return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, text)));
                 }
             }
+            // What was answered need not wait for what the client has said already.
+            relay::flush_now(&mut self.client).await?;
             // Nobody need say anything more for it.
             if self.cancel.is_ended() {
                 return Err(SessionEnd::Fatal(ending::terminated()));

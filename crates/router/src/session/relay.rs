@@ -427,6 +427,18 @@ pub async fn flush(client: &mut Channel) -> Result<(), ChannelError> {
     Ok(())
 }
 
+/// Writes what the client takes at once.
+pub async fn flush_now(client: &mut Channel) -> Result<(), ChannelError> {
+    while client.unwritten() > 0 {
+        tokio::select! {
+            biased;
+            result = client.flush_some() => result?,
+            () = std::future::ready(()) => return Ok(()),
+        }
+    }
+    Ok(())
+}
+
 fn does_not_read() -> ChannelError {
     std::io::Error::new(std::io::ErrorKind::TimedOut, "the client does not read").into()
 }

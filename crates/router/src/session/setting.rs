@@ -18,7 +18,7 @@ use super::{Session, SessionEnd};
 use crate::backend::Backend;
 use crate::pool::PoolError;
 use crate::servers::Health;
-use crate::settings::{FORGET_PLANS, Reach, Settings, is_readable_with, quote};
+use crate::settings::{FORGET_PLANS, Reach, Settings, is_readable_with, quote, quote_identifier};
 use crate::sql::{Isolation, PinReason};
 use crate::wire::{Reply, SqlError, sqlstate};
 
@@ -94,7 +94,8 @@ impl Session {
         if !self.settings.has_room_for(name) {
             return Ok(self.too_many_settings());
         }
-        let read_back = format!("SELECT pg_catalog.current_setting({})", quote(name));
+        // Takes no snapshot: the first query of a transaction does, maybe after it has locked something.
+        let read_back = format!("SHOW {}", name.split('.').map(quote_identifier).collect::<Vec<_>>().join("."));
         if self.transaction.is_some() {
             return self.set_in_transaction(name, text, &read_back).await;
         }
@@ -140,7 +141,7 @@ impl Session {
         if let Some(fields) = relayed.own_error {
             // It is set there, and nobody knows to what: that back end is closed.
             self.client.output.truncate(start);
-            self.fail(SqlError::error(&fields.code, fields.message));
+            self.fail(SqlError::from(fields));
             return Ok(Outcome::Failed);
         }
         let value = first_value(relayed.own_rows.last());
@@ -161,7 +162,7 @@ impl Session {
         match self.ask_in_transaction(read_back).await {
             Ok(Relayed { own_error: Some(fields), .. }) => {
                 self.client.output.truncate(start);
-                self.fail(SqlError::error(&fields.code, fields.message));
+                self.fail(SqlError::from(fields));
                 Ok(Outcome::Failed)
             }
             Ok(relayed) => {
@@ -242,7 +243,7 @@ impl Session {
                 backend.settings = self.settings.clone();
                 Ok(Ok(()))
             }
-            Ok(Relayed { own_error: Some(fields), .. }) => Ok(Err(SqlError::error(&fields.code, fields.message))),
+            Ok(Relayed { own_error: Some(fields), .. }) => Ok(Err(SqlError::from(fields))),
             Err(RelayError::Client(error)) => Err(error.into()),
             Err(error) => Ok(Err(self.server_lost(&backend.server.name, &error, None))),
         }
@@ -374,7 +375,7 @@ impl Session {
             match self.ask_in_transaction(change.as_deref().unwrap_or_default()).await {
                 Ok(Relayed { own_error: Some(fields), .. }) => {
                     self.client.output.truncate(start);
-                    self.fail(SqlError::error(&fields.code, fields.message));
+                    self.fail(SqlError::from(fields));
                     return Ok(Outcome::Failed);
                 }
                 Ok(_) => self.note_settings_there(self.settings_at_login.clone()),

@@ -65,6 +65,10 @@ impl Session {
         if self.is_barred(&statement.action) {
             return Ok(Outcome::Failed);
         }
+        if let Some(error) = self.without_block(&statement.action) {
+            self.fail(error);
+            return Ok(Outcome::Failed);
+        }
         let traits = BatchTraits::of(statement, text, &sql);
         let outcome = self.run_unit(Request::simple(sql), traits).await?;
         self.note_savepoint(&statement.action, outcome);
@@ -82,6 +86,19 @@ impl Session {
             "current transaction is aborted, commands ignored until end of transaction block",
         ));
         true
+    }
+
+    /// Why a statement about savepoints cannot run: the transaction that one message makes of its statements has none.
+    pub(super) fn without_block(&self, action: &Action) -> Option<SqlError> {
+        let name = match action {
+            Action::Savepoint(_) => "SAVEPOINT",
+            Action::RollbackTo(_) => "ROLLBACK TO SAVEPOINT",
+            Action::Release(_) => "RELEASE SAVEPOINT",
+            _ => return None,
+        };
+        let is_block = self.transaction.as_ref().is_some_and(|transaction| !transaction.implicit);
+        let why = || format!("{name} can only be used in transaction blocks");
+        (!is_block).then(|| SqlError::error(sqlstate::NO_ACTIVE_SQL_TRANSACTION, why()))
     }
 
     /// Keeps count of savepoints; ROLLBACK TO makes a failed transaction whole again.
@@ -140,10 +157,14 @@ impl Session {
         let start = self.client.output.len();
         if self.run_unit(request, BatchTraits::default()).await? == Outcome::Done {
             self.client.output.truncate(start);
+            let reason = match error {
+                ParseError::Refused(reason) => reason,
+                error => error.to_string(),
+            };
             self.fail(
                 SqlError::error(
                     sqlstate::FEATURE_NOT_SUPPORTED,
-                    format!("the router cannot read this statement: {error}"),
+                    format!("the router cannot read this statement: {reason}"),
                 )
                 .hint("Write it as PostgreSQL 18 and older understand it."),
             );

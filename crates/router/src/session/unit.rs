@@ -77,7 +77,13 @@ impl Session {
         }
         let is_long = traits.fingerprint.is_some_and(|statement| self.database.is_remembered_long(statement));
         if traits.must_be_wrapped(is_long, self.database.epochs.has_ddl_barrier()) {
-            return self.run_wrapped(request, traits).await;
+            let start = self.client.output.len();
+            let outcome = self.run_wrapped(request, traits).await?;
+            let is_refused = outcome == Outcome::Failed && self.failed_with == sqlstate::ACTIVE_SQL_TRANSACTION;
+            let Some(alone) = traits.alone().filter(|_| is_refused && !self.went_out) else { return Ok(outcome) };
+            self.take_back(start, false);
+            self.skips_until_sync = false;
+            return self.run_on_leader(request, &alone).await;
         }
         if traits.reads_only && !traits.within_transaction && !self.is_pinned() {
             return self.run_at_epoch(request, traits).await;

@@ -270,7 +270,8 @@ fn transaction(statement: &TransactionStmt) -> Action {
         K::TransStmtSavepoint => Action::Savepoint(name()),
         K::TransStmtRelease => Action::Release(name()),
         K::TransStmtRollbackTo => Action::RollbackTo(name()),
-        K::TransStmtPrepare | K::TransStmtCommitPrepared | K::TransStmtRollbackPrepared => Action::TwoPhase,
+        K::TransStmtPrepare => Action::PrepareTransaction,
+        K::TransStmtCommitPrepared | K::TransStmtRollbackPrepared => Action::EndPrepared,
         K::Undefined => Action::UNKNOWN,
     }
 }

@@ -79,8 +79,10 @@ pub enum Action {
     RollbackTo(String),
     /// RELEASE SAVEPOINT name.
     Release(String),
-    /// PREPARE TRANSACTION, COMMIT PREPARED, ROLLBACK PREPARED.
-    TwoPhase,
+    /// PREPARE TRANSACTION.
+    PrepareTransaction,
+    /// COMMIT PREPARED, ROLLBACK PREPARED.
+    EndPrepared,
     /// SET TRANSACTION (or SET of one of its three settings by name).
     SetTransaction(TransactionModes),
     /// SET TRANSACTION SNAPSHOT.
