@@ -292,7 +292,7 @@ async fn a_locked_table_under_a_view_stops_nobody_else() -> anyhow::Result<()> {
         assert_eq!(holder.query("COMMIT").await?.code(), "00000");
         assert_eq!(waiting.answer().await?.code(), "00000", "{lock}");
     }
-    // What was not looked into is known again soon, by those who asked for it meanwhile as well: it is read at an epoch.
+    // What was not looked into is known again soon, and nobody is tied to the leader for that: it is read at an epoch.
     let mut sessions = Vec::new();
     for read in ["SELECT count(*) FROM over_over", "SELECT sum_of_base()"] {
         let mut wire = Wire::connect(&cluster).await?;
