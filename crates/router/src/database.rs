@@ -21,7 +21,7 @@ use crate::pool::{CatalogBackend, LeaderPool, ReaderPools};
 use crate::prepared_text::PreparedTexts;
 use crate::servers::{Health, Server};
 use crate::sql::{
-    Catalog, ClassificationCache, FINGERPRINT_BYTES_MAX, Objects, ParseError, Part, Scope, Statement,
+    Catalog, ClassificationCache, FINGERPRINT_BYTES_MAX, Objects, ParseError, Part, PinReason, Scope, Statement,
     classify_without_catalog, fingerprint_hash, readable,
 };
 use crate::state::SerializableTransactions;
@@ -48,7 +48,7 @@ const CATALOG_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the catalog waits for a lock. Who holds it may wait for the catalog itself, which PostgreSQL cannot see.
 const CATALOG_LOCK_TIMEOUT: &str = "SET lock_timeout = '100ms'";
 /// So often for what cannot be left out: tables of PostgreSQL's own catalog.
-const CATALOG_LOCK_TRIES_MAX: u32 = 100;
+const CATALOG_LOCK_TRIES_MAX: u32 = 400;
 
 /// A catalog in which something was locked is read anew after this.
 const PARTIAL_CATALOG_AGE_MAX: Duration = Duration::from_secs(1);
@@ -70,12 +70,17 @@ struct Known {
     fingerprint: Option<u64>,
     is_partial: bool,
     read_at: Instant,
+    /// When it was whole last.
+    whole_at: Instant,
 }
 
 impl Known {
     /// What is the same as before stays the same object: nothing need be classified anew.
     fn take(&mut self, loaded: Loaded) {
         (self.is_partial, self.read_at) = (loaded.is_partial, Instant::now());
+        if !self.is_partial {
+            self.whole_at = self.read_at;
+        }
         if self.fingerprint != Some(loaded.fingerprint) {
             (self.catalog, self.fingerprint) = (Arc::new(loaded.catalog), Some(loaded.fingerprint));
         }
@@ -166,6 +171,7 @@ impl Database {
             fingerprint: Some(loaded.fingerprint),
             is_partial: loaded.is_partial,
             read_at: Instant::now(),
+            whole_at: Instant::now(),
         };
         let readers = ReaderPools::new(servers.clone(), name.clone(), settings.reader_backends_max);
         let leader = LeaderPool::new(servers.leader().clone(), name.clone(), settings.leader_backends_max);
@@ -260,7 +266,8 @@ impl Database {
         if sql.len() <= FINGERPRINT_BYTES_MAX {
             let statements = classify_with(&self.classification, sql, &catalog)?;
             let is_partial = lock(&self.catalog).is_partial;
-            if !is_partial || statements.iter().all(|statement| statement.pins.is_none()) {
+            let is_unknown = |statement: &Statement| statement.pins == Some(PinReason::UserCode);
+            if !is_partial || !statements.iter().any(is_unknown) {
                 return Ok(statements);
             }
             // What ties a session to the leader for good shall not be a lock that is gone.
@@ -281,14 +288,17 @@ impl Database {
     async fn complete_catalog(&self) {
         let asked_at = Instant::now();
         let _reload = self.catalog_reload.lock().await;
-        let (is_partial, read_at) = {
+        let (is_partial, read_at, whole_at) = {
             let known = lock(&self.catalog);
-            (known.is_partial, known.read_at)
+            (known.is_partial, known.read_at, known.whole_at)
         };
-        if !is_partial || read_at > asked_at {
+        let pause = PARTIAL_CATALOG_AGE_MIN.saturating_sub(read_at.elapsed());
+        let is_new = whole_at.elapsed() < PARTIAL_CATALOG_AGE_MAX;
+        // A lock that is held for long is waited for by nobody who does not need it.
+        if !is_partial || read_at > asked_at || !is_new && !pause.is_zero() {
             return;
         }
-        tokio::time::sleep(PARTIAL_CATALOG_AGE_MIN.saturating_sub(read_at.elapsed())).await;
+        tokio::time::sleep(pause).await;
         self.refresh_catalog().await;
         // It may be read beside the sessions just now.
         let until = Instant::now() + PARTIAL_CATALOG_AGE_MAX;
@@ -337,11 +347,15 @@ impl Database {
     async fn load_catalog(&self) -> Result<Loaded, BackendError> {
         let builtin = lock(&self.catalog).catalog.builtin();
         let loaded = async {
-            if let Some(mut kept) = self.catalog_backend.take()
-                && let Ok(loaded) = Loaded::beside(builtin.clone(), &mut kept).await
-            {
-                self.catalog_backend.put_back(kept);
-                return Ok(loaded);
+            if let Some(mut kept) = self.catalog_backend.take() {
+                match Loaded::beside(builtin.clone(), &mut kept).await {
+                    // The connection of the last time may have become useless meanwhile.
+                    Err(error) if !matches!(error, BackendError::Sql { .. }) => {}
+                    loaded => {
+                        self.catalog_backend.put_back(kept);
+                        return loaded;
+                    }
+                }
             }
             let mut new = self.new_catalog_backend().await?;
             let loaded = Loaded::beside(builtin, &mut new).await?;
