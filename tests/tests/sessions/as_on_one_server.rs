@@ -102,6 +102,14 @@ async fn partitioned_tables_are_clustered_and_indexed_anew() -> anyhow::Result<(
         compare(&cluster, &[&query(sql)]).await?;
         compare(&cluster, &[&query("BEGIN"), &query(sql), &query("ROLLBACK")]).await?;
     }
+    // What users' code refuses by the same code has run, and does not run again.
+    let code = "BEGIN PERFORM nextval('runs'); RAISE EXCEPTION 'mine' USING ERRCODE = '25001'; END";
+    let refuses = format!("CREATE FUNCTION refuses(int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$ {code} $$");
+    for sql in ["CREATE SEQUENCE runs", &refuses] {
+        assert_eq!(setup.query(sql).await?.code(), "00000", "{sql}");
+    }
+    assert_eq!(setup.query("CREATE INDEX ON numbers (refuses(id))").await?.code(), "25001");
+    assert_eq!(setup.query("SELECT last_value, is_called FROM runs").await?.text_rows(), ["1|t"]);
     // In a pipeline they are part of what comes or goes as a whole.
     let run = |sql: &str| [parse("", sql), bind("", "", &[]), execute("", 0)].concat();
     let insert = "INSERT INTO numbers VALUES (20, 0)";

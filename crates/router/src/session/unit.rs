@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use bytes::Bytes;
+
 use super::autocommit::{LEADER_TRIES_MAX, RETRY_PAUSE};
 use super::batch_traits::BatchTraits;
 use super::ending::terminated;
@@ -79,8 +81,11 @@ impl Session {
         if traits.must_be_wrapped(is_long, self.database.epochs.has_ddl_barrier()) {
             let start = self.client.output.len();
             let outcome = self.run_wrapped(request, traits).await?;
-            let is_refused = outcome == Outcome::Failed && self.failed_with == sqlstate::ACTIVE_SQL_TRANSACTION;
-            let Some(alone) = traits.alone().filter(|_| is_refused && !self.went_out) else { return Ok(outcome) };
+            let is_refused = outcome == Outcome::Failed
+                && !self.went_out
+                && self.failed_with == sqlstate::ACTIVE_SQL_TRANSACTION
+                && is_prevented(&self.client.output[start..]);
+            let Some(alone) = traits.alone().filter(|_| is_refused) else { return Ok(outcome) };
             self.take_back(start, false);
             self.skips_until_sync = false;
             return self.run_on_leader(request, &alone).await;
@@ -283,6 +288,25 @@ impl Session {
             self.skips_until_sync = true;
         }
     }
+}
+
+/// Whether PostgreSQL itself has refused a statement because it is in a transaction, before it did anything. The name
+/// of its function is the only word of that that is not translated.
+fn is_prevented(messages: &[u8]) -> bool {
+    let mut rest = messages;
+    while let Some((&tag, after)) = rest.split_first() {
+        let Some(length) = after.first_chunk::<4>() else { return false };
+        let Some((message, behind)) = after.split_at_checked(u32::from_be_bytes(*length) as usize) else {
+            return false;
+        };
+        let body = message.get(4..).unwrap_or_default();
+        let is_it = |(kind, value): &(u8, Bytes)| *kind == b'R' && value == "PreventInTransactionBlock";
+        if tag == b'E' && ErrorFields::parse(&Bytes::copy_from_slice(body)).others.iter().any(is_it) {
+            return true;
+        }
+        rest = behind;
+    }
+    false
 }
 
 /// Where among these whole messages the last `CommandComplete` or `EmptyQueryResponse` begins.
