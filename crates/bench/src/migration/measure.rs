@@ -373,7 +373,9 @@ impl Site {
         let (disk, disk_bytes) = (machine.home().disk(), machine.home().configuration()?.disk_bytes);
         let begun = Instant::now();
         loop {
-            let served = DiskClient::connect(&disk)?.info()?;
+            let asked = disk.clone();
+            // It blocks, with a runtime of its own.
+            let served = tokio::task::spawn_blocking(move || DiskClient::connect(&asked)?.info()).await??;
             let scanned = served.page_map.context("the disk has a page map")?.scanned_bytes;
             if scanned >= disk_bytes {
                 return Ok(());
