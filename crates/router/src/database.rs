@@ -3,10 +3,11 @@
 //! Databases share nothing that a serial order is about (PostgreSQL's transactions live in one database), so each has
 //! its own commit barrier and its own epochs.
 
+mod loaded;
+
 use std::collections::HashSet;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -21,11 +22,11 @@ use crate::pool::{CatalogBackend, LeaderPool, ReaderPools};
 use crate::prepared_text::PreparedTexts;
 use crate::servers::{Health, Server};
 use crate::sql::{
-    Catalog, ClassificationCache, FINGERPRINT_BYTES_MAX, Objects, ParseError, Part, PinReason, Scope, Statement,
+    Catalog, ClassificationCache, FINGERPRINT_BYTES_MAX, ParseError, PinReason, Scope, Statement,
     classify_without_catalog, fingerprint_hash, readable,
 };
 use crate::state::SerializableTransactions;
-use crate::wire::sqlstate;
+use loaded::{Loaded, load};
 
 /// Statements remembered as updates although they look like reads, or as long; forgotten all at once beyond this.
 const REMEMBERED_MAX: usize = 10_000;
@@ -44,11 +45,6 @@ const CATALOG_AGE_MAX: Duration = Duration::from_secs(60);
 /// Without it nothing is known, and what calls a function ties its session to the leader for good; so the bound is far
 /// beyond what many thousands of tables take.
 const CATALOG_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How long the catalog waits for a lock. Who holds it may wait for the catalog itself, which PostgreSQL cannot see.
-const CATALOG_LOCK_TIMEOUT: &str = "SET lock_timeout = '100ms'";
-/// So often for what cannot be left out: tables of PostgreSQL's own catalog.
-const CATALOG_LOCK_TRIES_MAX: u32 = 400;
 
 /// A catalog in which something was locked is read anew after this.
 const PARTIAL_CATALOG_AGE_MAX: Duration = Duration::from_secs(1);
@@ -84,23 +80,6 @@ impl Known {
         if self.fingerprint != Some(loaded.fingerprint) {
             (self.catalog, self.fingerprint) = (Arc::new(loaded.catalog), Some(loaded.fingerprint));
         }
-    }
-}
-
-/// A catalog as a server has just given it.
-struct Loaded {
-    catalog: Catalog,
-    fingerprint: u64,
-    /// Something was locked.
-    is_partial: bool,
-}
-
-impl Loaded {
-    /// What users have made, beside what `initdb` has.
-    async fn beside(builtin: Arc<Objects>, backend: &mut Backend) -> Result<Loaded, BackendError> {
-        let (user, fingerprint) = load(backend, Scope::User).await?;
-        let is_partial = user.is_partial();
-        Ok(Loaded { catalog: Catalog::new(builtin, user), fingerprint, is_partial })
     }
 }
 
@@ -529,46 +508,6 @@ async fn catalog_of_any(followers: &[Arc<Server>], database: &str) -> Option<Loa
         }
     }
     None
-}
-
-/// The objects of one scope, and the fingerprint of their rows. It does not wait for who has locked one of users'.
-async fn load(backend: &mut Backend, scope: Scope) -> Result<(Objects, u64), BackendError> {
-    let (mut objects, mut fingerprint) = (Objects::default(), 0_u64);
-    let mut answers = ask(backend, scope).await;
-    for _ in 1..CATALOG_LOCK_TRIES_MAX {
-        match &answers {
-            Err(BackendError::Sql { fields, .. }) if fields.code == sqlstate::LOCK_NOT_AVAILABLE => {
-                let unread = if scope == Scope::User { Scope::UserUnread } else { scope };
-                answers = ask(backend, unread).await;
-            }
-            _ => break,
-        }
-    }
-    let answers = answers?;
-    for (part, rows) in Part::ALL.into_iter().zip(answers.into_iter().skip(1)) {
-        for row in rows {
-            fingerprint = fingerprint.wrapping_add(fingerprint_of(part, &row));
-            objects.add(part, &row).map_err(|error| BackendError::Login {
-                server: backend.server.name.clone(),
-                reason: format!("its catalog cannot be read: {error}"),
-            })?;
-        }
-    }
-    Ok((objects, fingerprint))
-}
-
-/// The rows of all parts, behind none of the setting that is made first.
-async fn ask(backend: &mut Backend, scope: Scope) -> Result<Vec<Vec<Row>>, BackendError> {
-    let queries = Part::ALL.map(|part| part.query(scope));
-    let statements = std::iter::once(CATALOG_LOCK_TIMEOUT).chain(queries.iter().map(String::as_str));
-    backend.pipeline(&statements.collect::<Vec<_>>()).await
-}
-
-/// Rows come in any order, so theirs are added up. Nobody outside can find two that are alike: the keys are this
-/// process'.
-fn fingerprint_of(part: Part, row: &[Option<String>]) -> u64 {
-    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    KEYS.hash_one((part as u8, row))
 }
 
 #[cfg(test)]

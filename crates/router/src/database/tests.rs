@@ -2,11 +2,13 @@
 
 use std::task::Poll;
 
+use super::loaded::fingerprint_of;
 use super::*;
 use crate::config::{RouterConfiguration, RouterSettings};
 use crate::epoch::Demand;
 use crate::epoch::model_server::ModelServers;
 use crate::settings::Settings;
+use crate::sql::Part;
 
 /// Far beyond what anything here takes on a machine that has more to do.
 const LONG: Duration = Duration::from_secs(120);
