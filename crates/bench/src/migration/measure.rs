@@ -235,6 +235,16 @@ impl Site {
     pub async fn migrate(&mut self, round: u32, load: Load, method: Method) -> anyhow::Result<Sent> {
         self.warm().await?;
         self.begin_load(load).await?;
+        let sent = self.migrate_under(round, load, method).await;
+        // Also where it has failed: the next one has a load of its own.
+        let ended = self.end_load(load).await;
+        let sent = sent?;
+        ended?;
+        self.wait_whole().await?;
+        Ok(sent)
+    }
+
+    async fn migrate_under(&mut self, round: u32, load: Load, method: Method) -> anyhow::Result<Sent> {
         let (counted, begun) = (self.transactions().await?, Instant::now());
         tokio::time::sleep(BEFORE).await;
         let before_per_second = self.rate_since(counted, begun).await?;
@@ -253,8 +263,6 @@ impl Site {
             }
         };
         let meanwhile_per_second = self.rate_since(counted, begun).await?;
-        self.end_load(load).await?;
-        self.wait_whole().await?;
         Ok(Sent {
             round,
             load,
