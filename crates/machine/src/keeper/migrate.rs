@@ -19,7 +19,6 @@ use onecopy_checkpoint::image::Image;
 use onecopy_checkpoint::memory::synchronize;
 use onecopy_checkpoint::migration_policy::{FIXED, Next, OnTimeout, Policy, Round, Wanted};
 use onecopy_checkpoint::take::{self, After, NoNetwork, Parts, Taken};
-use onecopy_clone::network::client::Stream;
 use onecopy_disk_server::DiskClient;
 use onecopy_disk_server::protocol::Request as DiskRequest;
 use onecopy_hypervisor::Machine;
@@ -32,13 +31,13 @@ use super::rounds::Sender;
 use super::service::Kept;
 use super::shared_disk::SnapshotPageMap;
 use super::unresponsive::unix_ms;
-use super::{KeeperReply, MigrationEvent, MigrationOrder, Prediction, checkpoint, conclude};
+use super::{KeeperReply, MigrationEvent, MigrationOrder, Prediction, checkpoint, conclude, receive_order};
 use crate::desired_state::{self, DesiredState};
 use crate::hardware::Hardware;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EndedEpoch, MemoryClient, Request};
-use crate::migration::{self, Departure, DepartureState, Gone, HostOrder, MigrationResult, ReceiveOrder, SharedDisk};
-use crate::{Forward, GuestImage, MachineError, MachineHome};
+use crate::migration::{self, Departure, DepartureState, Gone, MigrationResult, ReceiveOrder, SharedDisk};
+use crate::{Forward, MachineError, MachineHome};
 
 /// Between the two cuts by which it is seen how much changes.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
@@ -91,9 +90,6 @@ pub(super) async fn migrate(
         return tried.map_err(task)?.map(KeeperReply::Predicted).map_err(failed);
     }
     wanted(&order).check().map_err(failed)?;
-    let image = GuestImage::find(Some(&home.image()))?;
-    let configuration = home.configuration()?;
-    let password = std::fs::read_to_string(home.password_file()).ok().map(|text| text.trim().to_owned());
     let departure = Departure {
         // Nobody guesses it.
         token: format!("{:032x}", rand::random::<u128>()),
@@ -105,20 +101,7 @@ pub(super) async fn migrate(
         is_whole: false,
         result: None,
     };
-    let receive = ReceiveOrder {
-        which: departure.which(home),
-        origin: order.origin.clone(),
-        memory_bytes: configuration.memory_bytes,
-        processors: configuration.processors,
-        disk_bytes: configuration.disk_bytes,
-        postgresql: configuration.postgresql,
-        password,
-        guest_ports: configuration.forwards.iter().map(|forward| forward.guest_port).collect(),
-        image: image.boot_digest().map_err(MachineError::file("read", image.directory.clone()))?,
-        silent_after_s: configuration.silent_after_s,
-        end_when_silent: configuration.end_when_silent,
-        shared_disk: None,
-    };
+    let receive = receive_order::of(home, &order, &departure)?;
     let hydrated = home.disk();
     let whole = tokio::task::spawn_blocking(move || is_whole(&hydrated)).await.map_err(task)?;
     if !whole.map_err(failed)? {
@@ -133,7 +116,7 @@ pub(super) async fn migrate(
         None
     });
     let shared_disk = page_map.as_ref().map(|_| departure.shared_disk(home));
-    let opened = order_to_receive(&order, ReceiveOrder { shared_disk, ..receive }).await;
+    let opened = receive_order::send(&order, ReceiveOrder { shared_disk, ..receive }).await;
     let outcome = match opened.and_then(|far| carried(&work.handle, far).map_err(words)) {
         Ok(stream) => {
             let own = departure.clone();
@@ -163,19 +146,6 @@ pub(super) async fn migrate(
             }
             Err(failed(reason))
         }
-    }
-}
-
-/// Orders the other host to take the machine. One that knows nothing of shared storage is asked without.
-async fn order_to_receive(order: &MigrationOrder, receive: ReceiveOrder) -> Result<Box<dyn Stream>, String> {
-    let ask = async |receive: &ReceiveOrder| {
-        migration::open(&order.to, &order.keys, &HostOrder::Receive(Box::new(receive.clone()))).await
-    };
-    match ask(&receive).await {
-        Err(reason) if receive.shared_disk.is_some() && reason.contains("shared_disk") => {
-            ask(&ReceiveOrder { shared_disk: None, ..receive }).await
-        }
-        opened => opened,
     }
 }
 

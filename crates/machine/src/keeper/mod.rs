@@ -16,6 +16,7 @@ mod parts;
 mod prefix;
 mod processes;
 mod protocol;
+mod receive_order;
 mod restore;
 mod rounds;
 mod run;

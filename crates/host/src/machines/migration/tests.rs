@@ -1,6 +1,9 @@
 //! What the records of migrations allow.
 
 use std::fs;
+use std::path::Path;
+
+use onecopy_machine::migration::SharedDisk;
 
 use super::*;
 

@@ -1,0 +1,160 @@
+//! Machines that come from other hosts: their directories, and what is left of those that did not come.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use onecopy_hypervisor::Qemu;
+use onecopy_machine::migration::{
+    self, Arrival, ArrivalState, Departure, HostOrder, ReceiveOrder, SharedDisk, Verdict,
+};
+use onecopy_machine::{
+    END_TIMEOUT, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
+    hypervisor_failed,
+};
+
+use super::super::Machines;
+use super::super::registry::{blocking, keep_alone};
+use super::{GO_TIMEOUT, LOOK_INTERVAL};
+use crate::HostError;
+
+impl Machines {
+    /// Makes the directory of a machine that another host sends, for its keeper.
+    ///
+    /// # Errors
+    /// What is not possible here, with the remedy.
+    pub(crate) async fn make_arriving(&self, order: &ReceiveOrder, keys: &Path) -> Result<Machine, HostError> {
+        let name = &order.which.name;
+        if name.is_of_clusters() {
+            return Err(MachineError::NameOfClusters { name: name.clone() }.into());
+        }
+        if !order.which.has_token() {
+            let (machine, to) = (name.to_string(), "this host".to_owned());
+            return Err(MachineError::Migration { machine, to, reason: "its order has no token".to_owned() }.into());
+        }
+        let home = MachineHome::of(&self.directory.machines(), name);
+        if home.is_made() && !self.may_be_replaced(&home) {
+            return Err(MachineError::Exists { name: name.clone() }.into());
+        }
+        let image = {
+            let digest = order.image.clone();
+            blocking::<_, MachineError>("looking for an image", move || GuestImage::with_boot_digest(&digest)).await?
+        };
+        let qemu = Qemu::find().map_err(|error| hypervisor_failed(name, error))?;
+        MachineConfiguration::check_checkpoints(qemu.version())?;
+        self.directory.make_root()?;
+        self.directory.make_machines()?;
+        let _ports = self.lock_ports().await?;
+        let inside = order.guest_ports.iter().map(|port| Forward { host_port: 0, guest_port: *port }).collect();
+        let configuration = MachineConfiguration {
+            memory_bytes: order.memory_bytes,
+            processors: order.processors,
+            disk_bytes: order.disk_bytes,
+            postgresql: order.postgresql,
+            checkpoints: true,
+            silent_after_s: order.silent_after_s,
+            end_when_silent: order.end_when_silent,
+            forwards: self.ports(inside, order.postgresql)?,
+            ..MachineConfiguration::new(image.directory.clone())
+        };
+        configuration.check()?;
+        let record = Arrival {
+            token: order.which.token.clone(),
+            origin: order.origin.clone(),
+            keys: keys.to_owned(),
+            state: ArrivalState::Begun,
+            is_whole: false,
+            shared_disk: order.shared_disk.as_ref().and_then(|disk| self.shared(name, disk)),
+        };
+        let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
+        let make = move || {
+            let _alone = if made.is_made() { Some(keep_alone(&made)?) } else { None };
+            made.make_arriving(&image, &configuration, &record, password.as_deref(), &user)
+        };
+        blocking("making a machine", make).await?;
+        Ok(Machine::new(home, self.user.clone()))
+    }
+
+    /// The disk of a machine that comes, where it is on storage that this host was told to have, too.
+    pub(super) fn shared(&self, name: &MachineName, disk: &SharedDisk) -> Option<SharedDisk> {
+        let directory = disk.directory.canonicalize().ok()?;
+        let beneath = self.shared_storage.iter().find(|storage| directory.starts_with(storage))?.clone();
+        let own = self.directory.machines();
+        let is_own = directory.starts_with(own.canonicalize().unwrap_or(own));
+        let disk = SharedDisk { directory, beneath, ..disk.clone() };
+        (!is_own && disk.may_be_of(name)).then_some(disk)
+    }
+
+    /// What a machine has left that has gone from here and is needed no more, or that never came.
+    fn may_be_replaced(&self, home: &MachineHome) -> bool {
+        let is_at_rest = home.process_id().is_none() && !home.has_keeper();
+        let has_gone = home.is_migrated() && !Departure::is_needed(home);
+        is_at_rest && (has_gone || Arrival::is_broken_off(home))
+    }
+
+    /// Before a machine is taken: the host that it comes from must be reached, and know of it.
+    pub(crate) async fn check_origin(&self, order: &ReceiveOrder, keys: &Path) -> Result<(), HostError> {
+        let failed = |reason: String| {
+            let (machine, to) = (order.which.name.to_string(), "this host".to_owned());
+            MachineError::Migration { machine, to, reason }
+        };
+        let origin = &order.origin;
+        match migration::ask::<Verdict>(origin, keys, &HostOrder::Verdict(order.which.clone())).await {
+            Ok(Verdict::Undecided) => Ok(()),
+            Ok(_) => Err(failed(format!("its host {origin} says that it is decided already")).into()),
+            Err(reason) => {
+                let remedy = "its disk would come from there: `onecopy host --machines` must run there, and --origin \
+                              must name it as it is reached from here";
+                Err(failed(format!("its host {origin} does not answer ({reason}); {remedy}")).into())
+            }
+        }
+    }
+
+    /// Removes what a machine has left that did not come, once its keeper has ended.
+    pub(crate) async fn clear_arrival(&self, name: &MachineName) {
+        let home = MachineHome::of(&self.directory.machines(), name);
+        let begun = Instant::now();
+        while home.has_keeper() && begun.elapsed() < GO_TIMEOUT {
+            if matches!(Arrival::of(&home), Ok(Some(Arrival { state: ArrivalState::Here, .. }))) {
+                return;
+            }
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        self.clear(&home, GO_TIMEOUT).await;
+    }
+
+    /// Removes what is left of a machine that did not come, where its source says that it stays there. Until then it is
+    /// by this that its source hears that it never ran here.
+    pub(super) async fn clear(&self, home: &MachineHome, patience: Duration) {
+        let Ok(Some(record)) = Arrival::of(home) else { return };
+        let (order, begun) = (HostOrder::Verdict(record.which(home)), Instant::now());
+        loop {
+            if !Arrival::is_broken_off(home) || home.has_keeper() {
+                return;
+            }
+            match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
+                Ok(Verdict::Kept) => break,
+                Ok(Verdict::Undecided) if begun.elapsed() < patience => tokio::time::sleep(LOOK_INTERVAL).await,
+                _ => return,
+            }
+        }
+        let machine = Machine::new(home.clone(), self.user.clone());
+        let removed = match machine.stop(true, END_TIMEOUT).await {
+            Ok(()) => {
+                let home = home.clone();
+                blocking("removing a machine that did not come", move || {
+                    let is_same = Arrival::of(&home)?.is_some_and(|known| known.token == record.token);
+                    if !is_same || !Arrival::is_broken_off(&home) || home.has_keeper() {
+                        return Ok(());
+                    }
+                    let _alone = keep_alone(&home)?;
+                    home.remove()
+                })
+                .await
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = removed {
+            tracing::warn!(%error, "a machine that did not come has left something");
+        }
+    }
+}
