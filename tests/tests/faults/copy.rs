@@ -1,8 +1,9 @@
 //! COPY in both directions and both protocols, with ends of every kind.
 
 use anyhow::Context;
+use rustix::process::{Pid, Signal};
 
-use crate::harness::{busy_back_ends, start_usual, wait_until};
+use crate::harness::{busy_back_ends, leader, start_usual, wait_for_updates, wait_until};
 use crate::wire::{Wire, bind, execute, flush, message, parse, query, run_extended, sync};
 
 fn data(text: &str) -> Vec<u8> {
@@ -65,6 +66,86 @@ async fn copy_in_ends_as_the_client_ends_it() -> anyhow::Result<()> {
     assert_eq!(wire.query("SELECT count(*) FROM numbers WHERE id >= 1000").await?.text_rows(), ["12"]);
     // The router may still be putting one in order for the next client.
     wait_until("no back end is busy", || async { Ok(busy_back_ends(&cluster).await? == 0) }).await
+}
+
+/// A client may send the data with the statement, in one packet or several, and the rest of a failed one is skipped.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn copy_takes_data_that_comes_before_sync() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let copy = run_extended("COPY numbers FROM STDIN", &[]);
+    let (good, bad) = (data("2000\t1\n"), data("not\ta number\n"));
+    let done = message(DONE, b"");
+    let insert = run_extended("INSERT INTO numbers VALUES (2001, 1)", &[]);
+    let count = query("SELECT count(*) FROM numbers WHERE id >= 2000");
+    let delete = query("DELETE FROM numbers WHERE id >= 2000");
+    let cases: [&[&[u8]]; 6] = [
+        &[&copy, &good, &done, &sync()],
+        &[&insert, &copy, &good, &done, &sync()],
+        &[&copy, &bad, &done, &sync()],
+        &[&copy, &bad, &done, &insert, &sync()],
+        &[&insert, &copy, &good, &message(FAIL, b"no more\0"), &sync()],
+        // Data for nothing is skipped.
+        &[&insert, &good, &done, &sync()],
+    ];
+    for case in cases {
+        let mut told = Vec::new();
+        for (is_routed, is_split) in [(false, false), (true, false), (true, true)] {
+            let mut wire = match is_routed {
+                true => Wire::connect(&cluster).await?,
+                false => Wire::connect_to(cluster.servers.leader().port()).await?,
+            };
+            for part in case {
+                wire.send(part).await?;
+                if is_split {
+                    tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                }
+            }
+            let answer = wire.answer().await?;
+            let rows = wire.ask(&count).await?.text_rows();
+            wire.ask(&delete).await?;
+            told.push((answer.code(), answer.commands(), answer.status()?, rows));
+        }
+        assert!(told.iter().all(|one| *one == told[0]), "{told:?}");
+    }
+    // Never done silently: what follows it, or goes before its data, is not run, and so is it not.
+    let commit = run_extended("COMMIT", &[]);
+    for case in [[&copy, &good, &done, &insert], [&copy, &commit, &good, &done]] {
+        let mut wire = Wire::connect(&cluster).await?;
+        wire.send(&[&case.map(Vec::as_slice).concat()[..], &sync()].concat()).await?;
+        assert_eq!(wire.until_closed().await?.code(), "08P01");
+        assert_eq!(Wire::connect(&cluster).await?.ask(&count).await?.text_rows(), ["0"]);
+    }
+    Ok(())
+}
+
+/// A server that is lost behind CopyDone leaves the session in step: the `Sync` before the data had no answer.
+///
+/// Spec: A1, I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_lost_while_copy_ends_shifts_no_later_answer() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); RETURN NULL; END'; \
+                CREATE TRIGGER slow AFTER INSERT ON numbers EXECUTE FUNCTION slow()";
+    let observer = leader(&cluster).await?;
+    observer.run_all(&[slow]).await?;
+    let mut wire = Wire::connect(&cluster).await?;
+    wire.send(&copy_in(true)).await?;
+    until(&mut wire, b'G').await?;
+    wire.send(&[data("3000\t1\n"), message(DONE, b""), sync()].concat()).await?;
+    let sleeps = "SELECT coalesce(max(pid), 0) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query LIKE 'COPY numbers%'";
+    wait_until("it sleeps", || async { Ok(observer.run(sleeps).await?.number()? > 0) }).await?;
+    let process = i32::try_from(observer.run(sleeps).await?.number()?)?;
+    rustix::process::kill_process(Pid::from_raw(process).context("a number")?, Signal::KILL)?;
+    let answer = wire.answer().await?;
+    assert_eq!((answer.code().as_str(), answer.status()?), ("57P01", 'I'), "{answer:?}");
+    wait_for_updates(&cluster).await?;
+    for number in 0..3 {
+        assert_eq!(wire.query(&format!("SELECT {number}")).await?.text_rows(), [number.to_string()]);
+    }
+    assert_eq!(wire.query("SELECT count(*) FROM numbers WHERE id = 3000").await?.text_rows(), ["0"]);
+    Ok(())
 }
 
 /// Spec: I4

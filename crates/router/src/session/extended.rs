@@ -38,7 +38,7 @@ enum End {
     Sync,
     /// The client's `Flush`.
     Flush,
-    /// By its size, or because nothing more has come for a while.
+    /// By its size, because nothing more has come for a while, or because what follows is data for a COPY in it.
     Size,
 }
 
@@ -94,6 +94,10 @@ impl Session {
                 b'H' => break End::Flush,
                 b'P' | b'B' | b'D' | b'E' | b'C' => frames.push(next),
                 b'X' => return Err(SessionEnd::Terminated),
+                b'd' | b'c' | b'f' => {
+                    self.client.put_back(&next);
+                    break End::Size;
+                }
                 tag => {
                     let text = format!("message type {tag} inside an extended batch");
                     return Err(SessionEnd::Fatal(SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, text)));
@@ -115,9 +119,11 @@ impl Session {
                 }
             };
         };
-        (self.in_extended_batch, self.took_sync) = (true, false);
+        (self.in_extended_batch, self.took_sync, self.began_copy) = (true, false, false);
         self.run_batch(frames, end).await?;
         match end {
+            // Its server was lost: another Sync follows the data.
+            End::Sync if self.began_copy && !self.took_sync => self.skips_until_sync = true,
             End::Sync => self.sync().await?,
             _ if self.took_sync => self.sync().await?,
             End::Flush => relay::flush(&mut self.client).await?,
@@ -135,8 +141,7 @@ impl Session {
             // What was executed may have changed by what rules the server reads SQL, which the server says behind it.
             // A Bind in parts cannot be run again, so it runs in a transaction, with nothing that has none.
             if changes_settings && matches!(frame.tag, b'P' | b'B') || in_parts && piece.traits.statements > 0 {
-                let before = std::mem::replace(&mut piece, Piece::new());
-                self.run_piece(before, true).await?;
+                self.run_before(&mut piece).await?;
                 if self.skips_until_sync {
                     return Ok(());
                 }
@@ -144,14 +149,12 @@ impl Session {
             match self.take_message(frame, &mut piece).await? {
                 Next::Go => {}
                 Next::Run(statement, text) => {
-                    let before = std::mem::replace(&mut piece, Piece::new());
-                    if self.run_piece(before, true).await? == Outcome::Done {
+                    if self.run_before(&mut piece).await? == Outcome::Done {
                         self.run_action(&statement.action, &text, false).await?;
                     }
                 }
                 Next::Error(error) => {
-                    let before = std::mem::replace(&mut piece, Piece::new());
-                    if self.run_piece(before, true).await? == Outcome::Done {
+                    if self.run_before(&mut piece).await? == Outcome::Done {
                         self.fail(error);
                     }
                 }
@@ -166,6 +169,17 @@ impl Session {
         }
         self.run_piece(piece, end != End::Sync).await?;
         Ok(())
+    }
+
+    /// Runs what goes before a message, and leaves another piece.
+    async fn run_before(&mut self, piece: &mut Piece) -> Result<Outcome, SessionEnd> {
+        let outcome = self.run_piece(std::mem::replace(piece, Piece::new()), true).await?;
+        if self.took_sync {
+            // A server would have refused that message, and the COPY with it.
+            let error = SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, "a message follows COPY before its data");
+            return Err(SessionEnd::Fatal(error));
+        }
+        Ok(outcome)
     }
 
     /// `goes_on`: the client's `Sync` does not follow at once, and with it the end of the implicit transaction.

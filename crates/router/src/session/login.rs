@@ -205,6 +205,7 @@ impl LoggedIn {
             may_be_cancelled_late: false,
             went_out: false,
             took_sync: false,
+            began_copy: false,
             notifications: BytesMut::new(),
             endings: self.database.servers.leader().watch_endings(),
             ends_processes: false,

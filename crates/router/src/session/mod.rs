@@ -190,6 +190,8 @@ pub struct Session {
     went_out: bool,
     /// COPY has taken the client's `Sync`.
     took_sync: bool,
+    /// The client was asked for the data of COPY in this batch: a `Sync` in front of that counts for nothing.
+    began_copy: bool,
     /// What servers have told of notifications: no answer that is taken back takes them with it.
     notifications: BytesMut,
     /// Tells when server processes may have been ended on purpose.

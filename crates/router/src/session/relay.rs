@@ -67,6 +67,7 @@ pub struct Relay<'a> {
     write_failed: bool,
     parsed: usize,
     took_sync: bool,
+    began_copy: bool,
     notifications: BytesMut,
     /// The client's output is written beside everything else: nobody waits for it.
     streams: bool,
@@ -100,6 +101,7 @@ impl<'a> Relay<'a> {
             write_failed: false,
             parsed: 0,
             took_sync: false,
+            began_copy: false,
             notifications: BytesMut::new(),
             streams: false,
             refused: false,
@@ -120,6 +122,7 @@ impl<'a> Relay<'a> {
             final_error,
             parsed: self.parsed,
             took_sync: self.took_sync,
+            began_copy: self.began_copy,
             notifications: self.notifications,
         }
     }

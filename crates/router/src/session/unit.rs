@@ -172,6 +172,7 @@ impl Session {
             backend.endings = endings;
         }
         self.took_sync |= ended.took_sync;
+        self.began_copy |= ended.began_copy;
         self.notifications.extend_from_slice(&ended.notifications);
         if self.notifications.len() > HELD_BYTES_MAX {
             let notifications = self.notifications.split();

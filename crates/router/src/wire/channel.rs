@@ -136,6 +136,17 @@ impl Channel {
         Ok(Some(Frame { tag, bytes, rest: self.rest }))
     }
 
+    /// Makes the last frame the next one again. None of its rest was taken.
+    pub fn put_back(&mut self, frame: &Frame) {
+        debug_assert_eq!(self.rest, frame.rest, "the last frame, as it came");
+        self.rest = 0;
+        let behind = std::mem::take(&mut self.input);
+        self.input.reserve(frame.bytes.len() + behind.len());
+        self.input.extend_from_slice(&frame.bytes);
+        self.input.extend_from_slice(&behind);
+        self.note_buffered();
+    }
+
     /// What is already here of the rest of the last frame's message.
     pub fn buffered_part(&mut self) -> Option<Bytes> {
         let bytes = self.rest.min(self.input.len());
@@ -424,6 +435,8 @@ mod tests {
                 sender.output.message(tag, &(0..bytes).map(|number| number as u8).collect::<Vec<_>>());
                 sender.output.message(b'c', b"");
                 let receive = async {
+                    let frame = receiver.frame().await.unwrap();
+                    receiver.put_back(&frame);
                     let frame = receiver.frame().await.unwrap();
                     assert_eq!((frame.rest > 0, receiver.rest()), (tag == b'd' && bytes + 5 >= LONG, frame.rest));
                     let mut whole = frame.bytes.to_vec();

@@ -1,9 +1,11 @@
 //! COPY FROM STDIN: the client's data goes to the server while what the server says goes to the client.
 
+use std::io::ErrorKind;
+
 use bytes::BufMut;
 
-use super::{Relay, RelayError, STREAM_BYTES_MAX};
-use crate::wire::{ChannelError, ErrorFields, Frame, Reply};
+use super::{Expected, Relay, RelayError, STREAM_BYTES_MAX};
+use crate::wire::{ChannelError, Frame, Reply};
 
 impl Relay<'_> {
     /// COPY FROM STDIN: the client's data goes to the server until either ends it. Whatever the server says meanwhile
@@ -14,6 +16,7 @@ impl Relay<'_> {
             return Err(unexpected_in_copy());
         }
         (self.streams, self.went_out, self.start) = (true, true, 0);
+        self.began_copy = true;
         self.backend.channel.in_parts = &[];
         let copied = match self.give(&frame).await {
             Ok(()) => self.copy().await,
@@ -53,7 +56,12 @@ impl Relay<'_> {
                     b'd' => self.backend.channel.put(&frame.bytes),
                     b'c' | b'f' => {
                         self.backend.channel.put(&frame.bytes);
-                        return if self.extended { self.finish_copy().await } else { Ok(()) };
+                        if !self.extended {
+                            return Ok(());
+                        }
+                        // The server says what has become of it before it is asked for more.
+                        self.backend.channel.output.message(b'H', b"");
+                        return self.finish_copy().await;
                     }
                     // The server ignores these during COPY as well.
                     b'H' | b'S' => {}
@@ -66,9 +74,12 @@ impl Relay<'_> {
 
     /// COPY in the extended protocol is over, or has failed. The server has ignored the `Sync` that was sent with it,
     /// or not, depending on when it failed; the client sends another. After that an empty query marks where all is
-    /// over.
+    /// over. What a client sends up to its `Sync` a server skips where COPY has failed, and runs in the same
+    /// transaction where it has not: that is refused.
     async fn finish_copy(&mut self) -> Result<(), RelayError> {
         let mut marker = Marker::NotSent;
+        let has_ended = !matches!(self.expected.front(), Some(Expected::Execute));
+        let mut is_decided = has_ended || self.relayed.error.is_some();
         loop {
             while let Some(frame) = self.backend.channel.buffered_frame().map_err(RelayError::Server)? {
                 match frame.tag {
@@ -80,26 +91,37 @@ impl Relay<'_> {
                     }
                     b'Z' => {}
                     b'E' => {
-                        self.relayed.error.get_or_insert(ErrorFields::parse(&frame.body()));
-                        self.give(&frame).await?;
+                        is_decided = true;
+                        self.take_error(frame).await?;
                     }
-                    _ => {
+                    tag => {
+                        is_decided |= tag == b'C';
                         self.note_parameter(&frame)?;
                         self.give(&frame).await?;
                     }
                 }
             }
-            while marker == Marker::NotSent {
+            while is_decided && marker == Marker::NotSent {
                 let Some(frame) = self.client.buffered_frame().map_err(RelayError::Client)? else { break };
-                if frame.tag == b'S' {
-                    self.took_sync = true;
-                    self.backend.channel.output.put_slice(&frame.bytes);
-                    self.backend.channel.output.query("");
-                    self.backend.prepared.unnamed = None;
-                    marker = Marker::Sent;
+                match frame.tag {
+                    b'S' => {
+                        self.took_sync = true;
+                        self.backend.channel.output.put_slice(&frame.bytes);
+                        self.backend.channel.output.query("");
+                        self.backend.prepared.unnamed = None;
+                        marker = Marker::Sent;
+                    }
+                    b'd' | b'c' | b'f' | b'H' => {}
+                    b'X' => return Err(RelayError::Client(std::io::Error::from(ErrorKind::UnexpectedEof).into())),
+                    _ if self.relayed.error.is_some() => {}
+                    _ => {
+                        return Err(RelayError::Client(ChannelError::Unexpected(
+                            "a message follows COPY without Sync",
+                        )));
+                    }
                 }
             }
-            self.flow(marker == Marker::NotSent).await?;
+            self.flow(is_decided && marker == Marker::NotSent).await?;
         }
     }
 }

@@ -66,6 +66,8 @@ pub struct Ended {
     pub parsed: usize,
     /// COPY has taken the client's `Sync`.
     pub took_sync: bool,
+    /// The client was asked for the data of COPY.
+    pub began_copy: bool,
     /// What the server told of notifications, for the client: not in its output, which may be taken back.
     pub notifications: BytesMut,
 }
