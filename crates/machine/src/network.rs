@@ -167,6 +167,14 @@ impl BridgedNetwork {
         }
     }
 
+    /// Whether its bridge is there, in this namespace.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn check_bridge(&self) -> Result<(), String> {
+        onecopy_network::check_bridge(&self.bridge).map_err(|error| error.to_string())
+    }
+
     /// What the guest's first process is told on the kernel's command line.
     pub(crate) fn kernel_arguments(&self) -> String {
         let address = self.address.map_or_else(|| NONE.to_owned(), |address| address.to_string());

@@ -7,8 +7,12 @@ use crate::HardwareAddress;
 const BROADCAST: [u8; 6] = [0xff; 6];
 
 /// A frame for each address: an ARP request for itself (RFC 5227, an announcement), or an unsolicited neighbour
-/// advertisement (RFC 4861, 7.2.6).
+/// advertisement (RFC 4861, 7.2.6). Without one it is a question that nobody need answer (RFC 903), by which bridges
+/// learn where the card is, as QEMU does it.
 pub fn announcements(card: HardwareAddress, addresses: &[IpAddr]) -> Vec<Vec<u8>> {
+    if addresses.is_empty() {
+        return vec![reverse_request(card)];
+    }
     let frame = |address: &IpAddr| match address {
         IpAddr::V4(address) => arp(card, *address),
         IpAddr::V6(address) => advertisement(card, *address),
@@ -21,6 +25,12 @@ fn arp(card: HardwareAddress, address: Ipv4Addr) -> Vec<u8> {
     let own = address.octets();
     let head = [&BROADCAST[..], &card.0, &[0x08, 0x06]].concat();
     [&head[..], &[0, 1, 8, 0, 6, 4, 0, 1], &card.0, &own, &[0; 6], &own].concat()
+}
+
+/// Source: RFC 903; as ARP, with its own protocol number 0x8035, operation 3 (reverse request).
+fn reverse_request(card: HardwareAddress) -> Vec<u8> {
+    let head = [&BROADCAST[..], &card.0, &[0x80, 0x35]].concat();
+    [&head[..], &[0, 1, 8, 0, 6, 4, 0, 3], &card.0, &[0; 4], &card.0, &[0; 4]].concat()
 }
 
 /// Type 136, flags: override; the option 2 has the card's address. To all nodes, `ff02::1`.
@@ -64,5 +74,7 @@ mod tests {
         let pseudo = [&six[22..54], &[0, 0, 0, 32, 0, 0, 0, 58], message].concat();
         assert_eq!(checksum(&pseudo), 0, "whoever sums it with its sum finds nothing");
         assert_eq!(&message[26..], &card.0);
+        let [none] = <[Vec<u8>; 1]>::try_from(announcements(card, &[])).unwrap();
+        assert_eq!((none.len(), &none[6..12], &none[12..14], none[21]), (42, &card.0[..], &[0x80, 0x35][..], 3));
     }
 }

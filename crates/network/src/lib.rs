@@ -24,4 +24,4 @@ pub use error::NetworkError;
 pub use frame::{FRAME_BYTES_MAX, FRAME_BYTES_MIN, Filter, HardwareAddress, Refusal};
 pub use passer::{Passer, Remote, Statistics};
 pub use state::{HELD_BYTES_MAX, HELD_FRAMES_MAX, State};
-pub use tap::{Tap, check_name};
+pub use tap::{Tap, check_bridge, check_name};

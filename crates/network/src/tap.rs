@@ -79,6 +79,18 @@ fn index(socket: &OwnedFd, name: &str) -> io::Result<i32> {
     Ok(unsafe { asked.ifr_ifru.ifru_ifindex })
 }
 
+/// Whether there is such a bridge in this namespace.
+///
+/// # Errors
+/// [`NetworkError::NoBridge`], [`NetworkError::InterfaceName`], [`NetworkError::Io`].
+pub fn check_bridge(bridge: &str) -> Result<(), NetworkError> {
+    check_name(bridge)?;
+    index(&socket()?, bridge).map(|_| ()).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENODEV) => NetworkError::NoBridge { bridge: bridge.to_owned() },
+        _ => NetworkError::io("look for the bridge", bridge)(error),
+    })
+}
+
 impl Tap {
     /// Makes a new interface in this namespace, plugs it into a bridge there, and switches it on. It goes when no
     /// process has its descriptor.
@@ -88,12 +100,8 @@ impl Tap {
     /// else has an interface of this name.
     pub fn create(name: &str, bridge: &str) -> Result<Tap, NetworkError> {
         check_name(name)?;
-        check_name(bridge)?;
+        check_bridge(bridge)?;
         let socket = socket()?;
-        index(&socket, bridge).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENODEV) => NetworkError::NoBridge { bridge: bridge.to_owned() },
-            _ => NetworkError::io("look for the bridge", bridge)(error),
-        })?;
         let open = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(DEVICE);
         let file = open.map_err(NetworkError::io("open", DEVICE))?;
         let mut made = request(name);

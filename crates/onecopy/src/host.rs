@@ -39,6 +39,10 @@ pub struct Host {
     /// and what they hold does not travel; may be given again [default: none]
     #[arg(long, value_name = "DIRECTORY", requires = "machines")]
     shared_storage: Vec<PathBuf>,
+    /// A bridge onto which machines of other hosts may come, with the addresses that they have; may be given again
+    /// [default: none]
+    #[arg(long, value_name = "NAME", requires = "machines")]
+    bridge: Vec<String>,
     /// The account that clones of other hosts' servers run as, whatever theirs is [default: postgres; not as root: the
     /// own one]
     #[arg(long, value_name = "ACCOUNT")]
@@ -101,7 +105,8 @@ impl Host {
             let signal = StopSignal::listen(HangUp::Stops)?;
             let machines = match &self.machines {
                 Some(directory) => {
-                    Some(Machines::of(Directory::new(directory)?)?.with_shared_storage(&self.shared_storage)?)
+                    let machines = Machines::of(Directory::new(directory)?)?;
+                    Some(machines.with_shared_storage(&self.shared_storage)?.with_bridges(&self.bridge))
                 }
                 None => None,
             };

@@ -57,6 +57,8 @@ pub struct Machines {
     pub(super) user: ServiceUser,
     /// Directories on storage that other hosts have under the same paths.
     pub(super) shared_storage: Vec<PathBuf>,
+    /// Bridges onto which machines of other hosts may come.
+    pub(super) bridges: Vec<String>,
 }
 
 /// What a new machine shall be.
@@ -102,7 +104,7 @@ impl Machines {
     /// # Errors
     /// [`HostError::Postgres`] when there is no account to run them as.
     pub fn of(directory: Directory) -> Result<Machines, HostError> {
-        Ok(Machines { directory, user: ServiceUser::resolve(None)?, shared_storage: Vec::new() })
+        Ok(Machines { directory, user: ServiceUser::resolve(None)?, shared_storage: Vec::new(), bridges: Vec::new() })
     }
 
     /// Disks of machines that come are read in these directories, which are on storage that other hosts have under the
@@ -116,6 +118,13 @@ impl Machines {
             self.shared_storage.push(canonical);
         }
         Ok(self)
+    }
+
+    /// Machines of other hosts may come onto these bridges, which need not be there yet.
+    #[must_use]
+    pub fn with_bridges(mut self, bridges: &[String]) -> Machines {
+        self.bridges.extend_from_slice(bridges);
+        self
     }
 
     /// The machine of this name.

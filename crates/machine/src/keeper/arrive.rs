@@ -31,7 +31,7 @@ use super::restore::{self, Restored};
 use super::server::{Launch, Server};
 use super::service::Kept;
 use super::shared_disk::SharedSnapshot;
-use super::{checkpoint, guest, memory};
+use super::{checkpoint, guest, memory, network};
 use crate::desired_state;
 use crate::hardware::Hardware;
 use crate::migration::{self, Arrival, ArrivalState, HostOrder, Verdict};
@@ -320,6 +320,7 @@ impl Arriving {
         let devices = decoder.devices();
         let parsed = Prefix::parse(&prefix).map_err(|error| failed(home, error))?;
         restored.set_stream(stream(&parsed, devices).map_err(|error| failed(home, error))?);
+        network::silence(home, machine).await?;
         restored.load(home, machine).await?;
         let _ = has_snapshot.send(true);
         Ok(link)
@@ -349,7 +350,9 @@ async fn go_on(
     record: &Arrival,
 ) -> Result<(), MachineError> {
     promise(home, record)?;
-    guest::run(home, user, machine).await
+    guest::run(home, user, machine).await?;
+    network::arrived(home, machine);
+    Ok(())
 }
 
 /// Before it runs: what has run here is never taken back where it was, also when it dies at once.

@@ -69,10 +69,7 @@ pub(super) async fn migrate(
         let reason = "its memory is QEMU's own; set `checkpoints = true` in its machine.toml, then stop and start it";
         return Err(failed(reason.to_owned()));
     }
-    if configuration.network.is_some() {
-        // Its guest would keep an address there that leads nowhere.
-        return Err(failed("it is on a bridge, and only machines behind QEMU's own network go so far".to_owned()));
-    }
+    let network = receive_order::network(home, &configuration, &order).map_err(failed)?;
     if let Some(rate) = order.bytes_per_second.filter(|rate| *rate < RATE_MIN) {
         return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
     }
@@ -101,7 +98,7 @@ pub(super) async fn migrate(
         is_whole: false,
         result: None,
     };
-    let receive = receive_order::of(home, &order, &departure)?;
+    let receive = ReceiveOrder { network, ..receive_order::of(home, &order, &departure)? };
     let hydrated = home.disk();
     let whole = tokio::task::spawn_blocking(move || is_whole(&hydrated)).await.map_err(task)?;
     if !whole.map_err(failed)? {

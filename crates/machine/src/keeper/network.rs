@@ -2,7 +2,7 @@
 //! guest's addresses, and its part of a checkpoint.
 
 use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use onecopy_checkpoint::take::{self, Cause};
 use onecopy_guest_agent::protocol::Identity;
@@ -20,6 +20,9 @@ use crate::memory_server::descriptor_of;
 use crate::network::{BridgedNetwork, interface_name};
 use crate::network_holder::{EndedEpoch, NetworkClient, Request, ServedNetwork, is_to_hold};
 use crate::{MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
+
+/// A machine that has come is announced three times, with pauses: a bridge may lose one, or not pass it on yet.
+const ANNOUNCE_AGAIN: [Duration; 3] = [Duration::from_millis(100), Duration::from_secs(1), Duration::ZERO];
 
 /// Before a machine is started: its interface and its holder, where it is on a bridge. What an earlier run left goes.
 pub(super) async fn begin(home: &MachineHome) -> Result<Option<Server>, MachineError> {
@@ -101,7 +104,8 @@ async fn descriptors(home: &MachineHome, process_id: u32) -> Result<NetworkDescr
     Ok(NetworkDescriptors { tap: taken(told.tap_descriptor)?, state: taken(told.state_descriptor)? })
 }
 
-/// QEMU announces a card that it has just loaded, by the address that it was loaded with: a fork's is its parent's.
+/// QEMU announces a card that it has just loaded, by the address that it was loaded with: a fork's is its parent's, and
+/// a machine that comes from another host may yet go on there.
 pub(super) async fn silence(home: &MachineHome, machine: &Machine) -> Result<(), MachineError> {
     if home.configuration()?.network.is_none() {
         return Ok(());
@@ -116,8 +120,10 @@ pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) 
     let home = kept.home();
     let Ok(MachineConfiguration { network: Some(network), .. }) = home.configuration() else { return };
     let which = format!("{} {}\n", machine.process_id(), agent.greeting().boot_id);
-    if fs::read_to_string(home.identity_file()).is_ok_and(|known| known == which) {
-        return;
+    match fs::read_to_string(home.identity_file()) {
+        Ok(known) if known == which => return,
+        Ok(known) if known == arrived_word(machine) => return note_identity(home, &which),
+        Ok(_) | Err(_) => {}
     }
     let identity = Identity {
         mac: Some(network.card(home.root()).to_string()),
@@ -132,8 +138,8 @@ pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) 
     let failure = plugged.err().map(|error| error.to_string());
     if let Some(failure) = &failure {
         tracing::error!(failure, "the guest has not got its addresses; it is tried again when its agent is lost");
-    } else if let Err(error) = write_own_file(&home.identity_file(), which.as_bytes(), 0o600) {
-        tracing::warn!(%error, "the guest gets its addresses again from the next keeper");
+    } else {
+        note_identity(home, &which);
     }
     if let Some(address) = network.address.filter(|_| failure.is_none())
         && let Err(error) = announce(home, vec![address.address]).await
@@ -141,6 +147,33 @@ pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) 
         tracing::warn!(error, "the network is not told where the machine is");
     }
     kept.change(|status| status.network_failure = failure);
+}
+
+/// Which guest has got its addresses.
+fn note_identity(home: &MachineHome, which: &str) {
+    if let Err(error) = write_own_file(&home.identity_file(), which.as_bytes(), 0o600) {
+        tracing::warn!(%error, "the guest gets its addresses again from the next keeper");
+    }
+}
+
+/// A guest that has its addresses, by QEMU's process: its agent has not said yet which boot it is.
+fn arrived_word(machine: &Machine) -> String {
+    format!("{} arrived\n", machine.process_id())
+}
+
+/// A machine on a bridge runs on from another host, with the addresses that it has: the network learns where it is.
+pub(super) fn arrived(home: &MachineHome, machine: &Machine) {
+    let Ok(MachineConfiguration { network: Some(network), .. }) = home.configuration() else { return };
+    note_identity(home, &arrived_word(machine));
+    let (home, addresses) = (home.clone(), network.address.map(|own| own.address).into_iter().collect::<Vec<_>>());
+    tokio::spawn(async move {
+        for pause in ANNOUNCE_AGAIN {
+            if let Err(error) = announce(&home, addresses.clone()).await {
+                tracing::warn!(error, "the network is not told where the machine is");
+            }
+            tokio::time::sleep(pause).await;
+        }
+    });
 }
 
 /// Tells the network that these addresses are at the machine's card, here.

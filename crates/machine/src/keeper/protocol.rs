@@ -128,6 +128,9 @@ pub struct MigrationOrder {
     pub goes_on_timeout: bool,
     /// Only what it would cost is asked for.
     pub is_only_tried: bool,
+    /// The other host's bridge for its card; none: the one of the same name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
 }
 
 /// What happens while a machine goes to another host.

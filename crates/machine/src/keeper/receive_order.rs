@@ -4,9 +4,10 @@ use onecopy_clone::network::client::Stream;
 
 use super::MigrationOrder;
 use crate::migration::{self, Departure, HostOrder, ReceiveOrder};
-use crate::{GuestImage, MachineError, MachineHome};
+use crate::network_holder::is_to_hold;
+use crate::{BridgedNetwork, GuestImage, MachineConfiguration, MachineError, MachineHome};
 
-/// The order for a machine, without its disk.
+/// The order for a machine, without its disk and its network.
 pub(super) fn of(
     home: &MachineHome,
     order: &MigrationOrder,
@@ -27,8 +28,35 @@ pub(super) fn of(
         image: image.boot_digest().map_err(MachineError::file("read", image.directory.clone()))?,
         silent_after_s: configuration.silent_after_s,
         end_when_silent: configuration.end_when_silent,
+        network: None,
         shared_disk: None,
     })
+}
+
+/// The card of a machine on a bridge as it is on the other host: the same one, with its addresses.
+pub(super) fn network(
+    home: &MachineHome,
+    configuration: &MachineConfiguration,
+    order: &MigrationOrder,
+) -> Result<Option<BridgedNetwork>, String> {
+    let Some(network) = &configuration.network else {
+        return match &order.bridge {
+            Some(bridge) => {
+                Err(format!("it is on no bridge here, and comes to none there: leave out --bridge {bridge}"))
+            }
+            None => Ok(None),
+        };
+    };
+    if is_to_hold(home) {
+        return Err("what it sends is held until somebody releases it, and would be lost".to_owned());
+    }
+    if home.isolated_file().exists() {
+        return Err("it is a fork whose guest has not got its own addresses yet".to_owned());
+    }
+    let bridge = order.bridge.clone().unwrap_or_else(|| network.bridge.clone());
+    let there = BridgedNetwork { bridge, mac: Some(network.card(home.root())), ..network.clone() };
+    there.check()?;
+    Ok(Some(there))
 }
 
 /// Orders the other host to take the machine. One that knows nothing of shared storage is asked without.

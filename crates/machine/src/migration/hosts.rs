@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::SharedDisk;
-use crate::{Forward, MachineName};
+use crate::{BridgedNetwork, Forward, MachineName};
 
 /// How long another host may take to answer what it need not wait for.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(90);
@@ -77,6 +77,9 @@ pub struct ReceiveOrder {
     pub silent_after_s: u64,
     /// As in the machine's file.
     pub end_when_silent: bool,
+    /// Its card on a bridge, by the other host's name of that, and its addresses, which it keeps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<BridgedNetwork>,
     /// Its disk: on storage that both hosts have, it need not travel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_disk: Option<SharedDisk>,

@@ -36,6 +36,9 @@ pub struct Migrate {
     /// This host's `onecopy host`, as the other one reaches it [default: the own address on the way there, port 6440]
     #[arg(long, value_name = "HOST:PORT", requires = "to")]
     origin: Option<String>,
+    /// The other host's bridge for a machine on one [default: the one of the same name]
+    #[arg(long, value_name = "NAME", requires = "to")]
+    bridge: Option<String>,
     /// How long it may stand, in milliseconds
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 300)]
     downtime_ms: u64,
@@ -160,6 +163,7 @@ impl Migrate {
             timeout_s: self.timeout_s,
             goes_on_timeout: self.on_timeout == OnTimeout::Go,
             is_only_tried: self.dry_run,
+            bridge: self.bridge.clone(),
         })
     }
 

@@ -1,5 +1,6 @@
 //! Machines that go to another host while they run.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,6 +11,7 @@ use onecopy_testing::process::kill;
 
 use crate::checkpoints::is_left_out;
 use crate::machines::{MachineDirectory, until};
+use crate::network::{Client, ECHO, interfaces, make_network};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_onecopy");
 
@@ -21,14 +23,10 @@ struct Host {
 }
 
 impl Host {
-    /// `shares` is a directory that is also another host's.
-    fn start(keys: &Path, machines: &MachineDirectory, shares: Option<&MachineDirectory>) -> Host {
+    fn start(keys: &Path, machines: &MachineDirectory, more: &[OsString]) -> Host {
         let mut command = Command::new(PROGRAM);
         command.args(["host", "--listen", "127.0.0.1:0", "--keys"]).arg(keys).arg("--machines").arg(machines.path());
-        if let Some(shares) = shares {
-            // The directory of its machines is made with the first of them.
-            command.arg("--shared-storage").arg(shares.path().parent().expect("it is in one"));
-        }
+        command.args(more);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("run onecopy host");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("it says where it listens");
@@ -44,7 +42,7 @@ impl Drop for Host {
     }
 }
 
-/// Two hosts of one authority, each with machines of its own; the second one has the storage of the first one, too.
+/// Two hosts of one authority, each with machines of its own.
 struct Hosts {
     _keys: TestDirectory,
     here: (Host, MachineDirectory),
@@ -52,17 +50,24 @@ struct Hosts {
 }
 
 impl Hosts {
-    fn new() -> Hosts {
+    /// The second one has the storage of the first one, too.
+    fn with_shared_storage() -> Hosts {
+        // The directory of its machines is made with the first of them.
+        Hosts::new(|here| vec!["--shared-storage".into(), here.path().parent().expect("it is in one").into()])
+    }
+
+    /// `more`: options of the second one, by the first one's machines.
+    fn new(more: impl FnOnce(&MachineDirectory) -> Vec<OsString>) -> Hosts {
         let keys = TestDirectory::new().expect("a directory");
         let authority = keys.join("ca");
-        let host = |name: &str, shares: Option<&MachineDirectory>| {
+        let host = |name: &str, more: &[OsString]| {
             let machines = MachineDirectory::new();
             let ca = authority.to_str().expect("UTF-8");
             machines.directory.run(&["host", "keys", "--ca", ca, "--name", name, "--address", "127.0.0.1"]).ok();
-            (Host::start(&authority.join(name), &machines, shares), machines)
+            (Host::start(&authority.join(name), &machines, more), machines)
         };
-        let here = host("here", None);
-        let there = host("there", Some(&here.1));
+        let here = host("here", &[]);
+        let there = host("there", &more(&here.1));
         Hosts { here, there, _keys: keys }
     }
 }
@@ -86,6 +91,15 @@ fn serves_snapshot(machines: &MachineDirectory) -> bool {
     run.map(|entry| entry.expect("an entry").file_name()).any(|name| name.to_string_lossy().starts_with("snapshot-"))
 }
 
+/// Until a machine that has come needs nothing of where it was.
+#[track_caller]
+fn wait_whole(machines: &MachineDirectory) {
+    let arrival = machines.home("web").join("arrival.json");
+    until("all of its disk is there", || {
+        std::fs::read_to_string(&arrival).is_ok_and(|text| text.contains("\"is_whole\":true"))
+    });
+}
+
 /// A writer in the guest whose numbers follow one another, in memory and on the disk.
 const WRITER: &str = "for p in /dev/shm /root; do setsid sh -c 'i=0; while :; do i=$((i+1)); echo $i; done' \
                       > $p/numbers 2>/dev/null < /dev/null & done; cat /proc/sys/kernel/random/boot_id";
@@ -103,7 +117,7 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     if is_left_out("t31_a_machine_goes_to_another_host_and_back_while_it_writes") {
         return;
     }
-    let hosts = Hosts::new();
+    let hosts = Hosts::with_shared_storage();
     let (here, there) = (&hosts.here, &hosts.there);
     here.1.directory.run(&["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", "--start"]).ok();
     let boot = here.1.guest("web", WRITER);
@@ -145,10 +159,7 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     assert!(here.1.directory.run(&["vm", "start", "web"]).refused(1).contains("does not run here again"));
 
     // Its disk is all there at some time, and then it can go on.
-    let arrival = there.1.home("web").join("arrival.json");
-    until("all of its disk is there", || {
-        std::fs::read_to_string(&arrival).is_ok_and(|text| text.contains("\"is_whole\":true"))
-    });
+    wait_whole(&there.1);
     assert!(!serves_snapshot(&here.1) && serves_snapshot(&there.1), "its disk came from the storage of both");
     let told = migrate(there, &here.0, &["--downtime-ms=2000", "--on-timeout=go"]).ok();
     eprintln!("{told}");
@@ -157,4 +168,56 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     assert_eq!(here.1.guest("web", "cat /proc/sys/kernel/random/boot_id"), boot, "it was not booted");
     assert_eq!(here.1.guest("web", CHECK), "whole");
     here.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
+}
+
+/// A machine on a bridge keeps its card, its addresses and its connections, and is plugged in at the other host's bridge
+/// only where that host was told so. One that stays, because nobody there takes it, is where it was for everybody.
+///
+/// Spec: D5, D7
+#[test]
+fn t32_a_machine_on_a_bridge_takes_its_connections_with_it() {
+    if is_left_out("t32_a_machine_on_a_bridge_takes_its_connections_with_it") {
+        return;
+    }
+    make_network();
+    let hosts = Hosts::new(|_| vec!["--bridge".into(), "br0".into()]);
+    let (here, there) = (&hosts.here, &hosts.there);
+    let network = "--network=bridge=br0,address=192.0.2.10/24,gateway=192.0.2.1";
+    here.1
+        .directory
+        .run(&["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", network, "--start"])
+        .ok();
+    here.1.guest("web", ECHO);
+    let client = Client::connect("192.0.2.10");
+    client.goes_on("all is well");
+    let (card, own) = (here.1.machine("web")["network"]["mac"].clone(), interfaces());
+    // An established connection has the state 01: proc(5).
+    let boot =
+        "cat /proc/sys/kernel/random/boot_id; awk '$2 ~ /:0007$/ && $4 == \"01\" { print $2, $3 }' /proc/net/tcp";
+    let found = here.1.guest("web", boot);
+
+    let refused = migrate(here, &there.0, &["--bridge=br1"]).refused(1);
+    assert!(refused.contains("start `onecopy host` here with --bridge br1"), "{refused}");
+    client.goes_on("it was not taken");
+
+    let go: [&str; 2] = ["--downtime-ms=2000", "--on-timeout=go"];
+    migrate(here, &there.0, &go).ok();
+    client.goes_on("it runs on the other host");
+    assert_eq!(there.1.guest("web", boot), found, "it was not booted, and its socket is the one that it was");
+    client.goes_on("its agent was greeted there");
+    let now = there.1.machine("web");
+    assert_eq!((&now["network"]["mac"], &now["network"]["failure"]), (&card, &serde_json::Value::Null), "{now}");
+    assert_eq!(there.1.guest("web", "cat /sys/class/net/eth0/address"), card.as_str().expect("a text"));
+    until("its interface here is gone", || !interfaces().contains(&own[0]));
+    assert_eq!(interfaces().len(), 1);
+
+    wait_whole(&there.1);
+    let refused = migrate(there, &here.0, &go).refused(1);
+    assert!(refused.contains("start `onecopy host` here with --bridge br0"), "{refused}");
+    client.goes_on("it stays where nobody takes it");
+    there.1.kill("web", "keeper.lock");
+    there.1.guest("web", "true");
+    client.goes_on("its keeper there died");
+    there.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
+    assert_eq!(interfaces(), Vec::<String>::new());
 }

@@ -13,13 +13,13 @@ use serde_json::Value;
 use crate::machines::{MachineDirectory, until};
 
 /// A server in the guest that sends back what it gets, for many clients.
-const ECHO: &str = "setsid perl -MIO::Socket::INET -e '$SIG{CHLD}=\"IGNORE\"; \
+pub const ECHO: &str = "setsid perl -MIO::Socket::INET -e '$SIG{CHLD}=\"IGNORE\"; \
      $l = IO::Socket::INET->new(LocalPort => 7, Listen => 5, ReuseAddr => 1) or die; \
      while ($c = $l->accept) { if (!fork) { while (sysread $c, $b, 65536) { syswrite $c, $b } exit } }' \
      </dev/null >/dev/null 2>&1 &";
 
 /// Puts this thread, and all that it starts, into a namespace with a bridge.
-fn make_network() {
+pub fn make_network() {
     // SAFETY: nothing in this thread uses the network of before.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.expect("root may");
     for arguments in ["link set lo up", "link add br0 type bridge", "addr add 192.0.2.1/24 dev br0", "link set br0 up"]
@@ -30,17 +30,17 @@ fn make_network() {
 }
 
 /// Names of the machines' interfaces in this namespace.
-fn interfaces() -> Vec<String> {
+pub fn interfaces() -> Vec<String> {
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").expect("read");
     let names = table.lines().filter_map(|line| line.trim().split_once(':').map(|(name, _)| name.to_owned()));
     names.filter(|name| name.starts_with("oc")).collect()
 }
 
 /// A client that sends line after line over one connection, each when the one before has come back.
-struct Client(Arc<AtomicU64>);
+pub struct Client(Arc<AtomicU64>);
 
 impl Client {
-    fn connect(address: &str) -> Client {
+    pub fn connect(address: &str) -> Client {
         let place = (address.to_owned(), 7);
         let mut connected = None;
         until("the guest's server listens", || {
@@ -67,7 +67,7 @@ impl Client {
     }
 
     #[track_caller]
-    fn goes_on(&self, when: &str) {
+    pub fn goes_on(&self, when: &str) {
         let before = self.count();
         until(&format!("its connection goes on: {when}"), || self.count() > before + 2);
     }

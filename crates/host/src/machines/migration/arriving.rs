@@ -41,6 +41,7 @@ impl Machines {
         };
         let qemu = Qemu::find().map_err(|error| hypervisor_failed(name, error))?;
         MachineConfiguration::check_checkpoints(qemu.version())?;
+        self.check_network(order)?;
         self.directory.make_root()?;
         self.directory.make_machines()?;
         let _ports = self.lock_ports().await?;
@@ -53,10 +54,12 @@ impl Machines {
             checkpoints: true,
             silent_after_s: order.silent_after_s,
             end_when_silent: order.end_when_silent,
-            forwards: self.ports(inside, order.postgresql)?,
+            forwards: self.ports(inside, order.postgresql && order.network.is_none())?,
+            network: order.network.clone(),
             ..MachineConfiguration::new(image.directory.clone())
         };
         configuration.check()?;
+        configuration.check_network(qemu.version())?;
         let record = Arrival {
             token: order.which.token.clone(),
             origin: order.origin.clone(),
@@ -72,6 +75,21 @@ impl Machines {
         };
         blocking("making a machine", make).await?;
         Ok(Machine::new(home, self.user.clone()))
+    }
+
+    /// A machine of another host comes onto a bridge only where this one was told so.
+    fn check_network(&self, order: &ReceiveOrder) -> Result<(), MachineError> {
+        let Some(network) = &order.network else { return Ok(()) };
+        let checked = match self.bridges.contains(&network.bridge) {
+            true => network.check_bridge(),
+            false => Err(format!(
+                "no machine of another host comes onto the bridge {0}: start `onecopy host` here with --bridge {0}, or \
+                 name another one by `onecopy vm migrate --bridge`",
+                network.bridge
+            )),
+        };
+        let (machine, to) = (order.which.name.to_string(), "this host".to_owned());
+        checked.map_err(|reason| MachineError::Migration { machine, to, reason })
     }
 
     /// The disk of a machine that comes, where it is on storage that this host was told to have, too.
