@@ -2,12 +2,14 @@
 
 mod follower_forks;
 mod fork;
+mod metrics;
 mod migration;
 mod registry;
 mod runtime;
 mod serving;
 
 pub use fork::Fork;
+pub(crate) use metrics::{machine_metrics, total_footprint};
 pub use migration::{Migrated, MigrationStatus};
 pub use registry::{MachineSummary, Machines, NewMachine};
 pub(crate) use runtime::{assign_ports, choose_runtime};
