@@ -1,13 +1,15 @@
 //! `onecopy host`: what this machine does for others.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use onecopy_clone::network::keys;
-use onecopy_host::Directory;
 use onecopy_host::machines::Machines;
 use onecopy_host::remote::{Allowed, Listener, ping};
+use onecopy_host::{Directory, Page};
 use onecopy_postgres::ServiceUser;
 
 use crate::signals::{HangUp, StopSignal};
@@ -43,6 +45,9 @@ pub struct Host {
     /// [default: none]
     #[arg(long, value_name = "NAME", requires = "machines")]
     bridge: Vec<String>,
+    /// Where to serve /metrics, /status and /healthz of these machines [default: not served]
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "machines")]
+    metrics_listen: Option<SocketAddr>,
     /// The account that clones of other hosts' servers run as, whatever theirs is [default: postgres; not as root: the
     /// own one]
     #[arg(long, value_name = "ACCOUNT")]
@@ -110,8 +115,18 @@ impl Host {
                 }
                 None => None,
             };
+            let (_page, metrics) = match (self.metrics_listen, &machines) {
+                (Some(address), Some(machines)) => {
+                    let listener = tokio::net::TcpListener::bind(address).await.with_context(|| {
+                        format!("cannot serve metrics on {address}; give another address with --metrics-listen")
+                    })?;
+                    let said = format!(" Metrics are on {}.", listener.local_addr()?);
+                    (Some(Page::serve(listener, Arc::new(machines.clone()))), said)
+                }
+                _ => (None, String::new()),
+            };
             let listener = Listener::open(&self.listen, keys, allowed).await?.with_machines(machines);
-            output::say(format_args!("Other hosts are served on {}.", listener.local_address()?));
+            output::say(format_args!("Other hosts are served on {}.{metrics}", listener.local_address()?));
             tokio::select! {
                 () = listener.serve() => {}
                 () = signal.received() => {}

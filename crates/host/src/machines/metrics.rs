@@ -1,7 +1,126 @@
-//! Metrics of machines.
+//! Metrics of machines, and the page of a host that has some of its own.
+
+use std::fmt::Display;
 
 use onecopy_control::metrics::Metric;
-use onecopy_machine::{MachineStatus, NetworkStatistics, TotalFootprint};
+use onecopy_machine::migration::{Arrival, Departure, DepartureState, MigrationResult};
+use onecopy_machine::{MachineHome, MachineStatus, NetworkStatistics, TotalFootprint};
+
+use super::{MachineSummary, Machines};
+use crate::{HostError, Observed};
+
+/// The machines of a directory that are no cluster's: a cluster tells of its own.
+impl Observed for Machines {
+    async fn metrics(&self) -> String {
+        let mut text = String::new();
+        let own = self.own().await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "no metrics of machines");
+            Vec::new()
+        });
+        let machines: Vec<_> = own.iter().map(|summary| (summary.name.as_str(), &summary.machine)).collect();
+        machine_metrics(&machines, &mut text);
+        let homes = own.iter().map(|summary| MachineHome::of(&self.directory.machines(), &summary.name));
+        migration_metrics(&homes.map(Migrations::of).collect::<Vec<_>>(), &mut text);
+        text
+    }
+
+    async fn status(&self) -> serde_json::Value {
+        match self.own().await {
+            Ok(own) => serde_json::to_value(own).expect("machines are strings, numbers and lists"),
+            Err(error) => serde_json::json!({ "error": error.to_string() }),
+        }
+    }
+
+    async fn health(&self) -> Result<(), String> {
+        self.own().await.map(|_| ()).map_err(|error| error.to_string())
+    }
+}
+
+impl Machines {
+    async fn own(&self) -> Result<Vec<MachineSummary>, HostError> {
+        let list = self.list().await?;
+        Ok(list.into_iter().filter(|summary| !summary.of_cluster).collect())
+    }
+}
+
+/// What is written down of a machine's going and coming. What cannot be read is not told.
+struct Migrations {
+    name: String,
+    departure: Option<Departure>,
+    arrival: Option<Arrival>,
+    is_migrated: bool,
+    is_arriving: bool,
+}
+
+impl Migrations {
+    fn of(home: MachineHome) -> Migrations {
+        Migrations {
+            name: home.name().to_string(),
+            departure: Departure::of(&home).unwrap_or_default(),
+            arrival: Arrival::of(&home).unwrap_or_default(),
+            is_migrated: home.is_migrated(),
+            is_arriving: home.is_arriving(),
+        }
+    }
+
+    /// Its last migration from here, where it has ended there.
+    fn result(&self) -> Option<&MigrationResult> {
+        self.departure.as_ref().and_then(|departure| departure.result.as_ref())
+    }
+
+    /// Stands, and may run on the other host.
+    fn is_in_doubt(&self) -> bool {
+        let is_gone = self.departure.as_ref().is_some_and(|departure| departure.state == DepartureState::Gone);
+        self.is_arriving || self.is_migrated && !is_gone
+    }
+}
+
+fn migration_metrics(machines: &[Migrations], text: &mut String) {
+    let mut add = |name, help, value: &dyn Fn(&Migrations) -> Option<Box<dyn Display>>| {
+        let mut metric = Metric::new(text, name, "gauge", help);
+        for machine in machines {
+            if let Some(value) = value(machine) {
+                metric.sample(&[("server", &machine.name)], value);
+            }
+        }
+    };
+    add("onecopy_machine_migration_under_way", "1 while the machine is sent to another host.", &|machine| {
+        let departure = machine.departure.as_ref()?;
+        Some(Box::new(u8::from(departure.state == DepartureState::Begun)))
+    });
+    add(
+        "onecopy_machine_migration_in_doubt",
+        "1 while the machine stands and it is not known here on which host it goes on.",
+        &|machine| {
+            let has_moved = machine.departure.is_some() || machine.arrival.is_some();
+            has_moved.then(|| Box::new(u8::from(machine.is_in_doubt())) as Box<dyn Display>)
+        },
+    );
+    add("onecopy_machine_arrival_disk_whole", "1 when the disk needs nothing of where it came from.", &|machine| {
+        Some(Box::new(u8::from(machine.arrival.as_ref()?.is_whole)))
+    });
+    add("onecopy_machine_migration_pause_seconds", "How long the machine stood to go to another host.", &|machine| {
+        Some(Box::new(machine.result()?.pause_us as f64 / 1e6))
+    });
+    add("onecopy_machine_migration_duration_seconds", "How long its going took in all.", &|machine| {
+        Some(Box::new(machine.result()?.total_ms as f64 / 1e3))
+    });
+    add("onecopy_machine_migration_rounds", "Rounds, with the last one.", &|machine| {
+        Some(Box::new(machine.result()?.rounds))
+    });
+    add("onecopy_machine_migration_bytes", "Bytes of memory that went over the connection.", &|machine| {
+        Some(Box::new(machine.result()?.bytes))
+    });
+    let help = "Pages by what was sent of them: nothing of zeros and of what was known there or on its disk, or data.";
+    let mut pages = Metric::new(text, "onecopy_machine_migration_pages", "gauge", help);
+    for (machine, result) in machines.iter().filter_map(|machine| Some((machine, machine.result()?))) {
+        let MigrationResult { zero_pages, known_pages, disk_pages, data_pages, .. } = result;
+        for (kind, count) in [("zero", zero_pages), ("known", known_pages), ("disk", disk_pages), ("data", data_pages)]
+        {
+            pages.sample(&[("server", &machine.name), ("kind", kind)], count);
+        }
+    }
+}
 
 /// Machines, by the names of their servers or their own.
 pub(crate) fn machine_metrics(machines: &[(&str, &MachineStatus)], text: &mut String) {

@@ -10,6 +10,7 @@ use onecopy_testing::TestDirectory;
 use onecopy_testing::process::kill;
 
 use crate::checkpoints::is_left_out;
+use crate::directory::page_of;
 use crate::machines::{MachineDirectory, until};
 use crate::network::{Client, ECHO, interfaces, make_network};
 
@@ -19,6 +20,8 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_onecopy");
 struct Host {
     child: Child,
     address: String,
+    /// Where it tells of its machines.
+    page: String,
     keys: PathBuf,
 }
 
@@ -26,12 +29,28 @@ impl Host {
     fn start(keys: &Path, machines: &MachineDirectory, more: &[OsString]) -> Host {
         let mut command = Command::new(PROGRAM);
         command.args(["host", "--listen", "127.0.0.1:0", "--keys"]).arg(keys).arg("--machines").arg(machines.path());
-        command.args(more);
+        command.args(["--metrics-listen", "127.0.0.1:0"]).args(more);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("run onecopy host");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("it says where it listens");
-        let address = line.trim().trim_end_matches('.').rsplit(' ').next().unwrap_or_default().to_owned();
-        Host { child, address, keys: keys.to_owned() }
+        let [address, page] = ["served on ", "Metrics are on "].map(|word| {
+            let behind = line.split_once(word).expect("it says where").1;
+            behind.split_once([' ', '\n']).expect("an end").0.trim_end_matches('.').to_owned()
+        });
+        Host { child, address, page, keys: keys.to_owned() }
+    }
+
+    /// What it tells of its machine.
+    #[track_caller]
+    fn tells(&self, samples: &[String]) {
+        let metrics = page_of(&self.page, "/metrics").1;
+        for sample in samples {
+            assert!(metrics.lines().any(|line| line == sample), "{sample}: {metrics}");
+        }
+        let guide = include_str!("../../../../docs/guide/metrics.md");
+        for name in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
+            assert!(guide.contains(name), "the guide does not name the metric {name}");
+        }
     }
 }
 
@@ -156,10 +175,21 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
         })
     });
     assert_eq!(here.1.machine("web")["state"], "migrated");
+    let pages =
+        |kind: &str, count| format!("onecopy_machine_migration_pages{{server=\"web\",kind=\"{kind}\"}} {count}");
+    here.0.tells(&[
+        "onecopy_machine_running{server=\"web\"} 0".to_owned(),
+        "onecopy_machine_migration_in_doubt{server=\"web\"} 0".to_owned(),
+        format!("onecopy_machine_migration_bytes{{server=\"web\"}} {}", shared.bytes),
+        pages("disk", shared.disk_pages),
+        pages("data", shared.data_pages),
+    ]);
     assert!(here.1.directory.run(&["vm", "start", "web"]).refused(1).contains("does not run here again"));
 
     // Its disk is all there at some time, and then it can go on.
     wait_whole(&there.1);
+    there.0.tells(&["running", "arrival_disk_whole"].map(|name| format!("onecopy_machine_{name}{{server=\"web\"}} 1")));
+    assert_eq!(page_of(&there.0.page, "/healthz"), ("HTTP/1.0 200 OK".to_owned(), "ok\n".to_owned()));
     assert!(!serves_snapshot(&here.1) && serves_snapshot(&there.1), "its disk came from the storage of both");
     let told = migrate(there, &here.0, &["--downtime-ms=2000", "--on-timeout=go"]).ok();
     eprintln!("{told}");
