@@ -10,6 +10,7 @@ mod directory;
 mod forks;
 mod machines;
 mod migration;
+mod migration_kills;
 mod network;
 mod own;
 mod proof;

@@ -17,12 +17,13 @@ use crate::network::{Client, ECHO, interfaces, make_network};
 const PROGRAM: &str = env!("CARGO_BIN_EXE_onecopy");
 
 /// `onecopy host` for the machines of a directory; killed when dropped.
-struct Host {
+pub struct Host {
     child: Child,
-    address: String,
+    pub address: String,
     /// Where it tells of its machines.
     page: String,
     keys: PathBuf,
+    more: Vec<OsString>,
 }
 
 impl Host {
@@ -37,7 +38,18 @@ impl Host {
             let behind = line.split_once(word).expect("it says where").1;
             behind.split_once([' ', '\n']).expect("an end").0.trim_end_matches('.').to_owned()
         });
-        Host { child, address, page, keys: keys.to_owned() }
+        Host { child, address, page, keys: keys.to_owned(), more: more.to_owned() }
+    }
+
+    /// Another one, on another port, after this one was killed.
+    pub fn start_again(&mut self, machines: &MachineDirectory) {
+        self.kill();
+        *self = Host::start(&self.keys, machines, &self.more);
+    }
+
+    pub fn kill(&mut self) {
+        kill(self.child.id());
+        let _ = self.child.wait();
     }
 
     /// What it tells of its machine.
@@ -56,21 +68,20 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        kill(self.child.id());
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
 /// Two hosts of one authority, each with machines of its own.
-struct Hosts {
+pub struct Hosts {
     _keys: TestDirectory,
-    here: (Host, MachineDirectory),
-    there: (Host, MachineDirectory),
+    pub here: (Host, MachineDirectory),
+    pub there: (Host, MachineDirectory),
 }
 
 impl Hosts {
     /// The second one has the storage of the first one, too.
-    fn with_shared_storage() -> Hosts {
+    pub fn with_shared_storage() -> Hosts {
         // The directory of its machines is made with the first of them.
         Hosts::new(|here| vec!["--shared-storage".into(), here.path().parent().expect("it is in one").into()])
     }
@@ -93,9 +104,13 @@ impl Hosts {
 
 /// Sends a machine; what it says.
 fn migrate(from: &(Host, MachineDirectory), to: &Host, more: &[&str]) -> crate::directory::Ran {
+    from.1.directory.run(&[&order(from, to)[..], more].concat())
+}
+
+/// The words by which a machine is sent.
+pub fn order<'a>(from: &'a (Host, MachineDirectory), to: &'a Host) -> [&'a str; 10] {
     let keys = from.0.keys.to_str().expect("UTF-8");
-    let usual = ["vm", "migrate", "web", "--to", &to.address, "--keys", keys, "--origin", &from.0.address, "--json"];
-    from.1.directory.run(&[&usual[..], more].concat())
+    ["vm", "migrate", "web", "--to", &to.address, "--keys", keys, "--origin", &from.0.address, "--json"]
 }
 
 /// What a migration has ended with.
@@ -112,7 +127,7 @@ fn serves_snapshot(machines: &MachineDirectory) -> bool {
 
 /// Until a machine that has come needs nothing of where it was.
 #[track_caller]
-fn wait_whole(machines: &MachineDirectory) {
+pub fn wait_whole(machines: &MachineDirectory) {
     let arrival = machines.home("web").join("arrival.json");
     until("all of its disk is there", || {
         std::fs::read_to_string(&arrival).is_ok_and(|text| text.contains("\"is_whole\":true"))
@@ -122,7 +137,7 @@ fn wait_whole(machines: &MachineDirectory) {
 /// A writer in the guest whose numbers follow one another, in memory and on the disk.
 const WRITER: &str = "for p in /dev/shm /root; do setsid sh -c 'i=0; while :; do i=$((i+1)); echo $i; done' \
                       > $p/numbers 2>/dev/null < /dev/null & done; cat /proc/sys/kernel/random/boot_id";
-const CHECK: &str = "cp /dev/shm/numbers /dev/shm/seen; cp /root/numbers /root/seen; sync; for p in /dev/shm /root; \
+pub const CHECK: &str = "cp /dev/shm/numbers /dev/shm/seen; cp /root/numbers /root/seen; sync; for p in /dev/shm /root; \
                      do head -n -1 $p/seen | awk '$1 != NR { print NR, $1; exit 1 }' || exit 1; done; echo whole";
 
 /// A machine goes to another host and back while it writes: all that it had in memory and on its disk is there, it was
