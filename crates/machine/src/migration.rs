@@ -302,6 +302,13 @@ impl Departure {
         }
     }
 
+    /// Given away, and not known to run there.
+    pub fn is_in_doubt(home: &MachineHome) -> bool {
+        let is_gone =
+            || Departure::of(home).is_ok_and(|known| known.is_some_and(|known| known.state == DepartureState::Gone));
+        desired_state::is_migrated(home) && !is_gone()
+    }
+
     /// Whether another host still needs the disk's snapshot.
     pub fn is_needed(home: &MachineHome) -> bool {
         let is_given = desired_state::is_migrated(home);

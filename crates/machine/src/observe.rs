@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::footprint::{self, DiskFootprint, MemoryFootprint, Processes};
 use super::keeper::{MachineState, unix_ms};
+use super::migration::Departure;
 use super::network_holder::{NetworkClient, Request, ServedNetwork};
 use super::{BridgedNetwork, Machine, desired_state};
 
@@ -53,6 +54,9 @@ pub struct MachineStatus {
     /// How often the process that serves its memory was started again.
     #[serde(default)]
     pub memory_restarts: u64,
+    /// It stands for a migration, and it is not known here on which host it goes on.
+    #[serde(default)]
+    pub in_doubt: bool,
     /// Its card on a bridge; none where the network is QEMU's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStatus>,
@@ -122,6 +126,10 @@ impl Machine {
             disk_restarts: kept.as_ref().map_or(0, |kept| kept.disk_restarts),
             memory_process_id: kept.as_ref().and_then(|kept| kept.memory_process_id),
             memory_restarts: kept.as_ref().map_or(0, |kept| kept.memory_restarts),
+            in_doubt: match &kept {
+                Some(kept) => kept.in_doubt,
+                None => process_id.is_some() && (self.home().is_arriving() || Departure::is_in_doubt(self.home())),
+            },
             network,
             memory_bytes: configuration.memory_bytes,
             memory_available_bytes,

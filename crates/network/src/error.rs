@@ -28,6 +28,12 @@ pub enum NetworkError {
         /// What was given.
         bridge: String,
     },
+    /// Such an interface, and no bridge.
+    #[error("{name} is an interface and no bridge; `ip link show type bridge` names the bridges")]
+    NotABridge {
+        /// What was given.
+        name: String,
+    },
     /// The operating system refused.
     #[error("cannot {action} {what}: {source}")]
     Io {

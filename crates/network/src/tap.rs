@@ -79,16 +79,22 @@ fn index(socket: &OwnedFd, name: &str) -> io::Result<i32> {
     Ok(unsafe { asked.ifr_ifru.ifru_ifindex })
 }
 
-/// Whether there is such a bridge in this namespace.
+/// Whether there is such a bridge in this namespace. Who may plug nothing in is told that an interface is one.
 ///
 /// # Errors
 /// [`NetworkError::NoBridge`], [`NetworkError::InterfaceName`], [`NetworkError::Io`].
 pub fn check_bridge(bridge: &str) -> Result<(), NetworkError> {
     check_name(bridge)?;
-    index(&socket()?, bridge).map(|_| ()).map_err(|error| match error.raw_os_error() {
-        Some(libc::ENODEV) => NetworkError::NoBridge { bridge: bridge.to_owned() },
-        _ => NetworkError::io("look for the bridge", bridge)(error),
-    })
+    let socket = socket()?;
+    // Plugs nothing in. Source: Linux, `net/bridge/br_ioctl.c`, and `dev_ifsioc` for what is no bridge.
+    let mut nothing = request(bridge);
+    nothing.ifr_ifru.ifru_ifindex = 0;
+    let answer = ask(socket.as_fd(), SIOCBRADDIF, &mut nothing).err().and_then(|error| error.raw_os_error());
+    match answer {
+        Some(libc::ENODEV) => Err(NetworkError::NoBridge { bridge: bridge.to_owned() }),
+        Some(libc::EOPNOTSUPP) => Err(NetworkError::NotABridge { name: bridge.to_owned() }),
+        _ => Ok(()),
+    }
 }
 
 impl Tap {

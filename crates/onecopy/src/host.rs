@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use onecopy_clone::network::keys;
-use onecopy_host::machines::Machines;
+use onecopy_host::machines::{AllowedBridge, Machines, MachinesPage};
 use onecopy_host::remote::{Allowed, Listener, ping};
 use onecopy_host::{Directory, Page};
 use onecopy_postgres::ServiceUser;
@@ -41,10 +41,10 @@ pub struct Host {
     /// and what they hold does not travel; may be given again [default: none]
     #[arg(long, value_name = "DIRECTORY", requires = "machines")]
     shared_storage: Vec<PathBuf>,
-    /// A bridge onto which machines of other hosts may come, with the addresses that they have; may be given again
-    /// [default: none]
-    #[arg(long, value_name = "NAME", requires = "machines")]
-    bridge: Vec<String>,
+    /// A bridge onto which machines of other hosts may come, with the addresses that they have; with filter=off also
+    /// those that may send from any card's address; may be given again [default: none]
+    #[arg(long, value_name = "NAME[,filter=on|off]", requires = "machines")]
+    bridge: Vec<AllowedBridge>,
     /// Where to serve /metrics, /status and /healthz of these machines [default: not served]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "machines")]
     metrics_listen: Option<SocketAddr>,
@@ -121,7 +121,7 @@ impl Host {
                         format!("cannot serve metrics on {address}; give another address with --metrics-listen")
                     })?;
                     let said = format!(" Metrics are on {}.", listener.local_addr()?);
-                    (Some(Page::serve(listener, Arc::new(machines.clone()))), said)
+                    (Some(Page::serve(listener, Arc::new(MachinesPage::of(machines.clone())))), said)
                 }
                 _ => (None, String::new()),
             };

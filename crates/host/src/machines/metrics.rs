@@ -1,99 +1,127 @@
 //! Metrics of machines, and the page of a host that has some of its own.
 
 use std::fmt::Display;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use onecopy_control::metrics::Metric;
 use onecopy_machine::migration::{Arrival, Departure, DepartureState, MigrationResult};
-use onecopy_machine::{MachineHome, MachineStatus, NetworkStatistics, TotalFootprint};
+use onecopy_machine::{MachineError, MachineHome, MachineStatus, NetworkStatistics, TotalFootprint};
 
+use tokio::sync::Mutex;
+
+use super::registry::blocking;
 use super::{MachineSummary, Machines};
 use crate::{HostError, Observed};
 
-/// The machines of a directory that are no cluster's: a cluster tells of its own.
-impl Observed for Machines {
+/// How long what was seen of machines is told again: looking at them asks each keeper and guest.
+const SEEN_FOR: Duration = Duration::from_secs(1);
+
+/// The page of the machines of a directory that are no cluster's: a cluster tells of its own.
+#[derive(Debug)]
+pub struct MachinesPage {
+    machines: Machines,
+    /// One look at a time, and when the last one ended.
+    seen: Mutex<Option<(Instant, Arc<Vec<Seen>>)>>,
+}
+
+/// A machine, and what is written down of its going and coming. What cannot be read is not told.
+#[derive(Debug)]
+struct Seen {
+    summary: MachineSummary,
+    departure: Option<Departure>,
+    arrival: Option<Arrival>,
+    /// It is sent to another host now.
+    is_sent: bool,
+}
+
+impl MachinesPage {
+    /// That of these.
+    pub fn of(machines: Machines) -> MachinesPage {
+        MachinesPage { machines, seen: Mutex::default() }
+    }
+
+    async fn look(&self) -> Result<Arc<Vec<Seen>>, HostError> {
+        let mut seen = self.seen.lock().await;
+        if let Some((_, known)) = seen.as_ref().filter(|(at, _)| at.elapsed() < SEEN_FOR) {
+            return Ok(Arc::clone(known));
+        }
+        let list = self.machines.list().await?;
+        let directory = self.machines.directory.machines();
+        let own = list.into_iter().filter(|summary| !summary.of_cluster);
+        let own = own.map(|summary| (MachineHome::of(&directory, &summary.name), summary)).collect::<Vec<_>>();
+        let look =
+            move || Ok::<_, HostError>(own.into_iter().map(|(home, summary)| Seen::of(&home, summary)).collect());
+        let now = Arc::new(blocking("looking at machines", look).await?);
+        *seen = Some((Instant::now(), Arc::clone(&now)));
+        Ok(now)
+    }
+}
+
+impl Observed for MachinesPage {
     async fn metrics(&self) -> String {
         let mut text = String::new();
-        let own = self.own().await.unwrap_or_else(|error| {
+        let seen = self.look().await.unwrap_or_else(|error| {
             tracing::warn!(%error, "no metrics of machines");
-            Vec::new()
+            Arc::default()
         });
-        let machines: Vec<_> = own.iter().map(|summary| (summary.name.as_str(), &summary.machine)).collect();
+        let machines: Vec<_> = seen.iter().map(|seen| (seen.name(), &seen.summary.machine)).collect();
         machine_metrics(&machines, &mut text);
-        let homes = own.iter().map(|summary| MachineHome::of(&self.directory.machines(), &summary.name));
-        migration_metrics(&homes.map(Migrations::of).collect::<Vec<_>>(), &mut text);
+        migration_metrics(&seen, &mut text);
         text
     }
 
     async fn status(&self) -> serde_json::Value {
-        match self.own().await {
-            Ok(own) => serde_json::to_value(own).expect("machines are strings, numbers and lists"),
+        match self.look().await {
+            Ok(seen) => serde_json::json!(seen.iter().map(|seen| &seen.summary).collect::<Vec<_>>()),
             Err(error) => serde_json::json!({ "error": error.to_string() }),
         }
     }
 
+    /// No machine is asked.
     async fn health(&self) -> Result<(), String> {
-        self.own().await.map(|_| ()).map_err(|error| error.to_string())
+        let directory = self.machines.directory.machines();
+        let names = blocking("looking for machines", move || MachineHome::names(&directory)).await;
+        names.map(|_| ()).map_err(|error: MachineError| error.to_string())
     }
 }
 
-impl Machines {
-    async fn own(&self) -> Result<Vec<MachineSummary>, HostError> {
-        let list = self.list().await?;
-        Ok(list.into_iter().filter(|summary| !summary.of_cluster).collect())
+impl Seen {
+    fn of(home: &MachineHome, summary: MachineSummary) -> Seen {
+        let departure = Departure::of(home).unwrap_or_default();
+        let is_begun = departure.as_ref().is_some_and(|departure| departure.state == DepartureState::Begun);
+        let is_sent = is_begun && home.has_keeper() && !home.is_migrated();
+        Seen { summary, departure, arrival: Arrival::of(home).unwrap_or_default(), is_sent }
     }
-}
 
-/// What is written down of a machine's going and coming. What cannot be read is not told.
-struct Migrations {
-    name: String,
-    departure: Option<Departure>,
-    arrival: Option<Arrival>,
-    is_migrated: bool,
-    is_arriving: bool,
-}
-
-impl Migrations {
-    fn of(home: MachineHome) -> Migrations {
-        Migrations {
-            name: home.name().to_string(),
-            departure: Departure::of(&home).unwrap_or_default(),
-            arrival: Arrival::of(&home).unwrap_or_default(),
-            is_migrated: home.is_migrated(),
-            is_arriving: home.is_arriving(),
-        }
+    fn name(&self) -> &str {
+        self.summary.name.as_str()
     }
 
     /// Its last migration from here, where it has ended there.
     fn result(&self) -> Option<&MigrationResult> {
         self.departure.as_ref().and_then(|departure| departure.result.as_ref())
     }
-
-    /// Stands, and may run on the other host.
-    fn is_in_doubt(&self) -> bool {
-        let is_gone = self.departure.as_ref().is_some_and(|departure| departure.state == DepartureState::Gone);
-        self.is_arriving || self.is_migrated && !is_gone
-    }
 }
 
-fn migration_metrics(machines: &[Migrations], text: &mut String) {
-    let mut add = |name, help, value: &dyn Fn(&Migrations) -> Option<Box<dyn Display>>| {
+fn migration_metrics(machines: &[Seen], text: &mut String) {
+    let mut add = |name, help, value: &dyn Fn(&Seen) -> Option<Box<dyn Display>>| {
         let mut metric = Metric::new(text, name, "gauge", help);
         for machine in machines {
             if let Some(value) = value(machine) {
-                metric.sample(&[("server", &machine.name)], value);
+                metric.sample(&[("server", machine.name())], value);
             }
         }
     };
     add("onecopy_machine_migration_under_way", "1 while the machine is sent to another host.", &|machine| {
-        let departure = machine.departure.as_ref()?;
-        Some(Box::new(u8::from(departure.state == DepartureState::Begun)))
+        machine.departure.as_ref().map(|_| Box::new(u8::from(machine.is_sent)) as Box<dyn Display>)
     });
     add(
         "onecopy_machine_migration_in_doubt",
         "1 while the machine stands and it is not known here on which host it goes on.",
         &|machine| {
             let has_moved = machine.departure.is_some() || machine.arrival.is_some();
-            has_moved.then(|| Box::new(u8::from(machine.is_in_doubt())) as Box<dyn Display>)
+            has_moved.then(|| Box::new(u8::from(machine.summary.machine.in_doubt)) as Box<dyn Display>)
         },
     );
     add("onecopy_machine_arrival_disk_whole", "1 when the disk needs nothing of where it came from.", &|machine| {
@@ -117,7 +145,7 @@ fn migration_metrics(machines: &[Migrations], text: &mut String) {
         let MigrationResult { zero_pages, known_pages, disk_pages, data_pages, .. } = result;
         for (kind, count) in [("zero", zero_pages), ("known", known_pages), ("disk", disk_pages), ("data", data_pages)]
         {
-            pages.sample(&[("server", &machine.name), ("kind", kind)], count);
+            pages.sample(&[("server", machine.name()), ("kind", kind)], count);
         }
     }
 }

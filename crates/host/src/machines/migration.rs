@@ -2,6 +2,8 @@
 
 mod arriving;
 
+pub use arriving::AllowedBridge;
+
 use std::time::{Duration, Instant};
 
 use onecopy_machine::keeper::{MigrationEvent, MigrationOrder, Prediction};

@@ -9,7 +9,8 @@ mod runtime;
 mod serving;
 
 pub use fork::Fork;
+pub use metrics::MachinesPage;
 pub(crate) use metrics::{machine_metrics, total_footprint};
-pub use migration::{Migrated, MigrationStatus};
+pub use migration::{AllowedBridge, Migrated, MigrationStatus};
 pub use registry::{MachineSummary, Machines, NewMachine};
 pub(crate) use runtime::{assign_ports, choose_runtime};

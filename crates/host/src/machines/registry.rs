@@ -18,6 +18,7 @@ use rand::RngExt;
 use rand::distr::Alphanumeric;
 use serde::Serialize;
 
+use super::migration::AllowedBridge;
 use super::runtime::free_port;
 use super::serving::pool_setting;
 use crate::state::{ClusterState, Runtime};
@@ -58,7 +59,7 @@ pub struct Machines {
     /// Directories on storage that other hosts have under the same paths.
     pub(super) shared_storage: Vec<PathBuf>,
     /// Bridges onto which machines of other hosts may come.
-    pub(super) bridges: Vec<String>,
+    pub(super) bridges: Vec<AllowedBridge>,
 }
 
 /// What a new machine shall be.
@@ -122,7 +123,7 @@ impl Machines {
 
     /// Machines of other hosts may come onto these bridges, which need not be there yet.
     #[must_use]
-    pub fn with_bridges(mut self, bridges: &[String]) -> Machines {
+    pub fn with_bridges(mut self, bridges: &[AllowedBridge]) -> Machines {
         self.bridges.extend_from_slice(bridges);
         self
     }
@@ -151,7 +152,7 @@ impl Machines {
             let machine = Machine::new(MachineHome::of(&self.directory.machines(), &name), self.user.clone());
             // What is being made or removed just now is none.
             let Some(status) = machine.observe().await else { continue };
-            let configuration = machine.home().configuration()?;
+            let Ok(configuration) = machine.home().configuration() else { continue };
             list.push(MachineSummary {
                 of_cluster: self.is_of_cluster(&name)?,
                 postgresql: configuration.postgresql,

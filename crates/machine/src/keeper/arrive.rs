@@ -24,6 +24,7 @@ use onecopy_postgres::ServiceUser;
 use tokio::sync::watch;
 
 use super::arriving_disk::{make_disk, serve_source};
+use super::guest::Begun;
 use super::link::{Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::memory_file::MemoryFile;
 use super::migrate::words;
@@ -327,6 +328,16 @@ impl Arriving {
     }
 }
 
+impl Begun {
+    /// What was to begin here does not, because of this: a machine that comes goes on where it was.
+    pub(super) async fn refuse(self, home: &MachineHome, error: &MachineError) {
+        if let Begun::Arriving(arriving) = self {
+            discard(home, &arriving.record);
+            refuse(arriving.link.failure_sender(), error).await;
+        }
+    }
+}
+
 /// It goes on where it was.
 fn discard(home: &MachineHome, record: &Arrival) {
     if let Err(error) = Arrival::discard(home, &record.token) {
@@ -349,9 +360,10 @@ async fn go_on(
     machine: &Machine,
     record: &Arrival,
 ) -> Result<(), MachineError> {
+    network::note_arriving(home, machine);
     promise(home, record)?;
     guest::run(home, user, machine).await?;
-    network::arrived(home, machine);
+    network::announce_often(home);
     Ok(())
 }
 

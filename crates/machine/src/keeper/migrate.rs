@@ -37,6 +37,7 @@ use crate::hardware::Hardware;
 use crate::machine::CHECKPOINT_TIMEOUT;
 use crate::memory_server::{EndedEpoch, MemoryClient, Request};
 use crate::migration::{self, Departure, DepartureState, Gone, MigrationResult, ReceiveOrder, SharedDisk};
+use crate::network_holder::is_to_hold;
 use crate::{Forward, MachineError, MachineHome};
 
 /// Between the two cuts by which it is seen how much changes.
@@ -69,7 +70,7 @@ pub(super) async fn migrate(
         let reason = "its memory is QEMU's own; set `checkpoints = true` in its machine.toml, then stop and start it";
         return Err(failed(reason.to_owned()));
     }
-    let network = receive_order::network(home, &configuration, &order).map_err(failed)?;
+    let network = receive_order::network(kept, &configuration, &order).map_err(failed)?;
     if let Some(rate) = order.bytes_per_second.filter(|rate| *rate < RATE_MIN) {
         return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
     }
@@ -434,6 +435,9 @@ impl Work {
         self.check_wanted()?;
         if let Some(ending) = self.machine.state().ending() {
             return Err(format!("it has ended here: {ending}"));
+        }
+        if is_to_hold(self.kept.home()) {
+            return Err(receive_order::HELD.to_owned());
         }
         self.kept.note(DesiredState::Migrated).map_err(words)?;
         Ok(counts)

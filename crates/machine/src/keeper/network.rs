@@ -21,8 +21,8 @@ use crate::network::{BridgedNetwork, interface_name};
 use crate::network_holder::{EndedEpoch, NetworkClient, Request, ServedNetwork, is_to_hold};
 use crate::{MachineConfiguration, MachineError, MachineHome, hypervisor_failed};
 
-/// A machine that has come is announced three times, with pauses: a bridge may lose one, or not pass it on yet.
-const ANNOUNCE_AGAIN: [Duration; 3] = [Duration::from_millis(100), Duration::from_secs(1), Duration::ZERO];
+/// A machine that has come is announced three times, after pauses: a frame may be lost.
+const ANNOUNCE_AFTER: [Duration; 3] = [Duration::ZERO, Duration::from_millis(100), Duration::from_secs(1)];
 
 /// Before a machine is started: its interface and its holder, where it is on a bridge. What an earlier run left goes.
 pub(super) async fn begin(home: &MachineHome) -> Result<Option<Server>, MachineError> {
@@ -122,7 +122,10 @@ pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) 
     let which = format!("{} {}\n", machine.process_id(), agent.greeting().boot_id);
     match fs::read_to_string(home.identity_file()) {
         Ok(known) if known == which => return,
-        Ok(known) if known == arrived_word(machine) => return note_identity(home, &which),
+        Ok(known) if known == arrived_word(machine) => {
+            announce_often(home);
+            return note_identity(home, &which);
+        }
         Ok(_) | Err(_) => {}
     }
     let identity = Identity {
@@ -161,17 +164,24 @@ fn arrived_word(machine: &Machine) -> String {
     format!("{} arrived\n", machine.process_id())
 }
 
-/// A machine on a bridge runs on from another host, with the addresses that it has: the network learns where it is.
-pub(super) fn arrived(home: &MachineHome, machine: &Machine) {
+/// The guest of a machine that comes from another host has its addresses: it is not given them anew. Written down before
+/// it runs, so that also the next keeper announces it.
+pub(super) fn note_arriving(home: &MachineHome, machine: &Machine) {
+    if home.configuration().is_ok_and(|configuration| configuration.network.is_some()) {
+        note_identity(home, &arrived_word(machine));
+    }
+}
+
+/// A machine on a bridge runs here now, and did elsewhere: the network learns where it is.
+pub(super) fn announce_often(home: &MachineHome) {
     let Ok(MachineConfiguration { network: Some(network), .. }) = home.configuration() else { return };
-    note_identity(home, &arrived_word(machine));
     let (home, addresses) = (home.clone(), network.address.map(|own| own.address).into_iter().collect::<Vec<_>>());
     tokio::spawn(async move {
-        for pause in ANNOUNCE_AGAIN {
+        for pause in ANNOUNCE_AFTER {
+            tokio::time::sleep(pause).await;
             if let Err(error) = announce(&home, addresses.clone()).await {
                 tracing::warn!(error, "the network is not told where the machine is");
             }
-            tokio::time::sleep(pause).await;
         }
     });
 }

@@ -255,6 +255,9 @@ pub struct KeeperStatus {
     /// Why the guest has not got the addresses that it shall have.
     #[serde(default)]
     pub network_failure: Option<String>,
+    /// It stands for a migration, and it is not known here on which host it goes on.
+    #[serde(default)]
+    pub in_doubt: bool,
     /// The keeper.
     pub keeper_process_id: u32,
     /// The guest's kernel, when its agent has told.

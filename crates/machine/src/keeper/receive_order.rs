@@ -3,9 +3,13 @@
 use onecopy_clone::network::client::Stream;
 
 use super::MigrationOrder;
+use super::service::Kept;
 use crate::migration::{self, Departure, HostOrder, ReceiveOrder};
 use crate::network_holder::is_to_hold;
 use crate::{BridgedNetwork, GuestImage, MachineConfiguration, MachineError, MachineHome};
+
+/// Why a machine stays whose frames wait.
+pub(super) const HELD: &str = "what it sends is held until somebody releases it, and would be lost";
 
 /// The order for a machine, without its disk and its network.
 pub(super) fn of(
@@ -35,10 +39,11 @@ pub(super) fn of(
 
 /// The card of a machine on a bridge as it is on the other host: the same one, with its addresses.
 pub(super) fn network(
-    home: &MachineHome,
+    kept: &Kept,
     configuration: &MachineConfiguration,
     order: &MigrationOrder,
 ) -> Result<Option<BridgedNetwork>, String> {
+    let home = kept.home();
     let Some(network) = &configuration.network else {
         return match &order.bridge {
             Some(bridge) => {
@@ -48,10 +53,13 @@ pub(super) fn network(
         };
     };
     if is_to_hold(home) {
-        return Err("what it sends is held until somebody releases it, and would be lost".to_owned());
+        return Err(HELD.to_owned());
     }
     if home.isolated_file().exists() {
         return Err("it is a fork whose guest has not got its own addresses yet".to_owned());
+    }
+    if let Some(failure) = kept.network_failure() {
+        return Err(format!("its guest has not got its addresses: {failure}"));
     }
     let bridge = order.bridge.clone().unwrap_or_else(|| network.bridge.clone());
     let there = BridgedNetwork { bridge, mac: Some(network.card(home.root())), ..network.clone() };
@@ -64,10 +72,19 @@ pub(super) async fn send(order: &MigrationOrder, receive: ReceiveOrder) -> Resul
     let ask = async |receive: &ReceiveOrder| {
         migration::open(&order.to, &order.keys, &HostOrder::Receive(Box::new(receive.clone()))).await
     };
-    match ask(&receive).await {
-        Err(reason) if receive.shared_disk.is_some() && reason.contains("shared_disk") => {
+    let opened = match ask(&receive).await {
+        Err(reason) if receive.shared_disk.is_some() && is_unknown(&reason, "shared_disk") => {
             ask(&ReceiveOrder { shared_disk: None, ..receive }).await
         }
         opened => opened,
-    }
+    };
+    opened.map_err(|reason| match is_unknown(&reason, "network") {
+        true => format!("its onecopy is too old for a machine on a bridge: {reason}"),
+        false => reason,
+    })
+}
+
+/// Whether an earlier build has refused a field that it does not know.
+fn is_unknown(reason: &str, field: &str) -> bool {
+    reason.contains(&format!("unknown field `{field}`"))
 }

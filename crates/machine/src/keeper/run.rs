@@ -166,6 +166,9 @@ async fn keep(
         None => match network::begin(home).await {
             Ok(held) => held,
             Err(error) => {
+                if let Some(restored) = restored {
+                    restored.refuse(home, &error).await;
+                }
                 memory::close(home, served).await;
                 return Err(error);
             }
@@ -175,9 +178,13 @@ async fn keep(
     let mut disk = match Server::start(home, Launch::Disk(user.clone())).await {
         Ok(disk) => disk,
         Err(reason) => {
+            let error = disk_failed(reason);
+            if let Some(restored) = restored {
+                restored.refuse(home, &error).await;
+            }
             network::close(home, held).await;
             memory::close(home, served).await;
-            return Err(disk_failed(reason));
+            return Err(error);
         }
     };
     kept.change(|status| status.disk_process_id = disk.process_id());

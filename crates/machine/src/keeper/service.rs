@@ -14,9 +14,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::run::Stop;
 use super::{
-    CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationOrder, checkpoint, guest, migrate,
+    CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationOrder, checkpoint, guest,
+    migrate, network,
 };
 use crate::desired_state::{self, DesiredState, Found};
+use crate::migration::Departure;
 use crate::{MachineError, MachineHome, hypervisor_failed};
 
 /// How long a caller may take to say what it wants.
@@ -61,6 +63,7 @@ impl Kept {
             network_process_id: None,
             network_restarts: 0,
             network_failure: None,
+            in_doubt: false,
             keeper_process_id: std::process::id(),
             kernel: None,
         };
@@ -205,7 +208,15 @@ impl Kept {
         }
         status.unresponsive_since_unix_ms =
             status.unresponsive_since_unix_ms.filter(|_| status.state == MachineState::Unresponsive);
+        let waits = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_come = waits.as_ref().is_some_and(|(_, says)| !says.is_closed());
+        status.in_doubt = has_come || Departure::is_in_doubt(&self.home);
         status
+    }
+
+    /// Why its guest has not got its addresses.
+    pub(super) fn network_failure(&self) -> Option<String> {
+        self.status().network_failure.clone()
     }
 
     /// The guest's agent, while it answers.
@@ -266,6 +277,8 @@ impl Kept {
             return machine.pause().await.map_err(|error| hypervisor_failed(self.home.name(), error));
         }
         self.let_go(machine).await?;
+        // One that was taken back has perhaps run elsewhere.
+        network::announce_often(&self.home);
         self.note(DesiredState::Running)
     }
 

@@ -1,6 +1,7 @@
 //! Machines that come from other hosts: their directories, and what is left of those that did not come.
 
 use std::path::Path;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use onecopy_hypervisor::Qemu;
@@ -8,8 +9,8 @@ use onecopy_machine::migration::{
     self, Arrival, ArrivalState, Departure, HostOrder, ReceiveOrder, SharedDisk, Verdict,
 };
 use onecopy_machine::{
-    END_TIMEOUT, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome, MachineName,
-    hypervisor_failed,
+    BridgedNetwork, END_TIMEOUT, Forward, GuestImage, Machine, MachineConfiguration, MachineError, MachineHome,
+    MachineName, NetworkChoice, hypervisor_failed,
 };
 
 use super::super::Machines;
@@ -77,19 +78,45 @@ impl Machines {
         Ok(Machine::new(home, self.user.clone()))
     }
 
-    /// A machine of another host comes onto a bridge only where this one was told so.
+    /// A machine of another host comes onto a bridge only where this one was told so, and in nobody's place.
     fn check_network(&self, order: &ReceiveOrder) -> Result<(), MachineError> {
         let Some(network) = &order.network else { return Ok(()) };
-        let checked = match self.bridges.contains(&network.bridge) {
-            true => network.check_bridge(),
-            false => Err(format!(
-                "no machine of another host comes onto the bridge {0}: start `onecopy host` here with --bridge {0}, or \
-                 name another one by `onecopy vm migrate --bridge`",
-                network.bridge
-            )),
-        };
+        let checked = self.check_allowed(network).and_then(|()| self.check_nobodys(&order.which.name, network));
         let (machine, to) = (order.which.name.to_string(), "this host".to_owned());
         checked.map_err(|reason| MachineError::Migration { machine, to, reason })
+    }
+
+    fn check_allowed(&self, network: &BridgedNetwork) -> Result<(), String> {
+        let name = &network.bridge;
+        match self.bridges.iter().find(|allowed| allowed.name == *name) {
+            Some(allowed) if network.filter || allowed.takes_unfiltered => network.check_bridge(),
+            Some(_) => Err(format!(
+                "it has filter=off: start `onecopy host` here with --bridge {name},filter=off, where it may send from \
+                 any card's address"
+            )),
+            None => Err(format!(
+                "no machine of another host comes onto the bridge {name}: start `onecopy host` here with --bridge \
+                 {name}, or name another one by `onecopy vm migrate --bridge`"
+            )),
+        }
+    }
+
+    /// No other machine of this directory has its card or address.
+    fn check_nobodys(&self, name: &MachineName, network: &BridgedNetwork) -> Result<(), String> {
+        let directory = self.directory.machines();
+        let names = MachineHome::names(&directory).map_err(|error| error.to_string())?;
+        for home in names.iter().filter(|other| *other != name).map(|other| MachineHome::of(&directory, other)) {
+            let other = home.configuration().ok().and_then(|configuration| configuration.network);
+            let Some(other) = other.filter(|other| other.bridge == network.bridge && !home.is_migrated()) else {
+                continue;
+            };
+            let has_address = other.address.is_some()
+                && other.address.map(|own| own.address) == network.address.map(|its| its.address);
+            if has_address || other.mac == network.mac {
+                return Err(format!("{} has its card or address there", home.name()));
+            }
+        }
+        Ok(())
     }
 
     /// The disk of a machine that comes, where it is on storage that this host was told to have, too.
@@ -173,6 +200,29 @@ impl Machines {
         };
         if let Err(error) = removed {
             tracing::warn!(%error, "a machine that did not come has left something");
+        }
+    }
+}
+
+/// A bridge onto which machines of other hosts may come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllowedBridge {
+    name: String,
+    /// Also those that may send from any card's address.
+    takes_unfiltered: bool,
+}
+
+impl FromStr for AllowedBridge {
+    type Err = String;
+
+    /// Understands `NAME[,filter=on|off]`.
+    fn from_str(text: &str) -> Result<AllowedBridge, String> {
+        match format!("bridge={text}").parse() {
+            Ok(NetworkChoice::Bridged(BridgedNetwork { bridge, mac: None, address: None, gateway: None, filter })) => {
+                Ok(AllowedBridge { name: bridge, takes_unfiltered: !filter })
+            }
+            Ok(_) => Err(format!("{text:?} is not understood; it is NAME[,filter=on|off]")),
+            Err(reason) => Err(reason),
         }
     }
 }
