@@ -126,7 +126,8 @@ async fn copy_takes_data_that_comes_before_sync() -> anyhow::Result<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_lost_while_copy_ends_shifts_no_later_answer() -> anyhow::Result<()> {
     let cluster = start_usual(1).await?;
-    let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(600); RETURN NULL; END'; \
+    let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS \
+                'BEGIN PERFORM pg_sleep(600); RETURN NULL; END'; \
                 CREATE TRIGGER slow AFTER INSERT ON numbers EXECUTE FUNCTION slow()";
     let observer = leader(&cluster).await?;
     observer.run_all(&[slow]).await?;
@@ -134,7 +135,8 @@ async fn a_server_lost_while_copy_ends_shifts_no_later_answer() -> anyhow::Resul
     wire.send(&copy_in(true)).await?;
     until(&mut wire, b'G').await?;
     wire.send(&[data("3000\t1\n"), message(DONE, b""), sync()].concat()).await?;
-    let sleeps = "SELECT coalesce(max(pid), 0) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query LIKE 'COPY numbers%'";
+    let sleeps = "SELECT coalesce(max(pid), 0) FROM pg_stat_activity \
+                  WHERE wait_event = 'PgSleep' AND query LIKE 'COPY numbers%'";
     wait_until("it sleeps", || async { Ok(observer.run(sleeps).await?.number()? > 0) }).await?;
     let process = i32::try_from(observer.run(sleeps).await?.number()?)?;
     rustix::process::kill_process(Pid::from_raw(process).context("a number")?, Signal::KILL)?;

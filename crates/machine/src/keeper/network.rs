@@ -164,8 +164,8 @@ fn arrived_word(machine: &Machine) -> String {
     format!("{} arrived\n", machine.process_id())
 }
 
-/// The guest of a machine that comes from another host has its addresses: it is not given them anew. Written down before
-/// it runs, so that also the next keeper announces it.
+/// The guest of a machine that comes from another host has its addresses: it is not given them anew. Written down
+/// before it runs, so that also the next keeper announces it.
 pub(super) fn note_arriving(home: &MachineHome, machine: &Machine) {
     if home.configuration().is_ok_and(|configuration| configuration.network.is_some()) {
         note_identity(home, &arrived_word(machine));

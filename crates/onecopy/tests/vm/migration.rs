@@ -137,8 +137,9 @@ pub fn wait_whole(machines: &MachineDirectory) {
 /// A writer in the guest whose numbers follow one another, in memory and on the disk.
 const WRITER: &str = "for p in /dev/shm /root; do setsid sh -c 'i=0; while :; do i=$((i+1)); echo $i; done' \
                       > $p/numbers 2>/dev/null < /dev/null & done; cat /proc/sys/kernel/random/boot_id";
-pub const CHECK: &str = "cp /dev/shm/numbers /dev/shm/seen; cp /root/numbers /root/seen; sync; for p in /dev/shm /root; \
-                     do head -n -1 $p/seen | awk '$1 != NR { print NR, $1; exit 1 }' || exit 1; done; echo whole";
+pub const CHECK: &str = "cp /dev/shm/numbers /dev/shm/seen; cp /root/numbers /root/seen; sync; \
+                         for p in /dev/shm /root; do head -n -1 $p/seen | awk '$1 != NR { print NR, $1; exit 1 }' \
+                         || exit 1; done; echo whole";
 
 /// A machine goes to another host and back while it writes: all that it had in memory and on its disk is there, it was
 /// never booted again, and what it leaves behind cannot be started. On its way to a host that has its storage, what the
@@ -215,8 +216,8 @@ fn t31_a_machine_goes_to_another_host_and_back_while_it_writes() {
     here.1.directory.run(&["vm", "stop", "web", "--force"]).ok();
 }
 
-/// A machine on a bridge keeps its card, its addresses and its connections, and is plugged in at the other host's bridge
-/// only where that host was told so. One that stays, because nobody there takes it, is where it was for everybody.
+/// A machine on a bridge keeps its card, its addresses and its connections, and is plugged in at the other host's
+/// bridge only where that host was told so. One that stays, because nobody takes it, is where it was for all.
 ///
 /// Spec: D5, D7
 #[test]

@@ -66,8 +66,8 @@ fn t44_a_machine_whose_keepers_are_killed_at_any_step_goes_on_on_one_side() {
     here.1.directory.run(&["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", "--start"]).ok();
     here.1.guest("web", WRITER);
     let boot = here.1.guest("web", BOOT);
-    // By side (here: 0) and file. A QEMU is there once it waits, and one that dies after it was let go is a machine that
-    // has crashed.
+    // By side (here: 0) and file. A QEMU is there once it waits, and one that dies after it was let go is a machine
+    // that has crashed.
     let victims: [&[(usize, &str)]; 4] =
         [&[(0, "keeper.lock")], &[(1, "keeper.lock")], &[(0, "keeper.lock"), (1, "keeper.lock")], &[(1, "qemu.pid")]];
     let mut went = [0, 0];
