@@ -360,6 +360,11 @@ async fn go_on(
     machine: &Machine,
     record: &Arrival,
 ) -> Result<(), MachineError> {
+    if let Some(ending) = machine.state().ending() {
+        // Not promised yet: it goes on where it was.
+        tracing::warn!(%ending, "the machine has ended before it was let go");
+        return Err(keep_there(home, record));
+    }
     network::note_arriving(home, machine);
     promise(home, record)?;
     guest::run(home, user, machine).await?;
