@@ -12,8 +12,8 @@ type Side = (Host, MachineDirectory);
 /// What a migration tells, in its order.
 const EVENTS: [&str; 6] = ["accepted", "round", "waiting", "stopped", "loaded", "given"];
 
-/// When there is a QEMU at the other side that does not run yet.
-const QEMU_WAITS: [&str; 3] = ["waiting", "stopped", "loaded"];
+/// When there is a QEMU at the other side that is not let go yet.
+const QEMU_WAITS: [&str; 2] = ["waiting", "stopped"];
 
 /// Options of one that is not to fail for a pause on a busy machine.
 const GO: [&str; 2] = ["--downtime-ms=2000", "--on-timeout=go"];
@@ -66,7 +66,7 @@ fn t44_a_machine_whose_keepers_are_killed_at_any_step_goes_on_on_one_side() {
     here.1.directory.run(&["vm", "create", "web", "--memory=256MB", "--disk=4GB", "--checkpoints", "--start"]).ok();
     here.1.guest("web", WRITER);
     let boot = here.1.guest("web", BOOT);
-    // By side (here: 0) and file. A QEMU is there once it waits, and one that dies after it was let go is a machine
+    // By side (here: 0) and file. A QEMU is there once it waits. One that dies when it is being let go is a machine
     // that has crashed.
     let victims: [&[(usize, &str)]; 4] =
         [&[(0, "keeper.lock")], &[(1, "keeper.lock")], &[(0, "keeper.lock"), (1, "keeper.lock")], &[(1, "qemu.pid")]];
