@@ -3,6 +3,8 @@
 use std::time::{Duration, Instant};
 
 use onecopy_tests::cluster::TestCluster;
+use onecopy_tests::servers::{DATABASE, PASSWORD, USER};
+use tokio_postgres::{AsyncMessage, Config, NoTls};
 
 use super::harness::start_usual;
 use super::wire::{Answer, Wire, bind, execute, flush, parse, query, sync};
@@ -314,6 +316,42 @@ async fn a_locked_table_under_a_view_stops_nobody_else() -> anyhow::Result<()> {
             tokio::time::sleep(Duration::from_millis(100)).await;
             assert_eq!(wire.query(read).await?.code(), "00000");
         }
+    }
+    Ok(())
+}
+
+/// What a client of a long name is told by the way, and what is kept of the name.
+async fn named(mut config: Config) -> anyhow::Result<(Vec<String>, String)> {
+    config.application_name("é".repeat(40));
+    let (client, mut connection) = config.connect(NoTls).await?;
+    let told = tokio::spawn(async move {
+        let mut told = Vec::new();
+        while let Some(Ok(message)) = std::future::poll_fn(|context| connection.poll_message(context)).await {
+            if let AsyncMessage::Notice(notice) = message {
+                told.push(format!("{} {}", notice.code().code(), notice.message()));
+            }
+        }
+        told
+    });
+    client.batch_execute("DROP DATABASE IF EXISTS nowhere").await?;
+    client.batch_execute("SELECT 1").await?;
+    let kept = client.query_one("SELECT current_setting('application_name')", &[]).await?.get(0);
+    drop(client);
+    Ok((told.await?, kept))
+}
+
+/// An `application_name` that is too long is told of once, at log-in, whichever servers are told the name.
+///
+/// Spec: I4
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_that_is_too_long_is_told_of_once() -> anyhow::Result<()> {
+    let cluster = start_usual(1).await?;
+    let mut direct = Config::new();
+    direct.host("127.0.0.1").port(cluster.servers.leader().port()).user(USER).password(PASSWORD).dbname(DATABASE);
+    let expected = named(direct).await?;
+    assert_eq!(expected.0.len(), 2, "{expected:?}");
+    for _ in 0..2 {
+        assert_eq!(named(cluster.client_config()).await?, expected);
     }
     Ok(())
 }

@@ -206,6 +206,7 @@ impl LoggedIn {
             went_out: false,
             took_sync: false,
             began_copy: false,
+            is_followed: false,
             notifications: BytesMut::new(),
             endings: self.database.servers.leader().watch_endings(),
             ends_processes: false,
@@ -393,6 +394,9 @@ async fn open_session(
     Ok(logged_in)
 }
 
+/// Bytes of an identifier that PostgreSQL keeps.
+const IDENTIFIER_BYTES_MAX: usize = 63;
+
 /// Checks that the servers let this role into the database with these settings, and passes on what they report.
 async fn greet(
     session: &mut LoggedIn,
@@ -423,7 +427,8 @@ async fn greet(
                 )));
             }
             _ => {
-                if !session.settings.set(&name, value.clone()) {
+                let value = if name == "application_name" { kept_of(value, client) } else { value };
+                if !session.settings.set(&name, value) {
                     return Err(fatal(SqlError::error(sqlstate::PROGRAM_LIMIT_EXCEEDED, "too many settings")));
                 }
             }
@@ -465,6 +470,18 @@ async fn greet(
     }
     session.database.readers.give_back(backend);
     Ok(())
+}
+
+/// As much of a name as PostgreSQL keeps (`truncate_identifier`). The client is told so once, as by one server, and not
+/// whenever another one is told the name.
+fn kept_of(name: String, client: &mut Channel) -> String {
+    if name.len() <= IDENTIFIER_BYTES_MAX {
+        return name;
+    }
+    let kept = &name[..name.floor_char_boundary(IDENTIFIER_BYTES_MAX)];
+    let text = format!("identifier \"{name}\" will be truncated to \"{kept}\"");
+    client.output.notice("NOTICE", sqlstate::NAME_TOO_LONG, &text);
+    kept.to_owned()
 }
 
 /// A reader's back end on any server that reads go to, followers first; the leader's refusal is the one that counts.

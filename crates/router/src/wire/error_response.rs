@@ -16,6 +16,8 @@ pub mod sqlstate {
     pub const FEATURE_NOT_SUPPORTED: &str = "0A000";
     /// invalid_parameter_value
     pub const INVALID_PARAMETER_VALUE: &str = "22023";
+    /// name_too_long
+    pub const NAME_TOO_LONG: &str = "42622";
     /// active_sql_transaction
     pub const ACTIVE_SQL_TRANSACTION: &str = "25001";
     /// read_only_sql_transaction

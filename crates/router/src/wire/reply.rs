@@ -30,8 +30,12 @@ pub trait Reply {
     fn text_columns(&mut self, names: &[&str]);
     /// `DataRow` of text values.
     fn text_row(&mut self, values: &[Option<String>]);
-    /// `NoticeResponse` of severity WARNING.
-    fn warning(&mut self, code: &str, text: &str);
+    /// `NoticeResponse`.
+    fn notice(&mut self, severity: &str, code: &str, text: &str);
+    /// The same of severity WARNING.
+    fn warning(&mut self, code: &str, text: &str) {
+        self.notice("WARNING", code, text);
+    }
     /// A simple `Query`.
     fn query(&mut self, sql: &str);
 }
@@ -95,9 +99,9 @@ impl Reply for BytesMut {
         end_message(self, start);
     }
 
-    fn warning(&mut self, code: &str, text: &str) {
+    fn notice(&mut self, severity: &str, code: &str, text: &str) {
         let start = begin_message(self, b'N');
-        for (kind, value) in [(b'S', "WARNING"), (b'V', "WARNING"), (b'C', code), (b'M', text)] {
+        for (kind, value) in [(b'S', severity), (b'V', severity), (b'C', code), (b'M', text)] {
             self.put_u8(kind);
             self.put_slice(value.as_bytes());
             self.put_u8(0);
