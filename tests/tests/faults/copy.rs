@@ -4,7 +4,7 @@ use anyhow::Context;
 use rustix::process::{Pid, Signal};
 
 use crate::harness::{busy_back_ends, leader, start_usual, wait_for_updates, wait_until};
-use crate::wire::{Wire, bind, execute, flush, message, parse, query, run_extended, sync};
+use crate::wire::{Wire, bind, close, execute, flush, message, parse, query, run_extended, sync};
 
 fn data(text: &str) -> Vec<u8> {
     message(b'd', text.as_bytes())
@@ -109,11 +109,21 @@ async fn copy_takes_data_that_comes_before_sync() -> anyhow::Result<()> {
         }
         assert!(told.iter().all(|one| *one == told[0]), "{told:?}");
     }
-    // Never done silently: what follows it, or goes before its data, is not run, and so is it not.
-    let commit = run_extended("COMMIT", &[]);
-    for case in [[&copy, &good, &done, &insert], [&copy, &commit, &good, &done]] {
+    // Never done silently: what follows it, or goes before its data, is not run, and so is it not. Nobody waits for
+    // data then.
+    let (commit, close) = (run_extended("COMMIT", &[]), close('S', "nothing"));
+    let cases: [&[&[u8]]; 7] = [
+        &[&copy, &good, &done, &insert],
+        &[&copy, &commit, &good, &done],
+        &[&copy, &commit],
+        &[&copy, &insert],
+        &[&copy, &insert, &good, &done],
+        &[&copy, &close, &good, &done],
+        &[&copy, &bind("", "nothing", &[])],
+    ];
+    for case in cases {
         let mut wire = Wire::connect(&cluster).await?;
-        wire.send(&[&case.map(Vec::as_slice).concat()[..], &sync()].concat()).await?;
+        wire.send(&[case.concat(), sync()].concat()).await?;
         assert_eq!(wire.until_closed().await?.code(), "08P01");
         assert_eq!(Wire::connect(&cluster).await?.ask(&count).await?.text_rows(), ["0"]);
     }

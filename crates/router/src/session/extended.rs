@@ -173,13 +173,10 @@ impl Session {
 
     /// Runs what goes before a message, and leaves another piece.
     async fn run_before(&mut self, piece: &mut Piece) -> Result<Outcome, SessionEnd> {
-        let outcome = self.run_piece(std::mem::replace(piece, Piece::new()), true).await?;
-        if self.took_sync {
-            // A server would have refused that message, and the COPY with it.
-            let error = SqlError::fatal(sqlstate::PROTOCOL_VIOLATION, "a message follows COPY before its data");
-            return Err(SessionEnd::Fatal(error));
-        }
-        Ok(outcome)
+        self.is_followed = true;
+        let outcome = self.run_piece(std::mem::replace(piece, Piece::new()), true).await;
+        self.is_followed = false;
+        outcome
     }
 
     /// `goes_on`: the client's `Sync` does not follow at once, and with it the end of the implicit transaction.

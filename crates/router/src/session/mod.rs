@@ -192,6 +192,8 @@ pub struct Session {
     took_sync: bool,
     /// The client was asked for the data of COPY in this batch: a `Sync` in front of that counts for nothing.
     began_copy: bool,
+    /// A message of this batch follows what runs.
+    is_followed: bool,
     /// What servers have told of notifications: no answer that is taken back takes them with it.
     notifications: BytesMut,
     /// Tells when server processes may have been ended on purpose.

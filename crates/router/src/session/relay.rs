@@ -68,6 +68,8 @@ pub struct Relay<'a> {
     parsed: usize,
     took_sync: bool,
     began_copy: bool,
+    /// A message of the client's batch follows that is not sent here.
+    pub is_followed: bool,
     notifications: BytesMut,
     /// The client's output is written beside everything else: nobody waits for it.
     streams: bool,
@@ -102,6 +104,7 @@ impl<'a> Relay<'a> {
             parsed: 0,
             took_sync: false,
             began_copy: false,
+            is_followed: false,
             notifications: BytesMut::new(),
             streams: false,
             refused: false,

@@ -165,7 +165,9 @@ impl Session {
         };
         let tells = expected.iter().any(tells);
         let endings = backend.server.endings();
-        let mut ended = Relay::new(&mut self.client, backend, expected, hold).run().await;
+        let mut relay = Relay::new(&mut self.client, backend, expected, hold);
+        relay.is_followed = self.is_followed;
+        let mut ended = relay.run().await;
         self.may_be_cancelled_late |= !self.cancel.end().await;
         self.went_out |= ended.went_out;
         if ended.result.is_ok() {

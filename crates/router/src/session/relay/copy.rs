@@ -11,8 +11,9 @@ impl Relay<'_> {
     /// COPY FROM STDIN: the client's data goes to the server until either ends it. Whatever the server says meanwhile
     /// goes to the client at the same time: a server whose notices nobody takes would take no data.
     pub(super) async fn copy_in(&mut self, frame: Frame) -> Result<(), RelayError> {
-        if self.client.rest() > 0 {
-            // What the batch goes on with is no data, and the server would read it as messages of the router's.
+        // What the batch goes on with is no data. A server ends such a session, and does not see all of it here.
+        let ends_batch = matches!(self.expected.get(1), None | Some(Expected::Sync));
+        if self.client.rest() > 0 || self.is_followed || self.extended && !ends_batch {
             return Err(unexpected_in_copy());
         }
         (self.streams, self.went_out, self.start) = (true, true, 0);
