@@ -183,7 +183,7 @@ impl BridgedNetwork {
     }
 
     /// The card of the machine in a directory.
-    pub(crate) fn card(&self, root: &Path) -> HardwareAddress {
+    pub fn card(&self, root: &Path) -> HardwareAddress {
         self.mac.unwrap_or_else(|| made_address(root))
     }
 }

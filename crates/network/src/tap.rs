@@ -86,14 +86,22 @@ fn index(socket: &OwnedFd, name: &str) -> io::Result<i32> {
 pub fn check_bridge(bridge: &str) -> Result<(), NetworkError> {
     check_name(bridge)?;
     let socket = socket()?;
-    // Plugs nothing in. Source: Linux, `net/bridge/br_ioctl.c`, and `dev_ifsioc` for what is no bridge.
+    index(&socket, bridge).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENODEV) => NetworkError::NoBridge { bridge: bridge.to_owned() },
+        _ => NetworkError::io("look for the bridge", bridge)(error),
+    })?;
+    // Plugs nothing in: a bridge says that there is no interface 0 (EINVAL). Source: Linux, `net/bridge/br_ioctl.c`,
+    // and `dev_ifsioc` for what is no bridge.
     let mut nothing = request(bridge);
     nothing.ifr_ifru.ifru_ifindex = 0;
-    let answer = ask(socket.as_fd(), SIOCBRADDIF, &mut nothing).err().and_then(|error| error.raw_os_error());
-    match answer {
-        Some(libc::ENODEV) => Err(NetworkError::NoBridge { bridge: bridge.to_owned() }),
-        Some(libc::EOPNOTSUPP) => Err(NetworkError::NotABridge { name: bridge.to_owned() }),
-        _ => Ok(()),
+    match ask(socket.as_fd(), SIOCBRADDIF, &mut nothing) {
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+            Err(NetworkError::NotABridge { name: bridge.to_owned() })
+        }
+        Err(error) if !matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EPERM)) => {
+            Err(NetworkError::io("look at the bridge", bridge)(error))
+        }
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 

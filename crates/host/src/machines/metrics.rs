@@ -17,6 +17,9 @@ use crate::{HostError, Observed};
 /// How long what was seen of machines is told again: looking at them asks each keeper and guest.
 const SEEN_FOR: Duration = Duration::from_secs(1);
 
+/// A machine that takes longer is not told of: who scrapes waits some ten seconds.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+
 /// The page of the machines of a directory that are no cluster's: a cluster tells of its own.
 #[derive(Debug)]
 pub struct MachinesPage {
@@ -46,7 +49,7 @@ impl MachinesPage {
         if let Some((_, known)) = seen.as_ref().filter(|(at, _)| at.elapsed() < SEEN_FOR) {
             return Ok(Arc::clone(known));
         }
-        let list = self.machines.list().await?;
+        let list = self.machines.list_within(LOOK_MAX).await?;
         let directory = self.machines.directory.machines();
         let own = list.into_iter().filter(|summary| !summary.of_cluster);
         let own = own.map(|summary| (MachineHome::of(&directory, &summary.name), summary)).collect::<Vec<_>>();

@@ -17,6 +17,7 @@ use onecopy_postgres::{ConnectionParameters, Instance, Role, ServiceUser, recomm
 use rand::RngExt;
 use rand::distr::Alphanumeric;
 use serde::Serialize;
+use tokio::task::JoinSet;
 
 use super::migration::AllowedBridge;
 use super::runtime::free_port;
@@ -147,21 +148,36 @@ impl Machines {
     /// # Errors
     /// [`HostError::File`], [`MachineError::InvalidFile`].
     pub async fn list(&self) -> Result<Vec<MachineSummary>, HostError> {
-        let mut list = Vec::new();
+        self.list_within(Duration::MAX).await
+    }
+
+    /// The same, without those whose keepers and guests do not answer so soon.
+    ///
+    /// # Errors
+    /// As [`Machines::list`].
+    pub(super) async fn list_within(&self, bound: Duration) -> Result<Vec<MachineSummary>, HostError> {
+        let mut looks = JoinSet::new();
         for name in MachineHome::names(&self.directory.machines())? {
             let machine = Machine::new(MachineHome::of(&self.directory.machines(), &name), self.user.clone());
-            // What is being made or removed just now is none.
-            let Some(status) = machine.observe().await else { continue };
-            let Ok(configuration) = machine.home().configuration() else { continue };
+            looks.spawn(async move {
+                let seen = tokio::time::timeout(bound, machine.observe()).await;
+                let status = seen.inspect_err(|_| tracing::warn!(machine = %name, "it does not say how it is")).ok()?;
+                // What is being made or removed just now is none.
+                Some((name, machine.home().configuration().ok()?, machine.home().end(), status?))
+            });
+        }
+        let mut list = Vec::new();
+        for (name, configuration, end, machine) in looks.join_all().await.into_iter().flatten() {
             list.push(MachineSummary {
                 of_cluster: self.is_of_cluster(&name)?,
                 postgresql: configuration.postgresql,
                 forwards: configuration.forwards,
-                machine: status,
-                end: machine.home().end(),
+                machine,
+                end,
                 name,
             });
         }
+        list.sort_by(|one, other| one.name.as_str().cmp(other.name.as_str()));
         Ok(list)
     }
 

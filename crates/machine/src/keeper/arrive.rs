@@ -360,7 +360,7 @@ async fn go_on(
     machine: &Machine,
     record: &Arrival,
 ) -> Result<(), MachineError> {
-    if let Some(ending) = machine.state().ending() {
+    if let Some(ending) = machine.state().ending().filter(|_| record.state != ArrivalState::Here) {
         // Not promised yet: it goes on where it was.
         tracing::warn!(%ending, "the machine has ended before it was let go");
         return Err(keep_there(home, record));

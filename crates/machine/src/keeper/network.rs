@@ -123,7 +123,10 @@ pub(super) async fn set_identity(kept: &Kept, machine: &Machine, agent: &Agent) 
     match fs::read_to_string(home.identity_file()) {
         Ok(known) if known == which => return,
         Ok(known) if known == arrived_word(machine) => {
-            announce_often(home);
+            if let Err(error) = announce_own(home).await {
+                // The next keeper does it.
+                return tracing::warn!(error, "the network is not told where the machine is");
+            }
             return note_identity(home, &which);
         }
         Ok(_) | Err(_) => {}
@@ -174,16 +177,23 @@ pub(super) fn note_arriving(home: &MachineHome, machine: &Machine) {
 
 /// A machine on a bridge runs here now, and did elsewhere: the network learns where it is.
 pub(super) fn announce_often(home: &MachineHome) {
-    let Ok(MachineConfiguration { network: Some(network), .. }) = home.configuration() else { return };
-    let (home, addresses) = (home.clone(), network.address.map(|own| own.address).into_iter().collect::<Vec<_>>());
+    let home = home.clone();
     tokio::spawn(async move {
         for pause in ANNOUNCE_AFTER {
             tokio::time::sleep(pause).await;
-            if let Err(error) = announce(&home, addresses.clone()).await {
+            if let Err(error) = announce_own(&home).await {
                 tracing::warn!(error, "the network is not told where the machine is");
             }
         }
     });
+}
+
+/// Tells the network that the machine's card is here, where it is on a bridge, and its address, where that is known.
+async fn announce_own(home: &MachineHome) -> Result<(), String> {
+    match home.configuration().map_err(|error| error.to_string())?.network {
+        Some(network) => announce(home, network.address.map(|own| own.address).into_iter().collect()).await,
+        None => Ok(()),
+    }
 }
 
 /// Tells the network that these addresses are at the machine's card, here.

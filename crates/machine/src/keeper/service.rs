@@ -210,7 +210,9 @@ impl Kept {
             status.unresponsive_since_unix_ms.filter(|_| status.state == MachineState::Unresponsive);
         let waits = self.deciding.lock().unwrap_or_else(PoisonError::into_inner);
         let has_come = waits.as_ref().is_some_and(|(_, says)| !says.is_closed());
-        status.in_doubt = has_come || Departure::is_in_doubt(&self.home);
+        // One that stands and whose record is broken waits for a person.
+        let stands = self.machine.get().is_some() && desired_state::is_arriving(&self.home);
+        status.in_doubt = has_come || stands || Departure::is_in_doubt(&self.home);
         status
     }
 

@@ -42,10 +42,10 @@ impl Machines {
         };
         let qemu = Qemu::find().map_err(|error| hypervisor_failed(name, error))?;
         MachineConfiguration::check_checkpoints(qemu.version())?;
-        self.check_network(order)?;
         self.directory.make_root()?;
         self.directory.make_machines()?;
         let _ports = self.lock_ports().await?;
+        self.check_network(order)?;
         let inside = order.guest_ports.iter().map(|port| Forward { host_port: 0, guest_port: *port }).collect();
         let configuration = MachineConfiguration {
             memory_bytes: order.memory_bytes,
@@ -88,13 +88,14 @@ impl Machines {
 
     fn check_allowed(&self, network: &BridgedNetwork) -> Result<(), String> {
         let name = &network.bridge;
-        match self.bridges.iter().find(|allowed| allowed.name == *name) {
-            Some(allowed) if network.filter || allowed.takes_unfiltered => network.check_bridge(),
-            Some(_) => Err(format!(
+        let mut allowed = self.bridges.iter().filter(|allowed| allowed.name == *name).peekable();
+        match allowed.peek().is_some() {
+            true if network.filter || allowed.any(|allowed| allowed.takes_unfiltered) => network.check_bridge(),
+            true => Err(format!(
                 "it has filter=off: start `onecopy host` here with --bridge {name},filter=off, where it may send from \
                  any card's address"
             )),
-            None => Err(format!(
+            false => Err(format!(
                 "no machine of another host comes onto the bridge {name}: start `onecopy host` here with --bridge \
                  {name}, or name another one by `onecopy vm migrate --bridge`"
             )),
@@ -105,6 +106,7 @@ impl Machines {
     fn check_nobodys(&self, name: &MachineName, network: &BridgedNetwork) -> Result<(), String> {
         let directory = self.directory.machines();
         let names = MachineHome::names(&directory).map_err(|error| error.to_string())?;
+        let card = network.card(MachineHome::of(&directory, name).root());
         for home in names.iter().filter(|other| *other != name).map(|other| MachineHome::of(&directory, other)) {
             let other = home.configuration().ok().and_then(|configuration| configuration.network);
             let Some(other) = other.filter(|other| other.bridge == network.bridge && !home.is_migrated()) else {
@@ -112,7 +114,7 @@ impl Machines {
             };
             let has_address = other.address.is_some()
                 && other.address.map(|own| own.address) == network.address.map(|its| its.address);
-            if has_address || other.mac == network.mac {
+            if has_address || other.card(home.root()) == card {
                 return Err(format!("{} has its card or address there", home.name()));
             }
         }
@@ -217,7 +219,11 @@ impl FromStr for AllowedBridge {
 
     /// Understands `NAME[,filter=on|off]`.
     fn from_str(text: &str) -> Result<AllowedBridge, String> {
-        match format!("bridge={text}").parse() {
+        let parsed = match text.contains("bridge=") {
+            true => Err(format!("{text:?} names more than one bridge; give --bridge again")),
+            false => format!("bridge={text}").parse(),
+        };
+        match parsed {
             Ok(NetworkChoice::Bridged(BridgedNetwork { bridge, mac: None, address: None, gateway: None, filter })) => {
                 Ok(AllowedBridge { name: bridge, takes_unfiltered: !filter })
             }
