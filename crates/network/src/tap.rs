@@ -82,7 +82,7 @@ fn index(socket: &OwnedFd, name: &str) -> io::Result<i32> {
 /// Whether there is such a bridge in this namespace. Who may plug nothing in is told that an interface is one.
 ///
 /// # Errors
-/// [`NetworkError::NoBridge`], [`NetworkError::InterfaceName`], [`NetworkError::Io`].
+/// [`NetworkError::NoBridge`], [`NetworkError::NotABridge`], [`NetworkError::InterfaceName`], [`NetworkError::Io`].
 pub fn check_bridge(bridge: &str) -> Result<(), NetworkError> {
     check_name(bridge)?;
     let socket = socket()?;
@@ -213,6 +213,17 @@ mod tests {
         }
         for name in ["br0", "fifteen-letters"] {
             check_name(name).unwrap();
+        }
+    }
+
+    /// As root: others are told that it is one.
+    #[test]
+    fn what_is_no_bridge_is_refused_before_anything_is_plugged_in() {
+        assert!(matches!(check_bridge("none-of-these"), Err(NetworkError::NoBridge { .. })));
+        let refused = check_bridge("lo");
+        match rustix::process::geteuid().is_root() {
+            true => assert!(matches!(refused, Err(NetworkError::NotABridge { .. })), "{refused:?}"),
+            false => refused.unwrap(),
         }
     }
 

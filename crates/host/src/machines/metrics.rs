@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use onecopy_control::metrics::Metric;
 use onecopy_machine::migration::{Arrival, Departure, DepartureState, MigrationResult};
 use onecopy_machine::{MachineError, MachineHome, MachineStatus, NetworkStatistics, TotalFootprint};
-
 use tokio::sync::Mutex;
 
 use super::registry::blocking;

@@ -86,7 +86,7 @@ impl Machines {
         checked.map_err(|reason| MachineError::Migration { machine, to, reason })
     }
 
-    fn check_allowed(&self, network: &BridgedNetwork) -> Result<(), String> {
+    pub(super) fn check_allowed(&self, network: &BridgedNetwork) -> Result<(), String> {
         let name = &network.bridge;
         let mut allowed = self.bridges.iter().filter(|allowed| allowed.name == *name).peekable();
         match allowed.peek().is_some() {
@@ -103,7 +103,7 @@ impl Machines {
     }
 
     /// No other machine of this directory has its card or address.
-    fn check_nobodys(&self, name: &MachineName, network: &BridgedNetwork) -> Result<(), String> {
+    pub(super) fn check_nobodys(&self, name: &MachineName, network: &BridgedNetwork) -> Result<(), String> {
         let directory = self.directory.machines();
         let names = MachineHome::names(&directory).map_err(|error| error.to_string())?;
         let card = network.card(MachineHome::of(&directory, name).root());

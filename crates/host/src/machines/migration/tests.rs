@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use onecopy_machine::migration::SharedDisk;
+use onecopy_machine::{BridgedNetwork, MachineConfiguration, NetworkChoice};
 
 use super::*;
 
@@ -70,4 +71,55 @@ fn a_disk_is_shared_only_where_this_host_was_told_so() {
         assert_eq!(shared(&sharing, refused), None, "{}", refused.display());
     }
     machines.with_shared_storage(&[directory.path().join("none")]).unwrap_err();
+}
+
+fn bridged(text: &str) -> BridgedNetwork {
+    match text.parse().unwrap() {
+        NetworkChoice::Bridged(network) => network,
+        NetworkChoice::User => panic!("{text} is QEMU's own"),
+    }
+}
+
+#[test]
+fn a_machine_comes_onto_a_bridge_that_was_named_and_unfiltered_only_where_that_was_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
+    let refusal = |allowed: &[&str], network: &str| {
+        let allowed: Vec<AllowedBridge> = allowed.iter().map(|text| text.parse().unwrap()).collect();
+        // What is allowed is looked for next, and is not there.
+        machines.clone().with_bridges(&allowed).check_allowed(&bridged(network)).unwrap_err()
+    };
+    let (filtered, free) = ("bridge=no-such-br", "bridge=no-such-br,filter=off");
+    assert!(refusal(&[], filtered).contains("with --bridge no-such-br"));
+    assert!(refusal(&["other-br"], filtered).contains("with --bridge no-such-br"));
+    assert!(refusal(&["no-such-br"], filtered).contains("there is no bridge no-such-br"));
+    assert!(refusal(&["no-such-br"], free).contains("with --bridge no-such-br,filter=off"));
+    assert!(refusal(&["no-such-br", "no-such-br,filter=off"], free).contains("there is no bridge no-such-br"));
+    for wrong in ["", "br0,bridge=br1", "br0,mac=52:54:00:00:00:07", "br0,address=192.0.2.10/24", "br0,vlan=7"] {
+        wrong.parse::<AllowedBridge>().unwrap_err();
+    }
+}
+
+#[test]
+fn a_machine_comes_in_nobodys_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let machines = Machines::of(crate::Directory::new(directory.path()).unwrap()).unwrap();
+    let home = MachineHome::of(&machines.directory.machines(), &"db".parse().unwrap());
+    fs::create_dir_all(home.root()).unwrap();
+    // Its card is made of its directory.
+    let own = bridged("bridge=br0,address=192.0.2.10/24");
+    let configuration = MachineConfiguration { network: Some(own.clone()), ..MachineConfiguration::new("/i".into()) };
+    configuration.write(&home.configuration_file()).unwrap();
+    let web: MachineName = "web".parse().unwrap();
+    let check = |network: &str| machines.check_nobodys(&web, &bridged(network));
+    let card = own.card(home.root());
+    let refused = check(&format!("bridge=br0,mac={card},address=192.0.2.11/24")).unwrap_err();
+    assert!(refused.contains("db has its card or address"), "{refused}");
+    check("bridge=br0,mac=52:54:00:00:00:07,address=192.0.2.10/16").unwrap_err();
+    check("bridge=br0,mac=52:54:00:00:00:07,address=192.0.2.11/24").unwrap();
+    check("bridge=br0").unwrap();
+    check(&format!("bridge=br1,mac={card},address=192.0.2.10/24")).unwrap();
+    // One that has gone has left its place.
+    fs::write(home.root().join("standing.json"), r#"{"standing":"migrated","generation":0}"#).unwrap();
+    check(&format!("bridge=br0,mac={card}")).unwrap();
 }
