@@ -1,6 +1,7 @@
 //! The control socket of a disk's server.
 
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -13,7 +14,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use crate::DiskServerError;
-use crate::protocol::Request;
+use crate::protocol::{ChangedBlocks, RANGES_MAX, Request};
 use crate::server::Served;
 
 /// The socket, listened to until it is stopped.
@@ -79,6 +80,13 @@ fn respond(served: &Served, request: &Request) -> Answer {
         Request::Find { snapshot, wanted } => {
             with_disk(&served.attachment, |disk| served.find(disk, snapshot, wanted).map(value))
         }
+        Request::Cut => with_disk(&served.attachment, |disk| disk.cut().map(value)),
+        Request::Changed { from, to, first } => with_disk(&served.attachment, |disk| {
+            disk.changed(Epoch(*from), Epoch(*to)).map(|ranges| value(changed(ranges, *first)))
+        }),
+        Request::ReleaseEpochs { through } => {
+            with_disk(&served.attachment, |disk| disk.release_through(Epoch(*through)).map(value))
+        }
         Request::Flush => with_disk(&served.attachment, |disk| disk.flush().map(value)),
         Request::SetLimit { bytes_per_second } => {
             served.set_limit(*bytes_per_second);
@@ -99,6 +107,13 @@ fn respond(served: &Served, request: &Request) -> Answer {
         }
     };
     Answer::from(outcome)
+}
+
+/// As much of it as one answer tells, from this block on.
+fn changed(ranges: Vec<Range<u64>>, first: u64) -> ChangedBlocks {
+    let mut rest = ranges.into_iter().filter(|range| range.end > first).map(|range| (range.start.max(first), range.end));
+    let ranges: Vec<_> = rest.by_ref().take(RANGES_MAX).collect();
+    ChangedBlocks { ranges, next: rest.next().map(|(start, _)| start) }
 }
 
 /// Does something with the disk; takes it for that time where no transport has it.
@@ -148,6 +163,26 @@ mod tests {
         let disk = directory.join("disk");
         Disk::create(&disk, &CreateOptions { size_bytes: 1 << 20, base: None, copy_base: false }).unwrap();
         disk
+    }
+
+    #[test]
+    fn what_has_changed_is_told_in_as_many_answers_as_it_needs() {
+        let count = 2 * RANGES_MAX as u64 + 1;
+        let all: Vec<Range<u64>> = (0..count).map(|at| at * 3..at * 3 + 2).collect();
+        let (mut told, mut first) = (Vec::new(), 1);
+        loop {
+            let ChangedBlocks { ranges, next } = changed(all.clone(), first);
+            assert!(!ranges.is_empty() && ranges.len() <= RANGES_MAX);
+            told.extend(ranges);
+            match next {
+                Some(next) => first = next,
+                None => break,
+            }
+        }
+        assert_eq!(told[..2], [(1, 2), (3, 5)]);
+        assert_eq!((told.len() as u64, told.last()), (count, Some(&(count * 3 - 3, count * 3 - 1))));
+        let none = ChangedBlocks { ranges: Vec::new(), next: None };
+        assert_eq!([changed(all, count * 3), changed(Vec::new(), 0)], [none.clone(), none]);
     }
 
     #[test]

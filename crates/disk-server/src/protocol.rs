@@ -30,6 +30,23 @@ pub enum Request {
         /// What is looked for, at most [`WANTED_MAX`].
         wanted: Vec<WantedContent>,
     },
+    /// Ends the current epoch, and keeps its end until it is released or the server ends; over NBD it is the export
+    /// `epoch/NUMBER`: the number.
+    Cut,
+    /// Which blocks of 4 KiB have changed: [`ChangedBlocks`].
+    Changed {
+        /// Since the end of this epoch.
+        from: u64,
+        /// Up to the end of this one.
+        to: u64,
+        /// From this block on.
+        first: u64,
+    },
+    /// Lets all ended epochs go up to this one: how many.
+    ReleaseEpochs {
+        /// The last one.
+        through: u64,
+    },
     /// Makes all that was written durable.
     Flush,
     /// Bounds the background copy of a remote base.
@@ -49,6 +66,18 @@ pub enum Request {
     },
     /// Closes the disk and ends the server.
     Stop,
+}
+
+/// Ranges of blocks that one answer tells of at most.
+pub const RANGES_MAX: usize = 1000;
+
+/// Blocks that have changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedBlocks {
+    /// The first block of each range and the one behind it, rising; at most [`RANGES_MAX`].
+    pub ranges: Vec<(u64, u64)>,
+    /// There may be more, from this block on.
+    pub next: Option<u64>,
 }
 
 /// Contents that are looked for by one request: as many as fit into its line.
@@ -153,6 +182,9 @@ mod tests {
                 Request::Find { snapshot: "a".to_owned(), wanted: vec![WantedContent::new(7, (1 << 64) + 2)] },
                 r#"{"command":"find","snapshot":"a","wanted":[[7,1,2]]}"#,
             ),
+            (Request::Cut, r#"{"command":"cut"}"#),
+            (Request::Changed { from: 1, to: 2, first: 3 }, r#"{"command":"changed","from":1,"to":2,"first":3}"#),
+            (Request::ReleaseEpochs { through: 2 }, r#"{"command":"release-epochs","through":2}"#),
             (Request::Stop, r#"{"command":"stop"}"#),
         ];
         for (request, text) in cases {

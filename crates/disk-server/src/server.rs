@@ -275,7 +275,7 @@ mod tests {
 
     use super::*;
     use crate::DiskClient;
-    use crate::protocol::Request;
+    use crate::protocol::{ChangedBlocks, Request};
 
     /// Spec: A8
     #[test]
@@ -301,6 +301,42 @@ mod tests {
         assert_eq!(find(&mut client, "begun").unwrap(), [Some(3), None, None]);
         let refused = find(&mut client, "other").unwrap_err();
         assert!(refused.to_string().contains("other"), "{refused}");
+        drop(disk);
+        server.stop().unwrap();
+    }
+
+    /// Spec: C6
+    #[test]
+    fn epochs_are_cut_compared_and_released_over_the_control_socket() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk");
+        Disk::create(&path, &CreateOptions { size_bytes: 1 << 20, base: None, copy_base: false }).unwrap();
+        let server = DiskServer::start(&path, &ServeOptions::default()).unwrap();
+        let disk = server.served.attachment.current().unwrap();
+        let mut client = DiskClient::connect(&path).unwrap();
+        let cut = |client: &mut DiskClient| client.ask::<u64>(&Request::Cut).unwrap();
+        let first = cut(&mut client);
+        for block in [3, 4, 9] {
+            disk.write(block << 12, &[1; 4096], &[]).unwrap();
+        }
+        let second = cut(&mut client);
+        disk.write(20 << 12, &[1; 4096], &[]).unwrap();
+        let changed =
+            |client: &mut DiskClient, to, first_block| {
+                client.ask::<ChangedBlocks>(&Request::Changed { from: first, to, first: first_block })
+            };
+        let told = |ranges: &[(u64, u64)]| ChangedBlocks { ranges: ranges.to_vec(), next: None };
+        assert_eq!(changed(&mut client, second, 0).unwrap(), told(&[(3, 5), (9, 10)]));
+        assert_eq!(changed(&mut client, second, 4).unwrap(), told(&[(4, 5), (9, 10)]));
+        // A snapshot between them stays, whatever is released.
+        client.snapshot("kept").unwrap();
+        let third = cut(&mut client);
+        assert_eq!(changed(&mut client, third, 10).unwrap(), told(&[(20, 21)]));
+        assert_eq!(client.ask::<usize>(&Request::ReleaseEpochs { through: second }).unwrap(), 2);
+        let refused = changed(&mut client, third, 0).unwrap_err().to_string();
+        assert!(refused.contains(&first.to_string()), "{refused}");
+        assert_eq!(client.ask::<usize>(&Request::ReleaseEpochs { through: u64::MAX }).unwrap(), 1);
+        assert_eq!(client.info().unwrap().snapshots.unwrap().len(), 1);
         drop(disk);
         server.stop().unwrap();
     }

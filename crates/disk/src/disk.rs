@@ -262,6 +262,14 @@ impl Disk {
         self.0.core.release(epoch)
     }
 
+    /// Lets all ended epochs go up to this one: also those whose [`cut`](Disk::cut) nobody has heard of. How many.
+    ///
+    /// # Errors
+    /// [`DiskError::Closed`].
+    pub fn release_through(&self, epoch: Epoch) -> Result<usize, DiskError> {
+        self.0.core.release_through(epoch)
+    }
+
     /// The content now, at the end of an epoch or at a snapshot.
     ///
     /// # Errors

@@ -205,6 +205,17 @@ impl Core {
         Ok(())
     }
 
+    pub(crate) fn release_through(&self, last: Epoch) -> Result<usize, DiskError> {
+        self.check_open()?;
+        let mut table = self.snapshot_table();
+        let ended = |retained: &&mut Retained| matches!(retained.kept, Kept::AsEpoch) && retained.epoch <= last;
+        let records: Vec<Option<Records>> = table.list.iter_mut().filter(ended).map(Retained::let_go).collect();
+        drop(table);
+        records.iter().for_each(|records| self.forget_records(records.as_ref()));
+        self.signal.wake();
+        Ok(records.len())
+    }
+
     fn forget_records(&self, records: Option<&Records>) {
         let count = records.map_or(0, |(records, _)| records.iter().map(Vec::len).sum());
         self.recorded.fetch_sub(count, Ordering::Relaxed);

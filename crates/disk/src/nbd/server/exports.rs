@@ -4,10 +4,13 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::{At, Attachment, Disk, DiskError, Snapshot, Source, View};
+use crate::{At, Attachment, Disk, DiskError, Epoch, Snapshot, Source, View};
 
 /// Snapshots of a disk are exported under this and their name.
 const SNAPSHOT_PREFIX: &str = "snapshot/";
+
+/// Ended epochs of an attached disk, which are not released, are exported under this and their number.
+const EPOCH_PREFIX: &str = "epoch/";
 
 /// What a client may know of an export before it opens it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,8 +57,8 @@ pub trait Exports: Send + Sync {
     fn open(&self, name: &str) -> Result<Export, DiskError>;
 }
 
-/// One disk as the export "", and its snapshots as "snapshot/NAME", read only. The disk is attached while clients have
-/// it open.
+/// One disk as the export "", and, read only, its snapshots as "snapshot/NAME" and ends of epochs as "epoch/NUMBER",
+/// which are not among the names that are told. The disk is attached while clients have it open.
 pub struct DiskExports {
     attachment: Arc<Attachment>,
     /// Snapshots that clients read while the disk is not attached, by name: one view, and one connection to its base,
@@ -67,6 +70,13 @@ impl DiskExports {
     /// Offers the disk of an attachment.
     pub fn new(attachment: Arc<Attachment>) -> DiskExports {
         DiskExports { attachment, views: Mutex::default() }
+    }
+
+    /// The disk at the end of an epoch, by its export's name without the prefix.
+    fn epoch(&self, number: &str) -> Result<View, DiskError> {
+        let epoch = number.parse().map_err(|_| DiskError::UnknownEpoch { epoch: 0 })?;
+        let disk = self.attachment.current().ok_or(DiskError::UnknownEpoch { epoch })?;
+        disk.view(&At::Epoch(Epoch(epoch)))
     }
 
     /// What is known of a snapshot.
@@ -106,6 +116,11 @@ impl Exports for DiskExports {
     fn information(&self, name: &str) -> Option<ExportInformation> {
         let geometry = self.attachment.geometry().ok()?;
         let size_bytes = geometry.size_bytes;
+        if let Some(number) = name.strip_prefix(EPOCH_PREFIX) {
+            self.epoch(number).ok()?;
+            let description = format!("epoch {number} of disk {}", geometry.uuid);
+            return Some(ExportInformation { size_bytes, is_read_only: true, description });
+        }
         match name.strip_prefix(SNAPSHOT_PREFIX) {
             Some(name) => {
                 let Snapshot { epoch, created_unix_ms, .. } = self.which(name).ok()?;
@@ -124,6 +139,9 @@ impl Exports for DiskExports {
     }
 
     fn open(&self, name: &str) -> Result<Export, DiskError> {
+        if let Some(number) = name.strip_prefix(EPOCH_PREFIX) {
+            return Ok(Export { content: Content::Source(Arc::new(self.epoch(number)?)), hold: None });
+        }
         match name.strip_prefix(SNAPSHOT_PREFIX) {
             Some(snapshot) => Ok(Export { content: Content::Source(self.snapshot(snapshot)?), hold: None }),
             None => {
@@ -214,5 +232,35 @@ mod tests {
         drop(views);
         assert_ne!(taken(), first);
         assert!(exports.information("snapshot/other").is_none() && exports.open("snapshot/other").is_err());
+    }
+
+    /// Spec: C6
+    #[test]
+    fn an_ended_epoch_is_read_as_it_was_until_it_is_released() {
+        let home = tempfile::tempdir().unwrap();
+        Disk::create(home.path(), &CreateOptions { size_bytes: 8192, base: None, copy_base: false }).unwrap();
+        let attachment = Arc::new(Attachment::new(home.path(), OpenOptions::default));
+        let exports = DiskExports::new(Arc::clone(&attachment));
+        assert!(exports.open("epoch/1").is_err(), "of a disk that nobody has no epoch is kept");
+        let disk = attachment.attach().unwrap();
+        disk.write(0, &[1; 4096], &[]).unwrap();
+        let epoch = disk.cut().unwrap();
+        disk.write(0, &[2; 4096], &[]).unwrap();
+        let name = format!("epoch/{}", epoch.0);
+        assert!(exports.information(&name).is_some_and(|export| export.is_read_only && export.size_bytes == 8192));
+        assert!(!exports.names().contains(&name));
+        let Content::Source(view) = exports.open(&name).unwrap().content else { panic!("it is read only") };
+        let mut read = [0; 4096];
+        view.read(0, &mut read).unwrap();
+        assert_eq!(read, [1; 4096]);
+        disk.release(epoch).unwrap();
+        for unknown in [&*name, "epoch/", "epoch/one", "epoch/18446744073709551615"] {
+            assert!(exports.information(unknown).is_none() && exports.open(unknown).is_err(), "{unknown}");
+        }
+        read.fill(0);
+        view.read(0, &mut read).unwrap();
+        assert_eq!(read, [1; 4096], "who reads it goes on reading it");
+        drop((view, disk));
+        attachment.detach().unwrap();
     }
 }
