@@ -163,6 +163,11 @@ pub(super) fn is_taking(home: &MachineHome) -> Result<bool, MachineError> {
     Ok(record(home)?.is_some_and(|record| record.standing == DesiredState::Taking))
 }
 
+/// Whether it is written down that the machine was to run when it was last looked after.
+pub(super) fn was_to_run(home: &MachineHome) -> bool {
+    matches!(record(home), Ok(Some(Record { standing: DesiredState::Running | DesiredState::Taking, .. })))
+}
+
 /// Refuses to let a machine run whose memory is not, or not known to be, what belongs to its disk.
 ///
 /// # Errors

@@ -141,6 +141,16 @@ pub enum MachineError {
         /// Why, and what to do.
         reason: String,
     },
+    /// It is not protected by another host, or what has become of it there is not known.
+    #[error("{machine} is not protected by {to}: {reason}")]
+    Protection {
+        /// The machine.
+        machine: String,
+        /// The other host.
+        to: String,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// Somebody else uses the machine's disk.
     #[error("the disk of the machine {name} is in use: {lease} tells by whom; end that first")]
     DiskInUse {

@@ -65,6 +65,9 @@ pub struct Departure {
     pub is_whole: bool,
     /// What came of it.
     pub result: Option<MigrationResult>,
+    /// It is protected, and is to go only when it ends here without having been told to.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub protects: bool,
 }
 
 /// How far a machine's going is. Whether it was given away is what `standing.json` says.
@@ -96,6 +99,13 @@ pub struct Arrival {
     /// The disk that it has where it comes from, on storage that this host has, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_disk: Option<SharedDisk>,
+    /// It runs where it comes from, is protected here, and goes on here when it cannot there any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub protects: bool,
+    /// The command that fences the host that it comes from, where that cannot be reached: what ends with status 0 has
+    /// seen to it that the machine never runs there again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<String>,
 }
 
 /// The disk of a machine that goes to another host, on storage that both may have under the same path.
@@ -268,6 +278,63 @@ impl Departure {
         }
     }
 
+    /// Of a machine that does not run: where it was protected and has died, it goes on at the other host; else as
+    /// [`Departure::settle`]. The caller holds the keeper's lock, or is the keeper.
+    ///
+    /// # Errors
+    /// As [`Departure::settle`].
+    pub fn settle_ended(home: &MachineHome) -> Result<(), MachineError> {
+        match Departure::of(home)? {
+            Some(known) if known.may_go_on_there() && desired_state::was_to_run(home) => {
+                desired_state::note(home, desired_state::DesiredState::Migrated)
+            }
+            _ => Departure::settle(home),
+        }
+    }
+
+    /// The other host may have a copy of this machine that goes on there without being asked here.
+    ///
+    /// # Errors
+    /// As [`Departure::of`].
+    pub fn protecting(home: &MachineHome) -> Result<Option<Departure>, MachineError> {
+        let known = Departure::of(home)?;
+        Ok(known.filter(Departure::may_go_on_there).filter(|_| !desired_state::is_migrated(home)))
+    }
+
+    /// It is protected by a copy that is whole.
+    fn may_go_on_there(&self) -> bool {
+        self.protects && self.is_whole && self.state == DepartureState::Begun
+    }
+
+    /// The other host's copy is of no use any more: nothing that this machine says from now on waits for it.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`]: it goes on there; [`MachineError::Directory`].
+    pub fn forget_copy(&self, home: &MachineHome) -> Result<(), MachineError> {
+        let _alone = alone(home)?;
+        let known = Departure::of(home)?.filter(|known| known.token == self.token);
+        match known {
+            Some(known) if known.state == DepartureState::Begun && !desired_state::is_migrated(home) => {
+                Departure { state: DepartureState::Kept, ..known }.write(home)
+            }
+            Some(known) if known.state == DepartureState::Kept => Ok(()),
+            _ => Err(MachineError::Moved { name: home.name().clone() }),
+        }
+    }
+
+    /// The machine has died, or is to: it goes on at the other host alone.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`]: that host's copy is of no use; [`MachineError::Directory`].
+    pub fn hand_over(&self, home: &MachineHome) -> Result<(), MachineError> {
+        let _alone = alone(home)?;
+        let known = Departure::of(home)?.filter(|known| known.token == self.token);
+        match known.is_some_and(|known| known.may_go_on_there()) {
+            true => desired_state::note(home, desired_state::DesiredState::Migrated),
+            false => Err(MachineError::Moved { name: home.name().clone() }),
+        }
+    }
+
     /// It runs there: nobody takes it back any more. Where somebody just has, and this side has not let it go, that is
     /// void.
     ///
@@ -381,6 +448,11 @@ impl MachineHome {
     /// What is written down of its coming here.
     pub fn arrival_file(&self) -> PathBuf {
         self.root().join("arrival.json")
+    }
+
+    /// What is wanted of its protection.
+    pub(crate) fn protection_file(&self) -> PathBuf {
+        self.root().join("protection.json")
     }
 
     /// Where the snapshot that this machine's disk comes from is to be had.

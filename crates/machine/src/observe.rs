@@ -7,7 +7,7 @@ use onecopy_network::Statistics;
 use serde::{Deserialize, Serialize};
 
 use super::footprint::{self, DiskFootprint, MemoryFootprint, Processes};
-use super::keeper::{MachineState, unix_ms};
+use super::keeper::{MachineState, ProtectionStatus, unix_ms};
 use super::migration::Departure;
 use super::network_holder::{NetworkClient, Request, ServedNetwork};
 use super::{BridgedNetwork, Machine, desired_state};
@@ -57,6 +57,9 @@ pub struct MachineStatus {
     /// It stands for a migration, and it is not known here on which host it goes on.
     #[serde(default)]
     pub in_doubt: bool,
+    /// How it is protected, where that is wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protection: Option<ProtectionStatus>,
     /// Its card on a bridge; none where the network is QEMU's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkStatus>,
@@ -130,6 +133,7 @@ impl Machine {
                 Some(kept) => kept.in_doubt,
                 None => process_id.is_some() && (self.home().is_arriving() || Departure::is_in_doubt(self.home())),
             },
+            protection: kept.as_ref().and_then(|kept| kept.protection.clone()),
             network,
             memory_bytes: configuration.memory_bytes,
             memory_available_bytes,

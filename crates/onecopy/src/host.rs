@@ -45,6 +45,11 @@ pub struct Host {
     /// those that may send from any card's address; may be given again [default: none]
     #[arg(long, value_name = "NAME[,filter=on|off]", requires = "machines")]
     bridge: Vec<AllowedBridge>,
+    /// A command for /bin/sh that fences a host which cannot be reached and whose machines are protected here, given as
+    /// ONECOPY_ORIGIN (HOST:PORT) and ONECOPY_MACHINE: where it ends with status 0 that host never runs the machine
+    /// again, and it goes on here by itself [default: a person says so, by `onecopy vm failover`]
+    #[arg(long, value_name = "COMMAND", requires = "machines")]
+    fence: Option<String>,
     /// Where to serve /metrics, /status and /healthz of these machines [default: not served]
     #[arg(long, value_name = "ADDRESS:PORT", requires = "machines")]
     metrics_listen: Option<SocketAddr>,
@@ -111,7 +116,8 @@ impl Host {
             let machines = match &self.machines {
                 Some(directory) => {
                     let machines = Machines::of(Directory::new(directory)?)?;
-                    Some(machines.with_shared_storage(&self.shared_storage)?.with_bridges(&self.bridge))
+                    let machines = machines.with_shared_storage(&self.shared_storage)?.with_bridges(&self.bridge);
+                    Some(machines.with_fence(self.fence.clone()))
                 }
                 None => None,
             };

@@ -17,7 +17,7 @@ use super::Machines;
 use crate::HostError;
 
 /// How long a machine may take to go on that was given away.
-const GO_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const GO_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How often it is looked whether it does.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -279,7 +279,7 @@ impl Machines {
         // Its keeper has died: the next one settles it. Without a machine nobody will give it away.
         match machine.process_id() {
             Some(_) => machine.ensure_keeper().await?,
-            None => Departure::settle(home)?,
+            None => machine.settle_departure().await?,
         }
         Ok(Departure::verdict(home, &which.token))
     }
@@ -320,7 +320,7 @@ fn of_token(home: &MachineHome, token: &str) -> Result<Arrival, MachineError> {
 }
 
 /// Says of a machine that has come whether it goes on here, until that is written down; what is written down counts.
-async fn decide(machine: &Machine, record: &Arrival, goes: bool) -> Result<Gone, HostError> {
+pub(super) async fn decide(machine: &Machine, record: &Arrival, goes: bool) -> Result<Gone, HostError> {
     let (home, begun) = (machine.home(), Instant::now());
     loop {
         if let Some(gone) = of_token(home, &record.token)?.outcome(home)? {

@@ -4,6 +4,7 @@ mod follower_forks;
 mod fork;
 mod metrics;
 mod migration;
+mod protection;
 mod registry;
 mod runtime;
 mod serving;

@@ -61,6 +61,8 @@ pub struct Machines {
     pub(super) shared_storage: Vec<PathBuf>,
     /// Bridges onto which machines of other hosts may come.
     pub(super) bridges: Vec<AllowedBridge>,
+    /// What fences a host whose machines are protected here.
+    pub(super) fence: Option<String>,
 }
 
 /// What a new machine shall be.
@@ -106,7 +108,7 @@ impl Machines {
     /// # Errors
     /// [`HostError::Postgres`] when there is no account to run them as.
     pub fn of(directory: Directory) -> Result<Machines, HostError> {
-        Ok(Machines { directory, user: ServiceUser::resolve(None)?, shared_storage: Vec::new(), bridges: Vec::new() })
+        Ok(Machines { directory, user: ServiceUser::resolve(None)?, shared_storage: Vec::new(), bridges: Vec::new(), fence: None })
     }
 
     /// Disks of machines that come are read in these directories, which are on storage that other hosts have under the
@@ -127,6 +129,13 @@ impl Machines {
     pub fn with_bridges(mut self, bridges: &[AllowedBridge]) -> Machines {
         self.bridges.extend_from_slice(bridges);
         self
+    }
+
+    /// Machines that are protected here go on here by themselves, where their host cannot be reached and this command
+    /// has fenced it.
+    #[must_use]
+    pub fn with_fence(self, fence: Option<String>) -> Machines {
+        Machines { fence, ..self }
     }
 
     /// The machine of this name.

@@ -34,6 +34,7 @@ where
         (Ok(HostOrder::Go(which)), Some(machines)) => tell(stream, machines.go(&which).await).await,
         (Ok(HostOrder::Discard(which)), Some(machines)) => tell(stream, machines.discard(&which).await).await,
         (Ok(HostOrder::Verdict(which)), Some(machines)) => tell(stream, machines.verdict(&which).await).await,
+        (Ok(HostOrder::Yield(which)), Some(machines)) => tell(stream, machines.yield_machine(&which).await).await,
         (Ok(HostOrder::Whole(which)), Some(machines)) => {
             let noted = machines.note_whole(&which);
             if noted.is_ok() {

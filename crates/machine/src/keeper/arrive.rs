@@ -9,13 +9,14 @@
 //! has said that it goes on there, or where it cannot run any more. In between it stands, and the source's host is
 //! asked again and again, by whichever keeper there is.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onecopy_checkpoint::delta::{Blocks, Decoder, HeldEpoch, NoBlocks, Shape};
+use onecopy_checkpoint::delta::{Blocks, Decoder, Destination, HeldEpoch, NoBlocks, Shape};
 use onecopy_checkpoint::link::{FailureSender, Received, Receiving};
 use onecopy_checkpoint::memory::GuestMemory;
 use onecopy_checkpoint::restore::{Prefix, stream};
@@ -24,6 +25,7 @@ use onecopy_postgres::ServiceUser;
 use tokio::sync::watch;
 
 use super::arriving_disk::{make_disk, serve_source};
+use super::backup::{self, Copy};
 use super::guest::Begun;
 use super::link::{Answered, DestinationLink, Said, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::memory_file::MemoryFile;
@@ -32,10 +34,11 @@ use super::restore::{self, Restored};
 use super::server::{Launch, Server};
 use super::service::Kept;
 use super::shared_disk::SharedSnapshot;
+use super::stand_by::{self, Broken, Next};
 use super::{checkpoint, guest, memory, network};
 use crate::desired_state;
 use crate::hardware::Hardware;
-use crate::migration::{self, Arrival, ArrivalState, HostOrder, Verdict};
+use crate::migration::{self, Arrival, ArrivalState, HostOrder, Unanswered, Verdict};
 use crate::{MachineError, MachineHome};
 
 /// How long a keeper that was started for a machine that comes waits for it.
@@ -46,17 +49,19 @@ const VERDICT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A machine that is on its way, all of whose memory was sent once.
 pub(super) struct Arriving {
-    link: DestinationLink,
+    pub(super) link: DestinationLink,
     /// What ends the connection.
-    stream: UnixStream,
-    decoder: Decoder,
-    prefix: Vec<u8>,
+    pub(super) stream: UnixStream,
+    pub(super) decoder: Decoder,
+    pub(super) prefix: Vec<u8>,
     /// What references to the disk are read from.
-    shared: Option<SharedSnapshot>,
-    record: Arrival,
-    kept: Arc<Kept>,
+    pub(super) shared: Option<SharedSnapshot>,
+    pub(super) record: Arrival,
+    pub(super) kept: Arc<Kept>,
     /// Whether the source's snapshot is there.
-    has_snapshot: watch::Sender<bool>,
+    pub(super) has_snapshot: watch::Sender<bool>,
+    /// Of a machine that is only protected here: what is written into.
+    pub(super) copy: Option<Copy>,
     /// What QEMU waits for.
     pub(super) restored: Restored,
 }
@@ -66,7 +71,7 @@ pub(super) fn expected(home: &MachineHome) -> Result<Option<Arrival>, MachineErr
     Ok(Arrival::of(home)?.filter(|arrival| arrival.state != ArrivalState::Here))
 }
 
-fn failed(home: &MachineHome, reason: impl ToString) -> MachineError {
+pub(super) fn failed(home: &MachineHome, reason: impl ToString) -> MachineError {
     let (machine, to) = (home.name().to_string(), "this host".to_owned());
     MachineError::Migration { machine, to, reason: reason.to_string() }
 }
@@ -90,7 +95,8 @@ pub(super) async fn begin(
     };
     let accepted = match carried.into_std() {
         Ok(stream) => {
-            tokio::task::spawn_blocking(move || accept(stream)).await.unwrap_or_else(|error| Err(words(error)))
+            let accepted = tokio::task::spawn_blocking(move || accept(stream, record.protects));
+            accepted.await.unwrap_or_else(|error| Err(words(error)))
         }
         Err(error) => Err(words(error)),
     };
@@ -108,14 +114,14 @@ pub(super) async fn begin(
 }
 
 /// Reads who begins; with what ends the connection.
-fn accept(stream: UnixStream) -> Result<(DestinationLink, UnixStream), String> {
+fn accept(stream: UnixStream, protects: bool) -> Result<(DestinationLink, UnixStream), String> {
     let ender = stream.try_clone().map_err(words)?;
-    let (from, to) = directions(stream).map_err(words)?;
+    let (from, to) = directions(stream, protects).map_err(words)?;
     Ok((Receiving::accept(from, to).map_err(words)?, ender))
 }
 
 /// Says why it does not come: what the source hears is why it stays there.
-async fn refuse(failures: FailureSender<UnixStream>, error: &MachineError) {
+pub(super) async fn refuse(failures: FailureSender<UnixStream>, error: &MachineError) {
     let reason = error.to_string();
     let _ = tokio::task::spawn_blocking(move || failures.fail(&reason)).await;
 }
@@ -130,19 +136,22 @@ async fn receive(
     let (own, account, expected) = (home.clone(), user.clone(), record.clone());
     let first = tokio::task::spawn_blocking(move || first_rounds(&own, &account, link, &expected)).await;
     let first = first.map_err(|error| MachineError::Task(format!("receiving a machine ended: {error}")))?;
-    let First { link, decoder, prefix, shared } = first.map_err(|reason| failed(home, reason))?;
+    let First { link, decoder, prefix, shared, mut copy } = first.map_err(|reason| failed(home, reason))?;
     let mut record = record.clone();
     if shared.is_none() && record.shared_disk.take().is_some() {
         record.write(home)?;
     }
-    let (own, account) = (home.clone(), user.clone());
+    let (own, account, protects) = (home.clone(), user.clone(), record.protects);
     let prepared = tokio::task::spawn_blocking(move || {
         let configuration = own.configuration()?;
         let mut options = memory::options(&configuration, &account);
         options.drops = false;
         let descriptors = GuestMemory::prepare(&own.memory(), &own.memory_shadow(), &options);
         let descriptors = descriptors.map_err(own.memory_failed())?;
-        make_disk(&own, &account, configuration.disk_bytes)?;
+        match protects {
+            true => backup::make_disk(&own, &account, configuration.disk_bytes)?,
+            false => make_disk(&own, &account, configuration.disk_bytes)?,
+        }
         Ok::<_, MachineError>(descriptors)
     });
     let descriptors =
@@ -151,9 +160,14 @@ async fn receive(
     let server = server.map_err(|reason| MachineError::Ended { machine: home.name().to_string(), reason })?;
     let restored = Restored::waiting(home, 0)?;
     let has_snapshot = watch::channel(false).0;
-    serve_source(home, user, &record, has_snapshot.subscribe())?;
+    if let Some(first) = copy.take() {
+        let over = memory_of(home).and_then(|memory| first.over(home, memory));
+        copy = Some(over.map_err(|error| failed(home, error))?);
+    } else {
+        serve_source(home, user, &record, has_snapshot.subscribe())?;
+    }
     let kept = Arc::clone(kept);
-    Ok((server, Arriving { link, stream, decoder, prefix, shared, record, kept, has_snapshot, restored }))
+    Ok((server, Arriving { link, stream, decoder, prefix, shared, record, kept, has_snapshot, copy, restored }))
 }
 
 /// What has come when all of the memory was sent once.
@@ -162,6 +176,12 @@ struct First {
     decoder: Decoder,
     prefix: Vec<u8>,
     shared: Option<SharedSnapshot>,
+    copy: Option<Copy>,
+}
+
+/// The memory that a QEMU which waits has.
+fn memory_of(home: &MachineHome) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(home.memory())
 }
 
 /// Hears what comes, and whether it could run here, and writes its memory into the file that will be it.
@@ -180,7 +200,7 @@ fn first_rounds(
     let checked = (|| {
         let configuration = home.configuration().map_err(words)?;
         let (memory_bytes, disk_bytes) = (configuration.memory_bytes, configuration.disk_bytes);
-        if token != record.token || shape != (Shape { memory_bytes, disk_bytes, disk_travels: false }) {
+        if token != record.token || shape != (Shape { memory_bytes, disk_bytes, disk_travels: record.protects }) {
             return Err("it is another machine than the one that was ordered".to_owned());
         }
         Prefix::parse(&prefix).map_err(words)?;
@@ -190,23 +210,28 @@ fn first_rounds(
         let shadow = home.memory_shadow();
         let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&shadow);
         let file = file.and_then(|file| file.set_len(memory_bytes).map(|()| file));
-        file.map_err(|error| format!("{}: {error}", shadow.display()))
+        let file = file.map_err(|error| format!("{}: {error}", shadow.display()))?;
+        if record.protects {
+            let disk = backup::create_disk(home, user, disk_bytes).map_err(words)?;
+            return Copy::new(home, file, disk, true).map(FirstTo::Copy).map_err(words);
+        }
+        Ok(FirstTo::Memory(MemoryFile { file, is_new: true }))
     })();
-    let memory = MemoryFile { file: checked?, is_new: true };
+    let to = checked?;
     let shared = record.shared_disk.as_ref().and_then(|disk| {
         let opened = SharedSnapshot::open(home, user, disk);
         opened.inspect_err(|error| tracing::info!(%error, "the machine's disk is not read here, and travels")).ok()
     });
     link.say(&message(&Answered::Accepted { reads_disk: shared.is_some() })).map_err(words)?;
     let mut decoder = Decoder::new(shape);
-    epoch(&mut link, &mut decoder, &memory, &shared)?;
+    epoch(&mut link, &mut decoder, to.destination(), &shared)?;
     match said(&mut link)? {
-        Said::Wait {} => Ok(First { link, decoder, prefix, shared }),
+        Said::Wait {} => Ok(First { link, decoder, prefix, shared, copy: to.into_copy() }),
         other => Err(format!("{other:?} came instead of the wish to wait")),
     }
 }
 
-fn said(link: &mut DestinationLink) -> Result<Said, String> {
+pub(super) fn said(link: &mut DestinationLink) -> Result<Said, String> {
     link.hear().and_then(|said| understand(&said)).map_err(words)
 }
 
@@ -214,14 +239,14 @@ fn said(link: &mut DestinationLink) -> Result<Said, String> {
 fn epoch(
     link: &mut DestinationLink,
     decoder: &mut Decoder,
-    memory: &MemoryFile,
+    to: &dyn Destination,
     shared: &Option<SharedSnapshot>,
 ) -> Result<(), String> {
     let blocks: &dyn Blocks = match shared {
         Some(snapshot) => &snapshot.blocks,
         None => &NoBlocks,
     };
-    match link.receive(decoder, memory, blocks).map_err(words)? {
+    match link.receive(decoder, to, blocks).map_err(words)? {
         Received::Epoch(held) => link.acknowledge(held).map_err(words),
         Received::Message(_) => Err("something else came than an epoch".to_owned()),
     }
@@ -230,6 +255,19 @@ fn epoch(
 impl Arriving {
     /// Takes what is left, gives it to a QEMU that waits, and lets it go when the source has given it away.
     pub(super) async fn finish(
+        self,
+        home: &MachineHome,
+        user: &ServiceUser,
+        machine: &Machine,
+    ) -> Result<(), MachineError> {
+        if self.copy.is_some() {
+            return self.stand_by(home, user, machine).await;
+        }
+        self.arrive(home, user, machine).await
+    }
+
+    /// Takes the last epoch, which is to come now.
+    pub(super) async fn arrive(
         self,
         home: &MachineHome,
         user: &ServiceUser,
@@ -290,25 +328,22 @@ impl Arriving {
         if let Some(mut link) = link {
             let _ = tokio::task::spawn_blocking(move || link.say(&message(&Answered::Running { forwards }))).await;
         }
-        // What it stands on is that of its origin: so it can be checkpointed, and go on again, without standing for it.
-        let known = Hardware::of_process(machine).and_then(|hardware| {
-            let memory_bytes = home.configuration().map_err(|error| error.to_string())?.memory_bytes;
-            let made = checkpoint::make(&home.checkpoints(), &hardware, memory_bytes, &prefix);
-            made.map_err(|error| error.to_string())
-        });
-        if let Err(error) = known {
-            tracing::warn!(error, "the machine stands for a moment before its first checkpoint");
-        }
+        note_prefix(home, machine, &prefix);
         Ok(())
     }
 
     /// Takes what is left, and gives it to a QEMU that waits: the machine stands then.
     async fn load(self, home: &MachineHome, machine: &Machine) -> Result<DestinationLink, MachineError> {
-        let Arriving { mut link, mut decoder, prefix, shared, has_snapshot, mut restored, .. } = self;
+        let Arriving { mut link, mut decoder, prefix, shared, has_snapshot, copy, restored, .. } = self;
         let own = home.clone();
         let received = tokio::task::spawn_blocking(move || {
-            let file = OpenOptions::new().read(true).write(true).open(own.memory()).map_err(words)?;
-            let memory = MemoryFile { file, is_new: false };
+            if let Some(copy) = copy {
+                return match stand_by::next(&mut link, &mut decoder, &copy).map_err(Broken::words)? {
+                    Next::Epoch => copy.synchronize().map(|()| (link, decoder)).map_err(words),
+                    Next::Said(said) => Err(format!("{said:?} came instead of its last epoch")),
+                };
+            }
+            let memory = MemoryFile { file: memory_of(&own).map_err(words)?, is_new: false };
             link.say(&message(&Answered::Waiting {})).map_err(words)?;
             // The last one has the state of its devices.
             while decoder.devices().is_empty() {
@@ -318,13 +353,56 @@ impl Arriving {
         });
         let received = received.await.map_err(|error| MachineError::Task(format!("receiving ended: {error}")))?;
         let (link, decoder) = received.map_err(|reason| failed(home, reason))?;
-        let devices = decoder.devices();
-        let parsed = Prefix::parse(&prefix).map_err(|error| failed(home, error))?;
-        restored.set_stream(stream(&parsed, devices).map_err(|error| failed(home, error))?);
-        network::silence(home, machine).await?;
-        restored.load(home, machine).await?;
+        load(home, machine, restored, (&prefix, decoder.devices())).await?;
         let _ = has_snapshot.send(true);
         Ok(link)
+    }
+}
+
+/// Where what comes first is written.
+enum FirstTo {
+    Memory(MemoryFile),
+    Copy(Copy),
+}
+
+impl FirstTo {
+    fn destination(&self) -> &dyn Destination {
+        match self {
+            FirstTo::Memory(memory) => memory,
+            FirstTo::Copy(copy) => copy,
+        }
+    }
+
+    fn into_copy(self) -> Option<Copy> {
+        match self {
+            FirstTo::Memory(_) => None,
+            FirstTo::Copy(copy) => Some(copy),
+        }
+    }
+}
+
+/// Gives a QEMU that waits, and has the memory, the devices' state: the machine stands then.
+pub(super) async fn load(
+    home: &MachineHome,
+    machine: &Machine,
+    mut restored: Restored,
+    (prefix, devices): (&[u8], &[u8]),
+) -> Result<(), MachineError> {
+    let parsed = Prefix::parse(prefix).map_err(|error| failed(home, error))?;
+    restored.set_stream(stream(&parsed, devices).map_err(|error| failed(home, error))?);
+    network::silence(home, machine).await?;
+    restored.load(home, machine).await
+}
+
+/// What a machine stands on is that of its origin: so it can be checkpointed, and go on again, without standing for it.
+pub(super) fn note_prefix(home: &MachineHome, machine: &Machine, prefix: &[u8]) {
+    let known = Hardware::of_process(machine).and_then(|hardware| {
+        let memory_bytes = home.configuration().map_err(|error| error.to_string())?.memory_bytes;
+        let made = checkpoint::make(&home.checkpoints(), &hardware, memory_bytes, prefix);
+        made.map_err(|error| error.to_string())
+    });
+    if let Err(error) = known {
+        tracing::warn!(error, "the machine stands for a moment before its first checkpoint");
     }
 }
 
@@ -339,14 +417,14 @@ impl Begun {
 }
 
 /// It goes on where it was.
-fn discard(home: &MachineHome, record: &Arrival) {
+pub(super) fn discard(home: &MachineHome, record: &Arrival) {
     if let Err(error) = Arrival::discard(home, &record.token) {
         tracing::warn!(%error, "it is not written down that the machine never comes");
     }
 }
 
 /// The same of one that stands: it ends only once that is written down.
-fn keep_there(home: &MachineHome, record: &Arrival) -> MachineError {
+pub(super) fn keep_there(home: &MachineHome, record: &Arrival) -> MachineError {
     match Arrival::discard(home, &record.token) {
         Ok(()) => failed(home, "it goes on where it was"),
         Err(error) => error,
@@ -354,7 +432,7 @@ fn keep_there(home: &MachineHome, record: &Arrival) -> MachineError {
 }
 
 /// It was given away, and goes on here.
-async fn go_on(
+pub(super) async fn go_on(
     home: &MachineHome,
     user: &ServiceUser,
     machine: &Machine,
@@ -394,15 +472,25 @@ pub(super) async fn decide(
         // That was promised: nobody's word changes it.
         return go_on(home, user, machine, record).await;
     }
-    let verdict = tokio::select! {
-        ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
-        goes = kept.decided(&record.token) => if goes { Verdict::Given } else { Verdict::Kept },
-        verdict = ask_until_decided(home, record) => verdict,
-    };
-    match verdict {
+    match verdict(home, machine, kept, record).await? {
         Verdict::Given => go_on(home, user, machine, record).await,
         Verdict::Kept | Verdict::Undecided => Err(keep_there(home, record)),
     }
+}
+
+/// What becomes of a machine that may run where it comes from: that is asked there, or a person says it. An error: it
+/// has ended here.
+pub(super) async fn verdict(
+    home: &MachineHome,
+    machine: &Machine,
+    kept: &Arc<Kept>,
+    record: &Arrival,
+) -> Result<Verdict, MachineError> {
+    Ok(tokio::select! {
+        ending = machine.wait_ended() => Err(failed(home, format!("it has ended before it was let go: {ending}")))?,
+        goes = kept.decided(&record.token) => if goes { Verdict::Given } else { Verdict::Kept },
+        verdict = ask_until_decided(home, record) => verdict,
+    })
 }
 
 async fn ask_until_decided(home: &MachineHome, record: &Arrival) -> Verdict {
@@ -411,6 +499,13 @@ async fn ask_until_decided(home: &MachineHome, record: &Arrival) -> Verdict {
         match migration::ask::<Verdict>(&record.origin, &record.keys, &order).await {
             Ok(Verdict::Undecided) => {}
             Ok(verdict) => return verdict,
+            Err(Unanswered::Unreachable(reason)) if let Some(command) = &record.fence => {
+                tracing::warn!(origin = record.origin, reason, "the source's host is not reached, and is fenced");
+                match stand_by::fence(home, record, command).await {
+                    Ok(()) => return Verdict::Given,
+                    Err(reason) => tracing::error!(command, reason, "the source's host may not be fenced"),
+                }
+            }
             Err(reason) => {
                 tracing::info!(origin = record.origin, %reason, "whether the machine was given away is not known");
             }

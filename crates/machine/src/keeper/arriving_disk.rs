@@ -38,7 +38,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Makes the disk over a snapshot that will be there.
 pub(super) fn make_disk(home: &MachineHome, user: &ServiceUser, size_bytes: u64) -> Result<(), MachineError> {
     restore::give_up(home, 0)?;
-    let base = BaseSpecification::Nbd { url: nbd_url(&home.source_socket()), tls: None };
+    let base = BaseSpecification::Nbd { url: nbd_url("", &home.source_socket()), tls: None };
     let (new, options) = (restore::new_disk(home), CreateOptions { size_bytes, base: Some(base), copy_base: true });
     let _ = fs::remove_dir_all(&new);
     Disk::create(&new, &options).map_err(home.disk_failed())?;

@@ -26,6 +26,9 @@ pub(super) const TURN_TIMEOUT: Duration = Duration::from_secs(90);
 /// migration waits, and hosts that swap or compile are slow.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
+/// The same of a machine that is protected: what it says waits meanwhile.
+const PROTECTED_SILENCE_MAX: Duration = onecopy_checkpoint::link::SILENCE_MAX;
+
 /// Bytes on their way between the keeper and the encrypted connection.
 const PUMP_BYTES: usize = 256 << 10;
 
@@ -48,6 +51,10 @@ pub(super) enum Said {
     Wait {},
     /// It goes on with you.
     Go {},
+    /// Of a protected machine: the next epoch is its last one here.
+    Last {},
+    /// It is protected no more, and goes on here.
+    End {},
 }
 
 /// What the destination answers.
@@ -79,10 +86,11 @@ pub(super) fn understand<T: DeserializeOwned>(message: &[u8]) -> Result<T, LinkE
 }
 
 /// Both directions of a connection, for a thread that blocks.
-pub(super) fn directions(stream: UnixStream) -> io::Result<(UnixStream, UnixStream)> {
+pub(super) fn directions(stream: UnixStream, protects: bool) -> io::Result<(UnixStream, UnixStream)> {
+    let silence_max = if protects { PROTECTED_SILENCE_MAX } else { SILENCE_MAX };
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(SILENCE_MAX))?;
-    stream.set_write_timeout(Some(SILENCE_MAX))?;
+    stream.set_read_timeout(Some(silence_max))?;
+    stream.set_write_timeout(Some(silence_max))?;
     Ok((stream.try_clone()?, stream))
 }
 

@@ -44,7 +44,7 @@ use crate::{Forward, MachineError, MachineHome};
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
 
 /// The lowest bandwidth, bytes a second: a wait for the pace lasts as long as 4 KiB take.
-const RATE_MIN: u64 = 100_000;
+pub(super) const RATE_MIN: u64 = 100_000;
 
 /// How long snapshots may be read that are of no use any more, and how often it is tried to forget them.
 const FORGET_TIMEOUT: Duration = Duration::from_secs(60);
@@ -75,14 +75,7 @@ pub(super) async fn migrate(
         return Err(failed(format!("a bandwidth of {rate} bytes a second is too low: give {RATE_MIN} at least")));
     }
     checkpoint::prepare(kept, machine, Instant::now() + CHECKPOINT_TIMEOUT).await?;
-    let work = Work {
-        kept: Arc::clone(kept),
-        machine: machine.clone(),
-        order: order.clone(),
-        is_cancelled,
-        told,
-        handle: Handle::current(),
-    };
+    let work = Work::new(kept, machine, order.clone(), is_cancelled, told);
     if order.is_only_tried {
         let tried = tokio::task::spawn_blocking(move || work.predict()).await;
         return tried.map_err(task)?.map(KeeperReply::Predicted).map_err(failed);
@@ -98,6 +91,7 @@ pub(super) async fn migrate(
         state: DepartureState::Begun,
         is_whole: false,
         result: None,
+        protects: false,
     };
     let receive = ReceiveOrder { network, ..receive_order::of(home, &order, &departure)? };
     let hydrated = home.disk();
@@ -206,7 +200,7 @@ fn is_whole(disk: &std::path::Path) -> Result<bool, String> {
 /// One migration, in a thread that blocks.
 pub(super) struct Work {
     pub(super) kept: Arc<Kept>,
-    machine: Machine,
+    pub(super) machine: Machine,
     pub(super) order: MigrationOrder,
     is_cancelled: Arc<AtomicBool>,
     told: mpsc::Sender<KeeperReply>,
@@ -214,6 +208,18 @@ pub(super) struct Work {
 }
 
 impl Work {
+    /// Called where there is a runtime.
+    pub(super) fn new(
+        kept: &Arc<Kept>,
+        machine: &Machine,
+        order: MigrationOrder,
+        is_cancelled: Arc<AtomicBool>,
+        told: mpsc::Sender<KeeperReply>,
+    ) -> Work {
+        let (kept, machine) = (Arc::clone(kept), machine.clone());
+        Work { kept, machine, order, is_cancelled, told, handle: Handle::current() }
+    }
+
     fn tell(&self, event: MigrationEvent) {
         // Nobody need listen.
         let _ = self.told.try_send(KeeperReply::Migration(event));
@@ -227,7 +233,7 @@ impl Work {
     }
 
     /// Ends an epoch while the guest runs.
-    fn cut(&self) -> Result<EndedEpoch, String> {
+    pub(super) fn cut(&self) -> Result<EndedEpoch, String> {
         synchronize(&self.kept.home().memory()).map_err(words)?;
         self.ask(Request::Cut)
     }
@@ -282,7 +288,10 @@ impl Work {
             }
             rounds?
         };
-        let (counts, pause, forwards) = self.switch(&mut sender, last, &departure)?;
+        let mut disk = Disk::new(home, departure.snapshot.clone());
+        let give = &mut |sender: &mut Sender, taken: &Taken| self.give(sender, last, taken);
+        let (counts, pause, forwards) =
+            self.switch(&mut sender, &departure, (&mut disk, &mut NoNetwork), give)?;
         total.add(&counts);
         let result = MigrationResult {
             bytes: total.counts.bytes,
@@ -327,7 +336,7 @@ impl Work {
             self.check_wanted()?;
             let ended = self.cut()?;
             let cut = Instant::now();
-            let counts = self.send(sender, ended.epoch, last, &[])?;
+            let counts = self.send(sender, ended.epoch, last, None, &[])?;
             let sending = cut.elapsed();
             self.ask::<()>(Request::Release)?;
             if last.replace(ended.epoch).is_none() {
@@ -363,12 +372,14 @@ impl Work {
         }
     }
 
-    /// The last round: it stands from here on, and goes on there.
-    fn switch(
+    /// The last round: it stands from here on, and goes on there. `give` sends what is left, and writes down that it
+    /// was given away.
+    pub(super) fn switch(
         &self,
         sender: &mut Sender,
-        last: u64,
         departure: &Departure,
+        (disk, network): (&mut dyn take::Disk, &mut dyn take::Network),
+        give: &mut dyn FnMut(&mut Sender, &Taken) -> Result<Counts, String>,
     ) -> Result<(Counts, Duration, Vec<Forward>), String> {
         let (home, handle) = (self.kept.home(), &self.handle);
         let _alone = handle.block_on(self.kept.no_take());
@@ -376,11 +387,9 @@ impl Work {
         checkpoint::check_runs(home, &self.machine).map_err(words)?;
         let mut processors = Processors::new(home, &self.machine, handle, None);
         let mut memory = Memory::new(home, handle);
-        let mut disk = Disk::new(home, departure.snapshot.clone());
         let mut record = Record { kept: &self.kept };
-        let network = &mut NoNetwork;
         let mut parts =
-            Parts { machine: &mut processors, memory: &mut memory, disk: &mut disk, network, record: &mut record };
+            Parts { machine: &mut processors, memory: &mut memory, disk, network, record: &mut record };
         let taken = take::take(&mut parts, After::Stay).map_err(|error| {
             if error.needs_recovery {
                 recover(&mut parts, &self.machine);
@@ -390,7 +399,7 @@ impl Work {
         self.tell(MigrationEvent::Stopped);
         // Ended, the connection lets it go on here, unless it was given away.
         let longest = Duration::from_millis(self.order.downtime_ms).saturating_mul(10).max(PAUSE_MAX);
-        let given = sender.watch(Some(longest)).and_then(|_watch| self.give(sender, last, &taken));
+        let given = sender.watch(Some(longest)).and_then(|_watch| give(sender, &taken));
         let given = given.map_err(|reason| self.check_wanted().err().unwrap_or(reason));
         let counts = match given {
             Ok(counts) => counts,
@@ -429,7 +438,7 @@ impl Work {
 
     /// Sends what is left of a machine that stands, and writes down that it was given away once it stands there.
     fn give(&self, sender: &mut Sender, last: u64, taken: &Taken) -> Result<Counts, String> {
-        let counts = self.send(sender, taken.memory.epoch.0, Some(last), &taken.devices)?;
+        let counts = self.send(sender, taken.memory.epoch.0, Some(last), None, &taken.devices)?;
         let Answered::Loaded {} = sender.answer()? else { return Err("it answers something else".to_owned()) };
         self.tell(MigrationEvent::Loaded);
         self.check_wanted()?;

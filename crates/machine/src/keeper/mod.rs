@@ -2,8 +2,10 @@
 
 pub(crate) mod arrive;
 mod arriving_disk;
+mod backup;
 mod checkpoint;
 mod conclude;
+mod disk_epochs;
 mod frozen;
 mod guest;
 mod held;
@@ -15,6 +17,8 @@ mod network;
 mod parts;
 mod prefix;
 mod processes;
+pub(crate) mod protect;
+mod protection;
 mod protocol;
 mod receive_order;
 mod restore;
@@ -23,6 +27,7 @@ mod run;
 mod server;
 mod service;
 mod shared_disk;
+mod stand_by;
 mod unresponsive;
 
 pub use checkpoint::CheckpointTaken;
@@ -30,9 +35,12 @@ pub(super) use memory::{clear as clear_memory, is_private, refuse_elsewhere};
 pub(super) use network::clear as clear_network;
 pub use parts::PauseParts;
 pub(super) use processes::{end_left_servers, server_of, servers_of};
+pub use protection::{
+    Durability, PERIOD_MS_DEFAULT, ProtectionOrder, ProtectionRole, ProtectionState, ProtectionStatus,
+};
 pub use protocol::{
     KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationEvent, MigrationOrder, Prediction,
 };
 pub use run::run;
 pub(super) use server::{CLOSE_TIMEOUT, Role};
-pub(super) use unresponsive::unix_ms;
+pub use unresponsive::unix_ms;

@@ -9,6 +9,8 @@
 //! {"forget":{"number":7}}, {"connect":{}}                        -> {"done":{}}
 //! {"migrate":{"to":"10.0.0.2:6440",..}}                 -> {"migration":{"event":"round",..}} .., {"migrated":{"pause_us":41000,..}}
 //! {"cancel_migration":{}}                               -> {"done":{}}
+//! {"protect":{"to":"10.0.0.2:6440",..}}                 -> {"done":{}}; `status` tells how far it is
+//! {"unprotect":{}}, {"yield":{"token":".."}}             -> {"done":{}}
 //! {"receive":{}}                                        -> {"done":{}}, and the two keepers speak
 //! {"decide":{"token":"..","goes":true}}                 -> {"done":{}}
 //! {"stop":{"force":false,"timeout_ms":60000}}          -> {"stopped":{}}
@@ -23,7 +25,7 @@ use std::path::PathBuf;
 use onecopy_guest_agent::protocol::{Answer, Command, FailureKind, Progress};
 use serde::{Deserialize, Serialize};
 
-use super::CheckpointTaken;
+use super::{CheckpointTaken, ProtectionOrder, ProtectionStatus};
 use crate::migration::MigrationResult;
 
 /// What a keeper is asked.
@@ -60,6 +62,16 @@ pub enum KeeperRequest {
     Migrate(MigrationOrder),
     /// It stays: a migration that is under way comes to nothing.
     CancelMigration {},
+    /// Copy the machine to another host, again and again, until that is wanted no more: [`KeeperStatus::protection`]
+    /// tells how far that is.
+    Protect(ProtectionOrder),
+    /// It is protected no more.
+    Unprotect {},
+    /// It goes on at the host that protects it.
+    Yield {
+        /// By which protection.
+        token: String,
+    },
     /// A machine is sent over this connection, once this is answered.
     Receive {},
     /// A machine that has come: it goes on here, or never will.
@@ -88,7 +100,7 @@ pub enum KeeperReply {
     Status(KeeperStatus),
     /// To `agent`: it is done.
     Agent(Answer),
-    /// To `pause`, `resume`, `forget` and `connect`: it is so.
+    /// To `pause`, `resume`, `forget`, `connect`, `unprotect` and `yield`: it is so; to `protect`: it begins.
     Done {},
     /// To `checkpoint`: it is durable.
     Checkpoint(CheckpointTaken),
@@ -258,6 +270,9 @@ pub struct KeeperStatus {
     /// It stands for a migration, and it is not known here on which host it goes on.
     #[serde(default)]
     pub in_doubt: bool,
+    /// How it is protected, where that is wanted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protection: Option<ProtectionStatus>,
     /// The keeper.
     pub keeper_process_id: u32,
     /// The guest's kernel, when its agent has told.

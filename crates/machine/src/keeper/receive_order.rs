@@ -34,6 +34,7 @@ pub(super) fn of(
         end_when_silent: configuration.end_when_silent,
         network: None,
         shared_disk: None,
+        protects: departure.protects,
     })
 }
 
@@ -78,9 +79,12 @@ pub(super) async fn send(order: &MigrationOrder, receive: ReceiveOrder) -> Resul
         }
         opened => opened,
     };
-    opened.map_err(|reason| match is_unknown(&reason, "network") {
-        true => format!("its onecopy is too old for a machine on a bridge: {reason}"),
-        false => reason,
+    opened.map_err(|reason| {
+        let unknown = [("network", "a machine on a bridge"), ("protects", "protection")];
+        match unknown.iter().find(|(field, _)| is_unknown(&reason, field)) {
+            Some((_, what)) => format!("its onecopy is too old for {what}: {reason}"),
+            None => reason,
+        }
     })
 }
 

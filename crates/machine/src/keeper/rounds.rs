@@ -11,6 +11,7 @@ use onecopy_checkpoint::link::{Pace, Sending, Session};
 use onecopy_checkpoint::{LinkError, PAGE_BYTES};
 use onecopy_clone::network::protocol::words as other_hosts_words;
 
+use super::disk_epochs::EpochBlocks;
 use super::link::{Answered, Said, SourceLink, TURN_TIMEOUT, Watch, directions, message, understand};
 use super::migrate::{Work, words};
 use super::shared_disk::SnapshotPageMap;
@@ -29,7 +30,7 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    /// Begins with a host that holds nothing of the machine.
+    /// Begins with a host that holds nothing of the machine. Where its disk travels, too, it is to be protected.
     pub(super) fn begin(
         stream: UnixStream,
         shape: Shape,
@@ -38,7 +39,8 @@ impl Sender {
         is_cancelled: Arc<AtomicBool>,
     ) -> Result<Sender, String> {
         let _watch = Watch::begin(&stream, &is_cancelled, None).map_err(words)?;
-        let (from, to) = stream.try_clone().and_then(directions).map_err(words)?;
+        let carried = stream.try_clone().and_then(|stream| directions(stream, shape.disk_travels));
+        let (from, to) = carried.map_err(words)?;
         let pace = Arc::new(Pace::new(bytes_per_second));
         let (link, _) = Sending::begin(Session::new(), shape, from, to, pace, TURN_TIMEOUT).map_err(lost)?;
         let seed = page_map.as_ref().map_or_else(rand::random, |map| map.seed);
@@ -89,13 +91,14 @@ fn lost(error: LinkError) -> String {
 }
 
 impl Work {
-    /// Sends what pages held at the end of an epoch, those that changed since another one or all, and the devices of a
-    /// machine that stands; the other host holds them when this returns.
+    /// Sends what pages held at the end of an epoch, those that changed since another one or all, the disk's blocks,
+    /// where they travel, and the devices of a machine that stands; the other host holds them when this returns.
     pub(super) fn send(
         &self,
         sender: &mut Sender,
         epoch: u64,
         since: Option<u64>,
+        disk: Option<&EpochBlocks>,
         devices: &[u8],
     ) -> Result<Counts, String> {
         let (near, far) = UnixStream::pair().map_err(words)?;
@@ -107,7 +110,8 @@ impl Work {
         let pages = pages.map_err(words)?;
         let memory = Changed { numbers: pages.numbers(), source: &pages };
         let versions: Vec<Version> = sender.page_map.iter().map(SnapshotPageMap::version).collect();
-        let epoch = Epoch { number: epoch, versions: &versions, memory, disk: None, devices };
+        let disk = disk.map(|blocks| Changed { numbers: blocks.numbers(), source: blocks });
+        let epoch = Epoch { number: epoch, versions: &versions, memory, disk, devices };
         let known: &mut dyn Known = match &mut sender.page_map {
             Some(map) => map,
             None => &mut NothingKnown,

@@ -22,7 +22,8 @@ use super::server::{Launch, Server, ServerEvent};
 use super::service::{Kept, serve};
 use super::unresponsive::unix_ms;
 use super::{
-    MachineState, arrive, arriving_disk, conclude, guest, memory, migrate, network, parts, restore, unresponsive,
+    MachineState, arrive, arriving_disk, conclude, guest, memory, migrate, network, parts, protect, restore,
+    unresponsive,
 };
 use crate::desired_state::{self, DesiredState, Takeover};
 use crate::machine::END_TIMEOUT;
@@ -132,7 +133,7 @@ async fn keep(
     let disk_failed = |reason| MachineError::Ended { machine: home.name().to_string(), reason };
     let (mut served, mut restored) = match home.process_id() {
         Some(_) => (memory::take_over(home).await, None),
-        None => match arrive::expected(home)? {
+        None => match expected(home).await? {
             Some(record) => {
                 let arriving = arrive::begin(home, user, kept, record).await;
                 match arriving {
@@ -235,6 +236,8 @@ async fn keep(
     }
     if desired_state::is_migrated(home) {
         tokio::spawn(conclude::conclude(Arc::clone(kept), machine.clone()));
+    } else {
+        protect::resume(kept, &machine).await;
     }
     if let Some(record) = arrival_of(home).filter(|record| begins_here && !record.is_whole) {
         tokio::spawn(arriving_disk::look_after_disk(home.clone(), record));
@@ -318,6 +321,7 @@ async fn keep(
     greeter.abort();
     tracing::info!(ending = %ending, "the machine has ended");
     kept.change(|status| (status.state, status.process_id) = (MachineState::Stopping, None));
+    protect::settle_end(kept, &ending, ender.is_some()).await;
     disk.close().await;
     network::close(home, held).await;
     memory::close(home, served).await;
@@ -331,6 +335,13 @@ async fn keep(
     }
     note(home, &end);
     Ok(waiting)
+}
+
+/// The machine that is to come here, if this one is that. One that was protected elsewhere does not start before it is
+/// known that it does not run there.
+async fn expected(home: &MachineHome) -> Result<Option<Arrival>, MachineError> {
+    protect::check_start(home).await?;
+    arrive::expected(home)
 }
 
 /// What is written down of its coming: who looks after a machine that runs goes on without a record that is broken.

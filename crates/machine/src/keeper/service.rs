@@ -12,10 +12,11 @@ use onecopy_postgres::ServiceUser;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 
+use super::protect::Protecting;
 use super::run::Stop;
 use super::{
-    CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationOrder, checkpoint, guest,
-    migrate, network,
+    CheckpointTaken, KeeperReply, KeeperRequest, KeeperStatus, MachineState, MigrationOrder, ProtectionOrder,
+    ProtectionStatus, checkpoint, guest, migrate, network, protect,
 };
 use crate::desired_state::{self, DesiredState, Found};
 use crate::migration::Departure;
@@ -23,6 +24,9 @@ use crate::{MachineError, MachineHome, hypervisor_failed};
 
 /// How long a caller may take to say what it wants.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often it is looked how far the end of a protection is.
+const PROTECTION_LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Progress that waits for a caller; one that reads more slowly misses some.
 const PROGRESS_MAX: usize = 16;
@@ -43,6 +47,8 @@ pub(super) struct Kept {
     checkpointing: tokio::sync::Mutex<()>,
     /// Set by who wants that a migration that is under way comes to nothing.
     migration: Mutex<Option<Arc<AtomicBool>>>,
+    /// The machine is protected, or copied to be that.
+    protecting: Mutex<Option<Arc<Protecting>>>,
     /// A connection over which this machine comes.
     incoming: (mpsc::Sender<UnixStream>, tokio::sync::Mutex<mpsc::Receiver<UnixStream>>),
     /// Who waits for a word about the machine that has come by this migration, and stands.
@@ -64,6 +70,7 @@ impl Kept {
             network_restarts: 0,
             network_failure: None,
             in_doubt: false,
+            protection: None,
             keeper_process_id: std::process::id(),
             kernel: None,
         };
@@ -80,6 +87,7 @@ impl Kept {
             taking: tokio::sync::Mutex::default(),
             checkpointing: tokio::sync::Mutex::default(),
             migration: Mutex::default(),
+            protecting: Mutex::default(),
             incoming: (incoming, tokio::sync::Mutex::new(coming)),
             deciding: Mutex::default(),
         }
@@ -154,6 +162,75 @@ impl Kept {
             }
             None => KeeperReply::Error { kind: None, message: "it goes nowhere just now".to_owned() },
         }
+    }
+
+    /// For whoever protects the machine, until [`Kept::end_protection`]. None: somebody does.
+    pub(super) fn begin_protection(&self) -> Option<Arc<Protecting>> {
+        let mut protecting = self.protecting.lock().unwrap_or_else(PoisonError::into_inner);
+        protecting.is_none().then(|| Arc::clone(protecting.insert(Arc::default())))
+    }
+
+    /// Nobody does any more.
+    pub(super) fn end_protection(&self) {
+        *self.protecting.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Whether somebody protects it, or tries to.
+    pub(super) fn is_protected(&self) -> bool {
+        self.protecting().is_some()
+    }
+
+    fn protecting(&self) -> Option<Arc<Protecting>> {
+        self.protecting.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// It shall end, and its connection with it.
+    pub(super) fn cancel_protection(&self) {
+        if let Some(protecting) = self.protecting() {
+            protecting.is_cancelled.store(true, Ordering::Release);
+        }
+    }
+
+    /// Changes what is told of its protection.
+    pub(super) fn change_protection(&self, change: impl FnOnce(&mut ProtectionStatus)) {
+        if let Some(status) = &mut self.status().protection {
+            change(status);
+        }
+    }
+
+    fn protect(self: &Arc<Kept>, order: &ProtectionOrder) -> Result<(), MachineError> {
+        let machine = self.machine.get();
+        let machine = machine.ok_or_else(|| MachineError::DoesNotRun { name: self.home.name().clone() })?;
+        protect::begin(self, machine, order)
+    }
+
+    /// Ends its protection; returns when nothing of it is left here.
+    async fn unprotect(&self) -> Result<(), MachineError> {
+        self.cancel_protection();
+        while self.is_protected() {
+            tokio::time::sleep(PROTECTION_LOOK_INTERVAL).await;
+        }
+        protect::forget_wanted(&self.home)
+    }
+
+    /// Lets the machine go on at the host that protects it by this token; returns when it was given away, or is not.
+    async fn yield_machine(&self, token: &str) -> Result<(), MachineError> {
+        let refused = |reason: &str| {
+            let (machine, to) = (self.home.name().to_string(), "you".to_owned());
+            MachineError::Protection { machine, to, reason: reason.to_owned() }
+        };
+        let is_by_it = |departure: &Departure| departure.token == token && departure.is_whole;
+        let (Some(protecting), Some(_)) = (self.protecting(), Departure::protecting(&self.home)?.filter(is_by_it)) else {
+            return Err(refused("its copy there is of no use, or not whole yet"));
+        };
+        protecting.is_to_yield.store(true, Ordering::Release);
+        while !desired_state::is_migrated(&self.home) {
+            if Departure::protecting(&self.home)?.filter(is_by_it).is_none() {
+                return Err(refused("it could not be given away, and is copied anew"));
+            }
+            tokio::time::sleep(PROTECTION_LOOK_INTERVAL).await;
+        }
+        Ok(())
     }
 
     /// Changes what is told.
@@ -321,9 +398,12 @@ impl Kept {
     }
 
     /// For whoever takes a checkpoint. Nobody waits for that: those whose callers have gone would all be taken.
-    fn alone(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, MachineError> {
+    pub(super) fn alone(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, MachineError> {
         self.checkpointing.try_lock().map_err(|_| {
-            let reason = "another one is being taken".to_owned();
+            let reason = match self.protecting() {
+                Some(_) => format!("it is protected: onecopy vm unprotect {} ends that", self.home.name()),
+                None => "another one is being taken".to_owned(),
+            };
             MachineError::Checkpoint { machine: self.home.name().to_string(), reason }
         })
     }
@@ -346,6 +426,9 @@ impl Kept {
                 Err(error) => failed(error.to_string()),
             },
             KeeperRequest::CancelMigration {} => self.cancel_migration(),
+            KeeperRequest::Protect(order) => done(self.protect(&order)),
+            KeeperRequest::Unprotect {} => done(self.unprotect().await),
+            KeeperRequest::Yield { token } => done(self.yield_machine(&token).await),
             KeeperRequest::Decide { token, goes } => self.decide(&token, goes),
             // It was seen to before.
             KeeperRequest::Receive {} => failed("nobody comes over this connection".to_owned()),

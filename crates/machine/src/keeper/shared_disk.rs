@@ -93,14 +93,14 @@ impl Known for SnapshotPageMap {
     }
 }
 
-/// What is served on a socket.
-pub(super) fn nbd_url(socket: &Path) -> String {
+/// An export that is served on a socket; its name needs no encoding.
+pub(super) fn nbd_url(export: &str, socket: &Path) -> String {
     // Percent-encoded (RFC 3986).
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/.-_".contains(byte);
     let bytes = socket.as_os_str().as_encoded_bytes().iter();
     let encoded: String =
         bytes.map(|byte| if is_plain(byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") }).collect();
-    format!("nbd+unix:///?socket={encoded}")
+    format!("nbd+unix:///{export}?socket={encoded}")
 }
 
 /// The snapshot of a disk that another host has, read on storage that this one has, too: by a process of the account
@@ -123,7 +123,7 @@ impl SharedSnapshot {
         Handle::current().block_on(server.connect())?;
         let (account, source_timeout) = (Some(user.user_id()), Some(READ_TIMEOUT));
         let options = NbdClientOptions { account, source_timeout, ..NbdClientOptions::default() };
-        let source = NbdClient::connect(&nbd_url(&socket), options).map_err(|error| error.to_string())?;
+        let source = NbdClient::connect(&nbd_url("", &socket), options).map_err(|error| error.to_string())?;
         let blocks = SnapshotBlocks::new(Arc::new(source), disk.begun.clone());
         Ok(SharedSnapshot { blocks, _server: server })
     }

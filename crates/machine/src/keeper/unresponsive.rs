@@ -79,7 +79,7 @@ pub(super) async fn watch(machine: &Machine, agent: &Agent, kept: &Kept, patienc
 }
 
 /// Now, in milliseconds since 1970.
-pub(crate) fn unix_ms() -> u64 {
+pub fn unix_ms() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -5,9 +5,11 @@ use std::io;
 use onecopy_control::{JsonLines, socket};
 use tokio::net::UnixStream;
 
-use super::{ANSWER_TIMEOUT, KEEPER_TIMEOUT, Machine, REPLY_BYTES_MAX};
+use super::{ANSWER_TIMEOUT, CHECKPOINT_TIMEOUT, KEEPER_TIMEOUT, Machine, REPLY_BYTES_MAX};
 use crate::MachineError;
-use crate::keeper::{KeeperReply, KeeperRequest, MigrationEvent, MigrationOrder, Prediction};
+use crate::keeper::{
+    KeeperReply, KeeperRequest, MigrationEvent, MigrationOrder, Prediction, ProtectionOrder, protect,
+};
 use crate::migration::{Arrival, Departure, DepartureState, MigrationResult};
 
 impl Machine {
@@ -82,6 +84,57 @@ impl Machine {
         }
         Arrival::discard(&self.home, token)?;
         Ok(true)
+    }
+
+    /// What has become of a migration or protection of a machine that does not run is written down, where nobody looks
+    /// after it.
+    ///
+    /// # Errors
+    /// [`MachineError::Directory`].
+    pub async fn settle_departure(&self) -> Result<(), MachineError> {
+        match self.take_keeper_lock().await? {
+            Some(_lock) if self.process_id().is_none() => Departure::settle_ended(&self.home),
+            _ => Ok(()),
+        }
+    }
+
+    /// Has it copied to another host, again and again; its status tells how far that is.
+    ///
+    /// # Errors
+    /// [`MachineError::DoesNotRun`], [`MachineError::Keeper`] with why it cannot be.
+    pub async fn protect(&self, order: &ProtectionOrder) -> Result<(), MachineError> {
+        if self.process_id().is_none() {
+            return Err(MachineError::DoesNotRun { name: self.home.name().clone() });
+        }
+        self.wait_answering(KEEPER_TIMEOUT).await?;
+        self.done(&KeeperRequest::Protect(order.clone()), ANSWER_TIMEOUT).await
+    }
+
+    /// Protects it no more. Of one that does not run its backup is asked to forget it; with `force` one that is not
+    /// reached is taken for one that never runs it.
+    ///
+    /// # Errors
+    /// [`MachineError::Moved`], [`MachineError::Protection`], [`MachineError::Keeper`].
+    pub async fn unprotect(&self, force: bool) -> Result<(), MachineError> {
+        if self.process_id().is_some() {
+            self.ensure_keeper().await?;
+            return self.done(&KeeperRequest::Unprotect {}, CHECKPOINT_TIMEOUT).await;
+        }
+        let lock = self.take_keeper_lock().await?;
+        let _lock = lock.ok_or_else(|| self.keeper_failed("is beginning, or ending; try again".to_owned()))?;
+        if let Some(departure) = Departure::protecting(&self.home)? {
+            protect::forget_backup(&self.home, &departure, force).await?;
+        }
+        protect::forget_wanted(&self.home)
+    }
+
+    /// Has it go on at the host that protects it by this token; returns once it was given away.
+    ///
+    /// # Errors
+    /// [`MachineError::Keeper`]: why it was not.
+    pub async fn yield_to(&self, token: &str) -> Result<(), MachineError> {
+        self.ensure_keeper().await?;
+        self.done(&KeeperRequest::Yield { token: token.to_owned() }, KEEPER_TIMEOUT).await
     }
 
     /// Starts a keeper for a machine that comes; what is said over the connection to it is the source's.

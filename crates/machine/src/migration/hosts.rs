@@ -32,6 +32,8 @@ pub enum HostOrder {
     Verdict(Which),
     /// All of its disk is here.
     Whole(Which),
+    /// Let this one, which you protect with me, go on here. [`Verdict`]
+    Yield(Which),
 }
 
 /// Which migration of which machine.
@@ -83,6 +85,9 @@ pub struct ReceiveOrder {
     /// Its disk: on storage that both hosts have, it need not travel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_disk: Option<SharedDisk>,
+    /// It stays, and is only to be protected.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub protects: bool,
 }
 
 /// What the source's host says of a migration.

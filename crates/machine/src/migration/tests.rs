@@ -72,6 +72,7 @@ fn departure() -> Departure {
         state: DepartureState::Begun,
         is_whole: false,
         result: None,
+        protects: false,
     }
 }
 
@@ -83,6 +84,8 @@ fn arrival(state: ArrivalState) -> Arrival {
         state,
         is_whole: false,
         shared_disk: None,
+        protects: false,
+        fence: None,
     }
 }
 

@@ -5,6 +5,7 @@ use onecopy_host::TotalFootprint;
 use onecopy_host::machines::{MachineSummary, Machines};
 use onecopy_memory::size;
 
+use super::protect;
 use crate::directory::DirectoryOption;
 use crate::{machines, output};
 
@@ -66,6 +67,9 @@ fn show(summary: &MachineSummary) {
     ));
     if machine.process_id.is_some() {
         output::say(format_args!("  {}", machines::footprint_line(machine)));
+    }
+    if let Some(protection) = &machine.protection {
+        output::say(format_args!("  {}", protect::line(protection)));
     }
     if let Some(failure) = machine.network.as_ref().and_then(|network| network.failure.as_ref()) {
         output::say(format_args!("  its guest has not got its addresses: {}", failure.trim()));

@@ -145,9 +145,7 @@ impl Migrate {
     }
 
     fn order(&self) -> anyhow::Result<MigrationOrder> {
-        let to = self.to.clone().unwrap_or_default();
-        let has_port = to.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-        let to = if has_port { to } else { format!("{to}:{PORT_DEFAULT}") };
+        let to = with_port(self.to.as_deref().unwrap_or_default());
         let keys = self.keys.as_ref().context("give the directory of this host's keys with --keys")?;
         let origin = match &self.origin {
             Some(origin) => origin.clone(),
@@ -237,8 +235,14 @@ fn say_prediction(prediction: &Prediction) {
     }
 }
 
+/// Another host's address, with the port that is usual where there is none.
+pub(super) fn with_port(host: &str) -> String {
+    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if has_port { host.to_owned() } else { format!("{host}:{PORT_DEFAULT}") }
+}
+
 /// This host's address on the way to the other one, with the port that is usual.
-fn own_address(to: &str) -> anyhow::Result<String> {
+pub(super) fn own_address(to: &str) -> anyhow::Result<String> {
     let reached = TcpStream::connect(to).and_then(|stream| stream.local_addr());
     let own = reached.with_context(|| format!("cannot reach the host {to}"))?.ip();
     Ok(match own {

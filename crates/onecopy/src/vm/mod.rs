@@ -9,6 +9,7 @@ mod fork;
 mod list;
 mod migrate;
 mod pause;
+mod protect;
 mod start;
 mod stop;
 
@@ -40,6 +41,9 @@ enum Action {
     Restore(checkpoint::Restore),
     Fork(fork::Fork),
     Migrate(migrate::Migrate),
+    Protect(protect::Protect),
+    Unprotect(protect::Unprotect),
+    Failover(protect::Failover),
     Stop(stop::Stop),
     Console(console::Console),
     Exec(exec::Exec),
@@ -60,6 +64,9 @@ impl Vm {
             Action::Restore(restore) => restore.run(),
             Action::Fork(fork) => fork.run(),
             Action::Migrate(migrate) => migrate.run(),
+            Action::Protect(protect) => protect.run(),
+            Action::Unprotect(unprotect) => unprotect.run(),
+            Action::Failover(failover) => failover.run(),
             Action::Stop(stop) => stop.run(),
             Action::Console(console) => console.run(),
             Action::Exec(exec) => exec.run(),

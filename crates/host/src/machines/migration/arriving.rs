@@ -66,8 +66,11 @@ impl Machines {
             origin: order.origin.clone(),
             keys: keys.to_owned(),
             state: ArrivalState::Begun,
-            is_whole: false,
+            // Nothing of one that is protected here is fetched later.
+            is_whole: order.protects,
             shared_disk: order.shared_disk.as_ref().and_then(|disk| self.shared(name, disk)),
+            protects: order.protects,
+            fence: self.fence.clone().filter(|_| order.protects),
         };
         let (user, made, password) = (self.user.clone(), home.clone(), order.password.clone());
         let make = move || {

@@ -26,6 +26,7 @@ fn who_is_not_given_away_is_not_read() {
         state: DepartureState::Begun,
         is_whole: false,
         result: None,
+        protects: false,
     };
     departure.write(&home).unwrap();
     machines.given_snapshot(&which).unwrap_err();

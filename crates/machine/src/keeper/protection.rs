@@ -1,0 +1,124 @@
+//! What is asked and told of a machine that is protected.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// How often a machine is copied, unless it is told otherwise.
+pub const PERIOD_MS_DEFAULT: u64 = 100;
+
+/// A machine shall be protected: the file `protection.json`, as long as that is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProtectionOrder {
+    /// `HOST:PORT` of the other host.
+    pub to: String,
+    /// This host's keys.
+    pub keys: PathBuf,
+    /// `HOST:PORT` of this host's `onecopy host`, as the other one reaches it.
+    pub origin: String,
+    /// From one checkpoint to the next, milliseconds; longer where it would stand for too much of the time.
+    pub period_ms: u64,
+    /// What a client may see that the other host has not yet.
+    pub durability: Durability,
+    /// Bytes a second that are sent at most.
+    pub bytes_per_second: Option<u64>,
+    /// The other host's bridge for its card; none: the one of the same name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bridge: Option<String>,
+}
+
+/// What a client may see that the other host has not yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// Nothing: what the machine sends waits until the other host has what it is of.
+    Output,
+    /// What was sent since the last checkpoint: it is lost when the machine goes on there.
+    Periodic,
+}
+
+/// On which side of a protection a machine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProtectionRole {
+    /// It runs here.
+    Primary,
+    /// It goes on here when it cannot there any more.
+    Backup,
+}
+
+/// How far a protection is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProtectionState {
+    /// All of it is copied for the first time: until then it is not protected.
+    Copying,
+    /// The backup could go on.
+    Protected,
+    /// The machine runs alone: of a backup, the other host is lost, and it is not known what has become of it.
+    Unprotected,
+}
+
+impl ProtectionState {
+    /// The word for it, as in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ProtectionState::Copying => "copying",
+            ProtectionState::Protected => "protected",
+            ProtectionState::Unprotected => "unprotected",
+        }
+    }
+}
+
+/// A machine's protection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProtectionStatus {
+    /// On which side this one is.
+    pub role: ProtectionRole,
+    /// How far it is.
+    pub state: ProtectionState,
+    /// `HOST:PORT` of the other host.
+    pub host: String,
+    /// Why the machine runs alone.
+    pub reason: Option<String>,
+    /// Checkpoints that the backup has had.
+    pub epochs: u64,
+    /// Of when the newest of them is, by this host's clock: milliseconds since 1970.
+    pub newest_unix_ms: Option<u64>,
+    /// Bytes that went over the connections, or came.
+    pub bytes: u64,
+    /// From the last checkpoint but one to the last one, milliseconds.
+    pub period_ms: u64,
+    /// How long it stood for the last checkpoint, microseconds.
+    pub pause_us: u64,
+    /// The longest of these.
+    pub pause_max_us: u64,
+    /// From the stop for the last checkpoint until what had been sent was let go, microseconds.
+    pub held_us: u64,
+    /// Pages of memory and blocks of the disk that were sent whole.
+    pub data_pieces: u64,
+    /// The same, as content that the backup had.
+    pub known_pieces: u64,
+}
+
+impl ProtectionStatus {
+    /// One that only begins.
+    pub(super) fn new(role: ProtectionRole, host: String) -> ProtectionStatus {
+        ProtectionStatus {
+            role,
+            state: ProtectionState::Copying,
+            host,
+            reason: None,
+            epochs: 0,
+            newest_unix_ms: None,
+            bytes: 0,
+            period_ms: 0,
+            pause_us: 0,
+            pause_max_us: 0,
+            held_us: 0,
+            data_pieces: 0,
+            known_pieces: 0,
+        }
+    }
+}
