@@ -14,4 +14,5 @@ mod migration_kills;
 mod network;
 mod own;
 mod proof;
+mod protection;
 mod refusals;

@@ -22,7 +22,7 @@ pub struct Host {
     pub address: String,
     /// Where it tells of its machines.
     page: String,
-    keys: PathBuf,
+    pub keys: PathBuf,
     more: Vec<OsString>,
 }
 
@@ -84,6 +84,14 @@ impl Hosts {
     pub fn with_shared_storage() -> Hosts {
         // The directory of its machines is made with the first of them.
         Hosts::new(|here| vec!["--shared-storage".into(), here.path().parent().expect("it is in one").into()])
+    }
+
+    /// Both have the same options.
+    pub fn both(more: impl Fn(&MachineDirectory) -> Vec<OsString>) -> Hosts {
+        let mut hosts = Hosts::new(&more);
+        hosts.here.0.more = more(&hosts.here.1);
+        hosts.here.0.start_again(&hosts.here.1);
+        hosts
     }
 
     /// `more`: options of the second one, by the first one's machines.
