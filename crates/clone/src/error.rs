@@ -57,6 +57,8 @@ pub enum CloneError {
     Keys { path: PathBuf, reason: String },
     #[error("the host {peer}: {reason}")]
     Network { peer: String, reason: String },
+    #[error("the host {peer}: no trust: {reason}")]
+    Trust { peer: String, reason: String },
 }
 
 impl CloneError {

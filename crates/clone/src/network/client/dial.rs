@@ -41,7 +41,7 @@ pub trait Dial: Send + Sync + 'static {
 /// A connection to the host at `address` (`HOST:PORT`), each side known to the other.
 ///
 /// # Errors
-/// [`CloneError::Network`].
+/// [`CloneError::Network`]: it was not reached; [`CloneError::Trust`].
 pub async fn connect(address: &str, keys: &HostKeys) -> Result<TlsStream<TcpStream>, CloneError> {
     connect_to(address, keys, None).await
 }
@@ -52,24 +52,25 @@ async fn connect_to(
     keys: &HostKeys,
     certificate: Option<&[u8]>,
 ) -> Result<TlsStream<TcpStream>, CloneError> {
+    let failed = |reason: String| CloneError::Network { peer: address.to_owned(), reason };
+    let no_trust = |reason: String| CloneError::Trust { peer: address.to_owned(), reason };
     let connecting = async {
-        let name = server_name(address).ok_or("give its address as HOST:PORT".to_owned())?;
-        let stream = TcpStream::connect(address).await.map_err(|error| format!("cannot connect: {error}"))?;
-        stream.set_nodelay(true).map_err(|error| format!("cannot connect: {error}"))?;
+        let name = server_name(address).ok_or_else(|| failed("give its address as HOST:PORT".to_owned()))?;
+        let cannot = |error: std::io::Error| failed(format!("cannot connect: {error}"));
+        let stream = TcpStream::connect(address).await.map_err(cannot)?;
+        stream.set_nodelay(true).map_err(cannot)?;
         let connector = TlsConnector::from(keys.client());
-        let stream = connector.connect(name, stream).await.map_err(|error| format!("no trust: {error}"))?;
+        let stream = connector.connect(name, stream).await.map_err(|error| no_trust(error.to_string()))?;
         let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.first());
         match certificate {
-            Some(wanted) if shown.is_none_or(|shown| shown.as_ref() != wanted) => {
-                Err("no trust: it is another host than the one that ordered the clone (its certificate is another)"
-                    .to_owned())
-            }
+            Some(wanted) if shown.is_none_or(|shown| shown.as_ref() != wanted) => Err(no_trust(
+                "it is another host than the one that ordered the clone (its certificate is another)".to_owned(),
+            )),
             _ => Ok(stream),
         }
     };
     let outcome = timeout(CONNECT_TIMEOUT, connecting).await;
-    let outcome = outcome.unwrap_or_else(|_| Err(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs())));
-    outcome.map_err(|reason| CloneError::Network { peer: address.to_owned(), reason })
+    outcome.unwrap_or_else(|_| Err(failed(format!("no connection within {} s", CONNECT_TIMEOUT.as_secs()))))
 }
 
 /// The name or address in `HOST:PORT`; brackets around an IPv6 address are left out.
