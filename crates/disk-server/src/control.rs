@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use onecopy_control::{Answer, server, socket};
-use onecopy_disk::{Attachment, Disk, DiskError, Epoch};
+use onecopy_disk::{At, Attachment, Disk, DiskError, Epoch};
 use serde::Serialize;
 use tokio::net::UnixListener;
 use tokio::runtime::Runtime;
@@ -78,7 +78,12 @@ fn respond(served: &Served, request: &Request) -> Answer {
         Request::Snapshot { name } => with_disk(&served.attachment, |disk| disk.snapshot(name).map(value)),
         Request::DeleteSnapshot { name } => with_disk(&served.attachment, |disk| disk.delete_snapshot(name).map(value)),
         Request::Find { snapshot, wanted } => {
-            with_disk(&served.attachment, |disk| served.find(disk, snapshot, wanted).map(value))
+            let at = At::Snapshot(snapshot.clone());
+            with_disk(&served.attachment, |disk| served.find(disk, &at, wanted).map(value))
+        }
+        Request::FindSinceEpoch { epoch, wanted } => {
+            let at = At::Epoch(Epoch(*epoch));
+            with_disk(&served.attachment, |disk| served.find(disk, &at, wanted).map(value))
         }
         Request::Cut => with_disk(&served.attachment, |disk| disk.cut().map(value)),
         Request::Changed { from, to, first } => with_disk(&served.attachment, |disk| {
@@ -111,7 +116,8 @@ fn respond(served: &Served, request: &Request) -> Answer {
 
 /// As much of it as one answer tells, from this block on.
 fn changed(ranges: Vec<Range<u64>>, first: u64) -> ChangedBlocks {
-    let mut rest = ranges.into_iter().filter(|range| range.end > first).map(|range| (range.start.max(first), range.end));
+    let mut rest =
+        ranges.into_iter().filter(|range| range.end > first).map(|range| (range.start.max(first), range.end));
     let ranges: Vec<_> = rest.by_ref().take(RANGES_MAX).collect();
     ChangedBlocks { ranges, next: rest.next().map(|(start, _)| start) }
 }

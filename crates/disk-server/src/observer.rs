@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use onecopy_disk::{Direction, Observer, Opened};
-use onecopy_pagemap::{Bounds, Identity, PageMap};
+use onecopy_pagemap::{Bounds, ContentHash, Identity, PageMap};
 
 use crate::protocol::PageMapStatus;
 
@@ -104,7 +104,7 @@ impl Observer for ObservedPages {
         }
     }
 
-    fn transferred(&self, block: u64, hash: u128, guest_address: Option<u64>, _direction: Direction) {
+    fn transferred(&self, block: u64, hash: ContentHash, guest_address: Option<u64>, _direction: Direction) {
         if let Some(map) = self.map() {
             map.record(block, hash, guest_address);
         }

@@ -2,6 +2,7 @@
 
 use onecopy_disk::vhost_user::CompletionHold;
 use onecopy_disk::{Hydration, Snapshot, Statistics};
+use onecopy_pagemap::ContentHash;
 use serde::{Deserialize, Serialize};
 
 /// What is asked.
@@ -27,6 +28,13 @@ pub enum Request {
     Find {
         /// The snapshot's name.
         snapshot: String,
+        /// What is looked for, at most [`WANTED_MAX`].
+        wanted: Vec<WantedContent>,
+    },
+    /// The same since the end of an epoch.
+    FindSinceEpoch {
+        /// Its number.
+        epoch: u64,
         /// What is looked for, at most [`WANTED_MAX`].
         wanted: Vec<WantedContent>,
     },
@@ -90,12 +98,12 @@ pub struct WantedContent(u64, u64, u64);
 
 impl WantedContent {
     /// Of a page.
-    pub fn new(page: u64, hash: u128) -> WantedContent {
+    pub fn new(page: u64, hash: ContentHash) -> WantedContent {
         WantedContent(page, (hash >> 64) as u64, hash as u64)
     }
 
     /// The page's number, and the hash.
-    pub fn page_and_hash(self) -> (u64, u128) {
+    pub fn page_and_hash(self) -> (u64, ContentHash) {
         (self.0, u128::from(self.1) << 64 | u128::from(self.2))
     }
 }
@@ -181,6 +189,10 @@ mod tests {
             (
                 Request::Find { snapshot: "a".to_owned(), wanted: vec![WantedContent::new(7, (1 << 64) + 2)] },
                 r#"{"command":"find","snapshot":"a","wanted":[[7,1,2]]}"#,
+            ),
+            (
+                Request::FindSinceEpoch { epoch: 3, wanted: vec![WantedContent::new(7, 2)] },
+                r#"{"command":"find-since-epoch","epoch":3,"wanted":[[7,0,2]]}"#,
             ),
             (Request::Cut, r#"{"command":"cut"}"#),
             (Request::Changed { from: 1, to: 2, first: 3 }, r#"{"command":"changed","from":1,"to":2,"first":3}"#),

@@ -157,16 +157,11 @@ impl Served {
         metrics::text(self.attachment.directory(), &self.info())
     }
 
-    /// Blocks that hold these contents and did at a snapshot.
-    pub(crate) fn find(
-        &self,
-        disk: &Disk,
-        snapshot: &str,
-        wanted: &[WantedContent],
-    ) -> Result<Vec<Option<u64>>, DiskError> {
+    /// Blocks that hold these contents and did then.
+    pub(crate) fn find(&self, disk: &Disk, at: &At, wanted: &[WantedContent]) -> Result<Vec<Option<u64>>, DiskError> {
         let pages = self.pages();
         let Some(map) = pages.as_ref().and_then(|pages| pages.map()) else { return Ok(vec![None; wanted.len()]) };
-        let (then, now) = (disk.view(&At::Snapshot(snapshot.to_owned()))?, disk.view(&At::Current)?);
+        let (then, now) = (disk.view(at)?, disk.view(&At::Current)?);
         let wanted = wanted.iter().map(|wanted| wanted.page_and_hash());
         Ok(map.find_many(wanted, |block| then.is_same(&now, block)))
     }
@@ -296,9 +291,12 @@ mod tests {
         };
         client.snapshot("begun").unwrap();
         assert_eq!(find(&mut client, "begun").unwrap(), [Some(3), Some(4), None]);
+        let epoch: u64 = client.ask(&Request::Cut).unwrap();
         write(4, 4);
         write(9, 9);
         assert_eq!(find(&mut client, "begun").unwrap(), [Some(3), None, None]);
+        let since_epoch = Request::FindSinceEpoch { epoch, wanted: wanted.to_vec() };
+        assert_eq!(client.ask::<Vec<Option<u64>>>(&since_epoch).unwrap(), [Some(3), None, None]);
         let refused = find(&mut client, "other").unwrap_err();
         assert!(refused.to_string().contains("other"), "{refused}");
         drop(disk);
@@ -321,10 +319,9 @@ mod tests {
         }
         let second = cut(&mut client);
         disk.write(20 << 12, &[1; 4096], &[]).unwrap();
-        let changed =
-            |client: &mut DiskClient, to, first_block| {
-                client.ask::<ChangedBlocks>(&Request::Changed { from: first, to, first: first_block })
-            };
+        let changed = |client: &mut DiskClient, to, first_block| {
+            client.ask::<ChangedBlocks>(&Request::Changed { from: first, to, first: first_block })
+        };
         let told = |ranges: &[(u64, u64)]| ChangedBlocks { ranges: ranges.to_vec(), next: None };
         assert_eq!(changed(&mut client, second, 0).unwrap(), told(&[(3, 5), (9, 10)]));
         assert_eq!(changed(&mut client, second, 4).unwrap(), told(&[(4, 5), (9, 10)]));

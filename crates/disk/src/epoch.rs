@@ -1,5 +1,6 @@
 //! Epochs: the writes between two cuts.
 
+use onecopy_pagemap::ContentHash;
 use serde::{Deserialize, Serialize};
 
 /// An epoch's number. Each write belongs to one; numbers grow with each cut and never repeat within a disk's life.
@@ -28,7 +29,7 @@ pub struct WriteRecord {
     /// Its length in bytes: at most a block.
     pub length: u32,
     /// The [`content_hash`](onecopy_pagemap::content_hash) of these bytes with the disk's seed.
-    pub hash: u128,
+    pub hash: ContentHash,
 }
 
 /// All writes of an epoch, in an order that respects each block's.

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::path::Path;
 
+use onecopy_pagemap::ContentHash;
+
 /// Which way a block passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -36,7 +38,7 @@ pub trait Observer: Send + Sync {
     /// A whole block passed. `hash` is the [`content_hash`](onecopy_pagemap::content_hash) of its 4096 bytes with the
     /// disk's seed. The guest's address is told
     /// only when the block lies within one guest page, at the page's beginning or not.
-    fn transferred(&self, block: u64, hash: u128, guest_address: Option<u64>, direction: Direction);
+    fn transferred(&self, block: u64, hash: ContentHash, guest_address: Option<u64>, direction: Direction);
 
     /// These blocks changed to something unknown: partly written, discarded, zeroed.
     fn invalidated(&self, blocks: Range<u64>);

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{RwLock, RwLockReadGuard};
 
-use crate::zeroed;
+use crate::{ContentHash, zeroed};
 
 /// Blocks of an extent: 4 MiB of disk.
 pub(crate) const EXTENT_BLOCKS: u32 = 1024;
@@ -25,7 +25,7 @@ pub(crate) struct Fingerprint(u64);
 
 impl Fingerprint {
     /// The lower half of a content's hash; a zero counts as a one, which costs half a bit of one content.
-    pub(crate) fn of(hash: u128) -> Fingerprint {
+    pub(crate) fn of(hash: ContentHash) -> Fingerprint {
         Fingerprint((hash as u64).max(1))
     }
 

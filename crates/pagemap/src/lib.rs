@@ -36,10 +36,13 @@ pub use statistics::Statistics;
 /// Bytes of a page of memory and of a block of a disk.
 pub const PAGE_BYTES: usize = 4096;
 
+/// A content, as [`content_hash`] tells it apart from others.
+pub type ContentHash = u128;
+
 /// The hash by which contents are told apart: XXH3 of 128 bits with the disk's own seed. The only place
 /// that hashes contents: a disk that hashed by another function would tell of blocks that no page is ever found in. Who
 /// changes it raises the version of the page map's file, which keeps what came of it.
-pub fn content_hash(seed: u64, bytes: &[u8]) -> u128 {
+pub fn content_hash(seed: u64, bytes: &[u8]) -> ContentHash {
     xxhash_rust::xxh3::xxh3_128_with_seed(bytes, seed)
 }
 

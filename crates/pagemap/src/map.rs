@@ -6,7 +6,7 @@ use crate::contents::{Contents, EXTENT_BLOCKS, Fingerprint};
 use crate::hints::Hints;
 use crate::index::Index;
 use crate::statistics::{Counters, Statistics};
-use crate::{PAGE_BYTES, PageMapError, content_hash};
+use crate::{ContentHash, PAGE_BYTES, PageMapError, content_hash};
 
 /// Blocks that a number of 32 bits can name.
 const DISK_BLOCKS_MAX: u64 = 1 << 32;
@@ -97,7 +97,7 @@ impl PageMap {
 
     /// A block holds a content of this hash now; it was moved to or from the guest's page at this address, if it was
     /// one page.
-    pub fn record(&self, block: u64, hash: u128, guest_address: Option<u64>) {
+    pub fn record(&self, block: u64, hash: ContentHash, guest_address: Option<u64>) {
         let Some(block) = self.number(block) else { return };
         Counters::count(&self.counters.recorded);
         self.enter(block, Fingerprint::of(hash));
@@ -124,7 +124,7 @@ impl PageMap {
     }
 
     /// Whether a block is known to hold a content of this hash (64 bits of it are compared).
-    pub fn holds(&self, block: u64, hash: u128) -> bool {
+    pub fn holds(&self, block: u64, hash: ContentHash) -> bool {
         self.number(block).is_some_and(|block| self.contents.get(block) == Some(Fingerprint::of(hash)))
     }
 
@@ -140,7 +140,7 @@ impl PageMap {
     }
 
     /// The same for a page whose hash ([`content_hash`]) is known already. A page of zeros is told as such, too.
-    pub fn find_hash(&self, hash: u128, guest_address: Option<u64>) -> Found {
+    pub fn find_hash(&self, hash: ContentHash, guest_address: Option<u64>) -> Found {
         Counters::count(&self.counters.lookups);
         let fingerprint = Fingerprint::of(hash);
         if fingerprint == self.zero {
@@ -166,11 +166,11 @@ impl PageMap {
     /// are zeros.
     pub fn find_many(
         &self,
-        pages: impl IntoIterator<Item = (u64, u128)>,
+        pages: impl IntoIterator<Item = (u64, ContentHash)>,
         mut is_wanted: impl FnMut(u64) -> bool,
     ) -> Vec<Option<u64>> {
         let mut next = None;
-        let mut find = |(page, hash): (u64, u128)| {
+        let mut find = |(page, hash): (u64, ContentHash)| {
             let follows = next.filter(|block| self.holds(*block, hash));
             let address = page.checked_mul(PAGE_BYTES as u64);
             let block = follows.or_else(|| match self.find_hash(hash, address) {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-use onecopy_pagemap::{Bounds, Found, PageMap, content_hash};
+use onecopy_pagemap::{Bounds, ContentHash, Found, PageMap, content_hash};
 
 use super::choice::Worth;
 use super::format::{Begin, End, Form, Kind, PART_PIECES_MAX, write_part};
@@ -204,7 +204,7 @@ impl Encoder {
         changed: Changed<'_>,
         made: &SyncSender<Made>,
         worth: Worth,
-        mut plan: impl FnMut(&mut Encoder, &mut [Planned], &[u128]) -> Result<(), DeltaError>,
+        mut plan: impl FnMut(&mut Encoder, &mut [Planned], &[ContentHash]) -> Result<(), DeltaError>,
     ) -> Result<(), DeltaError> {
         let stride = (PARTS * PART_PIECES_MAX).min(changed.numbers.len());
         let mut content: Vec<Piece> = vec![[0; PAGE_BYTES]; stride];
@@ -239,7 +239,7 @@ impl Encoder {
     fn plan_pages(
         &mut self,
         planned: &mut [Planned],
-        hashes: &[u128],
+        hashes: &[ContentHash],
         changed_blocks: &[u64],
         versions: usize,
         known: &mut dyn Known,
@@ -278,7 +278,7 @@ impl Encoder {
     fn plan_page(
         &self,
         page: u64,
-        hash: u128,
+        hash: ContentHash,
         block: Option<BlockAt>,
         block_next: Option<BlockAt>,
         page_next: Option<u64>,
@@ -299,7 +299,7 @@ impl Encoder {
     }
 
     /// A page of the other side's memory that has this content.
-    fn held_page(&self, hash: u128) -> Option<u64> {
+    fn held_page(&self, hash: ContentHash) -> Option<u64> {
         match self.held.find_hash(hash, None) {
             Found::Block { block, .. } => Some(block),
             Found::Zero | Found::Unknown => None,
@@ -307,7 +307,7 @@ impl Encoder {
     }
 
     /// Looks for the content of blocks among pages.
-    fn plan_blocks(&self, planned: &mut [Planned], hashes: &[u128]) {
+    fn plan_blocks(&self, planned: &mut [Planned], hashes: &[ContentHash]) {
         let mut next = None;
         for (planned, hash) in planned.iter_mut().zip(hashes) {
             if planned.plan == Plan::Ready(Form::Zero) {
@@ -445,7 +445,7 @@ fn read(
     seed: u64,
     planned: &mut [Planned],
     content: &mut [Piece],
-    hashes: &mut [u128],
+    hashes: &mut [ContentHash],
 ) -> Result<(), DeltaError> {
     for ((planned, content), hash) in planned.iter_mut().zip(content).zip(hashes) {
         source.read(planned.number, content).map_err(DeltaError::machine("read the epoch"))?;

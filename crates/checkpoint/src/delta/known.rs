@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use onecopy_pagemap::PageMap;
+use onecopy_pagemap::{ContentHash, PageMap};
 
 use super::BlockAt;
 use crate::take::Cause;
@@ -13,7 +13,7 @@ pub struct Wanted {
     /// Its number.
     pub page: u64,
     /// The [`content_hash`](onecopy_pagemap::content_hash) of its content, with the seed of the encoder.
-    pub hash: u128,
+    pub hash: ContentHash,
 }
 
 /// Which block of a version that the other side can read holds a content. An index: who is wrong costs a repair.
